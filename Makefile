@@ -1,0 +1,38 @@
+# One door per chore. `make demo` and `make test` need Python 3.11 (with venv), make and a package index.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+
+.PHONY: demo test check bench lock clean
+.DEFAULT_GOAL := test
+
+.venv/core.stamp: requirements.lock pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+.venv/dev.stamp: requirements-dev.lock .venv/core.stamp
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	touch $@
+
+demo: .venv/core.stamp
+	$(BIN)/penstock demo $(ARGS)
+
+test: .venv/dev.stamp
+	$(BIN)/python -m pytest $(ARGS)
+
+check: .venv/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/dev.stamp
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+# Re-resolve the locked dependencies (needs pip-tools, which it installs beside the project).
+lock:
+	test -x .venv-lock/bin/pip-compile || ($(PYTHON) -m venv .venv-lock && .venv-lock/bin/pip install --quiet pip-tools)
+	./scripts/lock
+
+clean:
+	rm -rf .venv .venv-lock .pytest_cache .mypy_cache .ruff_cache .hypothesis
