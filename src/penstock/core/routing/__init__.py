@@ -1,0 +1,1 @@
+"""Where a request goes, of the endpoints that are open to it: one file per policy behind one interface."""

@@ -1,0 +1,70 @@
+"""May this endpoint take a request of this band now, and this very request (DESIGN §4.4).
+
+An endpoint is *open* when all conditions hold. Each condition that does not hold has a name, and the first one is
+the answer to "why does this request wait". A condition that time alone will lift also says when to ask again.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+
+import msgspec
+
+from penstock.core.band import BandSettings
+from penstock.core.endpoint import Endpoint
+from penstock.core.flow import Entry
+
+
+class Cause(StrEnum):
+    """Why a request is not sent: one closed list."""
+
+    NO_BACKEND = "no_backend"  #: no endpoint serves the model, or none of them is alive
+    EJECTED = "ejected"  #: the endpoint failed several times in a row
+    HELD = "held"  #: the endpoint refused several times in a row
+    SLOTS_FULL = "slots_full"
+    ENGINE_QUEUE = "engine_queue"  #: enough waits inside the engine already
+    KV_FULL = "kv_full"
+    SHUNNED = "shunned"  #: this endpoint just refused or failed this very request
+    PAUSED = "paused"
+
+
+class AdmissionSettings(msgspec.Struct, frozen=True):
+    """The conditions' limits, the same for all bands."""
+
+    kv_usage_max: float = 0.95
+
+
+def closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, *, now: float) -> Cause | None:
+    """Why no request of the band may go to the endpoint now; None when it is open to the band."""
+    ledger = endpoint.ledger
+    ledger.advance(now)
+    load = ledger.load(now)
+    if load >= endpoint.slots * band.ceiling or len(ledger.leases) >= endpoint.slots:
+        return Cause.SLOTS_FULL
+    waiting = ledger.engine_queue(endpoint.slots, now)
+    if waiting > 0 if band.engine_waiting_max == 0 else waiting >= band.engine_waiting_max:
+        return Cause.ENGINE_QUEUE
+    kv_usage = ledger.kv_usage(now)
+    if kv_usage is not None and kv_usage >= settings.kv_usage_max and load > 0:
+        return Cause.KV_FULL
+    return None
+
+
+def misfit(entry: Entry, endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> Cause | None:
+    """Why this request may not go to an endpoint that is open to its band; None when it may."""
+    if entry.shuns(endpoint.name, now):
+        return Cause.SHUNNED
+    ledger = endpoint.ledger
+    capacity = ledger.base.kv_capacity_tokens if ledger.base is not None else None
+    if capacity and ledger.load(now) > 0:  # an idle endpoint always takes one request, however large
+        kv_usage = ledger.kv_usage(now)
+        tokens = entry.request.prompt_tokens + entry.request.output_tokens
+        if kv_usage is not None and kv_usage + tokens / capacity > settings.kv_usage_max:
+            return Cause.KV_FULL
+    return None
+
+
+def reopens_s(endpoint: Endpoint) -> float:
+    """When time alone may next open the endpoint (a predicted prefill end); infinity when it won't."""
+    return min(endpoint.ledger.prefill_due_s, math.inf)

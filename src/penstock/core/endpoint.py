@@ -1,0 +1,43 @@
+"""One engine as the scheduler sees it: what it serves, how many at once, how it fares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from penstock.core.health import Health, HealthSettings
+from penstock.core.ledger import Ledger
+
+
+class EndpointSpec(msgspec.Struct, frozen=True):
+    """What is known of an endpoint before it was ever asked."""
+
+    name: str
+    slots: int
+    models: frozenset[str] | None = None  #: None: it has to tell
+    labels: Mapping[str, str] = {}
+
+
+class Endpoint:
+    """An endpoint with its ledger and health. `models` is None until it told; `tells` is False if it can't."""
+
+    def __init__(self, spec: EndpointSpec, *, index: int, health: HealthSettings, stale_after_s: float) -> None:
+        self.name = spec.name
+        self.index = index  # order of configuration: the tie-break wherever endpoints are compared
+        self.slots = spec.slots
+        self.models = spec.models
+        self.tells_models = True
+        self.labels = spec.labels
+        self.ledger = Ledger(stale_after_s=stale_after_s)
+        self.health = Health(health, up=True)
+        self.dispatches_total = 0
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.name!r}, leases={len(self.ledger.leases)}/{self.slots})"
+
+    def serves(self, model: str) -> bool:
+        """Whether requests for the model may go here."""
+        if not self.tells_models:
+            return True
+        return self.models is not None and model in self.models

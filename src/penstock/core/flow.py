@@ -1,0 +1,119 @@
+"""One leaf of the queue tree: the requests of one flow for one model, in the order its ordering asks for.
+
+The key of an entry is fixed when it enters, so one heap serves every ordering: arrival number for `fcfs`, deadline
+for `deadline`, aged cost for `shortest_first`. Ties go to the earlier arrival. A request that comes back after a
+refusal keeps its arrival number and so its place. Removal marks an entry dead and leaves the heap to drop it later:
+O(log n) amortised, and the heap is never more than half dead.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from penstock.core.lifecycle import Event, State, after
+from penstock.core.request import Request
+
+if TYPE_CHECKING:
+    from penstock.core.fairness.tree import Node
+    from penstock.core.lease import Lease
+
+
+class Entry:
+    """A request on its way through the scheduler. One owner: the scheduler that made it."""
+
+    __slots__ = (
+        "attempts",
+        "avoid",
+        "bypassed",
+        "charged",
+        "key",
+        "lease",
+        "node",
+        "queued_since_s",
+        "refusals",
+        "request",
+        "seq",
+        "state",
+        "visit",
+        "waited_s",
+    )
+
+    def __init__(self, request: Request, seq: int) -> None:
+        self.request = request
+        self.seq = seq  # arrival number: the last tie-break everywhere
+        self.state = State.ARRIVED
+        self.key: float = seq
+        self.node: Node | None = None  # the flow it belongs to
+        self.lease: Lease | None = None
+        self.visit = 0  # how often it entered a queue: tells its place in a heap from one it had earlier
+        self.queued_since_s = 0.0
+        self.waited_s = 0.0  # in earlier visits to the queue
+        self.attempts = 0  # failed dispatches that cost an attempt
+        self.refusals = 0  # how often an engine turned it away as one too many
+        self.avoid: dict[str, float] | None = (
+            None  # endpoints that refused or failed it, and until when to shun them
+        )
+        self.bypassed = 0
+        self.charged = 0.0
+
+    def move(self, event: Event) -> None:
+        self.state = after(self.state, event)
+
+    def shuns(self, endpoint: str, now: float) -> bool:
+        return self.avoid is not None and self.avoid.get(endpoint, 0.0) > now
+
+
+class Leaf:
+    """A queue ordered by (key, arrival)."""
+
+    __slots__ = ("_heap", "live")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, int, Entry]] = []
+        self.live = 0
+
+    def __len__(self) -> int:
+        return self.live
+
+    def push(self, entry: Entry) -> None:
+        entry.visit += 1
+        heapq.heappush(self._heap, (entry.key, entry.seq, entry.visit, entry))
+        self.live += 1
+
+    def remove(self, entry: Entry) -> None:
+        """Take an entry out, wherever it stands. The caller has moved it out of `WAITING`."""
+        assert entry.state is not State.WAITING
+        self.live -= 1
+        if len(self._heap) > 2 * self.live + 16:
+            self._heap = [item for item in self._heap if _alive(item)]
+            heapq.heapify(self._heap)
+        else:
+            self._trim()
+
+    def head(self) -> Entry | None:
+        heap = self._heap
+        return heap[0][3] if heap else None
+
+    def in_order(self) -> Iterator[Entry]:
+        """The entries from the head on, without disturbing the heap; O(log k) for the k-th."""
+        heap = self._heap
+        front = [(heap[0][0], heap[0][1], 0)] if heap else []
+        while front:
+            _, _, at = heapq.heappop(front)
+            if _alive(heap[at]):
+                yield heap[at][3]
+            for child in (2 * at + 1, 2 * at + 2):
+                if child < len(heap):
+                    heapq.heappush(front, (heap[child][0], heap[child][1], child))
+
+    def _trim(self) -> None:
+        heap = self._heap
+        while heap and not _alive(heap[0]):
+            heapq.heappop(heap)
+
+
+def _alive(item: tuple[float, int, int, Entry]) -> bool:
+    _, _, visit, entry = item
+    return entry.visit == visit and entry.state is State.WAITING

@@ -1,0 +1,26 @@
+"""The right to one slot of one endpoint, for one request, released exactly once.
+
+A lease is taken in the same step that pops its request from the queue and lasts to the last byte of the answer. It
+belongs to an epoch of its endpoint: when the engine restarts, leases of the old epoch no longer use its slots, but
+each is still released once by whoever holds it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Lease(msgspec.Struct, gc=False):
+    """One slot in use. `seen` turns true when the engine is known to have taken the request into its batch."""
+
+    serial: int
+    endpoint: str
+    epoch: int
+    request_id: str
+    dispatched_s: float
+    prompt_tokens: int  #: estimate of the prompt tokens that must be computed
+    output_tokens: int  #: estimate
+    streamed: bool
+    prefill_end_s: float  #: predicted; where the first token can't be seen, the prefill counts as over then
+    seen: bool = False
+    first_token_s: float | None = None

@@ -1,0 +1,247 @@
+"""How loaded is an endpoint: the ledger of our own leases decides, observations correct it (DESIGN §4.4).
+
+Everyday picture: a car park whose display is minutes old. We know each car we sent in and each that came back out
+to us; the display adds the cars of others. So load = what the display said + ours in − ours out since it was read,
+and never less than our own cars inside.
+
+What makes a reading tricky: an engine's gauges move only when an engine step ends, so they can stand still for
+seconds. A reading that does not differ from the one before says nothing new; its numbers keep the time of the last
+reading that moved. And a dispatch counts as *seen* by the engine only when its first token came, when a reading
+moved that was preceded by another one asked for after the dispatch (so a step ended in between), or, for an answer
+that does not stream, when its predicted prefill is over.
+
+When readings stop, load = own leases + the last average of the others' load, decaying: never "full", never "zero".
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import msgspec
+
+from penstock.core.lease import Lease
+
+FOREIGN_DECAY_S = 30.0  # a neighbour's load is forgotten over about a long answer's time
+FROZEN_S = 30.0  # longer than the longest standstill measured on a busy engine (11 s), shorter than patience
+EVENTS_MAX = 8192  # own dispatches and ends remembered against one reading; past that the reading is too old to use
+PREFILL_TOKENS_PER_S = 4000.0  # until learned: a mid-size GPU's prefill, so that a first guess errs by little
+PREFILL_BASE_S = 0.05  # one engine step and the way there and back
+
+
+class Observation(msgspec.Struct, frozen=True, gc=False):
+    """One reading of an engine's gauges. `asked_s` is when it was asked for, not when it was answered."""
+
+    asked_s: float
+    running: float
+    waiting: float
+    kv_usage: float | None = None  #: 0..1
+    kv_capacity_tokens: int | None = None
+    progress: float | None = None  #: sum of the engine's counters; moves when a step ended, falls at a restart
+    started_s: float | None = None  #: the engine process's start, wall clock; a change means a restart
+
+    def same_as(self, other: Observation) -> bool:
+        """Whether nothing moved between two readings."""
+        return (self.running, self.waiting, self.kv_usage, self.progress) == (
+            other.running,
+            other.waiting,
+            other.kv_usage,
+            other.progress,
+        )
+
+
+class Ledger:
+    """Own leases on one endpoint, and the last reading that moved."""
+
+    def __init__(self, *, stale_after_s: float) -> None:
+        self.epoch = 0
+        self.leases: dict[int, Lease] = {}  # of this epoch, in dispatch order
+        self.unseen: dict[int, Lease] = {}  # the part of them the engine is not known to have taken in
+        self.base: Observation | None = None  # the last reading that moved
+        self.asked_s = -math.inf  # of the last reading, moved or not
+        self._moved_s = -math.inf
+        self._stale_after_s = stale_after_s
+        self._events: deque[tuple[float, int, int]] = deque()  # (when, ±1 lease, ±tokens) since the base was asked
+        self._net = 0
+        self._net_tokens = 0
+        self._relieved = 0  # of the requests the base saw waiting, how many must have moved on since
+        self._foreign = 0.0
+        self._prefill_due_s = math.inf
+        self._prefill_tokens = PREFILL_TOKENS_PER_S
+        self._prefill_seconds = 1.0
+        self._last_first_token_s = -math.inf
+        self.outstanding_prefill_tokens = 0
+
+    # --- own leases ---------------------------------------------------------------------------------------------
+
+    def add(self, lease: Lease) -> None:
+        """A dispatch happened: the lease holds one slot from now on."""
+        assert lease.serial not in self.leases
+        lease.epoch = self.epoch
+        queued = self.outstanding_prefill_tokens + lease.prompt_tokens
+        lease.prefill_end_s = lease.dispatched_s + queued / self.prefill_rate + PREFILL_BASE_S
+        self.leases[lease.serial] = lease
+        self.unseen[lease.serial] = lease
+        self.outstanding_prefill_tokens += lease.prompt_tokens
+        if not lease.streamed:
+            self._prefill_due_s = min(self._prefill_due_s, lease.prefill_end_s)
+        self._note(lease.dispatched_s, 1, lease.prompt_tokens + lease.output_tokens)
+
+    def first_token(self, lease: Lease, now: float) -> None:
+        """The engine has taken the request in and finished its prefill."""
+        lease.first_token_s = now
+        if lease.epoch != self.epoch:
+            return
+        if not lease.seen:
+            self._learn_prefill(lease, now)
+            self._see(lease)
+
+    def remove(self, lease: Lease, now: float) -> None:
+        """The lease ended, however it did."""
+        if lease.epoch != self.epoch:
+            return  # its slot went with the old engine process
+        del self.leases[lease.serial]
+        if not lease.seen:
+            self._see(lease)
+        if self.base is not None and lease.dispatched_s < self.base.asked_s:
+            self._relieved += 1
+        self._note(now, -1, -(lease.prompt_tokens + lease.output_tokens))
+
+    def advance(self, now: float) -> None:
+        """Let predicted prefill ends pass: answers that do not stream stop counting as waiting."""
+        if now < self._prefill_due_s:
+            return
+        for lease in [x for x in self.unseen.values() if not x.streamed and x.prefill_end_s <= now]:
+            self._see(lease)
+        self._prefill_due_s = min(
+            (x.prefill_end_s for x in self.unseen.values() if not x.streamed), default=math.inf
+        )
+
+    @property
+    def prefill_due_s(self) -> float:
+        """When `advance` will next change something."""
+        return self._prefill_due_s
+
+    @property
+    def prefill_rate(self) -> float:
+        """Learned prefill speed, tokens per second."""
+        return self._prefill_tokens / self._prefill_seconds
+
+    def _take_in(self, lease: Lease) -> None:
+        lease.seen = True
+        del self.unseen[lease.serial]
+        self.outstanding_prefill_tokens -= lease.prompt_tokens
+
+    def _see(self, lease: Lease) -> None:
+        self._take_in(lease)
+        if self.base is not None and lease.dispatched_s < self.base.asked_s:
+            self._relieved += 1
+
+    def _learn_prefill(self, lease: Lease, now: float) -> None:
+        elapsed_s = now - max(lease.dispatched_s, self._last_first_token_s)
+        self._last_first_token_s = now
+        if elapsed_s > 1e-4:
+            self._prefill_tokens = 0.9 * self._prefill_tokens + lease.prompt_tokens
+            self._prefill_seconds = 0.9 * self._prefill_seconds + elapsed_s
+
+    def _note(self, when: float, leases: int, tokens: int) -> None:
+        self._events.append((when, leases, tokens))
+        self._net += leases
+        self._net_tokens += tokens
+        if len(self._events) > EVENTS_MAX:
+            self.base = None
+            self._drop_event()
+
+    def _drop_event(self) -> None:
+        _, leases, tokens = self._events.popleft()
+        self._net -= leases
+        self._net_tokens -= tokens
+
+    # --- observations -------------------------------------------------------------------------------------------
+
+    def observe(self, reading: Observation) -> bool:
+        """Take in a reading. Returns True when the engine turned out to have restarted (a new epoch began)."""
+        if reading.asked_s <= self.asked_s:
+            return False  # answered out of order
+        previous_asked_s, self.asked_s = self.asked_s, reading.asked_s
+        base = self.base
+        if base is not None and reading.same_as(base):
+            return False
+        restarted = base is not None and _restarted(base, reading)
+        if restarted:
+            self._new_epoch(previous_asked_s)
+        self._moved_s = reading.asked_s
+        self.base = reading
+        self._relieved = 0
+        for lease in list(self.unseen.values()):
+            if lease.dispatched_s >= previous_asked_s:
+                break  # leases stand in dispatch order
+            self._take_in(lease)
+        while self._events and self._events[0][0] < reading.asked_s:
+            self._drop_event()
+        foreign = max(0.0, reading.running + reading.waiting - (len(self.leases) - self._net))
+        self._foreign += 0.3 * (foreign - self._foreign)
+        return restarted
+
+    def _new_epoch(self, previous_asked_s: float) -> None:
+        """The engine restarted at some time after `previous_asked_s`: what was dispatched before is gone.
+
+        What was dispatched since may run on either process. It keeps its slot: if it was on the old one, its
+        connection is lost and the driver reports so.
+        """
+        self.epoch += 1
+        self.leases = {k: x for k, x in self.leases.items() if x.dispatched_s >= previous_asked_s}
+        self.unseen = {k: x for k, x in self.unseen.items() if x.dispatched_s >= previous_asked_s}
+        for lease in self.leases.values():
+            lease.epoch = self.epoch
+        self.outstanding_prefill_tokens = sum(x.prompt_tokens for x in self.unseen.values())
+        self._foreign = 0.0
+
+    def credible(self, now: float) -> bool:
+        """Whether the base may still be used: recent, and not standing still while it claims work."""
+        if self.base is None or now - self.asked_s > self._stale_after_s:
+            return False
+        frozen = now - self._moved_s > FROZEN_S
+        return not (frozen and (self.base.running + self.base.waiting > 0 or self._net != 0))
+
+    # --- what follows from both ---------------------------------------------------------------------------------
+
+    def foreign(self, now: float) -> float:
+        """Requests of others believed to be on the endpoint when readings are not to be had."""
+        if self.asked_s == -math.inf:
+            return 0.0
+        return self._foreign * math.exp(-max(0.0, now - self.asked_s) / FOREIGN_DECAY_S)
+
+    def load(self, now: float) -> float:
+        """Requests believed to be on the endpoint, running or waiting, ours and others'."""
+        own = len(self.leases)
+        if self.credible(now):
+            assert self.base is not None
+            return max(own, self.base.running + self.base.waiting + self._net)
+        return own + self.foreign(now)
+
+    def engine_queue(self, slots: int, now: float) -> float:
+        """Requests believed to wait inside the engine: observed, or our own that it can't have taken in yet."""
+        unseen = len(self.unseen)
+        base = self.base
+        if base is None or not self.credible(now):
+            return max(0.0, unseen - max(0.0, slots - (len(self.leases) - unseen) - self.foreign(now)))
+        if base.waiting > 0:  # it queues, so it has no free slot, whatever we believed of its size
+            return max(0.0, base.waiting - self._relieved + unseen)
+        others = max(0.0, base.running - (len(self.leases) - self._net))
+        return max(0.0, unseen - max(0.0, slots - (len(self.leases) - unseen) - others))
+
+    def kv_usage(self, now: float) -> float | None:
+        """Share of the KV memory believed in use, None when the engine does not tell."""
+        base = self.base
+        if base is None or base.kv_usage is None or not self.credible(now):
+            return None
+        if not base.kv_capacity_tokens:
+            return base.kv_usage
+        return max(0.0, base.kv_usage + self._net_tokens / base.kv_capacity_tokens)
+
+
+def _restarted(before: Observation, after: Observation) -> bool:
+    if before.started_s is not None and after.started_s is not None:
+        return abs(after.started_s - before.started_s) > 1.0
+    return before.progress is not None and after.progress is not None and after.progress < before.progress

@@ -1,0 +1,63 @@
+"""When must the scheduler be asked again: a set of named times, the earliest first.
+
+One time per key; setting a key again replaces it. A heap with lazy deletion, rebuilt when more than half of it is
+dead, so its size is bounded by the number of live keys.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Timers(Generic[Key]):
+    """Named points in time (seconds, monotonic)."""
+
+    __slots__ = ("_heap", "_order", "_when")
+
+    def __init__(self) -> None:
+        self._when: dict[Key, float] = {}
+        self._heap: list[tuple[float, int, Key]] = []
+        self._order = 0
+
+    def __len__(self) -> int:
+        return len(self._when)
+
+    def set(self, key: Key, when: float) -> None:
+        """Let `key` be due at `when`, whatever it was before."""
+        if self._when.get(key) == when:
+            return
+        self._when[key] = when
+        self._order += 1
+        heapq.heappush(self._heap, (when, self._order, key))
+        if len(self._heap) > 2 * len(self._when) + 64:
+            self._heap = [(when, order, key) for when, order, key in self._heap if self._when.get(key) == when]
+            heapq.heapify(self._heap)
+
+    def set_earlier(self, key: Key, when: float) -> None:
+        """Let `key` be due at `when`, unless it is due earlier."""
+        current = self._when.get(key)
+        if current is None or when < current:
+            self.set(key, when)
+
+    def cancel(self, key: Key) -> None:
+        self._when.pop(key, None)
+
+    def next(self) -> float | None:
+        """The earliest time, None when nothing is set."""
+        heap = self._heap
+        while heap and self._when.get(heap[0][2]) != heap[0][0]:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+    def due(self, now: float) -> list[Key]:
+        """Take out and return the keys whose time has come, in order."""
+        keys: list[Key] = []
+        while (when := self.next()) is not None and when <= now:
+            key = heapq.heappop(self._heap)[2]
+            del self._when[key]
+            keys.append(key)
+        return keys
