@@ -65,6 +65,11 @@ def misfit(entry: Entry, endpoint: Endpoint, settings: AdmissionSettings, *, now
     return None
 
 
-def reopens_s(endpoint: Endpoint) -> float:
-    """When time alone may next open the endpoint (a predicted prefill end); infinity when it won't."""
-    return min(endpoint.ledger.prefill_due_s, math.inf)
+def lifts_s(cause: Cause, endpoint: Endpoint, *, now: float) -> float:
+    """When time alone may next lift a cause that keeps requests from the endpoint; infinity when it won't."""
+    if cause is Cause.NO_BACKEND:
+        return math.inf
+    if cause in (Cause.HELD, Cause.EJECTED):
+        ends_s = (endpoint.health.held_until_s, endpoint.health.ejected_until_s)
+        return min(end_s for end_s in ends_s if end_s > now)
+    return endpoint.ledger.review_s(now)

@@ -41,3 +41,9 @@ class Endpoint:
         if not self.tells_models:
             return True
         return self.models is not None and model in self.models
+
+    def shares_models(self, other: Endpoint) -> bool:
+        """Whether one may stand in for the other."""
+        if not (self.tells_models and other.tells_models):
+            return True
+        return self is other or not (self.models or frozenset()).isdisjoint(other.models or ())

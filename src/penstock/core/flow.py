@@ -9,6 +9,7 @@ O(log n) amortised, and the heap is never more than half dead.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -62,7 +63,10 @@ class Entry:
         self.state = after(self.state, event)
 
     def shuns(self, endpoint: str, now: float) -> bool:
-        return self.avoid is not None and self.avoid.get(endpoint, 0.0) > now
+        return self.avoid is not None and self.shuns_until_s(endpoint) > now
+
+    def shuns_until_s(self, endpoint: str) -> float:
+        return (self.avoid or {}).get(endpoint, -math.inf)
 
 
 class Leaf:

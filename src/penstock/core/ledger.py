@@ -27,6 +27,8 @@ FROZEN_S = 30.0  # longer than the longest standstill measured on a busy engine 
 EVENTS_MAX = 8192  # own dispatches and ends remembered against one reading; past that the reading is too old to use
 PREFILL_TOKENS_PER_S = 4000.0  # until learned: a mid-size GPU's prefill, so that a first guess errs by little
 PREFILL_BASE_S = 0.05  # one engine step and the way there and back
+KV_USAGE_SANE_MAX = 1.5  # rounding may carry a share past 1; what is far beyond is no share
+REVIEW_S = 1.0  # how often a fading estimate of others' load is looked at again; it halves in 20 s
 
 
 class Observation(msgspec.Struct, frozen=True, gc=False):
@@ -39,6 +41,13 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     kv_capacity_tokens: int | None = None
     progress: float | None = None  #: sum of the engine's counters; moves when a step ended, falls at a restart
     started_s: float | None = None  #: the engine process's start, wall clock; a change means a restart
+
+    def sane(self) -> bool:
+        """Whether these can be an engine's numbers at all."""
+        kv_usage = self.kv_usage or 0.0
+        gauges = (self.running, self.waiting, kv_usage, self.kv_capacity_tokens or 0)
+        rest = (self.progress or 0.0, self.started_s or 0.0)
+        return all(0.0 <= number < math.inf for number in gauges + rest) and kv_usage <= KV_USAGE_SANE_MAX
 
     def same_as(self, other: Observation) -> bool:
         """Whether nothing moved between two readings."""
@@ -102,7 +111,7 @@ class Ledger:
             return  # its slot went with the old engine process
         del self.leases[lease.serial]
         if not lease.seen:
-            self._see(lease)
+            self._take_in(lease)
         if self.base is not None and lease.dispatched_s < self.base.asked_s:
             self._relieved += 1
         self._note(now, -1, -(lease.prompt_tokens + lease.output_tokens))
@@ -118,14 +127,9 @@ class Ledger:
         )
 
     @property
-    def prefill_due_s(self) -> float:
-        """When `advance` will next change something."""
-        return self._prefill_due_s
-
-    @property
     def prefill_rate(self) -> float:
         """Learned prefill speed, tokens per second."""
-        return self._prefill_tokens / self._prefill_seconds
+        return max(1.0, self._prefill_tokens / self._prefill_seconds)
 
     def _take_in(self, lease: Lease) -> None:
         lease.seen = True
@@ -161,8 +165,8 @@ class Ledger:
 
     def observe(self, reading: Observation) -> bool:
         """Take in a reading. Returns True when the engine turned out to have restarted (a new epoch began)."""
-        if reading.asked_s <= self.asked_s:
-            return False  # answered out of order
+        if reading.asked_s <= self.asked_s or not reading.sane():
+            return False  # answered out of order, or nonsense, which says as little as no answer
         previous_asked_s, self.asked_s = self.asked_s, reading.asked_s
         base = self.base
         if base is not None and reading.same_as(base):
@@ -199,18 +203,18 @@ class Ledger:
 
     def credible(self, now: float) -> bool:
         """Whether the base may still be used: recent, and not standing still while it claims work."""
-        if self.base is None or now - self.asked_s > self._stale_after_s:
+        if self.base is None or now >= self.asked_s + self._stale_after_s:
             return False
-        frozen = now - self._moved_s > FROZEN_S
+        frozen = now >= self._moved_s + FROZEN_S
         return not (frozen and (self.base.running + self.base.waiting > 0 or self._net != 0))
 
     # --- what follows from both ---------------------------------------------------------------------------------
 
     def foreign(self, now: float) -> float:
         """Requests of others believed to be on the endpoint when readings are not to be had."""
-        if self.asked_s == -math.inf:
+        if self._moved_s == -math.inf:
             return 0.0
-        return self._foreign * math.exp(-max(0.0, now - self.asked_s) / FOREIGN_DECAY_S)
+        return self._foreign * math.exp(-max(0.0, now - self._moved_s) / FOREIGN_DECAY_S)
 
     def load(self, now: float) -> float:
         """Requests believed to be on the endpoint, running or waiting, ours and others'."""
@@ -230,6 +234,15 @@ class Ledger:
             return max(0.0, base.waiting - self._relieved + unseen)
         others = max(0.0, base.running - (len(self.leases) - self._net))
         return max(0.0, unseen - max(0.0, slots - (len(self.leases) - unseen) - others))
+
+    def review_s(self, now: float) -> float:
+        """When time alone may next lower the load, the engine queue or the KV usage; infinity when it can't."""
+        due_s = self._prefill_due_s
+        if self.credible(now):
+            due_s = min(due_s, self.asked_s + self._stale_after_s)
+            frozen_s = self._moved_s + FROZEN_S
+            return min(due_s, frozen_s) if frozen_s > now else due_s
+        return min(due_s, now + REVIEW_S) if self.foreign(now) > 0.01 else due_s
 
     def kv_usage(self, now: float) -> float | None:
         """Share of the KV memory believed in use, None when the engine does not tell."""

@@ -12,6 +12,7 @@ timer) touches it and pumps again. So there is no "fast path" beside the queue, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import islice
 from random import Random
@@ -101,8 +102,8 @@ class Scheduler:
                 endpoints = [e for e in endpoints if self._open_to(e, entry, now)]
             if endpoints:
                 return [self._dispatch(entry, endpoints, now)]
-            reason = Reason.NO_ENDPOINT if request.pinned is None else Reason.ENDPOINT_OVERLOADED
-            return [self._reject(entry, reason, now)]
+            alive = request.pinned is not None and self._endpoints[request.pinned].health.up
+            return [self._reject(entry, Reason.ENDPOINT_OVERLOADED if alive else Reason.NO_ENDPOINT, now)]
         actions: list[Action] = []
         band = self._bands[request.band]
         self._enqueue(entry, now)
@@ -112,8 +113,7 @@ class Scheduler:
                 self._unqueue(entry, Event.REFUSED)
                 actions.append(self._reject(entry, Reason.QUEUE_FULL, now))
             else:
-                wait_s_max = band.settings.wait_s_max or self._settings.wait_s_max
-                self._timers.set(entry.seq, now + wait_s_max)
+                self._timers.set(entry.seq, now + self._wait_s_max(band))
         return actions
 
     def first_token(self, lease: int, *, now: float) -> list[Action]:
@@ -135,7 +135,10 @@ class Scheduler:
         self._forget(entry)
         if endpoint is None:
             return []
+        was_ejected = endpoint.health.ejected(now)
         endpoint.health.succeeded()
+        if was_ejected:
+            self._touch_ejected(now)
         return self._touched(endpoint, now)
 
     def failed(self, lease: int, failure: Failure, *, now: float) -> list[Action]:
@@ -150,10 +153,12 @@ class Scheduler:
             entry.refusals += 1
         else:
             entry.attempts += 1
-        verdict = retry.verdict(
-            failure, attempts=entry.attempts, attempts_max=self._settings.attempts_max, budget=self._budget
-        )
-        if verdict is Verdict.FAIL or entry.request.pinned is not None:
+        verdict = Verdict.FAIL
+        if entry.request.pinned is None:
+            verdict = retry.verdict(
+                failure, attempts=entry.attempts, attempts_max=self._settings.attempts_max, budget=self._budget
+            )
+        if verdict is Verdict.FAIL:
             self._fail(entry, retry.final_reason(failure), now, actions)
         else:
             self._requeue(entry, failure, endpoint, now, actions)
@@ -185,18 +190,21 @@ class Scheduler:
         )
         self._endpoints_added += 1
         self._endpoints[spec.name] = endpoint
+        self._touch_ejected(now)
         return self._touched(endpoint, now)
 
     def endpoint_up(self, name: str, *, now: float) -> list[Action]:
         """A probe found it alive."""
         endpoint = self._endpoints[name]
         endpoint.health.probed(up=True)
+        self._touch_ejected(now)
         return self._touched(endpoint, now)
 
     def endpoint_down(self, name: str, *, now: float) -> list[Action]:
         """A probe found nobody there. What runs there is left to its own connection's fate."""
         endpoint = self._endpoints[name]
         endpoint.health.probed(up=False)
+        self._touch_ejected(now)
         return self._touched(endpoint, now)
 
     def endpoint_changed(
@@ -204,17 +212,19 @@ class Scheduler:
         name: str,
         *,
         models: Iterable[str] | None = None,
-        tells_models: bool = True,
+        tells_models: bool | None = None,
         slots: int | None = None,
         now: float,
     ) -> list[Action]:
-        """It told what it serves (or that it can't tell), or how many slots it has."""
+        """It told what it serves (or that it can't tell), or how many slots it has. None: as before."""
         endpoint = self._endpoints[name]
         if models is not None:
             endpoint.models = frozenset(models)
-        endpoint.tells_models = tells_models
+        if tells_models is not None:
+            endpoint.tells_models = tells_models
         if slots is not None:
             endpoint.slots = slots
+        self._touch_ejected(now)
         return self._touched(endpoint, now)
 
     def observed(self, name: str, reading: Observation | None, *, now: float) -> list[Action]:
@@ -257,12 +267,13 @@ class Scheduler:
         return actions
 
     def _expire_drain(self, now: float, actions: list[Action]) -> None:
-        if self._queue_until_s is not None and self._queue_until_s <= now:
+        stop = self._stop_at_s is not None and self._stop_at_s <= now
+        if self._queue_until_s is not None and (stop or self._queue_until_s <= now):
             self._queue_until_s = None
             for band in self._bands:
                 for entry in list(band.entries.values()):
                     self._evict(entry, Reason.DRAINING, now, actions)
-        if self._stop_at_s is not None and self._stop_at_s <= now:
+        if stop:
             self._stop_at_s = None
             actions.extend(Abort(entry.request.id, Reason.DRAINING) for entry in self._leases.values())
 
@@ -294,9 +305,23 @@ class Scheduler:
         return self._overtake(band, models, now)
 
     def _overtake(self, band: Band, models: list[str], now: float) -> tuple[Entry, list[Endpoint]] | None:
-        """The first of those behind the head that fits somewhere, unless someone passed over too often needs it."""
-        passed: list[Entry] = []
+        """The first of those behind the head that fits somewhere, unless someone passed over too often needs it.
+
+        If none of the first in fair order fits, each model is looked at alone, so that many requests that do not
+        fit hide only others of their own model.
+        """
         free = dict(band.open)
+        found = self._first_fit(band, models, free, now)
+        if found is None and len(models) > 1:
+            alone = (self._first_fit(band, [model], free, now) for model in models)
+            found = next((fit for fit in alone if fit is not None), None)
+        return found
+
+    def _first_fit(
+        self, band: Band, models: list[str], free: dict[Endpoint, None], now: float
+    ) -> tuple[Entry, list[Endpoint]] | None:
+        """The first within the window that fits; takes out of `free` what is kept for those it passes."""
+        passed: list[Entry] = []
         for entry in islice(band.tree.in_order(models), WINDOW):
             endpoints = self._fitting(entry, free, now)
             if endpoints:
@@ -305,7 +330,9 @@ class Scheduler:
                 return entry, endpoints
             passed.append(entry)
             if entry.bypassed >= BYPASS_MAX:
-                free = {e: None for e in free if entry.shuns(e.name, now) or not e.serves(entry.request.model)}
+                for endpoint in list(free):
+                    if endpoint.serves(entry.request.model) and not entry.shuns(endpoint.name, now):
+                        del free[endpoint]
         return None
 
     def _check_open(self, band: Band, now: float) -> None:
@@ -313,15 +340,14 @@ class Scheduler:
             cause = self._closed(endpoint, band.settings, now)
             if cause is None:
                 band.open[endpoint] = None
-            elif cause in (Cause.SLOTS_FULL, Cause.ENGINE_QUEUE):
-                reopens_s = admission.reopens_s(endpoint)
-                if reopens_s > now and reopens_s != float("inf"):
-                    self._timers.set_earlier(endpoint.name, reopens_s)
-            elif cause in (Cause.EJECTED, Cause.HELD):
-                self._timers.set_earlier(
-                    endpoint.name, max(endpoint.health.ejected_until_s, endpoint.health.held_until_s)
-                )
+            else:
+                self._look_again(endpoint, admission.lifts_s(cause, endpoint, now=now))
         band.unchecked.clear()
+
+    def _look_again(self, endpoint: Endpoint, when: float) -> None:
+        """Arm the endpoint's one timer. Whoever finds it closed arms it anew, so an earlier use loses nothing."""
+        if when != math.inf:
+            self._timers.set_earlier(endpoint.name, when)
 
     def _closed(self, endpoint: Endpoint, band: BandSettings, now: float) -> Cause | None:
         return self._unhealthy(endpoint, now) or admission.closed(endpoint, band, self._settings.admission, now=now)
@@ -332,23 +358,30 @@ class Scheduler:
             return Cause.NO_BACKEND
         if health.held(now):
             return Cause.HELD
-        if health.ejected(now) and not self._panics(now):
+        if health.ejected(now) and not self._panics(endpoint, now):
             return Cause.EJECTED
         return None
 
-    def _panics(self, now: float) -> bool:
-        """Whether so few endpoints are left that ejections are ignored."""
-        up = [e for e in self._endpoints.values() if e.health.up]
+    def _panics(self, endpoint: Endpoint, now: float) -> bool:
+        """Whether so few of the endpoints that share its models are left that ejections are ignored."""
+        up = [e for e in self._endpoints.values() if e.health.up and e.shares_models(endpoint)]
         healthy = sum(not e.health.ejected(now) for e in up)
         return healthy < len(up) * self._settings.health.panic_threshold
 
     def _fitting(self, entry: Entry, endpoints: Iterable[Endpoint], now: float) -> list[Endpoint]:
         model = entry.request.model
-        return [
-            e
-            for e in endpoints
-            if e.serves(model) and admission.misfit(entry, e, self._settings.admission, now=now) is None
-        ]
+        fitting: list[Endpoint] = []
+        for endpoint in endpoints:
+            if not endpoint.serves(model):
+                continue
+            cause = admission.misfit(entry, endpoint, self._settings.admission, now=now)
+            if cause is None:
+                fitting.append(endpoint)
+            elif cause is Cause.SHUNNED:
+                self._look_again(endpoint, entry.shuns_until_s(endpoint.name))
+            else:
+                self._look_again(endpoint, admission.lifts_s(cause, endpoint, now=now))
+        return fitting
 
     def _open_to(self, endpoint: Endpoint, entry: Entry, now: float) -> bool:
         band = self._bands[entry.request.band].settings
@@ -372,14 +405,21 @@ class Scheduler:
         usable = self._usable(Request(id="", model=model, band=0), now)
         if not usable:
             return None
-        return min(usable, key=lambda e: (e.ledger.load(now) / e.slots, e.index)).name
+        return min(usable, key=lambda e: (e.ledger.load(now) / max(1, e.slots), e.index)).name
+
+    def wanted(self, name: str) -> bool:
+        """Whether requests wait that this endpoint could serve: its gauges matter now."""
+        endpoint = self._endpoints[name]
+        return any(endpoint.serves(model) for band in self._bands for model in band.tree.models())
 
     def _unservable(self, request: Request) -> Reason | None:
         if request.pinned is not None:
             endpoint = self._endpoints.get(request.pinned)
             if endpoint is None:
                 return Reason.ENDPOINT_NOT_FOUND
-            return None if endpoint.serves(request.model) else Reason.MODEL_NOT_FOUND
+            if endpoint.serves(request.model):
+                return None
+            return Reason.NO_ENDPOINT if endpoint.models is None else Reason.MODEL_NOT_FOUND
         return None if self.knows(request.model) is not False else Reason.MODEL_NOT_FOUND
 
     def knows(self, model: str) -> bool | None:
@@ -394,7 +434,7 @@ class Scheduler:
     def _dispatch(self, entry: Entry, endpoints: list[Endpoint], now: float) -> Dispatch:
         """Pop the request and take the lease, in one step."""
         request = entry.request
-        chosen = endpoints[0] if len(endpoints) == 1 else self._routing.choose(request, endpoints, now=now)
+        chosen = self._routing.choose(request, endpoints, now=now)
         if entry.seq in self._bands[request.band].entries:
             self._unqueue(entry, Event.DISPATCHED)
             entry.waited_s += now - entry.queued_since_s
@@ -442,6 +482,7 @@ class Scheduler:
         else:
             endpoint.health.failed(now)
         self._touch(endpoint)
+        self._touch_ejected(now)
 
     def _requeue(
         self, entry: Entry, failure: Failure, endpoint: Endpoint | None, now: float, actions: list[Action]
@@ -453,27 +494,25 @@ class Scheduler:
                 avoid_s = min(REFUSED_AVOID_S * 2 ** min(entry.refusals - 1, 16), REFUSED_AVOID_S_MAX)
             entry.avoid = {name: until for name, until in (entry.avoid or {}).items() if until > now}
             entry.avoid[endpoint.name] = now + avoid_s
+        over = self._draining and self._queue_until_s is None
+        elsewhere: list[Endpoint] = []
+        if not self._settings.queue_enabled and not over:
+            elsewhere = [e for e in self._usable(entry.request, now) if not entry.shuns(e.name, now)]
+            if not elsewhere:  # it can't wait, so this was its last answer
+                self._fail(entry, retry.final_reason(failure), now, actions)
+                return
         entry.move(Event.REQUEUED)
-        entry.queued_since_s = now
-        if not self._settings.queue_enabled:
-            endpoints = [e for e in self._usable(entry.request, now) if not entry.shuns(e.name, now)]
-            actions.append(Requeue(entry.request.id, failure))
-            if endpoints:
-                actions.append(self._dispatch(entry, endpoints, now))
-            else:
-                self._end_waiting(entry, Reason.NO_ENDPOINT, now, actions)
-            return
-        left_s = (self._bands[entry.request.band].settings.wait_s_max or self._settings.wait_s_max) - entry.waited_s
         actions.append(Requeue(entry.request.id, failure))
-        if self._draining and self._queue_until_s is None:
+        left_s = self._wait_s_max(self._bands[entry.request.band]) - entry.waited_s
+        if over:
             self._end_waiting(entry, Reason.DRAINING, now, actions)
+        elif elsewhere:
+            actions.append(self._dispatch(entry, elsewhere, now))
         elif left_s <= 0:
             self._end_waiting(entry, Reason.QUEUE_TIMEOUT, now, actions)
         else:
             self._enqueue(entry, now)
             self._timers.set(entry.seq, now + left_s)
-            if endpoint is not None and entry.avoid is not None:
-                self._timers.set_earlier(endpoint.name, entry.avoid[endpoint.name])
 
     def _enqueue(self, entry: Entry, now: float) -> None:
         entry.queued_since_s = now
@@ -520,6 +559,10 @@ class Scheduler:
         wait_s = overload.estimated_wait_s(waiting + 1, self._drain_rate.per_s(now))
         return overload.retry_after_s(wait_s, self._random.random())
 
+    def _wait_s_max(self, band: Band) -> float:
+        own_s = band.settings.wait_s_max
+        return self._settings.wait_s_max if own_s is None else own_s
+
     def _over_bounds(self, band: Band) -> bool:
         settings = self._settings
         return (
@@ -537,6 +580,12 @@ class Scheduler:
     def _touch(self, endpoint: Endpoint) -> None:
         for band in self._bands:
             band.touch(endpoint)
+
+    def _touch_ejected(self, now: float) -> None:
+        """Somebody's health changed: whether the ejections of others are ignored may have changed with it."""
+        for endpoint in self._endpoints.values():
+            if endpoint.health.ejected(now):
+                self._touch(endpoint)
 
     def _touched(self, endpoint: Endpoint, now: float) -> list[Action]:
         self._touch(endpoint)

@@ -19,7 +19,7 @@ class Timers(Generic[Key]):
     __slots__ = ("_heap", "_order", "_when")
 
     def __init__(self) -> None:
-        self._when: dict[Key, float] = {}
+        self._when: dict[Key, tuple[float, int]] = {}  # the time, and which heap entry stands for it
         self._heap: list[tuple[float, int, Key]] = []
         self._order = 0
 
@@ -28,19 +28,20 @@ class Timers(Generic[Key]):
 
     def set(self, key: Key, when: float) -> None:
         """Let `key` be due at `when`, whatever it was before."""
-        if self._when.get(key) == when:
+        current = self._when.get(key)
+        if current is not None and current[0] == when:
             return
-        self._when[key] = when
         self._order += 1
+        self._when[key] = (when, self._order)
         heapq.heappush(self._heap, (when, self._order, key))
         if len(self._heap) > 2 * len(self._when) + 64:
-            self._heap = [(when, order, key) for when, order, key in self._heap if self._when.get(key) == when]
+            self._heap = [item for item in self._heap if self._when.get(item[2]) == item[:2]]
             heapq.heapify(self._heap)
 
     def set_earlier(self, key: Key, when: float) -> None:
         """Let `key` be due at `when`, unless it is due earlier."""
         current = self._when.get(key)
-        if current is None or when < current:
+        if current is None or when < current[0]:
             self.set(key, when)
 
     def cancel(self, key: Key) -> None:
@@ -49,7 +50,7 @@ class Timers(Generic[Key]):
     def next(self) -> float | None:
         """The earliest time, None when nothing is set."""
         heap = self._heap
-        while heap and self._when.get(heap[0][2]) != heap[0][0]:
+        while heap and self._when.get(heap[0][2]) != heap[0][:2]:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 

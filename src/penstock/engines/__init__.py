@@ -1,0 +1,1 @@
+"""How each engine speaks: one small file each."""

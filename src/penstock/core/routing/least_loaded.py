@@ -19,7 +19,7 @@ class LeastLoaded:
         return min(
             endpoints,
             key=lambda endpoint: (
-                endpoint.ledger.load(now) / endpoint.slots,
+                endpoint.ledger.load(now) / max(1, endpoint.slots),
                 endpoint.dispatches_total,
                 endpoint.index,
             ),

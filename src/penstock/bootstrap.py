@@ -1,0 +1,147 @@
+"""From settings to a gateway that stands: the one place where the parts are put together."""
+
+from __future__ import annotations
+
+from random import Random
+
+from penstock import clock
+from penstock.config import config_hash
+from penstock.core.admission import AdmissionSettings
+from penstock.core.band import BandSettings
+from penstock.core.endpoint import EndpointSpec
+from penstock.core.health import HealthSettings
+from penstock.core.scheduler import Scheduler, SchedulerSettings
+from penstock.server.app import App
+from penstock.server.catalog import Catalog
+from penstock.server.driver import Driver
+from penstock.server.http1 import HttpServer, ServerLimits
+from penstock.server.metrics import Metrics
+from penstock.server.observe import Model, Observer, ObserveSettings
+from penstock.server.relay import Target
+from penstock.server.serve import Gateway
+from penstock.server.upstream import Upstream, UpstreamTimeouts
+from penstock.settings.model import Endpoint, Settings
+
+
+def scheduler_settings(settings: Settings) -> SchedulerSettings:
+    """The part of the settings that decides."""
+    queue, health = settings.queue, settings.health
+    return SchedulerSettings(
+        bands=tuple(
+            BandSettings(
+                name=band.name,
+                engine_waiting_max=band.max_engine_waiting,
+                ceiling=band.ceiling,
+                wait_s_max=band.max_wait,
+                requests_max=band.max_requests,
+            )
+            for band in settings.bands
+        ),
+        queue_enabled=queue.enabled,
+        requests_max=queue.max_requests,
+        bytes_max=queue.max_bytes,
+        wait_s_max=queue.max_wait,
+        admission=AdmissionSettings(kv_usage_max=settings.admission.max_kv_usage),
+        routing=settings.routing.policy,
+        attempts_max=settings.retry.max_attempts,
+        retry_budget=settings.retry.budget,
+        health=HealthSettings(
+            eject_after=health.eject_after,
+            eject_for_s=health.eject_for,
+            eject_for_s_max=health.eject_for_max,
+            panic_threshold=health.panic_threshold,
+        ),
+        stale_after_s=max(3 * settings.observe.interval, 2.0),
+    )
+
+
+def gateway(settings: Settings) -> Gateway:
+    """Everything that `penstock serve` runs. Call on a running event loop; nothing is started yet."""
+    scheduler = Scheduler(scheduler_settings(settings), random=Random())
+    driver = Driver(scheduler)
+    metrics = Metrics(
+        bands=[band.name for band in settings.bands],
+        snapshot=lambda: scheduler.snapshot(now=driver.now()),
+        config_hash=config_hash(settings),
+        router_aliases="vllm_router" in settings.metrics.aliases,
+    )
+    catalog = Catalog({alias: target.to for alias, target in settings.models.items()})
+    targets: dict[str, Target] = {}
+
+    def listed(endpoint: str, models: list[Model]) -> None:
+        configured = scheduler_models[endpoint]
+        if configured is not None:
+            models = [model for model in models if model.id in configured]
+        catalog.listed(endpoint, models)
+        metrics.models_known(model.id for model in models)
+
+    scheduler_models: dict[str, frozenset[str] | None] = {}
+    observers: dict[str, Observer] = {}
+    for endpoint in settings.endpoints:
+        name = endpoint.name
+        target = targets[name] = _target(endpoint, settings)
+        models = None if endpoint.models == "auto" else frozenset(endpoint.models)
+        scheduler_models[name] = models
+        slots = settings.admission.slots_initial if endpoint.slots == "auto" else endpoint.slots
+        scheduler.endpoint_added(EndpointSpec(name, slots, models, endpoint.labels), now=clock.now())
+        metrics.endpoint_added(name)
+        if models is not None:
+            catalog.configured(name, sorted(models))
+            metrics.models_known(sorted(models))
+        observers[name] = Observer(
+            name,
+            target,
+            driver,
+            ObserveSettings(
+                interval_s=settings.observe.interval,
+                fast_interval_s=settings.observe.fast_interval,
+                probe_interval_s=settings.health.probe_interval,
+            ),
+            reads_metrics=endpoint.engine != "openai",
+            asks_models=models is None,
+            on_models=listed,
+        )
+        target.unreachable = observers[name].poke
+    limits = settings.limits
+    names = [band.name for band in settings.bands]
+    app = App(
+        driver=driver,
+        targets=targets,
+        metrics=metrics,
+        catalog=catalog,
+        bands=names,
+        default_band=names.index(settings.default_band),
+        band_max=names.index(settings.identity.max_band),
+        band_header=settings.identity.band_header.lower().encode(),
+        body_bytes_max=limits.max_body,
+    )
+    timeouts = settings.timeouts
+    server = HttpServer(
+        app,
+        ServerLimits(
+            header_bytes_max=limits.max_header,
+            body_bytes_max=limits.max_body,
+            connections_max=limits.max_connections,
+            header_timeout_s=timeouts.client_header,
+            body_timeout_s=timeouts.client_body,
+            write_timeout_s=timeouts.client_write,
+        ),
+        wall_clock=clock.wall,
+    )
+    return Gateway(
+        settings=settings, driver=driver, server=server, metrics=metrics, targets=targets, observers=observers
+    )
+
+
+def _target(endpoint: Endpoint, settings: Settings) -> Target:
+    timeouts = settings.timeouts
+    upstream = Upstream(
+        endpoint.url,
+        timeouts=UpstreamTimeouts(
+            connect_s=timeouts.connect,
+            first_byte_s=timeouts.first_byte,
+            between_bytes_s=timeouts.between_bytes,
+        ),
+    )
+    key = endpoint.api_key
+    return Target(upstream, key.get_secret_value() if key is not None else None)

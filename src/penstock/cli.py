@@ -1,0 +1,150 @@
+"""`penstock …`: one program, one subcommand per chore."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+
+import penstock
+from penstock import config_cli
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a subcommand; returns the exit code."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        return int(args.run(args))
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="penstock", description="A flow-control gateway for LLM inference.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    serve = commands.add_parser(
+        "serve",
+        help="run the gateway",
+        description="Run the gateway. Settings: defaults, then -c FILE, then PENSTOCK__SECTION__KEY variables, then flags.",
+        allow_abbrev=False,
+    )
+    serve.add_argument(
+        "-c", "--config", metavar="FILE", default=os.environ.get("PENSTOCK_CONFIG"), help="settings (YAML)"
+    )
+    serve.add_argument(
+        "--endpoint",
+        metavar="URL",
+        action="append",
+        default=[],
+        help="an engine's base URL; may be given several times",
+    )
+    serve.add_argument("--listen", metavar="HOST:PORT", help="where to listen (default 127.0.0.1:8080)")
+    serve.add_argument(
+        "--slots",
+        metavar="N",
+        type=int,
+        help="requests an endpoint is sent at a time, where it is not set or known",
+    )
+    serve.add_argument("--routing", metavar="NAME", help="routing policy: least_loaded or round_robin")
+    serve.add_argument("--no-queue", action="store_true", help="let nothing wait: requests go straight through")
+    serve.add_argument(
+        "--log-level",
+        metavar="LEVEL",
+        default="info",
+        choices=["debug", "info", "warning", "error"],
+        help="default: info",
+    )
+    serve.set_defaults(run=_serve)
+
+    check = commands.add_parser(
+        "check",
+        help="check a settings file",
+        description="Say whether `serve` would accept a settings file, and what is wrong.",
+    )
+    config_cli.add_arguments(check)
+    check.set_defaults(run=config_cli.run_check)
+
+    engine = commands.add_parser(
+        "engine",
+        help="run a simulated engine",
+        description="Run a simulated engine that speaks vLLM's HTTP API: for trying things out and for tests.",
+        allow_abbrev=False,
+    )
+    _add_engine(engine)
+
+    demo = commands.add_parser(
+        "demo",
+        help="see it work, in a minute",
+        description="Start two simulated engines and the gateway, run a short load with queueing off and on, compare.",
+        allow_abbrev=False,
+    )
+    _add_demo(demo)
+    return parser
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    from penstock.sim import engine_server
+
+    engine_server.add_arguments(parser)
+    parser.set_defaults(run=engine_server.run)
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    from penstock import demo
+
+    demo.add_arguments(parser)
+    parser.set_defaults(run=demo.run)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from penstock import bootstrap
+    from penstock.config import ConfigError, Flags, load, require_endpoints
+
+    flags = Flags(
+        endpoints=tuple(args.endpoint),
+        listen=args.listen,
+        slots=args.slots,
+        routing=args.routing,
+        no_queue=args.no_queue,
+    )
+    try:
+        settings = load(args.config, os.environ, flags)
+        require_endpoints(settings)
+    except ConfigError as error:
+        for problem in error.problems:
+            print(f"penstock: {problem.line()}", file=sys.stderr)
+        return 2
+    logging.basicConfig(
+        level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+    )
+
+    async def run() -> None:
+        await bootstrap.gateway(settings).run()
+
+    try:
+        with asyncio.Runner(loop_factory=event_loop) as runner:
+            runner.run(run())
+    except OSError as error:
+        print(f"penstock: cannot listen on {settings.listen}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's loop where there is one, for its speed."""
+    try:
+        import uvloop
+    except ImportError:  # pragma: no cover - not available on every platform
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""Configuration: what did the operator decide, and can it be trusted?
+
+`load` reads defaults, file, environment and flags (later wins), checks everything, and gives one frozen `Settings`,
+or raises one `ConfigError` that lists every problem. It runs once, at start; nothing here touches the network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+from pydantic import SecretStr, ValidationError
+
+from penstock.settings.checks import cross_checks
+from penstock.settings.explain import explain
+from penstock.settings.layers import Flags, Merged, merge
+from penstock.settings.model import (
+    Admission,
+    Alias,
+    Band,
+    Endpoint,
+    Health,
+    Limits,
+    Metrics,
+    Observe,
+    Queue,
+    Retry,
+    Routing,
+    Settings,
+    Timeouts,
+    Tls,
+)
+from penstock.settings.problems import ConfigError, Location, Problem
+from penstock.settings.section import Section
+from penstock.settings.tenancy import Accounting, Fairness, Identity, Prices, Tenant, TenantLimits
+
+__all__ = [
+    "Accounting",
+    "Admission",
+    "Alias",
+    "Band",
+    "ConfigError",
+    "Endpoint",
+    "Fairness",
+    "Flags",
+    "Health",
+    "Identity",
+    "Limits",
+    "Metrics",
+    "Observe",
+    "Prices",
+    "Problem",
+    "Queue",
+    "Retry",
+    "Routing",
+    "Section",
+    "Settings",
+    "Tenant",
+    "TenantLimits",
+    "Timeouts",
+    "Tls",
+    "check",
+    "config_hash",
+    "from_mapping",
+    "load",
+    "require_endpoints",
+    "summary",
+]
+
+HASH_CHARACTERS = 12  # enough to tell two configurations apart, short enough for a label
+
+
+def load(path: str | None, env: Mapping[str, str], flags: Flags | None = None) -> Settings:
+    """The settings from every source. Raises `ConfigError` with all problems."""
+    return _build(merge(path, env, flags or Flags()))
+
+
+def from_mapping(document: Mapping[str, object]) -> Settings:
+    """The settings a parsed file would give. Raises `ConfigError` with all problems."""
+    return _build(Merged(document=dict(document)))
+
+
+def check(path: str | None, env: Mapping[str, str]) -> list[str]:
+    """What `penstock check` prints: a line per problem, or one that says all is well."""
+    try:
+        return [summary(load(path, env))]
+    except ConfigError as error:
+        return [problem.line() for problem in error.problems]
+
+
+def summary(settings: Settings) -> str:
+    def count(n: int, thing: str) -> str:
+        return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
+
+    parts = [
+        count(len(settings.endpoints), "endpoint"),
+        count(len(settings.bands), "band"),
+        f"routing {settings.routing.policy}",
+        f"queue {'on' if settings.queue.enabled else 'off'}",
+        f"config {config_hash(settings)}",
+    ]
+    return f"ok: {', '.join(parts)}"
+
+
+def require_endpoints(settings: Settings) -> None:
+    """A gateway with nothing to send to, and nothing that could ever name an endpoint, does not start."""
+    if not settings.endpoints:
+        message = "no endpoints: give --endpoint URL or endpoints: in the file"
+        raise ConfigError([Problem("endpoints", message)])
+
+
+def config_hash(settings: Settings) -> str:
+    """Equal for equal settings, wherever they came from. Secrets go in as their own hash."""
+    text = json.dumps(settings.model_dump(), default=_hashed_secret, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:HASH_CHARACTERS]
+
+
+def _hashed_secret(value: object) -> str:
+    assert isinstance(value, SecretStr), "everything else in the settings is JSON"
+    return hashlib.sha256(value.get_secret_value().encode()).hexdigest()
+
+
+def _build(merged: Merged) -> Settings:
+    found: list[tuple[Location, Problem]] = []
+    settings = None
+    try:
+        settings = Settings.model_validate(merged.document)
+    except ValidationError as error:
+        found += explain(error, merged.document)
+    found += cross_checks(merged.document)
+    problems = merged.problems + [
+        _with_origin(problem, merged.origin(location))
+        for location, problem in found
+        if location not in merged.unresolved
+    ]
+    if problems or settings is None:
+        # Raised out here, so that no validation error with its inputs hangs on it as context.
+        raise ConfigError(problems)
+    return settings
+
+
+def _with_origin(problem: Problem, origin: str | None) -> Problem:
+    if origin is None:
+        return problem
+    return Problem(problem.path, f"{problem.message} (from {origin})", problem.suggestion)

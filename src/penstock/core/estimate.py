@@ -1,0 +1,68 @@
+"""What will a request cost: tokens guessed before they are known, and corrected by what was true.
+
+No tokenizer stands in the request path. A prompt's tokens are its bytes divided by the model's bytes per token, which
+is learned from the usage that engines report. An answer's length is the moving average of the same tenant's answers
+from the same model; a tenant that was never seen gets the model's average. `max_tokens` is only a cap: clients set it
+to whatever is allowed, so as a prediction it is worthless.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+BYTES_PER_TOKEN = 4.0  # English prose in JSON; a first guess
+OUTPUT_TOKENS = 128.0  # a chat answer; a first guess
+LEARNING_RATE = 0.1  # about the last twenty answers
+KEYS_MAX = 10_000  # tenants and models remembered; the ones not used for the longest time are forgotten
+
+
+class Estimate(msgspec.Struct, frozen=True, gc=False):
+    """Tokens of a prompt and of its answer."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
+class _Average:
+    """Averages by key, bounded, forgetting whom it has not heard of for the longest time."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, str], float] = {}
+
+    def get(self, key: tuple[str, str]) -> float | None:
+        return self._values.get(key)
+
+    def learn(self, key: tuple[str, str], value: float) -> None:
+        before = self._values.pop(key, value)
+        self._values[key] = before + LEARNING_RATE * (value - before)
+        if len(self._values) > KEYS_MAX:
+            del self._values[next(iter(self._values))]
+
+
+class Estimator:
+    """Learned ratios and lengths."""
+
+    def __init__(self) -> None:
+        self._tokens_per_byte = _Average()
+        self._output_tokens = _Average()
+
+    def estimate(self, tenant: str, model: str, body_bytes: int, output_tokens_max: int | None) -> Estimate:
+        """A guess for one request; at least one token each."""
+        ratio = self._tokens_per_byte.get(("", model)) or 1.0 / BYTES_PER_TOKEN
+        output = self._output_tokens.get((tenant, model)) or self._output_tokens.get(("", model)) or OUTPUT_TOKENS
+        if output_tokens_max is not None:
+            output = min(output, output_tokens_max)
+        return Estimate(max(1, round(body_bytes * ratio)), max(1, round(output)))
+
+    def learn_prompt(self, model: str, body_bytes: int, prompt_tokens: int) -> None:
+        """An engine said how many tokens a prompt of this size was."""
+        if body_bytes > 0 and prompt_tokens > 0:
+            # Bodies of a few bytes are mostly braces; a ratio above one token per byte is not text.
+            self._tokens_per_byte.learn(("", model), min(prompt_tokens / body_bytes, 1.0))
+
+    def learn_output(self, tenant: str, model: str, output_tokens: int) -> None:
+        """An answer was complete at this length."""
+        self._output_tokens.learn((tenant, model), float(output_tokens))
+        self._output_tokens.learn(("", model), float(output_tokens))

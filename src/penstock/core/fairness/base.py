@@ -1,0 +1,30 @@
+"""What a fairness policy decides: how service is counted.
+
+The tree serves the flow that got the least, per weight. A policy says what a request counts for; everything else is
+the tree's. So a policy is a few lines, and a new one is one file, one page in docs/policies and one line in the
+conformance map.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+
+class Prices(msgspec.Struct, frozen=True):
+    """What a token counts, by kind."""
+
+    prompt: float = 1.0
+    cached_prompt: float = 0.0
+    completion: float = 2.0
+
+
+class FairnessPolicy(Protocol):
+    """How service is counted."""
+
+    uses_flows: bool  #: False: all requests stand in one flow, whoever sent them
+
+    def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> float:
+        """What a request counts for, by what it is estimated to use or was seen to use. Never negative."""
+        ...

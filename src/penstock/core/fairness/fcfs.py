@@ -1,0 +1,12 @@
+"""No fairness between flows: first come, first served, all in one line."""
+
+from __future__ import annotations
+
+
+class FirstComeFirstServed:
+    """One flow for all."""
+
+    uses_flows = False
+
+    def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> float:  # noqa: ARG002
+        return 0.0

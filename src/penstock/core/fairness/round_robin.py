@@ -1,0 +1,12 @@
+"""Fairness by requests: flows take turns, one request each (twice as many for twice the weight)."""
+
+from __future__ import annotations
+
+
+class RoundRobinFlows:
+    """Every request counts one."""
+
+    uses_flows = True
+
+    def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> float:  # noqa: ARG002
+        return 1.0

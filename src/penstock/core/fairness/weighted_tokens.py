@@ -1,0 +1,25 @@
+"""Fairness by tokens: each flow gets service in proportion to its weight, whatever the sizes of its requests.
+
+Service is tokens times price: a completion token keeps an engine busy longer than a prompt token, a cached prompt
+token hardly at all. The estimate is charged at dispatch and settled by the true usage, as Kubernetes' fair queuing
+does with its guess G and the true S (KEP-1040). Bound, for sibling flows backlogged together from the interval's start:
+|W_f/w_f - W_g/w_g| <= (c_max + E_f)/w_f + (c_max + E_g)/w_g, E = the estimates' error of what is in flight.
+"""
+
+from __future__ import annotations
+
+from penstock.core.fairness.base import Prices
+
+
+class WeightedTokens:
+    """Priced tokens, settled by usage."""
+
+    uses_flows = True
+
+    def __init__(self, prices: Prices) -> None:
+        self._prices = prices
+
+    def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> float:
+        prices = self._prices
+        computed = max(0, prompt_tokens - cached_tokens)
+        return prices.prompt * computed + prices.cached_prompt * cached_tokens + prices.completion * completion_tokens

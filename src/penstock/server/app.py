@@ -1,0 +1,323 @@
+"""What happens to a request that came: own paths are answered here, the engines' paths begin a journey.
+
+The order of checks is that of their cost, so that what is refused is refused cheaply: path and method before the
+body is read, the body before the scheduler is asked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from urllib.parse import parse_qs, unquote
+
+import msgspec
+
+import penstock
+from penstock.core.outcome import Reason
+from penstock.core.request import Request
+from penstock.server import body as bodies
+from penstock.server import metrics as metrics_module
+from penstock.server import wire
+from penstock.server.body import BadBody
+from penstock.server.catalog import Catalog
+from penstock.server.driver import Driver
+from penstock.server.http1 import Exchange, Header, Refusal
+from penstock.server.metrics import Metrics
+from penstock.server.relay import DirectJourney, QueuedJourney, Target, model_not_found
+from penstock.server.routes import Kind, Route, api_of, route
+
+logger = logging.getLogger(__name__)
+
+REQUEST_ID_BYTES_MAX = 128
+OUTPUT_TOKENS_GUESS = 128  # a chat answer's usual length; only used to project KV memory
+BYTES_PER_TOKEN = 4
+MULTIPART_TOKENS = 1500  # half a minute of speech; the size of a sound or a picture says little about its tokens
+
+_REFUSALS = {
+    Refusal.BAD_REQUEST: Reason.BAD_REQUEST,
+    Refusal.CLIENT_TIMEOUT: Reason.CLIENT_TIMEOUT,
+    Refusal.REQUEST_TOO_LARGE: Reason.REQUEST_TOO_LARGE,
+    Refusal.HEADER_TOO_LARGE: Reason.HEADER_TOO_LARGE,
+    Refusal.WEBSOCKET_UNSUPPORTED: Reason.WEBSOCKET_UNSUPPORTED,
+    Refusal.EXPECTATION_FAILED: Reason.BAD_REQUEST,
+    Refusal.TOO_MANY_CONNECTIONS: Reason.OVERLOAD,
+}
+
+
+class App:
+    """The handler behind the HTTP server."""
+
+    def __init__(
+        self,
+        *,
+        driver: Driver,
+        targets: Mapping[str, Target],
+        metrics: Metrics,
+        catalog: Catalog,
+        bands: Sequence[str],
+        default_band: int,
+        band_max: int,
+        band_header: bytes,
+        body_bytes_max: int,
+    ) -> None:
+        self._driver = driver
+        self._targets = targets
+        self._metrics = metrics
+        self._catalog = catalog
+        self._bands = bands
+        self._ranks = {name.encode(): rank for rank, name in enumerate(bands)}
+        self._default_band = default_band
+        self._band_max = band_max
+        self._band_header = band_header
+        self._body_bytes_max = body_bytes_max
+        self._serial = itertools.count(1)
+        self._own: dict[str, Callable[[Exchange], None]] = {
+            "/health": self._health,
+            "/healthz": self._health,
+            "/livez": self._health,
+            "/ready": self._ready,
+            "/readyz": self._ready,
+            "/metrics": self._metrics_page,
+            "/version": self._version,
+            "/v1/models": self._models,
+        }
+
+    # --- the server's hooks ---------------------------------------------------------------------------------
+
+    def begin(self, exchange: Exchange) -> int | None:
+        """Refuse what the head alone tells is not to be served."""
+        path = exchange.target_path
+        own = path in self._own or path.startswith("/v1/models/")
+        if not own and route(path) is None:
+            self._refuse(exchange, Reason.PATH_NOT_FOUND)
+        elif exchange.method not in (("GET", "HEAD") if own else ("POST",)):
+            self._refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", b"GET, HEAD" if own else b"POST")])
+        return None
+
+    def complete(self, exchange: Exchange) -> None:
+        """Serve a request that is wholly here."""
+        path = exchange.target_path
+        own = self._own.get(path)
+        if own is not None:
+            own(exchange)
+        elif path.startswith("/v1/models/"):
+            self._model(exchange, unquote(path.removeprefix("/v1/models/")))
+        else:
+            passed = route(path)
+            assert passed is not None
+            self._pass_through(exchange, passed)
+
+    def refused(
+        self, exchange: Exchange | None, refusal: Refusal, detail: str
+    ) -> tuple[int, Sequence[Header], bytes]:
+        """Answer for the server what is not HTTP as it should be."""
+        reason = _REFUSALS[refusal]
+        api = api_of(exchange.target_path) if exchange is not None else wire.Api.OPENAI
+        self._metrics.refused(reason)
+        retry_after_s = 1.0 if reason is Reason.OVERLOAD else None
+        status, headers, body = wire.refusal(api, reason, detail, retry_after_s=retry_after_s)
+        if exchange is not None and exchange.method:
+            headers.append((b"x-request-id", self._request_id(exchange)))
+        return status, headers, body
+
+    # --- the engines' paths ---------------------------------------------------------------------------------
+
+    def _pass_through(self, exchange: Exchange, passed: Route) -> None:
+        request_id = self._request_id(exchange)
+        try:
+            body, inflated = self._body(exchange)
+            model, streamed, output_tokens_max = self._peek(exchange, body)
+            if model is None:
+                model = self._sole_model(passed)
+            target = self._catalog.aliases.get(model)
+            if target is not None:
+                body = self._rename(exchange, body, target)
+            pinned = self._pinned(exchange)
+        except BadBody as problem:
+            self._refuse(exchange, Reason.BAD_REQUEST, str(problem), param=problem.param)
+            return
+        except _Refused as refused:
+            self._refuse(exchange, refused.reason, str(refused), param=refused.param)
+            return
+        band = self._band(exchange)
+        if passed.kind is Kind.DIRECT:
+            if self._driver.draining:
+                self._refuse(exchange, Reason.DRAINING)
+                return
+            DirectJourney(
+                exchange,
+                body,
+                target or model,
+                pinned=pinned,
+                request_id=request_id,
+                api=passed.api,
+                driver=self._driver,
+                targets=self._targets,
+                metrics=self._metrics,
+                inflated=inflated,
+            ).begin()
+            return
+        exchange.body = b""  # the journey has it; a renamed or unpacked one would be held twice
+        request = Request(
+            id=self._unique(request_id),
+            model=target or model,
+            band=band,
+            body_bytes=len(body),
+            prompt_tokens=self._prompt_tokens(exchange, body, target or model),
+            output_tokens=min(output_tokens_max or OUTPUT_TOKENS_GUESS, OUTPUT_TOKENS_GUESS),
+            streamed=streamed or passed.streams,
+            pinned=pinned,
+        )
+        QueuedJourney(
+            exchange,
+            body,
+            request,
+            request_id=request_id,
+            api=passed.api,
+            band=self._bands[band],
+            driver=self._driver,
+            targets=self._targets,
+            metrics=self._metrics,
+            inflated=inflated,
+        ).begin()
+
+    def _body(self, exchange: Exchange) -> tuple[bytes, bool]:
+        """The body as the engine shall get it, and whether it had to be unpacked."""
+        encoding = exchange.header(b"content-encoding")
+        if encoding is None or encoding.strip().lower() == b"identity":
+            return exchange.body, False
+        if encoding.strip().lower() not in (b"gzip", b"x-gzip"):
+            raise BadBody("The body's content-encoding is not supported; gzip is.")
+        body = bodies.inflate(exchange.body, self._body_bytes_max)
+        if body is None:
+            raise _Refused(Reason.REQUEST_TOO_LARGE, f"The body unpacks to more than {self._body_bytes_max} bytes.")
+        return body, True
+
+    def _prompt_tokens(self, exchange: Exchange, body: bytes, model: str) -> int:
+        """A guess; never more than the model can take, which a body full of pictures looks like."""
+        tokens = MULTIPART_TOKENS if _is_multipart(exchange) else max(1, len(body) // BYTES_PER_TOKEN)
+        return min(tokens, self._catalog.context_tokens(model) or tokens)
+
+    def _peek(self, exchange: Exchange, body: bytes) -> tuple[str | None, bool, int | None]:
+        if _is_multipart(exchange):
+            return bodies.multipart_model(body, exchange.header(b"content-type") or b""), False, None
+        peek = bodies.peek(body)
+        return peek.model, peek.stream, peek.output_tokens_max
+
+    def _rename(self, exchange: Exchange, body: bytes, model: str) -> bytes:
+        if _is_multipart(exchange):
+            return bodies.replace_multipart_model(body, exchange.header(b"content-type") or b"", model)
+        return bodies.replace_model(body, model)
+
+    def _sole_model(self, passed: Route) -> str:
+        """The model that is meant where none is named: the only one there is, on the paths that need no name."""
+        if passed.needs_model:
+            raise BadBody("The request names no `model`.", "model")
+        names = [str(entry["id"]) for entry in self._catalog.entries()]
+        names = [name for name in names if name not in self._catalog.aliases]
+        if len(names) != 1:
+            raise BadBody("The request names no `model`, and not exactly one is served.", "model")
+        return names[0]
+
+    def _pinned(self, exchange: Exchange) -> str | None:
+        if "id=" not in exchange.query:
+            return None
+        try:
+            named = parse_qs(exchange.query, keep_blank_values=True, max_num_fields=100).get("id")
+        except ValueError:
+            raise BadBody("The query has too many fields.") from None
+        if named is None:
+            return None
+        if len(named) != 1:
+            raise BadBody("The query names several endpoints (`id`); one is allowed.", "id")
+        return named[0]
+
+    def _band(self, exchange: Exchange) -> int:
+        """The band asked for, as far as the caller may have it; unknown names ask for nothing."""
+        asked = exchange.header(self._band_header)
+        if asked is None:
+            return self._default_band
+        return max(self._ranks.get(asked.strip(), self._default_band), self._band_max)
+
+    def _request_id(self, exchange: Exchange) -> bytes:
+        given = exchange.header(b"x-request-id")
+        if given and len(given) <= REQUEST_ID_BYTES_MAX and given.isascii() and given.decode().isprintable():
+            return given
+        return b"req-%x-%x" % (int(self._driver.now() * 1000), next(self._serial))
+
+    def _unique(self, request_id: bytes) -> str:
+        """The id under which the scheduler knows it: the caller's own, unless that one is under way."""
+        name = request_id.decode()
+        return f"{name}~{next(self._serial)}" if self._driver.knows(name) else name
+
+    def _refuse(
+        self,
+        exchange: Exchange,
+        reason: Reason,
+        message: str | None = None,
+        *,
+        param: str | None = None,
+        extra: Sequence[Header] = (),
+    ) -> None:
+        self._metrics.refused(reason)
+        retry_after_s = 1.0 if reason is Reason.DRAINING else None
+        status, headers, body = wire.refusal(
+            api_of(exchange.target_path), reason, message, param=param, retry_after_s=retry_after_s
+        )
+        exchange.respond(status, [*headers, (b"x-request-id", self._request_id(exchange)), *extra], body)
+
+    # --- Penstock's own paths -------------------------------------------------------------------------------
+
+    def _health(self, exchange: Exchange) -> None:
+        _json(exchange, 200, {"status": "ok"})
+
+    def _ready(self, exchange: Exchange) -> None:
+        snapshot = self._driver.scheduler.snapshot(now=self._driver.now())
+        served = {model for e in snapshot.endpoints if e.state != "down" for model in (e.models or ())}
+        known = {model for e in snapshot.endpoints for model in (e.models or ())}
+        _json(
+            exchange,
+            503 if snapshot.draining else 200,
+            {
+                "status": "draining" if snapshot.draining else "ready",
+                "models": sorted(served),
+                "missing": {
+                    "models": sorted(known - served),
+                    "endpoints": [e.name for e in snapshot.endpoints if e.state == "down" or e.models is None],
+                },
+            },
+        )
+
+    def _metrics_page(self, exchange: Exchange) -> None:
+        exchange.respond(200, [(b"content-type", metrics_module.CONTENT_TYPE.encode())], self._metrics.page())
+
+    def _version(self, exchange: Exchange) -> None:
+        _json(exchange, 200, {"version": penstock.__version__, "name": "penstock"})
+
+    def _models(self, exchange: Exchange) -> None:
+        _json(exchange, 200, {"object": "list", "data": self._catalog.entries()})
+
+    def _model(self, exchange: Exchange, name: str) -> None:
+        entry = self._catalog.entry(name)
+        if entry is None:
+            self._refuse(exchange, Reason.MODEL_NOT_FOUND, model_not_found(name), param="model")
+        else:
+            _json(exchange, 200, entry)
+
+
+class _Refused(Exception):  # noqa: N818
+    """A refusal other than a bad body."""
+
+    def __init__(self, reason: Reason, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.param = param
+
+
+def _is_multipart(exchange: Exchange) -> bool:
+    return (exchange.header(b"content-type") or b"")[:19].lower() == b"multipart/form-data"
+
+
+def _json(exchange: Exchange, status: int, value: object) -> None:
+    exchange.respond(status, [(b"content-type", b"application/json")], msgspec.json.encode(value))

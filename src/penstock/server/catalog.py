@@ -1,0 +1,51 @@
+"""Which models are served: the union of what the endpoints list, as `GET /v1/models` shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from penstock.server.observe import Model
+
+
+class Catalog:
+    """Model entries by endpoint, and the aliases that callers may use instead."""
+
+    def __init__(self, aliases: Mapping[str, str]) -> None:
+        self.aliases = aliases
+        self._listed: dict[str, list[Model]] = {}
+        self._context_tokens: dict[str, int] = {}
+
+    def listed(self, endpoint: str, models: list[Model]) -> None:
+        """An endpoint told what it serves."""
+        self._listed[endpoint] = models
+        for model in models:
+            length = model.fields.get("max_model_len")
+            if isinstance(length, int) and length > 0:
+                self._context_tokens[model.id] = length
+
+    def context_tokens(self, model: str) -> int | None:
+        """How many tokens the model can take, where its engine told."""
+        return self._context_tokens.get(model)
+
+    def configured(self, endpoint: str, names: Iterable[str]) -> None:
+        """The settings say what it serves; its own entries replace these when it lists them."""
+        self._listed[endpoint] = [
+            Model(name, {"id": name, "object": "model", "created": 0, "owned_by": "penstock"}) for name in names
+        ]
+
+    def entries(self) -> list[dict[str, object]]:
+        """One entry per name. What several replicas list is shown once, with the least context length of them."""
+        found: dict[str, dict[str, object]] = {}
+        for models in self._listed.values():
+            for model in models:
+                entry = found.setdefault(model.id, dict(model.fields))
+                ours, theirs = entry.get("max_model_len"), model.fields.get("max_model_len")
+                if isinstance(ours, int) and isinstance(theirs, int):
+                    entry["max_model_len"] = min(ours, theirs)
+        for alias, target in self.aliases.items():
+            if target in found:
+                found[alias] = {**found[target], "id": alias, "root": target}
+        return list(found.values())
+
+    def entry(self, name: str) -> dict[str, object] | None:
+        return next((entry for entry in self.entries() if entry["id"] == name), None)

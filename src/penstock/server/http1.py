@@ -1,0 +1,119 @@
+"""How do clients reach the gateway? Penstock's own HTTP/1.1 server: listen, count, drain, stop.
+
+It is push-style on asyncio protocols: the handler is called back, and no task or coroutine is made per request
+or per chunk, because the gateway has to cost as little as a native proxy. The parts: `http1_limits` (bounds and
+refusals), `http1_exchange` (one request and its response), `http1_connection` (bytes to requests).
+The road not taken is ASGI: its coroutine, scope and message dictionaries cost more than the rest of a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from email.utils import formatdate
+from typing import TYPE_CHECKING
+
+from penstock import clock
+from penstock.server.http1_connection import Connection
+from penstock.server.http1_exchange import Exchange, Handler, Header
+from penstock.server.http1_limits import Refusal, ServerLimits
+
+if TYPE_CHECKING:
+    import ssl as tls
+    from collections.abc import Callable
+
+__all__ = ["Exchange", "Handler", "Header", "HttpServer", "Refusal", "ServerLimits"]
+
+_ABORT_WAIT_S_MAX = 5.0  # aborted connections are gone within a turn of the loop; this is for a broken one
+
+
+class HttpServer:
+    """Listens for clients and owns their connections, from the accept to the last close."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        limits: ServerLimits | None = None,
+        *,
+        wall_clock: Callable[[], float] = clock.wall,
+    ) -> None:
+        self.handler = handler
+        self.limits = limits or ServerLimits()
+        self.draining = False
+        self._wall_clock = wall_clock
+        self._connections: set[Connection] = set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._listener: asyncio.Server | None = None
+        self._date_s = 0
+        self._date_line = b""
+
+    async def start(self, host: str, port: int, *, ssl: tls.SSLContext | None = None, backlog: int = 2048) -> None:
+        """Listen; port 0 takes a free one."""
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(
+            lambda: Connection(self, loop),
+            host,
+            port,
+            ssl=ssl,
+            backlog=backlog,
+            ssl_handshake_timeout=self.limits.header_timeout_s if ssl else None,
+            ssl_shutdown_timeout=self.limits.linger_timeout_s if ssl else None,
+        )
+
+    @property
+    def port(self) -> int:
+        """The port listened on."""
+        assert self._listener is not None
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open, those about to close included."""
+        return len(self._connections)
+
+    def stop_accepting(self) -> None:
+        """Take no new connection, close the idle ones; the busy ones close after their response."""
+        self.draining = True
+        if self._listener is not None:
+            self._listener.close()
+        for connection in tuple(self._connections):
+            connection.drain()
+
+    async def wait_closed(self, timeout_s: float) -> None:
+        """Wait until every connection has closed; after the time-out abort those that are left."""
+        self.stop_accepting()
+        if await self._emptied(timeout_s):
+            return
+        for connection in tuple(self._connections):
+            connection.abort()
+        await self._emptied(_ABORT_WAIT_S_MAX)
+
+    async def _emptied(self, timeout_s: float) -> bool:
+        try:
+            await asyncio.wait_for(self._empty.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    # ---- for the connections
+
+    def opened(self, connection: Connection) -> bool:
+        """Count a new connection; False when there are enough."""
+        full = len(self._connections) >= self.limits.connections_max
+        self._connections.add(connection)
+        self._empty.clear()
+        return not full
+
+    def closed(self, connection: Connection) -> None:
+        """A connection is gone."""
+        self._connections.discard(connection)
+        if not self._connections:
+            self._empty.set()
+
+    def date_line(self) -> bytes:
+        """The `date` header, made once a second."""
+        now_s = int(self._wall_clock())
+        if now_s != self._date_s:
+            self._date_s = now_s
+            self._date_line = b"date: %b\r\n" % formatdate(now_s, usegmt=True).encode()
+        return self._date_line

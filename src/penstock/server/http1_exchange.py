@@ -1,0 +1,241 @@
+"""What does the gateway see of one request, and how does it answer?
+
+An `Exchange` is one request with its response: what came, and the verbs to answer with. Either `respond` once,
+or `start`, `write` …, `end`. Nothing here waits. When the client hangs up first, `on_disconnect` is called
+once and every later verb does nothing, so a relay needs no checks of its own. The server owns what belongs to
+the connection: `connection`, `keep-alive`, `content-length` and `transfer-encoding` among the given headers are
+left out and written as the framing needs; all others go out in the order and case given.
+"""
+
+from __future__ import annotations
+
+import http
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Sequence
+
+    from penstock.server.http1_connection import Connection
+    from penstock.server.http1_limits import Refusal
+
+Header = tuple[bytes, bytes]
+
+# How the end of a response body is told.
+_NO_BODY: Final = 0
+_LENGTH: Final = 1
+_CHUNKED: Final = 2
+_CLOSE: Final = 3
+
+_JOIN_BYTES_MAX: Final = 16 * 1024  # up to here one copy is cheaper than a write of several pieces
+_BODYLESS: Final = frozenset({204, 304})
+_SERVER_OWNED: Final = frozenset({b"connection", b"keep-alive", b"content-length", b"transfer-encoding"})
+_LOOKED_AT_SIZES: Final = frozenset(len(name) for name in (*_SERVER_OWNED, b"date"))
+_STATUS_LINES: Final = {
+    int(status): b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in http.HTTPStatus
+}
+
+
+class Handler(Protocol):
+    """The gateway, as this server sees it. All three are called from the loop and must not block."""
+
+    def begin(self, exchange: Exchange) -> int | None:
+        """The head is here, the body is not. May respond at once: then the body is never read.
+
+        Returns this request's own limit on body bytes, None for the server's.
+        """
+
+    def complete(self, exchange: Exchange) -> None:
+        """The whole body is here. Not called for a request that `begin` answered, or that was refused."""
+
+    def refused(
+        self, exchange: Exchange | None, refusal: Refusal, detail: str
+    ) -> tuple[int, Sequence[Header], bytes]:
+        """The answer to a request that the server refuses; None when its head could not be read.
+
+        For an exchange that `begin` has seen, this is the last call about it.
+        """
+
+
+class Exchange:
+    """One request and its response."""
+
+    __slots__ = (
+        "_connection",
+        "_framing",
+        "_left_bytes",
+        "_transport",
+        "body",
+        "ended",
+        "headers",
+        "http_version",
+        "lookup",
+        "method",
+        "on_disconnect",
+        "on_pause",
+        "on_resume",
+        "peer",
+        "query",
+        "received_s",
+        "started",
+        "target_path",
+        "tls",
+    )
+
+    def __init__(self, connection: Connection, transport: asyncio.Transport, received_s: float) -> None:
+        self._connection: Connection | None = connection  # None once the exchange is over
+        self._transport = transport
+        self._framing = _NO_BODY
+        self._left_bytes = 0
+        # The head, filled in by the reader.
+        self.method = ""
+        self.target_path = ""  # percent-encoded, as it came
+        self.query = ""
+        self.headers: list[Header] = []  # names in the order and case they came
+        self.lookup: dict[bytes, bytes] = {}  # lower-case name to first value
+        self.http_version = "1.1"
+        self.body = b""  # whole from Handler.complete on
+        self.peer = connection.peer
+        self.tls = connection.tls
+        self.received_s = received_s  # loop time of the first byte
+        self.started = False
+        self.ended = False
+        # The client is gone before end(): at most once, never after end() or abort().
+        self.on_disconnect: Callable[[], None] | None = None
+        # The write buffer is over, or under, its marks. No on_resume follows an on_disconnect.
+        self.on_pause: Callable[[], None] | None = None
+        self.on_resume: Callable[[], None] | None = None
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of a header; `name` in lower case."""
+        return self.lookup.get(name)
+
+    @property
+    def gone(self) -> bool:
+        """The exchange is over without an ended response."""
+        return self._connection is None and not self.ended
+
+    def respond(self, status: int, headers: Sequence[Header], body: bytes) -> None:
+        """Send a whole response."""
+        connection = self._connection
+        if connection is None:
+            return
+        assert not self.started, "a response was already started"
+        bodyless = status in _BODYLESS
+        framing = b"" if bodyless else b"content-length: %d\r\n" % len(body)
+        head = self._head(connection, status, headers, framing)
+        self.started = True
+        if bodyless or not body or self.method == "HEAD":
+            self._transport.write(head)
+        elif len(body) < _JOIN_BYTES_MAX:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines((head, body))
+        self._over(connection)
+
+    def start(self, status: int, headers: Sequence[Header], *, length: int | None) -> None:
+        """Begin a response whose body follows in pieces; None for a length that is not known yet."""
+        connection = self._connection
+        if connection is None:
+            return
+        assert not self.started, "a response was already started"
+        framing = b""
+        if length is not None and status != 204:
+            framing = b"content-length: %d\r\n" % length
+        if self.method == "HEAD" or status in _BODYLESS:
+            self._framing = _NO_BODY
+        elif length is not None:
+            self._framing = _LENGTH
+            self._left_bytes = length
+        elif self.http_version == "1.1":
+            self._framing = _CHUNKED
+            framing = b"transfer-encoding: chunked\r\n"
+        else:
+            self._framing = _CLOSE
+            connection.keep_alive = False
+        head = self._head(connection, status, headers, framing)
+        self.started = True
+        self._transport.write(head)
+
+    def write(self, data: bytes) -> None:
+        """Send a piece of the body of a started response."""
+        if self._connection is None or not data:
+            return
+        assert self.started, "write() before start()"
+        framing = self._framing
+        if framing == _CHUNKED:
+            size = len(data)
+            if size < _JOIN_BYTES_MAX:
+                self._transport.write(b"%x\r\n%b\r\n" % (size, data))
+            else:
+                self._transport.writelines((b"%x\r\n" % size, data, b"\r\n"))
+        elif framing != _NO_BODY:
+            if framing == _LENGTH:
+                self._left_bytes -= len(data)
+                assert self._left_bytes >= 0, "more was written than the length given to start()"
+            self._transport.write(data)
+
+    def end(self) -> None:
+        """The body is whole. With a piece of the promised length missing, the same as `abort`."""
+        connection = self._connection
+        if connection is None:
+            return
+        assert self.started, "end() before start()"
+        if self._framing == _LENGTH and self._left_bytes > 0:
+            self.abort()
+            return
+        if self._framing == _CHUNKED:
+            self._transport.write(b"0\r\n\r\n")
+        self._over(connection)
+
+    def abort(self) -> None:
+        """Break off: what was written goes out, then the connection closes and the body stays incomplete."""
+        connection = self._connection
+        if connection is None:
+            return
+        self.on_disconnect = None
+        self._detach()
+        connection.break_off(reset=self.started and self._framing == _CLOSE)
+
+    def disconnected(self) -> None:
+        """The connection tells that its client is gone."""
+        if self._connection is None:
+            return
+        callback = self.on_disconnect
+        self._detach()
+        if callback is not None:
+            callback()
+
+    def _over(self, connection: Connection) -> None:
+        self.ended = True
+        self._detach()
+        connection.response_ended()
+
+    def _detach(self) -> None:
+        """Forget the connection and the callbacks: what they hold must not outlive the exchange."""
+        self._connection = None
+        self.on_disconnect = self.on_pause = self.on_resume = None
+
+    def _head(self, connection: Connection, status: int, headers: Sequence[Header], framing: bytes) -> bytes:
+        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
+        dated = False
+        for header in headers:
+            name = header[0]
+            if len(name) in _LOOKED_AT_SIZES:
+                lower = name.lower()
+                if lower in _SERVER_OWNED:
+                    continue
+                dated = dated or lower == b"date"
+            lines.append(name + b": " + header[1] + b"\r\n")
+        if framing:
+            lines.append(framing)
+        if not dated:
+            lines.append(connection.server.date_line())
+        if connection.closes_after_response():
+            lines.append(b"connection: close\r\n")
+        elif self.http_version == "1.0":
+            lines.append(b"connection: keep-alive\r\n")
+        head = b"".join(lines)
+        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
+            raise ValueError("a response header holds a line break")
+        return head + b"\r\n"

@@ -1,0 +1,290 @@
+"""What can be counted and drawn: Prometheus series from outcomes as they happen and from snapshots when asked.
+
+Labels are bounded: models are those an endpoint serves, all others are `other`. Every series exists from the start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from penstock.core.actions import Dispatch, Requeue
+from penstock.core.outcome import Outcome, Reason
+from penstock.core.retry import Failure
+from penstock.core.snapshot import EndpointSnapshot, Snapshot
+
+if TYPE_CHECKING:
+    from penstock.server.relay import QueuedJourney
+
+CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
+MODELS_MAX = 500  # model labels; more are `other`
+OTHER = "other"
+_WAITS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
+_TIMES_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
+_OVERHEADS_S = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25)
+_REJECTED_WITH_429 = (
+    Reason.QUEUE_FULL,
+    Reason.ENDPOINT_OVERLOADED,
+    Reason.QUEUE_TIMEOUT,
+)
+
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class Metrics:
+    """All series of one gateway."""
+
+    def __init__(
+        self,
+        *,
+        bands: Sequence[str],
+        snapshot: Callable[[], Snapshot],
+        config_hash: str,
+        router_aliases: bool = False,
+    ) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._bands = bands
+        self._models: set[str] = set()
+        self._requests = Counter(
+            "penstock_requests", "Requests that ended.", ["model", "band", "outcome", "reason"], registry=registry
+        )
+        self._queue_wait = Histogram(
+            "penstock_queue_wait_seconds",
+            "Time in the queue.",
+            ["band", "outcome"],
+            buckets=_WAITS_S,
+            registry=registry,
+        )
+        self._dispatches = Counter("penstock_dispatches", "Leases granted.", ["endpoint"], registry=registry)
+        self._rejections = Counter(
+            "penstock_rejections", "Requests refused before they entered the queue.", ["reason"], registry=registry
+        )
+        self._requeues = Counter(
+            "penstock_requeues", "Requests sent back to the queue by a failure.", ["reason"], registry=registry
+        )
+        self._cancellations = Counter(
+            "penstock_queue_cancellations", "Waiting requests whose client hung up.", registry=registry
+        )
+        self._ttft = Histogram(
+            "penstock_ttft_seconds",
+            "From the whole request to the answer's first byte.",
+            ["model", "band"],
+            buckets=_TIMES_S,
+            registry=registry,
+        )
+        self._request_time = Histogram(
+            "penstock_request_seconds",
+            "From the whole request to the answer's last byte.",
+            ["model", "band"],
+            buckets=_TIMES_S,
+            registry=registry,
+        )
+        self._overhead = Histogram(
+            "penstock_overhead_seconds",
+            "Penstock's own time before a request is sent, without waiting.",
+            buckets=_OVERHEADS_S,
+            registry=registry,
+        )
+        self.loop_lag = Gauge(
+            "penstock_event_loop_lag_seconds", "How late the event loop ran a timer, lately.", registry=registry
+        )
+        Gauge("penstock_config_info", "The settings in force.", ["hash"], registry=registry).labels(
+            config_hash
+        ).set(1)
+        for band in bands:
+            for outcome in Outcome:
+                self._queue_wait.labels(band, outcome)
+        for reason in Reason:
+            self._rejections.labels(reason)
+        for failure in Failure:
+            self._requeues.labels(failure)
+        self._start_at_zero(OTHER)
+        registry.register(_Gauges(snapshot, bands, self._known_models))
+        if router_aliases:
+            registry.register(_RouterAliases(snapshot, self))
+        self._alias_rejections: dict[Reason, int] = dict.fromkeys(_REJECTED_WITH_429, 0)
+        self._admissions = 0
+        self._cancelled = 0
+
+    def queue_wait_samples(self) -> Iterable[Metric]:
+        return self._queue_wait.collect()
+
+    def page(self) -> bytes:
+        """The text for `/metrics`."""
+        return prometheus_client.generate_latest(self.registry)
+
+    def endpoint_added(self, name: str) -> None:
+        self._dispatches.labels(name)
+
+    # --- what happened ----------------------------------------------------------------------------------------
+
+    def dispatched(self, journey: QueuedJourney, action: Dispatch) -> None:
+        self._admissions += 1
+        self._dispatches.labels(action.endpoint).inc()
+        self._overhead.observe(max(0.0, journey.elapsed_s() - action.queue_s))
+
+    def requeued(self, action: Requeue) -> None:
+        self._requeues.labels(action.cause).inc()
+
+    def refused(self, reason: Reason, *, model: str = OTHER, band: str = "") -> None:
+        """A request that never reached the scheduler."""
+        self._requests.labels(model, band, Outcome.REJECTED, reason).inc()
+        self._rejections.labels(reason).inc()
+
+    def passed(self, model: str, outcome: Outcome, reason: Reason | None) -> None:
+        """A request that needed no turn ended."""
+        self._requests.labels(self.model_label(model), "", outcome, reason or "").inc()
+        if outcome is Outcome.REJECTED:
+            assert reason is not None
+            self._rejections.labels(reason).inc()
+
+    def ended(self, journey: QueuedJourney, outcome: Outcome, reason: Reason | None) -> None:
+        model = self.model_label(journey.request.model)
+        band = journey.band
+        self._requests.labels(model, band, outcome, reason or "").inc()
+        if outcome is Outcome.REJECTED:
+            assert reason is not None
+            self._rejections.labels(reason).inc()
+        else:
+            self._queue_wait.labels(band, outcome).observe(journey.waited_s())
+        if reason in self._alias_rejections:
+            self._alias_rejections[reason] += 1
+        if reason is Reason.CANCELLED:
+            self._cancellations.inc()
+            self._cancelled += 1
+        if journey.first_s is not None:
+            self._ttft.labels(model, band).observe(journey.first_s - journey.started_s)
+            self._request_time.labels(model, band).observe(journey.elapsed_s())
+
+    # --- labels -----------------------------------------------------------------------------------------------
+
+    def models_known(self, names: Iterable[str]) -> None:
+        """Names that may be labels from now on."""
+        for name in names:
+            if len(self._models) < MODELS_MAX and name not in self._models:
+                self._models.add(name)
+                self._start_at_zero(name)
+
+    def _start_at_zero(self, model: str) -> None:
+        for band in self._bands:
+            self._requests.labels(model, band, Outcome.COMPLETED, "")
+            self._ttft.labels(model, band)
+            self._request_time.labels(model, band)
+
+    def model_label(self, model: str) -> str:
+        return model if model in self._models else OTHER
+
+    def _known_models(self) -> set[str]:
+        return self._models
+
+    # --- for the router's names -------------------------------------------------------------------------------
+
+    def router_counters(self) -> Iterator[Metric]:
+        admissions = CounterMetricFamily("vllm_router:admissions", "Requests sent to an engine.")
+        admissions.add_metric([], self._admissions)
+        yield admissions
+        rejections = CounterMetricFamily("vllm_router:rejections", "Requests answered 429.", labels=["reason"])
+        for reason, count in self._alias_rejections.items():
+            rejections.add_metric([reason], count)
+        yield rejections
+        cancelled = CounterMetricFamily("vllm_router:queue_cancellations", "Waiters that hung up.")
+        cancelled.add_metric([], self._cancelled)
+        yield cancelled
+
+
+class _Gauges(Collector):
+    """Levels, read from one snapshot per scrape."""
+
+    def __init__(
+        self, snapshot: Callable[[], Snapshot], bands: Sequence[str], models: Callable[[], set[str]]
+    ) -> None:
+        self._snapshot = snapshot
+        self._bands = bands
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        snapshot = self._snapshot()
+        yield from self._queues(snapshot)
+        yield from _endpoints(snapshot)
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def _queues(self, snapshot: Snapshot) -> Iterator[Metric]:
+        requests: dict[tuple[str, ...], float] = {
+            (model, band): 0.0 for model in (*sorted(self._models()), OTHER) for band in self._bands
+        }
+        tokens = dict(requests)
+        oldest = dict.fromkeys(self._bands, 0.0)
+        for queue in snapshot.queues:
+            key = (queue.model if queue.model in self._models() else OTHER, queue.band)
+            requests[key] = requests.get(key, 0.0) + queue.requests
+            tokens[key] = tokens.get(key, 0.0) + queue.prompt_tokens
+            oldest[queue.band] = max(oldest[queue.band], queue.oldest_wait_s)
+        yield _gauge("queued_requests", "Requests waiting.", ["model", "band"], requests)
+        yield _gauge("queued_tokens", "Estimated prompt tokens waiting.", ["model", "band"], tokens)
+        yield _gauge("queued_bytes", "Bytes of bodies waiting.", [], {(): float(snapshot.waiting_bytes)})
+        yield _gauge(
+            "oldest_wait_seconds",
+            "How long the oldest waiting request has waited.",
+            ["band"],
+            {(band,): seconds for band, seconds in oldest.items()},
+        )
+
+
+def _endpoints(snapshot: Snapshot) -> Iterator[Metric]:
+    columns: list[tuple[str, str, Callable[[EndpointSnapshot], float]]] = [
+        ("leases", "Leases held.", lambda e: e.leases),
+        ("slots", "Requests it may be sent at a time.", lambda e: e.slots),
+        ("endpoint_up", "1 while it may be used.", lambda e: e.state == "up"),
+        ("endpoint_waiting", "Requests waiting inside the engine, as observed.", lambda e: e.engine_waiting or 0),
+        ("endpoint_running", "Requests running inside the engine, as observed.", lambda e: e.engine_running or 0),
+        ("endpoint_kv_usage_ratio", "KV memory in use, as observed.", lambda e: e.kv_usage or 0),
+        (
+            "observation_age_seconds",
+            "Age of the last reading; NaN where there is none to go by.",
+            lambda e: math.nan if e.observed_s_ago is None else e.observed_s_ago,
+        ),
+    ]
+    for name, text, value in columns:
+        yield _gauge(name, text, ["endpoint"], {(e.name,): value(e) for e in snapshot.endpoints})
+
+
+def _gauge(name: str, text: str, labels: list[str], values: Mapping[tuple[str, ...], float]) -> Metric:
+    family = GaugeMetricFamily(f"penstock_{name}", text, labels=labels)
+    for key, value in values.items():
+        family.add_metric(list(key), value)
+    return family
+
+
+class _RouterAliases(Collector):
+    """The names of production-stack's RFC 876, for dashboards that have them."""
+
+    def __init__(self, snapshot: Callable[[], Snapshot], metrics: Metrics) -> None:
+        self._snapshot = snapshot
+        self._metrics = metrics
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        snapshot = self._snapshot()
+        yield GaugeMetricFamily("vllm_router:queued_requests", "Requests waiting.", value=snapshot.waiting)
+        reserved = sum(e.reserved for e in snapshot.endpoints)
+        yield GaugeMetricFamily("vllm_router:reservations", "Leases before their first token.", value=reserved)
+        yield from self._metrics.router_counters()
+        wait = Metric("vllm_router:queue_wait_seconds", "Time in the queue.", "histogram")
+        totals: dict[tuple[str, str], float] = {}
+        for sample in next(iter(self._metrics.queue_wait_samples())).samples:
+            suffix = sample.name.removeprefix("penstock_queue_wait_seconds")
+            key = (suffix, sample.labels.get("le", ""))
+            totals[key] = totals.get(key, 0.0) + sample.value
+        for (suffix, le), value in totals.items():
+            wait.add_sample("vllm_router:queue_wait_seconds" + suffix, {"le": le} if le else {}, value)
+        yield wait

@@ -1,0 +1,114 @@
+"""How the gateway lives: start, run, drain, stop, top to bottom."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import ssl
+from collections.abc import Mapping
+
+from penstock.server.driver import Driver
+from penstock.server.http1 import HttpServer
+from penstock.server.metrics import Metrics
+from penstock.server.observe import Observer
+from penstock.server.relay import Target
+from penstock.settings.model import Settings
+
+logger = logging.getLogger(__name__)
+
+LAG_INTERVAL_S = 0.5
+CLOSE_TIMEOUT_S = 5.0  # for clients to take the end of what was already answered
+
+
+class Gateway:
+    """Owns everything that was started, and leaves nothing of it running."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        driver: Driver,
+        server: HttpServer,
+        metrics: Metrics,
+        targets: Mapping[str, Target],
+        observers: Mapping[str, Observer],
+    ) -> None:
+        self._settings = settings
+        self.driver = driver
+        self.server = server
+        self._metrics = metrics
+        self._targets = targets
+        self._observers = observers
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until the first SIGTERM or SIGINT, drain, stop. A second signal forces."""
+        await self.start()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        try:
+            await self._stop.wait()
+            await self.drain()
+        finally:
+            await self.close()
+
+    async def start(self) -> None:
+        """Listen and observe. Ready to queue when this returns; no engine was asked yet."""
+        host, port = self._settings.listen_address
+        await self.server.start(host, port, ssl=_tls(self._settings))
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(observer.run()) for observer in self._observers.values()]
+        self._tasks.append(loop.create_task(self._measure_lag()))
+        shown = f"[{host}]" if ":" in host else host or "0.0.0.0"
+        logger.info(
+            "listening on %s://%s:%d", "https" if self._settings.tls.cert else "http", shown, self.server.port
+        )
+
+    def stop(self) -> None:
+        """Ask to stop; asked again, at once."""
+        if self._stop.is_set():
+            self._force.set()
+        self._stop.set()
+
+    async def drain(self) -> None:
+        """Admit nothing more; serve what waits and what runs, within their time-outs."""
+        queue = self._settings.queue
+        logger.info("draining: no new requests; waiting ones are served for %g s", queue.drain_timeout)
+        self.driver.drain(queue_s=queue.drain_timeout, run_s=max(queue.drain_timeout, queue.stop_timeout))
+        idle = asyncio.ensure_future(self.driver.idle())
+        forced = asyncio.ensure_future(self._force.wait())
+        await asyncio.wait({idle, forced}, return_when=asyncio.FIRST_COMPLETED)
+        for future in (idle, forced):
+            future.cancel()
+        if self._force.is_set():
+            logger.warning("forced: what waits and what runs is ended now")
+            self.driver.drain(queue_s=0.0, run_s=0.0)
+
+    async def close(self) -> None:
+        """Stop everything that was started."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.server.wait_closed(CLOSE_TIMEOUT_S)
+        for target in self._targets.values():
+            target.upstream.close()
+        self.driver.close()
+        logger.info("stopped")
+
+    async def _measure_lag(self) -> None:
+        while True:
+            due_s = self.driver.now() + LAG_INTERVAL_S
+            await asyncio.sleep(LAG_INTERVAL_S)
+            self._metrics.loop_lag.set(max(0.0, self.driver.now() - due_s))
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    if not settings.tls.cert:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(settings.tls.cert, settings.tls.key)
+    return context

@@ -1,0 +1,295 @@
+"""The transport: how do bytes get to an engine and back?
+
+One `Upstream` per endpoint: a pool of HTTP/1.1 connections, the youngest used first. `send` writes a request
+at once, on an idle connection or a new one, and tells its sink what comes back. Idle connections are closed
+before an engine would close them, and dropped the moment an engine does; a request that still meets a stale
+one, and heard nothing, is sent once more on a new one. Headers are written as they are given; those of one hop
+are the caller's to leave out, and `Host` and the body's framing are added here. How many connections are open
+is bounded by who sends (a lease each), how many stay idle by the limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from penstock.server.upstream_call import (
+    Call,
+    Headers,
+    Sink,
+    UpstreamError,
+    UpstreamErrorKind,
+    UpstreamLimits,
+    UpstreamTimeouts,
+)
+from penstock.server.upstream_connection import UpstreamConnection
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "Call",
+    "Headers",
+    "Response",
+    "Sink",
+    "Upstream",
+    "UpstreamError",
+    "UpstreamErrorKind",
+    "UpstreamException",
+    "UpstreamLimits",
+    "UpstreamStatistics",
+    "UpstreamTimeouts",
+]
+
+STALE_S: Final = 1.0  # a stale connection tells within a round trip; later, the engine died on this very request
+
+
+class UpstreamException(Exception):  # noqa: N818 - the error is the value it carries
+    """`fetch` got no whole answer."""
+
+    def __init__(self, error: UpstreamError) -> None:
+        super().__init__(f"{error.kind.value}: {error.detail}")
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A whole answer, as `fetch` returns it."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamStatistics:
+    """The picture of one pool now, and its totals."""
+
+    connecting: int
+    active: int
+    idle: int
+    requests_total: int
+    connects_total: int
+    retries_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Address:
+    """Where an endpoint is, from its URL."""
+
+    host: str
+    port: int
+    authority: str  # for the Host header
+    prefix: str  # before every target
+    is_tls: bool
+
+    @staticmethod
+    def of(url: str) -> _Address:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"not an http(s) URL with a host: {url!r}")
+        if parts.query or parts.fragment or "@" in parts.netloc or " " in url or not url.isascii():
+            raise ValueError(f"an endpoint's URL is plain ASCII without query, fragment, credentials: {url!r}")
+        is_tls = parts.scheme == "https"
+        port_default = 443 if is_tls else 80
+        port = port_default if parts.port is None else parts.port
+        name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        authority = name if port == port_default else f"{name}:{port}"
+        return _Address(parts.hostname, port, authority, parts.path.rstrip("/"), is_tls)
+
+
+class Upstream:
+    """One endpoint's connections. Made and used on one event loop."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeouts: UpstreamTimeouts | None = None,
+        limits: UpstreamLimits | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.timeouts = timeouts or UpstreamTimeouts()
+        self.limits = limits or UpstreamLimits()
+        self._address = address = _Address.of(url)
+        self._loop = loop or asyncio.get_running_loop()
+        self.time = self._loop.time
+        self._ssl = (ssl_context or ssl.create_default_context()) if address.is_tls else None
+        self._host_line = f" HTTP/1.1\r\nHost: {address.authority}".encode("ascii")
+        self._connecting: set[UpstreamConnection] = set()
+        self._open: set[UpstreamConnection] = set()
+        self._idle: list[UpstreamConnection] = []  # by the time they became idle
+        self._tick_s = self.timeouts.tick_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._requests_total = self._connects_total = self._retries_total = 0
+
+    def send(
+        self, method: str, target: str, headers: Sequence[tuple[bytes, bytes]], body: bytes, sink: Sink
+    ) -> Call:
+        """Send a request, and return at once. A request line or header with a line break is a ValueError."""
+        call = Call(self._head(method, target, headers, body), body, sink, is_head_request=method == "HEAD")
+        self._requests_total += 1
+        now = self.time()
+        idle = self._idle
+        while idle:
+            connection = idle.pop()
+            if now - connection.idle_since < self.timeouts.idle_s and not connection.transport.is_closing():
+                connection.start(call, now + STALE_S)
+                return call
+            connection.close()
+        self._connect(call)
+        return call
+
+    async def fetch(
+        self,
+        method: str,
+        target: str,
+        *,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        body: bytes = b"",
+        timeout_s: float,
+        bytes_max: int | None = None,
+    ) -> Response:
+        """A whole answer, or `UpstreamException`; for probes and metrics. Cancelled, it closes its connection."""
+        collector = _Collector(
+            self._loop.create_future(), self.limits.fetch_bytes_max if bytes_max is None else bytes_max
+        )
+        call = self.send(method, target, headers, body, collector)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await collector.answer
+        except TimeoutError:
+            kind = UpstreamErrorKind.IDLE_TIMEOUT if collector.status else UpstreamErrorKind.FIRST_BYTE_TIMEOUT
+            raise UpstreamException(UpstreamError(kind, f"not complete within {timeout_s:g} s")) from None
+        finally:
+            call.abort()
+
+    def close(self) -> None:
+        """Close every connection. Calls still on their way end with an error; later ones fail at once."""
+        self._is_closed = True
+        for connection in tuple(self._open):
+            connection.lose("the endpoint was closed")
+        for connection in tuple(self._connecting):
+            connection.fail(UpstreamErrorKind.CONNECT, "the endpoint was closed")
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def statistics(self) -> UpstreamStatistics:
+        """How many connections there are, and how many there were."""
+        return UpstreamStatistics(
+            connecting=len(self._connecting),
+            active=len(self._open) - len(self._idle),
+            idle=len(self._idle),
+            requests_total=self._requests_total,
+            connects_total=self._connects_total,
+            retries_total=self._retries_total,
+        )
+
+    # --- What a connection asks of its pool
+
+    def opened(self, connection: UpstreamConnection, /) -> None:
+        self._connects_total += 1
+        self._connecting.discard(connection)
+        self._open.add(connection)
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._tick_s, self._tick)
+
+    def release(self, connection: UpstreamConnection, /) -> None:
+        if self._is_closed or len(self._idle) >= self.limits.idle_connections_max:
+            connection.close()
+            return
+        connection.idle_since = self.time()
+        self._idle.append(connection)
+
+    def forget(self, connection: UpstreamConnection, /) -> None:
+        self._open.discard(connection)
+        if connection in self._idle:  # a list of at most `idle_connections_max`
+            self._idle.remove(connection)
+
+    def retry(self, call: Call, /) -> None:
+        self._retries_total += 1
+        self._connect(call)
+
+    # --- Its own
+
+    def _head(self, method: str, target: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bytes:
+        line = f"{method} {self._address.prefix}{target}"
+        lines = [line.encode("ascii") + self._host_line, *map(b": ".join, headers)]
+        if body or method not in ("GET", "HEAD"):
+            lines.append(b"content-length: %d" % len(body))
+        head = b"\r\n".join(lines)
+        breaks = len(lines)  # one inside the first, and one between two
+        if head.count(b"\n") != breaks or head.count(b"\r") != breaks or line.count(" ") != 1:
+            raise ValueError("a line break in a header, or a space in a target")
+        return head + b"\r\n\r\n"
+
+    def _connect(self, call: Call) -> None:
+        connection = UpstreamConnection(self, call)
+        self._connecting.add(connection)
+        connection.connecting = task = self._loop.create_task(self._open_connection(connection))
+        task.add_done_callback(lambda _: self._connecting.discard(connection))
+
+    async def _open_connection(self, connection: UpstreamConnection) -> None:
+        """A task per new connection, not per request; from `connection_made` on, callbacks do the rest."""
+        if self._is_closed:
+            connection.fail(UpstreamErrorKind.CONNECT, "the endpoint was closed")
+            return
+        address = self._address
+        try:
+            async with asyncio.timeout(self.timeouts.connect_s):
+                await self._loop.create_connection(
+                    lambda: connection,
+                    address.host,
+                    address.port,
+                    ssl=self._ssl,
+                    server_hostname=address.host if self._ssl else None,
+                )
+        except TimeoutError:
+            detail = f"no connection within {self.timeouts.connect_s:g} s"
+            connection.fail(UpstreamErrorKind.CONNECT_TIMEOUT, detail)
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError, a name IDNA refuses a ValueError
+            connection.fail(UpstreamErrorKind.CONNECT, str(error) or type(error).__name__)
+
+    def _tick(self) -> None:
+        """Look at every connection; one timer per endpoint instead of one per request, and none when idle."""
+        self._timer = self._loop.call_later(self._tick_s, self._tick) if self._open else None
+        now = self.time()
+        while self._idle and now - self._idle[0].idle_since >= self.timeouts.idle_s:
+            self._idle[0].close()
+        for connection in tuple(self._open):
+            connection.check(now)
+
+
+class _Collector:
+    """A sink that keeps the whole answer, up to a bound."""
+
+    def __init__(self, answer: asyncio.Future[Response], bytes_max: int) -> None:
+        self.answer = answer
+        self.status = 0
+        self._headers: Headers = []
+        self._body = bytearray()
+        self._bytes_max = bytes_max
+
+    def on_response(self, status: int, headers: Headers, /) -> None:
+        self.status = status
+        self._headers = headers
+
+    def on_data(self, data: bytes, /) -> None:
+        if len(self._body) + len(data) > self._bytes_max:
+            self.on_error(UpstreamError(UpstreamErrorKind.PROTOCOL, f"a body of more than {self._bytes_max} bytes"))
+        else:
+            self._body += data
+
+    def on_end(self) -> None:
+        if not self.answer.done():
+            self.answer.set_result(Response(self.status, self._headers, bytes(self._body)))
+
+    def on_error(self, error: UpstreamError, /) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(UpstreamException(error))

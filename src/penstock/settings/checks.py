@@ -1,0 +1,220 @@
+"""Checks: do values that are fine one by one also fit together?
+
+Each check looks at the parts it needs and runs where those are valid, whatever is wrong elsewhere; so a
+person sees everything at once. Values in messages come from the document as it was written, because that
+still knows which text came out of a variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from penstock.settings import values
+from penstock.settings.address import same_place
+from penstock.settings.model import (
+    DEFAULT_BANDS,
+    Alias,
+    Band,
+    Endpoint,
+    Health,
+    Observe,
+    Settings,
+    Tls,
+)
+from penstock.settings.problems import Filled, Location, Problem, did_you_mean, show, write_path, written_at
+from penstock.settings.section import Section
+from penstock.settings.tenancy import NAMES_WITHOUT_KEYS, Fairness, Identity, Prices, Tenant
+
+Found = Iterator[tuple[Location, Problem]]
+Document = Mapping[str, object]
+S = TypeVar("S", bound=Section)
+_BAND_NAME: TypeAdapter[str] = TypeAdapter(values.BandName)
+
+
+def cross_checks(document: Document) -> Found:
+    yield from _tls(document)
+    yield from _endpoints(document)
+    yield from _aliases(document)
+    yield from _bands(document)
+    yield from _min_shares(document)
+    yield from _fairness(document)
+    yield from _tenants(document)
+    yield from _health(document)
+    yield from _observe(document)
+
+
+def _problem(location: Location, message: str, suggestion: str | None = None) -> tuple[Location, Problem]:
+    return location, Problem(write_path(location), message, suggestion)
+
+
+def _valid(section: type[S], raw: object) -> S | None:
+    try:
+        return section.model_validate(raw)
+    except ValidationError:
+        return None
+
+
+def _items(section: type[S], raw: object) -> list[S | None]:
+    return [_valid(section, item) for item in raw] if isinstance(raw, list | tuple) else []
+
+
+def _tls(document: Document) -> Found:
+    tls = _valid(Tls, document.get("tls"))
+    if tls is None:
+        return
+    for key, other, path in (("cert", "key", tls.cert), ("key", "cert", tls.key)):
+        if path is None:
+            if getattr(tls, other) is not None:
+                yield _problem(("tls", key), f"is missing, but `tls.{other}` is given", "HTTPS needs both")
+            continue
+        try:
+            with Path(path).open("rb"):
+                pass
+        except OSError as error:
+            shown = show(written_at(document, ("tls", key)))
+            yield _problem(("tls", key), f"cannot read {shown}: {(error.strerror or str(error)).lower()}")
+
+
+def _endpoints(document: Document) -> Found:
+    urls: dict[tuple[str, str, str], int] = {}
+    names: dict[str, int] = {}
+    for index, endpoint in enumerate(_items(Endpoint, document.get("endpoints"))):
+        if endpoint is None:
+            continue
+        place = same_place(endpoint.url)
+        if place in urls:
+            yield _problem(("endpoints", index, "url"), f"is the same as that of endpoints[{urls[place]}]")
+        elif endpoint.name in names:
+            message = f"is the same as that of endpoints[{names[endpoint.name]}]"
+            yield _problem(("endpoints", index, "name"), message, "give each a `name` of its own")
+        urls.setdefault(place, index)
+        names.setdefault(endpoint.name, index)
+
+
+def _aliases(document: Document) -> Found:
+    aliases = document.get("models")
+    if not isinstance(aliases, Mapping):
+        return
+    listed: dict[str, int] = {}
+    for index, endpoint in enumerate(_items(Endpoint, document.get("endpoints"))):
+        if endpoint is not None and endpoint.models != "auto":
+            listed |= dict.fromkeys((model for model in endpoint.models if model not in listed), index)
+    for name, raw in aliases.items():
+        if name in listed:
+            message = f"an alias cannot have the name of a model that endpoints[{listed[name]}] lists"
+            yield _problem(("models", name), message)
+        alias = _valid(Alias, raw)
+        if alias is not None and alias.to in aliases:
+            shown = show(written_at(raw, ("to",)))
+            yield _problem(("models", name, "to"), f"{shown} is itself an alias", "name the engine's model")
+
+
+def _bands(document: Document) -> Found:
+    raw = document.get("bands")
+    bands = list(DEFAULT_BANDS) if raw is None else _items(Band, raw)
+    names: dict[str, int] = {}
+    for index, band in enumerate(bands):
+        if band is None:
+            continue
+        if band.name in names:
+            yield _problem(("bands", index, "name"), f"is the same as that of bands[{names[band.name]}]")
+        names.setdefault(band.name, index)
+    if not bands or None in bands:
+        return  # an unknown name may be the one that is misspelled there
+    tenants = document.get("tenants")
+    locations: list[Location] = [("default_band",), ("identity", "max_band")]
+    locations += [
+        ("tenants", n, "max_band") for n in range(len(tenants) if isinstance(tenants, list | tuple) else 0)
+    ]
+    for location in locations:
+        written = written_at(document, location)
+        if written in (None, "") and location != ("default_band",):
+            continue
+        wanted = Settings.model_fields["default_band"].default if written is None else written
+        if not isinstance(wanted, str) or not _is_band_name(wanted) or wanted in names:
+            continue
+        hint = None if isinstance(wanted, Filled) else did_you_mean(wanted, list(names))
+        by_default = "by default " if written is None else ""
+        yield _problem(
+            location, f"is {by_default}{show(wanted)}, which is none of the bands ({', '.join(names)})", hint
+        )
+
+
+def _min_shares(document: Document) -> Found:
+    total = 0.0
+    for index, band in enumerate(_items(Band, document.get("bands"))):
+        total += 0.0 if band is None else band.min_share
+        if total >= 1:
+            message = "with those before it, the minimum shares reach 1; expected less than 1 over all bands"
+            yield _problem(("bands", index, "min_share"), message)
+            return
+
+
+def _fairness(document: Document) -> Found:
+    raw = document.get("fairness")
+    fairness = _valid(Fairness, {"levels": written_at(raw, ("levels",))})
+    levels = () if fairness is None else fairness.levels
+    for index, level in enumerate(levels):
+        if levels.index(level) < index:
+            message = f"is the same as fairness.levels[{levels.index(level)}]"
+            yield _problem(("fairness", "levels", index), message, "name each level once")
+    prices = _valid(Prices, written_at(raw, ("prices",)))
+    if prices is not None and not any((prices.prompt, prices.cached_prompt, prices.completion)):
+        yield _problem(("fairness", "prices"), "are all 0: at least one kind of token has to cost something")
+
+
+def _tenants(document: Document) -> Found:
+    tenants = _items(Tenant, document.get("tenants"))
+    names: dict[str, int] = {}
+    keys: dict[str, str] = {}
+    for index, tenant in enumerate(tenants):
+        if tenant is None:
+            continue
+        if tenant.name in names:
+            yield _problem(("tenants", index, "name"), f"is the same as that of tenants[{names[tenant.name]}]")
+        names.setdefault(tenant.name, index)
+        if tenant.keys and tenant.name in NAMES_WITHOUT_KEYS:
+            yield _problem(("tenants", index, "keys"), f"`{tenant.name}` stands for callers without a key")
+        for n, key in enumerate(tenant.keys):
+            if key in keys:
+                yield _problem(("tenants", index, "keys", n), f"is the same as {keys[key]}", "a key has one tenant")
+            keys.setdefault(key, write_path(("tenants", index, "keys", n)))
+    identity = _valid(Identity, document.get("identity"))
+    if identity is not None and identity.require_key and not keys and None not in tenants:
+        message = "no tenant has a key, so nobody could be served"
+        yield _problem(("identity", "require_key"), message, "`penstock keys new NAME` makes one")
+
+
+def _is_band_name(value: object) -> bool:
+    try:
+        _BAND_NAME.validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
+def _health(document: Document) -> Found:
+    health = _valid(Health, document.get("health"))
+    if health is not None and health.eject_for > health.eject_for_max:
+        yield _longer(document, "health", "eject_for", "eject_for_max", health)
+
+
+def _observe(document: Document) -> Found:
+    observe = _valid(Observe, document.get("observe"))
+    if observe is not None and observe.fast_interval > observe.interval:
+        yield _longer(document, "observe", "fast_interval", "interval", observe)
+
+
+def _longer(document: Document, section: str, key: str, limit: str, parts: Section) -> tuple[Location, Problem]:
+    """Says it at the one of the two that was written, and shows a default as a duration."""
+
+    def shown(name: str) -> str:
+        raw = written_at(document, (section, name))
+        return show(values.write_duration(getattr(parts, name)) if raw is None else raw)
+
+    at = key if written_at(document, (section, key)) is not None else limit
+    return _problem((section, at), f"`{key}` ({shown(key)}) is longer than `{limit}` ({shown(limit)})")

@@ -1,0 +1,276 @@
+"""The model: which settings are there, what do they mean, and what are they when nobody says anything?
+
+Names, defaults and units are those of the YAML file; durations are kept in seconds and sizes in bytes. Who is
+served how (tenants, identity, fairness) is in `tenancy`; what all parts have in common is in `section`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+
+from penstock.settings import values
+from penstock.settings.address import host_and_port, split_listen
+from penstock.settings.section import Section, setting
+from penstock.settings.tenancy import Accounting, Fairness, Identity, Tenant
+
+ENDPOINTS_MAX = 4_096
+BANDS_MAX = 8
+ALIASES_MAX = 1_000
+LABELS_MAX = 64
+TENANTS_MAX = 10_000
+
+
+class Tls(Section):
+    """HTTPS for callers. Both files or neither."""
+
+    cert: values.OptionalFile = setting(None, "The certificate chain, as a PEM file.")
+    key: values.OptionalFile = setting(None, "Its private key, as a PEM file.")
+
+
+class Endpoint(Section):
+    """The engines to send to. None in the file is fine when `--endpoint` names them."""
+
+    later = frozenset({"kv_events", "lmcache_instance"})
+    later_choices: ClassVar = {
+        "engine": frozenset({"sglang", "tgi", "llamacpp", "trtllm", "lmdeploy", "ollama"}),
+    }
+
+    url: values.Url = Field(
+        description="The engine's base URL, with a path prefix if it has one, but without `/v1`."
+    )
+    name: values.Name = setting(
+        "",
+        "Its name in `?id=`, response headers, metrics and admin verbs. Default: host and port of `url`.",
+        validate_default=True,
+    )
+    engine: Literal["auto", "vllm", "openai"] = setting(
+        "auto", "What it speaks beyond the OpenAI API. `auto` asks it."
+    )
+    models: values.ServedModels = setting("auto", "The models it serves. `auto` asks it.")
+    slots: values.Slots = setting("auto", "How many requests it is sent at a time. `auto` learns it.")
+    api_key: values.OptionalSecret = setting(
+        None, "The credential sent to it instead of the caller's. Never logged or shown."
+    )
+    labels: Annotated[dict[str, values.Label], BeforeValidator(values.items(0, LABELS_MAX))] = setting(
+        {}, "Free labels: role, zone and so on."
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _named_after_its_address(cls, name: str, info: ValidationInfo) -> str:
+        return host_and_port(info.data["url"]) if not name and "url" in info.data else name
+
+
+class Alias(Section):
+    """Other names for models: callers may ask for `models.<alias>`, engines see `to`."""
+
+    to: values.ModelName = Field(description="The name that the engines know. Not itself an alias.")
+
+
+class Queue(Section):
+    """What waits in front of the engines, and for how long."""
+
+    later = frozenset({"heartbeat_after"})
+
+    enabled: values.Bool = setting(
+        default=True,
+        meaning="With `false` nothing waits and slots do not limit; routing and failover stay.",
+    )
+    max_requests: values.Whole = setting(10_000, "How many requests may wait in all.", ge=0)
+    max_bytes: values.Size = setting(2**30, "How many bytes their bodies may hold in all.", ge=0)
+    max_tokens: values.Whole = setting(
+        100_000_000, "How many prompt tokens may wait in all, by our estimate.", ge=0
+    )
+    max_wait: values.Duration = setting(60.0, "How long one request may wait in the queue.", gt=0)
+    drain_timeout: values.Duration = setting(
+        30.0, "On shutdown: how long what waits is still served before it gets 503.", ge=0
+    )
+    stop_timeout: values.Duration = setting(
+        300.0, "On shutdown: how long what runs may take to finish before it is aborted.", ge=0
+    )
+
+
+class Band(Section):
+    """Strict priority classes, highest first. A list in the file replaces the default one as a whole."""
+
+    name: values.BandName = Field(description="A free name.")
+    max_engine_waiting: values.Whole = setting(
+        2,
+        "Send only while fewer than this many wait inside the engine. 0: only while none does and a slot is free.",
+        ge=0,
+    )
+    best_effort: values.Bool = setting(default=False, meaning="This work may be shed first under overload.")
+    ceiling: values.Number = setting(
+        1.0, "The share of an endpoint's slots that this band may fill up to.", gt=0, le=1
+    )
+    min_share: values.Number = setting(
+        0.0,
+        "The share of service it gets even while higher bands take all they can; less than 1 over all bands.",
+        ge=0,
+        lt=1,
+    )
+    deadline: values.OptionalDuration = setting(
+        None, "The time to the first token that its requests have to meet, unless they ask for a shorter one.", gt=0
+    )
+    max_time_per_output_token: values.OptionalDuration = setting(
+        None, "Instead of `admission.max_time_per_output_token`, for this band.", gt=0
+    )
+    max_wait: values.OptionalDuration = setting(None, "Instead of `queue.max_wait`, for this band.", gt=0)
+    max_requests: values.OptionalWhole = setting(
+        None, "How many requests of this band may wait, within `queue.max_requests`.", ge=0
+    )
+    max_bytes: values.OptionalSize = setting(
+        None, "How many bytes their bodies may hold, within `queue.max_bytes`.", ge=0
+    )
+    max_tokens: values.OptionalWhole = setting(
+        None, "How many estimated prompt tokens of this band may wait, within `queue.max_tokens`.", ge=0
+    )
+
+
+class Admission(Section):
+    """When an endpoint may be sent another request."""
+
+    slots_initial: values.Whole = setting(
+        16, "Slots to begin with where `slots` is `auto` and the engine does not tell.", ge=1
+    )
+    max_kv_usage: values.Number = setting(
+        0.95, "Send nothing more above this share of KV memory in use.", gt=0, le=1
+    )
+    max_prefill_tokens: values.Whole = setting(
+        16_384,
+        "Prompt tokens that an endpoint may have before it, not yet computed. An idle endpoint always takes one request.",
+        ge=1,
+    )
+    max_time_per_output_token: values.OptionalDuration = setting(
+        None, "Send nothing more while an endpoint takes longer than this per output token.", gt=0
+    )
+    reserved_slots: values.ReservedSlots = setting(
+        "auto",
+        "The share of an endpoint's slots kept for flows under their fair share. `auto` measures what they need.",
+    )
+    engine_priority: values.Bool = setting(
+        default=False, meaning="Tell engines that know priorities which requests come first."
+    )
+
+
+class Routing(Section):
+    """Which of the endpoints that may be sent a request gets it."""
+
+    later = frozenset({"session", "affinity_escape", "affinity_wait", "imbalance_threshold", "locality", "lmcache"})
+    later_choices: ClassVar = {
+        "policy": frozenset({"power_of_two", "session", "prefix", "kv", "load_balanced_kv", "predicted_ttft"}),
+    }
+
+    policy: Literal["least_loaded", "round_robin"] = setting("least_loaded", "How it is chosen.")
+
+
+class Retry(Section):
+    """What happens to a request that failed before its first byte."""
+
+    max_attempts: values.Whole = setting(
+        3, "How often one request is tried at most, the first time included.", ge=1, le=100
+    )
+    budget: values.Number = setting(0.2, "Retries allowed as a share of all requests.", ge=0, le=1)
+
+
+class Health(Section):
+    """When an endpoint is taken out, and for how long."""
+
+    probe_interval: values.Duration = setting(5.0, "The time between two health probes of an endpoint.", gt=0)
+    eject_after: values.Whole = setting(3, "Failures in a row that take an endpoint out.", ge=1)
+    eject_for: values.Duration = setting(1.0, "How long the first time; doubled each time after.", gt=0)
+    eject_for_max: values.Duration = setting(30.0, "How long at most.", gt=0)
+    panic_threshold: values.Number = setting(
+        0.5, "When a smaller share of the endpoints than this is healthy, all are used.", ge=0, le=1
+    )
+
+
+class Timeouts(Section):
+    """How long we wait for an engine (`connect`, `first_byte`, `between_bytes`) and for a caller (`client_…`)."""
+
+    connect: values.Duration = setting(5.0, "To connect to an engine.", gt=0)
+    first_byte: values.Duration = setting(600.0, "From sending a request to the answer's first byte.", gt=0)
+    between_bytes: values.Duration = setting(120.0, "Between two pieces of an answer.", gt=0)
+    client_header: values.Duration = setting(10.0, "For a caller to send a request's head.", gt=0)
+    client_body: values.Duration = setting(60.0, "For a caller to send a request's body.", gt=0)
+    client_write: values.Duration = setting(60.0, "For a caller to take the next piece of an answer.", gt=0)
+
+
+class Limits(Section):
+    """What a caller may send."""
+
+    max_body: values.Size = setting(64 * 2**20, "The largest body, after inflating.", gt=0)
+    max_header: values.Size = setting(64 * 2**10, "The largest request head.", gt=0)
+    max_connections: values.Whole = setting(20_000, "Open connections from callers.", ge=1)
+
+
+class Observe(Section):
+    """How often the engines' own gauges are read."""
+
+    interval: values.Duration = setting(1.0, "Normally.", gt=0)
+    fast_interval: values.Duration = setting(
+        0.5, "While requests wait for an endpoint that is near its limit.", gt=0
+    )
+
+
+class Metrics(Section):
+    """What `/metrics` shows."""
+
+    aliases: Annotated[tuple[Literal["vllm_router"], ...], BeforeValidator(values.items(0, 1))] = setting(
+        (), "Other projects' names for the same metrics, exported too: `vllm_router`."
+    )
+
+
+DEFAULT_BANDS = (
+    Band(name="interactive", max_engine_waiting=3),
+    Band(name="standard", max_engine_waiting=2),
+    Band(name="batch", max_engine_waiting=0, best_effort=True),
+)
+
+
+class Settings(Section):
+    """Everything that can be set."""
+
+    later = frozenset({"discovery", "admin", "batch", "journal"})
+
+    listen: values.Listen = setting(
+        "127.0.0.1:8080", "Where to listen. `:8080` is every interface; port 0 is any free port."
+    )
+    tls: Tls = Tls()
+    endpoints: Annotated[tuple[Endpoint, ...], BeforeValidator(values.items(0, ENDPOINTS_MAX))] = ()
+    models: Annotated[dict[values.ModelName, Alias], BeforeValidator(values.items(0, ALIASES_MAX))] = setting(
+        {}, ""
+    )
+    queue: Queue = Queue()
+    bands: Annotated[tuple[Band, ...], BeforeValidator(values.items(1, BANDS_MAX))] = DEFAULT_BANDS
+    default_band: values.BandName = setting("standard", "The band of requests that ask for none.")
+    fairness: Fairness = Fairness()
+    ordering: Literal["fcfs", "deadline", "shortest_first"] = setting(
+        "fcfs",
+        "Which request of one flow goes first: the oldest, the one most pressed, or the shortest (with aging).",
+    )
+    admission: Admission = Admission()
+    routing: Routing = Routing()
+    retry: Retry = Retry()
+    health: Health = Health()
+    timeouts: Timeouts = Timeouts()
+    limits: Limits = Limits()
+    accounting: Accounting = Accounting()
+    tenants: Annotated[tuple[Tenant, ...], BeforeValidator(values.items(0, TENANTS_MAX))] = ()
+    identity: Identity = setting(Identity(), "", validate_default=True)
+    observe: Observe = Observe()
+    metrics: Metrics = Metrics()
+
+    @field_validator("identity")
+    @classmethod
+    def _max_band_follows_default_band(cls, identity: Identity, info: ValidationInfo) -> Identity:
+        if identity.max_band or "default_band" not in info.data:
+            return identity
+        return identity.model_copy(update={"max_band": info.data["default_band"]})
+
+    @property
+    def listen_address(self) -> tuple[str, int]:
+        """Host (empty: every interface) and port."""
+        return split_listen(self.listen)

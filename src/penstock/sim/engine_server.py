@@ -1,0 +1,335 @@
+"""The simulated engine over HTTP: vLLM's endpoints in front of the engine model.
+
+Paths, the listening socket and the command line. What misbehaves on purpose is set with
+`POST /sim/fault`; what was seen is at `GET /sim/log`. Uses no gateway code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import uvloop
+
+from penstock.sim import engine_metrics, engine_text
+from penstock.sim.engine_calls import INFERENCE_PATHS, CallError, bad_request
+from penstock.sim.engine_http import Connection, HttpRequest
+from penstock.sim.engine_kv_events import KvEventsError, KvPublisher
+from penstock.sim.engine_log import Fault, FaultError
+from penstock.sim.engine_service import ServedEngine
+from penstock.sim.profiles import PROFILES, EngineConfig
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from penstock.sim.engine import Gauges
+
+    Handler = Callable[[HttpRequest, Connection], None]
+
+VERSION = "0.32.0+sim"  # the vLLM release whose wire this follows
+DIE_DELAY_S = 0.01  # so that the one who set the fault has its answer
+GAUGES_TO_SET = ("running", "waiting", "kv_usage")
+
+
+class EngineServer:
+    """A simulated engine on a socket. In a process of its own `die` ends the process (`hard_exit`)."""
+
+    def __init__(
+        self,
+        config: EngineConfig | None = None,
+        *,
+        model: str = "sim",
+        seed: int = 0,
+        kv_events: str | None = None,
+        hard_exit: bool = False,
+    ) -> None:
+        config = replace(config or EngineConfig(), kv_events=kv_events is not None)
+        self.service = ServedEngine(config, model=model, seed=seed)
+        self.engine = self.service.engine
+        self.log = self.service.log
+        self.faults = self.service.faults
+        self.model = model
+        self.url = ""
+        self._kv_endpoint = kv_events
+        self._hard_exit = hard_exit
+        self._peers: set[Connection] = set()
+        self._frozen: Gauges | None = None
+        self._listener: asyncio.Server | None = None
+        self._started_unix_s = time.time()
+        self._routes = self._make_routes()
+
+    @property
+    def kv(self) -> KvPublisher | None:
+        return self.service.kv
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
+        """Listen; returns the port."""
+        loop = asyncio.get_running_loop()
+        kv: KvPublisher | None = None
+        if self._kv_endpoint is not None:
+            size = self.engine.config.block_size
+            kv = KvPublisher(self._kv_endpoint, topic=f"kv@{self.model}", block_size=size)
+        self.service.start(loop, kv)
+        try:
+            self._listener = await loop.create_server(
+                lambda: Connection(self._handle, self._peers), host, port, backlog=4096
+            )
+        except OSError:
+            await self.close()
+            raise
+        port = int(self._listener.sockets[0].getsockname()[1])
+        self.url = f"http://{host}:{port}"
+        return port
+
+    async def close(self) -> None:
+        """Stop at once, as vLLM does by default: whatever is open is cut off."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        for connection in tuple(self._peers):
+            connection.reset()
+        for _ in range(10):  # resets are carried out in the loop's next rounds
+            if self._peers:
+                await asyncio.sleep(0)
+        self.service.stop()
+
+    # routes ----------------------------------------------------------------------------------------
+
+    def _make_routes(self) -> dict[str, dict[str, Handler]]:
+        return {
+            **{path: {"POST": self.service.infer} for path in INFERENCE_PATHS},
+            "/v1/messages/count_tokens": {"POST": self._count_tokens},
+            "/tokenize": {"POST": self._tokenize},
+            "/detokenize": {"POST": self._detokenize},
+            "/v1/models": {"GET": self._models},
+            "/health": {"GET": lambda _, connection: connection.respond(200, b"")},
+            "/ping": {
+                "GET": lambda _, connection: connection.respond(200, b""),
+                "POST": lambda _, connection: connection.respond(200, b""),
+            },
+            "/version": {"GET": lambda _, connection: connection.respond_json(200, {"version": VERSION})},
+            "/load": {"GET": self._load},
+            "/metrics": {"GET": self._metrics},
+            "/reset_prefix_cache": {"POST": self._reset_prefix_cache},
+            "/sim/fault": {"GET": self._show_faults, "POST": self._set_fault},
+            "/sim/log": {"GET": self._show_log, "DELETE": self._clear_log},
+        }
+
+    def _handle(self, request: HttpRequest, connection: Connection) -> None:
+        methods = self._routes.get(request.path)
+        if methods is None:
+            connection.respond_json(404, {"detail": "Not Found"})
+        elif (handler := methods.get(request.method)) is None:
+            connection.respond_json(405, {"detail": "Method Not Allowed"})
+        else:
+            handler(request, connection)
+
+    def _models(self, _: HttpRequest, connection: Connection) -> None:
+        model = {
+            "id": self.model,
+            "object": "model",
+            "created": int(self._started_unix_s),
+            "owned_by": "vllm",
+            "root": self.model,
+            "parent": None,
+            "max_model_len": self.engine.context_tokens_max,
+        }
+        connection.respond_json(200, {"object": "list", "data": [model]})
+
+    def _load(self, _: HttpRequest, connection: Connection) -> None:
+        connection.respond_json(200, {"server_load": self.service.load})
+
+    def _count_tokens(self, request: HttpRequest, connection: Connection) -> None:
+        prompt = self._read_prompt(request, connection)
+        if prompt is not None:
+            connection.respond_json(200, {"input_tokens": engine_text.token_count(prompt)})
+
+    def _tokenize(self, request: HttpRequest, connection: Connection) -> None:
+        prompt = self._read_prompt(request, connection)
+        if prompt is not None:
+            tokens = engine_text.tokenize(prompt)
+            length = self.engine.context_tokens_max
+            answer: dict[str, Any] = {"count": len(tokens), "max_model_len": length, "tokens": tokens}
+            connection.respond_json(200, answer)
+
+    def _read_prompt(self, request: HttpRequest, connection: Connection) -> bytes | None:
+        try:
+            return self.service.reader.prompt(request.path, request.body)
+        except CallError as refusal:
+            connection.respond(refusal.status, refusal.body(request.path))
+            return None
+
+    def _detokenize(self, request: HttpRequest, connection: Connection) -> None:
+        try:
+            tokens = msgspec.json.decode(request.body, type=dict[str, Any]).get("tokens")
+            connection.respond_json(200, {"prompt": engine_text.detokenize(tokens or [])})
+        except (msgspec.DecodeError, UnicodeDecodeError, AttributeError, TypeError, OverflowError) as error:
+            connection.respond(400, bad_request(str(error), "tokens").body())
+
+    def _metrics(self, _: HttpRequest, connection: Connection) -> None:
+        fault = self.faults.for_metrics()
+        gauges = self.engine.gauges()
+        if fault is not None:
+            if fault.kind == "metrics_hang":
+                self.service.hang(connection)
+                return
+            if fault.kind == "metrics_garbage":
+                connection.respond(200, b"\x00\xff{]vllm:num_requests_waiting NaNana\n" * 8, "text/plain")
+                return
+            gauges = self._frozen or gauges
+        page = engine_metrics.render(
+            gauges,
+            model=self.model,
+            config=self.engine.config,
+            successes=self.service.successes,
+            started_unix_s=self._started_unix_s,
+        )
+        connection.respond(200, page, engine_metrics.CONTENT_TYPE)
+
+    def _reset_prefix_cache(self, _: HttpRequest, connection: Connection) -> None:
+        if not self.engine.reset_prefix_cache():
+            connection.respond_json(409, {"detail": "requests are running"})
+            return
+        if self.kv is not None:
+            self.kv.cleared(unix_s=time.time())
+        connection.respond(200, b"")
+
+    # faults and log --------------------------------------------------------------------------------
+
+    def _set_fault(self, request: HttpRequest, connection: Connection) -> None:
+        try:
+            self.set_fault(self.faults.read(request.body))
+        except FaultError as error:
+            connection.respond(400, bad_request(str(error), "kind").body())
+            return
+        self._show_faults(request, connection)
+
+    def set_fault(self, fault: Fault) -> None:
+        """Misbehave from now on; `FaultError` if the fault makes no sense."""
+        if fault.kind == "metrics_freeze":
+            value = fault.value or {}
+            if any(
+                name not in GAUGES_TO_SET or not isinstance(number, int | float) for name, number in value.items()
+            ):
+                raise FaultError(f"value may set the numbers {', '.join(GAUGES_TO_SET)}")
+            self._frozen = msgspec.structs.replace(self.engine.gauges(), **value)
+        if fault.kind == "die" and fault.after_bytes is None:
+            asyncio.get_running_loop().call_later(DIE_DELAY_S, self._die)
+            return
+        self.faults.set(fault)
+
+    def _die(self) -> None:
+        if self._hard_exit:
+            os._exit(1)
+        if self._listener is not None:
+            self._listener.close()
+        self.service.died()
+        for connection in tuple(self._peers):
+            connection.reset()
+
+    def _show_faults(self, _: HttpRequest, connection: Connection) -> None:
+        connection.respond_json(200, {"faults": self.faults.active()})
+
+    def _show_log(self, _: HttpRequest, connection: Connection) -> None:
+        log = self.log
+        connection.respond_json(
+            200,
+            {
+                "in_engine": self.engine.in_engine,
+                "in_engine_max": log.in_engine_max,
+                "running_max": log.running_max,
+                "waiting_max": log.waiting_max,
+                "requests": list(log.entries),
+            },
+        )
+
+    def _clear_log(self, _: HttpRequest, connection: Connection) -> None:
+        self.log.clear()
+        connection.respond_json(200, {})
+
+
+# the command ---------------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=9001)
+    parser.add_argument("--model", default="sim", help="the model name it serves")
+    parser.add_argument("--profile", choices=sorted(PROFILES), default="default", help="speed and size")
+    parser.add_argument("--slots", type=int, help="requests that run at once (max_num_seqs)")
+    parser.add_argument("--step-ms", type=float, help="a fixed step time, whatever the load")
+    parser.add_argument("--kv-blocks", type=int, help="KV blocks in all")
+    parser.add_argument("--block-size", type=int, help="tokens in a KV block")
+    parser.add_argument("--max-batched-tokens", type=int, help="token budget of a step")
+    parser.add_argument("--max-num-queued-reqs", type=int, help="answer 503 beyond so many in the engine")
+    parser.add_argument("--priority", action="store_true", help="serve by (priority, arrival), lower first")
+    parser.add_argument("--kv-events", metavar="tcp://HOST:PORT", help="publish KV events here (ZMQ)")
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def config_of(args: argparse.Namespace) -> EngineConfig:
+    """The profile with what the flags say on top; ValueError if that makes no engine."""
+    told: dict[str, Any] = {
+        "max_num_seqs": args.slots,
+        "step_s": None if args.step_ms is None else args.step_ms / 1000,
+        "kv_blocks": args.kv_blocks,
+        "block_size": args.block_size,
+        "max_num_batched_tokens": args.max_batched_tokens,
+        "max_num_queued_reqs": args.max_num_queued_reqs,
+        "priority": args.priority,
+    }
+    told = {name: value for name, value in told.items() if value is not None}
+    return replace(PROFILES[args.profile], **told)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code."""
+    try:
+        server = EngineServer(
+            config_of(args), model=args.model, seed=args.seed, kv_events=args.kv_events, hard_exit=True
+        )
+    except ValueError as error:
+        return _complain(str(error))
+    return uvloop.run(_serve(server, args.host, args.port))
+
+
+async def _serve(server: EngineServer, host: str, port: int) -> int:
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    try:
+        await server.start(host, port)
+    except KvEventsError as error:
+        return _complain(str(error))
+    except OSError as error:
+        reason = "the port is in use" if error.errno == errno.EADDRINUSE else os.strerror(error.errno or 0)
+        return _complain(f"cannot listen on {host}:{port}: {reason}")
+    print(f"engine {server.model} listening on {server.url}", flush=True)
+    await stopped.wait()
+    await server.close()
+    return 0
+
+
+def _complain(message: str) -> int:
+    print(f"penstock engine: {message}", file=sys.stderr)
+    return 1
+
+
+def main() -> int:
+    import argparse  # noqa: PLC0415  (only when run as a module)
+
+    parser = argparse.ArgumentParser(prog="penstock engine", description="A simulated inference engine.")
+    add_arguments(parser)
+    return run(parser.parse_args())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

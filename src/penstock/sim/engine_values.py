@@ -1,0 +1,73 @@
+"""What is told to an engine, and what it tells: frozen values, and the two ways it says no."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class PromptTooLongError(ValueError):
+    """The request could never be served: longer than the context, or than all KV blocks."""
+
+
+class EngineFullError(RuntimeError):
+    """As many requests are in the engine as `max_num_queued_reqs` allows."""
+
+
+class EngineRequest(msgspec.Struct, frozen=True):
+    """What is asked of the engine.
+
+    `block_hashes`: one chained hash for each full block of the prompt (it may go on into the answer);
+    empty means that no prefix is shared. `output_tokens` 0 means prefill only, as for embeddings.
+    """
+
+    id: str
+    prompt_tokens: int
+    output_tokens: int
+    priority: int = 0
+    block_hashes: tuple[int, ...] = ()
+    finish_reason: str = "length"
+
+
+class Usage(msgspec.Struct, frozen=True, gc=False):
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """One request's share in a step. `usage` and `started_at` come with the first token and with the end."""
+
+    id: str
+    tokens: int
+    first: bool = False
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    started_at: float | None = None  # when it was first given a slot
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+class Gauges(msgspec.Struct, frozen=True, gc=False):
+    """What the engine tells about itself, as of the end of its last step."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    prompt_tokens_total: int = 0
+    generation_tokens_total: int = 0
+    prefix_cache_queries_total: int = 0
+    prefix_cache_hits_total: int = 0
+    preemptions_total: int = 0
+    finished_total: int = 0
+    steps_total: int = 0
+
+
+class BlocksStored(msgspec.Struct, frozen=True):
+    """Prompt blocks of one request that became known to the prefix cache."""
+
+    request_id: str
+    first_block: int
+    block_hashes: tuple[int, ...]
+    parent_hash: int | None

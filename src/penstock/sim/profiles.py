@@ -1,0 +1,96 @@
+"""Engine profiles: how fast, and how large, is the engine that is simulated?
+
+A step takes `base + a*prefill tokens + b*requests in the step + c*KV tokens they attend to`. Each
+profile says where its constants come from. They are meant to have the right shape and magnitude,
+not to predict a machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """All constants of one engine. The defaults are the profile `default`.
+
+    Round numbers near an 8-billion-parameter model on one data-centre card: 10 ms alone, about 14 ms
+    with 64 running, 10,000 prompt tokens a second, room for 131,072 tokens of KV.
+    """
+
+    step_base_s: float = 0.010
+    prefill_s_per_token: float = 0.000_1
+    decode_s_per_running: float = 0.000_05
+    kv_s_per_token: float = 0.000_000_01
+    step_jitter: float = 0.0  # relative, to both sides
+    step_s: float | None = None  # a fixed step time, whatever the load
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    kv_blocks: int = 8192
+    block_size: int = 16
+    max_model_len: int = 32_768
+    max_num_queued_reqs: int = 100_000  # running and waiting; vLLM's own default is no limit
+    priority: bool = False
+    kv_events: bool = False  # keep what `take_kv_changes` tells
+
+    def __post_init__(self) -> None:
+        for name in (
+            "max_num_seqs", "max_num_batched_tokens", "kv_blocks", "block_size", "max_model_len",
+            "max_num_queued_reqs",
+        ):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("step_base_s", "prefill_s_per_token", "decode_s_per_running", "kv_s_per_token"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.step_s is not None and self.step_s <= 0:
+            raise ValueError(f"step_s must be above 0, got {self.step_s}")
+        if not 0 <= self.step_jitter < 1:
+            raise ValueError(f"step_jitter must be in [0, 1), got {self.step_jitter}")
+        if self.max_num_batched_tokens < self.max_num_seqs:  # vLLM refuses this too
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must not be below "
+                f"max_num_seqs ({self.max_num_seqs})"
+            )
+
+
+PROFILES: dict[str, EngineConfig] = {
+    "default": EngineConfig(),
+    # Measured: vLLM 0.32 on 2 x86 cores with an 8-layer, 1024-wide model: 8 ms a token alone, 13 ms at
+    # batch 8, about 850 prompt tokens a second; gauges stood still for 6-11 s, so steps of 8192 tokens.
+    # 1 GiB of KV at 8 KiB a token. The share of KV reads was not measured apart.
+    "tiny-slow": EngineConfig(
+        step_base_s=0.0073,
+        prefill_s_per_token=1 / 850,
+        decode_s_per_running=0.000_71,
+        kv_s_per_token=0.0,
+        max_num_seqs=8,
+        max_num_batched_tokens=8192,
+        kv_blocks=8192,
+    ),
+    # Approximate, from data sheets: Llama 2 7B (13.5 GB in fp16, 512 KiB of KV a token) on an A100 80 GB
+    # (2.0 TB/s, 312 TFLOP/s): 7 ms to read the weights and 3 ms around it; prefill at half of peak
+    # (2 x 6.7 GFLOP a token); KV reads at 80 % of bandwidth; 58 GB left for KV.
+    "a100-7b": EngineConfig(
+        step_base_s=0.010,
+        prefill_s_per_token=0.000_086,
+        decode_s_per_running=0.000_03,
+        kv_s_per_token=0.000_000_33,
+        max_num_seqs=256,
+        max_num_batched_tokens=8192,
+        kv_blocks=6900,
+        max_model_len=4096,
+    ),
+    # Approximate, likewise: Llama 3.1 8B (16 GB, 128 KiB of KV a token) on an H100 SXM (3.35 TB/s,
+    # 989 TFLOP/s): 5 ms for the weights and 2 ms around it; prefill at 40 % of peak; 55 GB for KV.
+    "h100-8b": EngineConfig(
+        step_base_s=0.007,
+        prefill_s_per_token=0.000_04,
+        decode_s_per_running=0.000_03,
+        kv_s_per_token=0.000_000_05,
+        max_num_seqs=256,
+        max_num_batched_tokens=8192,
+        kv_blocks=26_000,
+        max_model_len=131_072,
+    ),
+}

@@ -1,0 +1,261 @@
+"""A small world that treats a scheduler badly: a seeded event loop in virtual time, with the checkers on.
+
+Clients hang up whenever they like; engines refuse, break, time out, restart, go and come; gauges tell the truth,
+stand still, are missing or are nonsense. The driver in it is honest: it reports each lease's end exactly once, and
+calls `expire` when it was asked to.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+
+from penstock.core.actions import Abort, Action, Dispatch, Evict, Fail, Reject
+from penstock.core.endpoint import EndpointSpec
+from penstock.core.ledger import Observation
+from penstock.core.request import Request
+from penstock.core.retry import Failure
+from penstock.core.scheduler import SchedulerSettings
+from penstock.sim.checkers import CheckedScheduler
+
+EXPIRIES_MAX = 1000  # calls of `expire` between two events; more would be a busy loop
+
+
+@dataclass
+class Engine:
+    """What the world knows of an engine, beside what the scheduler believes."""
+
+    name: str
+    slots: int
+    models: frozenset[str]
+    up: bool = True
+    process: int = 1
+    progress: float = 0.0
+    gauges: str = "honest"
+    leases: dict[int, Dispatch] = field(default_factory=dict)
+    last: Observation | None = None
+
+
+@dataclass
+class Chaos:
+    """One run. `trace` has every action with its time."""
+
+    seed: int
+    settings: SchedulerSettings
+    requests: int = 2000
+    trouble: float = 0.5  #: share of dispatches that go wrong in some way
+    kv_capacity_tokens: int | None = None
+    drain: bool = False
+    restarts: bool = True
+
+    def __post_init__(self) -> None:
+        self.random = Random(self.seed)
+        self.scheduler = CheckedScheduler(self.settings, random=Random(self.seed + 1))
+        self.engines: dict[str, Engine] = {}
+        self.trace: list[tuple[float, Action]] = []
+        self.now = 0.0
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._events = 0
+        self._begun: set[int] = set()
+        self._made = 0
+
+    # --- the loop -----------------------------------------------------------------------------------------------
+
+    def at(self, when: float, event: Callable[[], None]) -> None:
+        self._events += 1
+        heapq.heappush(self._heap, (when, self._events, event))
+
+    def run(self) -> None:
+        for name, slots, models in (("a", 4, "x"), ("b", 3, "xy"), ("c", 2, "y")):
+            self._add_engine(name, slots, frozenset(models))
+        self.at(0.0, self._arrive)
+        if self.drain:
+            self.at(self.requests * 0.03, self._drain)
+        while self._heap:
+            when, _, event = heapq.heappop(self._heap)
+            self._let_time_pass(when)
+            self.now = when
+            event()
+        self._let_time_pass(self.now + 1000.0)
+
+    def _let_time_pass(self, until: float) -> None:
+        for _ in range(EXPIRIES_MAX):
+            due_s = self.scheduler.next_deadline()
+            if due_s is None or due_s > until:
+                break
+            self.now = max(self.now, due_s)
+            self._carry_out(self.scheduler.expire(now=self.now))
+        else:
+            raise AssertionError("the scheduler asks for time again and again")
+        if until < math.inf:
+            self.scheduler.check(now=until)
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            self.trace.append((self.now, action))
+            match action:
+                case Dispatch():
+                    self._serve(action)
+                case Abort():
+                    self.at(self.now + 0.01, partial(self._hang_up, action.request_id))
+                case Reject() | Evict() | Fail():
+                    assert action.retry_after_s is None or 1.0 <= action.retry_after_s <= 60.0
+                case _:
+                    pass
+
+    # --- clients ------------------------------------------------------------------------------------------------
+
+    def _arrive(self) -> None:
+        random = self.random
+        self._made += 1
+        request = Request(
+            id=f"r{self._made}",
+            model="z" if random.random() < 0.01 else random.choice("xy"),
+            band=random.randrange(len(self.settings.bands)),
+            body_bytes=random.randrange(1, 2000),
+            prompt_tokens=random.choice((0, 1, 100, 5000)),
+            output_tokens=random.choice((1, 50, 1000)),
+            streamed=random.random() < 0.6,
+            pinned=random.choice("abc") if random.random() < 0.05 else None,
+        )
+        self._carry_out(self.scheduler.arrived(request, now=self.now))
+        if random.random() < 0.3:
+            self.at(self.now + random.expovariate(1.0), partial(self._hang_up, request.id))
+        if self._made < self.requests:
+            self.at(self.now + random.choice((0.0, random.expovariate(20.0))), self._arrive)
+
+    def _hang_up(self, request_id: str) -> None:
+        books = self.scheduler.books
+        if request_id not in books.requests:
+            return
+        lease = books.lease_of.get(request_id)
+        if lease is not None:
+            self.engines[books.leases[lease].endpoint].leases.pop(lease)
+        self._carry_out(self.scheduler.cancelled(request_id, now=self.now))
+
+    # --- engines ------------------------------------------------------------------------------------------------
+
+    def _add_engine(self, name: str, slots: int, models: frozenset[str]) -> None:
+        self.engines[name] = Engine(name, slots, models)
+        self._carry_out(self.scheduler.endpoint_added(EndpointSpec(name=name, slots=slots), now=self.now))
+        self.at(self.now + 0.2, partial(self._tell_models, name))
+        self.at(self.now + self.random.random(), partial(self._observe, name))
+        self.at(self.now + self.random.random(), partial(self._trouble, name))
+        self.at(self.now + self.random.random(), partial(self._probe, name))
+
+    def _tell_models(self, name: str) -> None:
+        models = self.engines[name].models
+        self._carry_out(self.scheduler.endpoint_changed(name, models=models, now=self.now))
+
+    def _serve(self, dispatch: Dispatch) -> None:
+        engine, random = self.engines[dispatch.endpoint], self.random
+        engine.leases[dispatch.lease] = dispatch
+        begins_s = self.now + random.expovariate(20.0)
+        streamed = self.scheduler.books.requests[dispatch.request_id].streamed
+        if random.random() < self.trouble or not engine.up:
+            causes = [failure for failure in Failure if failure is not Failure.BROKEN]
+            failure = Failure.CONNECT if not engine.up else random.choice(causes)
+            broken = random.random() < 0.2
+            if broken and streamed:
+                self.at(begins_s, partial(self._begin, dispatch))
+            self.at(begins_s + 0.05 * broken, partial(self._fail, dispatch, Failure.BROKEN if broken else failure))
+            return
+        if streamed:
+            self.at(begins_s, partial(self._begin, dispatch))
+        self.at(begins_s + random.expovariate(5.0), partial(self._finish, dispatch))
+
+    def _begin(self, dispatch: Dispatch) -> None:
+        if dispatch.lease in self.engines[dispatch.endpoint].leases:
+            self._begun.add(dispatch.lease)
+            self.engines[dispatch.endpoint].progress += 1
+            self._carry_out(self.scheduler.first_token(dispatch.lease, now=self.now))
+
+    def _finish(self, dispatch: Dispatch) -> None:
+        if self.engines[dispatch.endpoint].leases.pop(dispatch.lease, None):
+            self.engines[dispatch.endpoint].progress += 1
+            self._carry_out(self.scheduler.finished(dispatch.lease, now=self.now))
+
+    def _fail(self, dispatch: Dispatch, failure: Failure) -> None:
+        if self.engines[dispatch.endpoint].leases.pop(dispatch.lease, None):
+            failure = Failure.BROKEN if dispatch.lease in self._begun else failure
+            self._carry_out(self.scheduler.failed(dispatch.lease, failure, now=self.now))
+
+    def _probe(self, name: str) -> None:
+        if self._quiet():
+            return
+        report = self.scheduler.endpoint_up if self.engines[name].up else self.scheduler.endpoint_down
+        self._carry_out(report(name, now=self.now))
+        self.at(self.now + 0.4, partial(self._probe, name))
+
+    def _quiet(self) -> bool:
+        return self._made >= self.requests and not self.scheduler.books.requests
+
+    def _observe(self, name: str) -> None:
+        """Scrape, and perhaps answer late."""
+        if self._quiet():
+            return
+        engine, random = self.engines[name], self.random
+        if random.random() < 0.1:
+            engine.gauges = random.choice(("honest", "honest", "frozen", "absent", "garbage", "zero"))
+        reading = self._reading(engine)
+        answered_s = self.now + random.choice((0.0, 0.01, 0.7))
+        self.at(answered_s, lambda: self._carry_out(self.scheduler.observed(name, reading, now=self.now)))
+        self.at(self.now + 0.5, partial(self._observe, name))
+
+    def _reading(self, engine: Engine) -> Observation | None:
+        if engine.gauges == "absent" or not engine.up:
+            return None
+        if engine.gauges == "frozen" and engine.last is not None:
+            last = engine.last
+            return Observation(self.now, last.running, last.waiting, last.kv_usage, progress=last.progress)
+        if engine.gauges == "zero":
+            return Observation(self.now, 0, 0)
+        if engine.gauges == "garbage":
+            bad = self.random.choice((math.nan, math.inf, -5.0, 1e300))
+            return Observation(self.now, bad, self.random.choice((0.0, bad)), self.random.choice((None, bad, 0.5)))
+        others = self.random.choice((0, 0, 0, 1, 2))
+        running = min(len(engine.leases) + others, engine.slots)
+        engine.last = Observation(
+            self.now,
+            running,
+            len(engine.leases) + others - running,
+            self.random.random() if self.kv_capacity_tokens else None,
+            kv_capacity_tokens=self.kv_capacity_tokens,
+            progress=engine.progress,
+            started_s=float(engine.process * 1000),
+        )
+        return engine.last
+
+    def _trouble(self, name: str) -> None:
+        """Something happens to an engine."""
+        if self._quiet():
+            return
+        engine, random = self.engines[name], self.random
+        match random.choice(("down", "up", "up", "up", "restart", "slots", "slots", "models", "told", "look")):
+            case "down":
+                engine.up = False
+            case "up":
+                engine.up = True
+            case "restart" if self.restarts:
+                engine.process, engine.progress = engine.process + 1, 0.0
+                for dispatch in list(engine.leases.values()):
+                    self.at(self.now + random.random(), partial(self._fail, dispatch, Failure.RESET))
+            case "slots":
+                slots = random.choice((0, 1, engine.slots, engine.slots, 8))
+                self._carry_out(self.scheduler.endpoint_changed(name, slots=slots, now=self.now))
+            case "models":
+                models = random.choice((frozenset("xy"), frozenset("xy"), frozenset()))
+                self._carry_out(self.scheduler.endpoint_changed(name, models=models, now=self.now))
+            case "told":
+                self._tell_models(name)
+            case _:
+                self.scheduler.check(now=self.now)
+        self.at(self.now + random.expovariate(1.0), partial(self._trouble, name))
+
+    def _drain(self) -> None:
+        actions = self.scheduler.drain(queue_until_s=self.now + 2.0, stop_at_s=self.now + 4.0, now=self.now)
+        self._carry_out(actions)

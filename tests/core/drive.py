@@ -1,0 +1,59 @@
+"""Short words for the core's tests: a scheduler with endpoints, requests, and what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from penstock.core.actions import Action, Dispatch, Evict, Fail, Reject, Requeue
+from penstock.core.endpoint import EndpointSpec
+from penstock.core.lease import Lease
+from penstock.core.request import Request
+from penstock.core.scheduler import SchedulerSettings
+from penstock.sim.checkers import CheckedScheduler
+
+
+def scheduler(settings: SchedulerSettings | None = None, *, seed: int = 1, **slots: int) -> CheckedScheduler:
+    """A scheduler with an endpoint per keyword, each serving the model `m`, added at time 0."""
+    made = CheckedScheduler(settings or SchedulerSettings(), random=Random(seed))
+    for name, count in slots.items():
+        made.endpoint_added(EndpointSpec(name=name, slots=count, models=frozenset({"m"})), now=0.0)
+    return made
+
+
+def request(name: str, *, model: str = "m", band: int = 0, **more: object) -> Request:
+    return Request(id=name, model=model, band=band, **more)  # type: ignore[arg-type]
+
+
+def lease(serial: int, *, at: float = 0.0, prompt: int = 100, output: int = 50, streamed: bool = True) -> Lease:
+    return Lease(
+        serial=serial,
+        endpoint="a",
+        epoch=0,
+        request_id=f"r{serial}",
+        dispatched_s=at,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        streamed=streamed,
+        prefill_end_s=at,
+    )
+
+
+def sent(actions: Sequence[Action]) -> list[tuple[str, str]]:
+    """Who was dispatched where, in order."""
+    return [(a.request_id, a.endpoint) for a in actions if isinstance(a, Dispatch)]
+
+
+def the_lease(actions: Sequence[Action]) -> int:
+    """The one lease that was granted."""
+    (serial,) = [a.lease for a in actions if isinstance(a, Dispatch)]
+    return serial
+
+
+def ends(actions: Sequence[Action]) -> list[tuple[str, str, str]]:
+    """Who ended how, and why."""
+    return [(a.request_id, a.outcome, a.reason) for a in actions if isinstance(a, Reject | Evict | Fail)]
+
+
+def requeued(actions: Sequence[Action]) -> list[str]:
+    return [a.request_id for a in actions if isinstance(a, Requeue)]

@@ -1,0 +1,224 @@
+"""The ledger: our own leases decide, readings correct them, and nonsense moves nothing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from penstock.core.ledger import EVENTS_MAX, FROZEN_S, REVIEW_S, Ledger, Observation
+from tests.core.drive import lease
+
+
+def ledger(**own: float) -> Ledger:
+    """A ledger with leases by their dispatch times."""
+    made = Ledger(stale_after_s=5.0)
+    for serial, at in enumerate(own.values(), 1):
+        made.add(lease(serial, at=at))
+    return made
+
+
+def test_load_is_what_was_read_plus_ours_in_minus_ours_out_since() -> None:
+    own = ledger(a=0.0, b=0.0)
+    own.observe(Observation(1.0, running=5, waiting=1))
+    own.add(lease(3, at=2.0))
+    own.remove(own.leases[1], 2.5)
+    own.add(lease(4, at=3.0))
+    assert own.load(3.0) == 5 + 1 + 1
+
+
+def test_load_is_never_less_than_our_own_leases() -> None:
+    own = ledger(a=0.0, b=0.0)
+    own.observe(Observation(1.0, running=0, waiting=0))
+    assert own.load(1.0) == 2
+
+
+def test_a_reading_that_does_not_move_keeps_the_time_of_the_one_that_did() -> None:
+    own = ledger()
+    own.observe(Observation(1.0, running=3, waiting=0))
+    own.add(lease(1, at=1.5))
+    own.observe(Observation(2.0, running=3, waiting=0))
+    assert own.load(2.0) == 4
+
+
+def test_readings_answered_out_of_order_are_ignored() -> None:
+    own = ledger()
+    own.observe(Observation(2.0, running=3, waiting=0))
+    own.observe(Observation(1.0, running=9, waiting=9))
+    assert own.load(2.0) == 3
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("where", ["running", "waiting", "kv_usage", "kv_capacity_tokens", "progress", "started_s"])
+def test_nonsense_says_as_little_as_no_answer(where: str, bad: float) -> None:
+    own = ledger()
+    own.observe(Observation(1.0, running=3, waiting=0))
+    reading = {"running": 1.0, "waiting": 1.0} | {where: bad}
+    own.observe(Observation(2.0, **reading))  # type: ignore[arg-type]
+    assert (own.load(2.0), own.asked_s) == (3, 1.0)
+
+
+def test_a_percentage_is_no_share() -> None:
+    assert not Observation(0.0, 0, 0, kv_usage=37.0).sane()
+    assert Observation(0.0, 0, 0, kv_usage=1.001).sane()
+
+
+def test_stale_readings_are_replaced_by_a_fading_memory_of_others() -> None:
+    own = ledger(a=0.0)
+    for at in range(1, 30):
+        own.observe(Observation(float(at), running=5 + at % 2, waiting=0))
+    assert own.load(29.0) == 6
+    fresh, later, much_later = own.load(34.0), own.load(60.0), own.load(500.0)
+    assert 6.0 > fresh > later > much_later
+    assert much_later == pytest.approx(1.0, abs=0.01)
+
+
+def test_gauges_that_stand_still_with_work_in_them_are_not_believed_for_ever() -> None:
+    """Readings keep coming, all the same: what they claimed fades as if they had stopped when they froze."""
+    own = ledger()
+    for at in range(400):
+        own.observe(Observation(float(at), running=8, waiting=0))
+    assert not own.credible(399.0)
+    assert own.load(399.0) < 0.01
+
+
+def test_an_idle_engine_may_stand_still() -> None:
+    own = ledger()
+    for at in range(100):
+        own.observe(Observation(float(at), running=0, waiting=0))
+    assert own.credible(99.0)
+
+
+def test_never_asked_means_nobody_else_is_there() -> None:
+    own = ledger(a=0.0)
+    assert own.foreign(10.0) == 0.0
+    assert own.load(10.0) == 1
+    assert own.review_s(10.0) == math.inf
+
+
+def test_it_says_when_time_alone_may_change_something() -> None:
+    own = ledger()
+    own.observe(Observation(1.0, running=8, waiting=0))
+    assert own.review_s(1.0) == 6.0  # too old by then
+    assert own.review_s(6.0) == 6.0 + REVIEW_S  # fading
+    for at in range(2, 60):
+        own.observe(Observation(float(at), running=8, waiting=0))
+    assert own.review_s(29.0) == 1.0 + FROZEN_S
+    idle = ledger()
+    for at in range(60):
+        idle.observe(Observation(float(at), running=0, waiting=0))
+    assert idle.review_s(59.0) == 64.0
+
+
+def test_a_dispatch_is_seen_at_its_first_token() -> None:
+    own = ledger(a=0.0)
+    own.observe(Observation(1.0, running=4, waiting=2))
+    assert own.engine_queue(4, 1.0) == 3
+    own.first_token(own.leases[1], 1.5)
+    assert not own.unseen
+    assert own.outstanding_prefill_tokens == 0
+
+
+def test_a_dispatch_is_seen_when_a_reading_moved_after_one_that_was_asked_for_later() -> None:
+    own = ledger(a=0.0)
+    own.observe(Observation(1.0, running=1, waiting=0, progress=1.0))
+    assert list(own.unseen) == [1]
+    own.add(lease(2, at=1.5))
+    own.observe(Observation(2.0, running=2, waiting=0, progress=2.0))
+    assert list(own.unseen) == [2]
+
+
+def test_an_answer_that_does_not_stream_is_seen_when_its_prefill_should_be_over() -> None:
+    own = Ledger(stale_after_s=5.0)
+    for serial in (1, 2):
+        own.add(lease(serial, at=0.0, prompt=4000, streamed=False))
+    assert own.review_s(0.0) == own.leases[1].prefill_end_s == pytest.approx(1.05)
+    own.advance(1.0)
+    assert list(own.unseen) == [1, 2]
+    own.advance(1.06)
+    assert list(own.unseen) == [2]
+    own.first_token(own.leases[1], 1.1)  # a first byte may still be told of
+    own.advance(2.06)
+    assert not own.unseen
+
+
+def test_what_no_slot_is_free_for_waits_inside_the_engine() -> None:
+    own = ledger(a=0.0, b=0.0, c=0.0)
+    assert own.engine_queue(2, 0.0) == 1
+    own.first_token(own.leases[1], 0.1)
+    assert own.engine_queue(2, 0.1) == 1
+    own.remove(own.leases[1], 0.2)
+    assert own.engine_queue(2, 0.2) == 0
+
+
+def test_running_requests_of_others_leave_fewer_slots() -> None:
+    own = ledger()
+    own.observe(Observation(1.0, running=3, waiting=0))
+    own.add(lease(1, at=1.5))
+    own.add(lease(2, at=1.5))
+    assert own.engine_queue(4, 1.5) == 1
+
+
+def test_a_waiter_that_leaves_relieves_the_engine_queue_once() -> None:
+    own = ledger(a=0.0, b=0.0, c=0.5)
+    own.observe(Observation(1.0, running=2, waiting=3))
+    for serial in (1, 2, 3):
+        own.first_token(own.leases[serial], 1.0)
+    own = ledger(a=0.0)
+    own.observe(Observation(1.0, running=2, waiting=3))
+    own.remove(own.leases[1], 1.1)
+    assert own.engine_queue(2, 1.1) == 2
+
+
+def test_kv_usage_is_what_was_read_plus_our_own_estimate_since() -> None:
+    own = ledger()
+    assert own.kv_usage(0.0) is None
+    own.observe(Observation(1.0, running=1, waiting=0, kv_usage=0.5))
+    own.add(lease(1, at=1.5, prompt=50, output=50))
+    assert own.kv_usage(2.0) == 0.5
+    own.observe(Observation(2.0, running=2, waiting=0, kv_usage=0.5, kv_capacity_tokens=1000))
+    own.add(lease(2, at=2.5, prompt=50, output=50))
+    assert own.kv_usage(3.0) == pytest.approx(0.6)
+    assert own.kv_usage(100.0) is None
+
+
+@pytest.mark.parametrize("after", [Observation(2.0, 1, 0, progress=1.0), Observation(2.0, 1, 0, started_s=99.0)])
+def test_a_restart_frees_the_slots_of_what_was_sent_before(after: Observation) -> None:
+    own = ledger(old=0.0)
+    old = own.leases[1]
+    assert not own.observe(Observation(1.0, 5, 0, progress=10.0, started_s=50.0 if after.started_s else None))
+    own.add(lease(2, at=1.5))
+    assert own.observe(after)
+    assert list(own.leases) == list(own.unseen) == [2]
+    assert own.leases[2].epoch == own.epoch == 1
+    own.first_token(old, 2.1)
+    own.remove(old, 2.2)  # its holder still reports its end
+    own.remove(own.leases[2], 2.3)
+    assert own.load(2.3) == 0
+    assert own.outstanding_prefill_tokens == 0
+
+
+def test_an_endless_stream_of_events_without_readings_costs_no_more_memory() -> None:
+    own = ledger()
+    own.observe(Observation(1.0, running=5, waiting=0))
+    for serial in range(EVENTS_MAX):
+        own.add(lease(serial, at=2.0))
+        own.remove(own.leases[serial], 2.0)
+    assert own.base is None
+    assert len(own._events) <= EVENTS_MAX
+    assert own._net == 0
+    own.observe(Observation(3.0, running=7, waiting=0))
+    assert own.load(3.0) == 7
+
+
+def test_the_prefill_rate_is_learned_and_never_zero() -> None:
+    own = Ledger(stale_after_s=5.0)
+    for serial in range(10_000):
+        own.add(lease(serial, at=float(serial), prompt=0))
+        own.first_token(own.leases[serial], serial + (0.5 if serial % 2 else 0.0))
+        own.remove(own.leases[serial], serial + 0.6)
+    assert own.prefill_rate == 1.0
+    for serial in range(10_000, 10_100):
+        own.add(lease(serial, at=float(serial), prompt=1000))
+        own.first_token(own.leases[serial], serial + 0.5)
+    assert own.prefill_rate == pytest.approx(2000, rel=0.01)
