@@ -71,6 +71,77 @@ def test_without_a_file_everything_has_its_documented_default() -> None:
     assert settings.endpoints == ()
 
 
+def test_tenancy_has_the_defaults_of_the_design() -> None:
+    settings = Settings()
+    fairness, admission, identity = settings.fairness, settings.admission, settings.identity
+    assert (fairness.policy, fairness.levels) == ("weighted_tokens", ("tenant",))
+    assert (fairness.prices.prompt, fairness.prices.cached_prompt, fairness.prices.completion) == (1, 0, 2)
+    assert (settings.ordering, settings.accounting.usage, settings.tenants) == ("fcfs", "auto", ())
+    assert (admission.max_prefill_tokens, admission.max_time_per_output_token) == (16_384, None)
+    assert (admission.reserved_slots, admission.engine_priority) == ("auto", False)
+    assert (identity.require_key, identity.max_dynamic, identity.trusted_proxies) == (False, 1000, ())
+    assert (identity.tenant_header, identity.user_header) == ("x-tenant-id", "x-user-id")
+    assert settings.queue.max_tokens == 100_000_000
+
+
+def test_tenants_are_read(tmp_path: Path) -> None:
+    settings = read(
+        tmp_path,
+        f"""
+        bands:
+          - {{name: high, min_share: 0.5}}
+          - {{name: low, min_share: 0.4, deadline: 2s, max_time_per_output_token: 50ms, max_bytes: 1MB,
+              max_tokens: 9}}
+        default_band: low
+        fairness: {{policy: round_robin, levels: [model, tenant, user], prices: {{completion: 0}}}}
+        ordering: shortest_first
+        admission: {{reserved_slots: 0.25, max_time_per_output_token: 0.1, engine_priority: yes}}
+        accounting: {{usage: off}}
+        tenants:
+          - name: team a
+            weight: 2
+            max_band: high
+            keys: ["{KEY_HASH.upper()}"]
+            limits: {{running: 32, queued: 500, queued_bytes: 1MiB, requests_per_minute: 600,
+                      tokens_per_minute: 2e6}}
+          - {{name: anonymous, weight: "0.5", limits: {{running: 1}}}}
+          - {{name: überall, keys:, limits:}}
+        identity: {{require_key: true, trusted_proxies: [10.0.0.0/8, "::1", 192.168.1.7], tenant_header: X-Team}}
+        """,
+    )
+    low = settings.bands[1]
+    assert (low.min_share, low.deadline, low.max_time_per_output_token) == (0.4, 2.0, 0.05)
+    assert (low.max_bytes, low.max_tokens) == (1_000_000, 9)
+    assert settings.fairness.levels == ("model", "tenant", "user")
+    assert (settings.fairness.prices.prompt, settings.fairness.prices.completion) == (1, 0)
+    assert (settings.admission.reserved_slots, settings.admission.engine_priority) == (0.25, True)
+    team, anonymous, everywhere = settings.tenants
+    assert (team.name, team.weight, team.max_band, team.keys) == ("team a", 2.0, "high", (KEY_HASH,))
+    assert team.limits.model_dump() == {
+        "running": 32,
+        "queued": 500,
+        "queued_bytes": 2**20,
+        "requests_per_minute": 600,
+        "tokens_per_minute": 2_000_000,
+    }
+    assert (anonymous.weight, anonymous.max_band, anonymous.limits.running) == (0.5, "", 1)
+    assert (everywhere.keys, everywhere.limits.running) == ((), None)
+    assert settings.identity.trusted_proxies == ("10.0.0.0/8", "::1/128", "192.168.1.7/32")
+    assert settings.identity.tenant_header == "x-team"
+
+
+def test_tenants_may_come_from_the_environment() -> None:
+    env = {
+        "PENSTOCK__TENANTS__0__NAME": "a",
+        "PENSTOCK__TENANTS__0__KEYS": f"['{KEY_HASH}']",
+        "PENSTOCK__TENANTS__0__LIMITS__RUNNING": "3",
+        "PENSTOCK__FAIRNESS__LEVELS": "[tenant, user]",
+    }
+    settings = load(None, env)
+    assert [(t.name, t.keys, t.limits.running) for t in settings.tenants] == [("a", (KEY_HASH,), 3)]
+    assert settings.fairness.levels == ("tenant", "user")
+
+
 def test_defaults_pass_their_own_checks() -> None:
     written = {
         key: value
@@ -165,6 +236,8 @@ def test_listen_is_split(listen: str, address: tuple[str, int]) -> None:
 
 
 # What is refused, and how
+
+KEY_HASH = "sha256:" + "0123456789abcdef" * 4
 
 WRONG_VALUES = {
     "listen: '8080'": "listen: `8080`: expected `host:port` (write `127.0.0.1:8080`)",
@@ -288,7 +361,17 @@ WRONG_VALUES = {
     "bands: [{name: standard, ceiling: 1.1}]": "bands[0].ceiling: `1.1`: expected at most 1",
     "bands: [{name: standard, max_wait: 0s}]": "bands[0].max_wait: `0s`: expected more than 0",
     "bands: [{name: standard, max_requests: -1}]": "bands[0].max_requests: `-1`: expected at least 0",
-    "bands: [{name: standard, min_share: 0.1}]": f"bands[0].min_share: {NOT_YET}",
+    "bands: [{name: standard, min_share: 1}]": "bands[0].min_share: `1`: expected less than 1",
+    "bands: [{name: standard, min_share: -0.1}]": "bands[0].min_share: `-0.1`: expected at least 0",
+    "bands: [{name: standard, min_share: 0.5}, {name: b, min_share: 0.5}, {name: c, min_share: 0.5}]": (
+        "bands[1].min_share: with those before it, the minimum shares reach 1; expected less than 1 over all bands"
+    ),
+    "bands: [{name: standard, deadline: 0}]": "bands[0].deadline: `0`: expected more than 0",
+    "bands: [{name: standard, max_time_per_output_token: 0}]": (
+        "bands[0].max_time_per_output_token: `0`: expected more than 0"
+    ),
+    "bands: [{name: standard, max_bytes: -1}]": "bands[0].max_bytes: `-1`: expected at least 0",
+    "bands: [{name: standard, max_tokens: -1}]": "bands[0].max_tokens: `-1`: expected at least 0",
     "default_band: standrad": (
         "default_band: is `standrad`, which is none of the bands (interactive, standard, batch) "
         "(did you mean `standard`?)"
@@ -298,12 +381,104 @@ WRONG_VALUES = {
         "identity.max_band: is `gold`, which is none of the bands (interactive, standard, batch)"
     ),
     "identity: {band_header: 'x y'}": "identity.band_header: `x y` is not a header's name",
-    "identity: {require_key: true}": f"identity.require_key: {NOT_YET}",
+    "identity: {require_key: true}": (
+        "identity.require_key: no tenant has a key, so nobody could be served (`penstock keys new NAME` makes one)"
+    ),
+    "identity: {require_key: perhaps}": "identity.require_key: `perhaps` is not true or false",
+    "identity: {tenant_header: ''}": "identity.tenant_header: an empty text is not a header's name",
+    "identity: {max_dynamic: 0}": "identity.max_dynamic: `0`: expected at least 1",
+    "identity: {max_dynamic: 1000000000}": "identity.max_dynamic: `1000000000`: expected at most 100000",
+    "identity: {trusted_proxies: 10.0.0.1}": (
+        "identity.trusted_proxies: expected a list, found `10.0.0.1` (begin each item with `- `)"
+    ),
+    "identity: {trusted_proxies: [10.0.0.1/33]}": (
+        "identity.trusted_proxies[0]: `10.0.0.1/33` is not an IP address or a network such as 10.0.0.0/8"
+    ),
+    "identity: {trusted_proxies: [proxy.local]}": (
+        "identity.trusted_proxies[0]: `proxy.local` is not an IP address or a network such as 10.0.0.0/8"
+    ),
+    "identity: {trusted_proxies: [10.0.0.1/8]}": (
+        "identity.trusted_proxies[0]: `10.0.0.1/8` is an address within a network (write `10.0.0.0/8`)"
+    ),
+    "identity: {trusted_proxies: [10]}": (
+        "identity.trusted_proxies[0]: expected an IP address or a network such as 10.0.0.0/8, found `10`"
+    ),
+    "fairness: {policy: weighted_token}": (
+        "fairness.policy: `weighted_token`: expected weighted_tokens, round_robin or fcfs "
+        "(did you mean `weighted_tokens`?)"
+    ),
+    "fairness: {levels: []}": "fairness.levels: has 0 items; expected 1 to 4",
+    "fairness: {levels: [tenant, user, model, tenant, user]}": "fairness.levels: has 5 items; expected 1 to 4",
+    "fairness: {levels: [user, tenant, user]}": (
+        "fairness.levels[2]: is the same as fairness.levels[0] (name each level once)"
+    ),
+    "fairness: {levels: [tenants]}": (
+        "fairness.levels[0]: `tenants`: expected tenant, user or model (did you mean `tenant`?)"
+    ),
+    "fairness: {levels: tenant}": ("fairness.levels: expected a list, found `tenant` (begin each item with `- `)"),
+    "fairness: {prices: {prompt: -1}}": "fairness.prices.prompt: `-1`: expected at least 0",
+    "fairness: {prices: {prompt: 0, completion: 0}}": (
+        "fairness.prices: are all 0: at least one kind of token has to cost something"
+    ),
+    "fairness: {prices: {input: 1}}": (
+        "fairness.prices.input: unknown setting (known here: prompt, cached_prompt, completion)"
+    ),
+    "ordering: lifo": "ordering: `lifo`: expected fcfs, deadline or shortest_first",
+    "accounting: {usage: on}": "accounting.usage: `on`: expected auto or off",
+    "tenants: {a: {}}": "tenants: expected a list, found a mapping",
+    "tenants: [{}]": "tenants[0].name: is required",
+    "tenants: [{name: ''}]": (
+        "tenants[0].name: an empty text is not a tenant's name: expected 1 to 128 printable characters, "
+        "with no space at either end"
+    ),
+    "tenants: [{name: ' a'}]": "tenants[0].name: ` a` is not a tenant's name",
+    f"tenants: [{{name: {'n' * 129}}}]": f"tenants[0].name: `{'n' * 60}…` is not a tenant's name",
+    'tenants: [{name: "a\\u202eb"}]': "tenants[0].name: expected at most 4096 printable characters",
+    "tenants: [{name: 7}]": "tenants[0].name: expected text, found `7` (put it in quotes)",
+    "tenants: [{name: a}, {name: b}, {name: a}]": "tenants[2].name: is the same as that of tenants[0]",
+    "tenants: [{name: a, weight: 0}]": "tenants[0].weight: `0`: expected more than 0",
+    "tenants: [{name: a, weight: -2}]": "tenants[0].weight: `-2`: expected more than 0",
+    "tenants: [{name: a, weight: inf}]": "tenants[0].weight: `inf` is not a number",
+    "tenants: [{name: a, weight: 1e-9}]": "tenants[0].weight: `1e-09`: expected a weight from 1e-06 to 1e+06",
+    "tenants: [{name: a, weight: 1e9}]": "tenants[0].weight: `1e+09`: expected a weight from 1e-06 to 1e+06",
+    "tenants: [{name: a, max_band: interactiv}]": (
+        "tenants[0].max_band: is `interactiv`, which is none of the bands (interactive, standard, batch) "
+        "(did you mean `interactive`?)"
+    ),
+    "tenants: [{name: a, limits: {running: 0}}]": "tenants[0].limits.running: `0`: expected at least 1",
+    "tenants: [{name: a, limits: {queued: -1}}]": "tenants[0].limits.queued: `-1`: expected at least 1",
+    "tenants: [{name: a, limits: {queued_bytes: 0}}]": "tenants[0].limits.queued_bytes: `0`: expected at least 1",
+    "tenants: [{name: a, limits: {requests_per_minute: 0.5}}]": (
+        "tenants[0].limits.requests_per_minute: `0.5` is not a whole number"
+    ),
+    "tenants: [{name: a, limits: {token_per_minute: 5}}]": (
+        "tenants[0].limits.token_per_minute: unknown setting (did you mean `tokens_per_minute`?)"
+    ),
+    f"tenants: [{{name: a, keys: ['{KEY_HASH}']}}, {{name: b, keys: ['{KEY_HASH.upper()}']}}]": (
+        "tenants[1].keys[0]: is the same as tenants[0].keys[0] (a key has one tenant)"
+    ),
+    f"tenants: [{{name: anonymous, keys: ['{KEY_HASH}']}}]": (
+        "tenants[0].keys: `anonymous` stands for callers without a key"
+    ),
+    "tenants: [{name: a, keys: [sesame]}]": (
+        "tenants[0].keys[0]: is not a key's hash: expected `sha256:` and 64 hexadecimal digits "
+        "(`penstock keys hash` tells the hash of a key)"
+    ),
     "admission: {slots_initial: 0}": "admission.slots_initial: `0`: expected at least 1",
     "admission: {max_kv_usage: 0}": "admission.max_kv_usage: `0`: expected more than 0",
     "admission: {max_kv_usage: 1.01}": "admission.max_kv_usage: `1.01`: expected at most 1",
     "admission: {max_kv_usage: high}": "admission.max_kv_usage: `high` is not a number",
-    "admission: {engine_priority: true}": f"admission.engine_priority: {NOT_YET}",
+    "admission: {engine_priority: 2}": "admission.engine_priority: `2` is not true or false",
+    "admission: {max_prefill_tokens: 0}": "admission.max_prefill_tokens: `0`: expected at least 1",
+    "admission: {max_time_per_output_token: 0s}": (
+        "admission.max_time_per_output_token: `0s`: expected more than 0"
+    ),
+    "admission: {reserved_slots: 1}": (
+        "admission.reserved_slots: `1`: expected `auto` or a share of at least 0 and less than 1"
+    ),
+    "admission: {reserved_slots: some}": (
+        "admission.reserved_slots: `some`: expected `auto` or a share of at least 0 and less than 1"
+    ),
     "routing: {policy: predicted_ttft}": (
         "routing.policy: `predicted_ttft` is not supported in this version; expected least_loaded or round_robin"
     ),
@@ -330,8 +505,9 @@ WRONG_VALUES = {
     "metrics: {aliases: [other]}": "metrics.aliases[0]: `other`: expected vllm_router",
     "tls: {cert: /nowhere/cert.pem}": "tls.key: is missing, but `tls.cert` is given (HTTPS needs both)",
     "max_wait: 5s": "max_wait: unknown setting (did you mean `queue.max_wait` or `bands[].max_wait`?)",
-    "tenants: []": f"tenants: {NOT_YET}",
-    "queue: {min_share: 1}": f"queue.min_share: {NOT_YET}",
+    "discovery: []": f"discovery: {NOT_YET}",
+    "queue: {min_share: 1}": "queue.min_share: unknown setting (did you mean `bands[].min_share`?)",
+    "queue: {max_tokens: -1}": "queue.max_tokens: `-1`: expected at least 0",
     "ordring: fcfs": "ordring: unknown setting (did you mean `ordering`?)",
     "retry: {colour: 1}": "retry.colour: unknown setting (known here: max_attempts, budget)",
     "queue: {max_wait: 1, max_wait: 2}": "queue.max_wait: is given twice, in line 1 and in line 1",
@@ -552,7 +728,12 @@ def test_items_of_a_list_come_in_the_order_of_their_numbers() -> None:
             "0",
             "queue.max_wait: `0`: expected more than 0 (from PENSTOCK__QUEUE__MAX_WAIT)",
         ),
-        ("PENSTOCK__TENANTS", "[]", f"tenants: {NOT_YET} (from PENSTOCK__TENANTS)"),
+        ("PENSTOCK__DISCOVERY", "[]", f"discovery: {NOT_YET} (from PENSTOCK__DISCOVERY)"),
+        (
+            "PENSTOCK__FAIRNESS__PRICES__PROMPT",
+            "-1",
+            "fairness.prices.prompt: `-1`: expected at least 0 (from PENSTOCK__FAIRNESS__PRICES__PROMPT)",
+        ),
         (
             "PENSTOCK__QUEUE____X",
             "1",
@@ -634,6 +815,11 @@ PLACES_FOR_A_SECRET = [
     "{admission: {max_kv_usage: ${S}}, retry: {max_attempts: '-${S}', budget: '7${S}'}}",
     "{bands: [{name: ${S}}, {name: ${S}}], default_band: ${S}, identity: {max_band: ${S}, band_header: ${S}}}",
     "{default_band: ${S}, identity: {max_band: ${S}}, routing: {policy: ${S}}, metrics: {aliases: ${S}}}",
+    "tenants: [{name: '${S} ', weight: '-${S}', max_band: ${S}, keys: ${S}, limits: {running: ${S}}}]",
+    "tenants: [{name: a, keys: [${S}, 'x${S}']}, {name: b, max_band: ${S}, limits: {queued_bytes: 'x${S}'}}]",
+    "{fairness: {policy: ${S}, levels: [${S}], prices: {prompt: ${S}}}, ordering: ${S}, accounting: {usage: ${S}}}",
+    "identity: {require_key: ${S}, tenant_header: '${S} ', max_dynamic: ${S}, trusted_proxies: [${S}]}",
+    "admission: {reserved_slots: ${S}, max_prefill_tokens: ${S}, max_time_per_output_token: ${S}}",
     "{tls: {cert: '/nowhere/${S}', key: ${S}}, health: {eject_for: ${S}}, observe: {fast_interval: ${S}}}",
 ]
 
@@ -662,6 +848,26 @@ def test_an_api_key_is_in_no_message_and_no_repr() -> None:
     assert "sesame" not in str(settings.model_dump())
     assert settings.endpoints[0].api_key is not None
     assert settings.endpoints[0].api_key.get_secret_value() == "sesame"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tenants: [{name: a, keys: [KEY]}]",
+        "tenants: [{name: a, keys: KEY}]",
+        "tenants: [{name: a, keys: ['sha256:KEY']}]",
+        "tenants: [{name: a, keys: [[KEY]]}]",
+        "tenants: [{name: a, max_band: KEY}]",
+        "tenants: [KEY]",
+        "tenants: KEY",
+        "tenants: [{name: a, KEY: 1}]",
+        "identity: {trusted_proxies: [KEY]}",
+    ],
+)
+def test_a_key_written_into_the_settings_is_not_shown(tmp_path: Path, text: str) -> None:
+    line = only_line(tmp_path, text.replace("KEY", "pk-Se_same-0123456789"))
+    assert "same" not in line
+    assert "0123" not in line
 
 
 # The hash, the command, the reference

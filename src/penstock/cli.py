@@ -9,7 +9,7 @@ import os
 import sys
 
 import penstock
-from penstock import config_cli
+from penstock import config_cli, keys_cli
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -71,6 +71,14 @@ def _parser() -> argparse.ArgumentParser:
     config_cli.add_arguments(check)
     check.set_defaults(run=config_cli.run_check)
 
+    keys = commands.add_parser(
+        "keys",
+        help="make an API key, or hash one",
+        description="API keys of tenants: make one, or tell the hash of one for the settings.",
+    )
+    keys_cli.add_arguments(keys)
+    keys.set_defaults(run=keys_cli.run)
+
     engine = commands.add_parser(
         "engine",
         help="run a simulated engine",
@@ -86,6 +94,14 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     _add_demo(demo)
+
+    simulate = commands.add_parser(
+        "simulate",
+        help="run a scenario in virtual time",
+        description="Run the scheduler against simulated engines in virtual time, and hold the figures against goals.",
+        allow_abbrev=False,
+    )
+    _add_simulate(simulate)
     return parser
 
 
@@ -101,6 +117,13 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
 
     demo.add_arguments(parser)
     parser.set_defaults(run=demo.run)
+
+
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    from penstock.sim import simulate_cli
+
+    simulate_cli.add_arguments(parser)
+    parser.set_defaults(run=simulate_cli.run)
 
 
 def _serve(args: argparse.Namespace) -> int:

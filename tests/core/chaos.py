@@ -50,11 +50,11 @@ class Chaos:
     trouble: float = 0.5  #: share of dispatches that go wrong in some way
     kv_capacity_tokens: int | None = None
     drain: bool = False
-    restarts: bool = True
+    kind: type[CheckedScheduler] = CheckedScheduler
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
-        self.scheduler = CheckedScheduler(self.settings, random=Random(self.seed + 1))
+        self.scheduler = self.kind(self.settings, random=Random(self.seed + 1))
         self.engines: dict[str, Engine] = {}
         self.trace: list[tuple[float, Action]] = []
         self.now = 0.0
@@ -74,7 +74,7 @@ class Chaos:
             self._add_engine(name, slots, frozenset(models))
         self.at(0.0, self._arrive)
         if self.drain:
-            self.at(self.requests * 0.03, self._drain)
+            self.at(self.requests * 0.01, self._drain)
         while self._heap:
             when, _, event = heapq.heappop(self._heap)
             self._let_time_pass(when)
@@ -240,7 +240,7 @@ class Chaos:
                 engine.up = False
             case "up":
                 engine.up = True
-            case "restart" if self.restarts:
+            case "restart":
                 engine.process, engine.progress = engine.process + 1, 0.0
                 for dispatch in list(engine.leases.values()):
                     self.at(self.now + random.random(), partial(self._fail, dispatch, Failure.RESET))

@@ -54,7 +54,8 @@ def test_only_a_probe_brings_it_back_and_with_a_clean_slate() -> None:
     assert health.ejected(0.0)  # it was up all the time
     health.probed(up=False)
     health.succeeded()
-    assert not health.up
+    ups = [health.up]
     health.probed(up=True)
-    assert health.up
+    ups.append(health.up)
+    assert ups == [False, True]
     assert not health.ejected(0.0)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from penstock.core.actions import Dispatch
 from penstock.core.band import BandSettings
 from penstock.core.ledger import Observation
 from penstock.core.request import Request
+from penstock.core.routing.registry import POLICIES
 from penstock.core.scheduler import SchedulerSettings
 from tests.core.chaos import Chaos
 
@@ -23,7 +30,16 @@ THREE_BANDS = SchedulerSettings(
     wait_s_max=4.0,
     routing="round_robin",
 )
-SEEDS = range(4)
+WORLDS: dict[str, Callable[[int], Chaos]] = {
+    "one_band": lambda seed: Chaos(seed, ONE_BAND, requests=2000),
+    "three_bands": lambda seed: Chaos(seed, THREE_BANDS, requests=1000),
+    "little_kv_memory": lambda seed: Chaos(seed, THREE_BANDS, requests=500, kv_capacity_tokens=20_000),
+    "hardly_any_trouble": lambda seed: Chaos(seed, ONE_BAND, requests=500, trouble=0.02),
+    "nothing_but_trouble": lambda seed: Chaos(seed, THREE_BANDS, requests=500, trouble=0.95),
+    "no_room_to_wait": lambda seed: Chaos(seed, replace(ONE_BAND, requests_max=0), requests=500),
+    "queueing_off": lambda seed: Chaos(seed, replace(ONE_BAND, queue_enabled=False), requests=500),
+    "drained_half_way": lambda seed: Chaos(seed, replace(ONE_BAND, wait_s_max=30.0), requests=500, drain=True),
+}
 
 
 def prove_nothing_is_left(chaos: Chaos) -> None:
@@ -48,9 +64,29 @@ def prove_nothing_is_left(chaos: Chaos) -> None:
             assert dispatched == (at < engine.slots or not chaos.settings.queue_enabled)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("settings", [ONE_BAND, THREE_BANDS], ids=["one_band", "three_bands"])
-def test_nothing_leaks_and_nothing_is_lost(seed: int, settings: SchedulerSettings) -> None:
-    chaos = Chaos(seed, settings, requests=1000)
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("world", WORLDS)
+def test_nothing_leaks_and_nothing_is_lost(world: str, seed: int) -> None:
+    chaos = WORLDS[world](seed)
+    chaos.run()
+    prove_nothing_is_left(chaos)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@given(
+    seed=st.integers(0, 2**32),
+    requests_max=st.integers(0, 30),
+    wait_s_max=st.sampled_from([0.0, 0.5, 20.0]),
+    attempts_max=st.integers(1, 4),
+    retry_budget=st.sampled_from([0.0, 0.2]),
+    routing=st.sampled_from(sorted(POLICIES)),
+    trouble=st.sampled_from([0.0, 0.3, 1.0]),
+    kv_capacity_tokens=st.sampled_from([None, 5_000]),
+)
+def test_nothing_leaks_whatever_the_settings(
+    *, seed: int, trouble: float, kv_capacity_tokens: int | None, **given_settings: Any
+) -> None:
+    chosen = replace(THREE_BANDS, **given_settings)
+    chaos = Chaos(seed, chosen, requests=60, trouble=trouble, kv_capacity_tokens=kv_capacity_tokens)
     chaos.run()
     prove_nothing_is_left(chaos)

@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -22,8 +23,10 @@ from penstock.server.serve import Gateway
 from penstock.sim.engine_log import Fault, LogEntry
 from penstock.sim.engine_server import EngineServer
 from penstock.sim.profiles import EngineConfig
+from tests.server.raw_engine import Peer, RawEngine
 
 CHAT = "/v1/chat/completions"
+NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
 WAIT_S = 10.0  # a bound for what takes milliseconds, on a machine that is busy with other things
 
 Body = bytes | Mapping[str, Any]
@@ -148,8 +151,9 @@ class World:
         self.engines: list[EngineServer] = []
         self.clients: list[Client] = []
         self.tasks: list[asyncio.Task[Any]] = []
+        self.port = 0  # of the gateway
         self._gateway: Gateway | None = None
-        self._settings: dict[str, Any] = {}
+        self._stack = AsyncExitStack()
 
     # --- making it -------------------------------------------------------------------------------------------
 
@@ -165,6 +169,22 @@ class World:
         await dead.close()
         return await self.engine(port=int(dead.url.rpartition(":")[2]), model=dead.model, **config)
 
+    async def scripted(self, *pieces: bytes) -> tuple[dict[str, Any], list[bytes]]:
+        """An engine that answers every POST with the same bytes: its settings, and the requests it saw."""
+        requests: list[bytes] = []
+
+        async def script(peer: Peer) -> None:
+            while True:
+                data = await peer.request()
+                if data.startswith(b"GET "):
+                    await peer.send(NOT_FOUND)
+                else:
+                    requests.append(data)
+                    await peer.send(*pieces)
+
+        raw = await self._stack.enter_async_context(RawEngine(script))
+        return {"url": raw.url, "engine": "openai", "models": ["sim"]}, requests
+
     async def gateway(self, *, slots: int | str = 4, endpoints: list[Any] | None = None, **settings: Any) -> Gateway:
         """A gateway in front of all engines, which has asked them what they serve."""
         if endpoints is None:
@@ -178,6 +198,7 @@ class World:
         }
         self._gateway = gate = gateway(from_mapping(document))
         await gate.start()
+        self.port = gate.server.port
         if self.engines:
             await self.until(lambda: all(endpoint.models is not None for endpoint in self.picture().endpoints))
         return gate
@@ -191,7 +212,7 @@ class World:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.gate.server.port}"
+        return f"http://127.0.0.1:{self.port}"
 
     def picture(self) -> Snapshot:
         driver = self.gate.driver
@@ -217,7 +238,7 @@ class World:
     # --- talking to it ---------------------------------------------------------------------------------------
 
     async def client(self, data: bytes = b"") -> Client:
-        client = Client(*await asyncio.open_connection("127.0.0.1", self.gate.server.port, limit=1 << 20))
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20))
         self.clients.append(client)
         client.send(data)
         return client
@@ -261,6 +282,7 @@ class World:
             await self._close_gateway(self._gateway)
         for engine in self.engines:
             await engine.close()
+        await self._stack.aclose()
 
     async def _close_gateway(self, gate: Gateway) -> None:
         try:
@@ -289,6 +311,6 @@ async def world(caplog: pytest.LogCaptureFixture) -> AsyncIterator[World]:
     assert [record for record in caplog.records if record.levelno >= logging.ERROR or record.exc_info] == []
 
 
-async def fault(engine: EngineServer, kind: str, **more: Any) -> None:
+def fault(engine: EngineServer, kind: str, **more: Any) -> None:
     """Let an engine misbehave from now on."""
     engine.set_fault(Fault(kind, **more))

@@ -329,7 +329,9 @@ class QueuedJourney(Relay):
             self.break_off(self.api, reason)
         elif not (isinstance(action, Fail) or reason is Reason.QUEUE_TIMEOUT) or not self.engine_error(extra):
             message = _message(reason, self.request.model, self.request.pinned)
-            status, headers, body = wire.refusal(self.api, reason, message, retry_after_s=action.retry_after_s)
+            status, headers, body = wire.refusal(
+                self.api, reason, message, param=_PARAMS.get(reason), retry_after_s=action.retry_after_s
+            )
             self.exchange.respond(status, headers + self.own_headers(), body)
         self._leave(action.outcome, reason)
 
@@ -491,9 +493,14 @@ class DirectJourney(Relay):
     def _refuse(self, reason: Reason) -> None:
         message = _message(reason, self.model, self.pinned)
         retry_after_s = 1.0 if reason is Reason.NO_ENDPOINT else None
-        status, headers, body = wire.refusal(self.api, reason, message, retry_after_s=retry_after_s)
+        status, headers, body = wire.refusal(
+            self.api, reason, message, param=_PARAMS.get(reason), retry_after_s=retry_after_s
+        )
         self.exchange.respond(status, [*headers, (b"x-request-id", self._request_id)], body)
         self._metrics.passed(self.model, Outcome.FAILED if self._endpoint else Outcome.REJECTED, reason)
+
+
+_PARAMS = {Reason.MODEL_NOT_FOUND: "model", Reason.ENDPOINT_NOT_FOUND: "id"}
 
 
 def _message(reason: Reason, model: str, pinned: str | None) -> str | None:

@@ -1,7 +1,7 @@
 """Addresses: is this where we can listen, is that where an engine can be reached, and what is a network?
 
-All are kept as text in one normal form: `host:port`, `10.0.0.0/8`, and `scheme://host[:port][/prefix]` with the host in
-lower case and no trailing slash, so that two spellings of one engine are recognised as one.
+All are kept as text in one normal form: `host:port`, `10.0.0.0/8`, and `scheme://host[:port][/prefix]` with the
+host in lower case and no trailing slash, so that two spellings of one engine are recognised as one.
 """
 
 from __future__ import annotations

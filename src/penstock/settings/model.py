@@ -140,7 +140,8 @@ class Admission(Section):
     )
     max_prefill_tokens: values.Whole = setting(
         16_384,
-        "Prompt tokens that an endpoint may have before it, not yet computed. An idle endpoint always takes one request.",
+        "Prompt tokens that an endpoint may have before it, not yet computed. One request is taken whatever its "
+        "size.",
         ge=1,
     )
     max_time_per_output_token: values.OptionalDuration = setting(

@@ -1,8 +1,8 @@
 """Section: what is common to all parts of the settings?
 
 Each part is frozen, refuses keys it does not know, and explains each of its settings in a sentence, which ends
-up in docs/configuration.md. A setting that is planned but not there yet is named in its section's `later`, so that it is
-refused with that reason; whoever adds it takes the name out of there.
+up in docs/configuration.md. A setting that is planned but not there yet is named in its section's `later`, so that
+it is refused with that reason; whoever adds it takes the name out of there.
 """
 
 from __future__ import annotations

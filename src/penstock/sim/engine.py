@@ -280,9 +280,7 @@ class Engine:
             if sequence.phase == ARRIVED:
                 self._enqueue(sequence)
         self._arrived.clear()
-        budget = self._plan_running()
-        if budget >= 0:
-            self._plan_waiting(budget, now)
+        self._plan_waiting(self._plan_running(), now)
         if not self._plan:
             assert self._waiting == 0
             self._step_end = None
@@ -290,7 +288,7 @@ class Engine:
         self._step_end = now + self._step_seconds()
 
     def _plan_running(self) -> int:
-        """Give each running request its token or chunk. Returns the budget left, -1 after a preemption."""
+        """Give each running request its token or chunk. Returns the budget left for waiting ones."""
         plan: list[_Sequence] = []
         budget = self.config.max_num_batched_tokens
         preemptions = self._preemptions
@@ -311,7 +309,7 @@ class Engine:
             plan.append(sequence)
         if self._preemptions > preemptions:
             plan = [sequence for sequence in plan if sequence.phase == RUNNING]
-            budget = -1
+            budget = 0  # as vLLM: who was just preempted is not let in again at once
         self._plan = plan
         return budget
 

@@ -292,6 +292,8 @@ def config_of(args: argparse.Namespace) -> EngineConfig:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code."""
+    if not 0 <= args.port <= 65535:  # uvloop would take it modulo 65536
+        return _complain(f"--port must be between 0 and 65535, got {args.port}")
     try:
         server = EngineServer(
             config_of(args), model=args.model, seed=args.seed, kv_events=args.kv_events, hard_exit=True

@@ -1,0 +1,266 @@
+"""Who is it, and what may it have: from a request's head and a few fields of its body to a `Caller`.
+
+Who. (1) The tenant of its API key. (2) Without a key, the tenant it names in a header; a tenant that has keys can
+only be claimed so from a trusted proxy, elsewhere the caller is `anonymous`. (3) `anonymous`. The user divides a
+tenant's part further, so any caller may name one; without a name each key is a user of its own.
+
+What. A caller may ask for a band by several headers or a service tier, and gets it up to the highest that its key,
+or `identity.max_band`, allows. Nothing here waits or keeps more than a bounded number of names.
+
+Keys are random, 256 bits, and kept only as SHA-256, so looking a digest up in a dict tells an attacker's clock
+nothing that helps: it would have to invert the hash first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import re
+import secrets
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.core.outcome import Reason
+from penstock.core.tenants import Limits
+from penstock.server.names import Names, safe_name
+from penstock.settings.model import Settings
+from penstock.settings.tenancy import ANONYMOUS, OTHER, Tenant, TenantLimits
+
+KEY_PREFIX = "pk-"
+KEY_BYTES = 32
+KEY_CHARACTERS_MAX = 512  # foreign keys that an operator lists may be longer than ours
+HASH_PREFIX = "sha256:"
+
+KEY_HEADERS = (b"authorization", b"x-api-key")
+FAIRNESS_HEADERS = (b"x-llm-d-inference-fairness-id", b"x-gateway-inference-fairness-id")
+OBJECTIVE_HEADERS = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
+DEADLINE_HEADERS = (b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms")
+OPENWEBUI_USER_HEADER = b"x-openwebui-user-id"
+
+_PRIORITY_MAX = 2**31 - 1  # a 32-bit integer at either end, as engines keep it
+_MILLISECONDS = re.compile(rb"\d{1,12}(\.\d{1,9})?")
+_PEERS_MAX = 4096  # remembered verdicts; cleared as a whole when full
+
+Header = Callable[[bytes], bytes | None]  # the first value of a header, by its name in lower case
+
+
+class Caller(msgspec.Struct, frozen=True, gc=False):
+    """Who sent a request, and what it may have."""
+
+    tenant: str  #: the flow it belongs to
+    user: str  #: within the tenant; "" where nobody is named
+    has_key: bool  #: known by one of Penstock's keys, which must not go upstream
+    weight: float
+    band: int  #: the rank granted, 0 is the highest
+    band_lowered: bool  #: it asked for a higher one
+    limits: Limits | None
+    tenant_label: str  #: for metrics: a configured name, or `other`
+    deadline_s: float | None  #: to the first token, from arrival on
+    priority: int  #: the body's own, lower first, within its flow
+
+
+class Unauthorized(msgspec.Struct, frozen=True):
+    """The caller is not served."""
+
+    message: str
+    reason: Reason = Reason.UNAUTHORIZED
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """A tenant of the settings, or the default for all others."""
+
+    name: str
+    weight: float
+    band_max: int
+    limits: Limits | None
+    has_keys: bool
+    users: Names
+    label: str
+
+
+class _Key(msgspec.Struct, frozen=True):
+    owner: _Known
+    user: str  #: who uses it, where nobody is named
+
+
+class Callers:
+    """Tells callers apart, by the settings."""
+
+    def __init__(self, settings: Settings) -> None:
+        identity = settings.identity
+        self._ranks = {band.name: rank for rank, band in enumerate(settings.bands)}
+        self._deadlines_s = [band.deadline for band in settings.bands]
+        self._default_band = self._ranks[settings.default_band]
+        self._band_max = self._ranks[identity.max_band]
+        self._require_key = identity.require_key
+        self._tenant_headers = (identity.tenant_header.encode(), *FAIRNESS_HEADERS)
+        self._user_headers = (identity.user_header.encode(), OPENWEBUI_USER_HEADER)
+        self._band_header = identity.band_header.encode()
+        self._networks = [ipaddress.ip_network(network) for network in identity.trusted_proxies]
+        self._trusted_peers: dict[str, bool] = {}
+        self._tenants = {tenant.name: self._known(tenant, identity.max_dynamic) for tenant in settings.tenants}
+        self._keys = {
+            bytes.fromhex(key.removeprefix(HASH_PREFIX)): _Key(self._tenants[tenant.name], f"key:{key[7:19]}")
+            for tenant in settings.tenants
+            for key in tenant.keys
+        }
+        self._dynamic = Names(identity.max_dynamic)
+        self._dynamic_users = Names(identity.max_dynamic)  # of all tenants that are not listed, together
+
+    def identify(
+        self,
+        header: Header,
+        peer: str,
+        *,
+        user: object = None,
+        service_tier: object = None,
+        priority: object = None,
+        now: float,
+    ) -> Caller | Unauthorized:
+        """The caller behind a head, its sender's IP address, and three fields of the body, whatever is in them."""
+        key = self._key(header)
+        if isinstance(key, Unauthorized):
+            return key
+        tenant = key.owner if key is not None else self._claimed(header, peer, now)
+        band_max = max(tenant.band_max, self._band_max) if key is None else tenant.band_max  # the lower of both
+        asked = self._asked_band(header, service_tier)
+        band = max(self._default_band if asked is None else asked, band_max)
+        return Caller(
+            tenant=tenant.name,
+            user=self._user(header, user, tenant, key, now),
+            has_key=key is not None,
+            weight=tenant.weight,
+            band=band,
+            band_lowered=asked is not None and asked < band,
+            limits=tenant.limits,
+            tenant_label=tenant.label,
+            deadline_s=self._deadline_s(header, band),
+            priority=_priority(priority),
+        )
+
+    # --- who ------------------------------------------------------------------------------------------------
+
+    def _key(self, header: Header) -> _Key | Unauthorized | None:
+        """The known key that was presented. A key of someone else is none of ours, and passes on upstream."""
+        if not self._keys:
+            return None
+        presented = [key for name in KEY_HEADERS if (key := _presented(header(name)))]
+        for key in presented:
+            known = self._keys.get(hashlib.sha256(key).digest()) if len(key) <= KEY_CHARACTERS_MAX else None
+            if known is not None:
+                return known
+        if any(key.startswith(KEY_PREFIX.encode()) for key in presented) or (presented and self._require_key):
+            return Unauthorized("The API key is not known.")
+        if self._require_key:
+            return Unauthorized("An API key is required: `Authorization: Bearer KEY`.")
+        return None
+
+    def _claimed(self, header: Header, peer: str, now: float) -> _Known:
+        """The tenant that a caller without a key says it is."""
+        name = _first_name(header, self._tenant_headers) or ANONYMOUS
+        known = self._tenants.get(name)
+        if known is not None and known.has_keys and not self._trusted(peer):
+            name = ANONYMOUS
+            known = self._tenants.get(name)
+        if known is not None:
+            return known
+        if name not in (ANONYMOUS, OTHER) and not self._dynamic.admit(name, now):
+            name = OTHER
+        return self._tenants.get(name) or self._unlisted(name)
+
+    def _trusted(self, peer: str) -> bool:
+        if not self._networks:
+            return False
+        verdict = self._trusted_peers.get(peer)
+        if verdict is None:
+            if len(self._trusted_peers) >= _PEERS_MAX:
+                self._trusted_peers.clear()
+            verdict = self._trusted_peers[peer] = _within(peer, self._networks)
+        return verdict
+
+    def _user(self, header: Header, field: object, tenant: _Known, key: _Key | None, now: float) -> str:
+        name = _first_name(header, self._user_headers) or (safe_name(field) if isinstance(field, str) else "")
+        if not name:
+            return "" if key is None else key.user
+        listed = tenant.users is not self._dynamic_users
+        return name if tenant.users.admit(name if listed else (tenant.name, name), now) else OTHER
+
+    def _known(self, tenant: Tenant, users_max: int) -> _Known:
+        return _Known(
+            name=tenant.name,
+            weight=tenant.weight,
+            band_max=self._ranks[tenant.max_band] if tenant.max_band else self._band_max,
+            limits=core_limits(tenant.limits),
+            has_keys=bool(tenant.keys),
+            users=Names(users_max),
+            label=tenant.name,
+        )
+
+    def _unlisted(self, name: str) -> _Known:
+        return _Known(name, 1.0, self._band_max, None, has_keys=False, users=self._dynamic_users, label=OTHER)
+
+    # --- what -----------------------------------------------------------------------------------------------
+
+    def _asked_band(self, header: Header, service_tier: object) -> int | None:
+        """The first band that is asked for by a name that exists; None when nothing is asked for."""
+        for name in (self._band_header, *OBJECTIVE_HEADERS):
+            value = header(name)
+            if value is not None and (rank := self._ranks.get(value.strip().decode("latin-1"))) is not None:
+                return rank
+        if service_tier in ("priority", "fast"):
+            return 0
+        return len(self._ranks) - 1 if service_tier == "flex" else None
+
+    def _deadline_s(self, header: Header, band: int) -> float | None:
+        """The shortest of those given. What is not a positive number of milliseconds is none."""
+        deadlines_s = [] if (of_band := self._deadlines_s[band]) is None else [of_band]
+        for name in DEADLINE_HEADERS:
+            value = header(name)
+            if value is not None and _MILLISECONDS.fullmatch(value.strip()) and (asked_ms := float(value)) > 0:
+                deadlines_s.append(asked_ms / 1000)
+        return min(deadlines_s, default=None)
+
+
+def new_key() -> str:
+    """A fresh key: 256 random bits, with a prefix by which a leaked one is found."""
+    return KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
+
+
+def key_hash(key: str) -> str:
+    """What stands in the settings instead of the key."""
+    return HASH_PREFIX + hashlib.sha256(key.encode()).hexdigest()
+
+
+def core_limits(limits: TenantLimits) -> Limits | None:
+    """The limits as the scheduler knows them, None for none at all."""
+    found = Limits(**limits.model_dump())
+    return None if found == Limits() else found
+
+
+def _presented(value: bytes | None) -> bytes:
+    """The key in a header, with or without `Bearer` before it; people forget it."""
+    if value is None:
+        return b""
+    scheme, _, rest = value.strip().partition(b" ")
+    return rest.strip() if scheme.lower() == b"bearer" else value.strip()
+
+
+def _first_name(header: Header, names: tuple[bytes, ...]) -> str:
+    return next((found for name in names if (found := safe_name(header(name)))), "")
+
+
+def _within(peer: str, networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
+    try:
+        address = ipaddress.ip_address(peer.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return any(address in network for network in networks)
+
+
+def _priority(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return 0
+    return min(max(value, -_PRIORITY_MAX - 1), _PRIORITY_MAX)

@@ -1,0 +1,59 @@
+"""Names from outside: what may one look like, and how many may there be?
+
+A caller may send any bytes as its tenant or user. What becomes of them is short and printable, so that it can stand
+in a log line, a label or a page; two different names stay different, because one that had to be changed carries a
+hash of what it was. And only so many names at a time count as themselves; the rest share one flow, so a caller that
+invents a name per request gains nothing and costs nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Hashable
+
+NAME_CHARACTERS_MAX = 128  # as in the settings
+_READ_CHARACTERS_MAX = 65_536  # a field of the body may be as long as the body; its hash shall not take long
+_KEPT_CHARACTERS = 64
+_NOT_UTF8 = "\ufffd"
+_HASH_CHARACTERS = 16  # 64 bits: nobody finds a name that becomes another's
+IDLE_S = 600.0  # longer than any request's wait, so a name keeps its flow while it has requests under way
+
+
+def safe_name(value: bytes | str | None) -> str:
+    """A header's or a field's value as a name; empty for none. `str.isprintable` rejects direction marks too."""
+    if not value:
+        return ""
+    if isinstance(value, str):
+        value = value[:_READ_CHARACTERS_MAX].strip().encode("utf-8", "surrogatepass")
+    raw = value.strip()
+    name = raw.decode("utf-8", "replace")
+    if len(name) <= NAME_CHARACTERS_MAX and name.isprintable() and _NOT_UTF8 not in name:
+        return name
+    shown = (c for c in name[: 4 * _KEPT_CHARACTERS] if c.isprintable() and c != _NOT_UTF8)
+    kept = "".join(shown)[:_KEPT_CHARACTERS].strip()
+    return f"{kept}~{hashlib.sha256(raw).hexdigest()[:_HASH_CHARACTERS]}"
+
+
+class Names:
+    """Up to `limit` names at a time, first come first served; one not seen for `IDLE_S` makes room."""
+
+    def __init__(self, limit: int) -> None:
+        assert limit > 0
+        self._limit = limit
+        self._seen_s: OrderedDict[Hashable, float] = OrderedDict()  # the one not seen for longest comes first
+
+    def __len__(self) -> int:
+        return len(self._seen_s)
+
+    def admit(self, name: Hashable, now: float) -> bool:
+        """Does the name count as itself?"""
+        seen = self._seen_s
+        if name not in seen and len(seen) >= self._limit:
+            idlest = next(iter(seen))
+            if now - seen[idlest] < IDLE_S:
+                return False
+            del seen[idlest]
+        seen[name] = now
+        seen.move_to_end(name)
+        return True

@@ -1,0 +1,99 @@
+"""What do bands do? Strict order between them, and batch work that runs only where nothing else would."""
+
+from __future__ import annotations
+
+from penstock.core.actions import Dispatch
+from penstock.sim.report import Measure, Result, at_least, at_most, ratio
+from penstock.sim.scenario_base import (
+    BATCH,
+    CHAT,
+    INTERACTIVE,
+    LONG_ANSWERS,
+    STANDARD,
+    Setup,
+    Variant,
+    capacity_per_s,
+    engines,
+    load,
+    run,
+)
+from penstock.sim.workload import Bursts, Constant, InFlight, Stream
+from penstock.sim.world import Journey, World
+
+
+def priorities(setup: Setup) -> Result:
+    """30 low ones wait, then 5 high ones come: these are the next five served. And a day of both."""
+    low = Stream("low", Bursts(38, 1e9), Constant(300), Constant(300), band=STANDARD)
+    high = Stream("high", Bursts(5, 1e9), Constant(300), Constant(300), band=INTERACTIVE, start_s=1.0)
+    short = Setup(setup.seed, 60.0, setup.checked, setup.progress)
+    burst = run(short, Variant("30 low, then 5 high", engines=engines(1, slots=8)), (low, high), warm_s=0.0)
+    sent = [j for j in burst.world.done if (j.dispatched_s or 0.0) > 1.0]
+    sent.sort(key=lambda journey: (journey.dispatched_s or 0.0, journey.lease))
+    waited = sum(j.job.stream.tenant == "low" for j in sent)
+    next_five = sum(journey.job.stream.tenant == "high" for journey in sent[:5])
+
+    pool = engines()
+    interactive = load("high", CHAT, 0.3 * capacity_per_s(pool, CHAT), band=INTERACTIVE)
+    standard = load("low", LONG_ANSWERS, 2.0 * capacity_per_s(pool, LONG_ANSWERS), band=STANDARD)
+    warm_s = setup.duration_s / 4
+    alone = run(setup, Variant("high alone", without=frozenset({"low"})), (interactive, standard), warm_s=warm_s)
+    both = run(setup, Variant("high at 30 %, low at 200 %"), (interactive, standard), warm_s=warm_s)
+    is_high = "high".__eq__
+    measures = (
+        Measure("low ones waiting when the high ones came", waited, at_least(30)),
+        Measure("high ones among the next five served", next_five, at_least(5)),
+        Measure("p99 TTFT of high beside low / alone", ratio(both.ttft_p99_s(is_high), alone.ttft_p99_s(is_high))),
+    )
+    lines = tuple(each.line(who, who.__eq__) for each in (alone, both) for who in ("high", "low"))
+    return Result(
+        "priorities", setup.seed, setup.duration_s, measures, tuple(line for line in lines if line.requests)
+    )
+
+
+class BatchWatch:
+    """Looks at the engines each time a batch request is sent, and once a second at their idle slots."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.into_queue = 0  # batch requests sent while the engine had work of its own waiting
+        self.slots = 0
+        self.idle = 0
+
+    def sees(self, world: World, journey: Journey, dispatch: Dispatch) -> None:
+        if journey.job.stream.band == BATCH:
+            self.sent += 1
+            self.into_queue += world.nodes[dispatch.endpoint].engine.gauges().waiting > 0
+
+    def looks(self, world: World, warm_s: float) -> None:
+        if world.now >= warm_s:
+            for node in world.nodes.values():
+                self.slots += node.spec.config.max_num_seqs
+                self.idle += max(0, node.spec.config.max_num_seqs - node.engine.in_engine)
+
+
+def batch_band(setup: Setup) -> Result:
+    """Interactive work at 40 % of capacity, and more batch work than there is room for."""
+    pool = engines()
+    interactive = load("people", CHAT, 0.4 * capacity_per_s(pool, CHAT), band=INTERACTIVE)
+    batch = Stream("batch", InFlight(400), *LONG_ANSWERS, band=BATCH)
+    warm_s = min(30.0, setup.duration_s / 4)
+    watch = BatchWatch()
+    alone = run(setup, Variant("people alone", without=frozenset({"batch"})), (interactive, batch), warm_s=warm_s)
+    variant = Variant("people at 40 %, batch")
+    both = run(
+        setup, variant, (interactive, batch), warm_s=warm_s, watch=watch.sees, look=lambda w: watch.looks(w, warm_s)
+    )
+    is_people = "people".__eq__
+    measures = (
+        Measure("batch requests sent while the engine queued", watch.into_queue, at_most(0)),
+        Measure("batch requests sent", watch.sent),
+        Measure("share of slots in use", 1.0 - ratio(watch.idle, watch.slots), at_least(0.97)),
+        Measure(
+            "p99 TTFT of people beside batch / alone",
+            ratio(both.ttft_p99_s(is_people), alone.ttft_p99_s(is_people)),
+        ),
+    )
+    lines = tuple(each.line(who, who.__eq__) for each in (alone, both) for who in ("people", "batch"))
+    return Result(
+        "batch_band", setup.seed, setup.duration_s, measures, tuple(line for line in lines if line.requests)
+    )

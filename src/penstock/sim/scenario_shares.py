@@ -1,0 +1,169 @@
+"""Who gets how much? Shares of the work done, when all want more than there is.
+
+Service is counted in priced tokens as they come out of the engines, prompt tokens when the first token comes. A
+tenant here is backlogged throughout: it offers more than all engines could do for it alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from penstock.sim.report import Measure, Result, at_least, at_most, jain, ratio, service_between
+from penstock.sim.scenario_base import CHAT, STANDARD, Kind, Run, Setup, Variant, capacity_per_s, engines, run
+from penstock.sim.workload import Lengths, Lognormal, Poisson, Stream
+
+WARM_S = 20.0
+WINDOW_S = 60.0
+
+
+def _backlogged(tenant: str, kind: Kind, *, times: float = 1.5, weight: float = 1.0, user: str = "") -> Stream:
+    per_s = times * capacity_per_s(engines(), kind)
+    return Stream(tenant, Poisson(per_s), *kind, weight=weight, user=user, band=STANDARD)
+
+
+def _shares(done: Run, from_s: float, to_s: float) -> dict[str, float]:
+    """Each tenant's part of the work done in a window."""
+    service: dict[str, float] = {}
+    for (tenant, _), tokens in service_between(done.world.samples, from_s, to_s).items():
+        service[tenant] = service.get(tenant, 0.0) + tokens
+    total = sum(service.values())
+    return {tenant: tokens / total for tenant, tokens in service.items()}
+
+
+def _off(shares: dict[str, float], fair: dict[str, float]) -> float:
+    """The largest relative distance from the fair share."""
+    total = sum(fair.values())
+    return max(abs(shares.get(tenant, 0.0) * total / part - 1.0) for tenant, part in fair.items())
+
+
+def _lines(runs: list[Run], setup: Setup, name: str, measures: list[Measure]) -> Result:
+    lines = []
+    for each in runs:
+        for tenant in dict.fromkeys(source.job.stream.tenant for source in each.world.done):
+            lines.append(each.line(tenant, lambda other, tenant=tenant: other == tenant))  # type: ignore[misc]
+    return Result(name, setup.seed, setup.duration_s, tuple(measures), tuple(lines))
+
+
+def weights(setup: Setup) -> Result:
+    """Three backlogged tenants with weights 1, 2 and 4."""
+    fair = {"one": 1.0, "two": 2.0, "four": 4.0}
+    streams = tuple(_backlogged(tenant, CHAT, weight=weight) for tenant, weight in fair.items())
+    done = run(setup, Variant("weights 1:2:4"), streams, warm_s=WARM_S)
+    shares = _shares(done, WARM_S, setup.duration_s)
+    measures = [Measure("largest distance from 1:2:4", _off(shares, fair), at_most(0.03))]
+    measures += [
+        Measure(f"share of {tenant}, over that of one", shares[tenant] / shares["one"])
+        for tenant in ("two", "four")
+    ]
+    return _lines([done], setup, "weights", measures)
+
+
+def users(setup: Setup) -> Result:
+    """A tenant with two users beside one with a single user: users share their tenant's part."""
+    streams = (
+        _backlogged("firm", CHAT, user="ann"),
+        _backlogged("firm", CHAT, user="ben"),
+        _backlogged("shop", CHAT, user="cay"),
+    )
+    done = run(setup, Variant("two users and one"), streams, warm_s=WARM_S)
+    service = service_between(done.world.samples, WARM_S, setup.duration_s)
+    total = sum(service.values())
+    parts = {user: tokens / total for (_, user), tokens in service.items()}
+    measures = [
+        Measure(
+            "largest distance from 1/2 for each tenant",
+            _off(_shares(done, WARM_S, setup.duration_s), {"firm": 1.0, "shop": 1.0}),
+            at_most(0.03),
+        ),
+        Measure(
+            "largest distance from 1/4, 1/4, 1/2", _off(parts, {"ann": 1.0, "ben": 1.0, "cay": 2.0}), at_most(0.03)
+        ),
+    ]
+    return _lines([done], setup, "users", measures)
+
+
+SIZES = (1, 2, 4, 8)
+
+
+def mixed_sizes(setup: Setup) -> Result:
+    """Four backlogged tenants whose requests differ eightfold in size, under each policy."""
+    streams = []
+    for size in SIZES:
+        kind = (Lognormal(150.0 * size, 500.0 * size), Lognormal(50.0 * size, 150.0 * size))
+        streams.append(_backlogged(f"size-{size}", kind))
+    measures, runs = [], []
+    for policy in ("weighted_tokens", "round_robin", "fcfs"):
+        done = run(setup, Variant(policy, fairness=policy), tuple(streams), warm_s=WARM_S)
+        worst = min(jain(list(_shares(done, start_s, start_s + WINDOW_S).values())) for start_s in _windows(setup))
+        measures.append(
+            Measure(f"Jain over 60 s, worst window: {policy}", worst, at_least(0.995) if len(runs) == 0 else None)
+        )
+        runs.append(done)
+    return _lines(runs, setup, "mixed_sizes", measures)
+
+
+def _windows(setup: Setup) -> list[float]:
+    count = max(1, int((setup.duration_s - WARM_S) // WINDOW_S))
+    return [WARM_S + number * WINDOW_S for number in range(count)]
+
+
+IDLE_S = (10.0, 60.0, 300.0)
+
+
+def returning_tenant(setup: Setup) -> Result:
+    """Two backlogged tenants, and a third that comes back after having been idle."""
+    measures, runs = [], []
+    for idle_s in IDLE_S:
+        start_s = WARM_S + 20.0 + idle_s  # it was busy from 0 to WARM_S + 20
+        back = _backlogged("returning", CHAT)
+        first = Stream(back.tenant, back.arrivals, *CHAT, band=STANDARD, end_s=WARM_S + 20.0)
+        second = Stream(back.tenant, back.arrivals, *CHAT, band=STANDARD, start_s=start_s)
+        streams = (_backlogged("busy-1", CHAT), _backlogged("busy-2", CHAT), first, second)
+        asked = Setup(setup.seed, start_s + WINDOW_S + 1.0, setup.checked, setup.progress)
+        done = run(asked, Variant(f"idle for {idle_s:g} s", wait_s_max=15.0), streams, warm_s=start_s)
+        share = _shares(done, start_s, start_s + WINDOW_S)["returning"]
+        measures.append(
+            Measure(f"share in the next 60 s / fair share, idle for {idle_s:g} s", share * 3, at_most(1.1))
+        )
+        runs.append(done)
+    return _lines(runs, setup, "returning_tenant", measures)
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Either of two lengths: no average foretells it."""
+
+    short: int
+    long: int
+    long_share: float
+
+    @property
+    def mean(self) -> float:
+        return self.short + self.long_share * (self.long - self.short)
+
+    def draw(self, random: Random, /) -> int:
+        return self.long if random.random() < self.long_share else self.short
+
+
+def estimates_wrong(setup: Setup) -> Result:
+    """Estimates wrong by 10x: bodies of 40 bytes a token, and answers of 40 or 400 tokens that no average foretells."""
+    plain = _backlogged("plain", CHAT)
+    moody: Lengths = OneOf(40, 400, 0.5)
+    streams = (
+        plain,
+        Stream("bulky", plain.arrivals, *CHAT, band=STANDARD, bytes_per_token=40.0),
+        Stream("moody", plain.arrivals, CHAT[0], moody, band=STANDARD),
+        Stream("capped", plain.arrivals, *CHAT, band=STANDARD, output_tokens_max=8000),
+    )
+    done = run(setup, Variant("penstock"), streams, warm_s=WARM_S)
+    shares = _shares(done, WARM_S, setup.duration_s)
+    measures = [
+        Measure(
+            f"distance from the fair share: {tenant}",
+            abs(ratio(shares.get(tenant, 0.0), 0.25) - 1.0),
+            at_most(0.02),
+        )
+        for tenant in ("bulky", "moody", "capped", "plain")
+    ]
+    return _lines([done], setup, "estimates_wrong", measures)

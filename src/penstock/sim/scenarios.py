@@ -1,0 +1,32 @@
+"""The named scenarios: what can be simulated?"""
+
+from __future__ import annotations
+
+from penstock.sim import scenario_bands, scenario_isolation, scenario_shares, scenario_trouble
+from penstock.sim.scenario_base import Scenario, Setup
+
+__all__ = ["SCENARIOS", "Scenario", "Setup"]
+
+SCENARIOS: dict[str, Scenario] = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario("flood", "a flood of long answers beside eight light tenants", 300.0, scenario_isolation.flood),
+        Scenario("flood_prompts", "the same with long prompts", 300.0, scenario_isolation.flood_prompts),
+        Scenario(
+            "flood_small", "engines of 8 slots: isolation against throughput", 600.0, scenario_isolation.flood_small
+        ),
+        Scenario("returning_tenant", "a tenant comes back from idle", 381.0, scenario_shares.returning_tenant),
+        Scenario("weights", "backlogged tenants with weights 1:2:4", 140.0, scenario_shares.weights),
+        Scenario("users", "two users under one tenant", 140.0, scenario_shares.users),
+        Scenario(
+            "mixed_sizes", "backlogged tenants of eightfold different sizes", 200.0, scenario_shares.mixed_sizes
+        ),
+        Scenario("priorities", "a few high ones among many low ones", 120.0, scenario_bands.priorities),
+        Scenario("batch_band", "batch work in the gaps", 120.0, scenario_bands.batch_band),
+        Scenario("overload", "1.75 times capacity, with deadlines", 240.0, scenario_trouble.overload),
+        Scenario("stale_gauges", "gauges 5 s old against 50 ms", 300.0, scenario_isolation.stale_gauges),
+        Scenario("engine_death", "an engine dies and comes back", 120.0, scenario_trouble.engine_death),
+        Scenario("cancel_storm", "half of the clients hang up", 120.0, scenario_trouble.cancel_storm),
+        Scenario("estimates_wrong", "estimates wrong by 10x", 320.0, scenario_shares.estimates_wrong),
+    )
+}

@@ -1,0 +1,210 @@
+"""Who asks for what, and when: streams of requests, drawn from one seed.
+
+A stream is one kind of request of one user: when its requests arrive, how long their prompts and answers are, and
+what they carry. Each stream draws from a generator of its own, seeded from the run's seed in the order of listing, so
+leaving one stream out (to see the others *alone*) changes nothing about the rest. Arrivals are made one at a time:
+memory stays flat however long a run is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+import msgspec
+
+BYTES_PER_TOKEN = 4.0
+BYTES_SPREAD = 0.15  # bodies of equally many tokens differ by that much in size (one sigma)
+Z99 = 2.326347874  # the 99th percentile of a standard normal
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One request as its client means it, with what no gateway can know: its true lengths."""
+
+    id: str
+    stream: Stream
+    at_s: float
+    prompt_tokens: int
+    output_tokens: int
+    body_bytes: int
+    deadline_s: float | None = None  #: of the first token, absolute
+    hangs_up_s: float | None = None  #: when the client gives up, absolute
+
+
+# --- lengths ----------------------------------------------------------------------------------------------------
+
+
+class Lengths(Protocol):
+    """How many tokens."""
+
+    @property
+    def mean(self) -> float: ...
+    def draw(self, random: Random, /) -> int: ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Always the same."""
+
+    tokens: int
+
+    @property
+    def mean(self) -> float:
+        return float(self.tokens)
+
+    def draw(self, random: Random, /) -> int:  # noqa: ARG002
+        return self.tokens
+
+
+@dataclass(frozen=True)
+class Lognormal:
+    """Skewed to the right, as prompts and answers are; given by what traces report of them."""
+
+    mean: float
+    p99: float
+    tokens_max: int = 16_000
+
+    def draw(self, random: Random, /) -> int:
+        # mean = exp(m + s^2/2) and p99 = exp(m + z*s): the smaller root for s.
+        sigma = Z99 - math.sqrt(Z99 * Z99 - 2.0 * math.log(self.p99 / self.mean))
+        mu = math.log(self.mean) - sigma * sigma / 2.0
+        return min(self.tokens_max, max(1, round(random.lognormvariate(mu, sigma))))
+
+
+# --- arrivals ---------------------------------------------------------------------------------------------------
+
+
+class Arrivals(Protocol):
+    """When requests come, without regard to how the earlier ones fared."""
+
+    def times(self, start_s: float, random: Random, /) -> Iterator[float]: ...
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """So many a second, each independent of the others."""
+
+    per_s: float
+
+    def times(self, start_s: float, random: Random, /) -> Iterator[float]:
+        at_s = start_s
+        while True:
+            at_s += random.expovariate(self.per_s)
+            yield at_s
+
+
+@dataclass(frozen=True)
+class Bursts:
+    """`size` requests at once, every `every_s` seconds."""
+
+    size: int
+    every_s: float
+
+    def times(self, start_s: float, random: Random, /) -> Iterator[float]:  # noqa: ARG002
+        at_s = start_s
+        while True:
+            for _ in range(self.size):
+                yield at_s
+            at_s += self.every_s
+
+
+@dataclass(frozen=True)
+class OnOff:
+    """Poisson for `on_s` seconds, silence for `off_s`, and again."""
+
+    per_s: float
+    on_s: float
+    off_s: float
+
+    def times(self, start_s: float, random: Random, /) -> Iterator[float]:
+        busy_s = 0.0  # time as if there were no silence
+        while True:
+            busy_s += random.expovariate(self.per_s)
+            yield start_s + busy_s + self.off_s * math.floor(busy_s / self.on_s)
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A closed loop: always so many under way; a new one `think_s` after one ended well."""
+
+    requests: int
+    think_s: float = 0.0
+    retry_s: float = 1.0  # after a refusal
+
+
+# --- streams ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Requests of one kind, of one user of one tenant."""
+
+    tenant: str
+    arrivals: Arrivals | InFlight
+    prompt: Lengths
+    output: Lengths
+    user: str = ""
+    weight: float = 1.0
+    band: int = 0
+    model: str = "sim"
+    start_s: float = 0.0
+    end_s: float = math.inf
+    output_tokens_max: int | None = None  #: what the client sends as `max_tokens`
+    bytes_per_token: float = BYTES_PER_TOKEN  #: what its bodies look like
+    streamed: bool = True
+    deadline_s: float | None = None  #: for the first token, after arrival
+    hang_up_share: float = 0.0  #: of its clients that give up …
+    hang_up_s: float = 5.0  #: … on average after that long
+    bypass: bool = False  #: goes to an engine directly: the gateway does not see it
+
+
+class Source:
+    """Makes a stream's jobs, in order."""
+
+    def __init__(self, stream: Stream, number: int, random: Random) -> None:
+        self.stream = stream
+        self._random = random
+        self._number = number
+        self._made = 0
+
+    def open_jobs(self) -> Iterator[Job]:
+        """All jobs of a stream whose arrivals do not depend on its answers."""
+        stream = self.stream
+        assert not isinstance(stream.arrivals, InFlight)
+        for at_s in stream.arrivals.times(stream.start_s, self._random):
+            if at_s >= stream.end_s:
+                return
+            yield self.job(at_s)
+
+    def job(self, at_s: float) -> Job:
+        """The next job, arriving then."""
+        stream, random = self.stream, self._random
+        self._made += 1
+        prompt_tokens = max(1, stream.prompt.draw(random))
+        output_tokens = max(1, stream.output.draw(random))
+        if stream.output_tokens_max is not None:
+            output_tokens = min(output_tokens, stream.output_tokens_max)
+        spread = max(0.1, random.gauss(1.0, BYTES_SPREAD))
+        hangs_up_s = None
+        if stream.hang_up_share and random.random() < stream.hang_up_share:
+            hangs_up_s = at_s + random.expovariate(1.0 / stream.hang_up_s)
+        return Job(
+            id=f"{stream.tenant}-{self._number}-{self._made}",
+            stream=stream,
+            at_s=at_s,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            body_bytes=max(2, round(prompt_tokens * stream.bytes_per_token * spread)),
+            deadline_s=at_s + stream.deadline_s if stream.deadline_s is not None else None,
+            hangs_up_s=hangs_up_s,
+        )
+
+
+def sources(streams: tuple[Stream, ...], seed: int, *, without: frozenset[str] = frozenset()) -> list[Source]:
+    """One source per stream; those of the tenants named in `without` are left out."""
+    random = Random(seed)
+    made = [Source(stream, number, Random(random.getrandbits(64))) for number, stream in enumerate(streams)]
+    return [source for source in made if source.stream.tenant not in without]

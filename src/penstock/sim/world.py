@@ -1,0 +1,487 @@
+"""The simulated world: what would happen? The real scheduler and the engine model, on virtual time.
+
+One event heap, one clock that jumps. The world drives the scheduler exactly as `server/driver.py` does: it carries
+out a dispatch by handing the request to an engine one network delay later, reports first tokens, progress and ends
+one network delay after the engine step that made them, reads gauges at an interval, and lets time expire when asked
+to. All randomness comes from the seed, so a run can be repeated to the last event.
+
+What it measures are journeys (one per request, told to `sink` when they end) and the service done so far, per
+tenant and user, sampled once a second. Nothing else is kept: a run's memory does not grow with its length.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+
+from penstock.core.actions import Abort, Action, Dispatch, Requeue
+from penstock.core.endpoint import EndpointSpec
+from penstock.core.ledger import Observation
+from penstock.core.request import Request, Usage
+from penstock.core.retry import Failure
+from penstock.core.scheduler import Scheduler, SchedulerSettings
+from penstock.sim.engine import Engine, EngineFullError, EngineRequest, Progress, PromptTooLongError
+from penstock.sim.profiles import EngineConfig
+from penstock.sim.workload import InFlight, Job, Source
+
+EXPIRIES_MAX = 1000  # calls of `expire` between two events; more would be a busy loop
+PROGRESS_EVERY = 64  # tokens of one answer between two reports of it
+SLOTS_INITIAL = 16  # where the scheduler is not told an engine's size
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """An engine of the world, and what the scheduler is told of it."""
+
+    name: str
+    config: EngineConfig = EngineConfig(step_jitter=0.05)
+    slots: int | None = None  #: None: not told, it has to find out
+
+
+@dataclass(frozen=True)
+class Death:
+    """An engine dies, and is back later, empty."""
+
+    engine: str
+    at_s: float
+    for_s: float
+
+
+@dataclass(frozen=True)
+class WorldSettings:
+    """Everything of a run but its workload."""
+
+    scheduler: SchedulerSettings
+    engines: tuple[EngineSpec, ...]
+    seed: int
+    duration_s: float
+    network_s: float = 0.0005  #: one way between gateway and engine
+    scrape_s: float = 0.5
+    scrape_answer_s: float = 0.002  #: from asking for gauges to having them
+    probe_s: float = 0.5
+    deaths: tuple[Death, ...] = ()
+    sample_s: float = 1.0
+    checked: bool = False  #: check the invariants after every fact
+
+
+class Journey:
+    """One request on its way, and what became of it."""
+
+    __slots__ = (
+        "dispatched_s", "ended_s", "estimate_s", "first_s", "job", "lease", "node", "outcome", "output_tokens",
+        "queue_s", "reason", "requeues", "retry_after_s", "source",
+    )  # fmt: skip
+
+    def __init__(self, job: Job, source: Source) -> None:
+        self.job = job
+        self.source = source
+        self.node: Node | None = None
+        self.lease = 0
+        self.queue_s = 0.0
+        self.dispatched_s: float | None = None
+        self.first_s: float | None = None
+        self.ended_s: float | None = None
+        self.output_tokens = 0
+        self.outcome = ""  #: "" while under way; else an `Outcome`, or "cancelled"
+        self.reason = ""
+        self.retry_after_s: float | None = None
+        self.estimate_s: float | None = None  #: the wait that was foretold at arrival
+        self.requeues = 0
+
+
+@dataclass
+class Service:
+    """Tokens done for one tenant and user."""
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+Who = tuple[str, str]  # tenant, user
+Sample = tuple[float, dict[Who, tuple[int, int]]]  # when, prompt and output tokens done so far
+
+
+@dataclass
+class Node:
+    """An engine in the world."""
+
+    spec: EngineSpec
+    engine: Engine
+    alive: bool = True
+    life: int = 0  #: which process it is; what was meant for an earlier one is void
+    started_s: float = 1.0
+    stepping: bool = False
+    journeys: dict[str, Journey] = field(default_factory=dict)
+
+
+class World:
+    """One run."""
+
+    def __init__(
+        self,
+        settings: WorldSettings,
+        sources: Iterable[Source],
+        *,
+        sink: Callable[[Journey], None] | None = None,
+        on_second: Callable[[World], None] | None = None,
+        on_dispatch: Callable[[World, Journey, Dispatch], None] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.now = 0.0
+        self.scheduler = _scheduler(settings)
+        self.done: list[Journey] = []  # only where no sink was given
+        self.samples: list[Sample] = []
+        self.service: dict[Who, Service] = {}
+        self.journeys: dict[str, Journey] = {}
+        self.events = 0
+        self._on_dispatch = on_dispatch
+        self._sink = sink or self.done.append
+        self._on_second = on_second
+        self._sources = list(sources)
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._bypassed = 0
+        self.nodes = {
+            spec.name: Node(spec, Engine(spec.config, seed=settings.seed * 1000 + number))
+            for number, spec in enumerate(settings.engines)
+        }
+
+    # --- the loop -----------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """From 0 to the end. Who is under way then is told to the sink as it stands."""
+        self._begin()
+        end_s = self.settings.duration_s
+        while self._heap and self._heap[0][0] <= end_s:
+            when, _, event = heapq.heappop(self._heap)
+            self._let_time_pass(when)
+            self.now = when
+            event()
+        self._let_time_pass(end_s)
+        self.now = end_s
+        for journey in self.journeys.values():
+            self._sink(journey)
+
+    def at(self, when: float, event: Callable[[], None]) -> None:
+        """Let something happen then."""
+        self.events += 1
+        heapq.heappush(self._heap, (when, self.events, event))
+
+    def _begin(self) -> None:
+        for number, node in enumerate(self.nodes.values()):
+            self._tell(self.scheduler.endpoint_added(_endpoint_spec(node.spec), now=0.0))
+            self.at(self.settings.scrape_s * (number + 1) / len(self.nodes), partial(self._ask_gauges, node))
+        for death in self.settings.deaths:
+            node = self.nodes[death.engine]
+            self.at(death.at_s, partial(self._die, node))
+            self.at(death.at_s + death.for_s, partial(self._revive, node))
+            self.at(self.settings.probe_s, partial(self._probe, node))
+        for source in self._sources:
+            arrivals = source.stream.arrivals
+            if isinstance(arrivals, InFlight):
+                for _ in range(arrivals.requests):
+                    self.at(source.stream.start_s, partial(self._again, source))
+            else:
+                self._next_of(source, iter(source.open_jobs()).__next__)
+        self.at(self.settings.sample_s, self._sample)
+
+    def _let_time_pass(self, until: float) -> None:
+        for _ in range(EXPIRIES_MAX):
+            deadline = self.scheduler.next_deadline()
+            if deadline is None or deadline > until:
+                return
+            self.now = max(self.now, deadline)
+            self._tell(self.scheduler.expire(now=self.now))
+        raise AssertionError(f"asked to expire again and again at {self.now}")
+
+    # --- clients ------------------------------------------------------------------------------------------------
+
+    def _next_of(self, source: Source, following: Callable[[], Job]) -> None:
+        try:
+            job = following()
+        except StopIteration:
+            return
+        self.at(job.at_s, partial(self._open_arrival, source, following, job))
+
+    def _open_arrival(self, source: Source, following: Callable[[], Job], job: Job) -> None:
+        self._next_of(source, following)
+        self._arrive(job, source)
+
+    def _again(self, source: Source) -> None:
+        if self.now < source.stream.end_s:
+            self._arrive(source.job(self.now), source)
+
+    def _arrive(self, job: Job, source: Source) -> None:
+        journey = self.journeys[job.id] = Journey(job, source)
+        if job.hangs_up_s is not None:
+            self.at(job.hangs_up_s, partial(self._hang_up, journey))
+        if job.stream.bypass:
+            self._bypassed += 1
+            nodes = list(self.nodes.values())
+            self._submit(journey, nodes[self._bypassed % len(nodes)], 0, 0)
+            return
+        request = _request(job)
+        self._tell(self.scheduler.arrived(request, now=self.now))
+        if not journey.outcome and journey.dispatched_s is None:
+            journey.estimate_s = _estimated_wait_s(self.scheduler, request, self.now)
+
+    def _hang_up(self, journey: Journey) -> None:
+        if journey.outcome:
+            return
+        node = journey.node
+        if node is not None:
+            self.at(self.now + self.settings.network_s, partial(self._abort_at, node, node.life, journey.job.id))
+        self._end(journey, "cancelled", "client_gone")
+        self._tell(self.scheduler.cancelled(journey.job.id, now=self.now))
+
+    def _end(self, journey: Journey, outcome: str, reason: str = "", retry_after_s: float | None = None) -> None:
+        journey.outcome = outcome
+        journey.reason = reason
+        journey.retry_after_s = retry_after_s
+        journey.ended_s = self.now
+        journey.node = None
+        del self.journeys[journey.job.id]
+        arrivals = journey.job.stream.arrivals
+        if isinstance(arrivals, InFlight):
+            pause_s = arrivals.think_s if outcome == "completed" else arrivals.retry_s
+            self.at(self.now + pause_s, partial(self._again, journey.source))
+        self._sink(journey)
+
+    # --- actions ------------------------------------------------------------------------------------------------
+
+    def _tell(self, actions: list[Action]) -> None:
+        """Carry out what a fact led to."""
+        for action in actions:
+            journey = self.journeys[action.request_id]
+            if isinstance(action, Dispatch):
+                node = self.nodes[action.endpoint]
+                journey.lease, journey.node = action.lease, node
+                journey.dispatched_s, journey.queue_s = self.now, action.queue_s
+                if self._on_dispatch is not None:
+                    self._on_dispatch(self, journey, action)
+                submit = partial(self._submit, journey, node, node.life, action.lease)
+                self.at(self.now + self.settings.network_s, submit)
+            elif isinstance(action, Requeue):
+                journey.node, journey.requeues = None, journey.requeues + 1
+            elif isinstance(action, Abort):
+                self.at(self.now, partial(self._hang_up, journey))
+            else:
+                self._end(journey, str(action.outcome), str(action.reason), action.retry_after_s)
+
+    def _fail(self, journey: Journey, lease: int, failure: Failure) -> None:
+        """Report a failed dispatch, if it is still the journey's own."""
+        if journey.outcome or journey.lease != lease:
+            return
+        if journey.job.stream.bypass:
+            self._end(journey, "failed", str(failure))
+            return
+        journey.node = None
+        self._tell(self.scheduler.failed(lease, failure, now=self.now))
+
+    # --- engines ------------------------------------------------------------------------------------------------
+
+    def _submit(self, journey: Journey, node: Node, life: int, lease: int) -> None:
+        job = journey.job
+        if journey.outcome:
+            return  # hung up on the way
+        failure = None
+        if not node.alive or (life and node.life != life):
+            failure = Failure.CONNECT
+        else:
+            try:
+                node.engine.submit(EngineRequest(job.id, job.prompt_tokens, job.output_tokens), self.now)
+            except EngineFullError:
+                failure = Failure.BUSY
+            except PromptTooLongError:
+                failure = Failure.SERVER_ERROR
+        if failure is not None:
+            self.at(self.now + self.settings.network_s, partial(self._fail, journey, lease, failure))
+            return
+        node.journeys[job.id] = journey
+        self._run_engine(node)
+
+    def _abort_at(self, node: Node, life: int, request_id: str) -> None:
+        if node.life == life and node.journeys.pop(request_id, None) is not None:
+            node.engine.abort(request_id, self.now)
+
+    def _run_engine(self, node: Node) -> None:
+        end_s = node.engine.next_step_end()
+        if end_s is not None and not node.stepping:
+            node.stepping = True
+            self.at(end_s, partial(self._step, node, node.life))
+
+    def _step(self, node: Node, life: int) -> None:
+        if node.life != life:
+            return
+        node.stepping = False
+        heard: list[tuple[Journey, int, Progress]] = []
+        journeys = node.journeys
+        for progress in node.engine.step(self.now):
+            journey = journeys[progress.id]
+            tokens = journey.output_tokens = journey.output_tokens + progress.tokens
+            if progress.finish_reason is not None:
+                del journeys[progress.id]
+            elif not progress.first and tokens % PROGRESS_EVERY:
+                continue
+            heard.append((journey, tokens, progress))
+        if heard:
+            self.at(self.now + self.settings.network_s, partial(self._hear, heard))
+        self._run_engine(node)
+
+    def _hear(self, heard: list[tuple[Journey, int, Progress]]) -> None:
+        """What a step made arrives at the gateway."""
+        scheduler, now = self.scheduler, self.now
+        for journey, tokens, progress in heard:
+            if journey.outcome:
+                continue
+            ours = not journey.job.stream.bypass
+            seen = ours and journey.job.stream.streamed
+            if progress.first:
+                journey.first_s = now
+                self._serve(journey).prompt_tokens += journey.job.prompt_tokens
+                if seen:
+                    self._tell(scheduler.first_token(journey.lease, now=now))
+            if progress.usage is not None and progress.finished:
+                self._serve(journey).output_tokens += tokens
+                used = progress.usage
+                usage = Usage(used.prompt_tokens, used.completion_tokens, used.cached_tokens)
+                self._end(journey, "completed")
+                if ours:
+                    self._tell(scheduler.finished(journey.lease, usage, now=now))
+            elif seen and not progress.first:
+                self._tell(_progressed(scheduler, journey.lease, tokens, now))
+
+    def _serve(self, journey: Journey) -> Service:
+        stream = journey.job.stream
+        return self.service.setdefault((stream.tenant, stream.user), Service())
+
+    def _die(self, node: Node) -> None:
+        node.alive, node.stepping = False, False
+        node.life += 1
+        lost, node.journeys = node.journeys, {}
+        for journey in lost.values():
+            self.at(self.now + self.settings.network_s, partial(self._lose, journey, journey.lease))
+
+    def _lose(self, journey: Journey, lease: int) -> None:
+        broken = journey.first_s is not None and journey.job.stream.streamed
+        self._fail(journey, lease, Failure.BROKEN if broken else Failure.RESET)
+
+    def _revive(self, node: Node) -> None:
+        node.engine = Engine(node.spec.config, seed=self.settings.seed * 1000 + 500 + node.life)
+        node.alive, node.started_s = True, self.now + 1.0
+
+    def _probe(self, node: Node) -> None:
+        scheduler = self.scheduler
+        tell = scheduler.endpoint_up if node.alive else scheduler.endpoint_down
+        self._tell(tell(node.spec.name, now=self.now))
+        self.at(self.now + self.settings.probe_s, partial(self._probe, node))
+
+    # --- gauges and measurements --------------------------------------------------------------------------------
+
+    def _ask_gauges(self, node: Node) -> None:
+        """Ask now; the engine looks half-way, the answer comes after the whole way."""
+        asked_s, way_s = self.now, self.settings.scrape_answer_s
+
+        def look() -> None:
+            reading = _observation(node, asked_s) if node.alive else None
+            self.at(asked_s + way_s, lambda: hear(reading))
+
+        def hear(reading: Observation | None) -> None:
+            self._tell(self.scheduler.observed(node.spec.name, reading, now=self.now))
+
+        self.at(asked_s + way_s / 2, look)
+        self.at(asked_s + self.settings.scrape_s, partial(self._ask_gauges, node))
+
+    def _sample(self) -> None:
+        done = {who: [service.prompt_tokens, service.output_tokens] for who, service in self.service.items()}
+        for node in self.nodes.values():
+            for journey in node.journeys.values():
+                if journey.first_s is not None:
+                    stream = journey.job.stream
+                    done[stream.tenant, stream.user][1] += journey.output_tokens
+        self.samples.append((self.now, {who: (prompt, output) for who, (prompt, output) in done.items()}))
+        if self._on_second is not None:
+            self._on_second(self)
+        self.at(self.now + self.settings.sample_s, self._sample)
+
+
+# --- between the world's words and the scheduler's --------------------------------------------------------------
+
+
+def _scheduler(settings: WorldSettings) -> Scheduler:
+    random = Random(settings.seed)
+    if settings.checked:
+        from penstock.sim.checkers import CheckedScheduler  # noqa: PLC0415  (checks cost: only where asked for)
+
+        return CheckedScheduler(settings.scheduler, random=random)
+    return Scheduler(settings.scheduler, random=random)
+
+
+def _endpoint_spec(spec: EngineSpec) -> EndpointSpec:
+    more = {"adaptive_slots": spec.slots is None} if "adaptive_slots" in EndpointSpec.__struct_fields__ else {}
+    slots = spec.slots if spec.slots is not None else SLOTS_INITIAL
+    return EndpointSpec(name=spec.name, slots=slots, models=frozenset({"sim"}), **more)
+
+
+def _request(job: Job) -> Request:
+    stream = job.stream
+    fields: dict[str, object] = {
+        "id": job.id, "model": stream.model, "band": stream.band, "tenant": stream.tenant,
+        "flow": (stream.tenant, stream.user) if stream.user else (stream.tenant,),
+        "weights": (stream.weight, 1.0) if stream.user else (stream.weight,),
+        "body_bytes": job.body_bytes, "output_tokens_max": stream.output_tokens_max,
+        "streamed": stream.streamed, "deadline_s": job.deadline_s,
+        "prompt_tokens": job.body_bytes // 4, "output_tokens": 128,
+    }  # fmt: skip
+    known = Request.__struct_fields__
+    return Request(**{name: value for name, value in fields.items() if name in known})  # type: ignore[arg-type]
+
+
+def _progressed(scheduler: Scheduler, lease: int, tokens: int, now: float) -> list[Action]:
+    progressed = getattr(scheduler, "progressed", None)
+    return progressed(lease, tokens, now=now) if progressed is not None else []
+
+
+def _estimated_wait_s(scheduler: Scheduler, request: Request, now: float) -> float | None:
+    estimated = getattr(scheduler, "estimated_wait_s", None)
+    return estimated(request, now=now) if estimated is not None else None
+
+
+def _observation(node: Node, asked_s: float) -> Observation:
+    gauges, config = node.engine.gauges(), node.spec.config
+    return Observation(
+        asked_s=asked_s,
+        running=gauges.running,
+        waiting=gauges.waiting,
+        kv_usage=gauges.kv_usage,
+        kv_capacity_tokens=config.kv_blocks * config.block_size,
+        progress=gauges.prompt_tokens_total + gauges.generation_tokens_total + gauges.finished_total,
+        started_s=node.started_s,
+    )
+
+
+def requests_per_s(config: EngineConfig, prompt_tokens: float, output_tokens: float) -> float:
+    """What one engine can do of a mix: the rate at which its slots turn over when all are in use.
+
+    Each answer takes `output` steps and its slot one more; a step costs its base, its slots, the KV memory they
+    attend to and the prompts that come in meanwhile. Where KV memory is short, it bounds the slots in use.
+    """
+    context = prompt_tokens + output_tokens / 2
+    running = min(config.max_num_seqs, config.kv_blocks * config.block_size / context)
+    steps = output_tokens + 1
+    step_s = (
+        config.step_base_s
+        + config.decode_s_per_running * running
+        + config.kv_s_per_token * running * context
+        + config.prefill_s_per_token * running * prompt_tokens / steps
+    )
+    # A step takes in no more prompt tokens than its budget: then prompts, not answers, set the pace.
+    budget = config.max_num_batched_tokens - running
+    prefill_bound = math.inf
+    if prompt_tokens:
+        full_s = config.step_base_s + config.prefill_s_per_token * budget + config.decode_s_per_running * running
+        prefill_bound = budget / prompt_tokens / full_s
+    return min(running / (steps * step_s), prefill_bound)

@@ -1,0 +1,338 @@
+"""Each way an engine can fail, and each moment a client can leave, has the outcome that DESIGN §4.11 defines."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+
+from penstock.sim.engine_server import EngineServer
+from tests.server.conftest import CHAT, WAIT_S, Answer, Client, World, chat, fault, request
+
+QUICK: dict[str, Any] = {"queue": {"max_wait": 0.4}}
+STREAMED = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+
+
+async def pair(world: World, *, slots: int = 4, **settings: Any) -> tuple[EngineServer, EngineServer]:
+    """Two engines; with nothing running, the first one is chosen first."""
+    first, second = [await world.engine() for _ in range(2)]
+    await world.gateway(slots=slots, **settings)
+    return first, second
+
+
+def at(engine: EngineServer) -> str:
+    return engine.url.removeprefix("http://")
+
+
+# --- before the first byte: taken back, and served elsewhere -----------------------------------------------------
+
+
+@STREAMED
+@pytest.mark.parametrize("kind", ["refuse", "busy", "error"])
+async def test_what_one_engine_fails_another_serves(world: World, kind: str, stream: bool) -> None:
+    bad, good = await pair(world)
+    fault(bad, kind)
+    answer = await world.chat(stream=stream)
+    assert answer.status == 200
+    assert answer.header("x-penstock-endpoint") == at(good)
+    assert [endpoint.dispatches_total for endpoint in world.picture().endpoints] == [1, 1]
+    cause = {"refuse": "reset", "busy": "busy", "error": "server_error"}[kind]
+    assert await world.metric("penstock_requeues_total", reason=cause) == 1
+
+
+@STREAMED
+async def test_an_engine_that_never_answers_is_given_up_and_another_one_asked(world: World, stream: bool) -> None:
+    bad, good = await pair(world, timeouts={"first_byte": 0.2})
+    fault(bad, "hang")
+    answer = await world.chat(stream=stream)
+    assert (answer.status, answer.header("x-penstock-endpoint")) == (200, at(good))
+    await world.until(lambda: bad.log.entries[0].outcome == "hung")
+    await world.until(lambda: bad.service.load == 0)  # the call there was aborted
+
+
+async def test_a_first_byte_time_out_everywhere_is_a_504_after_the_second(world: World) -> None:
+    bad, also = await pair(world, timeouts={"first_byte": 0.2})
+    for engine in (bad, also):
+        fault(engine, "hang")
+    answer = await world.chat()
+    assert (answer.status, answer.error()["code"]) == (504, "upstream_timeout")
+    assert answer.error()["type"] == "server_error"
+    assert len(world.seen()) == 2
+
+
+async def test_resets_everywhere_are_a_502_after_all_attempts(world: World) -> None:
+    for engine in await pair(world):
+        fault(engine, "refuse")
+    answer = await world.chat()
+    assert (answer.status, answer.error()["code"]) == (502, "upstream_error")
+    assert sum(endpoint.dispatches_total for endpoint in world.picture().endpoints) == 3
+
+
+async def test_an_engines_last_error_passes_through_after_all_attempts(world: World) -> None:
+    for engine in await pair(world):
+        fault(engine, "error")
+    answer = await world.chat()
+    assert answer.status == 500
+    assert answer.json()["error"]["type"] == "InternalServerError"
+    assert len(world.seen()) == 3
+
+
+async def test_refused_by_all_ends_with_their_status_and_a_retry_after(world: World) -> None:
+    for engine in await pair(world, **QUICK):
+        fault(engine, "busy")
+    answer = await world.chat()
+    assert answer.status == 503
+    assert "currently busy" in answer.json()["error"]["message"]
+    assert answer.header("x-penstock-reason") == "queue_timeout"
+    assert 1 <= int(answer.header("retry-after") or "") <= 60
+    assert int(answer.header("x-penstock-queue-ms") or "") >= 400
+    assert len(world.seen()) >= 3, "a refusal spends no attempts"
+
+
+async def test_a_refused_request_keeps_its_place(world: World) -> None:
+    engine = await world.engine(step_s=0.01)
+    await world.gateway(slots=1)
+    fault(engine, "busy", count=1)
+    first = world.soon(world.chat("first"))
+    await world.until(lambda: len(engine.log.entries) == 1)
+    second = world.soon(world.chat("second", tokens=1))
+    assert [(await task).status for task in (first, second)] == [200, 200]
+    order = [b"first" in bytes(entry.body or b"") for entry in engine.log.entries if entry.outcome == "finished"]
+    assert sorted(order) == [False, True]
+
+
+async def test_an_engine_that_is_gone_is_found_dead_by_the_first_request_and_found_again(world: World) -> None:
+    dead, alive = await pair(world, health={"probe_interval": 60})
+    await dead.close()
+    answer = await world.chat()
+    assert (answer.status, answer.header("x-penstock-endpoint")) == (200, at(alive))
+    assert world.picture().endpoints[0].state == "down"
+    await world.restart(dead)
+    await world.until(lambda: world.picture().endpoints[0].state == "up")
+
+
+@STREAMED
+async def test_a_killed_engines_work_is_done_by_another(world: World, stream: bool) -> None:
+    bad = await world.engine(step_s=5.0)  # no first token while we look
+    good = await world.engine()
+    await world.gateway(slots=8)
+    tasks = [world.soon(world.chat(stream=stream)) for _ in range(8)]
+    await world.until(lambda: len(bad.log.entries) >= 4)
+    fault(bad, "die")
+    answers = await asyncio.gather(*tasks)
+    assert [answer.status for answer in answers] == [200] * 8
+    assert {answer.header("x-penstock-endpoint") for answer in answers} == {at(good)}
+
+
+async def test_a_known_model_with_no_engine_alive_waits_and_is_served_when_one_returns(world: World) -> None:
+    engine = await world.engine()
+    await world.gateway()
+    await engine.close()
+    await world.until(lambda: world.picture().endpoints[0].state == "down")
+    waiter = world.soon(world.chat())
+    await world.until(lambda: world.picture().waiting == 1)
+    await world.restart(engine)
+    assert (await waiter).status == 200
+
+
+async def test_a_known_model_with_no_engine_alive_is_a_503_when_its_time_is_over(world: World) -> None:
+    engine = await world.engine()
+    await world.gateway(**QUICK)
+    await engine.close()
+    answer = await world.chat()
+    assert (answer.status, answer.error()["code"], answer.error()["type"]) == (503, "no_endpoint", "server_error")
+    assert 1 <= int(answer.header("retry-after") or "") <= 60
+    direct = await world.ask(path="/tokenize", body={"model": "sim", "prompt": "x"})
+    assert (direct.status, direct.error()["code"]) == (503, "no_endpoint")
+
+
+async def test_a_wait_that_is_too_long_is_a_429(world: World) -> None:
+    await world.engine(step_s=0.02)
+    await world.gateway(slots=1, **QUICK)
+    running = await world.streaming(tokens=500)
+    await running.begun()
+    answer = await world.chat()
+    assert (answer.status, answer.error()["code"]) == (429, "queue_timeout")
+    assert 1 <= int(answer.header("retry-after") or "") <= 60
+    assert len(world.seen()) == 1
+
+
+async def test_before_the_engines_have_told_their_models_requests_wait(world: World) -> None:
+    engine = await world.engine()
+    await engine.close()
+    world.engines.clear()
+    await world.gateway(endpoints=[{"url": engine.url}])
+    waiter = world.soon(world.chat())
+    await world.until(lambda: world.picture().waiting == 1)
+    world.engines.append(engine)
+    await world.restart(engine)
+    assert (await waiter).status == 200
+
+
+# --- after the first byte: a typed error in the stream -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+async def test_a_stream_that_dies_ends_with_a_typed_error_event(world: World, path: str) -> None:
+    bad, _ = await pair(world)
+    fault(bad, "die", after_bytes=1500, count=1)
+    client = await world.client(request(path=path, body=chat(tokens=100, stream=True)))
+    answer = await client.answer()
+    assert answer.status == 200
+    *_, broken, end = answer.body.split(b"\n\n")
+    assert end == b""
+    event = Answer(200, [], broken).events()[0]
+    assert event["error"]["code"] == "stream_broken"
+    assert broken.startswith(b"event: error\n" if path == "/v1/messages" else b"data: ")
+    assert event.get("type") == ("error" if path == "/v1/messages" else None)
+    assert len(world.seen()) == 1, "nothing is taken back after the first byte"
+    assert await world.metric("penstock_requests_total", outcome="failed", reason="stream_broken") == 1
+
+
+async def test_the_openai_client_raises_on_a_stream_that_dies(world: World) -> None:
+    bad = await world.engine()
+    await world.gateway()
+    first = await world.streaming(tokens=99)
+    await first.begun()
+    fault(bad, "die", after_bytes=len(first.seen), count=1)  # between two events
+    first.hang_up()
+    async with openai.AsyncOpenAI(base_url=world.url + "/v1", api_key="none", max_retries=0) as client:
+        messages: Any = [{"role": "user", "content": "hello"}]
+        stream = await client.chat.completions.create(model="sim", messages=messages, max_tokens=99, stream=True)
+        with pytest.raises(openai.APIError, match="broke off"):
+            async for _ in stream:
+                pass
+
+
+async def test_an_error_inside_of_a_stream_passes_and_counts_as_a_failure(world: World) -> None:
+    bad, _ = await pair(world)
+    fault(bad, "error", after_bytes=1000, count=1)
+    answer = await world.chat(tokens=50, stream=True)
+    assert answer.status == 200
+    assert answer.body.endswith(b"data: [DONE]\n\n")
+    assert answer.events()[-1]["error"]["type"] == "InternalServerError"
+    assert await world.metric("penstock_requests_total", outcome="failed", reason="stream_broken") == 1
+
+
+async def test_a_whole_answer_that_breaks_off_before_its_first_byte_is_asked_for_again(world: World) -> None:
+    bad, good = await pair(world)
+    fault(bad, "die", after_bytes=0, count=1)
+    answer = await world.chat()
+    assert (answer.status, answer.header("x-penstock-endpoint")) == (200, at(good))
+
+
+async def test_a_whole_answer_that_breaks_off_is_never_taken_for_a_complete_one(world: World) -> None:
+    bad, _ = await pair(world)
+    fault(bad, "die", after_bytes=40, count=1)
+    client = await world.client(request(body=chat()))
+    answer = await client.head()
+    assert int(answer.header("content-length") or "") > 40
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+        await client.piece()
+
+
+@STREAMED
+async def test_an_engine_that_falls_silent_in_mid_answer_is_given_up(world: World, stream: bool) -> None:
+    bad, _ = await pair(world, timeouts={"between_bytes": 0.2})
+    fault(bad, "hang", after_bytes=100)
+    client = await world.client(request(body=chat(tokens=50, stream=stream)))
+    await client.head()
+    if stream:
+        while await client.piece():
+            pass
+        assert b'"code":"stream_broken"' in client.seen
+    else:
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await client.piece()
+    await world.until(lambda: bad.service.load == 0)
+
+
+# --- metrics pages that lie --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["metrics_garbage", "metrics_hang", "metrics_freeze"])
+async def test_a_bad_metrics_page_neither_opens_nor_closes_an_engine(world: World, kind: str) -> None:
+    engine = await world.engine(step_s=0.005)
+    fault(engine, kind)
+    await world.gateway(slots=4)
+    answers = await asyncio.gather(*(world.chat(tokens=4) for _ in range(40)))
+    assert [answer.status for answer in answers] == [200] * 40
+    assert engine.log.in_engine_max == 4
+
+
+async def test_a_page_that_dies_while_it_says_full_does_not_close_the_engine_for_ever(world: World) -> None:
+    engine = await world.engine(step_s=0.005)
+    fault(engine, "metrics_freeze", value={"running": 2, "waiting": 3})
+    await world.gateway(slots=4)
+    await world.until(lambda: world.picture().endpoints[0].engine_waiting == 3)
+    waiter = world.soon(world.chat())
+    await world.until(lambda: world.picture().waiting == 1)
+    fault(engine, "metrics_garbage")
+    assert (await waiter).status == 200
+
+
+# --- clients that leave ------------------------------------------------------------------------------------------
+
+
+@STREAMED
+async def test_who_hangs_up_while_waiting_never_reaches_an_engine(world: World, stream: bool) -> None:
+    engine = await world.engine(step_s=0.01)
+    await world.gateway(slots=1)
+    running = await world.streaming(tokens=2000)
+    await running.begun()
+    waiters = [await world.client(request(body=chat("gone", stream=stream))) for _ in range(3)]
+    await world.until(lambda: world.picture().waiting == 3)
+    for waiter in waiters:
+        waiter.hang_up()
+    await world.until(lambda: world.picture().waiting == 0)
+    running.hang_up()
+    await world.idle()
+    assert len(engine.log.entries) == 1
+    assert await world.metric("penstock_queue_cancellations_total") == 3
+    assert await world.metric("penstock_requests_total", outcome="evicted", reason="cancelled") == 3
+
+
+async def _left(world: World, engine: EngineServer, client: Client) -> None:
+    client.hang_up()
+    await world.idle()
+    await world.until(lambda: engine.engine.in_engine == 0)
+    assert [entry.outcome for entry in engine.log.entries] == ["aborted"]
+    assert await world.metric("penstock_requests_total", outcome="failed", reason="client_gone") == 1
+    assert (await world.chat(tokens=1)).status == 200, "the slot is free"
+
+
+@STREAMED
+async def test_who_hangs_up_before_the_first_token_is_aborted_at_the_engine(world: World, stream: bool) -> None:
+    engine = await world.engine(step_s=0.3)
+    await world.gateway(slots=1)
+    client = await world.client(request(body=chat(tokens=500, stream=stream)))
+    await world.until(lambda: engine.engine.in_engine == 1)
+    await _left(world, engine, client)
+
+
+async def test_who_hangs_up_in_mid_stream_is_aborted_at_the_engine(world: World) -> None:
+    engine = await world.engine(step_s=0.01)
+    await world.gateway(slots=1)
+    client = await world.streaming(tokens=2000)
+    await client.begun()
+    await _left(world, engine, client)
+
+
+async def test_a_client_that_stops_reading_stops_the_engines_stream_and_then_loses_its_connection(
+    world: World,
+) -> None:
+    said = b"data: %b\n\n" % (b"x" * 65536)
+    endpoint, _ = await world.scripted(
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % (400 * len(said)),
+        *([said] * 400),
+    )
+    await world.gateway(endpoints=[endpoint], timeouts={"client_write": 0.3})
+    client = await world.streaming()
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await world.until(lambda: world.picture().running == 1)
+    await world.idle()
+    async with asyncio.timeout(WAIT_S):
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert len(await client.rest()) < 400 * len(said)

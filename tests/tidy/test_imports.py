@@ -1,0 +1,116 @@
+"""Who may import whom, and who may read a clock: the direction of dependency, kept by walking the imports."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src"
+MODULES = sorted((SOURCE / "penstock").rglob("*.py"))
+
+# What the core may use. `random` is there for the type of the generator that the scheduler is handed.
+CORE = {"__future__", "collections", "dataclasses", "enum", "heapq", "itertools", "math", "msgspec", "typing"}
+CORE_RANDOM = "penstock.core.scheduler"
+
+# A folder or file of the package, and what of the package it must not import.
+FORBIDDEN = {
+    "core": ("bootstrap", "cli", "clock", "config", "demo", "engines", "journal", "server", "settings", "sim"),
+    "config": ("bootstrap", "cli", "server", "sim"),
+    "settings": ("bootstrap", "cli", "server", "sim"),
+    "engines": ("bootstrap", "cli", "server", "sim"),
+    "journal": ("bootstrap", "cli", "server", "sim"),
+    "server": ("bootstrap", "cli", "sim"),
+    "sim": ("bootstrap", "cli", "server"),
+}
+CLOCKLESS = ("core", "sim/engine.py", "sim/engine_blocks.py", "sim/checkers.py", "sim/world.py", "sim/workload.py")
+CLOCKS = {"time", "datetime"}
+IMPURE = {"asyncio", "logging", "os", "random", "socket", "sys", "threading", "time"}
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def imports(path: Path) -> tuple[tuple[str, str], ...]:
+    """Each import as (module, name taken from it or empty), those inside functions too."""
+    return tuple(_imports(ast.parse(path.read_text())))
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from ((node.module or "", alias.name) for alias in node.names)
+
+
+def inside(place: str) -> list[Path]:
+    base = SOURCE / "penstock" / place
+    return [path for path in MODULES if path == base or base in path.parents or path == base.with_suffix(".py")]
+
+
+def full_names(path: Path) -> list[str]:
+    return [f"{module}.{name}".rstrip(".") for module, name in imports(path)]
+
+
+@pytest.mark.parametrize("place", FORBIDDEN)
+def test_dependencies_point_inward(place: str) -> None:
+    for path in inside(place):
+        for imported in full_names(path):
+            for other in FORBIDDEN[place]:
+                target = f"penstock.{other}"
+                assert imported != target, f"{name_of(path)} imports {imported}"
+                assert not imported.startswith(target + "."), f"{name_of(path)} imports {imported}"
+
+
+@pytest.mark.parametrize("path", inside("core"), ids=name_of)
+def test_the_core_imports_a_short_list(path: Path) -> None:
+    for module, name in imports(path):
+        if module.startswith("penstock."):
+            assert module.startswith("penstock.core")
+        elif module == "random":
+            assert (name_of(path), name) == (CORE_RANDOM, "Random")
+        else:
+            assert module.split(".")[0] in CORE, f"{name_of(path)} imports {module}"
+
+
+@pytest.mark.parametrize("path", inside("core"), ids=name_of)
+def test_the_core_names_no_clock_no_loop_and_no_log(path: Path) -> None:
+    used = {
+        node.value.id
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
+    assert not used & (IMPURE - {"random"})
+
+
+def test_the_scheduler_draws_no_randomness_but_from_its_generator() -> None:
+    tree = ast.parse((SOURCE / "penstock/core/scheduler.py").read_text())
+    calls = {
+        node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert "Random" not in calls
+
+
+@pytest.mark.parametrize("place", CLOCKLESS)
+def test_only_the_clock_reads_a_clock(place: str) -> None:
+    for path in inside(place):
+        for module, _ in imports(path):
+            assert module.split(".")[0] not in CLOCKS, f"{name_of(path)} imports {module}"
+
+
+def test_the_walk_sees_what_it_should() -> None:
+    """A test that looks at nothing passes too."""
+    assert len(inside("core")) > 20
+    assert ("penstock.core.flow", "Entry") in imports(SOURCE / "penstock/core/scheduler.py")
+    assert list(_imports(ast.parse("def f():\n import os.path\n from time import sleep"))) == [
+        ("os.path", ""),
+        ("time", "sleep"),
+    ]
