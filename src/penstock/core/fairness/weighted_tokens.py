@@ -22,4 +22,6 @@ class WeightedTokens:
     def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> float:
         prices = self._prices
         computed = max(0, prompt_tokens - cached_tokens)
-        return prices.prompt * computed + prices.cached_prompt * cached_tokens + prices.completion * completion_tokens
+        return (
+            prices.prompt * computed + prices.cached_prompt * cached_tokens + prices.completion * completion_tokens
+        )
