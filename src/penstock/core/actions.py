@@ -18,6 +18,7 @@ class Dispatch(msgspec.Struct, frozen=True, gc=False):
     endpoint: str
     lease: int  #: serial of the lease, to be named in every report
     queue_s: float  #: the time it spent in the queue, all visits together
+    rank: int | None = None  #: for the engine's own queue, lower first; None: the engine's order is left alone
 
 
 class Requeue(msgspec.Struct, frozen=True, gc=False):

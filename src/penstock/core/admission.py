@@ -24,15 +24,22 @@ class Cause(StrEnum):
     HELD = "held"  #: the endpoint refused several times in a row
     SLOTS_FULL = "slots_full"
     ENGINE_QUEUE = "engine_queue"  #: enough waits inside the engine already
+    PREFILL_FULL = "prefill_full"  #: enough prompt tokens are being computed already
     KV_FULL = "kv_full"
+    PACE = "pace"  #: the endpoint makes its tokens too slowly to be given more
     SHUNNED = "shunned"  #: this endpoint just refused or failed this very request
-    PAUSED = "paused"
+    CLASS_SHARE = "class_share"  #: the last slots are kept for flows under their fair share
+    TENANT_CAP = "tenant_cap"  #: the tenant runs as many as it may
+    TURN = "turn"  #: others are served first
 
 
 class AdmissionSettings(msgspec.Struct, frozen=True):
-    """The conditions' limits, the same for all bands."""
+    """The conditions' limits, the same for all bands but where a band has its own."""
 
     kv_usage_max: float = 0.95
+    prefill_tokens_max: int = 16384
+    time_per_output_token_s_max: float | None = None
+    reserved_share: float | None = None  #: of the slots, kept for flows under their share; None: measured
 
 
 def closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, *, now: float) -> Cause | None:
@@ -45,21 +52,31 @@ def closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, 
     waiting = ledger.engine_queue(endpoint.slots, now)
     if waiting > 0 if band.engine_waiting_max == 0 else waiting >= band.engine_waiting_max:
         return Cause.ENGINE_QUEUE
+    if load <= 0:
+        return None  # an idle endpoint always takes one request, however large
+    if ledger.outstanding_prefill_tokens >= settings.prefill_tokens_max:
+        return Cause.PREFILL_FULL
     kv_usage = ledger.kv_usage(now)
-    if kv_usage is not None and kv_usage >= settings.kv_usage_max and load > 0:
+    if kv_usage is not None and kv_usage >= settings.kv_usage_max:
         return Cause.KV_FULL
+    pace_s_max = band.time_per_output_token_s_max or settings.time_per_output_token_s_max
+    if pace_s_max is not None and ledger.leases and ledger.time_per_output_token_s(now) > pace_s_max:
+        return Cause.PACE
     return None
 
 
 def misfit(entry: Entry, endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> Cause | None:
     """Why this request may not go to an endpoint that is open to its band; None when it may."""
-    if entry.shuns(endpoint.name, now):
+    if entry.avoid is not None and entry.shuns(endpoint.name, now):
         return Cause.SHUNNED
     ledger = endpoint.ledger
+    outstanding = ledger.outstanding_prefill_tokens
+    if outstanding and outstanding + entry.estimate.prompt_tokens > settings.prefill_tokens_max:
+        return Cause.PREFILL_FULL
     capacity = ledger.base.kv_capacity_tokens if ledger.base is not None else None
-    if capacity and ledger.load(now) > 0:  # an idle endpoint always takes one request, however large
+    if capacity and ledger.load(now) > 0:
         kv_usage = ledger.kv_usage(now)
-        tokens = entry.request.prompt_tokens + entry.request.output_tokens
+        tokens = entry.estimate.prompt_tokens + entry.estimate.output_tokens
         if kv_usage is not None and kv_usage + tokens / capacity > settings.kv_usage_max:
             return Cause.KV_FULL
     return None

@@ -1,8 +1,9 @@
 """One priority band: what waits in it, and which endpoints are known to be open to it.
 
-Bands are strict: a band is asked only when those above it can send nothing. Asking every endpoint at every event
-would make each decision cost O(endpoints), so a band remembers answers: an endpoint found closed is not asked again
-until something happened to it (`touch`), one found open stays so until it is touched.
+Bands are strict: a band is asked only when those above it can send nothing, except for the share of the service that a
+lower band may be promised (`min_share`). Asking every endpoint at every event would make each decision cost
+O(endpoints), so a band remembers answers: an endpoint found closed is not asked again until something happened to it
+(`touch`), one found open stays so until it is touched.
 """
 
 from __future__ import annotations
@@ -20,8 +21,13 @@ class BandSettings(msgspec.Struct, frozen=True):
     name: str
     engine_waiting_max: int = 2  #: it may send while fewer than that wait inside the engine; 0: only when none does
     ceiling: float = 1.0  #: share of an endpoint's slots up to which it may send
+    min_share: float = 0.0  #: share of the service it gets while it has work, whatever waits above it
     wait_s_max: float | None = None  #: else the queue's
-    requests_max: int | None = None  #: how many may wait; else only the queue's bound holds
+    deadline_s: float | None = None  #: for the first token, from arrival
+    time_per_output_token_s_max: float | None = None  #: else admission's
+    requests_max: int | None = None  #: how much may wait; else only the queue's bounds hold
+    bytes_max: int | None = None
+    tokens_max: int | None = None
 
 
 class Band:
@@ -32,6 +38,10 @@ class Band:
         self.rank = rank
         self.tree = QueueTree()
         self.entries: dict[int, Entry] = {}  # by arrival number, in order of entering
+        self.bytes = 0
+        self.tokens = 0
+        self.tokens_of: dict[str, int] = {}  # per model
+        self.credit = 0.0  # service promised by `min_share` and not yet given
         self.open: dict[Endpoint, None] = {}
         self.unchecked: dict[Endpoint, None] = {}
 
@@ -40,14 +50,29 @@ class Band:
         self.open.pop(endpoint, None)
         self.unchecked[endpoint] = None
 
-    def forget(self, endpoint: Endpoint) -> None:
-        self.open.pop(endpoint, None)
-        self.unchecked.pop(endpoint, None)
-
     def push(self, entry: Entry) -> None:
         self.entries[entry.seq] = entry
+        self.bytes += entry.request.body_bytes
+        tokens, model = entry.estimate.prompt_tokens, entry.request.model
+        self.tokens += tokens
+        self.tokens_of[model] = self.tokens_of.get(model, 0) + tokens
         self.tree.push(entry)
 
     def remove(self, entry: Entry) -> None:
         del self.entries[entry.seq]
+        self.bytes -= entry.request.body_bytes
+        tokens, model = entry.estimate.prompt_tokens, entry.request.model
+        self.tokens -= tokens
+        self.tokens_of[model] -= tokens
         self.tree.remove(entry)
+        if model not in self.tree.root.backlog:
+            del self.tokens_of[model]
+
+    def over_bounds(self) -> bool:
+        """Whether more waits in it than may."""
+        settings = self.settings
+        return (
+            (settings.requests_max is not None and self.tree.waiting > settings.requests_max)
+            or (settings.bytes_max is not None and self.bytes > settings.bytes_max)
+            or (settings.tokens_max is not None and self.tokens > settings.tokens_max)
+        )

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import msgspec
 
 from penstock.core.health import Health, HealthSettings
-from penstock.core.ledger import Ledger
+from penstock.core.ledger import Ledger, Observation
+from penstock.core.limit import AdaptiveSlots
 
 
 class EndpointSpec(msgspec.Struct, frozen=True):
@@ -17,6 +18,7 @@ class EndpointSpec(msgspec.Struct, frozen=True):
     slots: int
     models: frozenset[str] | None = None  #: None: it has to tell
     labels: Mapping[str, str] = {}
+    adaptive_slots: bool = False  #: nobody says how many: start from `slots` and find out
 
 
 class Endpoint:
@@ -26,6 +28,7 @@ class Endpoint:
         self.name = spec.name
         self.index = index  # order of configuration: the tie-break wherever endpoints are compared
         self.slots = spec.slots
+        self.adaptive = AdaptiveSlots(spec.slots) if spec.adaptive_slots else None
         self.models = spec.models
         self.tells_models = True
         self.labels = spec.labels
@@ -35,6 +38,19 @@ class Endpoint:
 
     def __repr__(self) -> str:
         return f"Endpoint({self.name!r}, leases={len(self.ledger.leases)}/{self.slots})"
+
+    def observed(self, reading: Observation, engine_waiting_max: int, now: float) -> bool:
+        """Take in a reading. Returns True when the slots changed with it."""
+        moved = self.ledger.base
+        self.ledger.observe(reading)
+        if self.adaptive is None or self.ledger.base is moved:
+            return False
+        before = self.slots
+        self.adaptive.slots = before
+        self.slots = self.adaptive.observed(
+            waiting=reading.waiting, load=self.ledger.load(now), waiting_max=engine_waiting_max
+        )
+        return self.slots != before
 
     def serves(self, model: str) -> bool:
         """Whether requests for the model may go here."""

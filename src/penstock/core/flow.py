@@ -13,12 +13,16 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from penstock.core.estimate import Estimate
 from penstock.core.lifecycle import Event, State, after
-from penstock.core.request import Request
+from penstock.core.request import Request, Usage
 
 if TYPE_CHECKING:
     from penstock.core.fairness.tree import Node
     from penstock.core.lease import Lease
+
+
+_NOTHING = Estimate(1, 1)
 
 
 class Entry:
@@ -29,9 +33,14 @@ class Entry:
         "avoid",
         "bypassed",
         "charged",
+        "charged_output",
+        "cost",
+        "deadline_s",
+        "estimate",
         "key",
         "lease",
         "node",
+        "output_seen",
         "queued_since_s",
         "refusals",
         "request",
@@ -39,13 +48,14 @@ class Entry:
         "state",
         "visit",
         "waited_s",
+        "work",
     )
 
     def __init__(self, request: Request, seq: int) -> None:
         self.request = request
         self.seq = seq  # arrival number: the last tie-break everywhere
         self.state = State.ARRIVED
-        self.key: float = seq
+        self.key: tuple[int, float] = (0, float(seq))  # the caller's own priority, then the ordering's key
         self.node: Node | None = None  # the flow it belongs to
         self.lease: Lease | None = None
         self.visit = 0  # how often it entered a queue: tells its place in a heap from one it had earlier
@@ -57,7 +67,37 @@ class Entry:
             None  # endpoints that refused or failed it, and until when to shun them
         )
         self.bypassed = 0
-        self.charged = 0.0
+        self.estimate = _NOTHING
+        self.cost = 0.0  # what it is estimated to count for, by the fairness policy
+        self.work = 0.0  # what it is estimated to take, whatever the policy: behind every estimate of a wait
+        self.charged = 0.0  # what its flow was charged for it so far
+        self.charged_output = 0  # the completion tokens in that
+        self.output_seen = 0  # completion tokens that came so far
+        self.deadline_s = math.inf  # for the first token
+
+    @property
+    def estimated_tokens(self) -> int:
+        return self.estimate.prompt_tokens + self.estimate.output_tokens
+
+    def held(self) -> Lease:
+        """The lease of a request that is at an endpoint."""
+        assert self.lease is not None
+        return self.lease
+
+    def node_of(self) -> Node:
+        """Its flow, which it has from its appraisal on."""
+        assert self.node is not None
+        return self.node
+
+    def presumed_usage(self) -> Usage:
+        """What it cost, where no engine tells: its prompt as estimated, and what was seen of its answer.
+
+        Of an answer that does not stream nothing is seen; when it is complete it counts as estimated.
+        """
+        output = self.output_seen
+        if self.state is State.COMPLETED and output == 0:
+            output = self.estimate.output_tokens
+        return Usage(self.estimate.prompt_tokens, output)
 
     def move(self, event: Event) -> None:
         self.state = after(self.state, event)
@@ -75,7 +115,7 @@ class Leaf:
     __slots__ = ("_heap", "live")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, int, Entry]] = []
+        self._heap: list[tuple[tuple[int, float], int, int, Entry]] = []
         self.live = 0
 
     def __len__(self) -> int:
@@ -118,6 +158,6 @@ class Leaf:
             heapq.heappop(heap)
 
 
-def _alive(item: tuple[float, int, int, Entry]) -> bool:
+def _alive(item: tuple[tuple[int, float], int, int, Entry]) -> bool:
     _, _, visit, entry = item
     return entry.visit == visit and entry.state is State.WAITING

@@ -24,3 +24,5 @@ class Lease(msgspec.Struct, gc=False):
     prefill_end_s: float  #: predicted; where the first token can't be seen, the prefill counts as over then
     seen: bool = False
     first_token_s: float | None = None
+    progress_s: float = 0.0  #: when its output was last looked at
+    progress_tokens: int = 0  #: and how much of it there was

@@ -26,7 +26,11 @@ FOREIGN_DECAY_S = 30.0  # a neighbour's load is forgotten over about a long answ
 FROZEN_S = 30.0  # longer than the longest standstill measured on a busy engine (11 s), shorter than patience
 EVENTS_MAX = 8192  # own dispatches and ends remembered against one reading; past that the reading is too old to use
 PREFILL_TOKENS_PER_S = 4000.0  # until learned: a mid-size GPU's prefill, so that a first guess errs by little
+PREFILL_TOKENS_PER_S_MAX = 100_000.0
+PREFILL_SAMPLE_S_MAX = 30.0
 PREFILL_BASE_S = 0.05  # one engine step and the way there and back
+PACE_TOKENS_MIN = 8  # fewer say more about the network's buffers than about the engine
+PACE_LEARNING_RATE = 0.2
 KV_USAGE_SANE_MAX = 1.5  # rounding may carry a share past 1; what is far beyond is no share
 REVIEW_S = 1.0  # how often a fading estimate of others' load is looked at again; it halves in 20 s
 
@@ -73,13 +77,15 @@ class Ledger:
         self._events: deque[tuple[float, int, int]] = deque()  # (when, ±1 lease, ±tokens) since the base was asked
         self._net = 0
         self._net_tokens = 0
-        self._relieved = 0  # of the requests the base saw waiting, how many must have moved on since
+        self._entered = 0  # own requests seen to begin since the base was asked, less those that ended
+        self._entered_max = 0
         self._foreign = 0.0
         self._prefill_due_s = math.inf
         self._prefill_tokens = PREFILL_TOKENS_PER_S
         self._prefill_seconds = 1.0
         self._last_first_token_s = -math.inf
         self.outstanding_prefill_tokens = 0
+        self._pace_s: float | None = None
 
     # --- own leases ---------------------------------------------------------------------------------------------
 
@@ -98,12 +104,30 @@ class Ledger:
 
     def first_token(self, lease: Lease, now: float) -> None:
         """The engine has taken the request in and finished its prefill."""
-        lease.first_token_s = now
+        lease.first_token_s = lease.progress_s = now
+        lease.progress_tokens = 1
         if lease.epoch != self.epoch:
             return
         if not lease.seen:
             self._learn_prefill(lease, now)
-            self._see(lease)
+            self._take_in(lease)
+        self._entered += 1
+        self._entered_max = max(self._entered_max, self._entered)
+
+    def progressed(self, lease: Lease, output_tokens: int, now: float) -> None:
+        """An answer has grown to that many tokens: learn how fast the endpoint makes them."""
+        made = output_tokens - lease.progress_tokens
+        if made < PACE_TOKENS_MIN or lease.epoch != self.epoch:
+            return
+        sample_s = (now - lease.progress_s) / made
+        lease.progress_s, lease.progress_tokens = now, output_tokens
+        self._pace_s = (
+            sample_s if self._pace_s is None else self._pace_s + PACE_LEARNING_RATE * (sample_s - self._pace_s)
+        )
+
+    def time_per_output_token_s(self, now: float) -> float:  # noqa: ARG002
+        """The pace of late, 0 while unknown."""
+        return self._pace_s or 0.0
 
     def remove(self, lease: Lease, now: float) -> None:
         """The lease ended, however it did."""
@@ -112,8 +136,8 @@ class Ledger:
         del self.leases[lease.serial]
         if not lease.seen:
             self._take_in(lease)
-        if self.base is not None and lease.dispatched_s < self.base.asked_s:
-            self._relieved += 1
+        if lease.first_token_s is not None or (self.base is not None and lease.dispatched_s < self.base.asked_s):
+            self._entered -= 1
         self._note(now, -1, -(lease.prompt_tokens + lease.output_tokens))
 
     def advance(self, now: float) -> None:
@@ -121,7 +145,7 @@ class Ledger:
         if now < self._prefill_due_s:
             return
         for lease in [x for x in self.unseen.values() if not x.streamed and x.prefill_end_s <= now]:
-            self._see(lease)
+            self._take_in(lease)
         self._prefill_due_s = min(
             (x.prefill_end_s for x in self.unseen.values() if not x.streamed), default=math.inf
         )
@@ -136,17 +160,13 @@ class Ledger:
         del self.unseen[lease.serial]
         self.outstanding_prefill_tokens -= lease.prompt_tokens
 
-    def _see(self, lease: Lease) -> None:
-        self._take_in(lease)
-        if self.base is not None and lease.dispatched_s < self.base.asked_s:
-            self._relieved += 1
-
     def _learn_prefill(self, lease: Lease, now: float) -> None:
-        elapsed_s = now - max(lease.dispatched_s, self._last_first_token_s)
+        elapsed_s = now - max(lease.dispatched_s, self._last_first_token_s) - PREFILL_BASE_S
         self._last_first_token_s = now
-        if elapsed_s > 1e-4:
-            self._prefill_tokens = 0.9 * self._prefill_tokens + lease.prompt_tokens
-            self._prefill_seconds = 0.9 * self._prefill_seconds + elapsed_s
+        # A prompt of a few tokens says how long a step is, a hang says nothing: neither is prefill speed.
+        elapsed_s = min(max(elapsed_s, lease.prompt_tokens / PREFILL_TOKENS_PER_S_MAX), PREFILL_SAMPLE_S_MAX)
+        self._prefill_tokens = 0.9 * self._prefill_tokens + lease.prompt_tokens
+        self._prefill_seconds = 0.9 * self._prefill_seconds + elapsed_s
 
     def _note(self, when: float, leases: int, tokens: int) -> None:
         self._events.append((when, leases, tokens))
@@ -176,7 +196,7 @@ class Ledger:
             self._new_epoch(previous_asked_s)
         self._moved_s = reading.asked_s
         self.base = reading
-        self._relieved = 0
+        self._entered = self._entered_max = 0
         for lease in list(self.unseen.values()):
             if lease.dispatched_s >= previous_asked_s:
                 break  # leases stand in dispatch order
@@ -230,8 +250,10 @@ class Ledger:
         base = self.base
         if base is None or not self.credible(now):
             return max(0.0, unseen - max(0.0, slots - (len(self.leases) - unseen) - self.foreign(now)))
-        if base.waiting > 0:  # it queues, so it has no free slot, whatever we believed of its size
-            return max(0.0, base.waiting - self._relieved + unseen)
+        if base.waiting > 0:
+            # It queues, so it ran all it could then, whatever we believed of its size. More began than ended since:
+            # it can run so many more (or `waiting` had only counted what came in since its last step).
+            return max(0.0, base.waiting + self._net - self._entered_max)
         others = max(0.0, base.running - (len(self.leases) - self._net))
         return max(0.0, unseen - max(0.0, slots - (len(self.leases) - unseen) - others))
 

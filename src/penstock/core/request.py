@@ -1,6 +1,6 @@
 """What the scheduler knows of a request: frozen facts, made once at the edge.
 
-The core never sees a body. It is told how large it is and what it is estimated to cost, in tokens.
+The core never sees a body. It is told how large it is, and estimates from that what it will cost.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     model: str  #: the served model's name, aliases already resolved
     band: int  #: rank of its priority band, 0 is the highest
     tenant: str = "anonymous"
+    flow: tuple[str, ...] = ("anonymous",)  #: path through the fairness levels
+    weights: tuple[float, ...] = (1.0,)  #: one per level of the path
     body_bytes: int = 0
-    prompt_tokens: int = 1  #: estimate
-    output_tokens: int = 1  #: estimate of what will be generated, never `max_tokens`
+    output_tokens_max: int | None = None  #: the cap that the request sets itself
     streamed: bool = False  #: the answer comes token by token, so its first token can be seen
     pinned: str | None = None  #: the endpoint named by `?id=`: admitted or refused at once
+    deadline_s: float | None = None  #: when the first token has to be there, on the scheduler's clock
+    priority: int = 0  #: order inside its own flow, lower first
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):

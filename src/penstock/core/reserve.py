@@ -44,3 +44,30 @@ def slots_reserved(arrivals_per_s: float, freed_per_s: float, slots: int) -> int
     ratio = min(arrivals_per_s / freed_per_s if freed_per_s > 0 else 1.0, 0.9)
     wanted = math.ceil(math.log(MISS) / math.log(ratio)) if ratio > 0 else 0
     return min(wanted, int(slots * SHARE_MAX))
+
+
+class Reserve:
+    """Measures, per model, how often light flows come and how often slots free; says how many slots to keep."""
+
+    def __init__(self, share: float | None) -> None:
+        self._share = share  # None: measured
+        self._arrivals: dict[str, Rate] = {}
+        self._freed: dict[str, Rate] = {}
+
+    def arrived(self, model: str, now: float) -> None:
+        """A request came whose flow had nothing waiting and less than its share in flight."""
+        self._arrivals.setdefault(model, Rate()).note(now)
+
+    def freed(self, model: str, now: float) -> None:
+        """A lease ended."""
+        self._freed.setdefault(model, Rate()).note(now)
+
+    def kept(self, model: str, slots: int, now: float) -> int:
+        """Slots that only flows under their fair share may use, of all the slots there are for the model."""
+        if self._share is not None:
+            return int(slots * self._share)
+        arrivals = self._arrivals.get(model)
+        freed = self._freed.get(model)
+        if arrivals is None:
+            return 0
+        return slots_reserved(arrivals.per_s(now), freed.per_s(now) if freed is not None else 0.0, slots)

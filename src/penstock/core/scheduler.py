@@ -13,34 +13,46 @@ timer) touches it and pumps again. So there is no "fast path" beside the queue, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Iterable, Mapping
 from random import Random
 
 import msgspec
 
-from penstock.core import admission, overload, retry
+from penstock.core import retry
 from penstock.core.actions import Abort, Action, Dispatch, Evict, Fail, Reject, Requeue
-from penstock.core.admission import AdmissionSettings, Cause
+from penstock.core.admission import AdmissionSettings
 from penstock.core.band import Band, BandSettings
 from penstock.core.endpoint import Endpoint, EndpointSpec
+from penstock.core.estimate import Estimator
+from penstock.core.fairness.account import Account
+from penstock.core.fairness.base import Prices
+from penstock.core.fairness.registry import POLICIES as FAIRNESS
+from penstock.core.fairness.tree import QueueTree
 from penstock.core.flow import Entry
 from penstock.core.health import HealthSettings
 from penstock.core.lease import Lease
 from penstock.core.ledger import Observation
 from penstock.core.lifecycle import Event, State
+from penstock.core.ordering import ORDERINGS
 from penstock.core.outcome import Reason
+from penstock.core.overload import Forecast, retry_after_s
+from penstock.core.pool import Pool
+from penstock.core.pump import Pump
+from penstock.core.queues import QueueBounds, Queues
 from penstock.core.request import Request, Usage
+from penstock.core.reserve import Reserve
 from penstock.core.retry import Failure, Verdict
-from penstock.core.routing.registry import POLICIES
-from penstock.core.snapshot import EndpointSnapshot, QueueSnapshot, Snapshot
+from penstock.core.routing.registry import POLICIES as ROUTING
+from penstock.core.snapshot import Snapshot, band_now, endpoint_now, queues_of
+from penstock.core.tenants import Limits, Tenants
 from penstock.core.timers import Timers
 
-WINDOW = 32  # requests looked at, in fair order, when the first ones do not fit
-BYPASS_MAX = 32  # times one request may be overtaken by others that fit; then room is kept for it
 AVOID_S = 1.0  # a request that failed at an endpoint is tried elsewhere for that long
 REFUSED_AVOID_S = 0.1  # a request that was refused; doubles with each refusal of the same request
 REFUSED_AVOID_S_MAX = 2.0
+DISPLACED_MAX = 64  # waiting requests that one newcomer may displace
+WORK_PER_OUTPUT_TOKEN = 2.0  # what a request takes, whatever it is charged: completion tokens hold a slot longer
+BAND_RANKS = 1024  # engine priorities per band: pending requests of one tenant count up to that
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True):
@@ -48,11 +60,16 @@ class SchedulerSettings(msgspec.Struct, frozen=True):
 
     bands: tuple[BandSettings, ...] = (BandSettings("standard"),)
     queue_enabled: bool = True
-    requests_max: int = 10_000
-    bytes_max: int = 1 << 30
+    bounds: QueueBounds = QueueBounds()
     wait_s_max: float = 60.0
+    fairness: str = "weighted_tokens"
+    prices: Prices = Prices()
+    tenant_level: int | None = 0  #: which element of a flow's path is the tenant's own; None: none is
+    ordering: str = "fcfs"
     admission: AdmissionSettings = AdmissionSettings()
+    engine_priority: bool = False
     routing: str = "least_loaded"
+    tenants: Mapping[str, Limits] = {}
     attempts_max: int = 3
     retry_budget: float = 0.2
     health: HealthSettings = HealthSettings()
@@ -65,18 +82,32 @@ class Scheduler:
     def __init__(self, settings: SchedulerSettings, *, random: Random) -> None:
         self._settings = settings
         self._random = random
-        self._bands = [Band(band, rank) for rank, band in enumerate(settings.bands)]
-        self._endpoints: dict[str, Endpoint] = {}
-        self._endpoints_added = 0
+        self._queues = Queues(settings.bands, settings.bounds)
+        self._pool = Pool(settings.health, stale_after_s=settings.stale_after_s)
+        self._reserve = Reserve(settings.admission.reserved_share)
+        self._tenants = Tenants(settings.tenants)
+        self._pump = Pump(
+            self._queues,
+            self._pool,
+            settings.admission,
+            self._reserve,
+            self._tenants,
+            tenant_level=settings.tenant_level,
+            look_again=self._look_again,
+        )
+        self._fairness = FAIRNESS[settings.fairness](settings.prices)
+        self._account = Account(self._fairness)
+        self._key = ORDERINGS[settings.ordering]
+        self._estimator = Estimator()
+        self._forecast = Forecast()
+        self._routing = ROUTING[settings.routing]()
+        self._budget = retry.RetryBudget(settings.retry_budget)
+        self._timers: Timers[int | str] = Timers()  # an arrival number, or an endpoint's name
         self._entries: dict[str, Entry] = {}  # every request that has not ended
         self._leases: dict[int, Entry] = {}  # every lease that was not released
         self._seq = 0
         self._lease_serial = 0
-        self._waiting_bytes = 0
-        self._timers: Timers[int | str] = Timers()  # an arrival number, or an endpoint's name
-        self._routing = POLICIES[settings.routing]()
-        self._budget = retry.RetryBudget(settings.retry_budget)
-        self._drain_rate = overload.DrainRate()
+        self._engine_waiting_max = max(band.engine_waiting_max for band in settings.bands)
         self._draining = False
         self._queue_until_s: float | None = None
         self._stop_at_s: float | None = None
@@ -88,57 +119,71 @@ class Scheduler:
         assert request.id not in self._entries, "request ids are unique among those that have not ended"
         self._seq += 1
         entry = Entry(request, self._seq)
-        if self._draining:
-            return [self._reject(entry, Reason.DRAINING, now)]
-        refusal = self._unservable(request)
+        refusal = Reason.DRAINING if self._draining else self._unservable(request)
         if refusal is not None:
-            return [self._reject(entry, refusal, now)]
+            return [self._refuse(entry, refusal)]
+        self._appraise(entry, now)
+        limit = self._tenants.admit(request.tenant, tokens=entry.estimated_tokens, now=now)
+        if limit is not None:
+            return [self._refuse(entry, Reason.TENANT_LIMIT, limit.retry_after_s)]
         self._entries[request.id] = entry
         entry.move(Event.ADMITTED)
         entry.queued_since_s = now
-        if request.pinned is not None or not self._settings.queue_enabled:
-            endpoints = self._usable(request, now)
-            if request.pinned is not None and self._settings.queue_enabled:
-                endpoints = [e for e in endpoints if self._open_to(e, entry, now)]
-            if endpoints:
-                return [self._dispatch(entry, endpoints, now)]
-            alive = request.pinned is not None and self._endpoints[request.pinned].health.up
-            return [self._reject(entry, Reason.ENDPOINT_OVERLOADED if alive else Reason.NO_ENDPOINT, now)]
         actions: list[Action] = []
-        band = self._bands[request.band]
+        if request.pinned is not None or not self._settings.queue_enabled:
+            self._send_or_refuse(entry, now, actions)
+            return actions
+        if self._fairness.uses_flows and not entry.node_of().waiting and self._pump.under_share(entry):
+            self._reserve.arrived(request.model, now)
         self._enqueue(entry, now)
-        self._pump(now, actions)
+        self._hand_out(now, actions)
         if entry.state is State.WAITING:
-            if self._over_bounds(band):
-                self._unqueue(entry, Event.REFUSED)
-                actions.append(self._reject(entry, Reason.QUEUE_FULL, now))
-            else:
-                self._timers.set(entry.seq, now + self._wait_s_max(band))
+            self._admit_to_wait(entry, now, actions)
         return actions
 
     def first_token(self, lease: int, *, now: float) -> list[Action]:
         """The first byte of the answer came: the prefill is over."""
         entry = self._leases[lease]
-        assert entry.lease is not None
         entry.move(Event.FIRST_TOKEN)
-        endpoint = self._endpoints.get(entry.lease.endpoint)
+        entry.output_seen = max(entry.output_seen, 1)
+        held = entry.held()
+        self._forecast.first_token(entry.request.model, now - held.dispatched_s)
+        endpoint = self._pool.get(held.endpoint)
         if endpoint is None:
             return []
-        endpoint.ledger.first_token(entry.lease, now)
+        endpoint.ledger.first_token(held, now)
         return self._touched(endpoint, now)
 
-    def finished(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:  # noqa: ARG002
-        """The last byte of an answer was read from the engine."""
+    def progressed(self, lease: int, output_tokens: int, *, now: float) -> list[Action]:
+        """An answer has grown to that many tokens. Worth telling every few dozen tokens, not each."""
         entry = self._leases[lease]
+        held = entry.held()
+        entry.output_seen = max(entry.output_seen, output_tokens)
+        self._account.progressed(self._tree(entry), entry)
+        endpoint = self._pool.get(held.endpoint)
+        if endpoint is not None:
+            endpoint.ledger.progressed(held, output_tokens, now)
+        return []
+
+    def finished(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
+        """The last byte of an answer was read from the engine. `usage`: what it truly cost, where that is known."""
+        entry = self._leases[lease]
+        model = entry.request.model
+        self._forecast.lease_ended(model, entry.work, now - entry.held().dispatched_s)
         endpoint = self._release(entry, now)
         entry.move(Event.FINISHED)
-        self._forget(entry)
+        if usage is not None:
+            self._estimator.learn_prompt(model, entry.request.body_bytes, usage.prompt_tokens)
+            self._estimator.learn_output(entry.request.tenant, model, usage.completion_tokens)
+        elif entry.output_seen > 1:
+            self._estimator.learn_output(entry.request.tenant, model, entry.output_seen)
+        self._end(entry, usage or entry.presumed_usage(), now)
         if endpoint is None:
-            return []
+            return self._pumped(now)
         was_ejected = endpoint.health.ejected(now)
         endpoint.health.succeeded()
         if was_ejected:
-            self._touch_ejected(now)
+            self._health_changed(now)
         return self._touched(endpoint, now)
 
     def failed(self, lease: int, failure: Failure, *, now: float) -> list[Action]:
@@ -159,10 +204,10 @@ class Scheduler:
                 failure, attempts=entry.attempts, attempts_max=self._settings.attempts_max, budget=self._budget
             )
         if verdict is Verdict.FAIL:
-            self._fail(entry, retry.final_reason(failure), now, actions)
+            self._fail(entry, failure, now, actions)
         else:
             self._requeue(entry, failure, endpoint, now, actions)
-        self._pump(now, actions)
+        self._hand_out(now, actions)
         return actions
 
     def cancelled(self, request_id: str, *, now: float) -> list[Action]:
@@ -170,42 +215,28 @@ class Scheduler:
         entry = self._entries[request_id]
         if entry.state is State.WAITING:
             self._unqueue(entry, Event.CANCELLED)
-            self._forget(entry)
-            return []
+            self._end(entry, None, now)
+            return self._pumped(now)  # others may have waited for it
         endpoint = self._release(entry, now)
         entry.move(Event.CANCELLED)
-        self._forget(entry)
-        return self._touched(endpoint, now) if endpoint is not None else []
+        self._end(entry, entry.presumed_usage(), now)
+        return self._touched(endpoint, now) if endpoint is not None else self._pumped(now)
 
     # --- endpoints ----------------------------------------------------------------------------------------------
 
     def endpoint_added(self, spec: EndpointSpec, *, now: float) -> list[Action]:
         """An endpoint may be used from now on."""
-        assert spec.name not in self._endpoints
-        endpoint = Endpoint(
-            spec,
-            index=self._endpoints_added,
-            health=self._settings.health,
-            stale_after_s=self._settings.stale_after_s,
-        )
-        self._endpoints_added += 1
-        self._endpoints[spec.name] = endpoint
-        self._touch_ejected(now)
+        endpoint = self._pool.add(spec)
+        self._health_changed(now)
         return self._touched(endpoint, now)
 
     def endpoint_up(self, name: str, *, now: float) -> list[Action]:
         """A probe found it alive."""
-        endpoint = self._endpoints[name]
-        endpoint.health.probed(up=True)
-        self._touch_ejected(now)
-        return self._touched(endpoint, now)
+        return self._probed(name, up=True, now=now)
 
     def endpoint_down(self, name: str, *, now: float) -> list[Action]:
         """A probe found nobody there. What runs there is left to its own connection's fate."""
-        endpoint = self._endpoints[name]
-        endpoint.health.probed(up=False)
-        self._touch_ejected(now)
-        return self._touched(endpoint, now)
+        return self._probed(name, up=False, now=now)
 
     def endpoint_changed(
         self,
@@ -217,22 +248,45 @@ class Scheduler:
         now: float,
     ) -> list[Action]:
         """It told what it serves (or that it can't tell), or how many slots it has. None: as before."""
-        endpoint = self._endpoints[name]
+        endpoint = self._pool[name]
         if models is not None:
             endpoint.models = frozenset(models)
         if tells_models is not None:
             endpoint.tells_models = tells_models
         if slots is not None:
             endpoint.slots = slots
-        self._touch_ejected(now)
-        return self._touched(endpoint, now)
+        self._health_changed(now)
+        self._queues.touch(endpoint)
+        actions: list[Action] = []
+        for band in self._queues.bands:
+            unknown = {model for model in band.tree.models() if self._pool.knows(model) is False}
+            for entry in [e for e in band.entries.values() if e.request.model in unknown] if unknown else ():
+                self._evict(entry, Reason.MODEL_NOT_FOUND, now, actions)
+        self._hand_out(now, actions)
+        return actions
 
     def observed(self, name: str, reading: Observation | None, *, now: float) -> list[Action]:
         """A reading of its gauges came, or (None) none could be had."""
-        endpoint = self._endpoints[name]
-        if reading is not None:
-            endpoint.ledger.observe(reading)
+        endpoint = self._pool[name]
+        if reading is not None and endpoint.observed(reading, self._engine_waiting_max, now):
+            self._pool.changed()
         return self._touched(endpoint, now)
+
+    def least_loaded(self, model: str, *, now: float) -> str | None:
+        """Where to send something that needs neither queue nor lease (tokenizing); None when nobody is alive."""
+        usable = self._pool.usable(Request(id="", model=model, band=0), now)
+        if not usable:
+            return None
+        return min(usable, key=lambda e: (e.ledger.load(now) / max(1, e.slots), e.index)).name
+
+    def wanted(self, name: str) -> bool:
+        """Whether requests wait that this endpoint could serve: its gauges matter now."""
+        endpoint = self._pool[name]
+        return any(endpoint.serves(model) for band in self._queues.bands for model in band.tree.models())
+
+    def knows(self, model: str) -> bool | None:
+        """Whether some endpoint serves the model; None while one that tells its models has not told."""
+        return self._pool.knows(model)
 
     # --- time ---------------------------------------------------------------------------------------------------
 
@@ -246,15 +300,15 @@ class Scheduler:
         actions: list[Action] = []
         for key in self._timers.due(now):
             if isinstance(key, str):
-                if key in self._endpoints:
-                    self._touch(self._endpoints[key])
+                endpoint = self._pool.get(key)
+                if endpoint is not None:
+                    self._queues.touch(endpoint)
                 continue
-            entry = self._waiting(key)
+            entry = self._queues.find(key)
             if entry is not None:
-                alive = any(e.health.up for e in self._endpoints.values() if e.serves(entry.request.model))
-                self._evict(entry, Reason.QUEUE_TIMEOUT if alive else Reason.NO_ENDPOINT, now, actions)
+                self._evict(entry, self._overdue(entry, now), now, actions)
         self._expire_drain(now, actions)
-        self._pump(now, actions)
+        self._hand_out(now, actions)
         return actions
 
     def drain(self, *, queue_until_s: float, stop_at_s: float, now: float) -> list[Action]:
@@ -266,180 +320,125 @@ class Scheduler:
         self._expire_drain(now, actions)
         return actions
 
-    def _expire_drain(self, now: float, actions: list[Action]) -> None:
-        stop = self._stop_at_s is not None and self._stop_at_s <= now
-        if self._queue_until_s is not None and (stop or self._queue_until_s <= now):
-            self._queue_until_s = None
-            for band in self._bands:
-                for entry in list(band.entries.values()):
-                    self._evict(entry, Reason.DRAINING, now, actions)
-        if stop:
-            self._stop_at_s = None
-            actions.extend(Abort(entry.request.id, Reason.DRAINING) for entry in self._leases.values())
+    def wait_s(self, request_id: str, *, now: float) -> float | None:
+        """How long a waiting request is estimated to wait from now on, None when that can't be told."""
+        entry = self._entries.get(request_id)
+        return None if entry is None or entry.state is not State.WAITING else self._estimated_wait_s(entry, now)
+
+    def snapshot(self, *, now: float) -> Snapshot:
+        """The picture now."""
+        queues = self._queues
+        return Snapshot(
+            draining=self._draining,
+            waiting=queues.waiting,
+            waiting_bytes=queues.bytes,
+            waiting_tokens=queues.tokens,
+            running=len(self._leases),
+            endpoints=[endpoint_now(endpoint, now) for endpoint in self._pool],
+            bands=[band_now(band, now) for band in queues.bands],
+            queues=queues_of(queues.bands),
+            tenants=self._tenants.snapshot(now),
+        )
+
+    # --- arrival ------------------------------------------------------------------------------------------------
+
+    def _unservable(self, request: Request) -> Reason | None:
+        if request.pinned is None:
+            return Reason.MODEL_NOT_FOUND if self._pool.knows(request.model) is False else None
+        endpoint = self._pool.get(request.pinned)
+        if endpoint is None:
+            return Reason.ENDPOINT_NOT_FOUND
+        if endpoint.serves(request.model):
+            return None
+        return Reason.NO_ENDPOINT if endpoint.models is None else Reason.MODEL_NOT_FOUND
+
+    def _appraise(self, entry: Entry, now: float) -> None:
+        """Estimate what it will cost, and find its flow and its place in there."""
+        request = entry.request
+        entry.estimate = estimate = self._estimator.estimate(
+            request.tenant, request.model, request.body_bytes, request.output_tokens_max
+        )
+        entry.work = estimate.prompt_tokens + WORK_PER_OUTPUT_TOKEN * estimate.output_tokens
+        entry.cost = self._account.estimated_cost(entry)
+        band = self._queues.bands[request.band]
+        own_s = math.inf if request.deadline_s is None else request.deadline_s
+        band_s = band.settings.deadline_s
+        entry.deadline_s = own_s if band_s is None else min(own_s, now + band_s)
+        entry.key = (request.priority, self._key(entry, now))
+        path, weights = (request.flow, request.weights) if self._fairness.uses_flows else ((), ())
+        entry.node = band.tree.node(path, weights)
+
+    def _send_or_refuse(self, entry: Entry, now: float, actions: list[Action]) -> None:
+        """A request that never waits: to an endpoint now, or not at all."""
+        request = entry.request
+        endpoints = self._pool.usable(request, now)
+        reason = Reason.NO_ENDPOINT
+        if request.pinned is not None and self._pool[request.pinned].health.up:
+            reason = Reason.ENDPOINT_OVERLOADED
+        if self._tenants.held(request.tenant):
+            endpoints, reason = [], Reason.TENANT_LIMIT
+        if request.pinned is not None and self._settings.queue_enabled:
+            endpoints = [e for e in endpoints if self._pump.open_to(e, entry, now)]
+        if endpoints:
+            actions.append(self._dispatch(entry, endpoints, now))
+        else:
+            self._reject(entry, reason, now, actions)
+
+    def _admit_to_wait(self, entry: Entry, now: float, actions: list[Action]) -> None:
+        """It found nothing open: may it wait, and would that help?"""
+        wait_s = self._estimated_wait_s(entry, now)
+        first_token_s = self._forecast.first_token_s(entry.request.model)
+        band = self._queues.bands[entry.request.band]
+        reason: Reason | None = None
+        if self._tenants.over_queued(entry.request.tenant) is not None:
+            reason = Reason.TENANT_LIMIT
+        elif wait_s is not None and now + wait_s + first_token_s > entry.deadline_s:
+            reason = Reason.DEADLINE_INFEASIBLE
+        elif band.over_bounds() or not self._make_room(entry, now, actions):
+            reason = Reason.QUEUE_FULL
+        if reason is not None:
+            self._unqueue(entry, Event.REFUSED)
+            self._reject(entry, reason, now, actions)
+        else:
+            self._arm(entry, self._wait_s_max(band), now)
+
+    def _make_room(self, entry: Entry, now: float, actions: list[Action]) -> bool:
+        """Keep the queue within its bounds, at the cost of lower bands. False: the newcomer has to go."""
+        for _ in range(DISPLACED_MAX):
+            if not self._queues.over_bounds():
+                return True
+            victim = self._queues.displaced_by(entry)
+            if victim is None:
+                return False
+            self._evict(victim, Reason.DISPLACED, now, actions)
+        return not self._queues.over_bounds()
 
     # --- the pump -----------------------------------------------------------------------------------------------
 
-    def _pump(self, now: float, actions: list[Action]) -> None:
+    def _hand_out(self, now: float, actions: list[Action]) -> None:
         """Dispatch until nothing that waits may be sent."""
-        for band in self._bands:
-            while band.tree.waiting:
-                found = self._next(band, now)
-                if found is None:
-                    break
-                entry, endpoints = found
+        while self._queues.waiting and (found := self._pump.next(now)) is not None:
+            entry, endpoints = found
+            if now + self._forecast.first_token_s(entry.request.model) > entry.deadline_s:
+                self._evict(entry, Reason.DEADLINE_MISSED, now, actions)
+            else:
                 actions.append(self._dispatch(entry, endpoints, now))
-
-    def _next(self, band: Band, now: float) -> tuple[Entry, list[Endpoint]] | None:
-        """The request to send next and the endpoints it may go to, None when the band can send nothing."""
-        self._check_open(band, now)
-        if not band.open:
-            return None
-        models = [m for m in band.tree.models() if any(e.serves(m) for e in band.open)]
-        if not models:
-            return None
-        head = band.tree.head(models)
-        assert head is not None
-        endpoints = self._fitting(head, band.open, now)
-        if endpoints:
-            return head, endpoints
-        return self._overtake(band, models, now)
-
-    def _overtake(self, band: Band, models: list[str], now: float) -> tuple[Entry, list[Endpoint]] | None:
-        """The first of those behind the head that fits somewhere, unless someone passed over too often needs it.
-
-        If none of the first in fair order fits, each model is looked at alone, so that many requests that do not
-        fit hide only others of their own model.
-        """
-        free = dict(band.open)
-        found = self._first_fit(band, models, free, now)
-        if found is None and len(models) > 1:
-            alone = (self._first_fit(band, [model], free, now) for model in models)
-            found = next((fit for fit in alone if fit is not None), None)
-        return found
-
-    def _first_fit(
-        self, band: Band, models: list[str], free: dict[Endpoint, None], now: float
-    ) -> tuple[Entry, list[Endpoint]] | None:
-        """The first within the window that fits; takes out of `free` what is kept for those it passes."""
-        passed: list[Entry] = []
-        for entry in islice(band.tree.in_order(models), WINDOW):
-            endpoints = self._fitting(entry, free, now)
-            if endpoints:
-                for overtaken in passed:
-                    overtaken.bypassed += 1
-                return entry, endpoints
-            passed.append(entry)
-            if entry.bypassed >= BYPASS_MAX:
-                for endpoint in list(free):
-                    if endpoint.serves(entry.request.model) and not entry.shuns(endpoint.name, now):
-                        del free[endpoint]
-        return None
-
-    def _check_open(self, band: Band, now: float) -> None:
-        for endpoint in band.unchecked:
-            cause = self._closed(endpoint, band.settings, now)
-            if cause is None:
-                band.open[endpoint] = None
-            else:
-                self._look_again(endpoint, admission.lifts_s(cause, endpoint, now=now))
-        band.unchecked.clear()
-
-    def _look_again(self, endpoint: Endpoint, when: float) -> None:
-        """Arm the endpoint's one timer. Whoever finds it closed arms it anew, so an earlier use loses nothing."""
-        if when != math.inf:
-            self._timers.set_earlier(endpoint.name, when)
-
-    def _closed(self, endpoint: Endpoint, band: BandSettings, now: float) -> Cause | None:
-        return self._unhealthy(endpoint, now) or admission.closed(endpoint, band, self._settings.admission, now=now)
-
-    def _unhealthy(self, endpoint: Endpoint, now: float) -> Cause | None:
-        health = endpoint.health
-        if not health.up:
-            return Cause.NO_BACKEND
-        if health.held(now):
-            return Cause.HELD
-        if health.ejected(now) and not self._panics(endpoint, now):
-            return Cause.EJECTED
-        return None
-
-    def _panics(self, endpoint: Endpoint, now: float) -> bool:
-        """Whether so few of the endpoints that share its models are left that ejections are ignored."""
-        up = [e for e in self._endpoints.values() if e.health.up and e.shares_models(endpoint)]
-        healthy = sum(not e.health.ejected(now) for e in up)
-        return healthy < len(up) * self._settings.health.panic_threshold
-
-    def _fitting(self, entry: Entry, endpoints: Iterable[Endpoint], now: float) -> list[Endpoint]:
-        model = entry.request.model
-        fitting: list[Endpoint] = []
-        for endpoint in endpoints:
-            if not endpoint.serves(model):
-                continue
-            cause = admission.misfit(entry, endpoint, self._settings.admission, now=now)
-            if cause is None:
-                fitting.append(endpoint)
-            elif cause is Cause.SHUNNED:
-                self._look_again(endpoint, entry.shuns_until_s(endpoint.name))
-            else:
-                self._look_again(endpoint, admission.lifts_s(cause, endpoint, now=now))
-        return fitting
-
-    def _open_to(self, endpoint: Endpoint, entry: Entry, now: float) -> bool:
-        band = self._bands[entry.request.band].settings
-        return (
-            self._closed(endpoint, band, now) is None
-            and admission.misfit(entry, endpoint, self._settings.admission, now=now) is None
-        )
-
-    def _usable(self, request: Request, now: float) -> list[Endpoint]:
-        """Endpoints a request may go to without waiting for its turn: alive, and its own where it is pinned."""
-        return [
-            e
-            for e in self._endpoints.values()
-            if e.serves(request.model)
-            and (request.pinned is None or e.name == request.pinned)
-            and self._unhealthy(e, now) is None
-        ]
-
-    def least_loaded(self, model: str, *, now: float) -> str | None:
-        """Where to send something that needs neither queue nor lease (tokenizing); None when nobody is alive."""
-        usable = self._usable(Request(id="", model=model, band=0), now)
-        if not usable:
-            return None
-        return min(usable, key=lambda e: (e.ledger.load(now) / max(1, e.slots), e.index)).name
-
-    def wanted(self, name: str) -> bool:
-        """Whether requests wait that this endpoint could serve: its gauges matter now."""
-        endpoint = self._endpoints[name]
-        return any(endpoint.serves(model) for band in self._bands for model in band.tree.models())
-
-    def _unservable(self, request: Request) -> Reason | None:
-        if request.pinned is not None:
-            endpoint = self._endpoints.get(request.pinned)
-            if endpoint is None:
-                return Reason.ENDPOINT_NOT_FOUND
-            if endpoint.serves(request.model):
-                return None
-            return Reason.NO_ENDPOINT if endpoint.models is None else Reason.MODEL_NOT_FOUND
-        return None if self.knows(request.model) is not False else Reason.MODEL_NOT_FOUND
-
-    def knows(self, model: str) -> bool | None:
-        """Whether some endpoint serves the model; None while one that tells its models has not told."""
-        if any(e.serves(model) for e in self._endpoints.values()):
-            return True
-        told = all(e.models is not None or not e.tells_models for e in self._endpoints.values())
-        return False if told and self._endpoints else None
-
-    # --- single steps -------------------------------------------------------------------------------------------
 
     def _dispatch(self, entry: Entry, endpoints: list[Endpoint], now: float) -> Dispatch:
         """Pop the request and take the lease, in one step."""
-        request = entry.request
+        request, tree, node = entry.request, self._tree(entry), entry.node_of()
         chosen = self._routing.choose(request, endpoints, now=now)
-        if entry.seq in self._bands[request.band].entries:
+        if entry.seq in self._queues.bands[request.band].entries:
+            tree.serve(entry)
             self._unqueue(entry, Event.DISPATCHED)
             entry.waited_s += now - entry.queued_since_s
+            self._pump.sent(entry)
         else:
             entry.move(Event.DISPATCHED)
+        tree.lent(node)
+        self._account.dispatched(tree, entry)
+        if self._tenants.started(request.tenant):
+            self._pump.hold(entry)
         self._lease_serial += 1
         lease = Lease(
             serial=self._lease_serial,
@@ -447,8 +446,8 @@ class Scheduler:
             epoch=chosen.ledger.epoch,
             request_id=request.id,
             dispatched_s=now,
-            prompt_tokens=request.prompt_tokens,
-            output_tokens=request.output_tokens,
+            prompt_tokens=entry.estimate.prompt_tokens,
+            output_tokens=entry.estimate.output_tokens,
             streamed=request.streamed,
             prefill_end_s=now,
         )
@@ -458,21 +457,30 @@ class Scheduler:
         chosen.ledger.add(lease)
         chosen.dispatches_total += 1
         self._budget.dispatched()
-        self._drain_rate.dispatched(now)
-        self._touch(chosen)
-        return Dispatch(request.id, chosen.name, lease.serial, entry.waited_s)
+        queued = any(request.model in band.tree.root.backlog for band in self._queues.bands)
+        self._forecast.dispatched(request.model, entry.work, queued=queued, now=now)
+        self._queues.touch(chosen)
+        rank = None
+        if self._settings.engine_priority:
+            rank = request.band * BAND_RANKS + min(node.waiting + node.in_flight, BAND_RANKS - 1)
+        return Dispatch(request.id, chosen.name, lease.serial, entry.waited_s, rank)
 
     def _release(self, entry: Entry, now: float) -> Endpoint | None:
         """Give the slot back, exactly once. None when its endpoint is gone."""
-        lease = entry.lease
-        assert lease is not None
+        lease = entry.held()
         del self._leases[lease.serial]
         entry.lease = None
-        endpoint = self._endpoints.get(lease.endpoint)
+        self._tree(entry).returned(entry.node_of())
+        if self._tenants.ended(entry.request.tenant):
+            self._pump.let_go(entry.request.tenant)
+        self._reserve.freed(entry.request.model, now)
+        endpoint = self._pool.get(lease.endpoint)
         if endpoint is not None:
             endpoint.ledger.remove(lease, now)
-            self._touch(endpoint)
+            self._queues.touch(endpoint)
         return endpoint
+
+    # --- failure ------------------------------------------------------------------------------------------------
 
     def _blame(self, endpoint: Endpoint, failure: Failure, now: float) -> None:
         if failure is Failure.CONNECT:
@@ -481,13 +489,14 @@ class Scheduler:
             endpoint.health.refused(now)
         else:
             endpoint.health.failed(now)
-        self._touch(endpoint)
-        self._touch_ejected(now)
+        self._queues.touch(endpoint)
+        self._health_changed(now)
 
     def _requeue(
         self, entry: Entry, failure: Failure, endpoint: Endpoint | None, now: float, actions: list[Action]
     ) -> None:
         """Let it wait again with its age kept, away from the endpoint that did not serve it."""
+        self._account.refund(self._tree(entry), entry)
         if endpoint is not None:
             avoid_s = AVOID_S
             if failure is Failure.BUSY:
@@ -497,152 +506,146 @@ class Scheduler:
         over = self._draining and self._queue_until_s is None
         elsewhere: list[Endpoint] = []
         if not self._settings.queue_enabled and not over:
-            elsewhere = [e for e in self._usable(entry.request, now) if not entry.shuns(e.name, now)]
-            if not elsewhere:  # it can't wait, so this was its last answer
-                self._fail(entry, retry.final_reason(failure), now, actions)
+            elsewhere = [e for e in self._pool.usable(entry.request, now) if not entry.shuns(e.name, now)]
+            if not elsewhere or self._tenants.held(entry.request.tenant):
+                self._fail(entry, failure, now, actions)  # it can't wait, so this was its last answer
                 return
         entry.move(Event.REQUEUED)
         actions.append(Requeue(entry.request.id, failure))
-        left_s = self._wait_s_max(self._bands[entry.request.band]) - entry.waited_s
-        if over:
-            self._end_waiting(entry, Reason.DRAINING, now, actions)
-        elif elsewhere:
+        left_s = self._wait_s_max(self._queues.bands[entry.request.band]) - entry.waited_s
+        if elsewhere:
             actions.append(self._dispatch(entry, elsewhere, now))
-        elif left_s <= 0:
-            self._end_waiting(entry, Reason.QUEUE_TIMEOUT, now, actions)
+        elif over or left_s <= 0:
+            entry.move(Event.EVICTED)
+            self._end(entry, None, now)
+            reason = Reason.DRAINING if over else Reason.QUEUE_TIMEOUT
+            actions.append(Evict(entry.request.id, reason, self._retry_after_s(entry, reason, now)))
         else:
             self._enqueue(entry, now)
-            self._timers.set(entry.seq, now + left_s)
+            self._arm(entry, left_s, now)
+
+    # --- the queue ----------------------------------------------------------------------------------------------
 
     def _enqueue(self, entry: Entry, now: float) -> None:
         entry.queued_since_s = now
-        band = self._bands[entry.request.band]
-        entry.node = band.tree.root
-        band.push(entry)
-        self._waiting_bytes += entry.request.body_bytes
+        self._queues.push(entry)
+        self._tenants.queued(entry.request.tenant, entry.request.body_bytes)
+        if self._tenants.held(entry.request.tenant):
+            self._pump.hold(entry)
 
     def _unqueue(self, entry: Entry, event: Event) -> None:
-        entry.move(event)
-        self._bands[entry.request.band].remove(entry)
-        self._waiting_bytes -= entry.request.body_bytes
+        self._queues.remove(entry, event)
+        self._tenants.unqueued(entry.request.tenant, entry.request.body_bytes)
         self._timers.cancel(entry.seq)
 
-    def _reject(self, entry: Entry, reason: Reason, now: float) -> Reject:
-        if entry.state is not State.REJECTED:
-            entry.move(Event.REFUSED)
-        self._forget(entry)
-        return Reject(entry.request.id, reason, self._retry_after_s(reason, now))
+    def _arm(self, entry: Entry, wait_s: float, now: float) -> None:
+        """See to it that nobody waits longer than it may, or than it helps."""
+        latest_s = entry.deadline_s - self._forecast.first_token_s(entry.request.model)
+        self._timers.set(entry.seq, min(now + wait_s, max(latest_s, now)))
 
-    def _evict(self, entry: Entry, reason: Reason, now: float, actions: list[Action]) -> None:
-        self._unqueue(entry, Event.EVICTED)
-        self._forget(entry)
-        actions.append(Evict(entry.request.id, reason, self._retry_after_s(reason, now)))
-
-    def _end_waiting(self, entry: Entry, reason: Reason, now: float, actions: list[Action]) -> None:
-        """Evict a request that came back and can't wait any more."""
-        entry.move(Event.EVICTED)
-        self._forget(entry)
-        actions.append(Evict(entry.request.id, reason, self._retry_after_s(reason, now)))
-
-    def _fail(self, entry: Entry, reason: Reason, now: float, actions: list[Action]) -> None:
-        entry.move(Event.FAILED)
-        self._forget(entry)
-        actions.append(Fail(entry.request.id, reason, self._retry_after_s(reason, now)))
-
-    def _forget(self, entry: Entry) -> None:
-        self._entries.pop(entry.request.id, None)
-
-    def _retry_after_s(self, reason: Reason, now: float) -> float | None:
-        if reason in _NO_RETRY_AFTER:
-            return None
-        waiting = sum(band.tree.waiting for band in self._bands)
-        wait_s = overload.estimated_wait_s(waiting + 1, self._drain_rate.per_s(now))
-        return overload.retry_after_s(wait_s, self._random.random())
+    def _overdue(self, entry: Entry, now: float) -> Reason:
+        if now + self._forecast.first_token_s(entry.request.model) >= entry.deadline_s:
+            return Reason.DEADLINE_MISSED
+        return Reason.QUEUE_TIMEOUT if self._pool.alive(entry.request.model) else Reason.NO_ENDPOINT
 
     def _wait_s_max(self, band: Band) -> float:
         own_s = band.settings.wait_s_max
         return self._settings.wait_s_max if own_s is None else own_s
 
-    def _over_bounds(self, band: Band) -> bool:
-        settings = self._settings
-        return (
-            sum(b.tree.waiting for b in self._bands) > settings.requests_max
-            or self._waiting_bytes > settings.bytes_max
-            or (band.settings.requests_max is not None and band.tree.waiting > band.settings.requests_max)
-        )
+    def _estimated_wait_s(self, entry: Entry, now: float) -> float | None:
+        return self._forecast.wait_s(entry, self._queues.bands, self._pool.slots(entry.request.model), now)
 
-    def _waiting(self, seq: int) -> Entry | None:
-        for band in self._bands:
-            if seq in band.entries:
-                return band.entries[seq]
-        return None
+    def _expire_drain(self, now: float, actions: list[Action]) -> None:
+        stop = self._stop_at_s is not None and self._stop_at_s <= now
+        if self._queue_until_s is not None and (stop or self._queue_until_s <= now):
+            self._queue_until_s = None
+            for band in self._queues.bands:
+                for entry in list(band.entries.values()):
+                    self._evict(entry, Reason.DRAINING, now, actions)
+        if stop:
+            self._stop_at_s = None
+            actions.extend(Abort(entry.request.id, Reason.DRAINING) for entry in self._leases.values())
 
-    def _touch(self, endpoint: Endpoint) -> None:
-        for band in self._bands:
-            band.touch(endpoint)
+    # --- ends ---------------------------------------------------------------------------------------------------
 
-    def _touch_ejected(self, now: float) -> None:
+    def _refuse(self, entry: Entry, reason: Reason, after_s: float | None = None) -> Reject:
+        """Refuse what was not even looked at."""
+        entry.move(Event.REFUSED)
+        wait_s = retry_after_s(after_s, self._random.random()) if reason not in _NO_RETRY_AFTER else None
+        return Reject(entry.request.id, reason, wait_s)
+
+    def _reject(self, entry: Entry, reason: Reason, now: float, actions: list[Action]) -> None:
+        if entry.state is not State.REJECTED:
+            entry.move(Event.REFUSED)
+        after_s = self._retry_after_s(entry, reason, now)
+        self._tenants.refund(entry.request.tenant, tokens=entry.estimated_tokens, now=now)
+        self._forget(entry)
+        actions.append(Reject(entry.request.id, reason, after_s))
+
+    def _evict(self, entry: Entry, reason: Reason, now: float, actions: list[Action]) -> None:
+        after_s = self._retry_after_s(entry, reason, now)
+        self._unqueue(entry, Event.EVICTED)
+        self._end(entry, None, now)
+        actions.append(Evict(entry.request.id, reason, after_s))
+
+    def _fail(self, entry: Entry, failure: Failure, now: float, actions: list[Action]) -> None:
+        reason = retry.final_reason(failure)
+        began = entry.state is State.STREAMING
+        entry.move(Event.FAILED)
+        self._end(entry, entry.presumed_usage() if began else None, now)
+        actions.append(Fail(entry.request.id, reason, self._retry_after_s(entry, reason, now)))
+
+    def _end(self, entry: Entry, usage: Usage | None, now: float) -> None:
+        """An admitted request is over: settle what it was charged. None: it used nothing."""
+        used = 0
+        if usage is None:
+            self._account.refund(self._tree(entry), entry)
+        else:
+            self._account.settle(self._tree(entry), entry, usage)
+            used = usage.prompt_tokens + usage.completion_tokens
+        self._tenants.settle(entry.request.tenant, reserved=entry.estimated_tokens, used=used, now=now)
+        self._forget(entry)
+
+    def _forget(self, entry: Entry) -> None:
+        del self._entries[entry.request.id]
+        self._tree(entry).release(entry.node_of())
+
+    def _retry_after_s(self, entry: Entry, reason: Reason, now: float) -> float | None:
+        if reason in _NO_RETRY_AFTER:
+            return None
+        return retry_after_s(self._estimated_wait_s(entry, now), self._random.random())
+
+    # --- small things -------------------------------------------------------------------------------------------
+
+    def _tree(self, entry: Entry) -> QueueTree:
+        return self._queues.bands[entry.request.band].tree
+
+    def _look_again(self, endpoint: Endpoint, when: float) -> None:
+        """Arm the endpoint's one timer. Whoever finds it closed arms it anew, so an earlier use loses nothing."""
+        if when != math.inf:
+            self._timers.set_earlier(endpoint.name, when)
+
+    def _probed(self, name: str, *, up: bool, now: float) -> list[Action]:
+        endpoint = self._pool[name]
+        endpoint.health.probed(up=up)
+        self._health_changed(now)
+        return self._touched(endpoint, now)
+
+    def _health_changed(self, now: float) -> None:
         """Somebody's health changed: whether the ejections of others are ignored may have changed with it."""
-        for endpoint in self._endpoints.values():
+        self._pool.changed()
+        for endpoint in self._pool:
             if endpoint.health.ejected(now):
-                self._touch(endpoint)
+                self._queues.touch(endpoint)
 
     def _touched(self, endpoint: Endpoint, now: float) -> list[Action]:
-        self._touch(endpoint)
+        self._queues.touch(endpoint)
+        return self._pumped(now)
+
+    def _pumped(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        self._pump(now, actions)
+        self._hand_out(now, actions)
         return actions
-
-    # --- the picture --------------------------------------------------------------------------------------------
-
-    def snapshot(self, *, now: float) -> Snapshot:
-        """The picture now."""
-        queues: dict[tuple[str, int], list[Entry]] = {}
-        for band in self._bands:
-            for entry in band.entries.values():
-                queues.setdefault((entry.request.model, band.rank), []).append(entry)
-        return Snapshot(
-            draining=self._draining,
-            waiting=sum(band.tree.waiting for band in self._bands),
-            waiting_bytes=self._waiting_bytes,
-            running=len(self._leases),
-            endpoints=[self._endpoint_snapshot(e, now) for e in self._endpoints.values()],
-            queues=[
-                QueueSnapshot(
-                    model=model,
-                    band=self._bands[rank].settings.name,
-                    requests=len(entries),
-                    body_bytes=sum(e.request.body_bytes for e in entries),
-                    prompt_tokens=sum(e.request.prompt_tokens for e in entries),
-                    oldest_wait_s=max(now - e.queued_since_s + e.waited_s for e in entries),
-                )
-                for (model, rank), entries in queues.items()
-            ],
-        )
-
-    def _endpoint_snapshot(self, endpoint: Endpoint, now: float) -> EndpointSnapshot:
-        health, ledger = endpoint.health, endpoint.ledger
-        base = ledger.base if ledger.credible(now) else None
-        if not health.up:
-            state = "down"
-        elif health.ejected(now):
-            state = "ejected"
-        else:
-            state = "held" if health.held(now) else "up"
-        return EndpointSnapshot(
-            name=endpoint.name,
-            state=state,
-            models=sorted(endpoint.models) if endpoint.models is not None else None,
-            slots=endpoint.slots,
-            leases=len(ledger.leases),
-            reserved=sum(lease.first_token_s is None for lease in ledger.leases.values()),
-            load=ledger.load(now),
-            engine_waiting=base.waiting if base is not None else None,
-            engine_running=base.running if base is not None else None,
-            kv_usage=base.kv_usage if base is not None else None,
-            observed_s_ago=now - ledger.asked_s if base is not None else None,
-            dispatches_total=endpoint.dispatches_total,
-        )
 
 
 _NO_RETRY_AFTER = frozenset(

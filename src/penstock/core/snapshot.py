@@ -1,8 +1,17 @@
-"""The picture now: frozen values that metrics, the admin page, tests and the simulator share."""
+"""The picture now: frozen values that metrics, the admin page, tests and the simulator share, and how they are taken.
+
+Taking it costs per endpoint, band and model, never per waiting request.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
+
+from penstock.core.band import Band
+from penstock.core.endpoint import Endpoint
+from penstock.core.tenants import TenantSnapshot
 
 
 class EndpointSnapshot(msgspec.Struct, frozen=True):
@@ -19,6 +28,7 @@ class EndpointSnapshot(msgspec.Struct, frozen=True):
     engine_running: float | None
     kv_usage: float | None
     observed_s_ago: float | None
+    time_per_output_token_s: float
     dispatches_total: int
 
 
@@ -28,8 +38,14 @@ class QueueSnapshot(msgspec.Struct, frozen=True):
     model: str
     band: str
     requests: int
-    body_bytes: int
     prompt_tokens: int
+
+
+class BandSnapshot(msgspec.Struct, frozen=True):
+    """One band at one moment."""
+
+    name: str
+    waiting: int
     oldest_wait_s: float
 
 
@@ -39,6 +55,52 @@ class Snapshot(msgspec.Struct, frozen=True):
     draining: bool
     waiting: int
     waiting_bytes: int
+    waiting_tokens: int
     running: int
     endpoints: list[EndpointSnapshot]
+    bands: list[BandSnapshot]
     queues: list[QueueSnapshot]
+    tenants: list[TenantSnapshot]
+
+
+def queues_of(bands: Iterable[Band]) -> list[QueueSnapshot]:
+    return [
+        QueueSnapshot(model=model, band=band.settings.name, requests=requests, prompt_tokens=band.tokens_of[model])
+        for band in bands
+        for model, requests in band.tree.root.backlog.items()
+    ]
+
+
+def band_now(band: Band, now: float) -> BandSnapshot:
+    oldest = next(iter(band.entries.values()), None)  # in order of entering
+    return BandSnapshot(
+        name=band.settings.name,
+        waiting=band.tree.waiting,
+        oldest_wait_s=oldest.waited_s + now - oldest.queued_since_s if oldest is not None else 0.0,
+    )
+
+
+def endpoint_now(endpoint: Endpoint, now: float) -> EndpointSnapshot:
+    health, ledger = endpoint.health, endpoint.ledger
+    base = ledger.base if ledger.credible(now) else None
+    if not health.up:
+        state = "down"
+    elif health.ejected(now):
+        state = "ejected"
+    else:
+        state = "held" if health.held(now) else "up"
+    return EndpointSnapshot(
+        name=endpoint.name,
+        state=state,
+        models=sorted(endpoint.models) if endpoint.models is not None else None,
+        slots=endpoint.slots,
+        leases=len(ledger.leases),
+        reserved=sum(lease.first_token_s is None for lease in ledger.leases.values()),
+        load=ledger.load(now),
+        engine_waiting=base.waiting if base is not None else None,
+        engine_running=base.running if base is not None else None,
+        kv_usage=base.kv_usage if base is not None else None,
+        observed_s_ago=now - ledger.asked_s if base is not None else None,
+        time_per_output_token_s=ledger.time_per_output_token_s(now),
+        dispatches_total=endpoint.dispatches_total,
+    )

@@ -14,20 +14,25 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from penstock.core.flow import Entry, Leaf
 
 Path = tuple[str, ...]
+NODES_SWEEP_MIN = 1_000  # flows below that are not worth a look
+NODES_MAX = 20_000  # idle flows in debt remembered; about a kilobyte each
 
 
 class Node:
     """A flow (it has leaves) or a group of flows (it has children)."""
 
     __slots__ = (
+        "active_weight",
         "backlog",
         "children",
         "heaps",
+        "held",
+        "in_flight",
         "index",
         "leaves",
         "name",
@@ -36,6 +41,7 @@ class Node:
         "virtual",
         "waiting",
         "weight",
+        "work",
     )
 
     def __init__(self, name: str, parent: Node | None, weight: float, index: int) -> None:
@@ -46,17 +52,31 @@ class Node:
         self.tag = 0.0  # start tag: service got, per weight
         self.virtual = 0.0  # virtual time among its children
         self.waiting = 0  # requests waiting below it
-        self.backlog: dict[str, int] = {}  # the same per model
+        self.in_flight = 0  # requests below it that hold a lease
+        self.backlog: dict[str, int] = {}  # requests waiting, per model
+        self.work: dict[str, float] = {}  # what they are estimated to take, per model
+        self.active_weight = 0.0  # of its children that have requests waiting or in flight
         self.children: dict[str, Node] = {}
         self.heaps: dict[str, list[tuple[float, int, Node]]] = {}  # per model: children with backlog, by tag
         self.leaves: dict[str, Leaf] = {}
+        self.held = False  # passed over, whatever waits below it
+
+    @property
+    def active(self) -> bool:
+        """Whether it has requests, waiting or in flight."""
+        return self.waiting > 0 or self.in_flight > 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether forgetting it would change nothing: no requests, and no service that others have yet to catch up."""
+        return not self.active and (self.parent is None or self.tag <= self.parent.virtual)
 
     def enlist(self, child: Node, model: str) -> None:
         """Put a child into the heap of a model, with its present tag."""
         heap = self.heaps.setdefault(model, [])
         heapq.heappush(heap, (child.tag, child.index, child))
         if len(heap) > 2 * len(self.children) + 16:  # duplicates left behind by tags that shrank
-            fresh = {item[2].index: item[2] for item in heap if item[2].backlog.get(model)}
+            fresh = {item[2].index: item[2] for item in heap if item[2].backlog.get(model) and not item[2].held}
             heap[:] = [(node.tag, node.index, node) for node in fresh.values()]
             heapq.heapify(heap)
 
@@ -65,7 +85,7 @@ class Node:
         heap = self.heaps.get(model)
         while heap:
             tag, index, child = heap[0]
-            if not child.backlog.get(model):
+            if child.held or not child.backlog.get(model):
                 heapq.heappop(heap)
             elif tag < child.tag:
                 heapq.heapreplace(heap, (child.tag, index, child))
@@ -91,21 +111,28 @@ class Node:
                 heapq.heappush(
                     front, (child.tag, index, -1 - at)
                 )  # it stands too early: look again at its true tag
-            elif index not in given and child.backlog.get(model):
+            elif index not in given and not child.held and child.backlog.get(model):
                 given.add(index)
                 yield child
 
 
 class QueueTree:
-    """The tree of one band. Holds what waits; knows nothing of endpoints, time or cost."""
+    """The tree of one band. Holds what waits; knows nothing of endpoints, time or prices."""
 
     def __init__(self) -> None:
         self.root = Node("", None, 1.0, 0)
         self._created = 0
+        self._nodes = 0
+        self._sweep_at = NODES_SWEEP_MIN
 
     @property
     def waiting(self) -> int:
         return self.root.waiting
+
+    @property
+    def nodes(self) -> int:
+        """How many flows and groups are remembered."""
+        return self._nodes
 
     def models(self) -> list[str]:
         """The models that requests wait for, in a steady order."""
@@ -117,11 +144,17 @@ class QueueTree:
         for name, weight in zip(path, weights, strict=True):
             child = node.children.get(name)
             if child is None:
+                if self._nodes >= self._sweep_at:
+                    self._sweep(keep=node)
                 self._created += 1
                 child = Node(name, node, weight, self._created)
                 child.tag = node.virtual
                 node.children[name] = child
-            child.weight = weight
+                self._nodes += 1
+            elif child.weight != weight:
+                if child.active:
+                    node.active_weight += weight - child.weight
+                child.weight = weight
             node = child
         return node
 
@@ -134,9 +167,12 @@ class QueueTree:
             leaf = node.leaves[model] = Leaf()
         leaf.push(entry)
         while True:
-            node.waiting += 1
-            count = node.backlog[model] = node.backlog.get(model, 0) + 1
             parent = node.parent
+            if parent is not None and not node.active:
+                parent.active_weight += node.weight
+            node.waiting += 1
+            node.work[model] = node.work.get(model, 0.0) + entry.work
+            count = node.backlog[model] = node.backlog.get(model, 0) + 1
             if parent is None:
                 return
             if node.waiting == 1:
@@ -157,13 +193,72 @@ class QueueTree:
         while up is not None:
             up.waiting -= 1
             up.backlog[model] -= 1
-            if not up.backlog[model]:
+            if up.backlog[model]:
+                up.work[model] -= entry.work
+            else:
                 del up.backlog[model]
+                del up.work[model]
+            if up.parent is not None and not up.active:
+                up.parent.active_weight -= up.weight
             up = up.parent
 
-    def head(self, models: Collection[str]) -> Entry | None:
-        """The request that is next, of those that wait for one of the models."""
-        node = self.root
+    def lent(self, flow: Node) -> None:
+        """A request of the flow was given a lease."""
+        node: Node | None = flow
+        while node is not None:
+            if node.parent is not None and not node.active:
+                node.parent.active_weight += node.weight
+            node.in_flight += 1
+            node = node.parent
+
+    def returned(self, flow: Node) -> None:
+        """A lease of the flow ended."""
+        node: Node | None = flow
+        while node is not None:
+            assert node.in_flight > 0
+            node.in_flight -= 1
+            if node.parent is not None and not node.active:
+                node.parent.active_weight -= node.weight
+            node = node.parent
+
+    def release(self, flow: Node) -> None:
+        """Forget a flow, and its groups, if that changes nothing."""
+        node = flow
+        while node.parent is not None and node.idle and not node.children:
+            if node.parent.children.get(node.name) is not node:
+                return  # forgotten earlier
+            del node.parent.children[node.name]
+            self._nodes -= 1
+            node = node.parent
+
+    def _sweep(self, *, keep: Node) -> None:
+        """Forget idle flows whose debt others have caught up with; too many debtors lose their debt."""
+        self._forget_below(self.root, keep, lambda node: node.idle)
+        if self._nodes > NODES_MAX:
+            self._forget_below(self.root, keep, lambda node: not node.active)
+        self._sweep_at = max(NODES_SWEEP_MIN, 2 * self._nodes)
+
+    def _forget_below(self, node: Node, keep: Node, forgettable: Callable[[Node], bool]) -> None:
+        for child in list(node.children.values()):
+            self._forget_below(child, keep, forgettable)
+            if not child.children and child is not keep and forgettable(child):
+                del node.children[child.name]
+                self._nodes -= 1
+
+    def hold(self, node: Node) -> None:
+        """Pass over a node until it is let go."""
+        node.held = True
+
+    def let_go(self, node: Node) -> None:
+        """Take a held node's turn into account again."""
+        node.held = False
+        if node.parent is not None:
+            for model in node.backlog:
+                node.parent.enlist(node, model)
+
+    def head(self, models: Collection[str], node: Node | None = None) -> Entry | None:
+        """The request that is next, of those that wait for one of the models (below `node`, if given)."""
+        node = node or self.root
         while node.children:
             best: Node | None = None
             for model in models:
@@ -225,5 +320,5 @@ def _heads(node: Node, models: Collection[str]) -> Iterator[Entry]:
             yield entry
 
 
-def _age(entry: Entry) -> tuple[float, int]:
+def _age(entry: Entry) -> tuple[tuple[int, float], int]:
     return entry.key, entry.seq

@@ -1,0 +1,71 @@
+"""What a flow is charged for a request: an estimate at dispatch, more while a long answer streams, the truth at the end.
+
+Without the estimate a flow could be given a hundred requests before the first of them counts; without the refresh an
+underestimated answer would run free until it ends; without the settlement a flow with odd requests would get more or
+less than its share for ever. What never reached an engine, or came back from it without a byte, is refunded in full.
+"""
+
+from __future__ import annotations
+
+from penstock.core.fairness.base import FairnessPolicy
+from penstock.core.fairness.tree import QueueTree
+from penstock.core.flow import Entry
+from penstock.core.request import Usage
+
+REFRESH_TOKENS = (
+    64  # an answer longer than estimated is charged in steps of that many tokens, so the error stays below
+)
+
+
+class Account:
+    """Charges entries to their flows, by one policy."""
+
+    def __init__(self, policy: FairnessPolicy) -> None:
+        self._policy = policy
+
+    def estimated_cost(self, entry: Entry) -> float:
+        return self._policy.cost(
+            prompt_tokens=entry.estimate.prompt_tokens,
+            cached_tokens=0,
+            completion_tokens=entry.estimate.output_tokens,
+        )
+
+    def dispatched(self, tree: QueueTree, entry: Entry) -> None:
+        """Charge the estimate."""
+        entry.charged_output = entry.estimate.output_tokens
+        self._charge_up_to(tree, entry, entry.cost)
+
+    def progressed(self, tree: QueueTree, entry: Entry) -> None:
+        """An answer has grown: charge what it is ahead of the estimate, a step in advance."""
+        if entry.output_seen <= entry.charged_output:
+            return
+        steps = -(-(entry.output_seen - entry.estimate.output_tokens) // REFRESH_TOKENS)
+        entry.charged_output = entry.estimate.output_tokens + steps * REFRESH_TOKENS
+        self._charge_up_to(
+            tree,
+            entry,
+            self._policy.cost(
+                prompt_tokens=entry.estimate.prompt_tokens, cached_tokens=0, completion_tokens=entry.charged_output
+            ),
+        )
+
+    def settle(self, tree: QueueTree, entry: Entry, usage: Usage) -> float:
+        """Replace the estimate by the truth. Returns the true cost."""
+        cost = self._policy.cost(
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+        )
+        self._charge_up_to(tree, entry, cost)
+        return cost
+
+    def refund(self, tree: QueueTree, entry: Entry) -> None:
+        """It did not run: give everything back."""
+        self._charge_up_to(tree, entry, 0.0)
+        entry.charged_output = entry.output_seen = 0
+
+    def _charge_up_to(self, tree: QueueTree, entry: Entry, cost: float) -> None:
+        assert entry.node is not None
+        if cost != entry.charged:
+            tree.charge(entry.node, cost - entry.charged)
+            entry.charged = cost

@@ -1,0 +1,96 @@
+"""The endpoints: who serves what, who is well, and who has room.
+
+Health is asked for apart from admission, because a pinned request, a direct one and one with queueing off skip the queue
+but not the question whether anybody is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.core.admission import Cause
+from penstock.core.endpoint import Endpoint, EndpointSpec
+from penstock.core.health import HealthSettings
+from penstock.core.request import Request
+
+
+SLOTS_CACHED_MAX = 1_000
+
+
+class Pool:
+    """All endpoints of a gateway, by name and in order of configuration."""
+
+    def __init__(self, health: HealthSettings, *, stale_after_s: float) -> None:
+        self._health = health
+        self._stale_after_s = stale_after_s
+        self._endpoints: dict[str, Endpoint] = {}
+        self._added = 0
+        self._slots: dict[str, int] = {}  # per model, until something changes
+
+    def __iter__(self) -> Iterator[Endpoint]:
+        return iter(self._endpoints.values())
+
+    def __getitem__(self, name: str) -> Endpoint:
+        return self._endpoints[name]
+
+    def get(self, name: str) -> Endpoint | None:
+        return self._endpoints.get(name)
+
+    def add(self, spec: EndpointSpec) -> Endpoint:
+        assert spec.name not in self._endpoints
+        endpoint = Endpoint(spec, index=self._added, health=self._health, stale_after_s=self._stale_after_s)
+        self._added += 1
+        self._endpoints[spec.name] = endpoint
+        self.changed()
+        return endpoint
+
+    def knows(self, model: str) -> bool | None:
+        """Whether some endpoint serves the model; None while one that tells its models has not told."""
+        if any(e.serves(model) for e in self):
+            return True
+        told = all(e.models is not None or not e.tells_models for e in self)
+        return False if told and self._endpoints else None
+
+    def alive(self, model: str) -> bool:
+        """Whether an endpoint that serves the model is up."""
+        return any(e.health.up for e in self if e.serves(model))
+
+    def unhealthy(self, endpoint: Endpoint, now: float) -> Cause | None:
+        """Why nothing may go to the endpoint at all."""
+        health = endpoint.health
+        if not health.up:
+            return Cause.NO_BACKEND
+        if health.held(now):
+            return Cause.HELD
+        if health.ejected(now) and not self._panics(endpoint, now):
+            return Cause.EJECTED
+        return None
+
+    def usable(self, request: Request, now: float) -> list[Endpoint]:
+        """Endpoints a request may go to without waiting for its turn: alive, and its own where it is pinned."""
+        return [
+            e
+            for e in self
+            if e.serves(request.model)
+            and (request.pinned is None or e.name == request.pinned)
+            and self.unhealthy(e, now) is None
+        ]
+
+    def slots(self, model: str) -> int:
+        """Slots of the endpoints that are up and serve the model."""
+        slots = self._slots.get(model)
+        if slots is None:
+            if len(self._slots) >= SLOTS_CACHED_MAX:
+                self._slots.clear()
+            slots = self._slots[model] = sum(e.slots for e in self if e.health.up and e.serves(model))
+        return slots
+
+    def changed(self) -> None:
+        """An endpoint's slots, models or verdict changed."""
+        self._slots.clear()
+
+    def _panics(self, endpoint: Endpoint, now: float) -> bool:
+        """Whether so few of the endpoints that share its models are left that ejections are ignored."""
+        up = [e for e in self if e.health.up and e.shares_models(endpoint)]
+        healthy = sum(not e.health.ejected(now) for e in up)
+        return healthy < len(up) * self._health.panic_threshold

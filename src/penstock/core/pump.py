@@ -1,0 +1,247 @@
+"""Which request is sent next, and to which endpoints may it go: bands, turns, room, in that order.
+
+The head of the fair order goes first. When it does not fit the room that is left (DESIGN §4.9: its prompt, its KV
+memory), those behind it may overtake it, within a window and so many times; then room is kept for it. When the slots
+that are left are kept for flows under their fair share, only such flows are looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+
+from penstock.core import admission
+from penstock.core.admission import AdmissionSettings, Cause
+from penstock.core.band import Band, BandSettings
+from penstock.core.endpoint import Endpoint
+from penstock.core.fairness.tree import Node, QueueTree
+from penstock.core.flow import Entry
+from penstock.core.pool import Pool
+from penstock.core.queues import Queues
+from penstock.core.reserve import Reserve
+from penstock.core.tenants import Tenants
+
+WINDOW = 32  # requests looked at, in fair order, when the first ones do not fit
+BYPASS_MAX = 32  # times one request may be overtaken by others that fit; then room is kept for it
+LIGHT_FLOWS_MAX = 8  # flows looked at, in fair order, for one under its share
+CREDIT_REQUESTS_MAX = 64.0  # what a band's promised share may save up, in requests of the size at hand
+
+Found = tuple[Entry, list[Endpoint]]
+
+
+class Pump:
+    """Finds what may be sent. Changes nothing but what bands remember of endpoints, and who was overtaken."""
+
+    def __init__(
+        self,
+        queues: Queues,
+        pool: Pool,
+        settings: AdmissionSettings,
+        reserve: Reserve,
+        tenants: Tenants,
+        *,
+        tenant_level: int | None,
+        look_again: Callable[[Endpoint, float], None],
+    ) -> None:
+        self._queues = queues
+        self._pool = pool
+        self._settings = settings
+        self._reserve = reserve
+        self._tenants = tenants
+        self._tenant_level = tenant_level
+        self._passed: list[Entry] = []  # in this turn: requests that did not fit
+        self._kept: set[Endpoint] = set()  # in this turn: endpoints whose room is kept for some of them
+        self._held: dict[str, list[tuple[QueueTree, Node]]] = {}  # by tenant
+        self._look_again = look_again
+
+    def next(self, now: float) -> Found | None:
+        """The request to send next and the endpoints it may go to."""
+        self._passed.clear()
+        self._kept.clear()
+        for band in self._turns():
+            found = self._next_of(band, now)
+            if found is not None:
+                for overtaken in self._passed:
+                    overtaken.bypassed += 1
+                return found
+        return None
+
+    def sent(self, entry: Entry) -> None:
+        """Count what a band got against what the bands below it were promised."""
+        for band in self._queues.bands:
+            share = band.settings.min_share
+            if share > 0:
+                if not band.tree.waiting:
+                    band.credit = 0.0
+                    continue
+                band.credit = min(band.credit + share * entry.work, CREDIT_REQUESTS_MAX * entry.work)
+                if band.rank == entry.request.band:
+                    band.credit -= entry.work
+
+    def closed(self, endpoint: Endpoint, band: BandSettings, now: float) -> Cause | None:
+        """Why an endpoint is closed to a band."""
+        return self._pool.unhealthy(endpoint, now) or admission.closed(endpoint, band, self._settings, now=now)
+
+    def open_to(self, endpoint: Endpoint, entry: Entry, now: float) -> bool:
+        """Whether an endpoint would take this very request now."""
+        band = self._queues.bands[entry.request.band].settings
+        return (
+            self.closed(endpoint, band, now) is None
+            and admission.misfit(entry, endpoint, self._settings, now=now) is None
+        )
+
+    def under_share(self, entry: Entry) -> bool:
+        """Whether the request's flow (at the top level) would still be within its fair share of the slots."""
+        node = entry.node
+        assert node is not None
+        while node.parent is not None and node.parent.parent is not None:
+            node = node.parent
+        return self._under_share(node, entry.request.model)
+
+    def hold(self, entry: Entry) -> None:
+        """The entry's tenant runs as many requests as it may: pass over its flows."""
+        if self._tenant_level is None:
+            return  # its flows are shared: each of its requests is passed over
+        path: list[Node] = []
+        node = entry.node_of()
+        while node.parent is not None:
+            path.append(node)
+            node = node.parent
+        if len(path) <= self._tenant_level:
+            return
+        own = path[-1 - self._tenant_level]
+        if not own.held:
+            tree = self._queues.bands[entry.request.band].tree
+            tree.hold(own)
+            self._held.setdefault(entry.request.tenant, []).append((tree, own))
+
+    def let_go(self, tenant: str) -> None:
+        """The tenant may run more again."""
+        for tree, node in self._held.pop(tenant, ()):
+            tree.let_go(node)
+
+    # --- turns ------------------------------------------------------------------------------------------------
+
+    def _turns(self) -> Iterator[Band]:
+        """Bands with work: first those that are owed of their promised share, then by rank."""
+        bands = self._queues.bands
+        for band in bands:
+            if band.credit > 0 and band.tree.waiting:
+                yield band
+        for band in bands:
+            if band.tree.waiting:
+                yield band
+
+    def _next_of(self, band: Band, now: float) -> Found | None:
+        self._check_open(band, now)
+        free = [e for e in band.open if e not in self._kept] if self._kept else list(band.open)
+        models = [m for m in band.tree.models() if any(e.serves(m) for e in free)]
+        if not models:
+            return None
+        head = band.tree.head(models)
+        if head is None:
+            return None  # all flows are held
+        if self._kept_from(head, free, now):
+            return self._light(band, models, free, now)
+        endpoints = self._fitting(head, free, now)
+        if endpoints:
+            return head, endpoints
+        return self._overtake(band, models, free, now)
+
+    def _check_open(self, band: Band, now: float) -> None:
+        for endpoint in band.unchecked:
+            cause = self.closed(endpoint, band.settings, now)
+            if cause is None:
+                band.open[endpoint] = None
+            else:
+                self._look_again(endpoint, admission.lifts_s(cause, endpoint, now=now))
+        band.unchecked.clear()
+
+    # --- room -------------------------------------------------------------------------------------------------
+
+    def _fitting(self, entry: Entry, endpoints: Iterable[Endpoint], now: float) -> list[Endpoint]:
+        model = entry.request.model
+        fitting: list[Endpoint] = []
+        if self._tenants.held(entry.request.tenant):
+            return fitting
+        for endpoint in endpoints:
+            if not endpoint.serves(model):
+                continue
+            cause = admission.misfit(entry, endpoint, self._settings, now=now)
+            if cause is None:
+                fitting.append(endpoint)
+            elif cause is Cause.SHUNNED:
+                self._look_again(endpoint, entry.shuns_until_s(endpoint.name))
+            else:
+                self._look_again(endpoint, admission.lifts_s(cause, endpoint, now=now))
+        return fitting
+
+    def _overtake(self, band: Band, models: list[str], free: list[Endpoint], now: float) -> Found | None:
+        """The first of those behind the head that fits somewhere, unless someone passed over too often needs it.
+
+        If none of the first in fair order fits, each model is looked at alone, so that many requests that do not
+        fit hide only others of their own model.
+        """
+        found = self._first_fit(band, models, free, now)
+        if found is None and len(models) > 1:
+            alone = (self._first_fit(band, [model], free, now) for model in models)
+            found = next((fit for fit in alone if fit is not None), None)
+        return found
+
+    def _first_fit(self, band: Band, models: list[str], free: list[Endpoint], now: float) -> Found | None:
+        """The first within the window that fits. Notes who is passed over, and what is kept for whom."""
+        for entry in islice(band.tree.in_order(models), WINDOW):
+            if self._kept_from(entry, free, now):
+                continue
+            endpoints = self._fitting(entry, [e for e in free if e not in self._kept], now)
+            if endpoints:
+                return entry, endpoints
+            if entry not in self._passed:
+                self._passed.append(entry)
+            if entry.bypassed >= BYPASS_MAX:
+                model = entry.request.model
+                self._kept.update(e for e in free if e.serves(model) and not entry.shuns(e.name, now))
+        return None
+
+    # --- the reserve ------------------------------------------------------------------------------------------
+
+    def _kept_from(self, entry: Entry, endpoints: Iterable[Endpoint], now: float) -> bool:
+        """Whether the slots that are left are kept for others than this request."""
+        model = entry.request.model
+        kept = self._reserve.kept(model, self._pool.slots(model), now)
+        if kept <= 0 or self.under_share(entry):
+            return False
+        free = 0.0
+        for endpoint in endpoints:
+            if endpoint.serves(model):
+                free += endpoint.slots - endpoint.ledger.load(now)
+                if free > kept:
+                    return False
+        self._look_again_at(endpoints, now)
+        return True
+
+    def _light(self, band: Band, models: list[str], free: list[Endpoint], now: float) -> Found | None:
+        """The first request of a flow under its share that fits."""
+        for model in models:
+            for node in islice(band.tree.root.in_order(model), LIGHT_FLOWS_MAX):
+                if self._under_share(node, model):
+                    entry = band.tree.head([model], node)
+                    endpoints = self._fitting(entry, free, now) if entry is not None else []
+                    if entry is not None and endpoints:
+                        return entry, endpoints
+        return None
+
+    def _under_share(self, node: Node, model: str) -> bool:
+        if node.parent is None:
+            return False  # all requests stand in one flow
+        active = node.parent.active_weight + (0.0 if node.active else node.weight)
+        return (node.in_flight + 1) * active <= self._pool.slots(model) * node.weight
+
+    def _look_again_at(self, endpoints: Iterable[Endpoint], now: float) -> None:
+        """The reserve shrinks as light arrivals are forgotten: time alone may lift it."""
+        for endpoint in endpoints:
+            self._look_again(endpoint, now + RESERVE_REVIEW_S)
+            return
+
+
+RESERVE_REVIEW_S = 1.0  # against forgetting over ten seconds

@@ -1,0 +1,80 @@
+"""What waits, over all bands: who is in, how much of it, and who has to make room when it is too much.
+
+Bounds count three ways (requests, bytes of bodies, estimated prompt tokens), in all and per band. When all is full, a
+newcomer of a higher band displaces the youngest of the lowest band that is lower than its own: the youngest has waited
+least, so least is lost. A request that came back from an engine was admitted once and is not displaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+import msgspec
+
+from penstock.core.band import Band, BandSettings
+from penstock.core.endpoint import Endpoint
+from penstock.core.flow import Entry
+from penstock.core.lifecycle import Event
+
+LOOKED_AT_MAX = 32  # of the youngest, in search of one that never ran
+
+
+class QueueBounds(msgspec.Struct, frozen=True):
+    """How much may wait in all."""
+
+    requests_max: int = 10_000
+    bytes_max: int = 1 << 30
+    tokens_max: int = 100_000_000
+
+
+class Queues:
+    """The waiting requests of all bands."""
+
+    def __init__(self, bands: Sequence[BandSettings], bounds: QueueBounds) -> None:
+        self.bands = [Band(band, rank) for rank, band in enumerate(bands)]
+        self._bounds = bounds
+        self.waiting = 0
+        self.bytes = 0
+        self.tokens = 0
+
+    def push(self, entry: Entry) -> None:
+        """Let an entry wait. Its state, node, key and estimates are set."""
+        self.bands[entry.request.band].push(entry)
+        self.waiting += 1
+        self.bytes += entry.request.body_bytes
+        self.tokens += entry.estimate.prompt_tokens
+
+    def remove(self, entry: Entry, event: Event) -> None:
+        """Take an entry out because of `event`."""
+        entry.move(event)
+        self.bands[entry.request.band].remove(entry)
+        self.waiting -= 1
+        self.bytes -= entry.request.body_bytes
+        self.tokens -= entry.estimate.prompt_tokens
+
+    def find(self, seq: int) -> Entry | None:
+        """The waiting entry with an arrival number."""
+        return next((band.entries[seq] for band in self.bands if seq in band.entries), None)
+
+    def over_bounds(self) -> bool:
+        """Whether more waits in all than may."""
+        bounds = self._bounds
+        return (
+            self.waiting > bounds.requests_max or self.bytes > bounds.bytes_max or self.tokens > bounds.tokens_max
+        )
+
+    def displaced_by(self, entry: Entry) -> Entry | None:
+        """Who has to go for a newcomer, None when it must be refused itself."""
+        for band in reversed(self.bands[entry.request.band + 1 :]):
+            for young in islice(reversed(band.entries.values()), LOOKED_AT_MAX):
+                if young.visit == 1:
+                    return young
+        return None
+
+    def models(self) -> set[str]:
+        return {model for band in self.bands for model in band.tree.root.backlog}
+
+    def touch(self, endpoint: Endpoint) -> None:
+        for band in self.bands:
+            band.touch(endpoint)
