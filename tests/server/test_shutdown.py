@@ -127,7 +127,8 @@ async def test_what_runs_and_what_waits_is_served_and_what_comes_is_turned_away(
             assert (await rest(client)).endswith(b"data: [DONE]\n\n")
         for client in waiting:
             answer = await client.answer()
-            assert (answer.status, answer.body[-6:]) == (200, b"NE]\n\n"[-6:]) or answer.body.endswith(b"[DONE]\n\n")
+            assert answer.status == 200
+            assert answer.body.endswith(b"data: [DONE]\n\n")
         assert await process.left() == 0
     assert [entry.outcome for entry in engine.log.entries] == ["finished"] * 5
     assert engine.log.in_engine_max == 2
@@ -185,11 +186,9 @@ async def test_without_load_it_leaves_at_once_whoever_is_still_connected(world: 
     async with serving(world, "--endpoint", "http://127.0.0.1:9") as process:
         kept = await world.client(request("GET", "/health"))
         assert (await kept.answer()).status == 200
-        half = await world.client(b"POST /v1/chat/completions HTTP/1.1\r\n")
         process.signal()
         assert await process.left() == 0
         assert await kept.rest() == b""
-        await half.rest()
 
 
 async def test_a_port_in_use_is_one_line_and_exit_code_1() -> None:

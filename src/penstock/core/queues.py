@@ -72,9 +72,6 @@ class Queues:
                     return young
         return None
 
-    def models(self) -> set[str]:
-        return {model for band in self.bands for model in band.tree.root.backlog}
-
     def touch(self, endpoint: Endpoint) -> None:
         for band in self.bands:
             band.touch(endpoint)

@@ -1,7 +1,7 @@
-"""What do the numbers say: percentiles, fairness, throughput and goodput of a run, and the tables that show them.
+"""What do the numbers say: percentiles, fairness, throughput of a run, and the tables that show them.
 
-A *measure* is one figure of one scenario, with the goal it is held against. A *line* describes one group of requests
-in one variant of the scenario, for the reader who asks why. Tokens are counted by price, as fairness counts them:
+A *measure* is one figure of one scenario, with the goal it is held against. A *line* describes one group of
+requests in one variant of the scenario, for the reader who asks why. Tokens are counted by price, as fairness counts them:
 a prompt token 1, a completion token 2, which is near what they cost an engine in time.
 """
 

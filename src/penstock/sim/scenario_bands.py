@@ -18,7 +18,7 @@ from penstock.sim.scenario_base import (
     run,
 )
 from penstock.sim.workload import Bursts, Constant, InFlight, Stream
-from penstock.sim.world import Journey, World
+from penstock.sim.world import Journey, Watch, World
 
 
 def priorities(setup: Setup) -> Result:
@@ -50,22 +50,23 @@ def priorities(setup: Setup) -> Result:
     )
 
 
-class BatchWatch:
+class BatchWatch(Watch):
     """Looks at the engines each time a batch request is sent, and once a second at their idle slots."""
 
-    def __init__(self) -> None:
+    def __init__(self, warm_s: float) -> None:
+        self._warm_s = warm_s
         self.sent = 0
-        self.into_queue = 0  # batch requests sent while the engine had work of its own waiting
+        self.into_queue = 0  # batch requests sent while the engine had work waiting
         self.slots = 0
         self.idle = 0
 
-    def sees(self, world: World, journey: Journey, dispatch: Dispatch) -> None:
+    def dispatched(self, world: World, journey: Journey, action: Dispatch) -> None:
         if journey.job.stream.band == BATCH:
             self.sent += 1
-            self.into_queue += world.nodes[dispatch.endpoint].engine.gauges().waiting > 0
+            self.into_queue += world.nodes[action.endpoint].engine.gauges().waiting > 0
 
-    def looks(self, world: World, warm_s: float) -> None:
-        if world.now >= warm_s:
+    def second(self, world: World) -> None:
+        if world.now >= self._warm_s:
             for node in world.nodes.values():
                 self.slots += node.spec.config.max_num_seqs
                 self.idle += max(0, node.spec.config.max_num_seqs - node.engine.in_engine)
@@ -77,12 +78,10 @@ def batch_band(setup: Setup) -> Result:
     interactive = load("people", CHAT, 0.4 * capacity_per_s(pool, CHAT), band=INTERACTIVE)
     batch = Stream("batch", InFlight(400), *LONG_ANSWERS, band=BATCH)
     warm_s = min(30.0, setup.duration_s / 4)
-    watch = BatchWatch()
+    watch = BatchWatch(warm_s)
     alone = run(setup, Variant("people alone", without=frozenset({"batch"})), (interactive, batch), warm_s=warm_s)
     variant = Variant("people at 40 %, batch")
-    both = run(
-        setup, variant, (interactive, batch), warm_s=warm_s, watch=watch.sees, look=lambda w: watch.looks(w, warm_s)
-    )
+    both = run(setup, variant, (interactive, batch), warm_s=warm_s, watch=watch)
     is_people = "people".__eq__
     measures = (
         Measure("batch requests sent while the engine queued", watch.into_queue, at_most(0)),

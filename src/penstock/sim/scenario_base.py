@@ -2,8 +2,8 @@
 
 Chosen once, for plausibility, and kept:
 
-- *engine*: the profile `default` (an 8-billion-parameter model on one data-centre card: 14 ms a step with 64 running,
-  10,000 prompt tokens a second, 131,072 tokens of KV), steps jittered by 5 %.
+- *engine*: the profile `default` (an 8-billion-parameter model on one data-centre card: 14 ms a step with 64
+  running, 10,000 prompt tokens a second, 131,072 tokens of KV), steps jittered by 5 %.
 - *chat*: lengths of the Azure 2023 conversation trace (prompt mean 1155, p99 4142; answer mean 211, p99 601).
 - *long answers*: short prompts (mean 300), answers of 600 tokens on average, p99 1500.
 - *long prompts*: documents of 6000 tokens on average, p99 16000, and answers of 100.
@@ -15,18 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from penstock.core.actions import Dispatch
 from penstock.core.admission import AdmissionSettings
 from penstock.core.band import BandSettings
 from penstock.core.scheduler import SchedulerSettings
 from penstock.sim.profiles import PROFILES
 from penstock.sim.report import Line, Result, journeys_between, percentile, priced_tokens_per_s, ttfts
 from penstock.sim.workload import Lognormal, Poisson, Stream, sources
-from penstock.sim.world import Death, EngineSpec, Journey, World, WorldSettings, requests_per_s
+from penstock.sim.world import Death, EngineSpec, Journey, Watch, World, WorldSettings, requests_per_s
 
 ENGINE = replace(PROFILES["default"], step_jitter=0.05)
 CHAT = (Lognormal(1155, 4142), Lognormal(211, 601, 4000))
@@ -156,10 +156,9 @@ def run(
     streams: tuple[Stream, ...],
     *,
     warm_s: float,
-    watch: Callable[[World, Journey, Dispatch], None] | None = None,
-    look: Callable[[World], None] | None = None,
+    watch: Watch | None = None,
 ) -> Run:
-    """Run one variant to the end. `watch` sees each dispatch, `look` looks once a simulated second."""
+    """Run one variant to the end."""
     world_settings = WorldSettings(
         scheduler=variant.scheduler(),
         engines=variant.engines or engines(),
@@ -170,17 +169,11 @@ def run(
         checked=setup.checked,
     )
 
-    def on_second(world: World) -> None:
-        if setup.progress is not None:
-            setup.progress(variant.name, world.now, setup.duration_s)
-        if look is not None:
-            look(world)
-
     world = World(
         world_settings,
         sources(streams, setup.seed, without=variant.without),
-        on_second=on_second,
-        on_dispatch=watch,
+        watch=watch or Watch(),
+        progress=partial(setup.progress, variant.name) if setup.progress is not None else None,
     )
     world.run()
     return Run(variant, world, warm_s)

@@ -1,8 +1,8 @@
 """Does a heavy neighbour hurt? Floods of long answers and of long prompts, small engines, and stale gauges.
 
 The measure is the 99th percentile of the light tenants' time to first token beside the flood, over the same without
-it (*alone*: same arrivals, same lengths), and what isolation costs: all tenants' priced tokens a second over those of
-*pass-through*, where requests go to the least loaded engine at once.
+it (*alone*: same arrivals, same lengths), and what isolation costs: all tenants' priced tokens a second over those
+of *pass-through*, where requests go to the least loaded engine at once.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def flood_prompts(setup: Setup) -> Result:
 
 
 def flood_small(setup: Setup) -> Result:
-    """Two engines of 8 slots, the light ones at a third of capacity: the frontier of isolation against throughput."""
+    """Two engines of 8 slots, light ones at a third of capacity: the frontier of isolation against throughput."""
     small = engines(slots=8)
     fixed = tuple(
         Variant(f"reserve {share:g}", engines=small, reserved_slots=share) for share in (0.0, 0.125, 0.25, 0.5)

@@ -6,10 +6,11 @@ tenant here is backlogged throughout: it offers more than all engines could do f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
-from penstock.sim.report import Measure, Result, at_least, at_most, jain, ratio, service_between
+from penstock.sim.bound import BoundWatch
+from penstock.sim.report import Measure, Result, at_least, at_most, jain, service_between
 from penstock.sim.scenario_base import CHAT, STANDARD, Kind, Run, Setup, Variant, capacity_per_s, engines, run
 from penstock.sim.workload import Lengths, Lognormal, Poisson, Stream
 
@@ -37,11 +38,12 @@ def _off(shares: dict[str, float], fair: dict[str, float]) -> float:
     return max(abs(shares.get(tenant, 0.0) * total / part - 1.0) for tenant, part in fair.items())
 
 
-def _lines(runs: list[Run], setup: Setup, name: str, measures: list[Measure]) -> Result:
-    lines = []
-    for each in runs:
-        for tenant in dict.fromkeys(source.job.stream.tenant for source in each.world.done):
-            lines.append(each.line(tenant, lambda other, tenant=tenant: other == tenant))  # type: ignore[misc]
+def _result(runs: list[Run], setup: Setup, name: str, measures: list[Measure]) -> Result:
+    lines = [
+        each.line(tenant, tenant.__eq__)
+        for each in runs
+        for tenant in dict.fromkeys(journey.job.stream.tenant for journey in each.world.done)
+    ]
     return Result(name, setup.seed, setup.duration_s, tuple(measures), tuple(lines))
 
 
@@ -56,7 +58,7 @@ def weights(setup: Setup) -> Result:
         Measure(f"share of {tenant}, over that of one", shares[tenant] / shares["one"])
         for tenant in ("two", "four")
     ]
-    return _lines([done], setup, "weights", measures)
+    return _result([done], setup, "weights", measures)
 
 
 def users(setup: Setup) -> Result:
@@ -80,7 +82,7 @@ def users(setup: Setup) -> Result:
             "largest distance from 1/4, 1/4, 1/2", _off(parts, {"ann": 1.0, "ben": 1.0, "cay": 2.0}), at_most(0.03)
         ),
     ]
-    return _lines([done], setup, "users", measures)
+    return _result([done], setup, "users", measures)
 
 
 SIZES = (1, 2, 4, 8)
@@ -92,7 +94,8 @@ def mixed_sizes(setup: Setup) -> Result:
     for size in SIZES:
         kind = (Lognormal(150.0 * size, 500.0 * size), Lognormal(50.0 * size, 150.0 * size))
         streams.append(_backlogged(f"size-{size}", kind))
-    measures, runs = [], []
+    measures: list[Measure] = []
+    runs: list[Run] = []
     for policy in ("weighted_tokens", "round_robin", "fcfs"):
         done = run(setup, Variant(policy, fairness=policy), tuple(streams), warm_s=WARM_S)
         worst = min(jain(list(_shares(done, start_s, start_s + WINDOW_S).values())) for start_s in _windows(setup))
@@ -100,7 +103,7 @@ def mixed_sizes(setup: Setup) -> Result:
             Measure(f"Jain over 60 s, worst window: {policy}", worst, at_least(0.995) if len(runs) == 0 else None)
         )
         runs.append(done)
-    return _lines(runs, setup, "mixed_sizes", measures)
+    return _result(runs, setup, "mixed_sizes", measures)
 
 
 def _windows(setup: Setup) -> list[float]:
@@ -113,7 +116,8 @@ IDLE_S = (10.0, 60.0, 300.0)
 
 def returning_tenant(setup: Setup) -> Result:
     """Two backlogged tenants, and a third that comes back after having been idle."""
-    measures, runs = [], []
+    measures: list[Measure] = []
+    runs: list[Run] = []
     for idle_s in IDLE_S:
         start_s = WARM_S + 20.0 + idle_s  # it was busy from 0 to WARM_S + 20
         back = _backlogged("returning", CHAT)
@@ -127,7 +131,7 @@ def returning_tenant(setup: Setup) -> Result:
             Measure(f"share in the next 60 s / fair share, idle for {idle_s:g} s", share * 3, at_most(1.1))
         )
         runs.append(done)
-    return _lines(runs, setup, "returning_tenant", measures)
+    return _result(runs, setup, "returning_tenant", measures)
 
 
 @dataclass(frozen=True)
@@ -147,23 +151,26 @@ class OneOf:
 
 
 def estimates_wrong(setup: Setup) -> Result:
-    """Estimates wrong by 10x: bodies of 40 bytes a token, and answers of 40 or 400 tokens that no average foretells."""
+    """Estimates wrong by 10x, in eight tenants: bodies of 40 bytes a token, and answers that no average foretells."""
     plain = _backlogged("plain", CHAT)
     moody: Lengths = OneOf(40, 400, 0.5)
-    streams = (
+    kinds = (
         plain,
-        Stream("bulky", plain.arrivals, *CHAT, band=STANDARD, bytes_per_token=40.0),
-        Stream("moody", plain.arrivals, CHAT[0], moody, band=STANDARD),
-        Stream("capped", plain.arrivals, *CHAT, band=STANDARD, output_tokens_max=8000),
+        replace(plain, tenant="bulky", bytes_per_token=40.0),
+        replace(plain, tenant="moody", output=moody),
+        replace(plain, tenant="capped", output_tokens_max=8000),
     )
-    done = run(setup, Variant("penstock"), streams, warm_s=WARM_S)
+    streams = tuple(replace(stream, tenant=f"{stream.tenant}-{which}") for stream in kinds for which in "ab")
+    watch = BoundWatch()
+    done = run(setup, Variant("penstock"), streams, warm_s=WARM_S, watch=watch)
     shares = _shares(done, WARM_S, setup.duration_s)
     measures = [
-        Measure(
-            f"distance from the fair share: {tenant}",
-            abs(ratio(shares.get(tenant, 0.0), 0.25) - 1.0),
-            at_most(0.02),
-        )
-        for tenant in ("bulky", "moody", "capped", "plain")
+        Measure("pair checks of the bound", watch.checks, at_least(100_000)),
+        Measure("pair checks that failed", watch.violations, at_most(0)),
+        Measure("widest gap / bound", watch.worst, at_most(1.0)),
     ]
-    return _lines([done], setup, "estimates_wrong", measures)
+    for kind in kinds:
+        names = [stream.tenant for stream in streams if stream.tenant.startswith(kind.tenant)]
+        both = sum(shares.get(name, 0.0) for name in names)
+        measures.append(Measure(f"distance from the fair share: {kind.tenant}", abs(both * 4 - 1.0), at_most(0.02)))
+    return _result([done], setup, "estimates_wrong", measures)

@@ -1,9 +1,9 @@
 """Who asks for what, and when: streams of requests, drawn from one seed.
 
 A stream is one kind of request of one user: when its requests arrive, how long their prompts and answers are, and
-what they carry. Each stream draws from a generator of its own, seeded from the run's seed in the order of listing, so
-leaving one stream out (to see the others *alone*) changes nothing about the rest. Arrivals are made one at a time:
-memory stays flat however long a run is.
+what they carry. Each stream draws from a generator of its own, seeded from the run's seed in the order of listing,
+so leaving one stream out (to see the others *alone*) changes nothing about the rest. Arrivals are made one at a
+time: memory stays flat however long a run is.
 """
 
 from __future__ import annotations

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
+from typing import Any
 
 from penstock.core.actions import Abort, Action, Dispatch, Requeue
 from penstock.core.endpoint import EndpointSpec
@@ -38,7 +40,7 @@ class EngineSpec:
     """An engine of the world, and what the scheduler is told of it."""
 
     name: str
-    config: EngineConfig = EngineConfig(step_jitter=0.05)
+    config: EngineConfig
     slots: int | None = None  #: None: not told, it has to find out
 
 
@@ -91,6 +93,19 @@ class Journey:
         self.retry_after_s: float | None = None
         self.estimate_s: float | None = None  #: the wait that was foretold at arrival
         self.requeues = 0
+        self.waits = False  #: in the gateway's queue
+
+
+class Watch:
+    """Looks on while a world runs. Override what is of interest."""
+
+    def dispatched(self, world: World, journey: Journey, action: Dispatch) -> None: ...
+    def ended(self, world: World, journey: Journey) -> None: ...
+    def settled(self, world: World) -> None:
+        """All that followed from one fact was carried out."""
+
+    def second(self, world: World) -> None:
+        """A sample was taken."""
 
 
 @dataclass
@@ -127,8 +142,8 @@ class World:
         sources: Iterable[Source],
         *,
         sink: Callable[[Journey], None] | None = None,
-        on_second: Callable[[World], None] | None = None,
-        on_dispatch: Callable[[World, Journey, Dispatch], None] | None = None,
+        watch: Watch | None = None,
+        progress: Callable[[float, float], None] | None = None,
     ) -> None:
         self.settings = settings
         self.now = 0.0
@@ -137,10 +152,11 @@ class World:
         self.samples: list[Sample] = []
         self.service: dict[Who, Service] = {}
         self.journeys: dict[str, Journey] = {}
+        self.waiting: Counter[str] = Counter()  # per tenant, in the gateway's queue
         self.events = 0
-        self._on_dispatch = on_dispatch
         self._sink = sink or self.done.append
-        self._on_second = on_second
+        self._watch = watch or Watch()
+        self._progress = progress  # told how far it is, and of how much
         self._sources = list(sources)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._bypassed = 0
@@ -226,6 +242,7 @@ class World:
         request = _request(job)
         self._tell(self.scheduler.arrived(request, now=self.now))
         if not journey.outcome and journey.dispatched_s is None:
+            self._wait(journey, True)
             journey.estimate_s = _estimated_wait_s(self.scheduler, request, self.now)
 
     def _hang_up(self, journey: Journey) -> None:
@@ -243,12 +260,19 @@ class World:
         journey.retry_after_s = retry_after_s
         journey.ended_s = self.now
         journey.node = None
+        self._wait(journey, False)
         del self.journeys[journey.job.id]
         arrivals = journey.job.stream.arrivals
         if isinstance(arrivals, InFlight):
             pause_s = arrivals.think_s if outcome == "completed" else arrivals.retry_s
             self.at(self.now + pause_s, partial(self._again, journey.source))
+        self._watch.ended(self, journey)
         self._sink(journey)
+
+    def _wait(self, journey: Journey, waits: bool) -> None:  # noqa: FBT001
+        if journey.waits != waits:
+            journey.waits = waits
+            self.waiting[journey.job.stream.tenant] += 1 if waits else -1
 
     # --- actions ------------------------------------------------------------------------------------------------
 
@@ -260,16 +284,18 @@ class World:
                 node = self.nodes[action.endpoint]
                 journey.lease, journey.node = action.lease, node
                 journey.dispatched_s, journey.queue_s = self.now, action.queue_s
-                if self._on_dispatch is not None:
-                    self._on_dispatch(self, journey, action)
+                self._wait(journey, False)
+                self._watch.dispatched(self, journey, action)
                 submit = partial(self._submit, journey, node, node.life, action.lease)
                 self.at(self.now + self.settings.network_s, submit)
             elif isinstance(action, Requeue):
                 journey.node, journey.requeues = None, journey.requeues + 1
+                self._wait(journey, True)
             elif isinstance(action, Abort):
                 self.at(self.now, partial(self._hang_up, journey))
             else:
                 self._end(journey, str(action.outcome), str(action.reason), action.retry_after_s)
+        self._watch.settled(self)
 
     def _fail(self, journey: Journey, lease: int, failure: Failure) -> None:
         """Report a failed dispatch, if it is still the journey's own."""
@@ -403,8 +429,9 @@ class World:
                     stream = journey.job.stream
                     done[stream.tenant, stream.user][1] += journey.output_tokens
         self.samples.append((self.now, {who: (prompt, output) for who, (prompt, output) in done.items()}))
-        if self._on_second is not None:
-            self._on_second(self)
+        self._watch.second(self)
+        if self._progress is not None:
+            self._progress(self.now, self.settings.duration_s)
         self.at(self.now + self.settings.sample_s, self._sample)
 
 
@@ -421,14 +448,18 @@ def _scheduler(settings: WorldSettings) -> Scheduler:
 
 
 def _endpoint_spec(spec: EngineSpec) -> EndpointSpec:
-    more = {"adaptive_slots": spec.slots is None} if "adaptive_slots" in EndpointSpec.__struct_fields__ else {}
-    slots = spec.slots if spec.slots is not None else SLOTS_INITIAL
-    return EndpointSpec(name=spec.name, slots=slots, models=frozenset({"sim"}), **more)
+    fields: dict[str, Any] = {
+        "name": spec.name,
+        "slots": spec.slots if spec.slots is not None else SLOTS_INITIAL,
+        "models": frozenset({"sim"}),
+        "adaptive_slots": spec.slots is None,
+    }
+    return EndpointSpec(**{name: value for name, value in fields.items() if name in EndpointSpec.__struct_fields__})
 
 
 def _request(job: Job) -> Request:
     stream = job.stream
-    fields: dict[str, object] = {
+    fields: dict[str, Any] = {
         "id": job.id, "model": stream.model, "band": stream.band, "tenant": stream.tenant,
         "flow": (stream.tenant, stream.user) if stream.user else (stream.tenant,),
         "weights": (stream.weight, 1.0) if stream.user else (stream.weight,),
@@ -437,7 +468,7 @@ def _request(job: Job) -> Request:
         "prompt_tokens": job.body_bytes // 4, "output_tokens": 128,
     }  # fmt: skip
     known = Request.__struct_fields__
-    return Request(**{name: value for name, value in fields.items() if name in known})  # type: ignore[arg-type]
+    return Request(**{name: value for name, value in fields.items() if name in known})
 
 
 def _progressed(scheduler: Scheduler, lease: int, tokens: int, now: float) -> list[Action]:

@@ -1,0 +1,294 @@
+"""What is read out of bodies and metrics pages, and what an outcome looks like from outside; no sockets."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.outcome import Reason
+from penstock.engines import vllm
+from penstock.engines.page import Series, labels_of, total
+from penstock.server import wire
+from penstock.server.body import BadBody, multipart_model, peek, replace_model, replace_multipart_model
+from penstock.server.relay import request_headers, response_headers
+from penstock.server.routes import ROUTES, Kind, api_of, route
+from penstock.server.stream_end import TAIL_BYTES, ended_well
+from penstock.server.wire import Api
+from penstock.sim import engine_metrics
+from penstock.sim.engine import Engine
+from penstock.sim.profiles import EngineConfig
+
+CHAT = "/v1/chat/completions"
+
+# --- bodies ----------------------------------------------------------------------------------------------------
+
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
+keys = st.one_of(names, st.sampled_from(["model", "stream", "mod\\el", '"model"', "model\u0000", "Model"]))
+values: st.SearchStrategy[Any] = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), names),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(keys, inner, max_size=4)),
+    max_leaves=12,
+)
+separators = st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", "\t:\r\n ")])
+
+
+@given(st.dictionaries(keys, values, max_size=5), names, names, separators, st.booleans())
+def test_replacing_the_model_is_replacing_it_in_the_json(
+    body: dict[str, Any], old: str, new: str, separator: tuple[str, str], plain: bool
+) -> None:
+    before = body | {"model": old}
+    raw = json.dumps(before, separators=separator, ensure_ascii=plain).encode()
+    assert peek(raw).model == old
+    assert json.loads(replace_model(raw, new)) == before | {"model": new}
+
+
+@given(st.dictionaries(keys, values, max_size=5), names, separators)
+def test_replacing_a_model_by_itself_changes_no_byte_but_its_own_spelling(
+    body: dict[str, Any], name: str, separator: tuple[str, str]
+) -> None:
+    raw = json.dumps(body | {"model": name}, separators=separator, ensure_ascii=False).encode()
+    again = replace_model(replace_model(raw, "x"), name)
+    assert json.loads(again) == json.loads(raw)
+    assert len(again) == len(replace_model(raw, "x")) - len('"x"') + len(json.dumps(name, ensure_ascii=False).encode())
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b'{"model":"a"}', b'{"model":"b"}'),
+        (b' {\n"model"\t: "a" }\n', b' {\n"model"\t: "b" }\n'),
+        (b'{"mod\\u0065l":"\\u0061"}', b'{"mod\\u0065l":"b"}'),
+        (b'{"x":{"model":"a"},"model":"a","y":["model",{"model":"a"}]}', b'{"x":{"model":"a"},"model":"b","y":["model",{"model":"a"}]}'),
+        (b'{"x":"\\"model\\":\\"a\\"","model":"a"}', b'{"x":"\\"model\\":\\"a\\"","model":"b"}'),
+        (b'{"model":7,"model":"a"}', b'{"model":7,"model":"b"}'),
+        (b'{"model":{"model":"a"},"model":"a"}', b'{"model":{"model":"a"},"model":"b"}'),
+        (b'{"model":"a","model":"a"}', b'{"model":"b","model":"b"}'),
+    ],
+)  # fmt: skip
+def test_only_the_top_level_model_is_replaced(raw: bytes, expected: bytes) -> None:
+    assert peek(raw).model == "a"
+    assert replace_model(raw, "b") == expected
+
+
+def test_what_is_peeked_at() -> None:
+    assert peek(b'{"model":"a","stream":true,"max_tokens":7}').output_tokens_max == 7
+    assert peek(b'{"model":"a","max_tokens":7,"max_completion_tokens":9}').output_tokens_max == 9
+    assert peek(b'{"model":"a","stream":true}').stream is True
+    for odd in (b'"yes"', b"1", b"null", b"[]"):
+        assert peek(b'{"model":"a","stream":%b,"max_tokens":%b}' % (odd, odd)).stream is False
+    assert peek(b'{"model":"a","max_tokens":-1}').output_tokens_max is None
+    assert peek(b"{}").model is None
+    assert peek(b'{"model":1,"model":"a"}').model == "a", "the last one counts, as with every JSON reader"
+
+
+@given(st.binary(max_size=60))
+def test_whatever_the_bytes_are_they_are_read_or_refused(raw: bytes) -> None:
+    try:
+        assert isinstance(json.loads(raw), dict), peek(raw)
+    except BadBody:
+        pass
+    except ValueError:
+        with pytest.raises(BadBody):
+            peek(raw)
+
+
+@given(st.binary(max_size=80), st.sampled_from([b"multipart/form-data; boundary=b", b'multipart/form-data;boundary="b b"']))
+def test_whatever_a_form_is_it_is_read_or_refused(raw: bytes, kind: bytes) -> None:
+    for body in (raw, b"--b\r\n" + raw, b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\n' + raw + b"\r\n--b--"):
+        try:
+            found = multipart_model(body, kind)
+        except BadBody:
+            continue
+        if found is not None:
+            assert multipart_model(replace_multipart_model(body, kind, "other"), kind) == "other"
+
+
+# --- metrics pages ---------------------------------------------------------------------------------------------
+
+
+def page(**gauges: str) -> bytes:
+    return b"".join(f'vllm:{name}{{engine="0",model_name="m"}} {value}\n'.encode() for name, value in gauges.items())
+
+
+def test_a_reading_of_the_simulated_engines_page() -> None:
+    config = EngineConfig(kv_blocks=100, block_size=16)
+    raw = engine_metrics.render(
+        Engine(config, seed=0).gauges(), model="m", config=config, successes={"stop": 3}, started_unix_s=5.0
+    )
+    reading = vllm.observation(raw, asked_s=1.0)
+    assert reading is not None
+    assert (reading.running, reading.waiting, reading.kv_usage) == (0, 0, 0)
+    assert reading.kv_capacity_tokens == 1600
+    assert reading.progress == 3
+    assert reading.started_s == 5.0
+    assert reading.asked_s == 1.0
+
+
+def test_the_ranks_of_an_engine_are_added_up_and_its_memory_averaged() -> None:
+    raw = b"".join(
+        b'vllm:num_requests_running{engine="%d"} 3\nvllm:num_requests_waiting{engine="%d"} 2.0\n'
+        b'vllm:kv_cache_usage_perc{engine="%d"} %b\n' % (rank, rank, rank, usage)
+        for rank, usage in enumerate((b"0.2", b"0.4"))
+    )
+    reading = vllm.observation(raw, asked_s=0.0)
+    assert reading is not None
+    assert (reading.running, reading.waiting) == (6, 4)
+    assert reading.kv_usage == pytest.approx(0.3)
+
+
+def test_the_names_of_older_releases_are_known() -> None:
+    raw = page(num_requests_running="1", num_requests_waiting="0", gpu_cache_usage_perc="0.5")
+    reading = vllm.observation(raw, asked_s=0.0)
+    assert reading is not None
+    assert reading.kv_usage == 0.5
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"<html>502</html>",
+        b"\x00\xff{]vllm:num_requests_waiting NaNana\n",
+        page(num_requests_running="1"),
+        page(num_requests_running="NaN", num_requests_waiting="0"),
+        page(num_requests_running="1", num_requests_waiting="-1"),
+        page(num_requests_running="+Inf", num_requests_waiting="0"),
+        page(num_requests_running="many", num_requests_waiting="0"),
+        b"vllm:num_requests_running_total 1\nvllm:num_requests_waiting_x 1\n",
+    ],
+)
+def test_a_page_without_sense_is_no_reading(raw: bytes) -> None:
+    assert vllm.observation(raw, asked_s=0.0) is None
+
+
+@pytest.mark.parametrize("usage", ["1.5", "NaN", "-0.1", "full"])
+def test_a_usage_without_sense_is_none_and_the_rest_still_counts(usage: str) -> None:
+    raw = page(num_requests_running="1", num_requests_waiting="0", kv_cache_usage_perc=usage)
+    reading = vllm.observation(raw, asked_s=0.0)
+    assert reading is not None
+    assert (reading.running, reading.kv_usage) == (1, None)
+
+
+@given(st.binary(max_size=200))
+def test_no_page_breaks_the_reader(raw: bytes) -> None:
+    vllm.observation(raw, asked_s=0.0)
+    vllm.observation(page(num_requests_running="1", num_requests_waiting="0") + raw, asked_s=0.0)
+
+
+def test_a_series_is_found_by_its_whole_name() -> None:
+    series = Series(["a", "a_b"])
+    found = series.read(b'# a 1\na_b{x="}\\" 1",y="2"} 3 1700000000\na 1e3\nb_a 4\na_bc 5\n')
+    assert found["a"] == [(b"", 1000.0)]
+    (labels, value), = found["a_b"]
+    assert value == 3
+    assert labels_of(labels)["y"] == "2"
+
+
+def test_a_total_is_a_number_to_act_on_or_none() -> None:
+    assert total([(b"", 1.0), (b"", 2.0)]) == 3.0
+    for bad in (None, [], [(b"", math.nan)], [(b"", 1.0), (b"", math.inf)], [(b"", -1.0)]):
+        assert total(bad) is None
+
+
+# --- the wire --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reason", Reason)
+@pytest.mark.parametrize("api", Api)
+def test_every_reason_has_its_answer_in_every_shape(api: Api, reason: Reason) -> None:
+    status, headers, body = wire.refusal(api, reason, "words", param="p", retry_after_s=3.2)
+    assert 400 <= status < 600
+    assert (b"x-penstock-reason", reason.encode()) in headers
+    assert (b"retry-after", b"4") in headers
+    error = json.loads(body)
+    if api is Api.OPENAI:
+        kinds = {4: "invalid_request_error", 5: "server_error"}
+        kind = "rate_limit_error" if status == 429 else kinds[status // 100]
+        assert error == {"error": {"message": "words", "type": kind, "param": "p", "code": reason}}
+    elif api is Api.ANTHROPIC:
+        assert error["type"] == "error"
+        assert error["error"]["message"] == "words"
+        assert error["error"]["code"] == reason
+    else:
+        assert (error["error"], error["code"]) == ("words", reason)
+    assert wire.error_event(api, reason, "words").endswith(b"\n\n")
+
+
+def test_reasons_without_words_of_their_own_are_those_whose_words_are_made_on_the_spot() -> None:
+    made_on_the_spot = {"bad_request", "unauthorized", "forbidden", "model_not_found", "endpoint_not_found"}
+    never_sent = {"cancelled", "client_gone"}
+    at_the_door = {"client_timeout", "request_too_large", "header_too_large"}
+    later = {"storage_full"}
+    assert {str(r) for r in Reason} - {str(r) for r in wire.MESSAGE} == (
+        made_on_the_spot | never_sent | at_the_door | later
+    )
+
+
+@given(st.floats(min_value=-1e9, max_value=1e9))
+def test_a_retry_after_is_what_every_client_library_obeys(seconds: float) -> None:
+    name, value = wire.retry_after(seconds)
+    assert name == b"retry-after"
+    assert 1 <= int(value) <= 60
+    assert int(value) >= min(seconds, 60)
+
+
+def test_paths() -> None:
+    assert route("/v1/audio/speech") is not None
+    assert route("/v1/images/../files") is None
+    assert route("/v1/nothing") is None
+    assert api_of("/v1/messages/what") is Api.ANTHROPIC
+    assert {path for path, found in ROUTES.items() if found.kind is Kind.DIRECT} == {
+        "/tokenize",
+        "/detokenize",
+        "/v1/messages/count_tokens",
+    }
+
+
+def test_headers_of_one_hop_stay_on_it() -> None:
+    sent = [(b"Connection", b"close, X-A"), (b"x-a", b"1"), (b"X-B", b"2"), (b"TE", b"x"), (b"X-Request-Id", b"old")]
+    assert request_headers(sent, api_key=None, request_id=b"new") == [(b"X-B", b"2"), (b"x-request-id", b"new")]
+    assert response_headers(sent) == [(b"X-B", b"2")]
+    keyed = request_headers([(b"Authorization", b"Bearer mine")], api_key="k", request_id=b"r")
+    assert keyed == [(b"x-request-id", b"r"), (b"authorization", b"Bearer k")]
+
+
+# --- how streams end -------------------------------------------------------------------------------------------
+
+TOKEN = b'data: {"choices":[{"delta":{"content":"x"},"finish_reason":null}]}\n\n'
+STOP = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"total_tokens":3}}\n\n'
+DONE = b"data: [DONE]\n\n"
+QUOTED = b'data: {"choices":[{"delta":{"content":"\\ndata: {\\"error\\": \\"finish_reason\\":\\"abort\\""}}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("path", "tail", "well"),
+    [
+        (CHAT, TOKEN + STOP + DONE, True),
+        (CHAT, TOKEN + STOP + USAGE + DONE, True),
+        (CHAT, TOKEN + QUOTED + STOP + DONE, True),
+        (CHAT, TOKEN + STOP.replace(b'":"', b'": "') + DONE, True),
+        (CHAT, TOKEN + DONE, False),
+        (CHAT, TOKEN + QUOTED + DONE, False),
+        (CHAT, TOKEN + STOP.replace(b"stop", b"abort") + DONE, False),
+        (CHAT, TOKEN + b'data: {"error":{"message":"x"}}\n\n' + DONE, False),
+        (CHAT, b'data: {"object":"error","message":"x"}\n\n' + DONE, False),
+        (CHAT, STOP, True),
+        (CHAT, b"", True),
+        ("/v1/messages", b"event: message_stop\ndata: {}\n\n" + DONE, True),
+        ("/v1/messages", b'event: error\ndata: {"type":"error"}\n\n', False),
+        ("/v1/responses", b"event: response.completed\ndata: {}\n\n", True),
+        ("/v1/responses", b"event: response.failed\ndata: {}\n\n", False),
+    ],
+)
+def test_done_is_no_proof_of_success(path: str, tail: bytes, well: bool) -> None:
+    assert ended_well(path, tail) is well
+
+
+def test_the_tail_has_room_for_many_choices() -> None:
+    assert ended_well(CHAT, (TOKEN * 1000 + STOP * 32 + USAGE + DONE)[-TAIL_BYTES:])
