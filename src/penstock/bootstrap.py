@@ -9,12 +9,15 @@ from penstock.config import config_hash
 from penstock.core.admission import AdmissionSettings
 from penstock.core.band import BandSettings
 from penstock.core.endpoint import EndpointSpec
+from penstock.core.fairness.base import Prices
 from penstock.core.health import HealthSettings
+from penstock.core.queues import QueueBounds
 from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.server.app import App
 from penstock.server.catalog import Catalog
 from penstock.server.driver import Driver
 from penstock.server.http1 import HttpServer, ServerLimits
+from penstock.server.identity import Callers, core_limits
 from penstock.server.metrics import Metrics
 from penstock.server.observe import Model, Observer, ObserveSettings
 from penstock.server.relay import Target
@@ -25,23 +28,43 @@ from penstock.settings.model import Endpoint, Settings
 
 def scheduler_settings(settings: Settings) -> SchedulerSettings:
     """The part of the settings that decides."""
-    queue, health = settings.queue, settings.health
+    queue, health, admission = settings.queue, settings.health, settings.admission
+    prices, levels = settings.fairness.prices, settings.fairness.levels
     return SchedulerSettings(
         bands=tuple(
             BandSettings(
                 name=band.name,
                 engine_waiting_max=band.max_engine_waiting,
                 ceiling=band.ceiling,
+                min_share=band.min_share,
                 wait_s_max=band.max_wait,
+                deadline_s=band.deadline,
+                time_per_output_token_s_max=band.max_time_per_output_token,
                 requests_max=band.max_requests,
+                bytes_max=band.max_bytes,
+                tokens_max=band.max_tokens,
             )
             for band in settings.bands
         ),
         queue_enabled=queue.enabled,
-        requests_max=queue.max_requests,
-        bytes_max=queue.max_bytes,
+        bounds=QueueBounds(requests_max=queue.max_requests, bytes_max=queue.max_bytes, tokens_max=queue.max_tokens),
         wait_s_max=queue.max_wait,
-        admission=AdmissionSettings(kv_usage_max=settings.admission.max_kv_usage),
+        fairness=settings.fairness.policy,
+        prices=Prices(prompt=prices.prompt, cached_prompt=prices.cached_prompt, completion=prices.completion),
+        tenant_level=levels.index("tenant")
+        if "tenant" in levels
+        else levels.index("user")
+        if "user" in levels
+        else None,
+        ordering=settings.ordering,
+        admission=AdmissionSettings(
+            kv_usage_max=admission.max_kv_usage,
+            prefill_tokens_max=admission.max_prefill_tokens,
+            time_per_output_token_s_max=admission.max_time_per_output_token,
+            reserved_share=None if admission.reserved_slots == "auto" else admission.reserved_slots,
+        ),
+        engine_priority=admission.engine_priority,
+        tenants={t.name: limits for t in settings.tenants if (limits := core_limits(t.limits)) is not None},
         routing=settings.routing.policy,
         attempts_max=settings.retry.max_attempts,
         retry_budget=settings.retry.budget,
@@ -61,6 +84,7 @@ def gateway(settings: Settings) -> Gateway:
     driver = Driver(scheduler)
     metrics = Metrics(
         bands=[band.name for band in settings.bands],
+        tenants=[tenant.name for tenant in settings.tenants],
         snapshot=lambda: scheduler.snapshot(now=driver.now()),
         config_hash=config_hash(settings),
         router_aliases="vllm_router" in settings.metrics.aliases,
@@ -83,7 +107,9 @@ def gateway(settings: Settings) -> Gateway:
         models = None if endpoint.models == "auto" else frozenset(endpoint.models)
         scheduler_models[name] = models
         slots = settings.admission.slots_initial if endpoint.slots == "auto" else endpoint.slots
-        scheduler.endpoint_added(EndpointSpec(name, slots, models, endpoint.labels), now=clock.now())
+        scheduler.endpoint_added(
+            EndpointSpec(name, slots, models, endpoint.labels, adaptive_slots=endpoint.slots == "auto"), now=clock.now()
+        )
         metrics.endpoint_added(name)
         if models is not None:
             catalog.configured(name, sorted(models))
@@ -110,9 +136,9 @@ def gateway(settings: Settings) -> Gateway:
         metrics=metrics,
         catalog=catalog,
         bands=names,
-        default_band=names.index(settings.default_band),
-        band_max=names.index(settings.identity.max_band),
-        band_header=settings.identity.band_header.lower().encode(),
+        callers=Callers(settings),
+        levels=settings.fairness.levels,
+        asks_usage=settings.accounting.usage == "auto",
         body_bytes_max=limits.max_body,
     )
     timeouts = settings.timeouts
@@ -144,4 +170,6 @@ def _target(endpoint: Endpoint, settings: Settings) -> Target:
         ),
     )
     key = endpoint.api_key
-    return Target(upstream, key.get_secret_value() if key is not None else None)
+    target = Target(upstream, key.get_secret_value() if key is not None else None)
+    target.takes_priority = endpoint.engine == "vllm"
+    return target

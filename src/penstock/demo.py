@@ -154,8 +154,7 @@ async def _load(url: str, seconds: float, title: str, console: Console) -> dict[
     client = Upstream(url)
     tasks = [asyncio.create_task(_greedy(client, tallies[GREEDY])) for _ in range(GREEDY_IN_FLIGHT)]
     tasks += [
-        asyncio.create_task(_light(client, tenant, tallies[tenant], Random(seed)))
-        for seed, tenant in enumerate(LIGHT)
+        asyncio.create_task(_light(client, tenant, tallies[tenant], Random(seed))) for seed, tenant in enumerate(LIGHT)
     ]
     ends_s = clock.now() + seconds
     try:

@@ -1,4 +1,4 @@
-"""A world for the gateway's tests: simulated engines, a gateway on a free port, raw clients; real sockets throughout.
+"""A world for the gateway's tests: simulated engines, a gateway on a free port, raw clients; all on real sockets.
 
 Whatever a test does, when it is over no lease is held, nothing waits, no connection is open on either side, nothing
 was told to the loop's exception handler and nothing was logged as an error. The world looks after that by itself.
@@ -169,8 +169,11 @@ class World:
         await dead.close()
         return await self.engine(port=int(dead.url.rpartition(":")[2]), model=dead.model, **config)
 
-    async def scripted(self, *pieces: bytes) -> tuple[dict[str, Any], list[bytes]]:
-        """An engine that answers every POST with the same bytes: its settings, and the requests it saw."""
+    async def scripted(self, *pieces: bytes, thinks_s: float = 0.0) -> tuple[dict[str, Any], list[bytes]]:
+        """An engine that answers every POST with the same bytes: its settings, and the requests it saw.
+
+        It may think for a while after the first piece.
+        """
         requests: list[bytes] = []
 
         async def script(peer: Peer) -> None:
@@ -180,7 +183,9 @@ class World:
                     await peer.send(NOT_FOUND)
                 else:
                     requests.append(data)
-                    await peer.send(*pieces)
+                    await peer.send(*pieces[:1])
+                    await asyncio.sleep(thinks_s)
+                    await peer.send(*pieces[1:])
 
         raw = await self._stack.enter_async_context(RawEngine(script))
         return {"url": raw.url, "engine": "openai", "models": ["sim"]}, requests

@@ -1,4 +1,4 @@
-"""Whatever a caller gets wrong is a clear 4xx in the shape of its API; no engine hears of it and nothing is lost."""
+"""Whatever a caller gets wrong is a clear 4xx in the shape of its API; no engine hears of it, nothing is lost."""
 
 from __future__ import annotations
 
@@ -103,7 +103,15 @@ async def test_an_unknown_model_is_a_404_that_names_it(world: World, path: str) 
 
 @pytest.mark.parametrize(
     "path",
-    ["/v1/nothing", "/", "/v1", "//v1/chat/completions", "/v1/chat/completions/", "/v1/audio/../../x", "/v1%2fmodels"],
+    [
+        "/v1/nothing",
+        "/",
+        "/v1",
+        "//v1/chat/completions",
+        "/v1/chat/completions/",
+        "/v1/audio/../../x",
+        "/v1%2fmodels",
+    ],
 )
 async def test_an_unknown_path_is_a_404_and_not_proxied(world: World, path: str) -> None:
     await world.engine()
@@ -131,7 +139,12 @@ async def test_a_query_of_a_thousand_fields_is_a_400(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
-    [("GET", CHAT, "POST"), ("PUT", CHAT, "POST"), ("OPTIONS", MESSAGES, "POST"), ("POST", "/metrics", "GET, HEAD")],
+    [
+        ("GET", CHAT, "POST"),
+        ("PUT", CHAT, "POST"),
+        ("OPTIONS", MESSAGES, "POST"),
+        ("POST", "/metrics", "GET, HEAD"),
+    ],
 )
 async def test_a_wrong_method_is_a_405_that_says_which_are_right(
     world: World, method: str, path: str, allowed: str
@@ -255,7 +268,9 @@ async def test_who_goes_in_the_middle_of_its_request_leaves_nothing_behind(world
     await served(world)
 
 
-@pytest.mark.parametrize("raw", [b"\x16\x03\x01\x02\x00\x01\x00", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"hello\r\n\r\n"])
+@pytest.mark.parametrize(
+    "raw", [b"\x16\x03\x01\x02\x00\x01\x00", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"hello\r\n\r\n"]
+)
 async def test_what_is_not_http_1_is_a_400(world: World, raw: bytes) -> None:
     await world.engine()
     await world.gateway()

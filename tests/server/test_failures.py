@@ -249,6 +249,19 @@ async def test_an_engine_that_falls_silent_in_mid_answer_is_given_up(world: Worl
     await world.until(lambda: bad.service.load == 0)
 
 
+async def test_an_engine_that_sends_its_head_at_once_may_think_before_its_first_token(world: World) -> None:
+    """As vLLM does: from the head to the first token `first_byte` is what counts, not `between_bytes`."""
+    endpoint, requests = await world.scripted(
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 14\r\n\r\n",
+        b"data: [DONE]\n\n",
+        thinks_s=0.5,
+    )
+    await world.gateway(endpoints=[endpoint], timeouts={"first_byte": 5, "between_bytes": 0.1})
+    answer = await world.chat(stream=True)
+    assert (answer.status, answer.body) == (200, b"data: [DONE]\n\n")
+    assert len(requests) == 1
+
+
 # --- metrics pages that lie --------------------------------------------------------------------------------------
 
 

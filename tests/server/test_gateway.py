@@ -13,7 +13,10 @@ import pytest
 from tests.server.conftest import CHAT, Answer, World, chat, fault, request
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
-ODD = b' {\n"model" :\t"sim" , "messages":[{"role":"user","content":"\\u00e4 \xc3\xa4"}],"max_tokens":2.0e0,"x":[1e400]}\r\n'
+ODD = (
+    b' {\n"model" :\t"sim" , "messages":[{"role":"user","content":"\\u00e4 \xc3\xa4"}],'
+    b'"max_tokens":2.0e0,"x":[1e400]}\r\n'
+)
 PATHS: dict[str, dict[str, Any]] = {
     CHAT: chat(),
     "/v1/completions": {"model": "sim", "prompt": "hello", "max_tokens": 3},
@@ -61,7 +64,10 @@ async def test_a_stream_arrives_token_by_token(world: World, path: str) -> None:
 
 
 async def test_what_an_engine_streams_reaches_the_client_byte_for_byte(world: World) -> None:
-    said = b'data: {"choices":[{"delta":{"content":"\xf0\x9f\x8c\x8a"}}]}\r\n\r\n: odd\n\ndata:{"finish_reason":"stop"}\n\n'
+    said = (
+        b'data: {"choices":[{"delta":{"content":"\xf0\x9f\x8c\x8a"}}]}\r\n\r\n: odd\n\n'
+        b'data:{"finish_reason":"stop"}\n\n'
+    )
     endpoint, _ = await world.scripted(
         b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-Odd: a  b\r\nTransfer-Encoding: chunked\r\n\r\n",
         *(b"1\r\n%b\r\n" % said[at : at + 1] for at in range(len(said))),
@@ -130,7 +136,7 @@ async def test_a_request_gets_an_id_where_it_brings_none_or_a_bad_one(world: Wor
     given = [await world.chat(), await world.ask(body=chat(), headers={"x-request-id": "x" * 129})]
     ids = [answer.header("x-request-id") for answer in given]
     assert [entry.id for entry in world.seen()] == ids
-    assert all(id is not None and id.startswith("req-") for id in ids)
+    assert all(name is not None and name.startswith("req-") for name in ids)
     assert ids[0] != ids[1]
 
 

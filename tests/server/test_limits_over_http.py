@@ -63,7 +63,7 @@ async def test_128_requests_never_put_more_than_64_on_64_slots(world: World) -> 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 async def test_a_burst_of_500_on_gauges_that_stand_at_0_is_no_herd(world: World, stream: bool) -> None:
-    """The engine runs 4 at once; the gateway believes in 16 slots, and the page says for ever that nothing waits."""
+    """The engine runs 4 at once, the gateway believes in 16 slots, and the page says that nothing ever waits."""
     engine = await world.engine(step_s=0.002, max_num_seqs=4)
     fault(engine, "metrics_freeze", value={"running": 0, "waiting": 0, "kv_usage": 0})
     await world.gateway(slots=16)

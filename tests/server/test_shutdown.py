@@ -114,7 +114,11 @@ async def test_what_runs_and_what_waits_is_served_and_what_comes_is_turned_away(
         await process.line(b"draining")
 
         refused = await world.chat()
-        assert (refused.status, refused.error()["code"], refused.error()["type"]) == (503, "draining", "server_error")
+        assert (refused.status, refused.error()["code"], refused.error()["type"]) == (
+            503,
+            "draining",
+            "server_error",
+        )
         assert 1 <= int(refused.header("retry-after") or "") <= 60
         direct = await world.ask(path="/tokenize", body={"model": "sim", "prompt": "x"})
         assert (direct.status, direct.error()["code"]) == (503, "draining")
@@ -211,7 +215,14 @@ async def test_wrong_settings_are_all_named_and_exit_code_2(tmp_path: Any) -> No
     process = await penstock("serve", "-c", str(path), PENSTOCK__LIMITS__MAX_BODY="-1")
     assert await process.left() == 2
     log = process.log.decode()
-    expected = ("endpoints[0].url", "endpoints[2]", "queue.max_requests", "queue.max_wiat", "default_band", "limits.max_body")
+    expected = (
+        "endpoints[0].url",
+        "endpoints[2]",
+        "queue.max_requests",
+        "queue.max_wiat",
+        "default_band",
+        "limits.max_body",
+    )
     for place in expected:
         assert place in log, place
     assert all(line.startswith("penstock: ") for line in log.splitlines())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from random import Random
+from typing import Any
 
 from penstock.sim.engine_server import EngineServer
 from tests.server.conftest import Client, World, chat, fault, request
@@ -17,7 +18,7 @@ REQUESTS = 2_000
 CLIENTS = 96
 SLOTS = 8
 ENGINES = 3
-PACE = {"step_s": 0.003, "max_num_seqs": SLOTS}
+PACE: dict[str, Any] = {"step_s": 0.003, "max_num_seqs": SLOTS}
 KINDS = ("stays", "stays", "leaves while queued", "leaves before the first token", "leaves in mid-stream")
 
 

@@ -63,9 +63,7 @@ class Entry:
         self.waited_s = 0.0  # in earlier visits to the queue
         self.attempts = 0  # failed dispatches that cost an attempt
         self.refusals = 0  # how often an engine turned it away as one too many
-        self.avoid: dict[str, float] | None = (
-            None  # endpoints that refused or failed it, and until when to shun them
-        )
+        self.avoid: dict[str, float] | None = None  # endpoints that refused or failed it, and until when to shun them
         self.bypassed = 0
         self.estimate = _NOTHING
         self.cost = 0.0  # what it is estimated to count for, by the fairness policy

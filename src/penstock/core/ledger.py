@@ -146,9 +146,7 @@ class Ledger:
             return
         for lease in [x for x in self.unseen.values() if not x.streamed and x.prefill_end_s <= now]:
             self._take_in(lease)
-        self._prefill_due_s = min(
-            (x.prefill_end_s for x in self.unseen.values() if not x.streamed), default=math.inf
-        )
+        self._prefill_due_s = min((x.prefill_end_s for x in self.unseen.values() if not x.streamed), default=math.inf)
 
     @property
     def prefill_rate(self) -> float:

@@ -60,9 +60,7 @@ class Queues:
     def over_bounds(self) -> bool:
         """Whether more waits in all than may."""
         bounds = self._bounds
-        return (
-            self.waiting > bounds.requests_max or self.bytes > bounds.bytes_max or self.tokens > bounds.tokens_max
-        )
+        return self.waiting > bounds.requests_max or self.bytes > bounds.bytes_max or self.tokens > bounds.tokens_max
 
     def displaced_by(self, entry: Entry) -> Entry | None:
         """Who has to go for a newcomer, None when it must be refused itself."""

@@ -172,10 +172,10 @@ class Scheduler:
         self._forecast.lease_ended(model, entry.work, now - entry.held().dispatched_s)
         endpoint = self._release(entry, now)
         entry.move(Event.FINISHED)
-        if usage is not None:
+        if usage is not None and usage.prompt_tokens > 0:
             self._estimator.learn_prompt(model, entry.request.body_bytes, usage.prompt_tokens)
             self._estimator.learn_output(entry.request.tenant, model, usage.completion_tokens)
-        elif entry.output_seen > 1:
+        elif usage is None and entry.output_seen > 1:
             self._estimator.learn_output(entry.request.tenant, model, entry.output_seen)
         self._end(entry, usage or entry.presumed_usage(), now)
         if endpoint is None:

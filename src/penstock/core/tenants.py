@@ -168,9 +168,7 @@ class Tenants:
     def held(self, tenant: str) -> bool:
         """May none of its requests be sent for now?"""
         account = self._accounts.get(tenant)
-        return (
-            account is not None and account.limits.running is not None and account.running >= account.limits.running
-        )
+        return account is not None and account.limits.running is not None and account.running >= account.limits.running
 
     def started(self, tenant: str) -> bool:
         """A request was sent. True: that was the last one for now, hold the tenant's flows."""

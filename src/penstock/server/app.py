@@ -19,10 +19,11 @@ from penstock.core.request import Request
 from penstock.server import body as bodies
 from penstock.server import metrics as metrics_module
 from penstock.server import wire
-from penstock.server.body import BadBody
+from penstock.server.body import BadBody, Peek
 from penstock.server.catalog import Catalog
 from penstock.server.driver import Driver
 from penstock.server.http1 import Exchange, Header, Refusal
+from penstock.server.identity import Caller, Callers, Unauthorized
 from penstock.server.metrics import Metrics
 from penstock.server.relay import DirectJourney, QueuedJourney, Target, model_not_found
 from penstock.server.routes import Kind, Route, api_of, route
@@ -30,9 +31,6 @@ from penstock.server.routes import Kind, Route, api_of, route
 logger = logging.getLogger(__name__)
 
 REQUEST_ID_BYTES_MAX = 128
-OUTPUT_TOKENS_GUESS = 128  # a chat answer's usual length; only used to project KV memory
-BYTES_PER_TOKEN = 4
-MULTIPART_TOKENS = 1500  # half a minute of speech; the size of a sound or a picture says little about its tokens
 
 _REFUSALS = {
     Refusal.BAD_REQUEST: Reason.BAD_REQUEST,
@@ -56,9 +54,9 @@ class App:
         metrics: Metrics,
         catalog: Catalog,
         bands: Sequence[str],
-        default_band: int,
-        band_max: int,
-        band_header: bytes,
+        callers: Callers,
+        levels: Sequence[str],
+        asks_usage: bool,
         body_bytes_max: int,
     ) -> None:
         self._driver = driver
@@ -66,10 +64,9 @@ class App:
         self._metrics = metrics
         self._catalog = catalog
         self._bands = bands
-        self._ranks = {name.encode(): rank for rank, name in enumerate(bands)}
-        self._default_band = default_band
-        self._band_max = band_max
-        self._band_header = band_header
+        self._callers = callers
+        self._levels = levels
+        self._asks_usage = asks_usage
         self._body_bytes_max = body_bytes_max
         self._serial = itertools.count(1)
         self._own: dict[str, Callable[[Exchange], None]] = {
@@ -108,9 +105,7 @@ class App:
             assert passed is not None
             self._pass_through(exchange, passed)
 
-    def refused(
-        self, exchange: Exchange | None, refusal: Refusal, detail: str
-    ) -> tuple[int, Sequence[Header], bytes]:
+    def refused(self, exchange: Exchange | None, refusal: Refusal, detail: str) -> tuple[int, Sequence[Header], bytes]:
         """Answer for the server what is not HTTP as it should be."""
         reason = _REFUSALS[refusal]
         api = api_of(exchange.target_path) if exchange is not None else wire.Api.OPENAI
@@ -127,9 +122,9 @@ class App:
         request_id = self._request_id(exchange)
         try:
             body, inflated = self._body(exchange)
-            model, streamed, output_tokens_max = self._peek(exchange, body)
-            if model is None:
-                model = self._sole_model(passed)
+            peek = self._peek(exchange, body)
+            model = peek.model or self._sole_model(passed)
+            caller = self._caller(exchange, peek)
             target = self._catalog.aliases.get(model)
             if target is not None:
                 body = self._rename(exchange, body, target)
@@ -140,7 +135,6 @@ class App:
         except _Refused as refused:
             self._refuse(exchange, refused.reason, str(refused), param=refused.param)
             return
-        band = self._band(exchange)
         if passed.kind is Kind.DIRECT:
             if self._driver.draining:
                 self._refuse(exchange, Reason.DRAINING)
@@ -155,19 +149,30 @@ class App:
                 driver=self._driver,
                 targets=self._targets,
                 metrics=self._metrics,
+                has_key=caller.has_key,
                 inflated=inflated,
             ).begin()
             return
+        injects = self._asks_usage and passed.tells_usage and peek.stream and not peek.stream_options
+        body_bytes = len(body)
+        if injects:
+            body = bodies.add_field(body, "stream_options", b'{"include_usage":true}')
         exchange.body = b""  # the journey has it; a renamed or unpacked one would be held twice
+        flow, weights = self._flow(caller, target or model)
+        now = self._driver.now()
         request = Request(
             id=self._unique(request_id),
             model=target or model,
-            band=band,
-            body_bytes=len(body),
-            prompt_tokens=self._prompt_tokens(exchange, body, target or model),
-            output_tokens=min(output_tokens_max or OUTPUT_TOKENS_GUESS, OUTPUT_TOKENS_GUESS),
-            streamed=streamed or passed.streams,
+            band=caller.band,
+            tenant=caller.tenant,
+            flow=flow,
+            weights=weights,
+            body_bytes=body_bytes,
+            output_tokens_max=peek.output_tokens_max,
+            streamed=peek.stream or passed.streams,
             pinned=pinned,
+            deadline_s=None if caller.deadline_s is None else now + caller.deadline_s,
+            priority=caller.priority,
         )
         QueuedJourney(
             exchange,
@@ -175,12 +180,38 @@ class App:
             request,
             request_id=request_id,
             api=passed.api,
-            band=self._bands[band],
+            band=self._bands[caller.band],
             driver=self._driver,
             targets=self._targets,
             metrics=self._metrics,
+            caller=caller,
             inflated=inflated,
+            injected_usage=injects,
         ).begin()
+
+    def _caller(self, exchange: Exchange, peek: Peek) -> Caller:
+        caller = self._callers.identify(
+            exchange.header,
+            exchange.peer[0] if exchange.peer else "",
+            user=peek.user,
+            service_tier=peek.service_tier,
+            priority=peek.priority,
+            now=self._driver.now(),
+        )
+        if isinstance(caller, Unauthorized):
+            raise _Refused(caller.reason, caller.message)
+        return caller
+
+    def _flow(self, caller: Caller, model: str) -> tuple[tuple[str, ...], tuple[float, ...]]:
+        """Where a request stands in the fairness tree: a name and a weight per level."""
+        levels = self._levels
+        if levels == ("tenant",):
+            return (caller.tenant,), (caller.weight,)
+        # Users of different tenants may have the same name; without a level for tenants they still differ.
+        user = caller.user if "tenant" in levels else f"{caller.tenant}/{caller.user}"
+        names = {"tenant": caller.tenant, "user": user, "model": model}
+        flow = tuple(names[level] for level in levels)
+        return flow, tuple(caller.weight if level == "tenant" else 1.0 for level in levels)
 
     def _body(self, exchange: Exchange) -> tuple[bytes, bool]:
         """The body as the engine shall get it, and whether it had to be unpacked."""
@@ -194,16 +225,10 @@ class App:
             raise _Refused(Reason.REQUEST_TOO_LARGE, f"The body unpacks to more than {self._body_bytes_max} bytes.")
         return body, True
 
-    def _prompt_tokens(self, exchange: Exchange, body: bytes, model: str) -> int:
-        """A guess; never more than the model can take, which a body full of pictures looks like."""
-        tokens = MULTIPART_TOKENS if _is_multipart(exchange) else max(1, len(body) // BYTES_PER_TOKEN)
-        return min(tokens, self._catalog.context_tokens(model) or tokens)
-
-    def _peek(self, exchange: Exchange, body: bytes) -> tuple[str | None, bool, int | None]:
+    def _peek(self, exchange: Exchange, body: bytes) -> Peek:
         if _is_multipart(exchange):
-            return bodies.multipart_model(body, exchange.header(b"content-type") or b""), False, None
-        peek = bodies.peek(body)
-        return peek.model, peek.stream, peek.output_tokens_max
+            return Peek(model=bodies.multipart_model(body, exchange.header(b"content-type") or b""), stream=False)
+        return bodies.peek(body)
 
     def _rename(self, exchange: Exchange, body: bytes, model: str) -> bytes:
         if _is_multipart(exchange):
@@ -232,13 +257,6 @@ class App:
         if len(named) != 1:
             raise BadBody("The query names several endpoints (`id`); one is allowed.", "id")
         return named[0]
-
-    def _band(self, exchange: Exchange) -> int:
-        """The band asked for, as far as the caller may have it; unknown names ask for nothing."""
-        asked = exchange.header(self._band_header)
-        if asked is None:
-            return self._default_band
-        return max(self._ranks.get(asked.strip(), self._default_band), self._band_max)
 
     def _request_id(self, exchange: Exchange) -> bytes:
         given = exchange.header(b"x-request-id")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Iterator
 
 import msgspec
 
@@ -25,6 +26,11 @@ class _Fields(msgspec.Struct, gc=False):
     stream: object = None
     max_tokens: object = None
     max_completion_tokens: object = None
+    max_output_tokens: object = None
+    stream_options: object = None
+    user: object = None
+    service_tier: object = None
+    priority: object = None
 
 
 class Peek(msgspec.Struct, frozen=True, gc=False):
@@ -33,11 +39,16 @@ class Peek(msgspec.Struct, frozen=True, gc=False):
     model: str | None
     stream: bool
     output_tokens_max: int | None = None
+    stream_options: bool = False  #: whether it has any
+    user: object = None  #: these three as they came, of any type
+    service_tier: object = None
+    priority: object = None
 
 
 _decode = msgspec.json.Decoder(_Fields).decode
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _TOKEN = re.compile(rb"[\[\]{}]|" + _STRING.pattern, re.DOTALL)
+_SCALAR = re.compile(rb"[^\s,\]}]+")
 _COLON = re.compile(rb"\s*:\s*")
 _PART_HEADERS_BYTES_MAX = 4096
 _PARTS_MAX = 1000
@@ -62,35 +73,73 @@ def peek(body: bytes) -> Peek:
     model = fields.model
     if model is not None and not (isinstance(model, str) and model):
         raise BadBody("`model` must be a non-empty string.", "model")
-    limit = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
+    limits = (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens)
+    limit = next((limit for limit in limits if limit is not None), None)
     return Peek(
         model=model,
         stream=fields.stream is True,
-        output_tokens_max=limit if isinstance(limit, int) and limit > 0 else None,
+        output_tokens_max=limit if type(limit) is int and limit > 0 else None,
+        stream_options=fields.stream_options is not None,
+        user=fields.user,
+        service_tier=fields.service_tier,
+        priority=fields.priority,
     )
 
 
 def replace_model(body: bytes, model: str) -> bytes:
-    """The same bytes with another name in the top-level field `model`. `peek` has accepted the body."""
-    name = msgspec.json.encode(model)
+    """The same bytes with another name in the top-level field `model`."""
+    return set_field(body, "model", msgspec.json.encode(model))
+
+
+def set_field(body: bytes, name: str, value: bytes) -> bytes:
+    """The same bytes with a top-level field set to a JSON value, added where it is missing. `peek` has accepted them."""
     pieces: list[bytes] = []
     copied = 0
+    for start, end in _fields_named(body, name):
+        pieces += (body[copied:start], value)
+        copied = end
+    if not pieces:
+        return add_field(body, name, value)
+    return b"".join((*pieces, body[copied:]))
+
+
+def add_field(body: bytes, name: str, value: bytes) -> bytes:
+    """The same bytes with a top-level field more, before all others. The object has at least one field."""
+    brace = body.index(b"{") + 1
+    return b"".join((body[:brace], b'"', name.encode(), b'":', value, b",", body[brace:]))
+
+
+def _fields_named(body: bytes, name: str) -> Iterator[tuple[int, int]]:
+    """Where the values of a top-level field stand; a field may be given twice."""
     depth = 0
-    tokens = _TOKEN.finditer(body)
-    for token in tokens:
+    past = 0
+    for token in _TOKEN.finditer(body):
         text = token[0]
         if text in b"{[":
             depth += 1
         elif text in b"}]":
             depth -= 1
-        elif depth == 1 and (colon := _COLON.match(body, token.end())) and _unquoted(text) == "model":
-            value = _STRING.match(body, colon.end())
-            if value is None:
-                continue  # given twice, and this is not the one that counts
-            next(tokens)
-            pieces += (body[copied : colon.end()], name)
-            copied = value.end()
-    return b"".join((*pieces, body[copied:]))
+        elif depth == 1 and token.start() >= past and (colon := _COLON.match(body, token.end())):
+            end = past = _value_end(body, colon.end())
+            if _unquoted(text) == name:
+                yield colon.end(), end
+
+
+def _value_end(body: bytes, start: int) -> int:
+    """Where a JSON value that begins at `start` ends."""
+    if body[start : start + 1] not in (b"{", b"["):
+        scalar = _STRING.match(body, start) or _SCALAR.match(body, start)
+        assert scalar is not None
+        return scalar.end()
+    depth = 0
+    for token in _TOKEN.finditer(body, start):
+        if token[0] in b"{[":
+            depth += 1
+        elif token[0] in b"}]":
+            depth -= 1
+            if depth == 0:
+                return token.end()
+    raise AssertionError("peek has accepted the body")
 
 
 def _unquoted(text: bytes) -> str:

@@ -13,19 +13,10 @@ class Catalog:
     def __init__(self, aliases: Mapping[str, str]) -> None:
         self.aliases = aliases
         self._listed: dict[str, list[Model]] = {}
-        self._context_tokens: dict[str, int] = {}
 
     def listed(self, endpoint: str, models: list[Model]) -> None:
         """An endpoint told what it serves."""
         self._listed[endpoint] = models
-        for model in models:
-            length = model.fields.get("max_model_len")
-            if isinstance(length, int) and length > 0:
-                self._context_tokens[model.id] = length
-
-    def context_tokens(self, model: str) -> int | None:
-        """How many tokens the model can take, where its engine told."""
-        return self._context_tokens.get(model)
 
     def configured(self, endpoint: str, names: Iterable[str]) -> None:
         """The settings say what it serves; its own entries replace these when it lists them."""

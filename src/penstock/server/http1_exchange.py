@@ -48,9 +48,7 @@ class Handler(Protocol):
     def complete(self, exchange: Exchange) -> None:
         """The whole body is here. Not called for a request that `begin` answered, or that was refused."""
 
-    def refused(
-        self, exchange: Exchange | None, refusal: Refusal, detail: str
-    ) -> tuple[int, Sequence[Header], bytes]:
+    def refused(self, exchange: Exchange | None, refusal: Refusal, detail: str) -> tuple[int, Sequence[Header], bytes]:
         """The answer to a request that the server refuses; None when its head could not be read.
 
         For an exchange that `begin` has seen, this is the last call about it.

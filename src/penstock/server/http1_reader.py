@@ -180,9 +180,7 @@ class RequestReader:
         self._upgrade = False
         self._parser = httptools.HttpRequestParser(self)
         if not self._in_head:
-            framing = (
-                b"Transfer-Encoding: chunked" if self._chunked else b"Content-Length: %d" % self.body_left_bytes
-            )
+            framing = b"Transfer-Encoding: chunked" if self._chunked else b"Content-Length: %d" % self.body_left_bytes
             self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
 
     # ---- what the parser tells us

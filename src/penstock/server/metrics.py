@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from penstock.core.actions import Dispatch, Requeue
 from penstock.core.outcome import Outcome, Reason
+from penstock.core.request import Usage
 from penstock.core.retry import Failure
 from penstock.core.snapshot import EndpointSnapshot, Snapshot
 
@@ -27,6 +28,7 @@ MODELS_MAX = 500  # model labels; more are `other`
 OTHER = "other"
 _WAITS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
 _TIMES_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
+_PACES_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
 _OVERHEADS_S = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25)
 _REJECTED_WITH_429 = (
     Reason.QUEUE_FULL,
@@ -44,6 +46,7 @@ class Metrics:
         self,
         *,
         bands: Sequence[str],
+        tenants: Sequence[str] = (),
         snapshot: Callable[[], Snapshot],
         config_hash: str,
         router_aliases: bool = False,
@@ -91,12 +94,23 @@ class Metrics:
             buckets=_OVERHEADS_S,
             registry=registry,
         )
+        self._tokens = Counter("penstock_tokens", "Tokens, as engines told.", ["model", "kind"], registry=registry)
+        self._service = Counter(
+            "penstock_tenant_service_tokens", "Tokens each tenant got.", ["tenant"], registry=registry
+        )
+        self._pace = Histogram(
+            "penstock_time_per_output_token_seconds",
+            "Between an answer's first and last token, per token.",
+            ["model", "band"],
+            buckets=_PACES_S,
+            registry=registry,
+        )
         self.loop_lag = Gauge(
             "penstock_event_loop_lag_seconds", "How late the event loop ran a timer, lately.", registry=registry
         )
-        Gauge("penstock_config_info", "The settings in force.", ["hash"], registry=registry).labels(
-            config_hash
-        ).set(1)
+        Gauge("penstock_config_info", "The settings in force.", ["hash"], registry=registry).labels(config_hash).set(1)
+        for tenant in (*tenants, OTHER):
+            self._service.labels(tenant)
         for band in bands:
             for outcome in Outcome:
                 self._queue_wait.labels(band, outcome)
@@ -158,9 +172,26 @@ class Metrics:
         if reason is Reason.CANCELLED:
             self._cancellations.inc()
             self._cancelled += 1
-        if journey.first_s is not None:
+        if journey.first_s is not None and journey.request.streamed:
             self._ttft.labels(model, band).observe(journey.first_s - journey.started_s)
+        if outcome is Outcome.COMPLETED:
             self._request_time.labels(model, band).observe(journey.elapsed_s())
+
+    def used(self, journey: QueuedJourney, usage: Usage | None, tokens_seen: int) -> None:
+        """An answer is complete. `usage`: as the engine told; else only the tokens that were seen are known."""
+        model = self.model_label(journey.request.model)
+        usage = usage or Usage(0, tokens_seen)
+        for kind, tokens in (
+            ("prompt", usage.prompt_tokens),
+            ("cached_prompt", usage.cached_tokens),
+            ("completion", usage.completion_tokens),
+        ):
+            if tokens:
+                self._tokens.labels(model, kind).inc(tokens)
+        self._service.labels(journey.caller.tenant_label).inc(usage.prompt_tokens + usage.completion_tokens)
+        if journey.request.streamed and journey.first_s is not None and usage.completion_tokens > 1:
+            pace_s = (journey.started_s + journey.elapsed_s() - journey.first_s) / (usage.completion_tokens - 1)
+            self._pace.labels(model, journey.band).observe(pace_s)
 
     # --- labels -----------------------------------------------------------------------------------------------
 
@@ -201,9 +232,7 @@ class Metrics:
 class _Gauges(Collector):
     """Levels, read from one snapshot per scrape."""
 
-    def __init__(
-        self, snapshot: Callable[[], Snapshot], bands: Sequence[str], models: Callable[[], set[str]]
-    ) -> None:
+    def __init__(self, snapshot: Callable[[], Snapshot], bands: Sequence[str], models: Callable[[], set[str]]) -> None:
         self._snapshot = snapshot
         self._bands = bands
         self._models = models
@@ -221,12 +250,10 @@ class _Gauges(Collector):
             (model, band): 0.0 for model in (*sorted(self._models()), OTHER) for band in self._bands
         }
         tokens = dict(requests)
-        oldest = dict.fromkeys(self._bands, 0.0)
         for queue in snapshot.queues:
             key = (queue.model if queue.model in self._models() else OTHER, queue.band)
             requests[key] = requests.get(key, 0.0) + queue.requests
             tokens[key] = tokens.get(key, 0.0) + queue.prompt_tokens
-            oldest[queue.band] = max(oldest[queue.band], queue.oldest_wait_s)
         yield _gauge("queued_requests", "Requests waiting.", ["model", "band"], requests)
         yield _gauge("queued_tokens", "Estimated prompt tokens waiting.", ["model", "band"], tokens)
         yield _gauge("queued_bytes", "Bytes of bodies waiting.", [], {(): float(snapshot.waiting_bytes)})
@@ -234,7 +261,7 @@ class _Gauges(Collector):
             "oldest_wait_seconds",
             "How long the oldest waiting request has waited.",
             ["band"],
-            {(band,): seconds for band, seconds in oldest.items()},
+            {(band.name,): band.oldest_wait_s for band in snapshot.bands},
         )
 
 

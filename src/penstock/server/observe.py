@@ -169,6 +169,7 @@ class Observer:
             )
             if answer.status == 200:
                 reading = vllm.observation(answer.body, asked_s=asked_s)
+                self._target.takes_priority |= reading is not None  # it speaks vLLM, so lower goes first
         except UpstreamException as failure:
             logger.debug("no metrics from %s: %s", self._name, failure)
         self._driver.tell(self._driver.scheduler.observed(self._name, reading, now=self._driver.now()))

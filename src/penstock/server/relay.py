@@ -15,13 +15,15 @@ from collections.abc import Callable, Mapping
 
 from penstock.core.actions import Abort, Action, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.outcome import Outcome, Reason
-from penstock.core.request import Request
+from penstock.core.request import Request, Usage
 from penstock.core.retry import Failure, final_reason
 from penstock.server import wire
+from penstock.server.answer import Answer
+from penstock.server.body import set_field
 from penstock.server.driver import Driver
 from penstock.server.http1 import Exchange
+from penstock.server.identity import KEY_HEADERS, Caller
 from penstock.server.metrics import Metrics
-from penstock.server.stream_end import TAIL_BYTES, ended_well
 from penstock.server.upstream import Call, Headers, Upstream, UpstreamError, UpstreamErrorKind
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,9 @@ HOP_BY_HOP = frozenset(
 )
 _REQUEST_ONLY = HOP_BY_HOP | {b"host", b"expect"}
 _RESPONSE_OWN = HOP_BY_HOP | {b"x-request-id"}
+_CREDENTIALS = frozenset(KEY_HEADERS)
+_PRIORITY_HEADERS = frozenset({b"x-vllm-priority", b"x-override-priority"})  # engines let them override the body
+PROGRESS_TOKENS = 32  # an answer's growth is told to the scheduler in such steps
 _SHUTTING_DOWN = b"cannot schedule new futures after shutdown"  # vLLM's 500 while it drains
 
 FAILURES: dict[UpstreamErrorKind, Failure] = {
@@ -60,22 +65,33 @@ FAILURES: dict[UpstreamErrorKind, Failure] = {
 class Target:
     """An endpoint as the relay needs it: its transport, the credential it wants, whom to tell when it is gone."""
 
-    __slots__ = ("api_key", "unreachable", "upstream")
+    __slots__ = ("api_key", "takes_priority", "unreachable", "upstream")
 
     def __init__(self, upstream: Upstream, api_key: str | None = None) -> None:
         self.upstream = upstream
         self.api_key = api_key
         self.unreachable: Callable[[], None] | None = None
+        self.takes_priority = False  # its engine orders by the body's `priority`, lower first
 
 
-def request_headers(headers: Headers, *, api_key: str | None, request_id: bytes, inflated: bool = False) -> Headers:
+def request_headers(
+    headers: Headers,
+    *,
+    api_key: str | None,
+    request_id: bytes,
+    inflated: bool,
+    has_key: bool = False,
+    ranked: bool = False,
+) -> Headers:
     """What goes upstream of a client's headers: all but those of one hop, and the engine's own credential."""
     drop = _REQUEST_ONLY
     for name, value in headers:
         if name.lower() == b"connection":
             drop = drop | {token.strip().lower() for token in value.split(b",")}
-    if api_key is not None:
-        drop = drop | {b"authorization", b"x-api-key"}
+    if api_key is not None or has_key:  # a key of ours stays here
+        drop = drop | _CREDENTIALS
+    if ranked:
+        drop = drop | _PRIORITY_HEADERS
     if inflated:
         drop = drop | {b"content-encoding"}
     kept = [
@@ -100,7 +116,7 @@ class Relay:
     """The way of an engine's answer to a client, whoever decided where it comes from."""
 
     __slots__ = (
-        "_body",
+        "_answer",
         "_call",
         "_committed",
         "_error_body",
@@ -108,7 +124,7 @@ class Relay:
         "_headers",
         "_length",
         "_sse",
-        "_tail",
+        "body",
         "exchange",
         "target",
     )
@@ -116,7 +132,7 @@ class Relay:
     def __init__(self, exchange: Exchange, body: bytes) -> None:
         self.exchange = exchange
         self.target = exchange.target_path + (f"?{exchange.query}" if exchange.query else "")
-        self._body = body
+        self.body = body
         self._call: Call | None = None
         self._headers: Headers = []
         self._head: tuple[int, Headers] | None = None  # the engine's, until it is committed to the client
@@ -124,7 +140,7 @@ class Relay:
         self._error_body: bytearray | None = None  # being collected: the answer is an error that may be taken back
         self._committed = False
         self._sse = False
-        self._tail = b""  # the last bytes of a stream: they tell how it ended
+        self._answer = Answer(streamed=False, hides_usage=False)
 
     # --- what differs ---------------------------------------------------------------------------------------
 
@@ -134,6 +150,13 @@ class Relay:
 
     def first_byte(self) -> None:
         """The first byte of the body is here."""
+
+    def progressed(self) -> None:
+        """More of the body was passed on."""
+
+    def hides_usage(self) -> bool:
+        """Whether the stream's usage was asked for by Penstock and not by the client."""
+        return False
 
     def succeeded(self, status: int) -> None:
         """The answer is complete."""
@@ -145,11 +168,11 @@ class Relay:
 
     # --- the engine's side ----------------------------------------------------------------------------------
 
-    def send(self, target: Target, headers: Headers) -> None:
+    def send(self, target: Target, headers: Headers, body: bytes) -> None:
         self._head = None
         self._error_body = None
         self._length = None
-        self._call = target.upstream.send(self.exchange.method, self.target, headers, self._body, self)
+        self._call = target.upstream.send(self.exchange.method, self.target, headers, body, self)
         self.exchange.on_pause = self._call.pause
         self.exchange.on_resume = self._call.resume
 
@@ -166,9 +189,8 @@ class Relay:
 
     def on_data(self, data: bytes, /) -> None:
         if self._committed:
-            if self._sse:
-                self._tail = (self._tail + data)[-TAIL_BYTES:]
-            self.exchange.write(data)
+            self.exchange.write(self._answer.take(data))
+            self.progressed()
             return
         if self._error_body is not None:
             self._error_body += data
@@ -188,8 +210,9 @@ class Relay:
             return
         if not self._committed:
             self._commit(b"")
+        self.exchange.write(self._answer.rest())
         self.exchange.end()
-        if self._sse and not ended_well(self.exchange.target_path, self._tail):
+        if not self._answer.ended_well(self.exchange.target_path):
             self.failed(Failure.BROKEN, "an error in the stream")
         else:
             self.succeeded(status)
@@ -215,7 +238,8 @@ class Relay:
         assert self._head is not None
         status, headers = self._head
         self._committed = True
-        self._tail = data[-TAIL_BYTES:]
+        self._answer = Answer(streamed=self._sse, hides_usage=self.hides_usage())
+        data = self._answer.take(data)
         out = response_headers(headers) + self.own_headers()
         if self._sse and not any(name.lower() == b"x-accel-buffering" for name, _ in out):
             out.append((b"x-accel-buffering", b"no"))
@@ -238,7 +262,7 @@ class Relay:
     def break_off(self, api: wire.Api, reason: Reason) -> None:
         """End an answer that has begun: with an error event in a stream, else by closing the connection."""
         if self._sse:
-            apart = b"" if self._tail.endswith((b"\n\n", b"\r\n\r\n")) else b"\n\n"  # from half an event
+            apart = b"\n\n" if self._answer.mid_event() else b""  # from half an event
             self.exchange.write(apart + wire.error_event(api, reason, wire.MESSAGE[reason]))
             self.exchange.end()
         else:
@@ -251,15 +275,19 @@ class QueuedJourney(Relay):
     __slots__ = (
         "_driver",
         "_endpoint",
+        "_has_key",
         "_inflated",
+        "_injected_usage",
         "_lease",
         "_metrics",
+        "_progress_at",
         "_queue_s",
         "_request_id",
         "_targets",
         "_waiting_since_s",
         "api",
         "band",
+        "caller",
         "first_s",
         "request",
         "started_s",
@@ -277,7 +305,9 @@ class QueuedJourney(Relay):
         driver: Driver,
         targets: Mapping[str, Target],
         metrics: Metrics,
+        caller: Caller,
         inflated: bool,
+        injected_usage: bool,
     ) -> None:
         super().__init__(exchange, body)
         self.request = request
@@ -288,7 +318,11 @@ class QueuedJourney(Relay):
         self._driver = driver
         self._targets = targets
         self._metrics = metrics
+        self.caller = caller
+        self._has_key = caller.has_key
         self._inflated = inflated
+        self._injected_usage = injected_usage
+        self._progress_at = PROGRESS_TOKENS
         self._lease: int | None = None
         self._endpoint = ""
         self._queue_s = 0.0  # in finished visits to the queue
@@ -312,9 +346,17 @@ class QueuedJourney(Relay):
         self._metrics.dispatched(self, action)
         target = self._targets[action.endpoint]
         headers = request_headers(
-            self.exchange.headers, api_key=target.api_key, request_id=self._request_id, inflated=self._inflated
+            self.exchange.headers,
+            api_key=target.api_key,
+            request_id=self._request_id,
+            inflated=self._inflated,
+            has_key=self._has_key,
+            ranked=action.rank is not None,
         )
-        self.send(target, headers)
+        body = self.body
+        if action.rank is not None and target.takes_priority:
+            body = set_field(body, "priority", b"%d" % action.rank)
+        self.send(target, headers, body)
 
     def requeued(self, action: Requeue, /) -> None:
         self._waiting_since_s = self._driver.now()
@@ -359,9 +401,21 @@ class QueuedJourney(Relay):
         assert self._lease is not None
         self._driver.tell(self._driver.scheduler.first_token(self._lease, now=now))
 
-    def succeeded(self, status: int) -> None:  # noqa: ARG002
+    def progressed(self) -> None:
+        tokens = self._answer.tokens
+        if tokens >= self._progress_at and self._lease is not None:
+            self._progress_at = tokens + PROGRESS_TOKENS
+            now = self._driver.now()
+            self._driver.tell(self._driver.scheduler.progressed(self._lease, tokens, now=now))
+
+    def hides_usage(self) -> bool:
+        return self._injected_usage and self._length is None
+
+    def succeeded(self, status: int) -> None:
+        usage = self._answer.usage() if status < 400 else Usage(0, 0)  # an engine's refusal cost nothing
         self._leave(Outcome.COMPLETED, None)
-        self._settle(lambda lease, now: self._driver.scheduler.finished(lease, now=now))
+        self._metrics.used(self, usage, self._answer.tokens)
+        self._settle(lambda lease, now: self._driver.scheduler.finished(lease, usage, now=now))
 
     def failed(self, failure: Failure, detail: str) -> None:
         logger.debug("%s at %s: %s, %s", self.request.id, self._endpoint, failure, detail)
@@ -384,9 +438,7 @@ class QueuedJourney(Relay):
     def _client_gone(self) -> None:
         self.hang_up()
         waited = self._lease is None
-        self._leave(
-            Outcome.EVICTED if waited else Outcome.FAILED, Reason.CANCELLED if waited else Reason.CLIENT_GONE
-        )
+        self._leave(Outcome.EVICTED if waited else Outcome.FAILED, Reason.CANCELLED if waited else Reason.CLIENT_GONE)
         self._driver.tell(self._driver.scheduler.cancelled(self.request.id, now=self._driver.now()))
 
     def _settle(self, report: Callable[[int, float], list[Action]]) -> None:
@@ -407,6 +459,7 @@ class DirectJourney(Relay):
         "_attempts",
         "_driver",
         "_endpoint",
+        "_has_key",
         "_inflated",
         "_metrics",
         "_request_id",
@@ -428,9 +481,11 @@ class DirectJourney(Relay):
         driver: Driver,
         targets: Mapping[str, Target],
         metrics: Metrics,
+        has_key: bool,
         inflated: bool,
     ) -> None:
         super().__init__(exchange, body)
+        self._has_key = has_key
         self._inflated = inflated
         self.model = model
         self.pinned = pinned
@@ -459,9 +514,13 @@ class DirectJourney(Relay):
         self._endpoint = endpoint
         self.exchange.on_disconnect = self._client_gone
         headers = request_headers(
-            self.exchange.headers, api_key=target.api_key, request_id=self._request_id, inflated=self._inflated
+            self.exchange.headers,
+            api_key=target.api_key,
+            request_id=self._request_id,
+            inflated=self._inflated,
+            has_key=self._has_key,
         )
-        self.send(target, headers)
+        self.send(target, headers, self.body)
 
     def own_headers(self) -> Headers:
         return [(b"x-request-id", self._request_id), (b"x-penstock-endpoint", self._endpoint.encode())]

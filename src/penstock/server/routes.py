@@ -22,16 +22,18 @@ class Route(msgspec.Struct, frozen=True):
     kind: Kind
     api: Api = Api.OPENAI
     streams: bool = False  #: streams by its path alone, whatever the body says
+    tells_usage: bool = False  #: its streams tell usage when `stream_options` asks for it
     needs_model: bool = False  #: False: where no model is named, the only one served is meant
 
 
 _OPENAI = Route(Kind.QUEUED, needs_model=True)
+_COMPLETIONS = Route(Kind.QUEUED, needs_model=True, tells_usage=True)
 _QUEUED = Route(Kind.QUEUED)  # an engine's own
 _DIRECT = Route(Kind.DIRECT)
 
 ROUTES: dict[str, Route] = {
-    "/v1/chat/completions": _OPENAI,
-    "/v1/completions": _OPENAI,
+    "/v1/chat/completions": _COMPLETIONS,
+    "/v1/completions": _COMPLETIONS,
     "/v1/responses": _OPENAI,
     "/v1/messages": Route(Kind.QUEUED, Api.ANTHROPIC, needs_model=True),
     "/v1/messages/count_tokens": Route(Kind.DIRECT, Api.ANTHROPIC, needs_model=True),

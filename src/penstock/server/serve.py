@@ -64,9 +64,7 @@ class Gateway:
         self._tasks = [loop.create_task(observer.run()) for observer in self._observers.values()]
         self._tasks.append(loop.create_task(self._measure_lag()))
         shown = f"[{host}]" if ":" in host else host or "0.0.0.0"
-        logger.info(
-            "listening on %s://%s:%d", "https" if self._settings.tls.cert else "http", shown, self.server.port
-        )
+        logger.info("listening on %s://%s:%d", "https" if self._settings.tls.cert else "http", shown, self.server.port)
 
     def stop(self) -> None:
         """Ask to stop; asked again, at once."""

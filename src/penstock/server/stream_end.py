@@ -11,9 +11,7 @@ import re
 
 TAIL_BYTES = 4096  # the last token, usage and [DONE] are some 600 bytes; this leaves room for many choices
 
-_ERROR = re.compile(
-    rb'^(?:data: ?\{"(?:error"|object": ?"error")|event: ?(?:error|response\.failed)\s)', re.MULTILINE
-)
+_ERROR = re.compile(rb'^(?:data: ?\{"(?:error"|object": ?"error")|event: ?(?:error|response\.failed)\s)', re.MULTILINE)
 _ABORTED = re.compile(rb'"finish_reason": ?"abort"')
 _FINISHED = re.compile(rb'"finish_reason": ?"')
 _DONE = b"data: [DONE]"

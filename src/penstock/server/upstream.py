@@ -128,9 +128,7 @@ class Upstream:
         self._is_closed = False
         self._requests_total = self._connects_total = self._retries_total = 0
 
-    def send(
-        self, method: str, target: str, headers: Sequence[tuple[bytes, bytes]], body: bytes, sink: Sink
-    ) -> Call:
+    def send(self, method: str, target: str, headers: Sequence[tuple[bytes, bytes]], body: bytes, sink: Sink) -> Call:
         """Send a request, and return at once. A request line or header with a line break is a ValueError."""
         call = Call(self._head(method, target, headers, body), body, sink, is_head_request=method == "HEAD")
         self._requests_total += 1

@@ -60,9 +60,7 @@ def endpoint_url(value: object) -> str:
     prefix = parts.path.rstrip("/")
     url = f"{parts.scheme}://{_authority(parts)}"
     if prefix.endswith("/v1"):
-        raise Refused(
-            f"{show(value)}: Penstock appends the whole path, `/v1` included", f"write `{url}{prefix[:-3]}`"
-        )
+        raise Refused(f"{show(value)}: Penstock appends the whole path, `/v1` included", f"write `{url}{prefix[:-3]}`")
     return url + prefix
 
 

@@ -127,9 +127,7 @@ def _bands(document: Document) -> Found:
         return  # an unknown name may be the one that is misspelled there
     tenants = document.get("tenants")
     locations: list[Location] = [("default_band",), ("identity", "max_band")]
-    locations += [
-        ("tenants", n, "max_band") for n in range(len(tenants) if isinstance(tenants, list | tuple) else 0)
-    ]
+    locations += [("tenants", n, "max_band") for n in range(len(tenants) if isinstance(tenants, list | tuple) else 0)]
     for location in locations:
         written = written_at(document, location)
         if written in (None, "") and location != ("default_band",):

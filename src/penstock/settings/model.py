@@ -37,17 +37,13 @@ class Endpoint(Section):
         "engine": frozenset({"sglang", "tgi", "llamacpp", "trtllm", "lmdeploy", "ollama"}),
     }
 
-    url: values.Url = Field(
-        description="The engine's base URL, with a path prefix if it has one, but without `/v1`."
-    )
+    url: values.Url = Field(description="The engine's base URL, with a path prefix if it has one, but without `/v1`.")
     name: values.Name = setting(
         "",
         "Its name in `?id=`, response headers, metrics and admin verbs. Default: host and port of `url`.",
         validate_default=True,
     )
-    engine: Literal["auto", "vllm", "openai"] = setting(
-        "auto", "What it speaks beyond the OpenAI API. `auto` asks it."
-    )
+    engine: Literal["auto", "vllm", "openai"] = setting("auto", "What it speaks beyond the OpenAI API. `auto` asks it.")
     models: values.ServedModels = setting("auto", "The models it serves. `auto` asks it.")
     slots: values.Slots = setting("auto", "How many requests it is sent at a time. `auto` learns it.")
     api_key: values.OptionalSecret = setting(
@@ -80,9 +76,7 @@ class Queue(Section):
     )
     max_requests: values.Whole = setting(10_000, "How many requests may wait in all.", ge=0)
     max_bytes: values.Size = setting(2**30, "How many bytes their bodies may hold in all.", ge=0)
-    max_tokens: values.Whole = setting(
-        100_000_000, "How many prompt tokens may wait in all, by our estimate.", ge=0
-    )
+    max_tokens: values.Whole = setting(100_000_000, "How many prompt tokens may wait in all, by our estimate.", ge=0)
     max_wait: values.Duration = setting(60.0, "How long one request may wait in the queue.", gt=0)
     drain_timeout: values.Duration = setting(
         30.0, "On shutdown: how long what waits is still served before it gets 503.", ge=0
@@ -102,9 +96,7 @@ class Band(Section):
         ge=0,
     )
     best_effort: values.Bool = setting(default=False, meaning="This work may be shed first under overload.")
-    ceiling: values.Number = setting(
-        1.0, "The share of an endpoint's slots that this band may fill up to.", gt=0, le=1
-    )
+    ceiling: values.Number = setting(1.0, "The share of an endpoint's slots that this band may fill up to.", gt=0, le=1)
     min_share: values.Number = setting(
         0.0,
         "The share of service it gets even while higher bands take all they can; less than 1 over all bands.",
@@ -135,13 +127,10 @@ class Admission(Section):
     slots_initial: values.Whole = setting(
         16, "Slots to begin with where `slots` is `auto` and the engine does not tell.", ge=1
     )
-    max_kv_usage: values.Number = setting(
-        0.95, "Send nothing more above this share of KV memory in use.", gt=0, le=1
-    )
+    max_kv_usage: values.Number = setting(0.95, "Send nothing more above this share of KV memory in use.", gt=0, le=1)
     max_prefill_tokens: values.Whole = setting(
         16_384,
-        "Prompt tokens that an endpoint may have before it, not yet computed. One request is taken whatever its "
-        "size.",
+        "Prompt tokens that an endpoint may have before it, not yet computed. One request is taken whatever its size.",
         ge=1,
     )
     max_time_per_output_token: values.OptionalDuration = setting(
@@ -211,9 +200,7 @@ class Observe(Section):
     """How often the engines' own gauges are read."""
 
     interval: values.Duration = setting(1.0, "Normally.", gt=0)
-    fast_interval: values.Duration = setting(
-        0.5, "While requests wait for an endpoint that is near its limit.", gt=0
-    )
+    fast_interval: values.Duration = setting(0.5, "While requests wait for an endpoint that is near its limit.", gt=0)
 
 
 class Metrics(Section):
@@ -241,9 +228,7 @@ class Settings(Section):
     )
     tls: Tls = Tls()
     endpoints: Annotated[tuple[Endpoint, ...], BeforeValidator(values.items(0, ENDPOINTS_MAX))] = ()
-    models: Annotated[dict[values.ModelName, Alias], BeforeValidator(values.items(0, ALIASES_MAX))] = setting(
-        {}, ""
-    )
+    models: Annotated[dict[values.ModelName, Alias], BeforeValidator(values.items(0, ALIASES_MAX))] = setting({}, "")
     queue: Queue = Queue()
     bands: Annotated[tuple[Band, ...], BeforeValidator(values.items(1, BANDS_MAX))] = DEFAULT_BANDS
     default_band: values.BandName = setting("standard", "The band of requests that ask for none.")

@@ -33,12 +33,12 @@ class Fairness(Section):
         "weighted_tokens",
         "By weight and tokens served; in turn, request by request; or not at all: whoever came first.",
     )
-    levels: Annotated[
-        tuple[Literal["tenant", "user", "model"], ...], BeforeValidator(values.items(1, LEVELS_MAX))
-    ] = setting(
-        ("tenant",),
-        "What a flow is, from the outside in: `[tenant, user]` divides between tenants first, then between the "
-        "users of each. Every level once.",
+    levels: Annotated[tuple[Literal["tenant", "user", "model"], ...], BeforeValidator(values.items(1, LEVELS_MAX))] = (
+        setting(
+            ("tenant",),
+            "What a flow is, from the outside in: `[tenant, user]` divides between tenants first, then between the "
+            "users of each. Every level once.",
+        )
     )
     prices: Prices = Prices()
 

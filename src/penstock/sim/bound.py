@@ -93,4 +93,3 @@ def _estimate(world: World, action: Dispatch) -> float:
     lease = world.scheduler._leases[action.lease].lease
     assert lease is not None
     return priced(lease.prompt_tokens, lease.output_tokens)
-

@@ -294,9 +294,7 @@ class CheckedScheduler(Scheduler):
     def _in_line(self, band: Band, models: Iterable[str]) -> list[Entry]:
         """The first of a band that wait for each of the models: those that a decision takes into account."""
         waiting = sorted(band.entries.values(), key=lambda entry: (entry.key, entry.seq))
-        return [
-            entry for model in models for entry in islice((x for x in waiting if x.request.model == model), WINDOW)
-        ]
+        return [entry for model in models for entry in islice((x for x in waiting if x.request.model == model), WINDOW)]
 
     def _open(self, endpoint: Endpoint, band: Band, now: float) -> bool:
         """Open, and where others' load just fades, long enough for the scheduler to have looked again."""

@@ -275,6 +275,4 @@ class PooledAnswer(Answer):
 
     def whole(self, reason: str, usage: Usage) -> bytes:  # noqa: ARG002
         counts = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
-        return encode(
-            {"id": self.id, "created": self.created, "model": self.model} | self._result | {"usage": counts}
-        )
+        return encode({"id": self.id, "created": self.created, "model": self.model} | self._result | {"usage": counts})

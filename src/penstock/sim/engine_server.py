@@ -216,9 +216,7 @@ class EngineServer:
         """Misbehave from now on; `FaultError` if the fault makes no sense."""
         if fault.kind == "metrics_freeze":
             value = fault.value or {}
-            if any(
-                name not in GAUGES_TO_SET or not isinstance(number, int | float) for name, number in value.items()
-            ):
+            if any(name not in GAUGES_TO_SET or not isinstance(number, int | float) for name, number in value.items()):
                 raise FaultError(f"value may set the numbers {', '.join(GAUGES_TO_SET)}")
             self._frozen = msgspec.structs.replace(self.engine.gauges(), **value)
         if fault.kind == "die" and fault.after_bytes is None:

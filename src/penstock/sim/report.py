@@ -1,8 +1,8 @@
 """What do the numbers say: percentiles, fairness, throughput of a run, and the tables that show them.
 
 A *measure* is one figure of one scenario, with the goal it is held against. A *line* describes one group of
-requests in one variant of the scenario, for the reader who asks why. Tokens are counted by price, as fairness counts them:
-a prompt token 1, a completion token 2, which is near what they cost an engine in time.
+requests in one variant of the scenario, for the reader who asks why. Tokens are counted by price, as fairness
+counts them: a prompt token 1, a completion token 2, which is near what they cost an engine in time.
 """
 
 from __future__ import annotations
@@ -132,8 +132,11 @@ def priced(prompt_tokens: float, output_tokens: float) -> float:
     return PROMPT_PRICE * prompt_tokens + OUTPUT_PRICE * output_tokens
 
 
-def service_between(samples: Sequence[Sample], from_s: float, to_s: float) -> dict[Who, float]:
-    """Priced tokens done for each in the window (its ends are moved to the nearest samples within)."""
+Worth = Callable[[float, float], float]  # of prompt and output tokens
+
+
+def service_between(samples: Sequence[Sample], from_s: float, to_s: float, worth: Worth = priced) -> dict[Who, float]:
+    """What was done for each in the window (its ends are moved to the nearest samples within)."""
     inside = [sample for sample in samples if from_s <= sample[0] <= to_s]
     if len(inside) < 2:
         return {}
@@ -141,19 +144,19 @@ def service_between(samples: Sequence[Sample], from_s: float, to_s: float) -> di
     service: dict[Who, float] = {}
     for who, (prompt, output) in last.items():
         prompt_before, output_before = first.get(who, (0, 0))
-        service[who] = priced(prompt - prompt_before, output - output_before)
+        service[who] = worth(prompt - prompt_before, output - output_before)
     return service
 
 
-def priced_tokens_per_s(
-    samples: Sequence[Sample], from_s: float, to_s: float, tenants: Callable[[str], bool] = lambda _: True
+def done_per_s(
+    samples: Sequence[Sample], from_s: float, to_s: float, *, keep: Callable[[str], bool], worth: Worth = priced
 ) -> float:
     """Throughput of some tenants."""
     inside = [at_s for at_s, _ in samples if from_s <= at_s <= to_s]
     if len(inside) < 2:
         return math.nan
-    service = service_between(samples, from_s, to_s)
-    return sum(done for (tenant, _), done in service.items() if tenants(tenant)) / (inside[-1] - inside[0])
+    service = service_between(samples, from_s, to_s, worth)
+    return sum(done for (tenant, _), done in service.items() if keep(tenant)) / (inside[-1] - inside[0])
 
 
 # --- tables -----------------------------------------------------------------------------------------------------

@@ -45,9 +45,7 @@ def priorities(setup: Setup) -> Result:
         Measure("p99 TTFT of high beside low / alone", ratio(both.ttft_p99_s(is_high), alone.ttft_p99_s(is_high))),
     )
     lines = tuple(each.line(who, who.__eq__) for each in (alone, both) for who in ("high", "low"))
-    return Result(
-        "priorities", setup.seed, setup.duration_s, measures, tuple(line for line in lines if line.requests)
-    )
+    return Result("priorities", setup.seed, setup.duration_s, measures, tuple(line for line in lines if line.requests))
 
 
 class BatchWatch(Watch):
@@ -93,6 +91,4 @@ def batch_band(setup: Setup) -> Result:
         ),
     )
     lines = tuple(each.line(who, who.__eq__) for each in (alone, both) for who in ("people", "batch"))
-    return Result(
-        "batch_band", setup.seed, setup.duration_s, measures, tuple(line for line in lines if line.requests)
-    )
+    return Result("batch_band", setup.seed, setup.duration_s, measures, tuple(line for line in lines if line.requests))

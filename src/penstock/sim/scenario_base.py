@@ -16,17 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
-
-import msgspec
 
 from penstock.core.admission import AdmissionSettings
 from penstock.core.band import BandSettings
 from penstock.core.scheduler import SchedulerSettings
 from penstock.sim.profiles import PROFILES
-from penstock.sim.report import Line, Result, journeys_between, percentile, priced_tokens_per_s, ttfts
+from penstock.sim.report import Line, Result, done_per_s, journeys_between, percentile, ttfts
 from penstock.sim.workload import Lognormal, Poisson, Stream, sources
-from penstock.sim.world import Death, EngineSpec, Journey, Watch, World, WorldSettings, requests_per_s
+from penstock.sim.world import Death, EngineSpec, Journey, Watch, World, WorldSettings, requests_per_s, work_s
 
 ENGINE = replace(PROFILES["default"], step_jitter=0.05)
 CHAT = (Lognormal(1155, 4142), Lognormal(211, 601, 4000))
@@ -68,7 +65,7 @@ class Variant:
     name: str
     queue: bool = True
     fairness: str = "weighted_tokens"
-    reserved_slots: str | float = "auto"
+    reserved_share: float | None = None  #: None: measured
     prefill_tokens_max: int = 16_384
     wait_s_max: float = 60.0
     bands: tuple[BandSettings, ...] = BANDS
@@ -78,21 +75,14 @@ class Variant:
     deaths: tuple[Death, ...] = ()
 
     def scheduler(self) -> SchedulerSettings:
-        """The scheduler's settings. Fields that it does not have yet are left out."""
-        limits = {"reserved_slots": self.reserved_slots, "prefill_tokens_max": self.prefill_tokens_max}
-        fields = {
-            "bands": self.bands,
-            "queue_enabled": self.queue,
-            "wait_s_max": self.wait_s_max,
-            "stale_after_s": max(3 * self.scrape_s, 2.0),  # as the gateway sets it
-            "fairness": self.fairness,
-            "admission": AdmissionSettings(**_known(AdmissionSettings, limits)),
-        }
-        return SchedulerSettings(**_known(SchedulerSettings, fields))
-
-
-def _known(kind: type[msgspec.Struct], fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if name in kind.__struct_fields__}
+        return SchedulerSettings(
+            bands=self.bands,
+            queue_enabled=self.queue,
+            wait_s_max=self.wait_s_max,
+            stale_after_s=max(3 * self.scrape_s, 2.0),  # as the gateway sets it
+            fairness=self.fairness,
+            admission=AdmissionSettings(reserved_share=self.reserved_share, prefill_tokens_max=self.prefill_tokens_max),
+        )
 
 
 @dataclass(frozen=True)
@@ -114,8 +104,15 @@ class Run:
     def ttft_p99_s(self, keep: Callable[[str], bool] = lambda _: True) -> float:
         return percentile(ttfts(self.journeys(keep), self.end_s), 0.99)
 
-    def tokens_per_s(self, keep: Callable[[str], bool] = lambda _: True) -> float:
-        return priced_tokens_per_s(self.world.samples, self.warm_s, self.end_s, keep)
+    def tokens_per_s(self, keep: Callable[[str], bool]) -> float:
+        """Priced tokens, as fairness counts them."""
+        return done_per_s(self.world.samples, self.warm_s, self.end_s, keep=keep)
+
+    def utilisation(self) -> float:
+        """The share of the engines' capacity that was used, whatever the mix: the measure of throughput."""
+        specs = self.world.settings.engines
+        worth = partial(work_s, specs[0].config)
+        return done_per_s(self.world.samples, self.warm_s, self.end_s, keep=lambda _: True, worth=worth) / len(specs)
 
     def line(self, group: str, keep: Callable[[str], bool] = lambda _: True) -> Line:
         journeys = self.journeys(keep)

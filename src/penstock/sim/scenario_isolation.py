@@ -1,13 +1,15 @@
 """Does a heavy neighbour hurt? Floods of long answers and of long prompts, small engines, and stale gauges.
 
 The measure is the 99th percentile of the light tenants' time to first token beside the flood, over the same without
-it (*alone*: same arrivals, same lengths), and what isolation costs: all tenants' priced tokens a second over those
-of *pass-through*, where requests go to the least loaded engine at once.
+it (*alone*: same arrivals, same lengths), and what isolation costs: the engines' work done a second over that of
+*pass-through*, where requests go to the least loaded engine at once.
 """
 
 from __future__ import annotations
 
-from penstock.sim.report import Goal, Measure, Result, at_least, at_most, ratio
+from collections.abc import Mapping
+
+from penstock.sim.report import Goal, Measure, Result, at_least, at_most, percentile, ratio
 from penstock.sim.scenario_base import (
     CHAT,
     LONG_ANSWERS,
@@ -22,6 +24,7 @@ from penstock.sim.scenario_base import (
     run,
 )
 from penstock.sim.workload import Poisson, Stream
+from penstock.sim.world import Watch, World
 
 FLOOD = "flood"
 LIGHT_TENANTS = 8
@@ -45,13 +48,21 @@ def _streams(kind: Kind, *, slots: int, light_share: float) -> tuple[Stream, ...
 
 
 def _compare(
-    setup: Setup, kind: Kind, *, slots: int, light_share: float, variants: tuple[Variant, ...]
+    setup: Setup,
+    kind: Kind,
+    *,
+    slots: int,
+    light_share: float,
+    variants: tuple[Variant, ...],
+    watches: Mapping[str, Watch] | None = None,
 ) -> list[Run]:
+    watches = watches or {}
+    watches = watches or {}
     streams = _streams(kind, slots=slots, light_share=light_share)
     alone = Variant("alone", engines=engines(slots=slots), without=frozenset({FLOOD}))
     through = Variant("pass-through", engines=engines(slots=slots), queue=False)
     return [
-        run(setup, variant, streams, warm_s=min(WARM_S, setup.duration_s / 4))
+        run(setup, variant, streams, warm_s=min(WARM_S, setup.duration_s / 4), watch=watches.get(variant.name))
         for variant in (alone, through, *variants)
     ]
 
@@ -67,7 +78,7 @@ def _measures(runs: list[Run], goals: dict[str, tuple[Goal | None, Goal | None]]
         name = other.variant.name
         isolation, throughput = goals.get(name, (None, None))
         measures.append(Measure(f"light p99 TTFT / alone: {name}", _isolation(alone, other), isolation))
-        kept = ratio(other.tokens_per_s(), through.tokens_per_s())
+        kept = ratio(other.utilisation(), through.utilisation())
         measures.append(Measure(f"throughput / pass-through: {name}", kept, throughput))
     return tuple(measures)
 
@@ -77,15 +88,33 @@ def _result(name: str, setup: Setup, runs: list[Run], measures: tuple[Measure, .
     return Result(name, setup.seed, setup.duration_s, measures, tuple(line for line in lines if line.requests))
 
 
-def _flood(name: str, kind: Kind, setup: Setup) -> Result:
+class SlotsWatch(Watch):
+    """What the scheduler believes the engines' size to be, once a second."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def second(self, world: World) -> None:
+        self.seen += [endpoint.slots for endpoint in world.scheduler.snapshot(now=world.now).endpoints]
+
+
+def _flood(name: str, kind: Kind, setup: Setup, *others: Variant) -> Result:
     known = Variant("penstock", engines=engines())
     unknown = Variant("slots unknown", engines=engines(tell=False))
-    runs = _compare(setup, kind, slots=64, light_share=0.2, variants=(known, unknown))
+    watch = SlotsWatch()
+    runs = _compare(
+        setup, kind, slots=64, light_share=0.2, variants=(known, unknown, *others), watches={unknown.name: watch}
+    )
     goals: dict[str, tuple[Goal | None, Goal | None]] = {
         "penstock": (at_most(1.25), at_least(0.98)),
         "slots unknown": (at_most(2.0), None),
     }
-    return _result(name, setup, runs, _measures(runs, goals))
+    half = len(watch.seen) // 2
+    found = (
+        Measure("slots found, p10 of the second half (64)", percentile(watch.seen[half:], 0.1)),
+        Measure("slots found, p90 of the second half (64)", percentile(watch.seen[half:], 0.9)),
+    )
+    return _result(name, setup, runs, _measures(runs, goals) + found)
 
 
 def flood(setup: Setup) -> Result:
@@ -93,14 +122,18 @@ def flood(setup: Setup) -> Result:
 
 
 def flood_prompts(setup: Setup) -> Result:
-    return _flood("flood_prompts", LONG_PROMPTS, setup)
+    """With the default prefill budget, and with smaller ones to compare: what isolation from long prompts costs."""
+    budgets = (
+        Variant(f"prefill budget {budget}", engines=engines(), prefill_tokens_max=budget) for budget in (4096, 1)
+    )
+    return _flood("flood_prompts", LONG_PROMPTS, setup, *budgets)
 
 
 def flood_small(setup: Setup) -> Result:
     """Two engines of 8 slots, light ones at a third of capacity: the frontier of isolation against throughput."""
     small = engines(slots=8)
     fixed = tuple(
-        Variant(f"reserve {share:g}", engines=small, reserved_slots=share) for share in (0.0, 0.125, 0.25, 0.5)
+        Variant(f"reserve {share:g}", engines=small, reserved_share=share) for share in (0.0, 0.125, 0.25, 0.5)
     )
     auto = Variant("reserve auto", engines=small)
     runs = _compare(setup, LONG_ANSWERS, slots=8, light_share=1 / 3, variants=(*fixed, auto))

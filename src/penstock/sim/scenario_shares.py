@@ -55,8 +55,7 @@ def weights(setup: Setup) -> Result:
     shares = _shares(done, WARM_S, setup.duration_s)
     measures = [Measure("largest distance from 1:2:4", _off(shares, fair), at_most(0.03))]
     measures += [
-        Measure(f"share of {tenant}, over that of one", shares[tenant] / shares["one"])
-        for tenant in ("two", "four")
+        Measure(f"share of {tenant}, over that of one", shares[tenant] / shares["one"]) for tenant in ("two", "four")
     ]
     return _result([done], setup, "weights", measures)
 
@@ -127,9 +126,7 @@ def returning_tenant(setup: Setup) -> Result:
         asked = Setup(setup.seed, start_s + WINDOW_S + 1.0, setup.checked, setup.progress)
         done = run(asked, Variant(f"idle for {idle_s:g} s", wait_s_max=15.0), streams, warm_s=start_s)
         share = _shares(done, start_s, start_s + WINDOW_S)["returning"]
-        measures.append(
-            Measure(f"share in the next 60 s / fair share, idle for {idle_s:g} s", share * 3, at_most(1.1))
-        )
+        measures.append(Measure(f"share in the next 60 s / fair share, idle for {idle_s:g} s", share * 3, at_most(1.1)))
         runs.append(done)
     return _result(runs, setup, "returning_tenant", measures)
 

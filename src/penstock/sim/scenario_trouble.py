@@ -46,9 +46,7 @@ def _served(done: Run) -> float:
 
 
 def _on_time(done: Run) -> float:
-    on_time = [
-        j for j in _first_tokens(done) if j.first_s is not None and j.first_s <= (j.job.deadline_s or j.first_s)
-    ]
+    on_time = [j for j in _first_tokens(done) if j.first_s is not None and j.first_s <= (j.job.deadline_s or j.first_s)]
     return len(on_time) / (done.end_s - done.warm_s)
 
 
@@ -82,9 +80,7 @@ def engine_death(setup: Setup) -> Result:
         Measure("leases that nobody holds", leaked(done), at_most(0)),
         Measure("p99 TTFT / nobody dies", ratio(done.ttft_p99_s(), calm.ttft_p99_s())),
     )
-    return Result(
-        "engine_death", setup.seed, setup.duration_s, measures, tuple(x.line("all") for x in (calm, done))
-    )
+    return Result("engine_death", setup.seed, setup.duration_s, measures, tuple(x.line("all") for x in (calm, done)))
 
 
 def cancel_storm(setup: Setup) -> Result:
@@ -101,11 +97,9 @@ def cancel_storm(setup: Setup) -> Result:
         Measure("hung up before being sent", sum(j.dispatched_s is None for j in gone)),
         Measure("leases that nobody holds", leaked(done), at_most(0)),
         Measure("requests in engines that nobody waits for", _orphans(done), at_most(0)),
-        Measure("throughput / pass-through", ratio(done.tokens_per_s(), through.tokens_per_s())),
+        Measure("throughput / pass-through", ratio(done.utilisation(), through.utilisation())),
     )
-    return Result(
-        "cancel_storm", setup.seed, setup.duration_s, measures, tuple(x.line("all") for x in (through, done))
-    )
+    return Result("cancel_storm", setup.seed, setup.duration_s, measures, tuple(x.line("all") for x in (through, done)))
 
 
 def leaked(done: Run) -> float:

@@ -25,9 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scenario", metavar="NAME", help="which one; --list shows them; all: one after the other")
     parser.add_argument("--seed", metavar="N", type=int, default=1, help="where all chance comes from (default 1)")
     parser.add_argument("--seeds", metavar="N,N,…", help="several, side by side")
-    parser.add_argument(
-        "--duration", metavar="S", type=float, help="simulated seconds, instead of the scenario's own"
-    )
+    parser.add_argument("--duration", metavar="S", type=float, help="simulated seconds, instead of the scenario's own")
     parser.add_argument("--check", action="store_true", help="check all invariants after every event (slow)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per seed")
     parser.add_argument("--list", action="store_true", help="list the scenarios")

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import Any
 
 from penstock.core.actions import Abort, Action, Dispatch, Requeue
 from penstock.core.endpoint import EndpointSpec
@@ -75,7 +74,7 @@ class Journey:
 
     __slots__ = (
         "dispatched_s", "ended_s", "estimate_s", "first_s", "job", "lease", "node", "outcome", "output_tokens",
-        "queue_s", "reason", "requeues", "retry_after_s", "source",
+        "queue_s", "reason", "requeues", "retry_after_s", "source", "waits",
     )  # fmt: skip
 
     def __init__(self, job: Job, source: Source) -> None:
@@ -239,11 +238,10 @@ class World:
             nodes = list(self.nodes.values())
             self._submit(journey, nodes[self._bypassed % len(nodes)], 0, 0)
             return
-        request = _request(job)
-        self._tell(self.scheduler.arrived(request, now=self.now))
+        self._tell(self.scheduler.arrived(_request(job), now=self.now))
         if not journey.outcome and journey.dispatched_s is None:
-            self._wait(journey, True)
-            journey.estimate_s = _estimated_wait_s(self.scheduler, request, self.now)
+            self._wait(journey, waits=True)
+            journey.estimate_s = self.scheduler.wait_s(job.id, now=self.now)
 
     def _hang_up(self, journey: Journey) -> None:
         if journey.outcome:
@@ -260,7 +258,7 @@ class World:
         journey.retry_after_s = retry_after_s
         journey.ended_s = self.now
         journey.node = None
-        self._wait(journey, False)
+        self._wait(journey, waits=False)
         del self.journeys[journey.job.id]
         arrivals = journey.job.stream.arrivals
         if isinstance(arrivals, InFlight):
@@ -269,7 +267,7 @@ class World:
         self._watch.ended(self, journey)
         self._sink(journey)
 
-    def _wait(self, journey: Journey, waits: bool) -> None:  # noqa: FBT001
+    def _wait(self, journey: Journey, *, waits: bool) -> None:
         if journey.waits != waits:
             journey.waits = waits
             self.waiting[journey.job.stream.tenant] += 1 if waits else -1
@@ -284,13 +282,13 @@ class World:
                 node = self.nodes[action.endpoint]
                 journey.lease, journey.node = action.lease, node
                 journey.dispatched_s, journey.queue_s = self.now, action.queue_s
-                self._wait(journey, False)
+                self._wait(journey, waits=False)
                 self._watch.dispatched(self, journey, action)
                 submit = partial(self._submit, journey, node, node.life, action.lease)
                 self.at(self.now + self.settings.network_s, submit)
             elif isinstance(action, Requeue):
                 journey.node, journey.requeues = None, journey.requeues + 1
-                self._wait(journey, True)
+                self._wait(journey, waits=True)
             elif isinstance(action, Abort):
                 self.at(self.now, partial(self._hang_up, journey))
             else:
@@ -378,7 +376,7 @@ class World:
                 if ours:
                     self._tell(scheduler.finished(journey.lease, usage, now=now))
             elif seen and not progress.first:
-                self._tell(_progressed(scheduler, journey.lease, tokens, now))
+                self._tell(scheduler.progressed(journey.lease, tokens, now=now))
 
     def _serve(self, journey: Journey) -> Service:
         stream = journey.job.stream
@@ -448,37 +446,28 @@ def _scheduler(settings: WorldSettings) -> Scheduler:
 
 
 def _endpoint_spec(spec: EngineSpec) -> EndpointSpec:
-    fields: dict[str, Any] = {
-        "name": spec.name,
-        "slots": spec.slots if spec.slots is not None else SLOTS_INITIAL,
-        "models": frozenset({"sim"}),
-        "adaptive_slots": spec.slots is None,
-    }
-    return EndpointSpec(**{name: value for name, value in fields.items() if name in EndpointSpec.__struct_fields__})
+    return EndpointSpec(
+        name=spec.name,
+        slots=spec.slots if spec.slots is not None else SLOTS_INITIAL,
+        models=frozenset({"sim"}),
+        adaptive_slots=spec.slots is None,
+    )
 
 
 def _request(job: Job) -> Request:
     stream = job.stream
-    fields: dict[str, Any] = {
-        "id": job.id, "model": stream.model, "band": stream.band, "tenant": stream.tenant,
-        "flow": (stream.tenant, stream.user) if stream.user else (stream.tenant,),
-        "weights": (stream.weight, 1.0) if stream.user else (stream.weight,),
-        "body_bytes": job.body_bytes, "output_tokens_max": stream.output_tokens_max,
-        "streamed": stream.streamed, "deadline_s": job.deadline_s,
-        "prompt_tokens": job.body_bytes // 4, "output_tokens": 128,
-    }  # fmt: skip
-    known = Request.__struct_fields__
-    return Request(**{name: value for name, value in fields.items() if name in known})
-
-
-def _progressed(scheduler: Scheduler, lease: int, tokens: int, now: float) -> list[Action]:
-    progressed = getattr(scheduler, "progressed", None)
-    return progressed(lease, tokens, now=now) if progressed is not None else []
-
-
-def _estimated_wait_s(scheduler: Scheduler, request: Request, now: float) -> float | None:
-    estimated = getattr(scheduler, "estimated_wait_s", None)
-    return estimated(request, now=now) if estimated is not None else None
+    return Request(
+        id=job.id,
+        model=stream.model,
+        band=stream.band,
+        tenant=stream.tenant,
+        flow=(stream.tenant, stream.user) if stream.user else (stream.tenant,),
+        weights=(stream.weight, 1.0) if stream.user else (stream.weight,),
+        body_bytes=job.body_bytes,
+        output_tokens_max=stream.output_tokens_max,
+        streamed=stream.streamed,
+        deadline_s=job.deadline_s,
+    )
 
 
 def _observation(node: Node, asked_s: float) -> Observation:
@@ -492,6 +481,16 @@ def _observation(node: Node, asked_s: float) -> Observation:
         progress=gauges.prompt_tokens_total + gauges.generation_tokens_total + gauges.finished_total,
         started_s=node.started_s,
     )
+
+
+def work_s(config: EngineConfig, prompt_tokens: float, output_tokens: float) -> float:
+    """The part of a full engine's time that tokens take: what makes throughputs of different mixes comparable.
+
+    A prompt token takes its own time, an answer's token its share of a step with all slots in use. With 64 slots that
+    makes an answer's token about twice a prompt's, with 8 slots thirteen times.
+    """
+    step_share_s = config.step_base_s / config.max_num_seqs + config.decode_s_per_running
+    return config.prefill_s_per_token * prompt_tokens + step_share_s * output_tokens
 
 
 def requests_per_s(config: EngineConfig, prompt_tokens: float, output_tokens: float) -> float:

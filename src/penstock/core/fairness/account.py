@@ -12,9 +12,7 @@ from penstock.core.fairness.tree import QueueTree
 from penstock.core.flow import Entry
 from penstock.core.request import Usage
 
-REFRESH_TOKENS = (
-    64  # an answer longer than estimated is charged in steps of that many tokens, so the error stays below
-)
+REFRESH_TOKENS = 64  # an answer longer than estimated is charged in steps of that many tokens, so the error stays below
 
 
 class Account:

@@ -108,9 +108,7 @@ class Node:
                         heapq.heappush(front, (heap[below][0], heap[below][1], below))
             child = heap[at][2] if at >= 0 else heap[-1 - at][2]
             if tag < child.tag and at >= 0:
-                heapq.heappush(
-                    front, (child.tag, index, -1 - at)
-                )  # it stands too early: look again at its true tag
+                heapq.heappush(front, (child.tag, index, -1 - at))  # it stands too early: look again at its true tag
             elif index not in given and not child.held and child.backlog.get(model):
                 given.add(index)
                 yield child

@@ -22,6 +22,4 @@ class WeightedTokens:
     def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> float:
         prices = self._prices
         computed = max(0, prompt_tokens - cached_tokens)
-        return (
-            prices.prompt * computed + prices.cached_prompt * cached_tokens + prices.completion * completion_tokens
-        )
+        return prices.prompt * computed + prices.cached_prompt * cached_tokens + prices.completion * completion_tokens

@@ -1,0 +1,124 @@
+"""What does an answer say of itself as it passes: how many tokens, what usage, and whether it ended well?
+
+Nothing is parsed per chunk. Events are counted as they pass (an event is about a token), the last few kilobytes are
+kept, and at the end the usage is read from them. Usage that Penstock itself asked for (`accounting.usage: auto`) comes
+as one extra event, which is taken out again: its client did not ask.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from penstock.core.request import Usage
+from penstock.server.stream_end import TAIL_BYTES, ended_well
+
+HELD_BYTES_MAX = 65536  # of an event that is not whole yet; a longer one passes as it comes
+_USAGE = re.compile(rb'"usage": ?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+_NO_CHOICES = re.compile(rb'"choices": ?\[\]')
+_SPLIT = re.compile(rb"(?<=\n\n)")
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    """Usage as OpenAI's chat and completions, OpenAI's responses and Anthropic's messages have it."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _Details | None = None
+    cache_read_input_tokens: int | None = None
+
+
+_decode = msgspec.json.Decoder(_Usage).decode
+
+
+class Answer:
+    """One answer on its way through."""
+
+    __slots__ = ("_held", "_hides_usage", "_input", "_streamed", "_tail", "tokens")
+
+    def __init__(self, *, streamed: bool, hides_usage: bool) -> None:
+        self._streamed = streamed
+        self._hides_usage = hides_usage and streamed
+        self._held = b""
+        self._tail = b""
+        self._input: Usage | None = None  # what the first event says of the prompt (Anthropic's message_start)
+        self.tokens = 0  #: events passed, about as many as tokens
+
+    def take(self, data: bytes) -> bytes:
+        """Look at the next bytes; returns those to pass on."""
+        if self._streamed:
+            if not self._tail:
+                self._input = read_usage(data)
+            self.tokens += data.count(b"data: ")
+            self._tail = (self._tail + data)[-TAIL_BYTES:]
+            return self._without_usage(data) if self._hides_usage else data
+        self._tail = (self._tail + data)[-TAIL_BYTES:] if len(data) < TAIL_BYTES else data[-TAIL_BYTES:]
+        return data
+
+    def rest(self) -> bytes:
+        """What is still held when the stream is over."""
+        held, self._held = self._held, b""
+        return held
+
+    def ended_well(self, path: str) -> bool:
+        """Whether it is an answer and not a failure, now that it is whole."""
+        return not self._streamed or ended_well(path, self._tail)
+
+    def mid_event(self) -> bool:
+        """Whether it broke off inside an event."""
+        return not self._held and not self._tail.endswith((b"\n\n", b"\r\n\r\n"))
+
+    def usage(self) -> Usage | None:
+        """What the engine says it cost."""
+        usage = read_usage(self._tail)
+        if usage is not None and not usage.prompt_tokens and self._input is not None:
+            return Usage(self._input.prompt_tokens, usage.completion_tokens, self._input.cached_tokens)
+        return usage
+
+    def _without_usage(self, data: bytes) -> bytes:
+        data = self._held + data
+        whole = data.rfind(b"\n\n") + 2
+        if whole < 2:
+            if len(data) <= HELD_BYTES_MAX:
+                self._held = data
+                return b""
+            self._held = b""
+            return data
+        self._held = data[whole:]
+        data = data[:whole]
+        if b'"choices":[]' not in data and b'"choices": []' not in data:
+            return data
+        return b"".join(
+            event for event in _SPLIT.split(data) if not (_NO_CHOICES.search(event) and _USAGE.search(event))
+        )
+
+
+def read_usage(data: bytes) -> Usage | None:
+    """The last usage object in some bytes of an answer, None when there is none that makes sense."""
+    found = None
+    for found in _USAGE.finditer(data):
+        pass
+    if found is None:
+        return None
+    try:
+        usage = _decode(found[1])
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    prompt = usage.prompt_tokens if usage.prompt_tokens is not None else usage.input_tokens
+    completion = usage.completion_tokens if usage.completion_tokens is not None else usage.output_tokens
+    details = usage.prompt_tokens_details or usage.input_tokens_details
+    cached = usage.cache_read_input_tokens if details is None else details.cached_tokens
+    numbers = (prompt or 0, completion or 0, cached or 0)
+    if (prompt is None and completion is None) or not all(0 <= number < 2**31 for number in numbers):
+        return None
+    if details is None and cached:
+        return Usage(numbers[0] + numbers[2], numbers[1], numbers[2])  # Anthropic counts them apart
+    return Usage(numbers[0], numbers[1], min(numbers[2], numbers[0]))
