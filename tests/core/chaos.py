@@ -17,11 +17,12 @@ from random import Random
 from penstock.core.actions import Abort, Action, Dispatch, Evict, Fail, Reject
 from penstock.core.endpoint import EndpointSpec
 from penstock.core.ledger import Observation
-from penstock.core.request import Request
+from penstock.core.request import Request, Usage
 from penstock.core.retry import Failure
 from penstock.core.scheduler import SchedulerSettings
 from penstock.sim.checkers import CheckedScheduler
 
+TENANTS = {"one": 1.0, "two": 2.0, "half": 0.5, "limited": 1.0}  # and their weights
 EXPIRIES_MAX = 1000  # calls of `expire` between two events; more would be a busy loop
 
 
@@ -48,6 +49,8 @@ class Chaos:
     settings: SchedulerSettings
     requests: int = 2000
     trouble: float = 0.5  #: share of dispatches that go wrong in some way
+    levels: int = 1  #: of fairness: none, tenants, or tenants and users
+    reverse: bool = False  #: users above tenants
     kv_capacity_tokens: int | None = None
     drain: bool = False
     kind: type[CheckedScheduler] = CheckedScheduler
@@ -112,15 +115,22 @@ class Chaos:
     def _arrive(self) -> None:
         random = self.random
         self._made += 1
+        tenant = random.choice(list(TENANTS))
+        path = [(tenant, TENANTS[tenant]), (random.choice("uv"), 1.0)][: self.levels]
+        path = path[::-1] if self.reverse else path
         request = Request(
             id=f"r{self._made}",
             model="z" if random.random() < 0.01 else random.choice("xy"),
             band=random.randrange(len(self.settings.bands)),
-            body_bytes=random.randrange(1, 2000),
-            prompt_tokens=random.choice((0, 1, 100, 5000)),
-            output_tokens=random.choice((1, 50, 1000)),
+            tenant=tenant,
+            flow=tuple(name for name, _ in path),
+            weights=tuple(weight for _, weight in path),
+            body_bytes=20_000 if random.random() < 0.05 else random.choice((1, 400, 2000)),
+            output_tokens_max=random.choice((None, 1, 50, 1000)),
             streamed=random.random() < 0.6,
             pinned=random.choice("abc") if random.random() < 0.05 else None,
+            deadline_s=self.now + random.expovariate(0.5) if random.random() < 0.2 else None,
+            priority=random.choice((0, 0, 0, -1, 2**63)),
         )
         self._carry_out(self.scheduler.arrived(request, now=self.now))
         if random.random() < 0.3:
@@ -166,7 +176,10 @@ class Chaos:
             return
         if streamed:
             self.at(begins_s, partial(self._begin, dispatch))
-        self.at(begins_s + random.expovariate(5.0), partial(self._finish, dispatch))
+        ends_s = begins_s + random.expovariate(5.0)
+        for at in range(3 * streamed):
+            self.at(begins_s + (ends_s - begins_s) * at / 3, partial(self._progress, dispatch, 60 * at))
+        self.at(ends_s, partial(self._finish, dispatch))
 
     def _begin(self, dispatch: Dispatch) -> None:
         if dispatch.lease in self.engines[dispatch.endpoint].leases:
@@ -174,10 +187,20 @@ class Chaos:
             self.engines[dispatch.endpoint].progress += 1
             self._carry_out(self.scheduler.first_token(dispatch.lease, now=self.now))
 
+    def _progress(self, dispatch: Dispatch, output_tokens: int) -> None:
+        if dispatch.lease in self._begun and dispatch.lease in self.engines[dispatch.endpoint].leases:
+            self._carry_out(self.scheduler.progressed(dispatch.lease, output_tokens, now=self.now))
+
     def _finish(self, dispatch: Dispatch) -> None:
         if self.engines[dispatch.endpoint].leases.pop(dispatch.lease, None):
             self.engines[dispatch.endpoint].progress += 1
-            self._carry_out(self.scheduler.finished(dispatch.lease, now=self.now))
+            self._carry_out(self.scheduler.finished(dispatch.lease, self._usage(), now=self.now))
+
+    def _usage(self) -> Usage | None:
+        random = self.random
+        prompt_tokens = random.choice((1, 100, 5000))
+        usage = Usage(prompt_tokens, random.choice((0, 1, 40, 4000)), cached_tokens=random.choice((0, prompt_tokens)))
+        return random.choice((usage, usage, None, Usage(0, 0)))
 
     def _fail(self, dispatch: Dispatch, failure: Failure) -> None:
         if self.engines[dispatch.endpoint].leases.pop(dispatch.lease, None):

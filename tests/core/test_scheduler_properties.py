@@ -11,34 +11,65 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.core.actions import Dispatch
+from penstock.core.admission import AdmissionSettings
 from penstock.core.band import BandSettings
+from penstock.core.fairness.registry import POLICIES as FAIRNESS
 from penstock.core.ledger import Observation
+from penstock.core.ordering import ORDERINGS
+from penstock.core.queues import QueueBounds
 from penstock.core.request import Request
-from penstock.core.routing.registry import POLICIES
+from penstock.core.routing.registry import POLICIES as ROUTING
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.tenants import Limits
 from tests.core.chaos import Chaos
 
-ONE_BAND = SchedulerSettings(requests_max=60, wait_s_max=3.0)
+ONE_BAND = SchedulerSettings(bounds=QueueBounds(requests_max=60), wait_s_max=3.0)
 THREE_BANDS = SchedulerSettings(
     bands=(
         BandSettings("high", engine_waiting_max=3),
         BandSettings("middle", wait_s_max=1.5, requests_max=20),
         BandSettings("low", engine_waiting_max=0, ceiling=0.7),
     ),
-    requests_max=80,
-    bytes_max=60_000,
+    bounds=QueueBounds(requests_max=80, bytes_max=60_000),
     wait_s_max=4.0,
     routing="round_robin",
 )
+EVERYTHING = SchedulerSettings(
+    bands=(
+        BandSettings("high", engine_waiting_max=3, deadline_s=3.0),
+        BandSettings("middle", requests_max=20, bytes_max=50_000, tokens_max=12_000, min_share=0.2),
+        BandSettings("low", engine_waiting_max=0, ceiling=0.7, min_share=0.1, wait_s_max=20.0),
+    ),
+    bounds=QueueBounds(requests_max=60, bytes_max=150_000, tokens_max=20_000),
+    wait_s_max=4.0,
+    tenants={
+        "limited": Limits(running=2, queued=10, queued_bytes=60_000, requests_per_minute=600),
+        "one": Limits(queued=20),
+    },
+    admission=AdmissionSettings(prefill_tokens_max=4_000, time_per_output_token_s_max=0.002),
+    engine_priority=True,
+)
+RESERVED = replace(
+    EVERYTHING, ordering="shortest_first", admission=AdmissionSettings(reserved_share=0.3, prefill_tokens_max=4_000)
+)
 WORLDS: dict[str, Callable[[int], Chaos]] = {
-    "one_band": lambda seed: Chaos(seed, ONE_BAND, requests=2000),
-    "three_bands": lambda seed: Chaos(seed, THREE_BANDS, requests=1000),
+    "one_band": lambda seed: Chaos(seed, ONE_BAND, requests=1000),
+    "three_bands": lambda seed: Chaos(seed, THREE_BANDS, requests=700),
     "little_kv_memory": lambda seed: Chaos(seed, THREE_BANDS, requests=500, kv_capacity_tokens=20_000),
     "hardly_any_trouble": lambda seed: Chaos(seed, ONE_BAND, requests=500, trouble=0.02),
-    "nothing_but_trouble": lambda seed: Chaos(seed, THREE_BANDS, requests=500, trouble=0.95),
-    "no_room_to_wait": lambda seed: Chaos(seed, replace(ONE_BAND, requests_max=0), requests=500),
+    "nothing_but_trouble": lambda seed: Chaos(seed, THREE_BANDS, requests=400, trouble=0.95),
+    "no_room_to_wait": lambda seed: Chaos(seed, replace(ONE_BAND, bounds=QueueBounds(requests_max=0)), requests=400),
     "queueing_off": lambda seed: Chaos(seed, replace(ONE_BAND, queue_enabled=False), requests=500),
-    "drained_half_way": lambda seed: Chaos(seed, replace(ONE_BAND, wait_s_max=30.0), requests=500, drain=True),
+    "everything": lambda seed: Chaos(seed, EVERYTHING, requests=700, trouble=0.2),
+    "everything_in_little_kv_memory": lambda seed: Chaos(seed, EVERYTHING, requests=400, kv_capacity_tokens=20_000),
+    "users_under_tenants": lambda seed: Chaos(seed, EVERYTHING, requests=400, levels=2),
+    "tenants_below_another_level": lambda seed: Chaos(
+        seed, replace(EVERYTHING, tenant_level=1), requests=400, levels=2, reverse=True
+    ),
+    "a_fixed_reserve": lambda seed: Chaos(seed, RESERVED, requests=400, trouble=0.1),
+    "first_come_first_served": lambda seed: Chaos(seed, replace(EVERYTHING, fairness="fcfs"), requests=400),
+    "turns": lambda seed: Chaos(seed, replace(EVERYTHING, fairness="round_robin"), requests=400),
+    "drained_half_way": lambda seed: Chaos(seed, replace(ONE_BAND, wait_s_max=30.0), requests=400, drain=True),
 }
 
 
@@ -46,7 +77,7 @@ def prove_nothing_is_left(chaos: Chaos) -> None:
     """Leases are 0, the queue is empty, and as many requests as there are slots can be sent at once."""
     scheduler, now = chaos.scheduler, chaos.now + 100.0
     picture = scheduler.snapshot(now=now)
-    assert (picture.waiting, picture.waiting_bytes, picture.running) == (0, 0, 0)
+    assert (picture.waiting, picture.waiting_bytes, picture.waiting_tokens, picture.running) == (0, 0, 0, 0)
     assert not scheduler.books.requests
     assert sum(scheduler.books.outcomes.values()) == chaos.requests
     if chaos.drain:
@@ -59,9 +90,10 @@ def prove_nothing_is_left(chaos: Chaos) -> None:
         scheduler.expire(now=now)
         scheduler.observed(engine.name, Observation(now, 0, 0, progress=2e9), now=now)
         for at in range(engine.slots + 1):
-            request = Request(id=f"{engine.name}-{at}", model="only-" + engine.name, band=0)
+            request = Request(id=f"{engine.name}-{at}", model="only-" + engine.name, band=0, tenant=f"t{at}")
             dispatched = any(isinstance(x, Dispatch) for x in scheduler.arrived(request, now=now))
-            assert dispatched == (at < engine.slots or not chaos.settings.queue_enabled)
+            kept = chaos.settings.admission.reserved_share is not None
+            assert dispatched == (at < engine.slots or not chaos.settings.queue_enabled) or kept
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -79,14 +111,18 @@ def test_nothing_leaks_and_nothing_is_lost(world: str, seed: int) -> None:
     wait_s_max=st.sampled_from([0.0, 0.5, 20.0]),
     attempts_max=st.integers(1, 4),
     retry_budget=st.sampled_from([0.0, 0.2]),
-    routing=st.sampled_from(sorted(POLICIES)),
+    routing=st.sampled_from(sorted(ROUTING)),
     trouble=st.sampled_from([0.0, 0.3, 1.0]),
     kv_capacity_tokens=st.sampled_from([None, 5_000]),
+    levels=st.integers(0, 2),
+    tenant_level=st.sampled_from([None, 0, 1]),
+    fairness=st.sampled_from(sorted(FAIRNESS)),
+    ordering=st.sampled_from(sorted(ORDERINGS)),
 )
 def test_nothing_leaks_whatever_the_settings(
-    *, seed: int, trouble: float, kv_capacity_tokens: int | None, **given_settings: Any
+    *, seed: int, trouble: float, kv_capacity_tokens: int | None, levels: int, requests_max: int, **given_settings: Any
 ) -> None:
-    chosen = replace(THREE_BANDS, **given_settings)
-    chaos = Chaos(seed, chosen, requests=60, trouble=trouble, kv_capacity_tokens=kv_capacity_tokens)
+    chosen = replace(EVERYTHING, bounds=QueueBounds(requests_max=requests_max), **given_settings)
+    chaos = Chaos(seed, chosen, requests=60, trouble=trouble, kv_capacity_tokens=kv_capacity_tokens, levels=levels)
     chaos.run()
     prove_nothing_is_left(chaos)

@@ -257,6 +257,25 @@ async def test_an_engines_own_refusal_passes_as_it_is(world: World) -> None:
     assert await world.metric("penstock_requests_total", outcome="completed", model="sim") == 1
 
 
+async def test_usage_that_only_the_gateway_asked_for_stays_with_it(world: World) -> None:
+    await world.engine()
+    await world.gateway()
+    quiet = await world.chat(stream=True)
+    assert all(event["choices"] for event in quiet.events())
+    assert b"include_usage" in bytes(world.seen()[0].body or b"")
+    asked = await world.chat(stream=True, stream_options={"include_usage": True})
+    assert asked.events()[-1]["usage"]["completion_tokens"] == 3
+    assert await world.metric("penstock_tokens_total", kind="completion") == 6
+
+
+async def test_with_accounting_off_a_streamed_body_is_not_touched_either(world: World) -> None:
+    endpoint, requests = await world.scripted(OK)
+    await world.gateway(endpoints=[endpoint], accounting={"usage": "off"})
+    body = b'{ "model":"sim","stream" : true }'
+    assert (await world.ask(body=body)).status == 200
+    assert requests[0].endswith(b"\r\n\r\n" + body)
+
+
 # --- pinned ----------------------------------------------------------------------------------------------------
 
 

@@ -31,6 +31,9 @@ SERIES = {
     "penstock_observation_age_seconds": ("gauge", {"endpoint"}),
     "penstock_ttft_seconds_count": ("histogram", {"model", "band"}),
     "penstock_request_seconds_count": ("histogram", {"model", "band"}),
+    "penstock_time_per_output_token_seconds_count": ("histogram", {"model", "band"}),
+    "penstock_tokens_total": ("counter", {"model", "kind"}),
+    "penstock_tenant_service_tokens_total": ("counter", {"tenant"}),
     "penstock_overhead_seconds_count": ("histogram", set()),
     "penstock_event_loop_lag_seconds": ("gauge", set()),
     "penstock_config_info": ("gauge", {"hash"}),
@@ -96,7 +99,11 @@ async def test_requests_are_counted_by_how_they_ended(world: World) -> None:
     assert await world.metric("penstock_rejections_total", reason="queue_full") == 1
     assert await world.metric("penstock_rejections_total") == 2
     assert await world.metric("penstock_dispatches_total", endpoint=name) == 2
-    assert await world.metric("penstock_ttft_seconds_count", model="sim", band="standard") == 2
+    assert await world.metric("penstock_ttft_seconds_count", model="sim", band="standard") == 1, "where it is seen"
+    assert await world.metric("penstock_time_per_output_token_seconds_count", model="sim") == 1
+    assert await world.metric("penstock_tokens_total", model="sim", kind="completion") == 61
+    assert await world.metric("penstock_tokens_total", model="sim", kind="prompt") > 0
+    assert await world.metric("penstock_tenant_service_tokens_total") == await world.metric("penstock_tokens_total")
     assert await world.metric("penstock_request_seconds_count", model="sim") == 2
     assert await world.metric("penstock_request_seconds_sum") >= 0.3
     assert await world.metric("penstock_queue_wait_seconds_count", outcome="completed") == 2

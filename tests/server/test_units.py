@@ -14,7 +14,7 @@ from penstock.core.outcome import Reason
 from penstock.engines import vllm
 from penstock.engines.page import Series, labels_of, total
 from penstock.server import wire
-from penstock.server.body import BadBody, multipart_model, peek, replace_model, replace_multipart_model
+from penstock.server.body import BadBody, multipart_model, peek, replace_model, replace_multipart_model, set_field
 from penstock.server.relay import request_headers, response_headers
 from penstock.server.routes import ROUTES, Kind, api_of, route
 from penstock.server.stream_end import TAIL_BYTES, ended_well
@@ -79,6 +79,12 @@ def test_a_model_that_is_given_twice_ends_as_the_one_that_was_meant(other: bytes
     raw = b'{"model":%b,"model":"a","x":1}' % other
     assert peek(raw).model == "a", "the last one counts, as with every JSON reader"
     assert json.loads(replace_model(raw, "b")) == {"model": "b", "x": 1}
+
+
+@given(st.dictionaries(keys, values, max_size=4), st.sampled_from(["priority", "model"]), separators)
+def test_setting_a_field_is_setting_it_in_the_json(body: dict[str, Any], name: str, separator: tuple[str, str]) -> None:
+    raw = b" " + json.dumps(body, separators=separator).encode()
+    assert json.loads(set_field(raw, name, b"[7]")) == body | {name: [7]}
 
 
 def test_what_is_peeked_at() -> None:

@@ -23,6 +23,7 @@ from penstock.core.tenants import Tenants
 
 WINDOW = 32  # requests looked at, in fair order, when the first ones do not fit
 BYPASS_MAX = 32  # times one request may be overtaken by others that fit; then room is kept for it
+HELD_MAX = 1_024  # looked at beyond the window to find it, where those of held tenants stand between all others
 LIGHT_FLOWS_MAX = 8  # flows looked at, in fair order, for one under its share
 CREDIT_REQUESTS_MAX = 64.0  # what a band's promised share may save up, in requests of the size at hand
 
@@ -61,6 +62,7 @@ class Pump:
         for band in self._turns():
             found = self._next_of(band, now)
             if found is not None:
+                self._passed = [x for x in self._passed if any(e.serves(x.request.model) for e in found[1])]
                 for overtaken in self._passed:
                     overtaken.bypassed += 1
                 return found
@@ -76,7 +78,8 @@ class Pump:
                     continue
                 band.credit = min(band.credit + share * entry.work, CREDIT_REQUESTS_MAX * entry.work)
                 if band.rank == entry.request.band:
-                    band.credit -= entry.work
+                    # What it got while nobody above it wanted anything is not held against its share later on.
+                    band.credit = max(band.credit - entry.work, -entry.work)
 
     def closed(self, endpoint: Endpoint, band: BandSettings, now: float) -> Cause | None:
         """Why an endpoint is closed to a band."""
@@ -98,22 +101,23 @@ class Pump:
             node = node.parent
         return self._under_share(node, entry.request.model)
 
-    def hold(self, entry: Entry) -> None:
-        """The entry's tenant runs as many requests as it may: pass over its flows."""
+    def hold(self, entry: Entry) -> bool:
+        """The entry's tenant runs as many requests as it may: pass over its flow. False: that is shared with others."""
         if self._tenant_level is None:
-            return  # its flows are shared: each of its requests is passed over
+            return False
         path: list[Node] = []
         node = entry.node_of()
         while node.parent is not None:
             path.append(node)
             node = node.parent
         if len(path) <= self._tenant_level:
-            return
+            return False
         own = path[-1 - self._tenant_level]
         if not own.held:
             tree = self._queues.bands[entry.request.band].tree
             tree.hold(own)
             self._held.setdefault(entry.request.tenant, []).append((tree, own))
+        return True
 
     def let_go(self, tenant: str) -> None:
         """The tenant may run more again."""
@@ -139,6 +143,8 @@ class Pump:
         if not models:
             return None
         head = band.tree.head(models)
+        while head is not None and self._tenants.held(head.request.tenant) and self.hold(head):
+            head = band.tree.head(models)
         if head is None:
             return None  # all flows are held
         if self._kept_from(head, free, now):
@@ -190,7 +196,8 @@ class Pump:
 
     def _first_fit(self, band: Band, models: list[str], free: list[Endpoint], now: float) -> Found | None:
         """The first within the window that fits. Notes who is passed over, and what is kept for whom."""
-        for entry in islice(band.tree.in_order(models), WINDOW):
+        line = islice(band.tree.in_order(models), HELD_MAX)
+        for entry in islice((x for x in line if not self._tenants.held(x.request.tenant)), WINDOW):
             if self._kept_from(entry, free, now):
                 continue
             endpoints = self._fitting(entry, [e for e in free if e not in self._kept], now)

@@ -17,7 +17,7 @@ from penstock.core.endpoint import Endpoint
 from penstock.core.flow import Entry
 from penstock.core.lifecycle import Event
 
-LOOKED_AT_MAX = 32  # of the youngest, in search of one that never ran
+DISPLACED_MAX = 64  # waiting requests looked at per band, of which one newcomer may displace all that never ran
 
 
 class QueueBounds(msgspec.Struct, frozen=True):
@@ -62,13 +62,21 @@ class Queues:
         bounds = self._bounds
         return self.waiting > bounds.requests_max or self.bytes > bounds.bytes_max or self.tokens > bounds.tokens_max
 
-    def displaced_by(self, entry: Entry) -> Entry | None:
-        """Who has to go for a newcomer, None when it must be refused itself."""
+    def displaced_by(self, entry: Entry) -> list[Entry] | None:
+        """Who has to go for a newcomer that waits already; None when that would not help, so that it must go itself."""
+        bounds, victims = self._bounds, list[Entry]()
+        requests = self.waiting - bounds.requests_max
+        bytes_, tokens = self.bytes - bounds.bytes_max, self.tokens - bounds.tokens_max
         for band in reversed(self.bands[entry.request.band + 1 :]):
-            for young in islice(reversed(band.entries.values()), LOOKED_AT_MAX):
+            for young in islice(reversed(band.entries.values()), DISPLACED_MAX):
+                if max(requests, bytes_, tokens) <= 0:
+                    return victims
                 if young.visit == 1:
-                    return young
-        return None
+                    victims.append(young)
+                    requests -= 1
+                    bytes_ -= young.request.body_bytes
+                    tokens -= young.estimate.prompt_tokens
+        return victims if max(requests, bytes_, tokens) <= 0 else None
 
     def touch(self, endpoint: Endpoint) -> None:
         for band in self.bands:

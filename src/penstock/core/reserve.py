@@ -18,6 +18,7 @@ import math
 RATE_WINDOW_S = 10.0
 MISS = 0.02  # a light arrival in fifty waits for a slot: keeps the wait out of the p99 with room for other noise
 SHARE_MAX = 0.25
+MODELS_MAX = 1_000  # whose rates are remembered: an endpoint that serves any name lets callers choose them
 
 
 class Rate:
@@ -56,11 +57,11 @@ class Reserve:
 
     def arrived(self, model: str, now: float) -> None:
         """A request came whose flow had nothing waiting and less than its share in flight."""
-        self._arrivals.setdefault(model, Rate()).note(now)
+        _of(self._arrivals, model).note(now)
 
     def freed(self, model: str, now: float) -> None:
         """A lease ended."""
-        self._freed.setdefault(model, Rate()).note(now)
+        _of(self._freed, model).note(now)
 
     def kept(self, model: str, slots: int, now: float) -> int:
         """Slots that only flows under their fair share may use, of all the slots there are for the model."""
@@ -71,3 +72,12 @@ class Reserve:
         if arrivals is None:
             return 0
         return slots_reserved(arrivals.per_s(now), freed.per_s(now) if freed is not None else 0.0, slots)
+
+
+def _of(rates: dict[str, Rate], model: str) -> Rate:
+    """A model's rate; the one that was not noted for the longest time makes room for a new one."""
+    rate = rates.pop(model, None) or Rate()
+    rates[model] = rate
+    if len(rates) > MODELS_MAX:
+        del rates[next(iter(rates))]
+    return rate

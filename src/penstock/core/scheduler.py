@@ -50,7 +50,6 @@ from penstock.core.timers import Timers
 AVOID_S = 1.0  # a request that failed at an endpoint is tried elsewhere for that long
 REFUSED_AVOID_S = 0.1  # a request that was refused; doubles with each refusal of the same request
 REFUSED_AVOID_S_MAX = 2.0
-DISPLACED_MAX = 64  # waiting requests that one newcomer may displace
 WORK_PER_OUTPUT_TOKEN = 2.0  # what a request takes, whatever it is charged: completion tokens hold a slot longer
 BAND_RANKS = 1024  # engine priorities per band: pending requests of one tenant count up to that
 
@@ -139,6 +138,7 @@ class Scheduler:
         self._hand_out(now, actions)
         if entry.state is State.WAITING:
             self._admit_to_wait(entry, now, actions)
+            self._hand_out(now, actions)  # who was displaced may have stood in another's way
         return actions
 
     def first_token(self, lease: int, *, now: float) -> list[Action]:
@@ -306,7 +306,7 @@ class Scheduler:
                 continue
             entry = self._queues.find(key)
             if entry is not None:
-                self._evict(entry, self._overdue(entry, now), now, actions)
+                self._time_is_up(entry, now, actions)
         self._expire_drain(now, actions)
         self._hand_out(now, actions)
         return actions
@@ -400,18 +400,14 @@ class Scheduler:
             self._unqueue(entry, Event.REFUSED)
             self._reject(entry, reason, now, actions)
         else:
-            self._arm(entry, self._wait_s_max(band), now)
+            self._arm(entry)
 
     def _make_room(self, entry: Entry, now: float, actions: list[Action]) -> bool:
         """Keep the queue within its bounds, at the cost of lower bands. False: the newcomer has to go."""
-        for _ in range(DISPLACED_MAX):
-            if not self._queues.over_bounds():
-                return True
-            victim = self._queues.displaced_by(entry)
-            if victim is None:
-                return False
+        victims = self._queues.displaced_by(entry) if self._queues.over_bounds() else []
+        for victim in victims or ():
             self._evict(victim, Reason.DISPLACED, now, actions)
-        return not self._queues.over_bounds()
+        return victims is not None
 
     # --- the pump -----------------------------------------------------------------------------------------------
 
@@ -522,7 +518,7 @@ class Scheduler:
             actions.append(Evict(entry.request.id, reason, self._retry_after_s(entry, reason, now)))
         else:
             self._enqueue(entry, now)
-            self._arm(entry, left_s, now)
+            self._arm(entry)
 
     # --- the queue ----------------------------------------------------------------------------------------------
 
@@ -538,15 +534,26 @@ class Scheduler:
         self._tenants.unqueued(entry.request.tenant, entry.request.body_bytes)
         self._timers.cancel(entry.seq)
 
-    def _arm(self, entry: Entry, wait_s: float, now: float) -> None:
+    def _arm(self, entry: Entry) -> None:
         """See to it that nobody waits longer than it may, or than it helps."""
-        latest_s = entry.deadline_s - self._forecast.first_token_s(entry.request.model)
-        self._timers.set(entry.seq, min(now + wait_s, max(latest_s, now)))
+        self._timers.set(entry.seq, min(self._may_wait_until_s(entry), self._helps_until_s(entry)))
 
-    def _overdue(self, entry: Entry, now: float) -> Reason:
-        if now + self._forecast.first_token_s(entry.request.model) >= entry.deadline_s:
-            return Reason.DEADLINE_MISSED
-        return Reason.QUEUE_TIMEOUT if self._pool.alive(entry.request.model) else Reason.NO_ENDPOINT
+    def _may_wait_until_s(self, entry: Entry) -> float:
+        band = self._queues.bands[entry.request.band]
+        return entry.queued_since_s + self._wait_s_max(band) - entry.waited_s
+
+    def _helps_until_s(self, entry: Entry) -> float:
+        return entry.deadline_s - self._forecast.first_token_s(entry.request.model)
+
+    def _time_is_up(self, entry: Entry, now: float, actions: list[Action]) -> None:
+        """Its time has come, unless first tokens come sooner by now than when it was armed."""
+        if self._helps_until_s(entry) <= now:
+            self._evict(entry, Reason.DEADLINE_MISSED, now, actions)
+        elif self._may_wait_until_s(entry) <= now:
+            alive = self._pool.alive(entry.request.model)
+            self._evict(entry, Reason.QUEUE_TIMEOUT if alive else Reason.NO_ENDPOINT, now, actions)
+        else:
+            self._arm(entry)
 
     def _wait_s_max(self, band: Band) -> float:
         own_s = band.settings.wait_s_max

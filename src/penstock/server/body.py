@@ -49,6 +49,7 @@ _decode = msgspec.json.Decoder(_Fields).decode
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _TOKEN = re.compile(rb"[\[\]{}]|" + _STRING.pattern, re.DOTALL)
 _SCALAR = re.compile(rb"[^\s,\]}]+")
+_EMPTY = re.compile(rb"\s*\}")
 _COLON = re.compile(rb"\s*:\s*")
 _PART_HEADERS_BYTES_MAX = 4096
 _PARTS_MAX = 1000
@@ -92,7 +93,7 @@ def replace_model(body: bytes, model: str) -> bytes:
 
 
 def set_field(body: bytes, name: str, value: bytes) -> bytes:
-    """The same bytes with a top-level field set to a JSON value, added where it is missing. `peek` has accepted them."""
+    """The same bytes with a top-level field set to a JSON value, added where missing. `peek` has accepted them."""
     pieces: list[bytes] = []
     copied = 0
     for start, end in _fields_named(body, name):
@@ -104,9 +105,10 @@ def set_field(body: bytes, name: str, value: bytes) -> bytes:
 
 
 def add_field(body: bytes, name: str, value: bytes) -> bytes:
-    """The same bytes with a top-level field more, before all others. The object has at least one field."""
+    """The same bytes with a top-level field more, before all others."""
     brace = body.index(b"{") + 1
-    return b"".join((body[:brace], b'"', name.encode(), b'":', value, b",", body[brace:]))
+    comma = b"" if _EMPTY.match(body, brace) else b","
+    return b"".join((body[:brace], b'"', name.encode(), b'":', value, comma, body[brace:]))
 
 
 def _fields_named(body: bytes, name: str) -> Iterator[tuple[int, int]]:

@@ -207,6 +207,9 @@ class Metrics:
             self._requests.labels(model, band, Outcome.COMPLETED, "")
             self._ttft.labels(model, band)
             self._request_time.labels(model, band)
+            self._pace.labels(model, band)
+        for kind in ("prompt", "cached_prompt", "completion"):
+            self._tokens.labels(model, kind)
 
     def model_label(self, model: str) -> str:
         return model if model in self._models else OTHER

@@ -3,8 +3,12 @@
 For two tenants that have been backlogged together since t0, let D be the difference of their dispatched service per
 weight, counted by what each request truly costs. The bound of DESIGN §4.2 says how far D may be from balance:
 B = (c_max + E_f) / w_f + (c_max + E_g) / w_g, with c_max the largest single charge and E what the estimates of the
-requests in flight are off by. So over any interval within, D moves by at most B at its start plus B at its end. All
+requests in flight are off by. Over any interval within, D moves by at most B at its start plus B at its end. All
 intervals are checked at once: it suffices to remember the tightest limits that any start left behind.
+
+Three readings of it are counted. *Stated* adds K * c_max, because K requests may overtake one that does not fit.
+*Strict* leaves that out. *Peak* leaves it out too, but takes for E the most that was in flight since t0: a settlement
+takes its error out of E at once, while the dispatches that make up for it are still to come.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from penstock.core.actions import Dispatch
+from penstock.core.pump import BYPASS_MAX
 from penstock.sim.report import priced
 from penstock.sim.world import Journey, Watch, World
 
@@ -23,16 +28,32 @@ class _Tenant:
     weight: float
     service: float = 0.0  # true cost of what was dispatched
     error: float = 0.0  # of the estimates of what is in flight
+    error_peak: float = 0.0
     charge_max: float = 0.0
 
 
 @dataclass
-class _Pair:
-    """What has been seen since both are backlogged."""
+class _Limits:
+    """How far D may be, from all that was seen since both are backlogged."""
 
-    start: float
-    highest: float = math.inf  # D may not be above this, but for B now
+    highest: float = math.inf
     lowest: float = -math.inf
+
+    def broken(self, difference: float, bound: float) -> bool:
+        """Check D against them, and let it narrow them."""
+        broken = not self.lowest - bound <= difference <= self.highest + bound
+        self.highest = min(self.highest, difference + bound)
+        self.lowest = max(self.lowest, difference - bound)
+        return broken
+
+
+@dataclass
+class _Pair:
+    start: float
+    limits: dict[str, _Limits]
+
+
+READINGS = ("stated", "strict", "peak")
 
 
 class BoundWatch(Watch):
@@ -40,8 +61,8 @@ class BoundWatch(Watch):
 
     def __init__(self) -> None:
         self.checks = 0
-        self.violations = 0
-        self.worst = 0.0  #: the largest distance D moved since both were backlogged, as a multiple of B
+        self.failed = dict.fromkeys(READINGS, 0)
+        self.widest = dict.fromkeys(READINGS, 0.0)  #: how far D moved since both were backlogged, over B
         self._tenants: dict[str, _Tenant] = {}
         self._errors: dict[str, float] = {}
         self._pairs: dict[tuple[str, str], _Pair] = {}
@@ -55,6 +76,7 @@ class BoundWatch(Watch):
         tenant.service += cost
         tenant.charge_max = max(tenant.charge_max, estimate, cost)
         tenant.error += abs(cost - estimate)
+        tenant.error_peak = max(tenant.error_peak, tenant.error)
         self._errors[job.id] = abs(cost - estimate)
         self._changed = True
 
@@ -78,18 +100,21 @@ class BoundWatch(Watch):
     def _check(self, names: tuple[str, str]) -> None:
         one, other = (self._tenants[name] for name in names)
         difference = one.service / one.weight - other.service / other.weight
+        pair = self._pairs.get(names)
+        if pair is None:
+            pair = self._pairs[names] = _Pair(difference, {reading: _Limits() for reading in READINGS})
         charge = max(one.charge_max, other.charge_max)
-        bound = (charge + one.error) / one.weight + (charge + other.error) / other.weight
-        pair = self._pairs.setdefault(names, _Pair(difference))
+        weights = 1 / one.weight + 1 / other.weight
+        strict = charge * weights + one.error / one.weight + other.error / other.weight
+        peak = charge * weights + one.error_peak / one.weight + other.error_peak / other.weight
+        bounds = {"stated": strict + BYPASS_MAX * charge * weights, "strict": strict, "peak": peak}
         self.checks += 1
-        self.worst = max(self.worst, abs(difference - pair.start) / bound)
-        self.violations += not pair.lowest - bound <= difference <= pair.highest + bound
-        pair.highest = min(pair.highest, difference + bound)
-        pair.lowest = max(pair.lowest, difference - bound)
+        for reading, bound in bounds.items():
+            self.widest[reading] = max(self.widest[reading], abs(difference - pair.start) / bound)
+            self.failed[reading] += pair.limits[reading].broken(difference, bound)
 
 
 def _estimate(world: World, action: Dispatch) -> float:
     """What was charged for a dispatch."""
-    lease = world.scheduler._leases[action.lease].lease
-    assert lease is not None
+    lease = world.scheduler._leases[action.lease].held()
     return priced(lease.prompt_tokens, lease.output_tokens)

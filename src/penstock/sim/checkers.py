@@ -4,31 +4,33 @@
 from the actions alone, and after each fact compares them with the scheduler's, recomputes with fresh eyes what the
 scheduler remembers, and raises `AssertionError` at the first difference:
 
-- each request ends once, and every action names a request for which it makes sense;
+- each request ends once, every action names a request for which it makes sense, and what is charged is the truth;
 - leases held equal slots in use, in the books, in the scheduler and in the ledgers; none is granted past the limit;
-- the queue keeps its bounds (what comes back from an engine may exceed them), and nobody waits past `max_wait`;
-- nobody waits who could be sent, bands are strict, and requests of one model and band leave in order of arrival.
+- the queues keep their bounds, make room by displacing the youngest of the lowest band, and tenants keep their limits;
+- nobody waits past `max_wait` or a deadline; and who is sent, to where, is what a naive pump would have chosen
+  (`oracle.py`), so nobody waits who could be sent. What the trees sum up is summed up again (`tree_check.py`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import islice, product
 from random import Random
 
-from penstock.core import admission
 from penstock.core.actions import Abort, Action, Dispatch, Evict, Fail, Reject, Requeue
-from penstock.core.band import Band
 from penstock.core.endpoint import Endpoint, EndpointSpec
 from penstock.core.flow import Entry
-from penstock.core.ledger import REVIEW_S, Observation
-from penstock.core.outcome import Outcome
+from penstock.core.ledger import Observation
+from penstock.core.lifecycle import State
+from penstock.core.outcome import Outcome, Reason
 from penstock.core.request import Request, Usage
 from penstock.core.retry import Failure
-from penstock.core.scheduler import BYPASS_MAX, WINDOW, Scheduler, SchedulerSettings
+from penstock.core.scheduler import Scheduler, SchedulerSettings
+from penstock.sim.oracle import Oracle
+from penstock.sim.tree_check import check_tree
 
 ROUNDING_S = 1e-6  # what sums of a few times may be off by
+THOROUGH_BELOW = 200  # waiting requests up to which everything is checked after every fact, beyond: now and then
 
 
 class Books:
@@ -41,14 +43,12 @@ class Books:
         self.requeued: set[str] = set()  # of those not ended, which were back in the queue at least once
         self.leases: dict[int, Dispatch] = {}
         self.lease_of: dict[str, int] = {}
-        self.lines: dict[tuple[str, int], dict[str, Request]] = {}  # per model and band, in order of arrival
         self.outcomes: Counter[Outcome] = Counter()
 
     def arrived(self, request: Request) -> None:
         assert request.id not in self.requests
         self.requests[request.id] = request
         self.between.add(request.id)
-        self.lines.setdefault((request.model, request.band), {})[request.id] = request
 
     def released(self, lease: int) -> str:
         request_id = self.leases.pop(lease).request_id
@@ -56,11 +56,10 @@ class Books:
         return request_id
 
     def ended(self, request_id: str, outcome: Outcome) -> None:
-        request = self.requests.pop(request_id)
+        del self.requests[request_id]
         self.waiting.discard(request_id)
         self.requeued.discard(request_id)
         self.between.discard(request_id)
-        self._leave_line(request)
         self.outcomes[outcome] += 1
 
     def note(self, action: Action) -> None:
@@ -68,7 +67,12 @@ class Books:
         request_id = action.request_id
         match action:
             case Dispatch():
-                self._dispatched(action)
+                assert request_id in self.waiting | self.between, action
+                assert action.lease not in self.leases, action
+                self.waiting.discard(request_id)
+                self.between.discard(request_id)
+                self.leases[action.lease] = action
+                self.lease_of[request_id] = action.lease
             case Requeue():
                 assert request_id in self.between, action
                 self.between.remove(request_id)
@@ -76,14 +80,12 @@ class Books:
                 self.requeued.add(request_id)
             case Abort():
                 assert request_id in self.lease_of, action
-            case Reject():
+            case Reject() | Fail():
                 assert request_id in self.between, action
                 self.ended(request_id, action.outcome)
             case Evict():
-                assert request_id in self.waiting, action
-                self.ended(request_id, action.outcome)
-            case Fail():
-                assert request_id in self.between, action
+                assert request_id in self.waiting or (action.reason is Reason.DEADLINE_MISSED), action
+                assert request_id in self.waiting | self.between, action
                 self.ended(request_id, action.outcome)
 
     def settle(self) -> None:
@@ -93,33 +95,6 @@ class Books:
             self.waiting.add(request_id)
         self.between.clear()
 
-    def _dispatched(self, action: Dispatch) -> None:
-        assert action.request_id in self.waiting | self.between, action
-        assert action.lease not in self.leases, action
-        self.waiting.discard(action.request_id)
-        self.between.discard(action.request_id)
-        self.leases[action.lease] = action
-        self.lease_of[action.request_id] = action.lease
-        self._leave_line(self.requests[action.request_id])
-
-    def _leave_line(self, request: Request) -> None:
-        line = self.lines.get((request.model, request.band), {})
-        line.pop(request.id, None)
-        if not line:
-            self.lines.pop((request.model, request.band), None)
-
-    def overtaken(self, request: Request) -> list[Request]:
-        """Those who came before it, wait for the same, and were never sent."""
-        line = self.lines.get((request.model, request.band), {})
-        if request.id not in line:
-            return []
-        before: list[Request] = []
-        for other in line.values():
-            if other.id == request.id:
-                break
-            before.append(other)
-        return before
-
 
 class CheckedScheduler(Scheduler):
     """A scheduler that proves itself after every fact."""
@@ -127,18 +102,27 @@ class CheckedScheduler(Scheduler):
     def __init__(self, settings: SchedulerSettings, *, random: Random) -> None:
         super().__init__(settings, random=random)
         self.books = Books()
+        self._oracle = Oracle(self)
+        self._facts = 0
 
     # --- facts --------------------------------------------------------------------------------------------------
 
     def arrived(self, request: Request, *, now: float) -> list[Action]:
+        before = [entry for band in self._queues.bands[request.band + 1 :] for entry in band.entries.values()]
+        first_visits = {entry.request.id: (entry.request.band, entry.seq) for entry in before if entry.visit == 1}
         self.books.arrived(request)
-        actions = self._checked(super().arrived(request, now=now), now)
+        actions = super().arrived(request, now=now)
+        self._check_displaced(request, actions, first_visits)
+        self._checked(actions, now)
         if request.id in self.books.waiting:
             self._check_room(request)
         return actions
 
     def first_token(self, lease: int, *, now: float) -> list[Action]:
         return self._checked(super().first_token(lease, now=now), now)
+
+    def progressed(self, lease: int, output_tokens: int, *, now: float) -> list[Action]:
+        return self._checked(super().progressed(lease, output_tokens, now=now), now)
 
     def finished(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
         self.books.ended(self.books.released(lease), Outcome.COMPLETED)
@@ -189,11 +173,40 @@ class CheckedScheduler(Scheduler):
         actions = self._checked(super().expire(now=now), now)
         due_s = self.next_deadline()
         assert due_s is None or due_s > now, f"asked to expire({due_s}) again at {now}"
-        for band in self._bands:
+        for band in self._queues.bands:
             for entry in band.entries.values():
                 waited_s = entry.waited_s + now - entry.queued_since_s
                 assert waited_s < self._wait_s_max(band) + ROUNDING_S, f"{entry.request} has waited {waited_s} s"
+                assert now <= entry.deadline_s + ROUNDING_S, f"{entry.request} waits past {entry.deadline_s}"
         return actions
+
+    # --- single decisions ---------------------------------------------------------------------------------------
+
+    def _dispatch(self, entry: Entry, endpoints: list[Endpoint], now: float) -> Dispatch:
+        if self._settings.queue_enabled:
+            for endpoint in endpoints:
+                assert endpoint.serves(entry.request.model)
+                assert self._oracle.healthy(endpoint, now), f"{endpoint} is not well, and is given {entry.request}"
+                assert len(endpoint.ledger.leases) < endpoint.slots, f"{endpoint} is full, and is given {entry.request}"
+        if self._settings.queue_enabled and entry.request.pinned is None:
+            assert now + self._forecast.first_token_s(entry.request.model) <= entry.deadline_s
+            self._oracle.check_choice(entry, endpoints, now)
+        charged = entry.charged
+        assert charged == 0.0, f"{entry.request} was charged {charged} before it was sent"
+        dispatch = super()._dispatch(entry, endpoints, now)
+        assert entry.charged == entry.cost
+        return dispatch
+
+    def _end(self, entry: Entry, usage: Usage | None, now: float) -> None:
+        super()._end(entry, usage, now)
+        true_cost = 0.0
+        if usage is not None:
+            true_cost = self._fairness.cost(
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=usage.cached_tokens,
+                completion_tokens=usage.completion_tokens,
+            )
+        assert entry.charged == true_cost, f"{entry.request} was charged {entry.charged}, its cost was {true_cost}"
 
     # --- invariants ---------------------------------------------------------------------------------------------
 
@@ -201,131 +214,92 @@ class CheckedScheduler(Scheduler):
         """All that must hold at any time; the facts call it, and so may anybody."""
         self._check_leases()
         self._check_queue()
+        self._check_tenants()
+        for band in self._queues.bands:
+            check_tree(band.tree, [entry for entry in self._entries.values() if entry.request.band == band.rank])
         due_s = self.next_deadline()
         if due_s is None or due_s > now:  # else time has something to say first
-            self._check_nobody_waits_in_vain(now)
+            self._oracle.check_nobody_waits_in_vain(now)
 
     def _checked(self, actions: list[Action], now: float) -> list[Action]:
         for action in actions:
-            if isinstance(action, Dispatch):
-                self._check_order(action)
             self.books.note(action)
         self.books.settle()
-        dispatches = [action for action in actions if isinstance(action, Dispatch)]
-        self._check_granted(dispatches, now)
-        self.check(now=now)
+        if not self._settings.queue_enabled:
+            assert not self.books.waiting, "nothing waits where queueing is off"
+        self._facts += 1
+        if self._facts % (1 + len(self.books.requests) // THOROUGH_BELOW) == 0:
+            self.check(now=now)
         return actions
 
     def _check_leases(self) -> None:
-        held = {serial: (entry.request.id, _lease_endpoint(entry)) for serial, entry in self._leases.items()}
+        held = {serial: (entry.request.id, entry.held().endpoint) for serial, entry in self._leases.items()}
         assert held == {serial: (d.request_id, d.endpoint) for serial, d in self.books.leases.items()}
-        for endpoint in self._endpoints.values():
+        leases = [entry.held() for entry in self._leases.values()]
+        for endpoint in self._pool:
             ledger = endpoint.ledger
-            every = [entry.lease for entry in self._leases.values() if entry.lease is not None]
-            own = [lease for lease in every if lease.endpoint == endpoint.name]
+            own = [lease for lease in leases if lease.endpoint == endpoint.name]
             assert all(lease.epoch <= ledger.epoch for lease in own)
             assert sorted(ledger.leases) == sorted(x.serial for x in own if x.epoch == ledger.epoch)
             assert list(ledger.unseen) == [serial for serial, x in ledger.leases.items() if not x.seen]
             assert ledger.outstanding_prefill_tokens == sum(x.prompt_tokens for x in ledger.unseen.values())
 
-    def _check_granted(self, dispatches: Sequence[Dispatch], now: float) -> None:
-        if not self._settings.queue_enabled:
-            return
-        for dispatch in dispatches:
-            endpoint = self._endpoints[dispatch.endpoint]
-            assert len(endpoint.ledger.leases) <= endpoint.slots, f"{endpoint} was given {dispatch}"
-            assert endpoint.serves(self._leases[dispatch.lease].request.model)
-            assert endpoint.health.up, f"{endpoint} is down, and was given {dispatch}"
-            assert now >= endpoint.health.held_until_s, f"{endpoint} is held, and was given {dispatch}"
-            self._check_strict(dispatch, endpoint, now)
-
     def _check_queue(self) -> None:
-        waiting = {entry.request.id for band in self._bands for entry in band.entries.values()}
+        queues, bounds = self._queues, self._settings.bounds
+        entries = [entry for band in queues.bands for entry in band.entries.values()]
+        waiting = {entry.request.id for entry in entries}
         assert waiting == self.books.waiting
-        assert self._waiting_bytes == sum(self.books.requests[request_id].body_bytes for request_id in waiting)
-        assert all(band.tree.waiting == len(band.entries) for band in self._bands)
-        assert len(waiting - self.books.requeued) <= self._settings.requests_max
+        assert all(entry.state is State.WAITING and entry.charged == 0.0 for entry in entries)
+        assert queues.waiting == len(waiting)
+        assert queues.bytes == sum(entry.request.body_bytes for entry in entries)
+        assert queues.tokens == sum(entry.estimate.prompt_tokens for entry in entries)
+        new = [entry for entry in entries if entry.request.id not in self.books.requeued]
+        assert len(new) <= bounds.requests_max
+        assert sum(entry.request.body_bytes for entry in new) <= bounds.bytes_max
+        assert sum(entry.estimate.prompt_tokens for entry in new) <= bounds.tokens_max
+        for band in queues.bands:
+            own = list(band.entries.values())
+            assert band.bytes == sum(entry.request.body_bytes for entry in own)
+            tokens: Counter[str] = Counter()
+            for entry in own:
+                tokens[entry.request.model] += entry.estimate.prompt_tokens
+            assert (band.tokens, band.tokens_of) == (sum(tokens.values()), tokens)
+            assert band.tree.waiting == len(own)
         assert len(self._entries) == len(self.books.requests) == len(waiting) + len(self._leases)
         assert not (self._draining and self._queue_until_s is None and waiting), "the drain is over, and some wait"
 
     def _check_room(self, request: Request) -> None:
-        band = self._bands[request.band]
-        bound = band.settings.requests_max
-        assert len(self.books.waiting) <= self._settings.requests_max
-        assert self._waiting_bytes <= self._settings.bytes_max
-        assert bound is None or len(band.entries) <= bound
+        """A newcomer was let in: then all bounds hold, whatever came back from engines."""
+        band = self._queues.bands[request.band]
+        assert not self._queues.over_bounds()
+        assert not band.over_bounds()
+        limits = self._settings.tenants.get(request.tenant)
+        if limits is not None:
+            own = [entry for b in self._queues.bands for entry in b.entries.values()]
+            own = [entry for entry in own if entry.request.tenant == request.tenant]
+            assert limits.queued is None or len(own) <= limits.queued
+            assert limits.queued_bytes is None or sum(x.request.body_bytes for x in own) <= limits.queued_bytes
 
-    def _check_order(self, dispatch: Dispatch) -> None:
-        """Requests never sent leave in order of arrival, but for one that is too large for the KV memory left."""
-        request = self.books.requests[dispatch.request_id]
-        base = self._endpoints[dispatch.endpoint].ledger.base
-        tells_kv = base is not None and bool(base.kv_capacity_tokens)
-        for other in self.books.overtaken(request):
-            for_cause = tells_kv and _tokens(other) > _tokens(request)
-            assert for_cause or request.pinned, f"{request.id} overtook {other.id}"
+    def _check_displaced(
+        self, request: Request, actions: Sequence[Action], first_visits: dict[str, tuple[int, int]]
+    ) -> None:
+        """Who had to go was the youngest of the lowest band, never ran, and went for somebody who stayed."""
+        for action in actions:
+            if isinstance(action, Evict) and action.reason is not Reason.DISPLACED:
+                first_visits.pop(action.request_id, None)
+            if isinstance(action, Dispatch):
+                first_visits.pop(action.request_id, None)
+        victims = [a.request_id for a in actions if isinstance(a, Evict) and a.reason is Reason.DISPLACED]
+        assert not victims or request.id in self._entries, f"{victims} had to go for {request}, who was refused"
+        for victim in victims:
+            assert victim == max(first_visits, key=first_visits.__getitem__), f"{victim} had to go for {request}"
+            del first_visits[victim]
 
-    def _check_strict(self, dispatch: Dispatch, endpoint: Endpoint, now: float) -> None:
-        """No band is served while a higher one, whose conditions are no stricter, waits for the same endpoint."""
-        request = self._leases[dispatch.lease].request
-        band = self._bands[request.band]
-        if request.pinned is not None:
-            return
-        for higher in self._bands[: band.rank]:
-            if _stricter(higher, band):
-                continue
-            for entry in self._in_line(higher, endpoint.models or higher.tree.models()):
-                fits = not entry.shuns(endpoint.name, now) and endpoint.ledger.kv_usage(now) is None
-                assert not fits, f"{request.id} of {band.settings.name} was sent before {entry.request.id}"
-
-    def _check_nobody_waits_in_vain(self, now: float) -> None:
-        for band in self._bands:
-            if not band.tree.waiting:
-                continue
-            free = [e for e in self._endpoints.values() if self._open(e, band, now)]
-            line = self._in_line(band, band.tree.models()) if free else []
-            patient = [entry for entry in line if entry.bypassed >= BYPASS_MAX]  # room is kept for them
-            for entry, endpoint in product(line, free):
-                if not endpoint.serves(entry.request.model):
-                    continue
-                kept = any(endpoint.serves(x.request.model) and not x.shuns(endpoint.name, now) for x in patient)
-                fits = admission.misfit(entry, endpoint, self._settings.admission, now=now) is None
-                assert kept or not fits, f"at {now} {entry.request.id} waits, and {endpoint} is open to it"
-
-    def _in_line(self, band: Band, models: Iterable[str]) -> list[Entry]:
-        """The first of a band that wait for each of the models: those that a decision takes into account."""
-        waiting = sorted(band.entries.values(), key=lambda entry: (entry.key, entry.seq))
-        return [entry for model in models for entry in islice((x for x in waiting if x.request.model == model), WINDOW)]
-
-    def _open(self, endpoint: Endpoint, band: Band, now: float) -> bool:
-        """Open, and where others' load just fades, long enough for the scheduler to have looked again."""
-        fading = not endpoint.ledger.credible(now) and endpoint.ledger.foreign(now) > 0.01
-        slack_s = REVIEW_S + ROUNDING_S if fading else 0.0
-        return self._healthy(endpoint, now) and all(
-            admission.closed(endpoint, band.settings, self._settings.admission, now=when) is None
-            for when in (now - slack_s, now)
-        )
-
-    def _healthy(self, endpoint: Endpoint, now: float) -> bool:
-        health = endpoint.health
-        if not health.up or now < health.held_until_s:
-            return False
-        if now >= health.ejected_until_s:
-            return True
-        peers = [e for e in self._endpoints.values() if e.health.up and e.shares_models(endpoint)]
-        well = sum(now >= e.health.ejected_until_s for e in peers)
-        return well / len(peers) < self._settings.health.panic_threshold
-
-
-def _lease_endpoint(entry: Entry) -> str:
-    assert entry.lease is not None
-    return entry.lease.endpoint
-
-
-def _tokens(request: Request) -> int:
-    return request.prompt_tokens + request.output_tokens
-
-
-def _stricter(one: Band, other: Band) -> bool:
-    return one.settings.ceiling < other.settings.ceiling or (
-        one.settings.engine_waiting_max < other.settings.engine_waiting_max
-    )
+    def _check_tenants(self) -> None:
+        running = Counter(self.books.requests[d.request_id].tenant for d in self.books.leases.values())
+        waiting = [self.books.requests[request_id] for request_id in self.books.waiting]
+        for seen in self._tenants.snapshot(0.0):
+            own = [request for request in waiting if request.tenant == seen.name]
+            assert seen.running == running[seen.name]
+            assert (seen.queued, seen.queued_bytes) == (len(own), sum(request.body_bytes for request in own))
+            assert seen.limits.running is None or seen.running <= seen.limits.running

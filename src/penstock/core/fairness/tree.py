@@ -68,8 +68,8 @@ class Node:
 
     @property
     def idle(self) -> bool:
-        """Whether forgetting it would change nothing: no requests, and no service that others have yet to catch up."""
-        return not self.active and (self.parent is None or self.tag <= self.parent.virtual)
+        """Whether forgetting it changes nothing: no requests, not held, no service that others have yet to catch up."""
+        return not self.active and not self.held and (self.parent is None or self.tag <= self.parent.virtual)
 
     def enlist(self, child: Node, model: str) -> None:
         """Put a child into the heap of a model, with its present tag."""
@@ -196,6 +196,7 @@ class QueueTree:
             else:
                 del up.backlog[model]
                 del up.work[model]
+                up.heaps.pop(model, None)  # callers choose the names of models: nothing of them may stay behind
             if up.parent is not None and not up.active:
                 up.parent.active_weight -= up.weight
             up = up.parent
@@ -233,7 +234,7 @@ class QueueTree:
         """Forget idle flows whose debt others have caught up with; too many debtors lose their debt."""
         self._forget_below(self.root, keep, lambda node: node.idle)
         if self._nodes > NODES_MAX:
-            self._forget_below(self.root, keep, lambda node: not node.active)
+            self._forget_below(self.root, keep, lambda node: not node.active and not node.held)
         self._sweep_at = max(NODES_SWEEP_MIN, 2 * self._nodes)
 
     def _forget_below(self, node: Node, keep: Node, forgettable: Callable[[Node], bool]) -> None:
@@ -256,15 +257,15 @@ class QueueTree:
 
     def head(self, models: Collection[str], node: Node | None = None) -> Entry | None:
         """The request that is next, of those that wait for one of the models (below `node`, if given)."""
-        node = node or self.root
+        top = node = node or self.root
         while node.children:
             best: Node | None = None
             for model in models:
                 child = node.first(model)
                 if child is not None and (best is None or (child.tag, child.index) < (best.tag, best.index)):
                     best = child
-            if best is None:
-                return None
+            if best is None:  # all below this one are held, so what stands first is found by looking
+                return None if node is top else next(self._below(top, models), None)
             node = best
         return min(_heads(node, models), key=_age, default=None)
 

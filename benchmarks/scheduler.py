@@ -1,0 +1,162 @@
+"""What does a decision cost? All core calls of one request together, against depth, tenants and endpoints.
+
+How to read it. One row is a scheduler held at a steady queue depth: every slot is taken, and each step one running
+request ends (which dispatches a waiting one), gets its first token reported, and a new one arrives, so the queue stays
+as deep as it was. A row's figures are the CPU time of all core calls of one such request together (`arrived`,
+`first_token`, `progressed`, `finished` with usage, and its share of `observed`), per percentile over the steps. The
+ratios between rows are the message: cost must not grow with what waits. Absolute figures depend on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+from random import Random
+
+from rich.console import Console
+from rich.table import Table
+
+from penstock.core.actions import Dispatch
+from penstock.core.band import BandSettings
+from penstock.core.endpoint import EndpointSpec
+from penstock.core.ledger import Observation
+from penstock.core.queues import QueueBounds
+from penstock.core.request import Request, Usage
+from penstock.core.scheduler import Scheduler, SchedulerSettings
+
+SLOTS = 64
+BASE = {"depth": 10_000, "tenants": 1_000, "endpoints": 64}
+SWEEPS = {
+    "depth": (100, 1_000, 10_000, 100_000),
+    "tenants": (1, 10, 100, 1_000, 10_000),
+    "endpoints": (1, 4, 16, 64, 256),
+}
+
+
+class Bench:
+    """A scheduler under full load, moved by hand."""
+
+    def __init__(
+        self, depth: int, tenants: int, endpoints: int, *, seed: int = 1, routing: str = "least_loaded"
+    ) -> None:
+        self.random = Random(seed)
+        self.scheduler = Scheduler(
+            SchedulerSettings(
+                bands=(BandSettings("interactive", 3), BandSettings("standard", 2), BandSettings("batch", 0)),
+                bounds=QueueBounds(requests_max=1_000_000, bytes_max=1 << 40, tokens_max=1 << 50),
+                wait_s_max=1e9,
+                routing=routing,
+            ),
+            random=Random(seed),
+        )
+        self.tenants = tenants
+        self.endpoints = [f"e{i}" for i in range(endpoints)]
+        self.now = 0.0
+        self.serial = 0
+        self.running: list[int] = []
+        for name in self.endpoints:
+            self.scheduler.endpoint_added(EndpointSpec(name, SLOTS, frozenset({"m"})), now=0.0)
+        for _ in range(endpoints * SLOTS + depth):
+            self.arrive()
+
+    def arrive(self) -> None:
+        self.serial += 1
+        tenant = f"t{self.random.randrange(self.tenants)}"
+        request = Request(
+            f"r{self.serial}",
+            "m",
+            1,
+            tenant=tenant,
+            flow=(tenant,),
+            body_bytes=self.random.randrange(400, 8000),
+            streamed=True,
+        )
+        self.note(self.scheduler.arrived(request, now=self.now))
+
+    def note(self, actions: list[object]) -> None:
+        self.running += [action.lease for action in actions if isinstance(action, Dispatch)]
+
+    def step(self) -> float:
+        """One request's life, in core calls; returns the CPU seconds they took."""
+        self.now += 0.001
+        random, scheduler = self.random, self.scheduler
+        at = random.randrange(len(self.running))
+        self.running[at], self.running[-1] = self.running[-1], self.running[at]
+        lease = self.running.pop()
+        usage = Usage(random.randrange(100, 2000), random.randrange(10, 500), 0)
+        self.serial += 1
+        tenant = f"t{random.randrange(self.tenants)}"
+        request = Request(
+            f"r{self.serial}",
+            "m",
+            1,
+            tenant=tenant,
+            flow=(tenant,),
+            body_bytes=random.randrange(400, 8000),
+            streamed=True,
+        )
+        reading = None
+        if self.serial % 100 == 0:  # 64 endpoints read twice a second at 12,800 requests a second
+            reading = Observation(self.now - 0.001, SLOTS, 0, 0.5, 1_000_000, self.serial)
+        now = self.now
+        began = time.perf_counter()
+        actions = scheduler.arrived(request, now=now)
+        actions += scheduler.first_token(lease, now=now)
+        actions += scheduler.progressed(lease, 64, now=now)
+        actions += scheduler.finished(lease, usage, now=now)
+        if reading is not None:
+            actions += scheduler.observed(random.choice(self.endpoints), reading, now=now)
+        took = time.perf_counter() - began
+        self.note(actions)  # type: ignore[arg-type]
+        return took
+
+
+def measure(depth: int, tenants: int, endpoints: int, steps: int, routing: str) -> dict[str, float]:
+    """Percentiles in microseconds."""
+    bench = Bench(depth, tenants, endpoints, routing=routing)
+    for _ in range(min(steps, 2000)):
+        bench.step()
+    gc.collect()
+    gc.freeze()
+    times = sorted(bench.step() for _ in range(steps))
+    gc.unfreeze()
+    assert bench.scheduler.snapshot(now=bench.now).waiting >= depth * 0.9
+    return {
+        "p50_us": times[len(times) // 2] * 1e6,
+        "p99_us": times[int(len(times) * 0.99)] * 1e6,
+        "mean_us": sum(times) / len(times) * 1e6,
+    }
+
+
+def main() -> int:
+    """Run the sweeps and print a table, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=20_000, help="requests per row (default 20000)")
+    parser.add_argument("--routing", default="least_loaded")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    rows = []
+    for swept, values in SWEEPS.items():
+        for value in values:
+            shape = {**BASE, swept: value}
+            if not args.json:
+                print(f"measuring {shape} …", file=sys.stderr)
+            rows.append({"swept": swept, **shape, **measure(**shape, steps=args.steps, routing=args.routing)})
+    if args.json:
+        print(json.dumps(rows))
+        return 0
+    table = Table(title="CPU time of all core calls of one request", title_justify="left")
+    for column in ("swept", "waiting", "tenants", "endpoints", "p50 µs", "p99 µs", "mean µs"):
+        table.add_column(column, justify="left" if column == "swept" else "right")
+    for row in rows:
+        figures = (f"{row[key]:.1f}" for key in ("p50_us", "p99_us", "mean_us"))
+        table.add_row(row["swept"], *(f"{row[key]:,}" for key in BASE), *figures)
+    Console().print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

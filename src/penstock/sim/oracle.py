@@ -1,0 +1,202 @@
+"""Who ought to be sent next: the pump's rules once more, naively, by sorting and looking at everything.
+
+The pump keeps heaps, remembers which endpoints are open and arms timers; this asks everybody every time and changes
+nothing. Where the two differ one of them is wrong. It is used twice: a dispatch must be the choice made here, and when
+the scheduler is done there must be nobody left to choose, which is what work-conserving means (DESIGN §4.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from penstock.core import admission
+from penstock.core.band import Band
+from penstock.core.endpoint import Endpoint
+from penstock.core.fairness.tree import Node
+from penstock.core.flow import Entry
+from penstock.core.ledger import REVIEW_S
+from penstock.core.pump import BYPASS_MAX, LIGHT_FLOWS_MAX, RESERVE_REVIEW_S, WINDOW
+
+if TYPE_CHECKING:
+    from penstock.sim.checkers import CheckedScheduler
+
+ROUNDING_S = 1e-6
+
+Choice = tuple[Entry, list[Endpoint]]
+
+
+class Oracle:
+    """Looks at a scheduler's insides, and touches nothing."""
+
+    def __init__(self, scheduler: CheckedScheduler) -> None:
+        self._scheduler = scheduler
+
+    # --- claims -------------------------------------------------------------------------------------------------
+
+    def check_choice(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
+        """The scheduler is about to send a request that waits."""
+        scheduler = self._scheduler
+        if entry.seq not in scheduler._queues.bands[entry.request.band].entries:
+            return
+        passed = set(scheduler._pump._passed)  # they were counted as overtaken just now, by this very choice
+        expected = self._choice(now, known=True, discount=passed)
+        assert expected is not None, f"at {now} {entry.request} is sent, and nobody may be"
+        assert expected[0] is entry, f"at {now} {entry.request} is sent before {expected[0].request}"
+        assert set(expected[1]) == set(endpoints), f"at {now} {entry.request} may go to {endpoints}, not {expected[1]}"
+        self._check_leaf_order(entry, endpoints, now)
+        self._check_strict(entry, endpoints, now)
+
+    def check_nobody_waits_in_vain(self, now: float) -> None:
+        choice = self._choice(now, known=False, discount=set())
+        assert choice is None, f"at {now} {choice[0].request} waits, and {choice[1]} are open to it"
+
+    def _check_leaf_order(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
+        """Within one flow and model nobody goes first but for those who don't fit, or may not run."""
+        for other in self._scheduler._queues.bands[entry.request.band].entries.values():
+            same = other.node is entry.node and other.request.model == entry.request.model
+            if same and (other.key, other.seq) < (entry.key, entry.seq) and not self._tenant_held(other):
+                fit = any(self._fits(other, endpoint, now) for endpoint in endpoints)
+                assert not fit, f"{entry.request} overtook {other.request}"
+
+    def _check_strict(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
+        """No band is served while the head of a higher one may go to the same endpoint, but for a promised share."""
+        bands = self._scheduler._queues.bands
+        if bands[entry.request.band].credit > 0:
+            return
+        for band in bands[: entry.request.band]:
+            for endpoint in endpoints:
+                if not self._open(endpoint, band, now):
+                    continue
+                head = next(self._order(band, [endpoint]), None)
+                if head is not None and not self._tenant_held(head) and not self._kept_from(head, [endpoint], now):
+                    fits = self._fits(head, endpoint, now)
+                    assert not fits, f"{entry.request} was sent before {head.request} of {band.settings.name}"
+
+    # --- the naive pump -----------------------------------------------------------------------------------------
+
+    def _choice(self, now: float, *, known: bool, discount: set[Entry]) -> Choice | None:
+        """`known`: ask the endpoints that the scheduler knows to be open, else those that have been so for a while."""
+        bands = self._scheduler._queues.bands
+        kept: set[Endpoint] = set()
+        turns = [band for band in bands if band.credit > 0] + list(bands)
+        for band in turns:
+            if not band.tree.waiting:
+                continue
+            pool = band.open if known else (e for e in self._scheduler._pool if self._open_long(e, band, now))
+            free = [e for e in pool if e not in kept]
+            choice = self._choice_of(band, free, kept, now, known=known, discount=discount) if free else None
+            if choice is not None:
+                return choice
+        return None
+
+    def _choice_of(
+        self, band: Band, free: list[Endpoint], kept: set[Endpoint], now: float, *, known: bool, discount: set[Entry]
+    ) -> Choice | None:
+        order = [entry for entry in self._order(band, free) if not self._tenant_held(entry)]
+        if not order:
+            return None
+        if self._kept_from(order[0], free, now, known=known):
+            for entry in self._light_heads(band, free, order):
+                fitting = [e for e in free if self._fits(entry, e, now)]
+                if fitting:
+                    return entry, fitting
+            return None
+        models = [m for m in band.tree.models() if any(e.serves(m) for e in free)]
+        lines = [order, *([x for x in order if x.request.model == model] for model in models)]
+        for line in lines[: 1 if len(models) == 1 else None]:
+            for entry in islice(line, WINDOW):
+                if self._kept_from(entry, free, now, known=known):
+                    continue
+                fitting = [e for e in free if e not in kept and self._fits(entry, e, now)]
+                if fitting:
+                    return entry, fitting
+                if entry.bypassed - (entry in discount) >= BYPASS_MAX:
+                    kept.update(e for e in free if e.serves(entry.request.model) and not entry.shuns(e.name, now))
+        return None
+
+    def _light_heads(self, band: Band, free: list[Endpoint], order: list[Entry]) -> Iterator[Entry]:
+        for model in [m for m in band.tree.models() if any(e.serves(m) for e in free)]:
+            tops: dict[Node, Entry] = {}
+            for entry in order:
+                if entry.request.model == model:
+                    tops.setdefault(_top(entry), entry)
+            for entry in islice(tops.values(), LIGHT_FLOWS_MAX):
+                if self._scheduler._pump.under_share(entry):
+                    yield entry
+
+    def _order(self, band: Band, free: Iterable[Endpoint]) -> Iterator[Entry]:
+        """The fair order: by tags from the top level down, then by key and arrival. Held flows do not count."""
+        served = {m for m in band.tree.models() if any(e.serves(m) for e in free)}
+        wanted = [x for x in band.entries.values() if x.request.model in served and not _any_held(x)]
+        return iter(sorted(wanted, key=_rank))
+
+    # --- single questions ---------------------------------------------------------------------------------------
+
+    def _kept_from(self, entry: Entry, endpoints: Iterable[Endpoint], now: float, *, known: bool = True) -> bool:
+        """Whether the slots that are left are kept for flows that have less than their share, or were a moment ago."""
+        scheduler, model = self._scheduler, entry.request.model
+        slots = sum(e.slots for e in scheduler._pool if e.health.up and e.serves(model))
+        kept = scheduler._reserve.kept(model, slots, now if known else now - RESERVE_REVIEW_S - ROUNDING_S)
+        if kept <= 0 or scheduler._pump.under_share(entry):
+            return False
+        return sum(e.slots - e.ledger.load(now) for e in endpoints if e.serves(model)) <= kept
+
+    def _fits(self, entry: Entry, endpoint: Endpoint, now: float) -> bool:
+        settings = self._scheduler._settings.admission
+        serves = endpoint.serves(entry.request.model)
+        return serves and admission.misfit(entry, endpoint, settings, now=now) is None
+
+    def _tenant_held(self, entry: Entry) -> bool:
+        limits = self._scheduler._settings.tenants.get(entry.request.tenant)
+        if limits is None or limits.running is None:
+            return False
+        running = sum(x.request.tenant == entry.request.tenant for x in self._scheduler._leases.values())
+        return running >= limits.running
+
+    def _open(self, endpoint: Endpoint, band: Band, now: float) -> bool:
+        settings = self._scheduler._settings.admission
+        return self.healthy(endpoint, now) and admission.closed(endpoint, band.settings, settings, now=now) is None
+
+    def _open_long(self, endpoint: Endpoint, band: Band, now: float) -> bool:
+        """Open, and where others' load just fades, long enough for the scheduler to have looked again."""
+        fading = not endpoint.ledger.credible(now) and endpoint.ledger.foreign(now) > 0.01
+        slack_s = REVIEW_S + ROUNDING_S if fading else 0.0
+        settings = self._scheduler._settings.admission
+        return self._open(endpoint, band, now) and (
+            admission.closed(endpoint, band.settings, settings, now=now - slack_s) is None
+        )
+
+    def healthy(self, endpoint: Endpoint, now: float) -> bool:
+        health = endpoint.health
+        if not health.up or now < health.held_until_s:
+            return False
+        if now >= health.ejected_until_s:
+            return True
+        peers = [e for e in self._scheduler._pool if e.health.up and e.shares_models(endpoint)]
+        well = sum(now >= e.health.ejected_until_s for e in peers)
+        return well / len(peers) < self._scheduler._settings.health.panic_threshold
+
+
+def _path(entry: Entry) -> list[Node]:
+    """From the top level down to the entry's flow."""
+    path: list[Node] = []
+    node: Node | None = entry.node_of()
+    while node is not None and node.parent is not None:
+        path.insert(0, node)
+        node = node.parent
+    return path
+
+
+def _top(entry: Entry) -> Node:
+    path = _path(entry)
+    return path[0] if path else entry.node_of()
+
+
+def _any_held(entry: Entry) -> bool:
+    return any(node.held for node in _path(entry))
+
+
+def _rank(entry: Entry) -> tuple[list[tuple[float, int]], tuple[int, float], int]:
+    return [(node.tag, node.index) for node in _path(entry)], entry.key, entry.seq
