@@ -19,9 +19,10 @@ from random import Random
 from rich.console import Console
 from rich.table import Table
 
-from penstock.core.actions import Dispatch
+from penstock.core.actions import Action, Dispatch
 from penstock.core.band import BandSettings
 from penstock.core.endpoint import EndpointSpec
+from penstock.core.lease import Lease
 from penstock.core.ledger import Observation
 from penstock.core.queues import QueueBounds
 from penstock.core.request import Request, Usage
@@ -76,8 +77,14 @@ class Bench:
         )
         self.note(self.scheduler.arrived(request, now=self.now))
 
-    def note(self, actions: list[object]) -> None:
-        self.running += [action.lease for action in actions if isinstance(action, Dispatch)]
+    def note(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Dispatch):
+                self.running.append(action.lease)
+                self.note(self.scheduler.first_token(action.lease, now=self.now))
+
+    def leases_of(self, endpoint: str) -> dict[int, Lease]:
+        return self.scheduler._pool[endpoint].ledger.leases  # noqa: SLF001 - what an engine would see
 
     def step(self) -> float:
         """One request's life, in core calls; returns the CPU seconds they took."""
@@ -98,20 +105,19 @@ class Bench:
             body_bytes=random.randrange(400, 8000),
             streamed=True,
         )
-        reading = None
+        reading, read = None, ""
         if self.serial % 100 == 0:  # 64 endpoints read twice a second at 12,800 requests a second
-            reading = Observation(self.now - 0.001, SLOTS, 0, 0.5, 1_000_000, self.serial)
+            read = random.choice(self.endpoints)
+            reading = Observation(self.now - 0.001, len(self.leases_of(read)), 0, 0.5, 10_000_000, self.serial)
         now = self.now
         began = time.perf_counter()
-        actions = scheduler.arrived(request, now=now)
-        actions += scheduler.first_token(lease, now=now)
-        actions += scheduler.progressed(lease, 64, now=now)
+        actions = scheduler.progressed(lease, 64, now=now)
         actions += scheduler.finished(lease, usage, now=now)
+        actions += scheduler.arrived(request, now=now)
         if reading is not None:
-            actions += scheduler.observed(random.choice(self.endpoints), reading, now=now)
-        took = time.perf_counter() - began
-        self.note(actions)  # type: ignore[arg-type]
-        return took
+            actions += scheduler.observed(read, reading, now=now)
+        self.note(actions)
+        return time.perf_counter() - began
 
 
 def measure(depth: int, tenants: int, endpoints: int, steps: int, routing: str) -> dict[str, float]:

@@ -32,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser(
         "serve",
         help="run the gateway",
-        description="Run the gateway. Settings: defaults, then -c FILE, then PENSTOCK__SECTION__KEY variables, then flags.",
+        description="Run the gateway. Settings: defaults, -c FILE, PENSTOCK__… variables, flags; the last wins.",
         allow_abbrev=False,
     )
     serve.add_argument(

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 from penstock.core.actions import Action, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.endpoint import EndpointSpec
+from penstock.core.estimate import BYTES_PER_TOKEN, Estimator
+from penstock.core.flow import Entry
 from penstock.core.lease import Lease
+from penstock.core.lifecycle import Event
 from penstock.core.request import Request
 from penstock.core.scheduler import SchedulerSettings
 from penstock.sim.checkers import CheckedScheduler
@@ -21,8 +25,24 @@ def scheduler(settings: SchedulerSettings | None = None, *, seed: int = 1, **slo
     return made
 
 
-def request(name: str, *, model: str = "m", band: int = 0, **more: object) -> Request:
-    return Request(id=name, model=model, band=band, **more)  # type: ignore[arg-type]
+def request(
+    name: str, *, model: str = "m", band: int = 0, prompt_tokens: int = 0, output_tokens: int = 50, **more: Any
+) -> Request:
+    """A request that an estimator which has learned nothing takes to be that long."""
+    sizes: dict[str, Any] = {"body_bytes": round(prompt_tokens * BYTES_PER_TOKEN), "output_tokens_max": output_tokens}
+    if "tenant" in more:
+        sizes["flow"] = (more["tenant"],)
+    return Request(id=name, model=model, band=band, **sizes | more)
+
+
+def waiting_entry(name: str, seq: int = 1, **more: Any) -> Entry:
+    """An entry as the scheduler makes it, estimated, waiting in no queue yet."""
+    entry = Entry(request(name, **more), seq)
+    entry.move(Event.ADMITTED)
+    of = entry.request
+    entry.estimate = Estimator().estimate(of.tenant, of.model, of.body_bytes, of.output_tokens_max)
+    entry.work = entry.estimate.prompt_tokens + 2.0 * entry.estimate.output_tokens
+    return entry
 
 
 def lease(serial: int, *, at: float = 0.0, prompt: int = 100, output: int = 50, streamed: bool = True) -> Lease:

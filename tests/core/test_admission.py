@@ -12,7 +12,7 @@ from penstock.core.endpoint import Endpoint, EndpointSpec
 from penstock.core.flow import Entry
 from penstock.core.health import HealthSettings
 from penstock.core.ledger import Observation
-from tests.core.drive import lease, request
+from tests.core.drive import lease, request, waiting_entry
 
 SETTINGS = AdmissionSettings(kv_usage_max=0.9)
 
@@ -78,7 +78,7 @@ def test_full_kv_memory_closes_unless_the_endpoint_is_idle() -> None:
 
 def test_what_is_too_large_for_the_kv_memory_left_does_not_fit() -> None:
     at = endpoint()
-    small, large = (Entry(request("r", prompt_tokens=tokens), 1) for tokens in (10, 600))
+    small, large = (waiting_entry("r", prompt_tokens=tokens) for tokens in (10, 600))
     at.ledger.observe(Observation(0.5, running=0, waiting=0, kv_usage=0.5, kv_capacity_tokens=1000))
     assert misfit(large, at, SETTINGS, now=1.0) is None  # an idle endpoint takes one, however large
     at.ledger.add(lease(1, at=0.6))

@@ -10,9 +10,7 @@ from tests.core.chaos import Chaos
 from tests.core.test_scheduler_properties import THREE_BANDS
 
 ROOT = Path(__file__).parents[2]
-DIGEST = (
-    "import hashlib; from tests.core.test_determinism import trace; print(hashlib.md5(trace(7).encode()).digest())"
-)
+DIGEST = "import hashlib; from tests.core.test_determinism import trace; print(hashlib.md5(trace(7).encode()).digest())"
 
 
 def trace(seed: int) -> str:

@@ -49,7 +49,7 @@ class Naive:
         wanted = [entry for entry in self.entries if entry.request.model in models]
         return sorted(wanted, key=self._rank)
 
-    def _rank(self, entry: Entry) -> tuple[list[tuple[float, int]], float, int]:
+    def _rank(self, entry: Entry) -> tuple[list[tuple[float, int]], tuple[int, float], int]:
         tags: list[tuple[float, int]] = []
         node = entry.node
         while node is not None and node.parent is not None:

@@ -13,7 +13,7 @@ from tests.core.drive import request
 def waiting(seq: int, key: float | None = None) -> Entry:
     entry = Entry(request(f"r{seq}"), seq)
     entry.move(Event.ADMITTED)
-    entry.key = seq if key is None else key
+    entry.key = (0, float(seq if key is None else key))
     return entry
 
 

@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from penstock.core.ledger import EVENTS_MAX, FROZEN_S, REVIEW_S, Ledger, Observation
+from penstock.core.ledger import EVENTS_MAX, FROZEN_S, PACE_KEPT_S, PREFILL_BASE_S, REVIEW_S, Ledger, Observation
 from tests.core.drive import lease
 
 
 def ledger(**own: float) -> Ledger:
     """A ledger with leases by their dispatch times."""
-    made = Ledger(stale_after_s=5.0)
+    made = Ledger(stale_after_s=5.0, slots=64)
     for serial, at in enumerate(own.values(), 1):
         made.add(lease(serial, at=at))
     return made
@@ -113,7 +113,7 @@ def test_it_says_when_time_alone_may_change_something() -> None:
 def test_a_dispatch_is_seen_at_its_first_token() -> None:
     own = ledger(a=0.0)
     own.observe(Observation(1.0, running=4, waiting=2))
-    assert own.engine_queue(4, 1.0) == 3
+    assert own.outstanding_prefill_tokens == 100
     own.first_token(own.leases[1], 1.5)
     assert not own.unseen
     assert own.outstanding_prefill_tokens == 0
@@ -129,7 +129,7 @@ def test_a_dispatch_is_seen_when_a_reading_moved_after_one_that_was_asked_for_la
 
 
 def test_an_answer_that_does_not_stream_is_seen_when_its_prefill_should_be_over() -> None:
-    own = Ledger(stale_after_s=5.0)
+    own = Ledger(stale_after_s=5.0, slots=64)
     for serial in (1, 2):
         own.add(lease(serial, at=0.0, prompt=4000, streamed=False))
     assert own.review_s(0.0) == own.leases[1].prefill_end_s == pytest.approx(1.05)
@@ -212,7 +212,7 @@ def test_an_endless_stream_of_events_without_readings_costs_no_more_memory() -> 
 
 
 def test_the_prefill_rate_is_learned_and_never_zero() -> None:
-    own = Ledger(stale_after_s=5.0)
+    own = Ledger(stale_after_s=5.0, slots=64)
     for serial in range(10_000):
         own.add(lease(serial, at=float(serial), prompt=0))
         own.first_token(own.leases[serial], serial + (0.5 if serial % 2 else 0.0))
@@ -221,4 +221,49 @@ def test_the_prefill_rate_is_learned_and_never_zero() -> None:
     for serial in range(10_000, 10_100):
         own.add(lease(serial, at=float(serial), prompt=1000))
         own.first_token(own.leases[serial], serial + 0.5)
-    assert own.prefill_rate == pytest.approx(2000, rel=0.01)
+    assert own.prefill_rate == pytest.approx(1000 / (0.5 - PREFILL_BASE_S), rel=0.01)
+
+
+def test_while_the_engine_queues_every_dispatch_joins_its_queue_and_what_it_began_leaves_it() -> None:
+    own = ledger(a=0.0)
+    own.observe(Observation(1.0, running=4, waiting=2, progress=1.0))
+    own.add(lease(2, at=1.1))
+    own.add(lease(3, at=1.2))
+    assert own.engine_queue(100, 1.3) == 4
+    own.remove(own.leases[1], 1.4)
+    assert own.engine_queue(100, 1.5) == 3
+
+
+def test_more_begun_than_ended_shows_that_the_engine_runs_more_than_it_did() -> None:
+    own = ledger()
+    own.observe(Observation(1.0, running=4, waiting=2, progress=1.0))
+    for serial in (2, 3):
+        own.add(lease(serial, at=1.1))
+        own.first_token(own.leases[serial], 1.2)
+    assert own.engine_queue(100, 1.3) == 2
+    own.remove(own.leases[2], 1.4)
+    assert own.engine_queue(100, 1.5) == 1
+
+
+def test_pace_is_what_streams_show_and_is_forgotten_when_none_show_it() -> None:
+    own = ledger(a=0.0)
+    own.first_token(own.leases[1], 1.0)
+    own.progressed(own.leases[1], 5, 1.5)  # too few to tell
+    assert own.time_per_output_token_s(1.5) == 0.0
+    own.progressed(own.leases[1], 21, 2.0)
+    assert own.time_per_output_token_s(2.0) == pytest.approx(0.05)
+    own.progressed(own.leases[1], 41, 4.0)
+    assert own.time_per_output_token_s(4.0) == pytest.approx(0.06)
+    assert own.time_per_output_token_s(4.0 + PACE_KEPT_S) == 0.0
+    own.progressed(own.leases[1], 61, 100.0)
+    assert own.time_per_output_token_s(100.0) == pytest.approx(96 / 20)
+
+
+def test_what_ran_on_a_dead_engine_says_nothing_of_its_successor() -> None:
+    own = ledger(a=0.0)
+    own.observe(Observation(1.0, 1, 0, started_s=1.0))
+    old = own.leases[1]
+    assert own.observe(Observation(2.0, 0, 0, started_s=9.0))
+    own.first_token(old, 3.0)
+    own.progressed(old, 100, 4.0)
+    assert own.time_per_output_token_s(4.0) == 0.0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.core.admission import AdmissionSettings
 from penstock.core.ledger import Observation
+from penstock.core.queues import QueueBounds
 from penstock.core.scheduler import SchedulerSettings
 from tests.core.drive import ends, request, scheduler, sent, the_lease
 
@@ -13,7 +15,7 @@ STREAMED_OR_NOT = pytest.mark.parametrize("streamed", [True, False], ids=["strea
 
 @STREAMED_OR_NOT
 def test_two_slots_and_room_for_four_serve_six_of_ten(streamed: bool) -> None:
-    made = scheduler(SchedulerSettings(requests_max=4), a=2)
+    made = scheduler(SchedulerSettings(bounds=QueueBounds(requests_max=4)), a=2)
     actions = [made.arrived(request(str(at), streamed=streamed), now=0.0) for at in range(10)]
     assert [len(sent(x)) for x in actions] == [1, 1] + [0] * 8
     refused = [end for x in actions for end in ends(x)]
@@ -31,7 +33,7 @@ def test_two_slots_and_room_for_four_serve_six_of_ten(streamed: bool) -> None:
 @STREAMED_OR_NOT
 @pytest.mark.parametrize("moving", [True, False], ids=["moving", "frozen"])
 def test_sixty_four_at_once_fill_sixty_four_slots(moving: bool, streamed: bool) -> None:
-    made = scheduler(a=64)
+    made = scheduler(SchedulerSettings(admission=AdmissionSettings(prefill_tokens_max=1_000_000)), a=64)
     running = 0
     for at in range(70):
         now = at / 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.overload import RETRY_AFTER_UNKNOWN_S, DrainRate, estimated_wait_s, retry_after_s
+from penstock.core.overload import RETRY_AFTER_UNKNOWN_S, DrainRate, retry_after_s
 
 
 def test_a_steady_rate_is_found() -> None:
@@ -22,9 +22,8 @@ def test_the_rate_is_unknown_before_the_first_dispatch_and_long_after_the_last()
     assert rate.per_s(1000.0) is None
 
 
-def test_the_wait_is_what_is_ahead_divided_by_the_rate() -> None:
-    assert estimated_wait_s(30, 3.0) == 10.0
-    assert estimated_wait_s(30, None) == RETRY_AFTER_UNKNOWN_S
+def test_nothing_is_known_before_the_first_dispatch() -> None:
+    assert retry_after_s(None, 0.0) == RETRY_AFTER_UNKNOWN_S
 
 
 def test_it_is_spread_and_bounded() -> None:

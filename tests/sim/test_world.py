@@ -11,10 +11,12 @@ import pytest
 from penstock.cli import main
 from penstock.core.band import BandSettings
 from penstock.core.scheduler import SchedulerSettings
+from penstock.sim.capacity import requests_per_s
 from penstock.sim.profiles import EngineConfig
 from penstock.sim.report import jain, percentile, priced, service_between
 from penstock.sim.workload import Bursts, Constant, InFlight, Lognormal, OnOff, Poisson, Source, Stream, sources
-from penstock.sim.world import Death, EngineSpec, Journey, World, WorldSettings, requests_per_s
+from penstock.sim.world import World
+from penstock.sim.world_values import Death, EngineSpec, Journey, WorldSettings
 
 CONFIG = EngineConfig(step_jitter=0.05)
 SHORT = (Lognormal(300, 1000), Lognormal(50, 150))

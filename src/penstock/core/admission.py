@@ -65,28 +65,39 @@ def closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, 
     return None
 
 
+def room(endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> tuple[float, float]:
+    """How large a request may be that goes to an open endpoint now: prompt tokens, and tokens in all.
+
+    An endpoint that is idle, or computes no prompt, takes one of any size.
+    """
+    ledger = endpoint.ledger
+    outstanding = ledger.outstanding_prefill_tokens
+    prefill_tokens = settings.prefill_tokens_max - outstanding if outstanding else math.inf
+    capacity = ledger.base.kv_capacity_tokens if ledger.base is not None else None
+    kv_usage = ledger.kv_usage(now) if capacity else None
+    if capacity and kv_usage is not None and ledger.load(now) > 0:
+        return prefill_tokens, (settings.kv_usage_max - kv_usage) * capacity
+    return prefill_tokens, math.inf
+
+
 def misfit(entry: Entry, endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> Cause | None:
     """Why this request may not go to an endpoint that is open to its band; None when it may."""
     if entry.avoid is not None and entry.shuns(endpoint.name, now):
         return Cause.SHUNNED
-    ledger = endpoint.ledger
-    outstanding = ledger.outstanding_prefill_tokens
-    if outstanding and outstanding + entry.estimate.prompt_tokens > settings.prefill_tokens_max:
+    prefill_tokens, tokens = room(endpoint, settings, now=now)
+    if entry.estimate.prompt_tokens > prefill_tokens:
         return Cause.PREFILL_FULL
-    capacity = ledger.base.kv_capacity_tokens if ledger.base is not None else None
-    if capacity and ledger.load(now) > 0:
-        kv_usage = ledger.kv_usage(now)
-        tokens = entry.estimate.prompt_tokens + entry.estimate.output_tokens
-        if kv_usage is not None and kv_usage + tokens / capacity > settings.kv_usage_max:
-            return Cause.KV_FULL
-    return None
+    return Cause.KV_FULL if entry.estimated_tokens > tokens else None
 
 
 def lifts_s(cause: Cause, endpoint: Endpoint, *, now: float) -> float:
     """When time alone may next lift a cause that keeps requests from the endpoint; infinity when it won't."""
     if cause is Cause.NO_BACKEND:
         return math.inf
+    if cause is Cause.SLOTS_FULL and len(endpoint.ledger.leases) >= endpoint.slots:
+        return math.inf  # a lease has to end
     if cause in (Cause.HELD, Cause.EJECTED):
         ends_s = (endpoint.health.held_until_s, endpoint.health.ejected_until_s)
         return min(end_s for end_s in ends_s if end_s > now)
-    return endpoint.ledger.review_s(now)
+    review_s = endpoint.ledger.review_s(now)
+    return min(review_s, endpoint.ledger.pace_kept_until_s) if cause is Cause.PACE else review_s

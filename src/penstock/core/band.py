@@ -41,14 +41,23 @@ class Band:
         self.bytes = 0
         self.tokens = 0
         self.tokens_of: dict[str, int] = {}  # per model
+        self._sizes: dict[int, int] = {}  # how many wait, by size class of their prompts
         self.credit = 0.0  # service promised by `min_share` and not yet given
-        self.open: dict[Endpoint, None] = {}
+        self.open: dict[Endpoint, float] = {}  # with the slots each had free when it was found open
+        self.free_slots = 0.0  # the sum of these
         self.unchecked: dict[Endpoint, None] = {}
 
     def touch(self, endpoint: Endpoint) -> None:
         """Something happened to the endpoint: ask again whether it is open."""
-        self.open.pop(endpoint, None)
+        free = self.open.pop(endpoint, None)
+        if free is not None:
+            self.free_slots = self.free_slots - free if self.open else 0.0
         self.unchecked[endpoint] = None
+
+    def opened(self, endpoint: Endpoint, free_slots: float) -> None:
+        """The endpoint was asked, and is open."""
+        self.open[endpoint] = free_slots
+        self.free_slots += free_slots
 
     def push(self, entry: Entry) -> None:
         self.entries[entry.seq] = entry
@@ -56,6 +65,8 @@ class Band:
         tokens, model = entry.estimate.prompt_tokens, entry.request.model
         self.tokens += tokens
         self.tokens_of[model] = self.tokens_of.get(model, 0) + tokens
+        size = _size_class(tokens)
+        self._sizes[size] = self._sizes.get(size, 0) + 1
         self.tree.push(entry)
 
     def remove(self, entry: Entry) -> None:
@@ -64,9 +75,17 @@ class Band:
         tokens, model = entry.estimate.prompt_tokens, entry.request.model
         self.tokens -= tokens
         self.tokens_of[model] -= tokens
+        size = _size_class(tokens)
+        self._sizes[size] -= 1
+        if not self._sizes[size]:
+            del self._sizes[size]
         self.tree.remove(entry)
         if model not in self.tree.root.backlog:
             del self.tokens_of[model]
+
+    def prompt_tokens_min(self) -> int:
+        """No waiting prompt is estimated smaller; a bound, at most a quarter too low."""
+        return _size_of(min(self._sizes)) if self._sizes else 0
 
     def over_bounds(self) -> bool:
         """Whether more waits in it than may."""
@@ -76,3 +95,14 @@ class Band:
             or (settings.bytes_max is not None and self.bytes > settings.bytes_max)
             or (settings.tokens_max is not None and self.tokens > settings.tokens_max)
         )
+
+
+def _size_class(tokens: int) -> int:
+    """Four classes per power of two."""
+    shift = max(tokens.bit_length() - 3, 0)
+    return (shift << 3) + (tokens >> shift)
+
+
+def _size_of(size_class: int) -> int:
+    """The least number of tokens in a class."""
+    return (size_class & 7) << (size_class >> 3)

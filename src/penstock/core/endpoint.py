@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -27,17 +28,26 @@ class Endpoint:
     def __init__(self, spec: EndpointSpec, *, index: int, health: HealthSettings, stale_after_s: float) -> None:
         self.name = spec.name
         self.index = index  # order of configuration: the tie-break wherever endpoints are compared
-        self.slots = spec.slots
         self.adaptive = AdaptiveSlots(spec.slots) if spec.adaptive_slots else None
         self.models = spec.models
         self.tells_models = True
         self.labels = spec.labels
-        self.ledger = Ledger(stale_after_s=stale_after_s)
+        self.ledger = Ledger(slots=spec.slots, stale_after_s=stale_after_s)
         self.health = Health(health, up=True)
         self.dispatches_total = 0
+        self.room = (math.inf, math.inf)  # as of when it was last found open: `admission.room`
 
     def __repr__(self) -> str:
         return f"Endpoint({self.name!r}, leases={len(self.ledger.leases)}/{self.slots})"
+
+    @property
+    def slots(self) -> int:
+        """Requests it may be sent at a time."""
+        return self.ledger.slots
+
+    @slots.setter
+    def slots(self, slots: int) -> None:
+        self.ledger.resized(slots)
 
     def observed(self, reading: Observation, engine_waiting_max: int, now: float) -> bool:
         """Take in a reading. Returns True when the slots changed with it."""

@@ -13,6 +13,7 @@ import msgspec
 BYTES_PER_TOKEN = 4.0  # English prose in JSON; a first guess
 OUTPUT_TOKENS = 128.0  # a chat answer; a first guess
 LEARNING_RATE = 0.1  # about the last twenty answers
+PROMPT_TOKENS_MAX = 131_072  # a long context; a body that seems longer holds an image or a sound
 KEYS_MAX = 10_000  # tenants and models remembered; the ones not used for the longest time are forgotten
 
 
@@ -54,7 +55,7 @@ class Estimator:
         output = self._output_tokens.get((tenant, model)) or self._output_tokens.get(("", model)) or OUTPUT_TOKENS
         if output_tokens_max is not None:
             output = min(output, output_tokens_max)
-        return Estimate(max(1, round(body_bytes * ratio)), max(1, round(output)))
+        return Estimate(min(max(1, round(body_bytes * ratio)), PROMPT_TOKENS_MAX), max(1, round(output)))
 
     def learn_prompt(self, model: str, body_bytes: int, prompt_tokens: int) -> None:
         """An engine said how many tokens a prompt of this size was."""

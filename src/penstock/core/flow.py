@@ -74,6 +74,11 @@ class Entry:
         self.deadline_s = math.inf  # for the first token
 
     @property
+    def prompt_bytes(self) -> int:
+        own = self.request.prompt_bytes
+        return self.request.body_bytes if own is None else own
+
+    @property
     def estimated_tokens(self) -> int:
         return self.estimate.prompt_tokens + self.estimate.output_tokens
 

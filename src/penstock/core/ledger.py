@@ -31,6 +31,7 @@ PREFILL_SAMPLE_S_MAX = 30.0
 PREFILL_BASE_S = 0.05  # one engine step and the way there and back
 PACE_TOKENS_MIN = 8  # fewer say more about the network's buffers than about the engine
 PACE_LEARNING_RATE = 0.2
+PACE_KEPT_S = 60.0  # a slow endpoint is given nothing, and answers that do not stream tell nothing: so it is forgotten
 KV_USAGE_SANE_MAX = 1.5  # rounding may carry a share past 1; what is far beyond is no share
 REVIEW_S = 1.0  # how often a fading estimate of others' load is looked at again; it halves in 20 s
 
@@ -66,7 +67,8 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
 class Ledger:
     """Own leases on one endpoint, and the last reading that moved."""
 
-    def __init__(self, *, stale_after_s: float) -> None:
+    def __init__(self, *, stale_after_s: float, slots: int) -> None:
+        self.slots = slots
         self.epoch = 0
         self.leases: dict[int, Lease] = {}  # of this epoch, in dispatch order
         self.unseen: dict[int, Lease] = {}  # the part of them the engine is not known to have taken in
@@ -86,6 +88,9 @@ class Ledger:
         self._last_first_token_s = -math.inf
         self.outstanding_prefill_tokens = 0
         self._pace_s: float | None = None
+        self._load = 0.0  # what `load` said last, good until then or until something happens
+        self._load_until_s = -math.inf
+        self.pace_kept_until_s = -math.inf
 
     # --- own leases ---------------------------------------------------------------------------------------------
 
@@ -119,15 +124,18 @@ class Ledger:
         made = output_tokens - lease.progress_tokens
         if made < PACE_TOKENS_MIN or lease.epoch != self.epoch:
             return
+        if now >= self.pace_kept_until_s:
+            self._pace_s = None
+        self.pace_kept_until_s = now + PACE_KEPT_S
         sample_s = (now - lease.progress_s) / made
         lease.progress_s, lease.progress_tokens = now, output_tokens
         self._pace_s = (
             sample_s if self._pace_s is None else self._pace_s + PACE_LEARNING_RATE * (sample_s - self._pace_s)
         )
 
-    def time_per_output_token_s(self, now: float) -> float:  # noqa: ARG002
+    def time_per_output_token_s(self, now: float) -> float:
         """The pace of late, 0 while unknown."""
-        return self._pace_s or 0.0
+        return self._pace_s or 0.0 if now < self.pace_kept_until_s else 0.0
 
     def remove(self, lease: Lease, now: float) -> None:
         """The lease ended, however it did."""
@@ -167,6 +175,7 @@ class Ledger:
         self._prefill_seconds = 0.9 * self._prefill_seconds + elapsed_s
 
     def _note(self, when: float, leases: int, tokens: int) -> None:
+        self._load_until_s = -math.inf
         self._events.append((when, leases, tokens))
         self._net += leases
         self._net_tokens += tokens
@@ -186,6 +195,7 @@ class Ledger:
         if reading.asked_s <= self.asked_s or not reading.sane():
             return False  # answered out of order, or nonsense, which says as little as no answer
         previous_asked_s, self.asked_s = self.asked_s, reading.asked_s
+        self._load_until_s = -math.inf
         base = self.base
         if base is not None and reading.same_as(base):
             return False
@@ -228,19 +238,34 @@ class Ledger:
 
     # --- what follows from both ---------------------------------------------------------------------------------
 
+    def resized(self, slots: int) -> None:
+        """The endpoint takes more, or fewer, requests at a time from now on."""
+        self.slots = slots
+        self._load_until_s = -math.inf
+
     def foreign(self, now: float) -> float:
         """Requests of others believed to be on the endpoint when readings are not to be had."""
         if self._moved_s == -math.inf:
             return 0.0
-        return self._foreign * math.exp(-max(0.0, now - self._moved_s) / FOREIGN_DECAY_S)
+        faded = self._foreign * math.exp(-max(0.0, now - self._moved_s) / FOREIGN_DECAY_S)
+        return min(faded, max(0.0, self.slots - 1.0))  # what was read last never fills an endpoint by itself
 
     def load(self, now: float) -> float:
         """Requests believed to be on the endpoint, running or waiting, ours and others'."""
+        if now < self._load_until_s:
+            return self._load
         own = len(self.leases)
         if self.credible(now):
             assert self.base is not None
-            return max(own, self.base.running + self.base.waiting + self._net)
-        return own + self.foreign(now)
+            self._load = max(own, self.base.running + self.base.waiting + self._net)
+            self._load_until_s = self.asked_s + self._stale_after_s
+            if self._moved_s + FROZEN_S >= now:
+                self._load_until_s = min(self._load_until_s, self._moved_s + FROZEN_S)
+        else:
+            foreign = self.foreign(now)
+            self._load = own + foreign
+            self._load_until_s = now if foreign > 0.0 else math.inf
+        return self._load
 
     def engine_queue(self, slots: int, now: float) -> float:
         """Requests believed to wait inside the engine: observed, or our own that it can't have taken in yet."""

@@ -1,7 +1,7 @@
 """The endpoints: who serves what, who is well, and who has room.
 
-Health is asked for apart from admission, because a pinned request, a direct one and one with queueing off skip the queue
-but not the question whether anybody is there.
+Health is asked for apart from admission, because a pinned request, a direct one and one with queueing off skip the
+queue but not the question whether anybody is there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from penstock.core.admission import Cause
 from penstock.core.endpoint import Endpoint, EndpointSpec
 from penstock.core.health import HealthSettings
 from penstock.core.request import Request
-
 
 SLOTS_CACHED_MAX = 1_000
 
@@ -26,6 +25,7 @@ class Pool:
         self._endpoints: dict[str, Endpoint] = {}
         self._added = 0
         self._slots: dict[str, int] = {}  # per model, until something changes
+        self.uniform = True  # all endpoints serve the same models
 
     def __iter__(self) -> Iterator[Endpoint]:
         return iter(self._endpoints.values())
@@ -88,6 +88,7 @@ class Pool:
     def changed(self) -> None:
         """An endpoint's slots, models or verdict changed."""
         self._slots.clear()
+        self.uniform = len({e.models if e.tells_models else None for e in self}) <= 1
 
     def _panics(self, endpoint: Endpoint, now: float) -> bool:
         """Whether so few of the endpoints that share its models are left that ejections are ignored."""

@@ -7,6 +7,7 @@ that are left are kept for flows under their fair share, only such flows are loo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
@@ -24,7 +25,8 @@ from penstock.core.tenants import Tenants
 WINDOW = 32  # requests looked at, in fair order, when the first ones do not fit
 BYPASS_MAX = 32  # times one request may be overtaken by others that fit; then room is kept for it
 HELD_MAX = 1_024  # looked at beyond the window to find it, where those of held tenants stand between all others
-LIGHT_FLOWS_MAX = 8  # flows looked at, in fair order, for one under its share
+RESERVE_REVIEW_S = 1.0  # how often a reserve is looked at again; light arrivals are forgotten over ten seconds
+UNBOUNDED = (math.inf, math.inf)
 CREDIT_REQUESTS_MAX = 64.0  # what a band's promised share may save up, in requests of the size at hand
 
 Found = tuple[Entry, list[Endpoint]]
@@ -54,6 +56,7 @@ class Pump:
         self._kept: set[Endpoint] = set()  # in this turn: endpoints whose room is kept for some of them
         self._held: dict[str, list[tuple[QueueTree, Node]]] = {}  # by tenant
         self._look_again = look_again
+        self._promised = [band for band in queues.bands if band.settings.min_share > 0]
 
     def next(self, now: float) -> Found | None:
         """The request to send next and the endpoints it may go to."""
@@ -95,11 +98,7 @@ class Pump:
 
     def under_share(self, entry: Entry) -> bool:
         """Whether the request's flow (at the top level) would still be within its fair share of the slots."""
-        node = entry.node
-        assert node is not None
-        while node.parent is not None and node.parent.parent is not None:
-            node = node.parent
-        return self._under_share(node, entry.request.model)
+        return self._under_share(_top(entry.node_of()), entry.request.model)
 
     def hold(self, entry: Entry) -> bool:
         """The entry's tenant runs as many requests as it may: pass over its flow. False: that is shared with others."""
@@ -128,37 +127,54 @@ class Pump:
 
     def _turns(self) -> Iterator[Band]:
         """Bands with work: first those that are owed of their promised share, then by rank."""
-        bands = self._queues.bands
-        for band in bands:
-            if band.credit > 0 and band.tree.waiting:
+        for band in self._promised:
+            if band.credit > 0 and band.tree.root.waiting:
                 yield band
-        for band in bands:
-            if band.tree.waiting:
+        for band in self._queues.bands:
+            if band.tree.root.waiting:
                 yield band
 
     def _next_of(self, band: Band, now: float) -> Found | None:
-        self._check_open(band, now)
+        if band.unchecked:
+            self._check_open(band, now)
+        if not band.open:
+            return None
         free = [e for e in band.open if e not in self._kept] if self._kept else list(band.open)
-        models = [m for m in band.tree.models() if any(e.serves(m) for e in free)]
+        models = [m for m in band.tree.root.backlog if any(e.serves(m) for e in free)]
+        scarce = [model for model in models if self._kept_back(model, band, free, now)]
+        for model in scarce:
+            flow = self._light_flow(band, model)
+            if flow is not None:
+                found = self._first_fit(band.tree.in_order([model], flow), free, now)
+                if found is not None:
+                    return found
+        if scarce:
+            models = [model for model in models if model not in scarce]
         if not models:
             return None
-        head = band.tree.head(models)
-        while head is not None and self._tenants.held(head.request.tenant) and self.hold(head):
-            head = band.tree.head(models)
+        head = self._head(band, models)
         if head is None:
             return None  # all flows are held
-        if self._kept_from(head, free, now):
-            return self._light(band, models, free, now)
-        endpoints = self._fitting(head, free, now)
+        endpoints = self._fitting(head, [e for e in free if e not in self._kept] if self._kept else free, now)
         if endpoints:
             return head, endpoints
         return self._overtake(band, models, free, now)
+
+    def _head(self, band: Band, models: list[str]) -> Entry | None:
+        """Who is next in fair order. Flows of tenants that run all they may are held when they are met here."""
+        head = band.tree.head(models)
+        while head is not None and self._tenants.held(head.request.tenant) and self.hold(head):
+            head = band.tree.head(models)
+        return head
 
     def _check_open(self, band: Band, now: float) -> None:
         for endpoint in band.unchecked:
             cause = self.closed(endpoint, band.settings, now)
             if cause is None:
-                band.open[endpoint] = None
+                band.opened(endpoint, endpoint.slots - endpoint.ledger.load(now))
+                endpoint.room = admission.room(endpoint, self._settings, now=now)
+                if endpoint.room != UNBOUNDED:
+                    self._look_again(endpoint, endpoint.ledger.review_s(now))
             else:
                 self._look_again(endpoint, admission.lifts_s(cause, endpoint, now=now))
         band.unchecked.clear()
@@ -166,20 +182,20 @@ class Pump:
     # --- room -------------------------------------------------------------------------------------------------
 
     def _fitting(self, entry: Entry, endpoints: Iterable[Endpoint], now: float) -> list[Endpoint]:
-        model = entry.request.model
-        fitting: list[Endpoint] = []
+        """The endpoints, of those that are open, with room for this very request."""
         if self._tenants.held(entry.request.tenant):
-            return fitting
+            return []
+        model = entry.request.model
+        prompt_tokens, tokens = entry.estimate.prompt_tokens, entry.estimated_tokens
+        fitting: list[Endpoint] = []
         for endpoint in endpoints:
-            if not endpoint.serves(model):
+            prefill_room, kv_room = endpoint.room
+            if prompt_tokens > prefill_room or tokens > kv_room or not endpoint.serves(model):
                 continue
-            cause = admission.misfit(entry, endpoint, self._settings, now=now)
-            if cause is None:
-                fitting.append(endpoint)
-            elif cause is Cause.SHUNNED:
+            if entry.avoid is not None and entry.shuns(endpoint.name, now):
                 self._look_again(endpoint, entry.shuns_until_s(endpoint.name))
             else:
-                self._look_again(endpoint, admission.lifts_s(cause, endpoint, now=now))
+                fitting.append(endpoint)
         return fitting
 
     def _overtake(self, band: Band, models: list[str], free: list[Endpoint], now: float) -> Found | None:
@@ -188,21 +204,26 @@ class Pump:
         If none of the first in fair order fits, each model is looked at alone, so that many requests that do not
         fit hide only others of their own model.
         """
-        found = self._first_fit(band, models, free, now)
+        alone = band.tree.waiting == self._queues.waiting  # no other band has work, so nobody is overtaken by one
+        if alone and band.prompt_tokens_min() > max((e.room[0] for e in free), default=0.0):
+            return None  # nothing that waits is small enough: no need to look at each
+        found = self._first_fit(band.tree.in_order(models), free, now)
         if found is None and len(models) > 1:
-            alone = (self._first_fit(band, [model], free, now) for model in models)
-            found = next((fit for fit in alone if fit is not None), None)
+            each = (self._first_fit(band.tree.in_order([model]), free, now) for model in models)
+            found = next((fit for fit in each if fit is not None), None)
         return found
 
-    def _first_fit(self, band: Band, models: list[str], free: list[Endpoint], now: float) -> Found | None:
-        """The first within the window that fits. Notes who is passed over, and what is kept for whom."""
-        line = islice(band.tree.in_order(models), HELD_MAX)
-        for entry in islice((x for x in line if not self._tenants.held(x.request.tenant)), WINDOW):
-            if self._kept_from(entry, free, now):
-                continue
-            endpoints = self._fitting(entry, [e for e in free if e not in self._kept], now)
-            if endpoints:
-                return entry, endpoints
+    def _first_fit(self, line: Iterator[Entry], free: list[Endpoint], now: float) -> Found | None:
+        """The first of a line, within the window, that fits. Notes who is passed over, and what is kept for whom."""
+        may_run = (x for x in islice(line, HELD_MAX) if not self._tenants.held(x.request.tenant))
+        free = [e for e in free if e not in self._kept]
+        prefill_room = max((e.room[0] for e in free), default=0.0)
+        kv_room = max((e.room[1] for e in free), default=0.0)
+        for entry in islice(may_run, WINDOW):
+            if entry.estimate.prompt_tokens <= prefill_room and entry.estimated_tokens <= kv_room:
+                endpoints = self._fitting(entry, [e for e in free if e not in self._kept], now)
+                if endpoints:
+                    return entry, endpoints
             if entry not in self._passed:
                 self._passed.append(entry)
             if entry.bypassed >= BYPASS_MAX:
@@ -212,31 +233,30 @@ class Pump:
 
     # --- the reserve ------------------------------------------------------------------------------------------
 
-    def _kept_from(self, entry: Entry, endpoints: Iterable[Endpoint], now: float) -> bool:
-        """Whether the slots that are left are kept for others than this request."""
-        model = entry.request.model
+    def _kept_back(self, model: str, band: Band, endpoints: list[Endpoint], now: float) -> bool:
+        """Whether the slots that are left for a model are kept for flows under their share."""
         kept = self._reserve.kept(model, self._pool.slots(model), now)
-        if kept <= 0 or self.under_share(entry):
+        if kept <= 0:
             return False
-        free = 0.0
-        for endpoint in endpoints:
-            if endpoint.serves(model):
-                free += endpoint.slots - endpoint.ledger.load(now)
-                if free > kept:
-                    return False
-        self._look_again_at(endpoints, now)
+        if self._pool.uniform and not self._kept:
+            free = band.free_slots
+        else:
+            free = sum(band.open[e] for e in endpoints if e.serves(model))
+        if free > kept:
+            return False
+        # Light arrivals are forgotten, so time alone may shrink the reserve.
+        self._look_again(endpoints[-1], now + RESERVE_REVIEW_S)
         return True
 
-    def _light(self, band: Band, models: list[str], free: list[Endpoint], now: float) -> Found | None:
-        """The first request of a flow under its share that fits."""
-        for model in models:
-            for node in islice(band.tree.root.in_order(model), LIGHT_FLOWS_MAX):
-                if self._under_share(node, model):
-                    entry = band.tree.head([model], node)
-                    endpoints = self._fitting(entry, free, now) if entry is not None else []
-                    if entry is not None and endpoints:
-                        return entry, endpoints
-        return None
+    def _light_flow(self, band: Band, model: str) -> Node | None:
+        """The flow that is next for a model, if it is under its share.
+
+        A flow that comes back from idle stands before those that were backlogged meanwhile, so if the next one is not
+        light, none is (but for ties).
+        """
+        head = self._head(band, [model])
+        node = _top(head.node_of()) if head is not None else None
+        return node if node is not None and self._under_share(node, model) else None
 
     def _under_share(self, node: Node, model: str) -> bool:
         if node.parent is None:
@@ -244,11 +264,9 @@ class Pump:
         active = node.parent.active_weight + (0.0 if node.active else node.weight)
         return (node.in_flight + 1) * active <= self._pool.slots(model) * node.weight
 
-    def _look_again_at(self, endpoints: Iterable[Endpoint], now: float) -> None:
-        """The reserve shrinks as light arrivals are forgotten: time alone may lift it."""
-        for endpoint in endpoints:
-            self._look_again(endpoint, now + RESERVE_REVIEW_S)
-            return
 
-
-RESERVE_REVIEW_S = 1.0  # against forgetting over ten seconds
+def _top(node: Node) -> Node:
+    """The flow or group of the highest level that a flow belongs to."""
+    while node.parent is not None and node.parent.parent is not None:
+        node = node.parent
+    return node

@@ -18,6 +18,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     flow: tuple[str, ...] = ("anonymous",)  #: path through the fairness levels
     weights: tuple[float, ...] = (1.0,)  #: one per level of the path
     body_bytes: int = 0
+    prompt_bytes: int | None = None  #: of the body, what is prompt; None: all of it
     output_tokens_max: int | None = None  #: the cap that the request sets itself
     streamed: bool = False  #: the answer comes token by token, so its first token can be seen
     pinned: str | None = None  #: the endpoint named by `?id=`: admitted or refused at once

@@ -17,6 +17,7 @@ import math
 
 RATE_WINDOW_S = 10.0
 MISS = 0.02  # a light arrival in fifty waits for a slot: keeps the wait out of the p99 with room for other noise
+KEPT_FOR_S = 0.05  # rates over ten seconds change by less than a hundredth in that time
 SHARE_MAX = 0.25
 MODELS_MAX = 1_000  # whose rates are remembered: an endpoint that serves any name lets callers choose them
 
@@ -54,6 +55,9 @@ class Reserve:
         self._share = share  # None: measured
         self._arrivals: dict[str, Rate] = {}
         self._freed: dict[str, Rate] = {}
+        self._kept: dict[str, int] = {}  # what was computed for `_slots` slots, good until `_until_s`
+        self._slots = 0
+        self._until_s = -math.inf
 
     def arrived(self, model: str, now: float) -> None:
         """A request came whose flow had nothing waiting and less than its share in flight."""
@@ -67,11 +71,17 @@ class Reserve:
         """Slots that only flows under their fair share may use, of all the slots there are for the model."""
         if self._share is not None:
             return int(slots * self._share)
-        arrivals = self._arrivals.get(model)
-        freed = self._freed.get(model)
-        if arrivals is None:
-            return 0
-        return slots_reserved(arrivals.per_s(now), freed.per_s(now) if freed is not None else 0.0, slots)
+        if now >= self._until_s or slots != self._slots:
+            self._until_s, self._slots = now + KEPT_FOR_S, slots
+            self._kept.clear()
+        kept = self._kept.get(model)
+        if kept is None:
+            arrivals = self._arrivals.get(model)
+            freed = self._freed.get(model)
+            arrivals_per_s = arrivals.per_s(now) if arrivals is not None else 0.0
+            kept = slots_reserved(arrivals_per_s, freed.per_s(now) if freed is not None else 0.0, slots)
+            self._kept[model] = kept
+        return kept
 
 
 def _of(rates: dict[str, Rate], model: str) -> Rate:

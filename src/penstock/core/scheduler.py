@@ -107,6 +107,8 @@ class Scheduler:
         self._seq = 0
         self._lease_serial = 0
         self._engine_waiting_max = max(band.engine_waiting_max for band in settings.bands)
+        bands_s = [band.time_per_output_token_s_max for band in settings.bands]
+        self._paced = any((settings.admission.time_per_output_token_s_max, *bands_s))
         self._draining = False
         self._queue_until_s: float | None = None
         self._stop_at_s: float | None = None
@@ -152,6 +154,8 @@ class Scheduler:
         if endpoint is None:
             return []
         endpoint.ledger.first_token(held, now)
+        if len(endpoint.ledger.leases) >= endpoint.slots:
+            return []  # closed before and after
         return self._touched(endpoint, now)
 
     def progressed(self, lease: int, output_tokens: int, *, now: float) -> list[Action]:
@@ -159,11 +163,14 @@ class Scheduler:
         entry = self._leases[lease]
         held = entry.held()
         entry.output_seen = max(entry.output_seen, output_tokens)
-        self._account.progressed(self._tree(entry), entry)
+        look = self._account.progressed(self._tree(entry), entry)
         endpoint = self._pool.get(held.endpoint)
         if endpoint is not None:
             endpoint.ledger.progressed(held, output_tokens, now)
-        return []
+            if self._paced:
+                self._queues.touch(endpoint)
+                look = True
+        return self._pumped(now) if look else []
 
     def finished(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
         """The last byte of an answer was read from the engine. `usage`: what it truly cost, where that is known."""
@@ -173,7 +180,7 @@ class Scheduler:
         endpoint = self._release(entry, now)
         entry.move(Event.FINISHED)
         if usage is not None and usage.prompt_tokens > 0:
-            self._estimator.learn_prompt(model, entry.request.body_bytes, usage.prompt_tokens)
+            self._estimator.learn_prompt(model, entry.prompt_bytes, usage.prompt_tokens)
             self._estimator.learn_output(entry.request.tenant, model, usage.completion_tokens)
         elif usage is None and entry.output_seen > 1:
             self._estimator.learn_output(entry.request.tenant, model, entry.output_seen)
@@ -356,7 +363,7 @@ class Scheduler:
         """Estimate what it will cost, and find its flow and its place in there."""
         request = entry.request
         entry.estimate = estimate = self._estimator.estimate(
-            request.tenant, request.model, request.body_bytes, request.output_tokens_max
+            request.tenant, request.model, entry.prompt_bytes, request.output_tokens_max
         )
         entry.work = estimate.prompt_tokens + WORK_PER_OUTPUT_TOKEN * estimate.output_tokens
         entry.cost = self._account.estimated_cost(entry)

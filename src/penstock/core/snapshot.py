@@ -5,6 +5,7 @@ Taking it costs per endpoint, band and model, never per waiting request.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import msgspec
@@ -100,7 +101,7 @@ def endpoint_now(endpoint: Endpoint, now: float) -> EndpointSnapshot:
         engine_waiting=base.waiting if base is not None else None,
         engine_running=base.running if base is not None else None,
         kv_usage=base.kv_usage if base is not None else None,
-        observed_s_ago=now - ledger.asked_s if base is not None else None,
+        observed_s_ago=now - ledger.asked_s if ledger.asked_s > -math.inf else None,
         time_per_output_token_s=ledger.time_per_output_token_s(now),
         dispatches_total=endpoint.dispatches_total,
     )

@@ -17,7 +17,7 @@ from penstock.server.stream_end import TAIL_BYTES, ended_well
 HELD_BYTES_MAX = 65536  # of an event that is not whole yet; a longer one passes as it comes
 _USAGE = re.compile(rb'"usage": ?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 _NO_CHOICES = re.compile(rb'"choices": ?\[\]')
-_SPLIT = re.compile(rb"(?<=\n\n)")
+_SPLIT = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")  # an event ends with an empty line, of either kind
 
 
 class _Details(msgspec.Struct):
@@ -85,8 +85,8 @@ class Answer:
 
     def _without_usage(self, data: bytes) -> bytes:
         data = self._held + data
-        whole = data.rfind(b"\n\n") + 2
-        if whole < 2:
+        whole = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
+        if whole < 4:
             if len(data) <= HELD_BYTES_MAX:
                 self._held = data
                 return b""
@@ -103,13 +103,11 @@ class Answer:
 
 def read_usage(data: bytes) -> Usage | None:
     """The last usage object in some bytes of an answer, None when there is none that makes sense."""
-    found = None
-    for found in _USAGE.finditer(data):
-        pass
-    if found is None:
+    found = _USAGE.findall(data)
+    if not found:
         return None
     try:
-        usage = _decode(found[1])
+        usage = _decode(found[-1])
     except (msgspec.DecodeError, RecursionError):
         return None
     prompt = usage.prompt_tokens if usage.prompt_tokens is not None else usage.input_tokens

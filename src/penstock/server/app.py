@@ -31,6 +31,7 @@ from penstock.server.routes import Kind, Route, api_of, route
 logger = logging.getLogger(__name__)
 
 REQUEST_ID_BYTES_MAX = 128
+MULTIPART_PROMPT_BYTES = 4096  # a form's size is that of its sound or image, which says nothing of tokens
 
 _REFUSALS = {
     Refusal.BAD_REQUEST: Reason.BAD_REQUEST,
@@ -168,6 +169,7 @@ class App:
             flow=flow,
             weights=weights,
             body_bytes=body_bytes,
+            prompt_bytes=MULTIPART_PROMPT_BYTES if _is_multipart(exchange) else None,
             output_tokens_max=peek.output_tokens_max,
             streamed=peek.stream or passed.streams,
             pinned=pinned,

@@ -40,4 +40,4 @@ class Refusal(Enum):
     EXPECTATION_FAILED = "expectation_failed"  # 417
     WEBSOCKET_UNSUPPORTED = "websocket_unsupported"  # 426
     HEADER_TOO_LARGE = "header_too_large"  # 431
-    TOO_MANY_CONNECTIONS = "too_many_connections"  # 503
+    TOO_MANY_CONNECTIONS = "too_many_connections"  # 429: the caller should come back later

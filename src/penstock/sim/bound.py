@@ -20,7 +20,8 @@ from itertools import combinations
 from penstock.core.actions import Dispatch
 from penstock.core.pump import BYPASS_MAX
 from penstock.sim.report import priced
-from penstock.sim.world import Journey, Watch, World
+from penstock.sim.world import Watch, World
+from penstock.sim.world_values import Journey
 
 
 @dataclass

@@ -303,3 +303,6 @@ class CheckedScheduler(Scheduler):
             assert seen.running == running[seen.name]
             assert (seen.queued, seen.queued_bytes) == (len(own), sum(request.body_bytes for request in own))
             assert seen.limits.running is None or seen.running <= seen.limits.running
+        for tenant, flows in self._pump._held.items():
+            assert self._tenants.held(tenant), f"{tenant} may run more, and its flows are held"
+            assert all(node.held for _, node in flows)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CHAT_TOKENS_MEAN, CHAT_TOKENS_SPREAD = 128, 32  # an answer's length where the caller sets no limit
 COMPLETION_TOKENS = 16  # vLLM's default
-BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."  # noqa: E501
+BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 BROKEN = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 
 

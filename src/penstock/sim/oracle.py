@@ -17,7 +17,7 @@ from penstock.core.endpoint import Endpoint
 from penstock.core.fairness.tree import Node
 from penstock.core.flow import Entry
 from penstock.core.ledger import REVIEW_S
-from penstock.core.pump import BYPASS_MAX, LIGHT_FLOWS_MAX, RESERVE_REVIEW_S, WINDOW
+from penstock.core.pump import BYPASS_MAX, RESERVE_REVIEW_S, WINDOW
 
 if TYPE_CHECKING:
     from penstock.sim.checkers import CheckedScheduler
@@ -70,7 +70,7 @@ class Oracle:
                 if not self._open(endpoint, band, now):
                     continue
                 head = next(self._order(band, [endpoint]), None)
-                if head is not None and not self._tenant_held(head) and not self._kept_from(head, [endpoint], now):
+                if head is not None and not self._tenant_held(head) and not self._kept_from(head, band, now):
                     fits = self._fits(head, endpoint, now)
                     assert not fits, f"{entry.request} was sent before {head.request} of {band.settings.name}"
 
@@ -95,20 +95,14 @@ class Oracle:
         self, band: Band, free: list[Endpoint], kept: set[Endpoint], now: float, *, known: bool, discount: set[Entry]
     ) -> Choice | None:
         order = [entry for entry in self._order(band, free) if not self._tenant_held(entry)]
-        if not order:
-            return None
-        if self._kept_from(order[0], free, now, known=known):
-            for entry in self._light_heads(band, free, order):
-                fitting = [e for e in free if self._fits(entry, e, now)]
-                if fitting:
-                    return entry, fitting
-            return None
         models = [m for m in band.tree.models() if any(e.serves(m) for e in free)]
-        lines = [order, *([x for x in order if x.request.model == model] for model in models)]
-        for line in lines[: 1 if len(models) == 1 else None]:
+        scarce = [model for model in models if self._kept_back(model, free, now, known=known)]
+        plain = [model for model in models if model not in scarce]
+        lines = [self._light(order, model) for model in scarce]
+        lines += [[x for x in order if x.request.model in plain]]
+        lines += [[x for x in order if x.request.model == model] for model in plain if len(plain) > 1]
+        for line in lines:
             for entry in islice(line, WINDOW):
-                if self._kept_from(entry, free, now, known=known):
-                    continue
                 fitting = [e for e in free if e not in kept and self._fits(entry, e, now)]
                 if fitting:
                     return entry, fitting
@@ -116,15 +110,11 @@ class Oracle:
                     kept.update(e for e in free if e.serves(entry.request.model) and not entry.shuns(e.name, now))
         return None
 
-    def _light_heads(self, band: Band, free: list[Endpoint], order: list[Entry]) -> Iterator[Entry]:
-        for model in [m for m in band.tree.models() if any(e.serves(m) for e in free)]:
-            tops: dict[Node, Entry] = {}
-            for entry in order:
-                if entry.request.model == model:
-                    tops.setdefault(_top(entry), entry)
-            for entry in islice(tops.values(), LIGHT_FLOWS_MAX):
-                if self._scheduler._pump.under_share(entry):
-                    yield entry
+    def _light(self, order: list[Entry], model: str) -> list[Entry]:
+        """Those of the first flow, if it has less than its share."""
+        line = [entry for entry in order if entry.request.model == model]
+        first = line and self._scheduler._pump.under_share(line[0])
+        return [entry for entry in line if _top(entry) is _top(line[0])] if first else []
 
     def _order(self, band: Band, free: Iterable[Endpoint]) -> Iterator[Entry]:
         """The fair order: by tags from the top level down, then by key and arrival. Held flows do not count."""
@@ -134,14 +124,16 @@ class Oracle:
 
     # --- single questions ---------------------------------------------------------------------------------------
 
-    def _kept_from(self, entry: Entry, endpoints: Iterable[Endpoint], now: float, *, known: bool = True) -> bool:
+    def _kept_from(self, entry: Entry, band: Band, now: float) -> bool:
+        under_share = self._scheduler._pump.under_share(entry)
+        return not under_share and self._kept_back(entry.request.model, band.open, now, known=True)
+
+    def _kept_back(self, model: str, endpoints: Iterable[Endpoint], now: float, *, known: bool) -> bool:
         """Whether the slots that are left are kept for flows that have less than their share, or were a moment ago."""
-        scheduler, model = self._scheduler, entry.request.model
+        scheduler = self._scheduler
         slots = sum(e.slots for e in scheduler._pool if e.health.up and e.serves(model))
         kept = scheduler._reserve.kept(model, slots, now if known else now - RESERVE_REVIEW_S - ROUNDING_S)
-        if kept <= 0 or scheduler._pump.under_share(entry):
-            return False
-        return sum(e.slots - e.ledger.load(now) for e in endpoints if e.serves(model)) <= kept
+        return kept > 0 and sum(e.slots - e.ledger.load(now) for e in endpoints if e.serves(model)) <= kept
 
     def _fits(self, entry: Entry, endpoint: Endpoint, now: float) -> bool:
         settings = self._scheduler._settings.admission

@@ -14,7 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from penstock.sim.world import Journey, Sample, Who
+from penstock.sim.world_values import Journey, Sample, Who
 
 PROMPT_PRICE = 1.0
 OUTPUT_PRICE = 2.0

@@ -18,7 +18,8 @@ from penstock.sim.scenario_base import (
     run,
 )
 from penstock.sim.workload import Bursts, Constant, InFlight, Stream
-from penstock.sim.world import Journey, Watch, World
+from penstock.sim.world import Watch, World
+from penstock.sim.world_values import Journey
 
 
 def priorities(setup: Setup) -> Result:

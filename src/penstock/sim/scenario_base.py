@@ -20,10 +20,12 @@ from functools import partial
 from penstock.core.admission import AdmissionSettings
 from penstock.core.band import BandSettings
 from penstock.core.scheduler import SchedulerSettings
+from penstock.sim.capacity import requests_per_s, work_s
 from penstock.sim.profiles import PROFILES
 from penstock.sim.report import Line, Result, done_per_s, journeys_between, percentile, ttfts
 from penstock.sim.workload import Lognormal, Poisson, Stream, sources
-from penstock.sim.world import Death, EngineSpec, Journey, Watch, World, WorldSettings, requests_per_s, work_s
+from penstock.sim.world import Watch, World
+from penstock.sim.world_values import Death, EngineSpec, Journey, WorldSettings
 
 ENGINE = replace(PROFILES["default"], step_jitter=0.05)
 CHAT = (Lognormal(1155, 4142), Lognormal(211, 601, 4000))

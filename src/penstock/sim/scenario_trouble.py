@@ -7,7 +7,7 @@ from dataclasses import replace
 from penstock.sim.report import Measure, Result, at_least, at_most, percentile, ratio
 from penstock.sim.scenario_base import CHAT, STANDARD, Run, Setup, Variant, capacity_per_s, engines, load, run
 from penstock.sim.workload import Poisson, Stream
-from penstock.sim.world import Death, Journey
+from penstock.sim.world_values import Death, Journey
 
 OVERLOAD_TIMES = 1.75
 DEADLINE_S = 5.0  # for the first token; the p99 at 85 % load is near 1 s

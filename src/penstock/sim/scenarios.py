@@ -16,7 +16,7 @@ SCENARIOS: dict[str, Scenario] = {
             "flood_small", "engines of 8 slots: isolation against throughput", 600.0, scenario_isolation.flood_small
         ),
         Scenario("returning_tenant", "a tenant comes back from idle", 381.0, scenario_shares.returning_tenant),
-        Scenario("weights", "backlogged tenants with weights 1:2:4", 140.0, scenario_shares.weights),
+        Scenario("weights", "backlogged tenants with weights 1:2:4", 320.0, scenario_shares.weights),
         Scenario("users", "two users under one tenant", 140.0, scenario_shares.users),
         Scenario("mixed_sizes", "backlogged tenants of eightfold different sizes", 200.0, scenario_shares.mixed_sizes),
         Scenario("priorities", "a few high ones among many low ones", 120.0, scenario_bands.priorities),

@@ -6,93 +6,29 @@ one network delay after the engine step that made them, reads gauges at an inter
 to. All randomness comes from the seed, so a run can be repeated to the last event.
 
 What it measures are journeys (one per request, told to `sink` when they end) and the service done so far, per
-tenant and user, sampled once a second. Nothing else is kept: a run's memory does not grow with its length.
+tenant and user, sampled once a second. With a sink, nothing is kept but these samples and what is under way.
 """
 
 from __future__ import annotations
 
 import heapq
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
 from penstock.core.actions import Abort, Action, Dispatch, Requeue
-from penstock.core.endpoint import EndpointSpec
 from penstock.core.ledger import Observation
-from penstock.core.request import Request, Usage
+from penstock.core.request import Usage
 from penstock.core.retry import Failure
-from penstock.core.scheduler import Scheduler, SchedulerSettings
+from penstock.core.scheduler import Scheduler
+from penstock.sim import translate
 from penstock.sim.engine import Engine, EngineFullError, EngineRequest, Progress, PromptTooLongError
-from penstock.sim.profiles import EngineConfig
 from penstock.sim.workload import InFlight, Job, Source
+from penstock.sim.world_values import Journey, Node, Sample, Service, Who, WorldSettings
 
 EXPIRIES_MAX = 1000  # calls of `expire` between two events; more would be a busy loop
 PROGRESS_EVERY = 64  # tokens of one answer between two reports of it
-SLOTS_INITIAL = 16  # where the scheduler is not told an engine's size
-
-
-@dataclass(frozen=True)
-class EngineSpec:
-    """An engine of the world, and what the scheduler is told of it."""
-
-    name: str
-    config: EngineConfig
-    slots: int | None = None  #: None: not told, it has to find out
-
-
-@dataclass(frozen=True)
-class Death:
-    """An engine dies, and is back later, empty."""
-
-    engine: str
-    at_s: float
-    for_s: float
-
-
-@dataclass(frozen=True)
-class WorldSettings:
-    """Everything of a run but its workload."""
-
-    scheduler: SchedulerSettings
-    engines: tuple[EngineSpec, ...]
-    seed: int
-    duration_s: float
-    network_s: float = 0.0005  #: one way between gateway and engine
-    scrape_s: float = 0.5
-    scrape_answer_s: float = 0.002  #: from asking for gauges to having them
-    probe_s: float = 0.5
-    deaths: tuple[Death, ...] = ()
-    sample_s: float = 1.0
-    checked: bool = False  #: check the invariants after every fact
-
-
-class Journey:
-    """One request on its way, and what became of it."""
-
-    __slots__ = (
-        "dispatched_s", "ended_s", "estimate_s", "first_s", "job", "lease", "node", "outcome", "output_tokens",
-        "queue_s", "reason", "requeues", "retry_after_s", "source", "waits",
-    )  # fmt: skip
-
-    def __init__(self, job: Job, source: Source) -> None:
-        self.job = job
-        self.source = source
-        self.node: Node | None = None
-        self.lease = 0
-        self.queue_s = 0.0
-        self.dispatched_s: float | None = None
-        self.first_s: float | None = None
-        self.ended_s: float | None = None
-        self.output_tokens = 0
-        self.outcome = ""  #: "" while under way; else an `Outcome`, or "cancelled"
-        self.reason = ""
-        self.retry_after_s: float | None = None
-        self.estimate_s: float | None = None  #: the wait that was foretold at arrival
-        self.requeues = 0
-        self.waits = False  #: in the gateway's queue
 
 
 class Watch:
@@ -105,31 +41,6 @@ class Watch:
 
     def second(self, world: World) -> None:
         """A sample was taken."""
-
-
-@dataclass
-class Service:
-    """Tokens done for one tenant and user."""
-
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-
-
-Who = tuple[str, str]  # tenant, user
-Sample = tuple[float, dict[Who, tuple[int, int]]]  # when, prompt and output tokens done so far
-
-
-@dataclass
-class Node:
-    """An engine in the world."""
-
-    spec: EngineSpec
-    engine: Engine
-    alive: bool = True
-    life: int = 0  #: which process it is; what was meant for an earlier one is void
-    started_s: float = 1.0
-    stepping: bool = False
-    journeys: dict[str, Journey] = field(default_factory=dict)
 
 
 class World:
@@ -187,7 +98,7 @@ class World:
 
     def _begin(self) -> None:
         for number, node in enumerate(self.nodes.values()):
-            self._tell(self.scheduler.endpoint_added(_endpoint_spec(node.spec), now=0.0))
+            self._tell(self.scheduler.endpoint_added(translate.endpoint_spec(node.spec), now=0.0))
             self.at(self.settings.scrape_s * (number + 1) / len(self.nodes), partial(self._ask_gauges, node))
         for death in self.settings.deaths:
             node = self.nodes[death.engine]
@@ -238,7 +149,7 @@ class World:
             nodes = list(self.nodes.values())
             self._submit(journey, nodes[self._bypassed % len(nodes)], 0, 0)
             return
-        self._tell(self.scheduler.arrived(_request(job), now=self.now))
+        self._tell(self.scheduler.arrived(translate.request(job), now=self.now))
         if not journey.outcome and journey.dispatched_s is None:
             self._wait(journey, waits=True)
             journey.estimate_s = self.scheduler.wait_s(job.id, now=self.now)
@@ -410,7 +321,7 @@ class World:
         asked_s, way_s = self.now, self.settings.scrape_answer_s
 
         def look() -> None:
-            reading = _observation(node, asked_s) if node.alive else None
+            reading = translate.observation(node, asked_s) if node.alive else None
             self.at(asked_s + way_s, lambda: hear(reading))
 
         def hear(reading: Observation | None) -> None:
@@ -433,9 +344,6 @@ class World:
         self.at(self.now + self.settings.sample_s, self._sample)
 
 
-# --- between the world's words and the scheduler's --------------------------------------------------------------
-
-
 def _scheduler(settings: WorldSettings) -> Scheduler:
     random = Random(settings.seed)
     if settings.checked:
@@ -443,75 +351,3 @@ def _scheduler(settings: WorldSettings) -> Scheduler:
 
         return CheckedScheduler(settings.scheduler, random=random)
     return Scheduler(settings.scheduler, random=random)
-
-
-def _endpoint_spec(spec: EngineSpec) -> EndpointSpec:
-    return EndpointSpec(
-        name=spec.name,
-        slots=spec.slots if spec.slots is not None else SLOTS_INITIAL,
-        models=frozenset({"sim"}),
-        adaptive_slots=spec.slots is None,
-    )
-
-
-def _request(job: Job) -> Request:
-    stream = job.stream
-    return Request(
-        id=job.id,
-        model=stream.model,
-        band=stream.band,
-        tenant=stream.tenant,
-        flow=(stream.tenant, stream.user) if stream.user else (stream.tenant,),
-        weights=(stream.weight, 1.0) if stream.user else (stream.weight,),
-        body_bytes=job.body_bytes,
-        output_tokens_max=stream.output_tokens_max,
-        streamed=stream.streamed,
-        deadline_s=job.deadline_s,
-    )
-
-
-def _observation(node: Node, asked_s: float) -> Observation:
-    gauges, config = node.engine.gauges(), node.spec.config
-    return Observation(
-        asked_s=asked_s,
-        running=gauges.running,
-        waiting=gauges.waiting,
-        kv_usage=gauges.kv_usage,
-        kv_capacity_tokens=config.kv_blocks * config.block_size,
-        progress=gauges.prompt_tokens_total + gauges.generation_tokens_total + gauges.finished_total,
-        started_s=node.started_s,
-    )
-
-
-def work_s(config: EngineConfig, prompt_tokens: float, output_tokens: float) -> float:
-    """The part of a full engine's time that tokens take: what makes throughputs of different mixes comparable.
-
-    A prompt token takes its own time, an answer's token its share of a step with all slots in use. With 64 slots that
-    makes an answer's token about twice a prompt's, with 8 slots thirteen times.
-    """
-    step_share_s = config.step_base_s / config.max_num_seqs + config.decode_s_per_running
-    return config.prefill_s_per_token * prompt_tokens + step_share_s * output_tokens
-
-
-def requests_per_s(config: EngineConfig, prompt_tokens: float, output_tokens: float) -> float:
-    """What one engine can do of a mix: the rate at which its slots turn over when all are in use.
-
-    Each answer takes `output` steps and its slot one more; a step costs its base, its slots, the KV memory they
-    attend to and the prompts that come in meanwhile. Where KV memory is short, it bounds the slots in use.
-    """
-    context = prompt_tokens + output_tokens / 2
-    running = min(config.max_num_seqs, config.kv_blocks * config.block_size / context)
-    steps = output_tokens + 1
-    step_s = (
-        config.step_base_s
-        + config.decode_s_per_running * running
-        + config.kv_s_per_token * running * context
-        + config.prefill_s_per_token * running * prompt_tokens / steps
-    )
-    # A step takes in no more prompt tokens than its budget: then prompts, not answers, set the pace.
-    budget = config.max_num_batched_tokens - running
-    prefill_bound = math.inf
-    if prompt_tokens:
-        full_s = config.step_base_s + config.prefill_s_per_token * budget + config.decode_s_per_running * running
-        prefill_bound = budget / prompt_tokens / full_s
-    return min(running / (steps * step_s), prefill_bound)

@@ -1,4 +1,4 @@
-"""What a flow is charged for a request: an estimate at dispatch, more while a long answer streams, the truth at the end.
+"""What a flow is charged for a request: an estimate at dispatch, more as a long answer streams, the truth at the end.
 
 Without the estimate a flow could be given a hundred requests before the first of them counts; without the refresh an
 underestimated answer would run free until it ends; without the settlement a flow with odd requests would get more or
@@ -33,10 +33,10 @@ class Account:
         entry.charged_output = entry.estimate.output_tokens
         self._charge_up_to(tree, entry, entry.cost)
 
-    def progressed(self, tree: QueueTree, entry: Entry) -> None:
-        """An answer has grown: charge what it is ahead of the estimate, a step in advance."""
+    def progressed(self, tree: QueueTree, entry: Entry) -> bool:
+        """An answer has grown: charge what it is ahead of the estimate, a step in advance. True: others may be next."""
         if entry.output_seen <= entry.charged_output:
-            return
+            return False
         steps = -(-(entry.output_seen - entry.estimate.output_tokens) // REFRESH_TOKENS)
         entry.charged_output = entry.estimate.output_tokens + steps * REFRESH_TOKENS
         self._charge_up_to(
@@ -46,6 +46,7 @@ class Account:
                 prompt_tokens=entry.estimate.prompt_tokens, cached_tokens=0, completion_tokens=entry.charged_output
             ),
         )
+        return True
 
     def settle(self, tree: QueueTree, entry: Entry, usage: Usage) -> float:
         """Replace the estimate by the truth. Returns the true cost."""

@@ -269,9 +269,9 @@ class QueueTree:
             node = best
         return min(_heads(node, models), key=_age, default=None)
 
-    def in_order(self, models: Collection[str]) -> Iterator[Entry]:
+    def in_order(self, models: Collection[str], node: Node | None = None) -> Iterator[Entry]:
         """What would be next if the one before were passed over: flow by flow, each from its head on."""
-        yield from self._below(self.root, models)
+        yield from self._below(node or self.root, models)
 
     def _below(self, node: Node, models: Collection[str]) -> Iterator[Entry]:
         if node.children:

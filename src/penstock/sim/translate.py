@@ -1,0 +1,49 @@
+"""Between the world's words and the scheduler's: what it is told of engines, requests and gauges."""
+
+from __future__ import annotations
+
+from penstock.core.endpoint import EndpointSpec
+from penstock.core.ledger import Observation
+from penstock.core.request import Request
+from penstock.sim.workload import Job
+from penstock.sim.world_values import EngineSpec, Node
+
+SLOTS_INITIAL = 16  # where the scheduler is not told an engine's size
+
+
+def endpoint_spec(spec: EngineSpec) -> EndpointSpec:
+    return EndpointSpec(
+        name=spec.name,
+        slots=spec.slots if spec.slots is not None else SLOTS_INITIAL,
+        models=frozenset({"sim"}),
+        adaptive_slots=spec.slots is None,
+    )
+
+
+def request(job: Job) -> Request:
+    stream = job.stream
+    return Request(
+        id=job.id,
+        model=stream.model,
+        band=stream.band,
+        tenant=stream.tenant,
+        flow=(stream.tenant, stream.user) if stream.user else (stream.tenant,),
+        weights=(stream.weight, 1.0) if stream.user else (stream.weight,),
+        body_bytes=job.body_bytes,
+        output_tokens_max=stream.output_tokens_max,
+        streamed=stream.streamed,
+        deadline_s=job.deadline_s,
+    )
+
+
+def observation(node: Node, asked_s: float) -> Observation:
+    gauges, config = node.engine.gauges(), node.spec.config
+    return Observation(
+        asked_s=asked_s,
+        running=gauges.running,
+        waiting=gauges.waiting,
+        kv_usage=gauges.kv_usage,
+        kv_capacity_tokens=config.kv_blocks * config.block_size,
+        progress=gauges.prompt_tokens_total + gauges.generation_tokens_total + gauges.finished_total,
+        started_s=node.started_s,
+    )

@@ -1,0 +1,96 @@
+"""The world's values: how a run is set up, and what became of each request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.core.scheduler import SchedulerSettings
+from penstock.sim.engine import Engine
+from penstock.sim.profiles import EngineConfig
+from penstock.sim.workload import Job, Source
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """An engine of the world, and what the scheduler is told of it."""
+
+    name: str
+    config: EngineConfig
+    slots: int | None = None  #: None: not told, it has to find out
+
+
+@dataclass(frozen=True)
+class Death:
+    """An engine dies, and is back later, empty."""
+
+    engine: str
+    at_s: float
+    for_s: float
+
+
+@dataclass(frozen=True)
+class WorldSettings:
+    """Everything of a run but its workload."""
+
+    scheduler: SchedulerSettings
+    engines: tuple[EngineSpec, ...]
+    seed: int
+    duration_s: float
+    network_s: float = 0.0005  #: one way between gateway and engine
+    scrape_s: float = 0.5
+    scrape_answer_s: float = 0.002  #: from asking for gauges to having them
+    probe_s: float = 0.5
+    deaths: tuple[Death, ...] = ()
+    sample_s: float = 1.0
+    checked: bool = False  #: check the invariants after every fact
+
+
+class Journey:
+    """One request on its way, and what became of it."""
+
+    __slots__ = (
+        "dispatched_s", "ended_s", "estimate_s", "first_s", "job", "lease", "node", "outcome", "output_tokens",
+        "queue_s", "reason", "requeues", "retry_after_s", "source", "waits",
+    )  # fmt: skip
+
+    def __init__(self, job: Job, source: Source) -> None:
+        self.job = job
+        self.source = source
+        self.node: Node | None = None
+        self.lease = 0
+        self.queue_s = 0.0
+        self.dispatched_s: float | None = None
+        self.first_s: float | None = None
+        self.ended_s: float | None = None
+        self.output_tokens = 0
+        self.outcome = ""  #: "" while under way; else an `Outcome`, or "cancelled"
+        self.reason = ""
+        self.retry_after_s: float | None = None
+        self.estimate_s: float | None = None  #: the wait that was foretold at arrival
+        self.requeues = 0
+        self.waits = False  #: in the gateway's queue
+
+
+@dataclass
+class Service:
+    """Tokens done for one tenant and user."""
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+Who = tuple[str, str]  # tenant, user
+Sample = tuple[float, dict[Who, tuple[int, int]]]  # when, prompt and output tokens done so far
+
+
+@dataclass
+class Node:
+    """An engine in the world."""
+
+    spec: EngineSpec
+    engine: Engine
+    alive: bool = True
+    life: int = 0  #: which process it is; what was meant for an earlier one is void
+    started_s: float = 1.0
+    stepping: bool = False
+    journeys: dict[str, Journey] = field(default_factory=dict)
