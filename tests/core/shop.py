@@ -111,12 +111,8 @@ class Shop:
         self._slots = slots
 
     def run(self, until_s: float) -> Shop:
-        self._ask()  # before there are engines, so that all who ask from the start are backlogged from the start
-        models = frozenset(customer.model for customer in self.customers)
-        for at, count in enumerate(self._slots):
-            self._tell(self.scheduler.endpoint_added(EndpointSpec(f"e{at}", count, models), now=0.0))
-        for start_s in sorted({start for customer in self.customers for start, _ in customer.times_s}):
-            self._at(start_s, lambda: None)
+        if not self.now:
+            self._open()
         while self._heap and self._heap[0][0] <= until_s:
             self.now, _, event = heapq.heappop(self._heap)
             self._let_time_pass()
@@ -124,6 +120,14 @@ class Shop:
             self._ask()
             self.watch(None)
         return self
+
+    def _open(self) -> None:
+        self._ask()  # before there are engines, so that all who ask from the start are backlogged from the start
+        models = frozenset(customer.model for customer in self.customers)
+        for at, count in enumerate(self._slots):
+            self._tell(self.scheduler.endpoint_added(EndpointSpec(f"e{at}", count, models), now=0.0))
+        for start_s in sorted({start for customer in self.customers for start, _ in customer.times_s}):
+            self._at(start_s, lambda: None)
 
     def share(self) -> dict[str, float]:
         """By the first level's names."""
@@ -189,9 +193,10 @@ class Shop:
         gives_up = self.random.random() < customer.cancels
         if gives_up:
             ends_s = (begins_s + ends_s) / 2
-            seen = usage.completion_tokens // 2 // PROGRESS_TOKENS * PROGRESS_TOKENS if customer.streamed else 0
+            seen = max(usage.completion_tokens // 2 // PROGRESS_TOKENS * PROGRESS_TOKENS, 1)
             usage = replace(usage, completion_tokens=usage.completion_tokens // 2)
-            job.cost = self.scheduler._entries[action.request_id].estimate.prompt_tokens + 2.0 * max(seen, 1)
+            estimate = self.scheduler._entries[action.request_id].estimate
+            job.cost = estimate.prompt_tokens + 2.0 * (seen if customer.streamed else estimate.output_tokens)
         self.served[customer.flow] += job.cost
         self.in_flight[customer.flow][action.request_id] = job
         self.dispatched.append(job)

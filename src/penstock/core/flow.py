@@ -95,11 +95,12 @@ class Entry:
     def presumed_usage(self) -> Usage:
         """What it cost, where no engine tells: its prompt as estimated, and what was seen of its answer.
 
-        Of an answer that does not stream nothing is seen; when it is complete it counts as estimated.
+        Of an answer that does not stream nothing is seen, so it counts as estimated, even where the caller gave up:
+        else who gives up just before the end would have it all computed for nothing.
         """
         output = self.output_seen
-        if self.state is State.COMPLETED and output == 0:
-            output = self.estimate.output_tokens
+        if not self.request.streamed or (self.state is State.COMPLETED and output == 0):
+            output = max(output, self.estimate.output_tokens)
         return Usage(self.estimate.prompt_tokens, output)
 
     def move(self, event: Event) -> None:
