@@ -7,6 +7,7 @@ request truly costs is drawn here and told to nobody but at its end, as usage.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -78,6 +79,7 @@ class Job:
     usage: Usage
     cost: float
     lease: int | None = None
+    sent_s: float = math.inf
 
 
 class Shop:
@@ -186,7 +188,7 @@ class Shop:
     def _send(self, action: Dispatch) -> None:
         job = self.jobs[action.request_id]
         customer, usage = job.customer, job.usage
-        job.lease = action.lease
+        job.lease, job.sent_s = action.lease, self.now
         self.waiting[customer] -= 1
         begins_s = self.now + (usage.prompt_tokens - usage.cached_tokens) / PREFILL_TOKENS_PER_S + 0.01
         ends_s = begins_s + usage.completion_tokens / OUTPUT_TOKENS_PER_S * self.random.uniform(0.8, 1.2)

@@ -14,8 +14,10 @@ import msgspec
 from penstock.core.request import Usage
 from penstock.server.stream_end import TAIL_BYTES, ended_well
 
+HEAD_BYTES = 1024  # of a stream, kept for Anthropic's message_start, which alone tells the prompt's tokens
 HELD_BYTES_MAX = 65536  # of an event that is not whole yet; a longer one passes as it comes
 _USAGE = re.compile(rb'"usage": ?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+_DATA = b"data: "
 _NO_CHOICES = re.compile(rb'"choices": ?\[\]')
 _SPLIT = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")  # an event ends with an empty line, of either kind
 
@@ -42,23 +44,24 @@ _decode = msgspec.json.Decoder(_Usage).decode
 class Answer:
     """One answer on its way through."""
 
-    __slots__ = ("_held", "_hides_usage", "_input", "_streamed", "_tail", "tokens")
+    __slots__ = ("_head", "_held", "_hides_usage", "_streamed", "_tail", "tokens")
 
     def __init__(self, *, streamed: bool, hides_usage: bool) -> None:
         self._streamed = streamed
         self._hides_usage = hides_usage and streamed
+        self._head = b""
         self._held = b""
         self._tail = b""
-        self._input: Usage | None = None  # what the first event says of the prompt (Anthropic's message_start)
         self.tokens = 0  #: events passed, about as many as tokens
 
     def take(self, data: bytes) -> bytes:
         """Look at the next bytes; returns those to pass on."""
         if self._streamed:
-            if not self._tail:
-                self._input = read_usage(data)
-            self.tokens += data.count(b"data: ")
-            self._tail = (self._tail + data)[-TAIL_BYTES:]
+            if len(self._head) < HEAD_BYTES:
+                self._head += data[: HEAD_BYTES - len(self._head)]
+            seen = self._tail + data
+            self.tokens += seen.count(_DATA, max(0, len(self._tail) - len(_DATA) + 1))  # one may span two pieces
+            self._tail = seen[-TAIL_BYTES:]
             return self._without_usage(data) if self._hides_usage else data
         self._tail = (self._tail + data)[-TAIL_BYTES:] if len(data) < TAIL_BYTES else data[-TAIL_BYTES:]
         return data
@@ -79,8 +82,8 @@ class Answer:
     def usage(self) -> Usage | None:
         """What the engine says it cost."""
         usage = read_usage(self._tail)
-        if usage is not None and not usage.prompt_tokens and self._input is not None:
-            return Usage(self._input.prompt_tokens, usage.completion_tokens, self._input.cached_tokens)
+        if usage is not None and not usage.prompt_tokens and (first := read_usage(self._head, first=True)) is not None:
+            return Usage(first.prompt_tokens, usage.completion_tokens, first.cached_tokens)
         return usage
 
     def _without_usage(self, data: bytes) -> bytes:
@@ -101,13 +104,13 @@ class Answer:
         )
 
 
-def read_usage(data: bytes) -> Usage | None:
-    """The last usage object in some bytes of an answer, None when there is none that makes sense."""
+def read_usage(data: bytes, *, first: bool = False) -> Usage | None:
+    """The last (or first) usage object in some bytes of an answer, None when there is none that makes sense."""
     found = _USAGE.findall(data)
     if not found:
         return None
     try:
-        usage = _decode(found[-1])
+        usage = _decode(found[0 if first else -1])
     except (msgspec.DecodeError, RecursionError):
         return None
     prompt = usage.prompt_tokens if usage.prompt_tokens is not None else usage.input_tokens

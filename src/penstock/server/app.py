@@ -154,10 +154,10 @@ class App:
                 inflated=inflated,
             ).begin()
             return
-        injects = self._asks_usage and passed.tells_usage and peek.stream and not peek.stream_options
         body_bytes = len(body)
-        if injects:
-            body = bodies.add_field(body, "stream_options", b'{"include_usage":true}')
+        asking = None
+        if self._asks_usage and passed.tells_usage and peek.stream:
+            asking = bodies.ask_usage(body, peek.stream_options)
         exchange.body = b""  # the journey has it; a renamed or unpacked one would be held twice
         flow, weights = self._flow(caller, target or model)
         now = self._driver.now()
@@ -178,7 +178,7 @@ class App:
         )
         QueuedJourney(
             exchange,
-            body,
+            body if asking is None else asking,
             request,
             request_id=request_id,
             api=passed.api,
@@ -188,7 +188,7 @@ class App:
             metrics=self._metrics,
             caller=caller,
             inflated=inflated,
-            injected_usage=injects,
+            injected_usage=asking is not None,
         ).begin()
 
     def _caller(self, exchange: Exchange, peek: Peek) -> Caller:
@@ -336,7 +336,7 @@ class _Refused(Exception):  # noqa: N818
 
 
 def _is_multipart(exchange: Exchange) -> bool:
-    return (exchange.header(b"content-type") or b"")[:19].lower() == b"multipart/form-data"
+    return bodies.is_multipart(exchange.header(b"content-type"))
 
 
 def _json(exchange: Exchange, status: int, value: object) -> None:

@@ -27,7 +27,7 @@ class _Fields(msgspec.Struct, gc=False):
     max_tokens: object = None
     max_completion_tokens: object = None
     max_output_tokens: object = None
-    stream_options: object = None
+    stream_options: object = msgspec.UNSET
     user: object = None
     service_tier: object = None
     priority: object = None
@@ -39,8 +39,8 @@ class Peek(msgspec.Struct, frozen=True, gc=False):
     model: str | None
     stream: bool
     output_tokens_max: int | None = None
-    stream_options: bool = False  #: whether it has any
-    user: object = None  #: these three as they came, of any type
+    stream_options: object = msgspec.UNSET  #: these four as they came, of any type
+    user: object = None
     service_tier: object = None
     priority: object = None
 
@@ -51,6 +51,8 @@ _TOKEN = re.compile(rb"[\[\]{}]|" + _STRING.pattern, re.DOTALL)
 _SCALAR = re.compile(rb"[^\s,\]}]+")
 _EMPTY = re.compile(rb"\s*\}")
 _COLON = re.compile(rb"\s*:\s*")
+_ASKING = b'{"include_usage":true}'
+_NOT_ASKING: tuple[object, ...] = (None, {}, {"include_usage": None}, {"include_usage": False})
 _PART_HEADERS_BYTES_MAX = 4096
 _PARTS_MAX = 1000
 
@@ -80,7 +82,7 @@ def peek(body: bytes) -> Peek:
         model=model,
         stream=fields.stream is True,
         output_tokens_max=limit if type(limit) is int and limit > 0 else None,
-        stream_options=fields.stream_options is not None,
+        stream_options=fields.stream_options,
         user=fields.user,
         service_tier=fields.service_tier,
         priority=fields.priority,
@@ -109,6 +111,20 @@ def add_field(body: bytes, name: str, value: bytes) -> bytes:
     brace = body.index(b"{") + 1
     comma = b"" if _EMPTY.match(body, brace) else b","
     return b"".join((body[:brace], b'"', name.encode(), b'":', value, comma, body[brace:]))
+
+
+def ask_usage(body: bytes, stream_options: object) -> bytes | None:
+    """The same bytes, asking for the usage of a stream; None where the caller does so, or has other wishes."""
+    if stream_options is msgspec.UNSET:
+        return add_field(body, "stream_options", _ASKING)
+    if stream_options in _NOT_ASKING:
+        return set_field(body, "stream_options", _ASKING)
+    return None
+
+
+def is_multipart(content_type: bytes | None) -> bool:
+    """Whether a body is a form and no JSON."""
+    return (content_type or b"")[:19].lower() == b"multipart/form-data"
 
 
 def _fields_named(body: bytes, name: str) -> Iterator[tuple[int, int]]:

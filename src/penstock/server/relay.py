@@ -19,7 +19,7 @@ from penstock.core.request import Request, Usage
 from penstock.core.retry import Failure, final_reason
 from penstock.server import wire
 from penstock.server.answer import Answer
-from penstock.server.body import set_field
+from penstock.server.body import is_multipart, set_field
 from penstock.server.driver import Driver
 from penstock.server.http1 import Exchange
 from penstock.server.identity import KEY_HEADERS, Caller
@@ -123,6 +123,7 @@ class Relay:
         "_head",
         "_headers",
         "_length",
+        "_packed",
         "_sse",
         "body",
         "exchange",
@@ -139,6 +140,7 @@ class Relay:
         self._length: int | None = None
         self._error_body: bytearray | None = None  # being collected: the answer is an error that may be taken back
         self._committed = False
+        self._packed = False  # nothing can be read of it, or taken out
         self._sse = False
         self._answer = Answer(streamed=False, hides_usage=False)
 
@@ -172,6 +174,7 @@ class Relay:
         self._head = None
         self._error_body = None
         self._length = None
+        self._packed = self._sse = False
         self._call = target.upstream.send(self.exchange.method, self.target, headers, body, self)
         self.exchange.on_pause = self._call.pause
         self.exchange.on_resume = self._call.resume
@@ -186,6 +189,8 @@ class Relay:
                 self._length = int(value)
             elif lower == b"content-type":
                 self._sse = value[:17].lower() == b"text/event-stream"
+            elif lower == b"content-encoding":
+                self._packed = value.strip().lower() not in (b"", b"identity")
 
     def on_data(self, data: bytes, /) -> None:
         if self._committed:
@@ -345,17 +350,18 @@ class QueuedJourney(Relay):
         self._waiting_since_s = None
         self._metrics.dispatched(self, action)
         target = self._targets[action.endpoint]
+        rank = action.rank if target.takes_priority else None
         headers = request_headers(
             self.exchange.headers,
             api_key=target.api_key,
             request_id=self._request_id,
             inflated=self._inflated,
             has_key=self._has_key,
-            ranked=action.rank is not None,
+            ranked=rank is not None,
         )
         body = self.body
-        if action.rank is not None and target.takes_priority:
-            body = set_field(body, "priority", b"%d" % action.rank)
+        if rank is not None and not is_multipart(self.exchange.header(b"content-type")):
+            body = set_field(body, "priority", b"%d" % rank)
         self.send(target, headers, body)
 
     def requeued(self, action: Requeue, /) -> None:
@@ -409,7 +415,7 @@ class QueuedJourney(Relay):
             self._driver.tell(self._driver.scheduler.progressed(self._lease, tokens, now=now))
 
     def hides_usage(self) -> bool:
-        return self._injected_usage and self._length is None
+        return self._injected_usage and self._length is None and not self._packed
 
     def succeeded(self, status: int) -> None:
         usage = self._answer.usage() if status < 400 else Usage(0, 0)  # an engine's refusal cost nothing

@@ -1,0 +1,80 @@
+"""Adaptive slots: found by trying, whatever the engine's size, and held there without swinging."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from random import Random
+
+import pytest
+
+from penstock.core.actions import Action, Dispatch
+from penstock.core.endpoint import EndpointSpec
+from penstock.core.ledger import Observation
+from penstock.core.limit import SLOTS_MAX, SLOTS_MIN, AdaptiveSlots
+from penstock.core.request import Usage
+from penstock.core.scheduler import Scheduler, SchedulerSettings
+from tests.core.drive import request
+from tests.core.shop import PATIENT
+
+
+class Engine:
+    """Runs so many requests at once, queues the rest, and tells its gauges once a second. More always wait for it."""
+
+    def __init__(self, size: int, *, slots: int = 16, seed: int = 1, settings: SchedulerSettings = PATIENT) -> None:
+        self.size = size
+        self.random = Random(seed)
+        self.scheduler = Scheduler(settings, random=Random(seed))
+        self.running: set[int] = set()
+        self.waiting: deque[int] = deque()
+        self.ends: list[tuple[float, int]] = []
+        self.now = 0.0
+        self.steps = 0
+        self.found: list[int] = []
+        spec = EndpointSpec("e", slots, frozenset("m"), adaptive_slots=True)
+        self._tell(self.scheduler.endpoint_added(spec, now=0.0))
+        for at in range(3 * size + 50):
+            self._arrive(f"r{at}")
+
+    def run(self, readings: int) -> list[int]:
+        for _ in range(readings):
+            until = self.now + 1.0
+            while self.ends and self.ends[0][0] <= until:
+                self.now, lease = heapq.heappop(self.ends)
+                self._end(lease)
+            self.now = until
+            reading = Observation(self.now, len(self.running), len(self.waiting), progress=float(self.steps))
+            self._tell(self.scheduler.observed("e", reading, now=self.now))
+            self.found.append(self.scheduler._pool["e"].slots)
+        return self.found
+
+    def _arrive(self, name: str) -> None:
+        self._tell(self.scheduler.arrived(request(name, streamed=True), now=self.now))
+
+    def _end(self, lease: int) -> None:
+        self.running.remove(lease)
+        self.steps += 1
+        self._tell(self.scheduler.finished(lease, Usage(10, 10), now=self.now))
+        self._begin()
+        self._arrive(f"s{self.steps}")
+
+    def _tell(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Dispatch):
+                self.waiting.append(action.lease)
+        self._begin()
+
+    def _begin(self) -> None:
+        while self.waiting and len(self.running) < self.size:
+            lease = self.waiting.popleft()
+            self.running.add(lease)
+            heapq.heappush(self.ends, (self.now + self.random.uniform(1.0, 3.0), lease))
+            self.steps += 1
+            self._tell(self.scheduler.first_token(lease, now=self.now))
+
+
+@pytest.mark.parametrize("size", [4, 8, 64, 256])
+def test_the_size_of_an_engine_is_found_from_sixteen(size: int) -> None:
+    found = Engine(size).run(120)
+    settled = found[60:]
+    print(size, found[:30], min(settled), max(settled))
