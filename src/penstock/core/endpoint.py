@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.core.health import Health, HealthSettings
 from penstock.core.ledger import Ledger, Observation
-from penstock.core.limit import AdaptiveSlots
+from penstock.core.limit import ENGINE_WAITING_MAX, AdaptiveSlots
 
 
 class EndpointSpec(msgspec.Struct, frozen=True):
@@ -35,6 +35,7 @@ class Endpoint:
         self.ledger = Ledger(slots=spec.slots, stale_after_s=stale_after_s)
         self.health = Health(health, up=True)
         self.dispatches_total = 0
+        self._dispatches_before = 0  # as of the reading before
         self.room = (math.inf, math.inf)  # as of when it was last found open: `admission.room`
 
     def __repr__(self) -> str:
@@ -49,18 +50,21 @@ class Endpoint:
     def slots(self, slots: int) -> None:
         self.ledger.resized(slots)
 
-    def observed(self, reading: Observation, engine_waiting_max: int, now: float) -> bool:
+    def observed(self, reading: Observation, now: float) -> bool:
         """Take in a reading. Returns True when the slots changed with it."""
-        moved = self.ledger.base
-        self.ledger.observe(reading)
-        if self.adaptive is None or self.ledger.base is moved:
+        before, ledger = self.ledger.base, self.ledger
+        ledger.observe(reading)
+        if self.adaptive is None or ledger.base is before or before is None:
             return False
-        before = self.slots
-        self.adaptive.slots = before
+        sent = self.dispatches_total - self._dispatches_before
+        self._dispatches_before = self.dispatches_total
+        per_step = sent / (reading.asked_s - before.asked_s) * ledger.time_per_output_token_s(now)
+        slots = self.slots
+        self.adaptive.slots = slots
         self.slots = self.adaptive.observed(
-            waiting=reading.waiting, load=self.ledger.load(now), waiting_max=engine_waiting_max
+            waiting=reading.waiting, load=ledger.load(now), waiting_max=ENGINE_WAITING_MAX + 2.0 * per_step
         )
-        return self.slots != before
+        return self.slots != slots
 
     def serves(self, model: str) -> bool:
         """Whether requests for the model may go here."""

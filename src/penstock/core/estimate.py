@@ -1,9 +1,10 @@
 """What will a request cost: tokens guessed before they are known, and corrected by what was true.
 
-No tokenizer stands in the request path. A prompt's tokens are its bytes divided by the model's bytes per token, which
-is learned from the usage that engines report. An answer's length is the moving average of the same tenant's answers
-from the same model; a tenant that was never seen gets the model's average. `max_tokens` is only a cap: clients set it
-to whatever is allowed, so as a prediction it is worthless.
+No tokenizer stands in the request path. A prompt's tokens are its bytes times a ratio that is learned from the usage
+that engines report, for each tenant: code, prose and scripts differ several times over, and one tenant's must not spoil
+the estimates of others. An answer's length is the moving average of the same tenant's answers from the same model. A
+tenant that was never seen gets the model's averages. `max_tokens` is only a cap: clients set it to whatever is allowed,
+so as a prediction it is worthless.
 """
 
 from __future__ import annotations
@@ -51,17 +52,20 @@ class Estimator:
 
     def estimate(self, tenant: str, model: str, body_bytes: int, output_tokens_max: int | None) -> Estimate:
         """A guess for one request; at least one token each."""
-        ratio = self._tokens_per_byte.get(("", model)) or 1.0 / BYTES_PER_TOKEN
+        ratio = self._tokens_per_byte.get((tenant, model)) or self._tokens_per_byte.get(("", model))
+        ratio = ratio or 1.0 / BYTES_PER_TOKEN
         output = self._output_tokens.get((tenant, model)) or self._output_tokens.get(("", model)) or OUTPUT_TOKENS
         if output_tokens_max is not None:
             output = min(output, output_tokens_max)
         return Estimate(min(max(1, round(body_bytes * ratio)), PROMPT_TOKENS_MAX), max(1, round(output)))
 
-    def learn_prompt(self, model: str, body_bytes: int, prompt_tokens: int) -> None:
+    def learn_prompt(self, tenant: str, model: str, body_bytes: int, prompt_tokens: int) -> None:
         """An engine said how many tokens a prompt of this size was."""
         if body_bytes > 0 and prompt_tokens > 0:
             # Bodies of a few bytes are mostly braces; a ratio above one token per byte is not text.
-            self._tokens_per_byte.learn(("", model), min(prompt_tokens / body_bytes, 1.0))
+            ratio = min(prompt_tokens / body_bytes, 1.0)
+            self._tokens_per_byte.learn((tenant, model), ratio)
+            self._tokens_per_byte.learn(("", model), ratio)
 
     def learn_output(self, tenant: str, model: str, output_tokens: int) -> None:
         """An answer was complete at this length."""

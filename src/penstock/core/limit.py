@@ -2,8 +2,12 @@
 
 Additive increase, multiplicative decrease on what the engine's queue shows (D. Chiu, R. Jain 1989; as TCP does with
 loss). While all slots are in use and the engine queues nothing worth mentioning, there may be room for more: grow.
-When it queues more than the largest `max_engine_waiting` on two readings between which its counters moved, there is
-not: shrink. One reading is not enough, for `waiting` also counts what arrived since the last engine step.
+When it queues more than that on two readings between which its counters moved, there is not: shrink. One reading is not
+enough, for `waiting` also counts what arrived since the last engine step; and what arrives in a step is expected to be
+there at its end, so it is allowed for. What is worth mentioning is more than one: admission itself keeps the engine's
+queue below `max_engine_waiting`, so a larger threshold would never be reached and the slots would stay too many (with
+the largest `max_engine_waiting` as the threshold, light tenants' p99 was seen at three times that alone; see decision
+0006).
 
 Until the engine was first seen to queue, growth is by half, so that an engine of 256 is found in a few readings; after
 that by one. Latency gradients (Vegas, Gradient2) were not taken: an LLM's time to first token varies with the prompt
@@ -16,6 +20,7 @@ SLOTS_MIN = 2
 SLOTS_MAX = 4096  # no engine runs more; a bound for gauges that always say zero
 SHRINK = 0.9
 GROW_FAST = 0.5
+ENGINE_WAITING_MAX = 1.0
 FULL_SHARE = 0.9  # of the slots in use (or kept in reserve) counts as all in use
 
 
@@ -29,8 +34,11 @@ class AdaptiveSlots:
         self._crowded = 0  # readings in a row with too long an engine queue
         self._queued_before = False  # the engine was seen to queue: its size is near
 
-    def observed(self, *, waiting: float, load: float, waiting_max: int) -> int:
-        """A reading that moved. `waiting` is the engine's queue, `load` all that is on it, ours and others'."""
+    def observed(self, *, waiting: float, load: float, waiting_max: float) -> int:
+        """A reading that moved. `waiting` is the engine's queue, `load` all that is on it, ours and others'.
+
+        `waiting_max` is what may wait there without meaning anything.
+        """
         if waiting > waiting_max:
             self._crowded += 1
             if self._crowded >= 2:

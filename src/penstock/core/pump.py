@@ -26,6 +26,7 @@ WINDOW = 32  # requests looked at, in fair order, when the first ones do not fit
 BYPASS_MAX = 32  # times one request may be overtaken by others that fit; then room is kept for it
 HELD_MAX = 1_024  # looked at beyond the window to find it, where those of held tenants stand between all others
 RESERVE_REVIEW_S = 1.0  # how often a reserve is looked at again; light arrivals are forgotten over ten seconds
+DEMAND_WINDOW_S = 30.0  # some tens of requests of a light flow; shorter calls a burst of three a flood
 UNBOUNDED = (math.inf, math.inf)
 CREDIT_REQUESTS_MAX = 64.0  # what a band's promised share may save up, in requests of the size at hand
 
@@ -54,6 +55,8 @@ class Pump:
         self._tenant_level = tenant_level
         self._passed: list[Entry] = []  # in this turn: requests that did not fit
         self._kept: set[Endpoint] = set()  # in this turn: endpoints whose room is kept for some of them
+        self._work = 0.0  # sent, fading
+        self._work_s = 0.0
         self._held: dict[str, list[tuple[QueueTree, Node]]] = {}  # by tenant
         self._look_again = look_again
         self._promised = [band for band in queues.bands if band.settings.min_share > 0]
@@ -71,8 +74,10 @@ class Pump:
                 return found
         return None
 
-    def sent(self, entry: Entry) -> None:
-        """Count what a band got against what the bands below it were promised."""
+    def sent(self, entry: Entry, now: float) -> None:
+        """Count what was sent: for fair shares, and what a band got against what those below it were promised."""
+        self._work = self._served(now) + entry.work
+        self._work_s = now
         for band in self._queues.bands:
             share = band.settings.min_share
             if share > 0:
@@ -96,9 +101,17 @@ class Pump:
             and admission.misfit(entry, endpoint, self._settings, now=now) is None
         )
 
-    def under_share(self, entry: Entry) -> bool:
-        """Whether the request's flow (at the top level) would still be within its fair share of the slots."""
-        return self._under_share(_top(entry.node_of()), entry.request.model)
+    def arrived(self, entry: Entry, now: float) -> None:
+        """A request came to its flow: note what the flow asks for, and whether this is what slots are kept for."""
+        node, model = _top(entry.node_of()), entry.request.model
+        if node.parent is None:
+            return  # all requests stand in one flow
+        node.demand = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S) + entry.work
+        node.demand_s = now
+        self._reserve.weight_seen(node.parent.active_weight + (0.0 if node.active else node.weight), now)
+        crowded = any(model in band.tree.root.backlog for band in self._queues.bands)
+        if crowded and self._under_share(node, now):
+            self._reserve.arrived(model, now)
 
     def hold(self, entry: Entry) -> bool:
         """The entry's tenant runs as many requests as it may: pass over its flow. False: that is shared with others."""
@@ -143,7 +156,7 @@ class Pump:
         models = [m for m in band.tree.root.backlog if any(e.serves(m) for e in free)]
         scarce = [model for model in models if self._kept_back(model, band, free, now)]
         for model in scarce:
-            flow = self._light_flow(band, model)
+            flow = self._light_flow(band, model, now)
             if flow is not None:
                 found = self._first_fit(band.tree.in_order([model], flow), free, now)
                 if found is not None:
@@ -248,7 +261,7 @@ class Pump:
         self._look_again(endpoints[-1], now + RESERVE_REVIEW_S)
         return True
 
-    def _light_flow(self, band: Band, model: str) -> Node | None:
+    def _light_flow(self, band: Band, model: str, now: float) -> Node | None:
         """The flow that is next for a model, if it is under its share.
 
         A flow that comes back from idle stands before those that were backlogged meanwhile, so if the next one is not
@@ -256,13 +269,23 @@ class Pump:
         """
         head = self._head(band, [model])
         node = _top(head.node_of()) if head is not None else None
-        return node if node is not None and self._under_share(node, model) else None
+        return node if node is not None and self._under_share(node, now) else None
 
-    def _under_share(self, node: Node, model: str) -> bool:
+    def _under_share(self, node: Node, now: float) -> bool:
+        """Whether a flow asks for no more than its fair share of what is served.
+
+        Judged by what it asked for lately, not by the slots it holds: a burst of a light flow is still light, and a
+        flood is none while few others are active.
+        """
         if node.parent is None:
-            return False  # all requests stand in one flow
+            return False
+        demand = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S)
         active = node.parent.active_weight + (0.0 if node.active else node.weight)
-        return (node.in_flight + 1) * active <= self._pool.slots(model) * node.weight
+        return demand * max(active, self._reserve.weight(now)) <= self._served(now) * node.weight
+
+    def _served(self, now: float) -> float:
+        """The work that was sent lately, over the same window as demands."""
+        return self._work * math.exp((self._work_s - now) / DEMAND_WINDOW_S)
 
 
 def _top(node: Node) -> Node:

@@ -17,6 +17,7 @@ import math
 
 RATE_WINDOW_S = 10.0
 MISS = 0.02  # a light arrival in fifty waits for a slot: keeps the wait out of the p99 with room for other noise
+WEIGHT_KEPT_S = 30.0
 KEPT_FOR_S = 0.05  # rates over ten seconds change by less than a hundredth in that time
 SHARE_MAX = 0.25
 MODELS_MAX = 1_000  # whose rates are remembered: an endpoint that serves any name lets callers choose them
@@ -56,8 +57,19 @@ class Reserve:
         self._arrivals: dict[str, Rate] = {}
         self._freed: dict[str, Rate] = {}
         self._kept: dict[str, int] = {}  # what was computed for `_slots` slots, good until `_until_s`
+        self._weight = 0.0
+        self._weight_at_s = 0.0
         self._slots = 0
         self._until_s = -math.inf
+
+    def weight_seen(self, weight: float, now: float) -> None:
+        """So much weight of flows is active. Flows come and go; who came lately counts as about to come again."""
+        self._weight = max(weight, self.weight(now))
+        self._weight_at_s = now
+
+    def weight(self, now: float) -> float:
+        """The active weight lately, fading."""
+        return self._weight * math.exp((self._weight_at_s - now) / WEIGHT_KEPT_S)
 
     def arrived(self, model: str, now: float) -> None:
         """A request came whose flow had nothing waiting and less than its share in flight."""

@@ -106,7 +106,6 @@ class Scheduler:
         self._leases: dict[int, Entry] = {}  # every lease that was not released
         self._seq = 0
         self._lease_serial = 0
-        self._engine_waiting_max = max(band.engine_waiting_max for band in settings.bands)
         bands_s = [band.time_per_output_token_s_max for band in settings.bands]
         self._paced = any((settings.admission.time_per_output_token_s_max, *bands_s))
         self._draining = False
@@ -134,8 +133,7 @@ class Scheduler:
         if request.pinned is not None or not self._settings.queue_enabled:
             self._send_or_refuse(entry, now, actions)
             return actions
-        if self._fairness.uses_flows and not entry.node_of().waiting and self._pump.under_share(entry):
-            self._reserve.arrived(request.model, now)
+        self._pump.arrived(entry, now)
         self._enqueue(entry, now)
         self._hand_out(now, actions)
         if entry.state is State.WAITING:
@@ -180,7 +178,7 @@ class Scheduler:
         endpoint = self._release(entry, now)
         entry.move(Event.FINISHED)
         if usage is not None and usage.prompt_tokens > 0:
-            self._estimator.learn_prompt(model, entry.prompt_bytes, usage.prompt_tokens)
+            self._estimator.learn_prompt(entry.request.tenant, model, entry.prompt_bytes, usage.prompt_tokens)
             self._estimator.learn_output(entry.request.tenant, model, usage.completion_tokens)
         elif usage is None and entry.output_seen > 1:
             self._estimator.learn_output(entry.request.tenant, model, entry.output_seen)
@@ -275,7 +273,7 @@ class Scheduler:
     def observed(self, name: str, reading: Observation | None, *, now: float) -> list[Action]:
         """A reading of its gauges came, or (None) none could be had."""
         endpoint = self._pool[name]
-        if reading is not None and endpoint.observed(reading, self._engine_waiting_max, now):
+        if reading is not None and endpoint.observed(reading, now):
             self._pool.changed()
         return self._touched(endpoint, now)
 
@@ -435,7 +433,7 @@ class Scheduler:
             tree.serve(entry)
             self._unqueue(entry, Event.DISPATCHED)
             entry.waited_s += now - entry.queued_since_s
-            self._pump.sent(entry)
+            self._pump.sent(entry, now)
         else:
             entry.move(Event.DISPATCHED)
         tree.lent(node)

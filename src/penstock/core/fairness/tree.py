@@ -30,6 +30,8 @@ class Node:
         "active_weight",
         "backlog",
         "children",
+        "demand",
+        "demand_s",
         "heaps",
         "held",
         "in_flight",
@@ -59,6 +61,8 @@ class Node:
         self.children: dict[str, Node] = {}
         self.heaps: dict[str, list[tuple[float, int, Node]]] = {}  # per model: children with backlog, by tag
         self.leaves: dict[str, Leaf] = {}
+        self.demand = 0.0  # work asked for lately, fading; as of `demand_s`
+        self.demand_s = 0.0
         self.held = False  # passed over, whatever waits below it
 
     @property
