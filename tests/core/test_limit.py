@@ -75,6 +75,56 @@ class Engine:
 
 @pytest.mark.parametrize("size", [4, 8, 64, 256])
 def test_the_size_of_an_engine_is_found_from_sixteen(size: int) -> None:
-    found = Engine(size).run(120)
-    settled = found[60:]
-    print(size, found[:30], min(settled), max(settled))
+    settled = Engine(size).run(100)[50:]
+    assert max(abs(slots - size) for slots in settled) <= max(1, 0.15 * size)
+    assert max(settled) - min(settled) <= max(1, 0.1 * size)
+
+
+def test_an_engine_that_grew_or_shrank_is_found_anew() -> None:
+    engine = Engine(32)
+    engine.run(60)
+    engine.size = 16
+    assert engine.run(60)[-1] <= 18
+    engine.size = 24
+    assert 22 <= engine.run(60)[-1] <= 27
+
+
+def test_one_reading_of_a_long_queue_means_nothing() -> None:
+    limit = AdaptiveSlots(10)
+    assert limit.observed(waiting=9, load=10, waiting_max=1.0) == 10
+    assert limit.observed(waiting=0, load=5, waiting_max=1.0) == 10
+    assert limit.observed(waiting=9, load=10, waiting_max=1.0) == 10
+    assert limit.observed(waiting=9, load=10, waiting_max=1.0) == 9
+
+
+def test_one_that_waits_is_no_reason_to_grow_and_none_to_shrink() -> None:
+    limit = AdaptiveSlots(10)
+    assert [limit.observed(waiting=1, load=10, waiting_max=1.0) for _ in range(5)] == [10] * 5
+
+
+def test_what_may_wait_is_allowed_to_wait() -> None:
+    """So many arrive in one engine step that a few always wait at its end."""
+    limit = AdaptiveSlots(100)
+    assert limit.observed(waiting=8, load=100, waiting_max=9.0) == 150
+
+
+def test_it_grows_by_half_until_the_engine_was_seen_to_queue_and_then_by_one() -> None:
+    limit = AdaptiveSlots(16)
+    assert [limit.observed(waiting=0, load=limit.slots, waiting_max=1.0) for _ in range(3)] == [24, 36, 54]
+    for _ in range(2):
+        limit.observed(waiting=9, load=54, waiting_max=1.0)
+    assert [limit.observed(waiting=0, load=limit.slots, waiting_max=1.0) for _ in range(3)] == [49, 50, 51]
+
+
+def test_it_does_not_grow_while_slots_are_free() -> None:
+    assert AdaptiveSlots(100).observed(waiting=0, load=80, waiting_max=1.0) == 100
+
+
+def test_gauges_that_never_queue_and_gauges_that_always_do_meet_a_bound() -> None:
+    limit = AdaptiveSlots(16)
+    for _ in range(100):
+        limit.observed(waiting=0, load=1e9, waiting_max=1.0)
+    assert limit.slots == SLOTS_MAX
+    for _ in range(500):
+        limit.observed(waiting=1e9, load=1e9, waiting_max=1.0)
+    assert limit.slots == SLOTS_MIN

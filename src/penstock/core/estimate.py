@@ -33,8 +33,10 @@ class _Average:
     def __init__(self) -> None:
         self._values: dict[tuple[str, str], float] = {}
 
-    def get(self, key: tuple[str, str]) -> float | None:
-        return self._values.get(key)
+    def get(self, tenant: str, model: str, default: float) -> float:
+        """The tenant's own, else all tenants', else the default. It may well be 0: an embedding has no answer."""
+        own = self._values.get((tenant, model))
+        return self._values.get(("", model), default) if own is None else own
 
     def learn(self, key: tuple[str, str], value: float) -> None:
         before = self._values.pop(key, value)
@@ -52,9 +54,8 @@ class Estimator:
 
     def estimate(self, tenant: str, model: str, body_bytes: int, output_tokens_max: int | None) -> Estimate:
         """A guess for one request; at least one token each."""
-        ratio = self._tokens_per_byte.get((tenant, model)) or self._tokens_per_byte.get(("", model))
-        ratio = ratio or 1.0 / BYTES_PER_TOKEN
-        output = self._output_tokens.get((tenant, model)) or self._output_tokens.get(("", model)) or OUTPUT_TOKENS
+        ratio = self._tokens_per_byte.get(tenant, model, 1.0 / BYTES_PER_TOKEN)
+        output = self._output_tokens.get(tenant, model, OUTPUT_TOKENS)
         if output_tokens_max is not None:
             output = min(output, output_tokens_max)
         return Estimate(min(max(1, round(body_bytes * ratio)), PROMPT_TOKENS_MAX), max(1, round(output)))

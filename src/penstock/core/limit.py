@@ -20,7 +20,7 @@ SLOTS_MIN = 2
 SLOTS_MAX = 4096  # no engine runs more; a bound for gauges that always say zero
 SHRINK = 0.9
 GROW_FAST = 0.5
-ENGINE_WAITING_MAX = 1.0
+ENGINE_WAITING_MAX = 1.0  # requests in the engine's queue that mean nothing yet
 FULL_SHARE = 0.9  # of the slots in use (or kept in reserve) counts as all in use
 
 
@@ -47,7 +47,8 @@ class AdaptiveSlots:
                 self.slots = max(SLOTS_MIN, int(min(self.slots, load) * SHRINK))
             return self.slots
         self._crowded = 0
-        if load >= self.slots * FULL_SHARE:
+        queues = waiting > waiting_max - ENGINE_WAITING_MAX  # one that waits is no reason to shrink, nor to grow
+        if not queues and load >= self.slots * FULL_SHARE:
             step = 1 if self._queued_before else max(1, int(self.slots * GROW_FAST))
             self.slots = min(SLOTS_MAX, self.slots + step)
         return self.slots

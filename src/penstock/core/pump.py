@@ -26,7 +26,9 @@ WINDOW = 32  # requests looked at, in fair order, when the first ones do not fit
 BYPASS_MAX = 32  # times one request may be overtaken by others that fit; then room is kept for it
 HELD_MAX = 1_024  # looked at beyond the window to find it, where those of held tenants stand between all others
 RESERVE_REVIEW_S = 1.0  # how often a reserve is looked at again; light arrivals are forgotten over ten seconds
+LIGHT_FLOWS_MAX = 16  # flows looked at, in fair order, for one under its share
 DEMAND_WINDOW_S = 30.0  # some tens of requests of a light flow; shorter calls a burst of three a flood
+DEMAND_PLAY = 2.0  # a handful of requests of very different sizes is easily twice its mean
 UNBOUNDED = (math.inf, math.inf)
 CREDIT_REQUESTS_MAX = 64.0  # what a band's promised share may save up, in requests of the size at hand
 
@@ -110,7 +112,7 @@ class Pump:
         node.demand_s = now
         self._reserve.weight_seen(node.parent.active_weight + (0.0 if node.active else node.weight), now)
         crowded = any(model in band.tree.root.backlog for band in self._queues.bands)
-        if crowded and self._under_share(node, now):
+        if crowded and self._under_share(node, model, now):
             self._reserve.arrived(model, now)
 
     def hold(self, entry: Entry) -> bool:
@@ -156,11 +158,9 @@ class Pump:
         models = [m for m in band.tree.root.backlog if any(e.serves(m) for e in free)]
         scarce = [model for model in models if self._kept_back(model, band, free, now)]
         for model in scarce:
-            flow = self._light_flow(band, model, now)
-            if flow is not None:
-                found = self._first_fit(band.tree.in_order([model], flow), free, now)
-                if found is not None:
-                    return found
+            found = self._first_fit(self._light(band, model, now), free, now)
+            if found is not None:
+                return found
         if scarce:
             models = [model for model in models if model not in scarce]
         if not models:
@@ -261,27 +261,31 @@ class Pump:
         self._look_again(endpoints[-1], now + RESERVE_REVIEW_S)
         return True
 
-    def _light_flow(self, band: Band, model: str, now: float) -> Node | None:
-        """The flow that is next for a model, if it is under its share.
+    def _light(self, band: Band, model: str, now: float) -> Iterator[Entry]:
+        """The requests for a model of flows that are under their share, in fair order.
 
-        A flow that comes back from idle stands before those that were backlogged meanwhile, so if the next one is not
-        light, none is (but for ties).
+        Not always the very first: a flood that is held back falls behind its fair share of the tokens, and then stands
+        before the light flows for whom the slots are kept.
         """
-        head = self._head(band, [model])
-        node = _top(head.node_of()) if head is not None else None
-        return node if node is not None and self._under_share(node, now) else None
+        flows = islice(band.tree.root.in_order(model), LIGHT_FLOWS_MAX)
+        for node in flows:
+            if self._under_share(node, model, now):
+                yield from band.tree.in_order([model], node)
 
-    def _under_share(self, node: Node, now: float) -> bool:
-        """Whether a flow asks for no more than its fair share of what is served.
+    def _under_share(self, node: Node, model: str, now: float) -> bool:
+        """Whether a flow takes no more than its fair share: of the slots, or of the work, of late.
 
-        Judged by what it asked for lately, not by the slots it holds: a burst of a light flow is still light, and a
-        flood is none while few others are active.
+        Judged by slots alone, a burst of a light flow would be shut out just when it needs what is kept for it; by work
+        alone, a light flow whose few requests happened to be large. A flood exceeds both.
         """
         if node.parent is None:
             return False
-        demand = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S)
         active = node.parent.active_weight + (0.0 if node.active else node.weight)
-        return demand * max(active, self._reserve.weight(now)) <= self._served(now) * node.weight
+        part = node.weight / max(active, self._reserve.weight(now))
+        if node.in_flight + 1 <= self._pool.slots(model) * part:
+            return True
+        demand = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S)
+        return demand <= DEMAND_PLAY * self._served(now) * part
 
     def _served(self, now: float) -> float:
         """The work that was sent lately, over the same window as demands."""

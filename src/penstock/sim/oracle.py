@@ -17,7 +17,7 @@ from penstock.core.endpoint import Endpoint
 from penstock.core.fairness.tree import Node
 from penstock.core.flow import Entry
 from penstock.core.ledger import REVIEW_S
-from penstock.core.pump import BYPASS_MAX, RESERVE_REVIEW_S, WINDOW
+from penstock.core.pump import BYPASS_MAX, LIGHT_FLOWS_MAX, RESERVE_REVIEW_S, WINDOW
 
 if TYPE_CHECKING:
     from penstock.sim.checkers import CheckedScheduler
@@ -70,7 +70,8 @@ class Oracle:
                 if not self._open(endpoint, band, now):
                     continue
                 head = next(self._order(band, [endpoint]), None)
-                if head is not None and not self._tenant_held(head) and not self._kept_from(head, band, now):
+                scarce = head is not None and self._kept_back(head.request.model, band.open, now, known=True)
+                if head is not None and not self._tenant_held(head) and not scarce:
                     fits = self._fits(head, endpoint, now)
                     assert not fits, f"{entry.request} was sent before {head.request} of {band.settings.name}"
 
@@ -98,7 +99,7 @@ class Oracle:
         models = [m for m in band.tree.models() if any(e.serves(m) for e in free)]
         scarce = [model for model in models if self._kept_back(model, free, now, known=known)]
         plain = [model for model in models if model not in scarce]
-        lines = [self._light(order, model) for model in scarce]
+        lines = [self._light(order, model, now, known=known) for model in scarce]
         lines += [[x for x in order if x.request.model in plain]]
         lines += [[x for x in order if x.request.model == model] for model in plain if len(plain) > 1]
         for line in lines:
@@ -110,11 +111,14 @@ class Oracle:
                     kept.update(e for e in free if e.serves(entry.request.model) and not entry.shuns(e.name, now))
         return None
 
-    def _light(self, order: list[Entry], model: str) -> list[Entry]:
-        """Those of the first flow, if it has less than its share."""
+    def _light(self, order: list[Entry], model: str, now: float, *, known: bool) -> list[Entry]:
+        """Those of flows that have less than their share, as the pump judges it; and had so when it last looked."""
         line = [entry for entry in order if entry.request.model == model]
-        first = line and self._scheduler._pump.under_share(line[0])
-        return [entry for entry in line if _top(entry) is _top(line[0])] if first else []
+        flows = list(dict.fromkeys(_top(entry) for entry in line))[:LIGHT_FLOWS_MAX]
+        times = (now,) if known else (now, now - RESERVE_REVIEW_S - ROUNDING_S)
+        judge = self._scheduler._pump._under_share
+        light = {flow for flow in flows if all(judge(flow, model, when) for when in times)}
+        return [entry for entry in line if _top(entry) in light]
 
     def _order(self, band: Band, free: Iterable[Endpoint]) -> Iterator[Entry]:
         """The fair order: by tags from the top level down, then by key and arrival. Held flows do not count."""
@@ -123,10 +127,6 @@ class Oracle:
         return iter(sorted(wanted, key=_rank))
 
     # --- single questions ---------------------------------------------------------------------------------------
-
-    def _kept_from(self, entry: Entry, band: Band, now: float) -> bool:
-        under_share = self._scheduler._pump.under_share(entry)
-        return not under_share and self._kept_back(entry.request.model, band.open, now, known=True)
 
     def _kept_back(self, model: str, endpoints: Iterable[Endpoint], now: float, *, known: bool) -> bool:
         """Whether the slots that are left are kept for flows that have less than their share, or were a moment ago."""
