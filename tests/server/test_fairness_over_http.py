@@ -20,7 +20,7 @@ from tests.server.conftest import Answer, Client, World, chat, request
 
 STEP_S = 0.05  # slow steps: what is measured is waiting for engines, not for this machine
 SLOTS = 64
-FLOOD_TOKENS = (10, 70)  # of an answer, from and to
+FLOOD_TOKENS = (30, 170)  # of an answer, from and to
 FLOOD_REQUESTS = 7 * SLOTS  # under way at all times: 3.5 times what two engines run
 LIGHT_TENANTS = 8
 LIGHT_PER_S = 20.0  # of each tenant; together a fifth of the capacity

@@ -26,3 +26,10 @@ class Lease(msgspec.Struct, gc=False):
     first_token_s: float | None = None
     progress_s: float = 0.0  #: when its output was last looked at
     progress_tokens: int = 0  #: and how much of it there was
+
+    def ends_s(self, time_per_output_token_s: float, now: float) -> float:
+        """When it is expected to end, at that pace. One that outlasts its estimate is given half of it once more."""
+        left: float = self.output_tokens - self.progress_tokens
+        if left <= 0:
+            left = self.output_tokens / 2
+        return max(now, max(self.progress_s, self.prefill_end_s) + left * time_per_output_token_s)

@@ -19,7 +19,7 @@ from penstock.core.fairness.tree import Node, QueueTree
 from penstock.core.flow import Entry
 from penstock.core.pool import Pool
 from penstock.core.queues import Queues
-from penstock.core.reserve import Reserve
+from penstock.core.reserve import FREES_MAX, Reserve
 from penstock.core.tenants import Tenants
 
 WINDOW = 32  # requests looked at, in fair order, when the first ones do not fit
@@ -27,6 +27,7 @@ BYPASS_MAX = 32  # times one request may be overtaken by others that fit; then r
 HELD_MAX = 1_024  # looked at beyond the window to find it, where those of held tenants stand between all others
 RESERVE_REVIEW_S = 1.0  # how often a reserve is looked at again; light arrivals are forgotten over ten seconds
 LIGHT_FLOWS_MAX = 16  # flows looked at, in fair order, for one under its share
+FORESEEN_SLOTS_MAX = 64  # of a pool whose leases' ends are foreseen one by one; rates are exact enough beyond
 DEMAND_WINDOW_S = 30.0  # some tens of requests of a light flow; shorter calls a burst of three a flood
 DEMAND_PLAY = 2.0  # a handful of requests of very different sizes is easily twice its mean
 UNBOUNDED = (math.inf, math.inf)
@@ -246,9 +247,13 @@ class Pump:
 
     # --- the reserve ------------------------------------------------------------------------------------------
 
+    def kept(self, model: str, now: float) -> int:
+        """Slots of a model that only flows under their share may use."""
+        return self._reserve.kept(model, self._pool.slots(model), self._frees_s, now)
+
     def _kept_back(self, model: str, band: Band, endpoints: list[Endpoint], now: float) -> bool:
         """Whether the slots that are left for a model are kept for flows under their share."""
-        kept = self._reserve.kept(model, self._pool.slots(model), now)
+        kept = self.kept(model, now)
         if kept <= 0:
             return False
         if self._pool.uniform and not self._kept:
@@ -260,6 +265,19 @@ class Pump:
         # Light arrivals are forgotten, so time alone may shrink the reserve.
         self._look_again(endpoints[-1], now + RESERVE_REVIEW_S)
         return True
+
+    def _frees_s(self, model: str, now: float) -> list[float]:
+        """In how many seconds the next slots will free: foreseen in a small pool, by their rate in a large one."""
+        if self._pool.slots(model) <= FORESEEN_SLOTS_MAX:
+            ends_s: list[float] = []
+            for endpoint in self._pool:
+                pace_s = endpoint.ledger.time_per_output_token_s(now)
+                if endpoint.serves(model) and pace_s > 0:
+                    ends_s += [lease.ends_s(pace_s, now) - now for lease in endpoint.ledger.leases.values()]
+            if ends_s:
+                return sorted(ends_s)[:FREES_MAX]
+        per_s = self._reserve.freed_per_s(model, now)
+        return [(k + 1) / per_s for k in range(FREES_MAX)] if per_s > 0 else []
 
     def _light(self, band: Band, model: str, now: float) -> Iterator[Entry]:
         """The requests for a model of flows that are under their share, in fair order.

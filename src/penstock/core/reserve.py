@@ -1,22 +1,23 @@
 """How many slots are kept free for flows under their fair share, so that they need not wait for one.
 
-A heavy flow takes each slot the moment it frees; who comes now and then would always wait for the next. Kept slots
-are a stock: an arrival of a light flow takes one, the next slot that frees refills it. With arrivals at rate a and
-slots freeing at rate m, the stock of a base-stock system is empty with probability (a/m)^R (the birth-death chain of
-an M/M/1 queue read from the other end), so R = log(miss) / log(a/m) slots keep the share of light arrivals that find
-none at `miss`. That grows slowly: one in a hundred needs 2 slots at a/m = 0.1 and 4 at 0.3. No such arrivals, no
-reserve. Square-root staffing (a/m + beta * sqrt(a/m)) gives nearly the same numbers for large stocks, but rounds badly
-for the small ones that matter here.
+A heavy flow takes each slot the moment it frees; who comes now and then would always wait for the next. Kept slots are
+a stock: an arrival of a light flow takes one, the next slot that frees refills it. It has to last until then. In the
+time t_k until the k-th next slot frees, a*t_k light requests are expected, give or take their square root; k-1 slots
+have freed before. So max over k of a*t_k + 2*sqrt(a*t_k) - (k-1) slots are kept (square-root staffing over the time to
+replenishment): many when the answers in flight have long to go, none when several are about to end, and none when no
+light requests come.
 
-What is kept free costs throughput, so `share_max` bounds it.
+What is kept free costs throughput, so `SHARE_MAX` bounds it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 RATE_WINDOW_S = 10.0
-MISS = 0.02  # a light arrival in fifty waits for a slot: keeps the wait out of the p99 with room for other noise
+DEVIATIONS = 2.0  # of a Poisson stream: a light arrival in forty finds no slot
+FREES_MAX = 8  # slots about to free that are looked ahead to
 WEIGHT_KEPT_S = 30.0
 KEPT_FOR_S = 0.05  # rates over ten seconds change by less than a hundredth in that time
 SHARE_MAX = 0.25
@@ -40,13 +41,15 @@ class Rate:
         return self._rate * math.exp((self._at - now) / RATE_WINDOW_S)
 
 
-def slots_reserved(arrivals_per_s: float, freed_per_s: float, slots: int) -> int:
-    """Slots to keep free out of `slots`."""
+def slots_reserved(arrivals_per_s: float, frees_s: Sequence[float], slots: int) -> int:
+    """Slots to keep free out of `slots`. `frees_s`: in how many seconds the next slots will free, in order."""
     if arrivals_per_s * RATE_WINDOW_S < 0.5:  # not even one lately
         return 0
-    ratio = min(arrivals_per_s / freed_per_s if freed_per_s > 0 else 1.0, 0.9)
-    wanted = math.ceil(math.log(MISS) / math.log(ratio)) if ratio > 0 else 0
-    return min(wanted, int(slots * SHARE_MAX))
+    wanted = 0.0
+    for freed_before, after_s in enumerate(frees_s):
+        expected = arrivals_per_s * after_s
+        wanted = max(wanted, expected + DEVIATIONS * math.sqrt(expected) - freed_before)
+    return min(math.ceil(wanted), int(slots * SHARE_MAX))
 
 
 class Reserve:
@@ -79,7 +82,12 @@ class Reserve:
         """A lease ended."""
         _of(self._freed, model).note(now)
 
-    def kept(self, model: str, slots: int, now: float) -> int:
+    def freed_per_s(self, model: str, now: float) -> float:
+        """Slots that freed per second, of late."""
+        freed = self._freed.get(model)
+        return freed.per_s(now) if freed is not None else 0.0
+
+    def kept(self, model: str, slots: int, frees_s: Callable[[str, float], Sequence[float]], now: float) -> int:
         """Slots that only flows under their fair share may use, of all the slots there are for the model."""
         if self._share is not None:
             return int(slots * self._share)
@@ -89,9 +97,8 @@ class Reserve:
         kept = self._kept.get(model)
         if kept is None:
             arrivals = self._arrivals.get(model)
-            freed = self._freed.get(model)
             arrivals_per_s = arrivals.per_s(now) if arrivals is not None else 0.0
-            kept = slots_reserved(arrivals_per_s, freed.per_s(now) if freed is not None else 0.0, slots)
+            kept = slots_reserved(arrivals_per_s, frees_s(model, now), slots) if arrivals_per_s > 0 else 0
             self._kept[model] = kept
         return kept
 

@@ -18,6 +18,7 @@ from penstock.core.fairness.tree import Node
 from penstock.core.flow import Entry
 from penstock.core.ledger import REVIEW_S
 from penstock.core.pump import BYPASS_MAX, LIGHT_FLOWS_MAX, RESERVE_REVIEW_S, WINDOW
+from penstock.core.reserve import RATE_WINDOW_S, SHARE_MAX
 
 if TYPE_CHECKING:
     from penstock.sim.checkers import CheckedScheduler
@@ -129,10 +130,19 @@ class Oracle:
     # --- single questions ---------------------------------------------------------------------------------------
 
     def _kept_back(self, model: str, endpoints: Iterable[Endpoint], now: float, *, known: bool) -> bool:
-        """Whether the slots that are left are kept for flows that have less than their share, or were a moment ago."""
+        """Whether the slots that are left are kept for flows that have less than their share.
+
+        How many are kept changes with time, and the pump looks again once a second: in between, and when nobody asked
+        it just now, no more is claimed than that it never keeps more than its limit.
+        """
         scheduler = self._scheduler
-        slots = sum(e.slots for e in scheduler._pool if e.health.up and e.serves(model))
-        kept = scheduler._reserve.kept(model, slots, now if known else now - RESERVE_REVIEW_S - ROUNDING_S)
+        reserve, kept = scheduler._reserve, scheduler._pump.kept(model, now)
+        if not known and reserve._share is None:
+            arrivals = reserve._arrivals.get(model)
+            lately = arrivals.per_s(now - RESERVE_REVIEW_S - ROUNDING_S) * RATE_WINDOW_S if arrivals is not None else 0
+            slots = sum(e.slots for e in scheduler._pool if e.health.up and e.serves(model))
+            assert kept <= slots * SHARE_MAX
+            kept = int(slots * SHARE_MAX) if lately >= 0.5 else 0
         return kept > 0 and sum(e.slots - e.ledger.load(now) for e in endpoints if e.serves(model)) <= kept
 
     def _fits(self, entry: Entry, endpoint: Endpoint, now: float) -> bool:
