@@ -33,6 +33,10 @@ class Cause(StrEnum):
     TURN = "turn"  #: others are served first
 
 
+MODEST_PREFILL_TOKENS = 2048  # one step's budget of most engines: computed at once, nothing waits behind it
+MODEST_KV_SHARE = 0.05  # of the KV memory, for light requests: some thousands of tokens on any card
+
+
 class AdmissionSettings(msgspec.Struct, frozen=True):
     """The conditions' limits, the same for all bands but where a band has its own."""
 
@@ -78,6 +82,19 @@ def room(endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> tupl
     if capacity and kv_usage is not None and ledger.load(now) > 0:
         return prefill_tokens, (settings.kv_usage_max - kv_usage) * capacity
     return prefill_tokens, math.inf
+
+
+def modest_room(endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> tuple[float, float]:
+    """The same for flows over their share while light ones come: an engine computes prompts first come, first served,
+    so what a heavy flow has put before it is what a light request waits for.
+    """
+    ledger = endpoint.ledger
+    outstanding = ledger.outstanding_prefill_tokens
+    prefill_tokens, tokens = room(endpoint, settings, now=now)
+    if outstanding:
+        prefill_tokens = min(prefill_tokens, MODEST_PREFILL_TOKENS - outstanding)
+    capacity = ledger.base.kv_capacity_tokens if ledger.base is not None else None
+    return prefill_tokens, tokens - MODEST_KV_SHARE * capacity if capacity else tokens
 
 
 def misfit(entry: Entry, endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> Cause | None:

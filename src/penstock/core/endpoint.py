@@ -37,6 +37,7 @@ class Endpoint:
         self.dispatches_total = 0
         self._dispatches_before = 0  # as of the reading before
         self.room = (math.inf, math.inf)  # as of when it was last found open: `admission.room`
+        self.modest_room = self.room  # and `admission.modest_room`
 
     def __repr__(self) -> str:
         return f"Endpoint({self.name!r}, leases={len(self.ledger.leases)}/{self.slots})"

@@ -187,6 +187,7 @@ class Pump:
             if cause is None:
                 band.opened(endpoint, endpoint.slots - endpoint.ledger.load(now))
                 endpoint.room = admission.room(endpoint, self._settings, now=now)
+                endpoint.modest_room = admission.modest_room(endpoint, self._settings, now=now)
                 if endpoint.room != UNBOUNDED:
                     self._look_again(endpoint, endpoint.ledger.review_s(now))
             else:
@@ -202,8 +203,9 @@ class Pump:
         model = entry.request.model
         prompt_tokens, tokens = entry.estimate.prompt_tokens, entry.estimated_tokens
         fitting: list[Endpoint] = []
+        modest = self._reserve.light_come(model, now) and not self._under_share(_top(entry.node_of()), model, now)
         for endpoint in endpoints:
-            prefill_room, kv_room = endpoint.room
+            prefill_room, kv_room = endpoint.modest_room if modest else endpoint.room
             if prompt_tokens > prefill_room or tokens > kv_room or not endpoint.serves(model):
                 continue
             if entry.avoid is not None and entry.shuns(endpoint.name, now):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 RATE_WINDOW_S = 10.0
 DEVIATIONS = 2.0  # of a Poisson stream: a light arrival in forty finds no slot
+LIGHT_MIN = 0.5  # of a request within the window: less is none
 FREES_MAX = 8  # slots about to free that are looked ahead to
 WEIGHT_KEPT_S = 30.0
 KEPT_FOR_S = 0.05  # rates over ten seconds change by less than a hundredth in that time
@@ -43,7 +44,7 @@ class Rate:
 
 def slots_reserved(arrivals_per_s: float, frees_s: Sequence[float], slots: int) -> int:
     """Slots to keep free out of `slots`. `frees_s`: in how many seconds the next slots will free, in order."""
-    if arrivals_per_s * RATE_WINDOW_S < 0.5:  # not even one lately
+    if arrivals_per_s * RATE_WINDOW_S < LIGHT_MIN:
         return 0
     wanted = 0.0
     for freed_before, after_s in enumerate(frees_s):
@@ -81,6 +82,13 @@ class Reserve:
     def freed(self, model: str, now: float) -> None:
         """A lease ended."""
         _of(self._freed, model).note(now)
+
+    def light_come(self, model: str, now: float) -> bool:
+        """Whether requests of light flows came lately, while others waited; never where a fixed share is set."""
+        if self._share is not None:
+            return False
+        arrivals = self._arrivals.get(model)
+        return arrivals is not None and arrivals.per_s(now) * RATE_WINDOW_S >= LIGHT_MIN
 
     def freed_per_s(self, model: str, now: float) -> float:
         """Slots that freed per second, of late."""
