@@ -168,7 +168,7 @@ def test_a_reserve_for_light_flows_does_not_loosen_the_bound_of_the_heavy_ones()
     shop = Shop([*MIXED, light], slots=(32, 32), settings=structs.replace(PATIENT, admission=admission))
     bound = FromAnyStart(shop)
     shop.run(60.0)
-    assert shop.scheduler._reserve.kept("m", 64, shop.now) > 0
+    assert shop.scheduler._reserve.kept_lately("m") > 0
     assert bound.violations == []
 
 

@@ -60,11 +60,9 @@ class Reserve:
         self._share = share  # None: measured
         self._arrivals: dict[str, Rate] = {}
         self._freed: dict[str, Rate] = {}
-        self._kept: dict[str, int] = {}  # what was computed for `_slots` slots, good until `_until_s`
+        self._kept: dict[str, tuple[int, int, float]] = {}  # what was computed for so many slots, and is good until
         self._weight = 0.0
         self._weight_at_s = 0.0
-        self._slots = 0
-        self._until_s = -math.inf
 
     def weight_seen(self, weight: float, now: float) -> None:
         """So much weight of flows is active. Flows come and go; who came lately counts as about to come again."""
@@ -99,16 +97,20 @@ class Reserve:
         """Slots that only flows under their fair share may use, of all the slots there are for the model."""
         if self._share is not None:
             return int(slots * self._share)
-        if now >= self._until_s or slots != self._slots:
-            self._until_s, self._slots = now + KEPT_FOR_S, slots
-            self._kept.clear()
-        kept = self._kept.get(model)
-        if kept is None:
-            arrivals = self._arrivals.get(model)
-            arrivals_per_s = arrivals.per_s(now) if arrivals is not None else 0.0
-            kept = slots_reserved(arrivals_per_s, frees_s(model, now), slots) if arrivals_per_s > 0 else 0
-            self._kept[model] = kept
+        arrivals = self._arrivals.get(model)
+        if arrivals is None:
+            return 0
+        kept, of_slots, until_s = self._kept.get(model, (0, -1, 0.0))
+        if now >= until_s or slots != of_slots:
+            kept = slots_reserved(arrivals.per_s(now), frees_s(model, now), slots)
+            if len(self._kept) >= MODELS_MAX:
+                self._kept.clear()
+            self._kept[model] = (kept, slots, now + KEPT_FOR_S)
         return kept
+
+    def kept_lately(self, model: str) -> int:
+        """What was last found to be kept."""
+        return self._kept.get(model, (0, 0, 0.0))[0]
 
 
 def _of(rates: dict[str, Rate], model: str) -> Rate:

@@ -24,8 +24,9 @@ from penstock.server.catalog import Catalog
 from penstock.server.driver import Driver
 from penstock.server.http1 import Exchange, Header, Refusal
 from penstock.server.identity import Caller, Callers, Unauthorized
+from penstock.server.journey import DirectJourney, QueuedJourney, model_not_found
 from penstock.server.metrics import Metrics
-from penstock.server.relay import DirectJourney, QueuedJourney, Target, model_not_found
+from penstock.server.relay import Target
 from penstock.server.routes import Kind, Route, api_of, route
 
 logger = logging.getLogger(__name__)

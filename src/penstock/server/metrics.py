@@ -21,7 +21,7 @@ from penstock.core.retry import Failure
 from penstock.core.snapshot import EndpointSnapshot, Snapshot
 
 if TYPE_CHECKING:
-    from penstock.server.relay import QueuedJourney
+    from penstock.server.journey import QueuedJourney
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 MODELS_MAX = 500  # model labels; more are `other`

@@ -18,7 +18,7 @@ from penstock.core.fairness.tree import Node
 from penstock.core.flow import Entry
 from penstock.core.ledger import REVIEW_S
 from penstock.core.pump import BYPASS_MAX, LIGHT_FLOWS_MAX, RESERVE_REVIEW_S, WINDOW
-from penstock.core.reserve import RATE_WINDOW_S, SHARE_MAX
+from penstock.core.reserve import SHARE_MAX
 
 if TYPE_CHECKING:
     from penstock.sim.checkers import CheckedScheduler
@@ -105,7 +105,7 @@ class Oracle:
         lines += [[x for x in order if x.request.model == model] for model in plain if len(plain) > 1]
         for line in lines:
             for entry in islice(line, WINDOW):
-                fitting = [e for e in free if e not in kept and self._fits(entry, e, now)]
+                fitting = [e for e in free if e not in kept and self._fits(entry, e, now, known=known)]
                 if fitting:
                     return entry, fitting
                 if entry.bypassed - (entry in discount) >= BYPASS_MAX:
@@ -132,23 +132,37 @@ class Oracle:
     def _kept_back(self, model: str, endpoints: Iterable[Endpoint], now: float, *, known: bool) -> bool:
         """Whether the slots that are left are kept for flows that have less than their share.
 
-        How many are kept changes with time, and the pump looks again once a second: in between, and when nobody asked
-        it just now, no more is claimed than that it never keeps more than its limit.
+        How many are kept is the pump's to say: it changes with time, and the pump looks again once a second. In
+        between, no more is claimed than that it never keeps more than its limit, and nothing where none are light.
         """
         scheduler = self._scheduler
-        reserve, kept = scheduler._reserve, scheduler._pump.kept(model, now)
+        reserve, slots = scheduler._reserve, scheduler._pool.slots(model)
+        assert slots == sum(e.slots for e in scheduler._pool if e.health.up and e.serves(model))
+        kept = reserve.kept_lately(model) if reserve._share is None else int(reserve._share * slots)
         if not known and reserve._share is None:
-            arrivals = reserve._arrivals.get(model)
-            lately = arrivals.per_s(now - RESERVE_REVIEW_S - ROUNDING_S) * RATE_WINDOW_S if arrivals is not None else 0
-            slots = sum(e.slots for e in scheduler._pool if e.health.up and e.serves(model))
-            assert kept <= slots * SHARE_MAX
-            kept = int(slots * SHARE_MAX) if lately >= 0.5 else 0
+            kept = int(slots * SHARE_MAX) if self._light_come(model, now) else 0
         return kept > 0 and sum(e.slots - e.ledger.load(now) for e in endpoints if e.serves(model)) <= kept
 
-    def _fits(self, entry: Entry, endpoint: Endpoint, now: float) -> bool:
-        settings = self._scheduler._settings.admission
-        serves = endpoint.serves(entry.request.model)
-        return serves and admission.misfit(entry, endpoint, settings, now=now) is None
+    def _fits(self, entry: Entry, endpoint: Endpoint, now: float, *, known: bool = True) -> bool:
+        if not endpoint.serves(entry.request.model) or entry.shuns(endpoint.name, now):
+            return False
+        room = admission.modest_room if self._is_modest(entry, now, known=known) else admission.room
+        prefill_tokens, tokens = room(endpoint, self._scheduler._settings.admission, now=now)
+        return entry.estimate.prompt_tokens <= prefill_tokens and entry.estimated_tokens <= tokens
+
+    def _is_modest(self, entry: Entry, now: float, *, known: bool) -> bool:
+        """Whether it has to leave room for light flows; where nobody asked just now: whether it may have to."""
+        pump, model = self._scheduler._pump, entry.request.model
+        if known:
+            light_come = self._scheduler._reserve.light_come(model, now)
+            return light_come and not pump._under_share(_top(entry), model, now)
+        return self._light_come(model, now)
+
+    def _light_come(self, model: str, now: float) -> bool:
+        """Whether light flows were seen at all in the last minute or so."""
+        reserve = self._scheduler._reserve
+        arrivals = reserve._arrivals.get(model)
+        return reserve._share is None and arrivals is not None and arrivals.per_s(now) > 0.001
 
     def _tenant_held(self, entry: Entry) -> bool:
         limits = self._scheduler._settings.tenants.get(entry.request.tenant)

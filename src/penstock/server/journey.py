@@ -1,0 +1,337 @@
+"""One request's journey: wait, send, stream, settle.
+
+A journey has no task of its own: it listens to its client's exchange, to its engine's call and to the scheduler's
+decisions, and each of them moves it on. Ownership: from `dispatched` on a queued journey owns its lease, and tells the
+scheduler exactly once how it ended (`finished`, `failed` or `cancelled`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from penstock.core.actions import Abort, Action, Dispatch, Evict, Fail, Reject, Requeue
+from penstock.core.outcome import Outcome, Reason
+from penstock.core.request import Request, Usage
+from penstock.core.retry import Failure, final_reason
+from penstock.server import wire
+from penstock.server.body import is_multipart, set_field
+from penstock.server.driver import Driver
+from penstock.server.http1 import Exchange
+from penstock.server.identity import Caller
+from penstock.server.metrics import Metrics
+from penstock.server.relay import Relay, Target, request_headers
+from penstock.server.upstream import Headers
+
+logger = logging.getLogger(__name__)
+
+DIRECT_ATTEMPTS_MAX = 3
+PROGRESS_TOKENS = 32  # an answer's growth is told to the scheduler in such steps
+
+
+class QueuedJourney(Relay):
+    """A request that waits its turn and holds a lease while it is answered."""
+
+    __slots__ = (
+        "_driver",
+        "_endpoint",
+        "_has_key",
+        "_inflated",
+        "_injected_usage",
+        "_lease",
+        "_metrics",
+        "_progress_at",
+        "_queue_s",
+        "_request_id",
+        "_targets",
+        "_waiting_since_s",
+        "api",
+        "band",
+        "caller",
+        "first_s",
+        "request",
+        "started_s",
+    )
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        body: bytes,
+        request: Request,
+        *,
+        request_id: bytes,
+        api: wire.Api,
+        band: str,
+        driver: Driver,
+        targets: Mapping[str, Target],
+        metrics: Metrics,
+        caller: Caller,
+        inflated: bool,
+        injected_usage: bool,
+    ) -> None:
+        super().__init__(exchange, body)
+        self.request = request
+        self.api = api
+        self.band = band
+        self.started_s = driver.now()
+        self._request_id = request_id
+        self._driver = driver
+        self._targets = targets
+        self._metrics = metrics
+        self.caller = caller
+        self._has_key = caller.has_key
+        self._inflated = inflated
+        self._injected_usage = injected_usage
+        self._progress_at = PROGRESS_TOKENS
+        self._lease: int | None = None
+        self._endpoint = ""
+        self._queue_s = 0.0  # in finished visits to the queue
+        self._waiting_since_s: float | None = self.started_s
+        self.first_s: float | None = None
+
+    def begin(self) -> None:
+        """Tell the scheduler that the request is here."""
+        driver = self._driver
+        self.exchange.on_disconnect = self._client_gone
+        driver.join(self.request.id, self)
+        driver.tell(driver.scheduler.arrived(self.request, now=self.started_s))
+
+    # --- from the scheduler ---------------------------------------------------------------------------------
+
+    def dispatched(self, action: Dispatch, /) -> None:
+        self._lease = action.lease
+        self._endpoint = action.endpoint
+        self._queue_s = action.queue_s
+        self._waiting_since_s = None
+        self._metrics.dispatched(self, action)
+        target = self._targets[action.endpoint]
+        rank = action.rank if target.takes_priority else None
+        headers = request_headers(
+            self.exchange.headers,
+            api_key=target.api_key,
+            request_id=self._request_id,
+            inflated=self._inflated,
+            has_key=self._has_key,
+            ranked=rank is not None,
+        )
+        body = self.body
+        if rank is not None and not is_multipart(self.exchange.header(b"content-type")):
+            body = set_field(body, "priority", b"%d" % rank)
+        self.send(target, headers, body)
+
+    def requeued(self, action: Requeue, /) -> None:
+        self._waiting_since_s = self._driver.now()
+        self._metrics.requeued(action)
+
+    def ended(self, action: Reject | Evict | Fail, /) -> None:
+        reason = action.reason
+        extra: Headers = [(b"x-penstock-reason", reason.encode())]
+        if action.retry_after_s is not None:
+            extra.append(wire.retry_after(action.retry_after_s))
+        if self._committed:
+            self.break_off(self.api, reason)
+        elif not (isinstance(action, Fail) or reason is Reason.QUEUE_TIMEOUT) or not self.engine_error(extra):
+            message = _message(reason, self.request.model, self.request.pinned)
+            status, headers, body = wire.refusal(
+                self.api, reason, message, param=_PARAMS.get(reason), retry_after_s=action.retry_after_s
+            )
+            self.exchange.respond(status, headers + self.own_headers(), body)
+        self._leave(action.outcome, reason)
+
+    def aborted(self, action: Abort, /) -> None:
+        self.hang_up()
+        if self._committed:
+            self.break_off(self.api, action.reason)
+        else:
+            status, headers, body = wire.refusal(self.api, action.reason, retry_after_s=1.0)
+            self.exchange.respond(status, headers + self.own_headers(), body)
+        self._leave(Outcome.FAILED, action.reason)
+        self._driver.tell(self._driver.scheduler.cancelled(self.request.id, now=self._driver.now()))
+
+    # --- from the engine ------------------------------------------------------------------------------------
+
+    def own_headers(self) -> Headers:
+        headers: Headers = [(b"x-request-id", self._request_id), (b"x-penstock-band", self.band.encode())]
+        if self._endpoint:
+            headers.append((b"x-penstock-endpoint", self._endpoint.encode()))
+        headers.append((b"x-penstock-queue-ms", b"%d" % (self.waited_s() * 1000)))
+        return headers
+
+    def first_byte(self) -> None:
+        now = self.first_s = self._driver.now()
+        assert self._lease is not None
+        self._driver.tell(self._driver.scheduler.first_token(self._lease, now=now))
+
+    def progressed(self) -> None:
+        tokens = self._answer.tokens
+        if tokens >= self._progress_at and self._lease is not None:
+            self._progress_at = tokens + PROGRESS_TOKENS
+            now = self._driver.now()
+            self._driver.tell(self._driver.scheduler.progressed(self._lease, tokens, now=now))
+
+    def hides_usage(self) -> bool:
+        return self._injected_usage and self._length is None and not self._packed
+
+    def succeeded(self, status: int) -> None:
+        usage = self._answer.usage() if status < 400 else Usage(0, 0)  # an engine's refusal cost nothing
+        self._leave(Outcome.COMPLETED, None)
+        self._metrics.used(self, usage, self._answer.tokens)
+        self._settle(lambda lease, now: self._driver.scheduler.finished(lease, usage, now=now))
+
+    def failed(self, failure: Failure, detail: str) -> None:
+        logger.debug("%s at %s: %s, %s", self.request.id, self._endpoint, failure, detail)
+        unreachable = self._targets[self._endpoint].unreachable
+        if failure is Failure.CONNECT and unreachable is not None:
+            unreachable()
+        self._settle(lambda lease, now: self._driver.scheduler.failed(lease, failure, now=now))
+
+    # --- from the client ------------------------------------------------------------------------------------
+
+    def elapsed_s(self) -> float:
+        """Since the whole request was here."""
+        return self._driver.now() - self.started_s
+
+    def waited_s(self) -> float:
+        """In the queue, all visits together, the present one included."""
+        since_s = self._waiting_since_s
+        return self._queue_s if since_s is None else self._queue_s + self._driver.now() - since_s
+
+    def _client_gone(self) -> None:
+        self.hang_up()
+        waited = self._lease is None
+        self._leave(Outcome.EVICTED if waited else Outcome.FAILED, Reason.CANCELLED if waited else Reason.CLIENT_GONE)
+        self._driver.tell(self._driver.scheduler.cancelled(self.request.id, now=self._driver.now()))
+
+    def _settle(self, report: Callable[[int, float], list[Action]]) -> None:
+        lease, self._lease = self._lease, None
+        assert lease is not None
+        self._driver.tell(report(lease, self._driver.now()))
+
+    def _leave(self, outcome: Outcome, reason: Reason | None) -> None:
+        self.exchange.on_disconnect = self.exchange.on_pause = self.exchange.on_resume = None
+        self._driver.leave(self.request.id)
+        self._metrics.ended(self, outcome, reason)
+
+
+class DirectJourney(Relay):
+    """A request that costs an engine next to nothing: sent at once, without a lease."""
+
+    __slots__ = (
+        "_attempts",
+        "_driver",
+        "_endpoint",
+        "_has_key",
+        "_inflated",
+        "_metrics",
+        "_request_id",
+        "_targets",
+        "api",
+        "model",
+        "pinned",
+    )
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        body: bytes,
+        model: str,
+        *,
+        pinned: str | None,
+        request_id: bytes,
+        api: wire.Api,
+        driver: Driver,
+        targets: Mapping[str, Target],
+        metrics: Metrics,
+        has_key: bool,
+        inflated: bool,
+    ) -> None:
+        super().__init__(exchange, body)
+        self._has_key = has_key
+        self._inflated = inflated
+        self.model = model
+        self.pinned = pinned
+        self.api = api
+        self._request_id = request_id
+        self._driver = driver
+        self._targets = targets
+        self._metrics = metrics
+        self._endpoint = ""
+        self._attempts = 0
+
+    def begin(self) -> None:
+        """Send it to the endpoint it names, else to the least loaded one."""
+        scheduler = self._driver.scheduler
+        endpoint = self.pinned
+        if endpoint is None:
+            endpoint = scheduler.least_loaded(self.model, now=self._driver.now())
+        if endpoint is None:
+            known = scheduler.knows(self.model) is not False
+            self._refuse(Reason.NO_ENDPOINT if known else Reason.MODEL_NOT_FOUND)
+            return
+        target = self._targets.get(endpoint)
+        if target is None:
+            self._refuse(Reason.ENDPOINT_NOT_FOUND)
+            return
+        self._endpoint = endpoint
+        self.exchange.on_disconnect = self._client_gone
+        headers = request_headers(
+            self.exchange.headers,
+            api_key=target.api_key,
+            request_id=self._request_id,
+            inflated=self._inflated,
+            has_key=self._has_key,
+        )
+        self.send(target, headers, self.body)
+
+    def own_headers(self) -> Headers:
+        return [(b"x-request-id", self._request_id), (b"x-penstock-endpoint", self._endpoint.encode())]
+
+    def succeeded(self, status: int) -> None:  # noqa: ARG002
+        self._metrics.passed(self.model, Outcome.COMPLETED, None)
+
+    def failed(self, failure: Failure, detail: str) -> None:  # noqa: ARG002
+        self._attempts += 1
+        if failure is Failure.CONNECT and self.pinned is None and self._attempts < DIRECT_ATTEMPTS_MAX:
+            self._driver.tell(self._driver.scheduler.endpoint_down(self._endpoint, now=self._driver.now()))
+            unreachable = self._targets[self._endpoint].unreachable
+            if unreachable is not None:
+                unreachable()
+            self.begin()
+            return
+        reason = final_reason(failure)
+        if self._committed:
+            self.break_off(self.api, reason)
+        elif not self.engine_error([]):
+            self._refuse(reason)
+            return
+        self._metrics.passed(self.model, Outcome.FAILED, reason)
+
+    def _client_gone(self) -> None:
+        self.hang_up()
+        self._metrics.passed(self.model, Outcome.FAILED, Reason.CLIENT_GONE)
+
+    def _refuse(self, reason: Reason) -> None:
+        message = _message(reason, self.model, self.pinned)
+        retry_after_s = 1.0 if reason is Reason.NO_ENDPOINT else None
+        status, headers, body = wire.refusal(
+            self.api, reason, message, param=_PARAMS.get(reason), retry_after_s=retry_after_s
+        )
+        self.exchange.respond(status, [*headers, (b"x-request-id", self._request_id)], body)
+        self._metrics.passed(self.model, Outcome.FAILED if self._endpoint else Outcome.REJECTED, reason)
+
+
+_PARAMS = {Reason.MODEL_NOT_FOUND: "model", Reason.ENDPOINT_NOT_FOUND: "id"}
+
+
+def _message(reason: Reason, model: str, pinned: str | None) -> str | None:
+    """What a reason's own sentence can't say: the name in question."""
+    if reason is Reason.MODEL_NOT_FOUND:
+        return model_not_found(model)
+    if reason is Reason.ENDPOINT_NOT_FOUND:
+        return f"There is no endpoint `{(pinned or '')[:200]}`."
+    return None
+
+
+def model_not_found(model: str) -> str:
+    """What to tell a caller who named a model that nobody serves."""
+    return f"The model `{model[:200]}` does not exist. GET /v1/models lists those that do."
