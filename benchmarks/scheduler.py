@@ -84,7 +84,7 @@ class Bench:
                 self.note(self.scheduler.first_token(action.lease, now=self.now))
 
     def leases_of(self, endpoint: str) -> dict[int, Lease]:
-        return self.scheduler._pool[endpoint].ledger.leases  # noqa: SLF001 - what an engine would see
+        return self.scheduler._pool[endpoint].ledger.leases
 
     def step(self) -> float:
         """One request's life, in core calls; returns the CPU seconds they took."""

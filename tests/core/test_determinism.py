@@ -6,7 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from msgspec import structs
+
+from penstock.core.admission import AdmissionSettings
+from penstock.core.scheduler import Scheduler
+from penstock.sim.checkers import CheckedScheduler
 from tests.core.chaos import Chaos
+from tests.core.shop import PATIENT, Customer, Shop
 from tests.core.test_scheduler_properties import THREE_BANDS
 
 ROOT = Path(__file__).parents[2]
@@ -39,3 +45,16 @@ def test_nothing_depends_on_the_order_of_hashes() -> None:
         for seed in ("1", "2")
     }
     assert len(digests) == 1
+
+
+def test_the_checkers_change_nothing() -> None:
+    """What a checked run decides is what an unchecked one would have decided."""
+    customers = [Customer(name, weight, output_tokens=(5, 90), waiting=30) for name, weight in (("a", 1.0), ("b", 3.0))]
+    customers.append(Customer("light", waiting=1, times_s=tuple((float(at), at + 0.05) for at in range(20))))
+    settings = structs.replace(PATIENT, admission=AdmissionSettings())
+    runs = [
+        Shop(customers, slots=(16, 9), settings=settings, kind=kind).run(8.0) for kind in (Scheduler, CheckedScheduler)
+    ]
+    plain, checked = ([(job.request.id, job.lease, job.sent_s) for job in run.dispatched] for run in runs)
+    assert plain == checked
+    assert len(plain) > 150

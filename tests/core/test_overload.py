@@ -1,33 +1,231 @@
-"""Retry-After: what waits, divided by how fast it has been leaving."""
+"""How long will a request wait: against a drain that is simulated; and what refused callers are told."""
 
 from __future__ import annotations
 
-import pytest
+from itertools import pairwise
+from statistics import median
 
-from penstock.core.overload import RETRY_AFTER_UNKNOWN_S, DrainRate, retry_after_s
+import pytest
+from msgspec import structs
+
+from penstock.core.band import BandSettings
+from penstock.core.overload import (
+    FIRST_TOKEN_S,
+    MODELS_MAX,
+    RETRY_AFTER_UNKNOWN_S,
+    DrainRate,
+    Forecast,
+    retry_after_s,
+)
+from penstock.core.queues import QueueBounds
+from penstock.core.request import Usage
+from penstock.core.scheduler import SchedulerSettings
+from tests.core.drive import ends, request, scheduler, sent, the_lease
+from tests.core.shop import PATIENT, Customer, Job, Shop
 
 
 def test_a_steady_rate_is_found() -> None:
     rate = DrainRate()
     for at in range(600):
-        rate.dispatched(at / 10)
-    assert rate.per_s(60.0) == pytest.approx(10.0, rel=0.1)
+        rate.dispatched(at / 10, 5.0)
+    assert rate.per_s(60.0) == pytest.approx(50.0, rel=0.1)
+    assert rate.elapsed_s(60.0) == 60.0
 
 
 def test_the_rate_is_unknown_before_the_first_dispatch_and_long_after_the_last() -> None:
     rate = DrainRate()
     assert rate.per_s(0.0) is None
+    assert rate.elapsed_s(5.0) == 0.0
     rate.dispatched(0.0)
     assert rate.per_s(0.5) is not None
     assert rate.per_s(1000.0) is None
 
 
-def test_nothing_is_known_before_the_first_dispatch() -> None:
+def test_many_dispatches_in_one_moment_are_no_infinite_rate() -> None:
+    rate = DrainRate()
+    for _ in range(100):
+        rate.dispatched(7.0)
+    assert 0.0 < (rate.per_s(7.0) or 0.0) <= 110.0
+
+
+def test_retry_after_is_spread_and_bounded() -> None:
     assert retry_after_s(None, 0.0) == RETRY_AFTER_UNKNOWN_S
-
-
-def test_it_is_spread_and_bounded() -> None:
     assert retry_after_s(10.0, 0.0) == 10.0
     assert retry_after_s(10.0, 1.0) == 12.5
     assert retry_after_s(0.0, 0.5) == 1.0
     assert retry_after_s(1e9, 0.5) == 60.0
+
+
+def test_the_time_to_first_token_is_learned_per_model() -> None:
+    forecast = Forecast()
+    assert forecast.first_token_s("m") == FIRST_TOKEN_S
+    for _ in range(100):
+        forecast.first_token("m", 2.0)
+    assert forecast.first_token_s("m") == 2.0
+    assert forecast.first_token_s("n") == FIRST_TOKEN_S
+
+
+def test_callers_who_invent_models_cost_a_bounded_amount_of_memory() -> None:
+    forecast = Forecast()
+    for at in range(3 * MODELS_MAX):
+        forecast.dispatched(f"m{at}", 1.0, queued=True, now=0.0)
+        forecast.lease_ended(f"m{at}", 1.0, 0.0)
+    assert len(forecast._models) <= MODELS_MAX
+
+
+# --- against the truth --------------------------------------------------------------------------------------------
+
+
+class Truth:
+    """Notes what was foretold when each request came, and how long it did wait."""
+
+    def __init__(self, shop: Shop) -> None:
+        self.shop = shop
+        self.foretold: dict[str, tuple[float, float]] = {}
+        self.errors: dict[str, list[float]] = {}
+        shop.watch = self.event
+
+    def event(self, job: Job | None) -> None:
+        now = self.shop.now
+        if job is not None:
+            at, foretold_s = self.foretold.pop(job.request.id, (0.0, 0.0))
+            if foretold_s and now > 20.0 and 5.0 <= now - at <= 60.0:
+                self.errors.setdefault(job.customer.name, []).append(foretold_s / (now - at) - 1.0)
+            return
+        for name, waiting in self.shop.jobs.items():
+            if waiting.lease is None and name not in self.foretold:
+                wait_s = self.shop.scheduler.wait_s(name, now=now)
+                self.foretold[name] = (now, wait_s or 0.0)
+
+    def error(self, name: str) -> float:
+        """The median of the errors' sizes."""
+        assert len(self.errors[name]) > 20
+        return median(abs(error) for error in self.errors[name])
+
+
+@pytest.mark.parametrize(("fairness", "error_max"), [("weighted_tokens", 0.15), ("fcfs", 0.15), ("round_robin", 0.35)])
+def test_waits_are_foretold_within_fifteen_percent(fairness: str, error_max: float) -> None:
+    """Round robin divides requests, and the forecast reckons with work: with mixed sizes it errs by more."""
+    customers = [
+        Customer("light", 1.0, waiting=10),
+        Customer("heavy", 3.0, waiting=60),
+        Customer("long", 2.0, waiting=20, output_tokens=(150, 250)),
+    ]
+    truth = Truth(Shop(customers, slots=(6, 6), settings=structs.replace(PATIENT, fairness=fairness)))
+    truth.shop.run(120.0)
+    overall = median(abs(error) for errors in truth.errors.values() for error in errors)
+    assert overall <= error_max
+
+
+def test_work_of_higher_bands_comes_first_and_lower_bands_do_not_count() -> None:
+    made = scheduler(SchedulerSettings(bands=(BandSettings("high"), BandSettings("low"))), a=1)
+    lease = the_lease(made.arrived(request("first"), now=0.0))
+    for name, band in (("high", 0), ("low", 1)):
+        made.arrived(request(name, band=band), now=0.0)
+    made.finished(lease, Usage(1, 50), now=2.0)
+    assert made.wait_s("low", now=2.0) == 0.0
+    made.arrived(request("high too"), now=2.0)
+    assert made.wait_s("low", now=2.0) == pytest.approx(2.0, rel=0.3)
+    assert made.wait_s("high too", now=2.0) == 0.0
+    assert made.wait_s("nobody", now=2.0) is None
+
+
+# --- deadlines ----------------------------------------------------------------------------------------------------
+
+
+def test_what_can_never_be_in_time_is_refused_at_once() -> None:
+    made = scheduler(a=1)
+    lease = the_lease(made.arrived(request("first", streamed=True), now=0.0))
+    made.first_token(lease, now=0.1)
+    lease = the_lease(made.finished(lease, Usage(1, 50), now=10.0) or made.arrived(request("next"), now=10.0))
+    for at in range(3):
+        made.arrived(request(str(at)), now=10.0)
+    actions = made.arrived(request("late", deadline_s=15.0), now=10.0)
+    assert ends(actions) == [("late", "rejected", "deadline_infeasible")]
+    assert actions[0].retry_after_s >= 15.0  # type: ignore[union-attr,operator]
+
+
+def test_what_cannot_be_in_time_any_more_is_not_sent() -> None:
+    made = scheduler(a=1)
+    lease = the_lease(made.arrived(request("first"), now=0.0))
+    made.arrived(request("late", deadline_s=5.0), now=0.0)
+    made.arrived(request("in time", deadline_s=50.0), now=0.0)
+    actions = made.finished(lease, now=4.9)
+    assert ends(actions) == [("late", "evicted", "deadline_missed")]
+    assert sent(actions) == [("in time", "a")]
+
+
+def test_who_waits_past_its_deadline_is_told_at_once() -> None:
+    made = scheduler(SchedulerSettings(bands=(BandSettings("b", deadline_s=5.0),)), a=1)
+    made.arrived(request("first"), now=0.0)
+    made.arrived(request("late"), now=1.0)
+    assert made.next_deadline() == pytest.approx(6.0 - FIRST_TOKEN_S)
+    assert ends(made.expire(now=6.0 - FIRST_TOKEN_S)) == [("late", "evicted", "deadline_missed")]
+
+
+def test_who_was_to_be_given_up_waits_on_when_first_tokens_come_sooner_by_now() -> None:
+    """It was armed when they took 5 s; at that time they take 0.1 s, and it has neither waited nor missed anything."""
+    made = scheduler(a=1)
+    for _ in range(20):
+        made._forecast.first_token("m", 5.0)
+    lease = the_lease(made.arrived(request("first"), now=0.0))
+    made.arrived(request("patient", deadline_s=10.0), now=0.0)
+    assert made.next_deadline() == pytest.approx(5.0)
+    for _ in range(300):
+        made._forecast.first_token("m", 0.1)
+    assert made.expire(now=5.0) == []
+    assert made.next_deadline() == pytest.approx(9.9)
+    assert sent(made.finished(lease, now=9.0)) == [("patient", "a")]
+
+
+def test_the_shortest_of_the_deadlines_of_request_and_band_counts() -> None:
+    made = scheduler(SchedulerSettings(bands=(BandSettings("b", deadline_s=9.0),)), a=1)
+    made.arrived(request("first"), now=0.0)
+    for name, own in (("own", 4.0), ("band's", 20.0)):
+        made.arrived(request(name, deadline_s=own), now=0.0)
+    assert [made._entries[name].deadline_s for name in ("own", "band's")] == [4.0, 9.0]
+
+
+# --- making room --------------------------------------------------------------------------------------------------
+
+TWO_BANDS = SchedulerSettings(bands=(BandSettings("high"), BandSettings("low"), BandSettings("lowest")))
+
+
+def full(bounds: QueueBounds, *waiting: tuple[str, int, int]) -> list[tuple[str, str, str]]:
+    """A newcomer of the highest band, where these wait already (name, band, prompt tokens)."""
+    made = scheduler(structs.replace(TWO_BANDS, bounds=bounds), a=1)
+    made.arrived(request("first"), now=0.0)
+    for name, band, tokens in waiting:
+        made.arrived(request(name, band=band, prompt_tokens=tokens), now=0.0)
+    return ends(made.arrived(request("new", prompt_tokens=100), now=1.0))
+
+
+def test_a_newcomer_displaces_the_youngest_of_the_lowest_band() -> None:
+    waiting = (("a", 2, 1), ("b", 2, 1), ("c", 1, 1))
+    assert full(QueueBounds(requests_max=3), *waiting) == [("b", "evicted", "displaced")]
+
+
+def test_it_displaces_nobody_of_its_own_band() -> None:
+    assert full(QueueBounds(requests_max=2), ("a", 0, 1), ("b", 0, 1)) == [("new", "rejected", "queue_full")]
+
+
+@pytest.mark.parametrize("bounds", [QueueBounds(bytes_max=800), QueueBounds(tokens_max=200)])
+def test_it_displaces_as_many_as_it_takes(bounds: QueueBounds) -> None:
+    waiting = [(name, 2, 50) for name in "abcd"]
+    assert full(bounds, *waiting) == [("d", "evicted", "displaced"), ("c", "evicted", "displaced")]
+
+
+def test_where_it_would_not_help_nobody_is_displaced() -> None:
+    waiting = [(name, 2, 5) for name in "abcd"]
+    assert full(QueueBounds(tokens_max=99), *waiting) == [("new", "rejected", "queue_full")]
+
+
+def test_heavier_waits_are_longer_in_proportion() -> None:
+    """Of a flow's own requests, each waits one turn longer than the one before."""
+    made = scheduler(a=1)
+    lease = the_lease(made.arrived(request("first"), now=0.0))
+    for at in range(5):
+        made.arrived(request(str(at)), now=0.0)
+    made.finished(lease, Usage(1, 50), now=2.0)
+    waits = [made.wait_s(str(at), now=2.0) or 0.0 for at in range(1, 5)]
+    assert all(after >= before for before, after in pairwise(waits))

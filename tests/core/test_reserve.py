@@ -102,4 +102,5 @@ def test_callers_who_invent_models_cost_a_bounded_amount_of_memory() -> None:
     for at in range(3 * MODELS_MAX):
         reserve.arrived(f"m{at}", 0.0)
         reserve.freed(f"m{at}", 0.0)
-    assert max(len(kept) for kept in (reserve._arrivals, reserve._freed)) <= MODELS_MAX
+        reserve.kept(f"m{at}", 64, frees(1.0), 0.0)
+    assert max(len(reserve._arrivals), len(reserve._freed), len(reserve._kept)) <= MODELS_MAX

@@ -53,9 +53,7 @@ class Recorder:
         self.completed.append(exchange)
         self.on_complete(exchange)
 
-    def refused(
-        self, exchange: Exchange | None, refusal: Refusal, detail: str
-    ) -> tuple[int, Sequence[Header], bytes]:
+    def refused(self, exchange: Exchange | None, refusal: Refusal, detail: str) -> tuple[int, Sequence[Header], bytes]:
         self.refusals.append((refusal, detail))
         return STATUS[refusal], [(b"content-type", b"text/plain")], refusal.value.encode()
 

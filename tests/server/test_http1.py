@@ -27,9 +27,7 @@ def start_stream(exchange: Exchange, length: int | None = None) -> None:
 @on_both_loops
 async def test_the_handler_sees_the_request_as_it_came(world: World) -> None:
     await world.serve()
-    client = await world.client(
-        request("/v1/a%20b?x=1&y=%3f?", b"hello", extra=b"X-Twice: one  \r\nx-tWICE: two\r\n")
-    )
+    client = await world.client(request("/v1/a%20b?x=1&y=%3f?", b"hello", extra=b"X-Twice: one  \r\nx-tWICE: two\r\n"))
     assert (await client.response())[0] == 200
     exchange = world.handler.completed[0]
     assert (exchange.method, exchange.target_path, exchange.query) == ("POST", "/v1/a%20b", "x=1&y=%3f?")

@@ -114,9 +114,7 @@ def test_an_unknown_key_of_our_own_make_is_refused_even_where_none_is_required()
     assert isinstance(ask(who, x_api_key=REVOKED), Unauthorized)
 
 
-@pytest.mark.parametrize(
-    "credential", ["Bearer sk-elsewhere", "Basic YTpi", "Bearer", "", f"Bearer {'x' * 50_000}"]
-)
+@pytest.mark.parametrize("credential", ["Bearer sk-elsewhere", "Basic YTpi", "Bearer", "", f"Bearer {'x' * 50_000}"])
 def test_a_credential_that_is_not_ours_makes_a_keyless_caller_and_passes_on(credential: str) -> None:
     caller = served(callers(), authorization=credential)
     assert (caller.tenant, caller.has_key) == ("anonymous", False)

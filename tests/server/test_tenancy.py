@@ -149,7 +149,10 @@ async def test_tokens_per_minute_are_reserved_and_settled_by_what_was_used(world
     """An answer of 400 tokens is estimated at 128 at most, so the truth at its end is what empties the bucket."""
     await world.engine(step_s=0.001)
     await world.gateway(**limited(tokens_per_minute=500))
-    left = lambda: world.picture().tenants[0].tokens_left or 0.0  # noqa: E731
+
+    def left() -> float:
+        return world.picture().tenants[0].tokens_left or 0.0
+
     assert left() == 500
     assert (await world.ask(body=chat(tokens=5, stream=True), headers=BEARER)).status == 200
     used = (await world.ask(body=chat(tokens=400), headers=BEARER)).json()["usage"]["total_tokens"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from itertools import pairwise
@@ -13,11 +14,11 @@ from hypothesis import strategies as st
 
 from penstock.core.request import Usage
 from penstock.server.answer import HEAD_BYTES, HELD_BYTES_MAX, Answer, read_usage
-from penstock.server.body import add_field, peek, set_field
+from penstock.server.body import BadBody, add_field, peek, set_field
 from tests.server.conftest import CHAT, World, chat, request
 
 COMPLETIONS = "/v1/completions"
-ASKS = {"stream_options": {"include_usage": True}}
+ASKS: dict[str, Any] = {"stream_options": {"include_usage": True}}
 SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 USAGE = (
     b'"usage":{"prompt_tokens":11,"total_tokens":15,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":3}}'
@@ -358,9 +359,6 @@ def test_a_field_is_added_before_all_others(fields: dict[str, Any], separators: 
 @given(st.sampled_from(["\\ud800", "\\uDC00x", "\\ud83d\\ude00", "\\u0000", "\\/", "\\b"]), st.booleans())
 def test_odd_escapes_are_refused_or_spliced(escape: str, as_name: bool) -> None:
     raw = (f'{{"a{escape}":1,"model":"m"}}' if as_name else f'{{"a":"{escape}","model":"m"}}').encode()
-    try:
+    with contextlib.suppress(BadBody):
         assert peek(raw).model == "m"
-    except Exception as refused:
-        assert type(refused).__name__ == "BadBody"
-        return
-    assert json.loads(set_field(raw, "priority", b"3"))["priority"] == 3
+        assert json.loads(set_field(raw, "priority", b"3"))["priority"] == 3

@@ -11,8 +11,10 @@ from __future__ import annotations
 import msgspec
 
 from penstock.core.endpoint import Endpoint
-from penstock.core.fairness.tree import QueueTree
+from penstock.core.fairness.tree import Node, QueueTree
 from penstock.core.flow import Entry
+
+LIGHT_FLOWS_MAX = 64  # remembered per model; those beyond wait for their turn in the fair order, as they would anyway
 
 
 class BandSettings(msgspec.Struct, frozen=True):
@@ -41,6 +43,7 @@ class Band:
         self.bytes = 0
         self.tokens = 0
         self.tokens_of: dict[str, int] = {}  # per model
+        self._light: dict[str, dict[Node, None]] = {}  # per model: flows that were light when their last request came
         self._sizes: dict[int, int] = {}  # how many wait, by size class of their prompts
         self.credit = 0.0  # service promised by `min_share` and not yet given
         self.open: dict[Endpoint, float] = {}  # with the slots each had free when it was found open
@@ -58,6 +61,23 @@ class Band:
         """The endpoint was asked, and is open."""
         self.open[endpoint] = free_slots
         self.free_slots += free_slots
+
+    def note_light(self, flow: Node, model: str) -> None:
+        """A request comes to a flow that is under its share."""
+        flows = self._light.setdefault(model, {})
+        flows[flow] = None
+        if len(flows) > LIGHT_FLOWS_MAX:
+            waiting = [node for node in flows if model in node.backlog or node is flow]
+            self._light[model] = dict.fromkeys(waiting[-LIGHT_FLOWS_MAX // 2 :])
+
+    def light_flows(self, model: str) -> list[Node]:
+        """The flows with requests waiting for a model that were light when last looked at, in fair order."""
+        flows = self._light.get(model, ())
+        return sorted((node for node in flows if model in node.backlog and not node.held), key=_by_tag)
+
+    def no_longer_light(self, flow: Node, model: str) -> None:
+        """It is over its share now; its next request will be judged anew."""
+        self._light[model].pop(flow, None)
 
     def push(self, entry: Entry) -> None:
         self.entries[entry.seq] = entry
@@ -82,6 +102,7 @@ class Band:
         self.tree.remove(entry)
         if model not in self.tree.root.backlog:
             del self.tokens_of[model]
+            self._light.pop(model, None)
 
     def prompt_tokens_min(self) -> int:
         """No waiting prompt is estimated smaller; a bound, at most a quarter too low."""
@@ -95,6 +116,10 @@ class Band:
             or (settings.bytes_max is not None and self.bytes > settings.bytes_max)
             or (settings.tokens_max is not None and self.tokens > settings.tokens_max)
         )
+
+
+def _by_tag(node: Node) -> tuple[float, int]:
+    return node.tag, node.index
 
 
 def _size_class(tokens: int) -> int:

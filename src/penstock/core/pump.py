@@ -26,7 +26,6 @@ WINDOW = 32  # requests looked at, in fair order, when the first ones do not fit
 BYPASS_MAX = 32  # times one request may be overtaken by others that fit; then room is kept for it
 HELD_MAX = 1_024  # looked at beyond the window to find it, where those of held tenants stand between all others
 RESERVE_REVIEW_S = 1.0  # how often a reserve is looked at again; light arrivals are forgotten over ten seconds
-LIGHT_FLOWS_MAX = 16  # flows looked at, in fair order, for one under its share
 FORESEEN_SLOTS_MAX = 64  # of a pool whose leases' ends are foreseen one by one; rates are exact enough beyond
 DEMAND_WINDOW_S = 30.0  # some tens of requests of a light flow; shorter calls a burst of three a flood
 DEMAND_PLAY = 2.0  # a handful of requests of very different sizes is easily twice its mean
@@ -112,9 +111,10 @@ class Pump:
         node.demand = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S) + entry.work
         node.demand_s = now
         self._reserve.weight_seen(node.parent.active_weight + (0.0 if node.active else node.weight), now)
-        crowded = any(model in band.tree.root.backlog for band in self._queues.bands)
-        if crowded and self._under_share(node, model, now):
-            self._reserve.arrived(model, now)
+        if self._under_share(node, model, now):
+            self._queues.bands[entry.request.band].note_light(node, model)
+            if any(model in band.tree.root.backlog for band in self._queues.bands):
+                self._reserve.arrived(model, now)
 
     def hold(self, entry: Entry) -> bool:
         """The entry's tenant runs as many requests as it may: pass over its flow. False: that is shared with others."""
@@ -284,12 +284,16 @@ class Pump:
     def _light(self, band: Band, model: str, now: float) -> Iterator[Entry]:
         """The requests for a model of flows that are under their share, in fair order.
 
-        Not always the very first: a flood that is held back falls behind its fair share of the tokens, and then stands
-        before the light flows for whom the slots are kept.
+        They are remembered from their arrival, for they need not be among the first: a flood that is held back falls
+        behind its fair share of the tokens, and then stands before the light flows for whom the slots are kept.
         """
-        flows = islice(band.tree.root.in_order(model), LIGHT_FLOWS_MAX)
-        for node in flows:
-            if self._under_share(node, model, now):
+        first = band.tree.root.first(model)
+        if first is not None and self._under_share(first, model, now):
+            yield from band.tree.in_order([model], first)
+        for node in band.light_flows(model):
+            if not self._under_share(node, model, now):
+                band.no_longer_light(node, model)
+            elif node is not first:
                 yield from band.tree.in_order([model], node)
 
     def _under_share(self, node: Node, model: str, now: float) -> bool:

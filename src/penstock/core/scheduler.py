@@ -83,7 +83,9 @@ class Scheduler:
         self._random = random
         self._queues = Queues(settings.bands, settings.bounds)
         self._pool = Pool(settings.health, stale_after_s=settings.stale_after_s)
-        self._reserve = Reserve(settings.admission.reserved_share)
+        self._fairness = FAIRNESS[settings.fairness](settings.prices)
+        # Where all stand in one line nobody is under a share, and what is kept would be used by nobody.
+        self._reserve = Reserve(settings.admission.reserved_share if self._fairness.uses_flows else 0.0)
         self._tenants = Tenants(settings.tenants)
         self._pump = Pump(
             self._queues,
@@ -94,7 +96,6 @@ class Scheduler:
             tenant_level=settings.tenant_level,
             look_again=self._look_again,
         )
-        self._fairness = FAIRNESS[settings.fairness](settings.prices)
         self._account = Account(self._fairness)
         self._key = ORDERINGS[settings.ordering]
         self._estimator = Estimator()

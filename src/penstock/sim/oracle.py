@@ -17,7 +17,7 @@ from penstock.core.endpoint import Endpoint
 from penstock.core.fairness.tree import Node
 from penstock.core.flow import Entry
 from penstock.core.ledger import REVIEW_S
-from penstock.core.pump import BYPASS_MAX, LIGHT_FLOWS_MAX, RESERVE_REVIEW_S, WINDOW
+from penstock.core.pump import BYPASS_MAX, RESERVE_REVIEW_S, WINDOW
 from penstock.core.reserve import SHARE_MAX
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Oracle:
         models = [m for m in band.tree.models() if any(e.serves(m) for e in free)]
         scarce = [model for model in models if self._kept_back(model, free, now, known=known)]
         plain = [model for model in models if model not in scarce]
-        lines = [self._light(order, model, now, known=known) for model in scarce]
+        lines = [self._light(band, order, model, now, known=known) for model in scarce]
         lines += [[x for x in order if x.request.model in plain]]
         lines += [[x for x in order if x.request.model == model] for model in plain if len(plain) > 1]
         for line in lines:
@@ -112,10 +112,10 @@ class Oracle:
                     kept.update(e for e in free if e.serves(entry.request.model) and not entry.shuns(e.name, now))
         return None
 
-    def _light(self, order: list[Entry], model: str, now: float, *, known: bool) -> list[Entry]:
+    def _light(self, band: Band, order: list[Entry], model: str, now: float, *, known: bool) -> list[Entry]:
         """Those of flows that have less than their share, as the pump judges it; and had so when it last looked."""
         line = [entry for entry in order if entry.request.model == model]
-        flows = list(dict.fromkeys(_top(entry) for entry in line))[:LIGHT_FLOWS_MAX]
+        flows = [*(_top(entry) for entry in line[:1]), *band.light_flows(model)]
         times = (now,) if known else (now, now - RESERVE_REVIEW_S - ROUNDING_S)
         judge = self._scheduler._pump._under_share
         light = {flow for flow in flows if all(judge(flow, model, when) for when in times)}
