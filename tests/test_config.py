@@ -144,9 +144,7 @@ def test_tenants_may_come_from_the_environment() -> None:
 
 def test_defaults_pass_their_own_checks() -> None:
     written = {
-        key: value
-        for key, value in Settings().model_dump(mode="json").items()
-        if key not in {"endpoints", "models"}
+        key: value for key, value in Settings().model_dump(mode="json").items() if key not in {"endpoints", "models"}
     }
     assert from_mapping(written) == Settings()
 
@@ -261,12 +259,8 @@ WRONG_VALUES = {
     "endpoints: [{url: 'http://a b'}]": (
         "endpoints[0].url: `http://a b` is not a URL: expected ASCII characters without spaces"
     ),
-    "endpoints: [{url: http://a:0}]": (
-        "endpoints[0].url: `http://a:0`: the port has to be a number from 1 to 65535"
-    ),
-    "endpoints: [{url: http://a:x}]": (
-        "endpoints[0].url: `http://a:x`: the port has to be a number from 1 to 65535"
-    ),
+    "endpoints: [{url: http://a:0}]": ("endpoints[0].url: `http://a:0`: the port has to be a number from 1 to 65535"),
+    "endpoints: [{url: http://a:x}]": ("endpoints[0].url: `http://a:x`: the port has to be a number from 1 to 65535"),
     "endpoints: [{url: 'http://a?b'}]": "endpoints[0].url: `http://a?b`: a URL here has no query and no fragment",
     "endpoints: [{url: 'http://a#b'}]": "endpoints[0].url: `http://a#b`: a URL here has no query and no fragment",
     "endpoints: [{url: http://user:pw@a}]": (
@@ -291,9 +285,7 @@ WRONG_VALUES = {
     "endpoints: [{url: http://a, models: []}]": (
         "endpoints[0].models: expected `auto` or a list of names, found an empty list"
     ),
-    "endpoints: [{url: http://a, models: [4]}]": (
-        "endpoints[0].models: expected text, found `4` (put it in quotes)"
-    ),
+    "endpoints: [{url: http://a, models: [4]}]": ("endpoints[0].models: expected text, found `4` (put it in quotes)"),
     "endpoints: [{url: http://a, slots: 0}]": (
         "endpoints[0].slots: `0`: expected `auto` or a whole number of 1 or more"
     ),
@@ -305,9 +297,7 @@ WRONG_VALUES = {
         "endpoints[0].api_key: expected visible ASCII characters without spaces, at most 4096"
     ),
     "endpoints: [{url: http://a, labels: {zone: [1]}}]": "endpoints[0].labels.zone: expected text, found a list",
-    "endpoints: [{url: http://a}, {url: 'http://A:80/'}]": (
-        "endpoints[1].url: is the same as that of endpoints[0]"
-    ),
+    "endpoints: [{url: http://a}, {url: 'http://A:80/'}]": ("endpoints[1].url: is the same as that of endpoints[0]"),
     "endpoints: [{url: http://a, name: x}, {url: http://b, name: x}]": (
         "endpoints[1].name: is the same as that of endpoints[0] (give each a `name` of its own)"
     ),
@@ -470,9 +460,7 @@ WRONG_VALUES = {
     "admission: {max_kv_usage: high}": "admission.max_kv_usage: `high` is not a number",
     "admission: {engine_priority: 2}": "admission.engine_priority: `2` is not true or false",
     "admission: {max_prefill_tokens: 0}": "admission.max_prefill_tokens: `0`: expected at least 1",
-    "admission: {max_time_per_output_token: 0s}": (
-        "admission.max_time_per_output_token: `0s`: expected more than 0"
-    ),
+    "admission: {max_time_per_output_token: 0s}": ("admission.max_time_per_output_token: `0s`: expected more than 0"),
     "admission: {reserved_slots: 1}": (
         "admission.reserved_slots: `1`: expected `auto` or a share of at least 0 and less than 1"
     ),
@@ -490,18 +478,14 @@ WRONG_VALUES = {
     "retry: {budget: 1.5}": "retry.budget: `1.5`: expected at most 1",
     "retry: {budget: -0.1}": "retry.budget: `-0.1`: expected at least 0",
     "health: {eject_for: 1m}": "health.eject_for: `eject_for` (`1m`) is longer than `eject_for_max` (`30s`)",
-    "health: {eject_for_max: 0.5}": (
-        "health.eject_for_max: `eject_for` (`1s`) is longer than `eject_for_max` (`0.5`)"
-    ),
+    "health: {eject_for_max: 0.5}": ("health.eject_for_max: `eject_for` (`1s`) is longer than `eject_for_max` (`0.5`)"),
     "health: {panic_threshold: 2}": "health.panic_threshold: `2`: expected at most 1",
     "health: {eject_after: 0}": "health.eject_after: `0`: expected at least 1",
     "timeouts: {connect: 0}": "timeouts.connect: `0`: expected more than 0",
     "timeouts: {first_byte: -1s}": "timeouts.first_byte: `-1s`: expected more than 0",
     "limits: {max_connections: 0}": "limits.max_connections: `0`: expected at least 1",
     "limits: {max_body: 0}": "limits.max_body: `0`: expected more than 0",
-    "observe: {fast_interval: 2s}": (
-        "observe.fast_interval: `fast_interval` (`2s`) is longer than `interval` (`1s`)"
-    ),
+    "observe: {fast_interval: 2s}": ("observe.fast_interval: `fast_interval` (`2s`) is longer than `interval` (`1s`)"),
     "metrics: {aliases: [other]}": "metrics.aliases[0]: `other`: expected vllm_router",
     "tls: {cert: /nowhere/cert.pem}": "tls.key: is missing, but `tls.cert` is given (HTTPS needs both)",
     "max_wait: 5s": "max_wait: unknown setting (did you mean `queue.max_wait` or `bands[].max_wait`?)",
@@ -674,9 +658,7 @@ def test_a_broken_reference_is_told(tmp_path: Path, text: str) -> None:
 
 
 def test_a_variable_in_a_key_or_a_comment_means_nothing(tmp_path: Path) -> None:
-    assert only_line(tmp_path, "# ${HIDDEN}\n${KEY}: 1", {"KEY": "listen"}).startswith(
-        "[`${KEY}`]: unknown setting"
-    )
+    assert only_line(tmp_path, "# ${HIDDEN}\n${KEY}: 1", {"KEY": "listen"}).startswith("[`${KEY}`]: unknown setting")
 
 
 # The environment and the flags
@@ -950,16 +932,13 @@ SCALARS = (
     | st.integers()
     | st.floats()
     | st.text(max_size=20)
-    | st.sampled_from(
-        ["auto", "20s", "64MiB", "http://a:1", "standard", ":80", "-1", "1e400", "9" * 5_000, "[::1]:5"]
-    )
+    | st.sampled_from(["auto", "20s", "64MiB", "http://a:1", "standard", ":80", "-1", "1e400", "9" * 5_000, "[::1]:5"])
     | st.sampled_from([10**400, "x" * 9_000, "http://[", "http://a:99999", "http://\u0130", "\ud800", "${", "²"])
 )
 VALUES = st.recursive(
     SCALARS,
     lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=5), inner, max_size=5)
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=5), inner, max_size=5)
     ),
     max_leaves=12,
 )
@@ -970,9 +949,7 @@ def sectioned(section: type[object]) -> st.SearchStrategy[dict[str, object]]:
     fields: dict[str, st.SearchStrategy[object]] = {}
     for key, field in section.model_fields.items():  # type: ignore[attr-defined]
         inner = nested(field.annotation)
-        fields[key] = (
-            VALUES if inner is None else VALUES | sectioned(inner) | st.lists(sectioned(inner), max_size=3)
-        )
+        fields[key] = VALUES if inner is None else VALUES | sectioned(inner) | st.lists(sectioned(inner), max_size=3)
     return st.fixed_dictionaries({}, optional=fields)
 
 

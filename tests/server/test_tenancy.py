@@ -385,3 +385,24 @@ async def test_a_deadline_without_sense_is_none(world: World, value: str) -> Non
     await world.engine()
     await world.gateway()
     assert (await world.ask(body=chat(), headers={"x-slo-ttft-ms": value})).status == 200
+
+
+async def test_an_unknown_key_is_refused_before_the_body_is_read(world: World) -> None:
+    await world.engine()
+    await world.gateway(identity={"require_key": True}, tenants=[{"name": "a", "keys": [key_hash("pk-a")]}])
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50000000\r\nauthorization: Bearer pk-b\r\n\r\n"
+    client = await world.client(head)
+    answer = await client.answer()
+    assert answer.status == 401
+    assert answer.header("x-penstock-reason") == "unauthorized"
+
+
+async def test_a_credential_that_is_given_twice_is_refused(world: World) -> None:
+    await world.engine()
+    await world.gateway(tenants=[{"name": "a", "keys": [key_hash("pk-a")]}])
+    twice = b"authorization: Bearer other\r\nAuthorization: Bearer pk-a\r\n"
+    client = await world.client(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n" + twice + b"\r\n{}"
+    )
+    answer = await client.answer()
+    assert answer.status == 401

@@ -106,9 +106,7 @@ def test_jitter_is_seeded_and_bounded() -> None:
 
 
 @pytest.mark.parametrize(("by_priority", "order"), [(False, ["a", "b", "c", "d"]), (True, ["a", "d", "b", "c"])])
-def test_waiting_requests_are_served_in_order_of_arrival_or_of_priority(
-    by_priority: bool, order: list[str]
-) -> None:
+def test_waiting_requests_are_served_in_order_of_arrival_or_of_priority(by_priority: bool, order: list[str]) -> None:
     engine = Engine(replace(STEP, max_num_seqs=1, priority=by_priority))
     for name, priority in (("a", 0), ("b", 0), ("c", 5), ("d", -5)):
         engine.submit(ask(name, priority=priority), 0.0)

@@ -243,9 +243,7 @@ async def test_answers_of_open_length_are_drawn_by_the_seed() -> None:
     async def lengths(seed: int) -> list[tuple[int, str]]:
         async with bench(EngineConfig(step_s=0.0001), seed=seed) as at:
             answers = [(await at.http.post(CHAT, json=chat())).json() for _ in range(4)]
-            return [
-                (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) for answer in answers
-            ]
+            return [(answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) for answer in answers]
 
     first = await lengths(1)
     assert first == await lengths(1)
@@ -320,9 +318,7 @@ async def test_metrics_count_what_was_done() -> None:
 
 async def test_the_log_tells_what_was_seen() -> None:
     async with bench(EngineConfig(step_s=0.002, max_num_seqs=2)) as at:
-        await asyncio.gather(
-            *(at.http.post(CHAT, json=chat(max_tokens=5), headers={"X-Who": "me"}) for _ in range(6))
-        )
+        await asyncio.gather(*(at.http.post(CHAT, json=chat(max_tokens=5), headers={"X-Who": "me"}) for _ in range(6)))
         log = await at.log()
         assert (log["in_engine"], log["in_engine_max"], log["running_max"], log["waiting_max"]) == (0, 6, 2, 5)
         for entry in log["requests"]:

@@ -93,9 +93,7 @@ def test_the_core_names_no_clock_no_loop_and_no_log(path: Path) -> None:
 
 def test_the_scheduler_draws_no_randomness_but_from_its_generator() -> None:
     tree = ast.parse((SOURCE / "penstock/core/scheduler.py").read_text())
-    calls = {
-        node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    }
+    calls = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     assert "Random" not in calls
 
 

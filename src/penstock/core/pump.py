@@ -113,7 +113,8 @@ class Pump:
         self._reserve.weight_seen(node.parent.active_weight + (0.0 if node.active else node.weight), now)
         if self._under_share(node, model, now):
             self._queues.bands[entry.request.band].note_light(node, model)
-            if any(model in band.tree.root.backlog for band in self._queues.bands):
+            crowded = any(model in band.tree.root.backlog for band in self._queues.bands)
+            if crowded and not node.waiting:
                 self._reserve.arrived(model, now)
 
     def hold(self, entry: Entry) -> bool:
@@ -269,17 +270,21 @@ class Pump:
         return True
 
     def _frees_s(self, model: str, now: float) -> list[float]:
-        """In how many seconds the next slots will free: foreseen in a small pool, by their rate in a large one."""
-        if self._pool.slots(model) <= FORESEEN_SLOTS_MAX:
-            ends_s: list[float] = []
-            for endpoint in self._pool:
-                pace_s = endpoint.ledger.time_per_output_token_s(now)
-                if endpoint.serves(model) and pace_s > 0:
-                    ends_s += [lease.ends_s(pace_s, now) - now for lease in endpoint.ledger.leases.values()]
-            if ends_s:
-                return sorted(ends_s)[:FREES_MAX]
+        """In how many seconds the next slots will free: foreseen in a small pool, by their rate in a large one.
+
+        Never sooner than in an engine step: what ends, ends at its end, and all of it together.
+        """
+        foreseen = self._pool.slots(model) <= FORESEEN_SLOTS_MAX
+        step_s, ends_s = 0.0, []
+        for endpoint in self._pool:
+            pace_s = endpoint.ledger.time_per_output_token_s(now) if endpoint.serves(model) else 0.0
+            step_s = max(step_s, pace_s)
+            if foreseen and pace_s > 0:
+                ends_s += [lease.ends_s(pace_s, now) - now for lease in endpoint.ledger.leases.values()]
         per_s = self._reserve.freed_per_s(model, now)
-        return [(k + 1) / per_s for k in range(FREES_MAX)] if per_s > 0 else []
+        if not ends_s and per_s > 0:
+            ends_s = [(k + 1) / per_s for k in range(FREES_MAX)]
+        return [max(end_s, step_s) for end_s in sorted(ends_s)[:FREES_MAX]]
 
     def _light(self, band: Band, model: str, now: float) -> Iterator[Entry]:
         """The requests for a model of flows that are under their share, in fair order.

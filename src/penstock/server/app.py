@@ -92,6 +92,8 @@ class App:
             self._refuse(exchange, Reason.PATH_NOT_FOUND)
         elif exchange.method not in (("GET", "HEAD") if own else ("POST",)):
             self._refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", b"GET, HEAD" if own else b"POST")])
+        elif not own and (unknown := self._callers.refused(exchange.header, exchange.headers)) is not None:
+            self._refuse(exchange, unknown.reason, unknown.message)
         return None
 
     def complete(self, exchange: Exchange) -> None:
