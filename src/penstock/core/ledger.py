@@ -32,6 +32,7 @@ PREFILL_BASE_S = 0.05  # one engine step and the way there and back
 PACE_TOKENS_MIN = 8  # fewer say more about the network's buffers than about the engine
 PACE_LEARNING_RATE = 0.2
 PACE_KEPT_S = 60.0  # a slow endpoint is given nothing, and answers that do not stream tell nothing: so it is forgotten
+REQUESTS_SANE_MAX = 1e6  # no engine holds more; what claims to is no reading
 KV_USAGE_SANE_MAX = 1.5  # rounding may carry a share past 1; what is far beyond is no share
 REVIEW_S = 1.0  # how often a fading estimate of others' load is looked at again; it halves in 20 s
 
@@ -52,7 +53,8 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
         kv_usage = self.kv_usage or 0.0
         gauges = (self.running, self.waiting, kv_usage, self.kv_capacity_tokens or 0)
         rest = (self.progress or 0.0, self.started_s or 0.0)
-        return all(0.0 <= number < math.inf for number in gauges + rest) and kv_usage <= KV_USAGE_SANE_MAX
+        finite = all(0.0 <= number < math.inf for number in gauges + rest)
+        return finite and kv_usage <= KV_USAGE_SANE_MAX and self.running + self.waiting <= REQUESTS_SANE_MAX
 
     def same_as(self, other: Observation) -> bool:
         """Whether nothing moved between two readings."""

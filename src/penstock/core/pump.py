@@ -292,7 +292,8 @@ class Pump:
         They are remembered from their arrival, for they need not be among the first: a flood that is held back falls
         behind its fair share of the tokens, and then stands before the light flows for whom the slots are kept.
         """
-        first = band.tree.root.first(model)
+        head = self._head(band, [model])
+        first = _top(head.node_of()) if head is not None else None
         if first is not None and self._under_share(first, model, now):
             yield from band.tree.in_order([model], first)
         for node in band.light_flows(model):
