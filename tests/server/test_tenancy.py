@@ -390,7 +390,8 @@ async def test_a_deadline_without_sense_is_none(world: World, value: str) -> Non
 async def test_an_unknown_key_is_refused_before_the_body_is_read(world: World) -> None:
     await world.engine()
     await world.gateway(identity={"require_key": True}, tenants=[{"name": "a", "keys": [key_hash("pk-a")]}])
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50000000\r\nauthorization: Bearer pk-b\r\n\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50000000\r\n"
+    head += b"authorization: Bearer pk-b\r\n\r\n"
     client = await world.client(head)
     answer = await client.answer()
     assert answer.status == 401

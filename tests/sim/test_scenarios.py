@@ -1,7 +1,7 @@
 """What the scheduler promises, in virtual time: small versions of the scenarios, held against the same goals.
 
-The full ones are `penstock simulate --scenario all --seeds 1,2,3`; docs/results.md has their figures. Where a goal is not
-reached, the test holds what is (`held`), so that it gets no worse unseen.
+The full ones are `penstock simulate --scenario all --seeds 1,2,3`; docs/results.md has their figures. Where a goal is
+not reached, the test holds what is (`held`), so that it gets no worse unseen.
 """
 
 from __future__ import annotations
