@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.core.health import Health, HealthSettings
 from penstock.core.ledger import Ledger, Observation
-from penstock.core.limit import ENGINE_WAITING_MAX, AdaptiveSlots
+from penstock.core.limit import ARRIVALS_MAX, ENGINE_WAITING_MAX, AdaptiveSlots
 
 
 class EndpointSpec(msgspec.Struct, frozen=True):
@@ -63,7 +63,9 @@ class Endpoint:
         slots = self.slots
         self.adaptive.slots = slots
         self.slots = self.adaptive.observed(
-            waiting=reading.waiting, load=ledger.load(now), waiting_max=ENGINE_WAITING_MAX + 2.0 * per_step
+            waiting=reading.waiting,
+            load=ledger.load(now),
+            waiting_max=ENGINE_WAITING_MAX + min(2.0 * per_step, ARRIVALS_MAX),
         )
         return self.slots != slots
 

@@ -21,6 +21,7 @@ SLOTS_MAX = 4096  # no engine runs more; a bound for gauges that always say zero
 SHRINK = 0.9
 GROW_FAST = 0.5
 ENGINE_WAITING_MAX = 1.0  # requests in the engine's queue that mean nothing yet
+ARRIVALS_MAX = 2.0  # allowed for what came during a step; a queue of more than both together is one
 FULL_SHARE = 0.9  # of the slots in use (or kept in reserve) counts as all in use
 
 

@@ -28,6 +28,7 @@ HELD_MAX = 1_024  # looked at beyond the window to find it, where those of held 
 RESERVE_REVIEW_S = 1.0  # how often a reserve is looked at again; light arrivals are forgotten over ten seconds
 FORESEEN_SLOTS_MAX = 64  # of a pool whose leases' ends are foreseen one by one; rates are exact enough beyond
 DEMAND_WINDOW_S = 30.0  # some tens of requests of a light flow; shorter calls a burst of three a flood
+LIGHT_WAITING_MAX = 3  # requests of a light flow that wait: more is a backlog, whatever it holds and asked for
 DEMAND_PLAY = 2.0  # a handful of requests of very different sizes is easily twice its mean
 UNBOUNDED = (math.inf, math.inf)
 CREDIT_REQUESTS_MAX = 64.0  # what a band's promised share may save up, in requests of the size at hand
@@ -114,7 +115,7 @@ class Pump:
         if self._under_share(node, model, now):
             self._queues.bands[entry.request.band].note_light(node, model)
             crowded = any(model in band.tree.root.backlog for band in self._queues.bands)
-            if crowded and not node.waiting:
+            if crowded and node.waiting <= LIGHT_WAITING_MAX:
                 self._reserve.arrived(model, now)
 
     def hold(self, entry: Entry) -> bool:

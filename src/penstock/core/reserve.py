@@ -3,7 +3,7 @@
 A heavy flow takes each slot the moment it frees; who comes now and then would always wait for the next. Kept slots are
 a stock: an arrival of a light flow takes one, the next slot that frees refills it. It has to last until then. In the
 time t_k until the k-th next slot frees, a*t_k light requests are expected, give or take their square root; k-1 slots
-have freed before. So max over k of a*t_k + 2*sqrt(a*t_k) - (k-1) slots are kept (square-root staffing over the time to
+have freed before. So max over k of a*t_k + 3*sqrt(a*t_k) - (k-1) slots are kept (square-root staffing over the time to
 replenishment): many when the answers in flight have long to go, none when several are about to end, and none when no
 light requests come.
 
@@ -16,7 +16,8 @@ import math
 from collections.abc import Callable, Sequence
 
 RATE_WINDOW_S = 10.0
-DEVIATIONS = 2.0  # of a Poisson stream: a light arrival in forty finds no slot
+DEVIATIONS = 3.0  # of a Poisson stream: few arrivals in a hundred may miss, and small means have long tails
+RATE_SEEN_S_MIN = 2.0  # a rate over less would take one burst for a habit
 LIGHT_MIN = 0.5  # of a request within the window: less is none
 FREES_MAX = 8  # slots about to free that are looked ahead to
 WEIGHT_KEPT_S = 30.0
@@ -26,20 +27,27 @@ MODELS_MAX = 1_000  # whose rates are remembered: an endpoint that serves any na
 
 
 class Rate:
-    """Events per second with exponential forgetting."""
+    """Events per second with exponential forgetting, fair from its first seconds on."""
 
-    __slots__ = ("_at", "_rate")
+    __slots__ = ("_at", "_count", "_since")
 
     def __init__(self) -> None:
-        self._rate = 0.0
+        self._count = 0.0
         self._at = 0.0
+        self._since: float | None = None
 
     def note(self, now: float) -> None:
-        self._rate = self.per_s(now) + 1.0 / RATE_WINDOW_S
+        if self._since is None:
+            self._since = self._at = now
+        self._count = self._count * math.exp((self._at - now) / RATE_WINDOW_S) + 1.0
         self._at = now
 
     def per_s(self, now: float) -> float:
-        return self._rate * math.exp((self._at - now) / RATE_WINDOW_S)
+        if self._since is None:
+            return 0.0
+        seen_s = max(now - self._since, RATE_SEEN_S_MIN)
+        window_s = -math.expm1(-seen_s / RATE_WINDOW_S) * RATE_WINDOW_S
+        return self._count * math.exp((self._at - now) / RATE_WINDOW_S) / window_s
 
 
 def slots_reserved(arrivals_per_s: float, frees_s: Sequence[float], slots: int) -> int:
