@@ -126,8 +126,8 @@ async def flooded(world: World, usages: list[Any]) -> None:
 
 
 async def test_light_tenants_hardly_notice_one_that_floods(world: World) -> None:
-    """Their p99 beside the flood was 1.0 to 2.4 times that alone in runs of this test, where pass-through makes them wait
-    for the whole backlog; the goal of 1.5 is not always reached with so many short requests (see docs/results.md for
+    """Their p99 beside the flood was 1.0 to 2.4 times that alone in runs of this test, where pass-through makes them
+    wait for the whole backlog. The goal of 1.5 is not always reached with so many short requests (docs/results.md has
     virtual time, where it is), so the test holds what is.
     """
     await two_engines(world)
