@@ -82,7 +82,7 @@ class Reserve:
         return self._weight * math.exp((self._weight_at_s - now) / WEIGHT_KEPT_S)
 
     def arrived(self, model: str, now: float) -> None:
-        """A request came whose flow had nothing waiting and less than its share in flight."""
+        """A request of a light flow came while others waited."""
         _of(self._arrivals, model).note(now)
 
     def freed(self, model: str, now: float) -> None:
