@@ -95,7 +95,9 @@ class Band(Section):
         "Send only while fewer than this many wait inside the engine. 0: only while none does and a slot is free.",
         ge=0,
     )
-    best_effort: values.Bool = setting(default=False, meaning="A mark for work that may be shed under overload. Nothing sheds it yet.")
+    best_effort: values.Bool = setting(
+        default=False, meaning="A mark for work that may be shed under overload. Nothing sheds it yet."
+    )
     ceiling: values.Number = setting(1.0, "The share of an endpoint's slots that this band may fill up to.", gt=0, le=1)
     min_share: values.Number = setting(
         0.0,
