@@ -34,6 +34,7 @@ class Engine:
     slots: int
     models: frozenset[str]
     up: bool = True
+    removed: bool = False
     process: int = 1
     progress: float = 0.0
     gauges: str = "honest"
@@ -53,6 +54,7 @@ class Chaos:
     reverse: bool = False  #: users above tenants
     kv_capacity_tokens: int | None = None
     drain: bool = False
+    operators: bool = False  #: they remove, drain, pause, bump and cancel, and take it back
     kind: type[CheckedScheduler] = CheckedScheduler
 
     def __post_init__(self) -> None:
@@ -78,12 +80,15 @@ class Chaos:
         self.at(0.0, self._arrive)
         if self.drain:
             self.at(self.requests * 0.01, self._drain)
+        if self.operators:
+            self.at(0.5, self._operate)
         while self._heap:
             when, _, event = heapq.heappop(self._heap)
             self._let_time_pass(when)
             self.now = when
             event()
         self._let_time_pass(self.now + 1000.0)
+        self._restore()
 
     def _let_time_pass(self, until: float) -> None:
         for _ in range(EXPIRIES_MAX):
@@ -158,6 +163,8 @@ class Chaos:
         self.at(self.now + self.random.random(), partial(self._probe, name))
 
     def _tell_models(self, name: str) -> None:
+        if self.engines[name].removed:
+            return
         models = self.engines[name].models
         self._carry_out(self.scheduler.endpoint_changed(name, models=models, now=self.now))
 
@@ -211,7 +218,8 @@ class Chaos:
         if self._quiet():
             return
         report = self.scheduler.endpoint_up if self.engines[name].up else self.scheduler.endpoint_down
-        self._carry_out(report(name, now=self.now))
+        if not self.engines[name].removed:
+            self._carry_out(report(name, now=self.now))
         self.at(self.now + 0.4, partial(self._probe, name))
 
     def _quiet(self) -> bool:
@@ -226,8 +234,12 @@ class Chaos:
             engine.gauges = random.choice(("honest", "honest", "frozen", "absent", "garbage", "zero"))
         reading = self._reading(engine)
         answered_s = self.now + random.choice((0.0, 0.01, 0.7))
-        self.at(answered_s, lambda: self._carry_out(self.scheduler.observed(name, reading, now=self.now)))
+        self.at(answered_s, partial(self._read, name, reading))
         self.at(self.now + 0.5, partial(self._observe, name))
+
+    def _read(self, name: str, reading: Observation | None) -> None:
+        if not self.engines[name].removed:
+            self._carry_out(self.scheduler.observed(name, reading, now=self.now))
 
     def _reading(self, engine: Engine) -> Observation | None:
         if engine.gauges == "absent" or not engine.up:
@@ -267,6 +279,8 @@ class Chaos:
                 engine.process, engine.progress = engine.process + 1, 0.0
                 for dispatch in list(engine.leases.values()):
                     self.at(self.now + random.random(), partial(self._fail, dispatch, Failure.RESET))
+            case "slots" | "models" if engine.removed:
+                pass
             case "slots":
                 slots = random.choice((0, 1, engine.slots, engine.slots, 8))
                 self._carry_out(self.scheduler.endpoint_changed(name, slots=slots, now=self.now))
@@ -278,6 +292,55 @@ class Chaos:
             case _:
                 self.scheduler.check(now=self.now)
         self.at(self.now + random.expovariate(1.0), partial(self._trouble, name))
+
+    # --- operators ----------------------------------------------------------------------------------------------
+
+    def _operate(self) -> None:
+        if self._quiet():
+            return
+        random, scheduler, now = self.random, self.scheduler, self.now
+        name, model = random.choice(list(self.engines)), random.choice(("x", "y", None))
+        request_id = random.choice([*scheduler.books.requests, "nobody"])
+        verbs = ("remove", "remove", "drain", "resume", "pause", "stop", "go", "go", "bump", "bump", "cancel", "auto")
+        match random.choice(verbs):
+            case "remove" if self.engines[name].removed:
+                self._come_back(name)
+            case "remove":
+                self.engines[name].removed = True
+                self._carry_out(scheduler.endpoint_removed(name, now=now))
+            case "drain" if not self.engines[name].removed:
+                self._carry_out(scheduler.endpoint_drained(name, now=now))
+            case "resume" if not self.engines[name].removed:
+                self._carry_out(scheduler.endpoint_resumed(name, now=now))
+            case "pause":
+                self._carry_out(scheduler.paused(model, now=now))
+            case "stop":
+                self._carry_out(scheduler.drained(model, now=now))
+            case "go":
+                self._carry_out(scheduler.resumed(model, now=now))
+            case "bump":
+                self._carry_out(scheduler.bumped(request_id, now=now))
+            case "cancel":
+                self._carry_out(scheduler.evicted(request_id, now=now))
+            case "auto" if not self.engines[name].removed:
+                self._carry_out(scheduler.endpoint_changed(name, slots="auto", now=now))
+            case _:
+                pass
+        self.at(now + random.expovariate(8.0), self._operate)
+
+    def _come_back(self, name: str) -> None:
+        engine = self.engines[name]
+        engine.removed, engine.process, engine.progress = False, engine.process + 1, 0.0
+        self._carry_out(self.scheduler.endpoint_added(EndpointSpec(name=name, slots=engine.slots), now=self.now))
+        self._tell_models(name)
+
+    def _restore(self) -> None:
+        """Everything is in use again."""
+        for name, engine in self.engines.items():
+            if engine.removed:
+                self._come_back(name)
+            self._carry_out(self.scheduler.endpoint_resumed(name, now=self.now))
+        self._carry_out(self.scheduler.resumed(None, now=self.now))
 
     def _drain(self) -> None:
         actions = self.scheduler.drain(queue_until_s=self.now + 2.0, stop_at_s=self.now + 4.0, now=self.now)

@@ -118,7 +118,7 @@ def test_an_unknown_model_is_refused_only_when_every_endpoint_has_told() -> None
     made = scheduler(a=1)
     assert ends(made.arrived(request("r1", model="n"), now=0.0)) == [("r1", "rejected", "model_not_found")]
     made.endpoint_added(EndpointSpec(name="b", slots=1), now=0.0)
-    assert made.knows("n") is None
+    assert made.knows("n", now=0.0) is None
     assert made.arrived(request("r2", model="n"), now=0.0) == []
     assert sent(made.endpoint_changed("b", models=["n"], now=1.0)) == [("r2", "b")]
 

@@ -69,6 +69,11 @@ WORLDS: dict[str, Callable[[int], Chaos]] = {
     "a_fixed_reserve": lambda seed: Chaos(seed, RESERVED, requests=400, trouble=0.1),
     "first_come_first_served": lambda seed: Chaos(seed, replace(EVERYTHING, fairness="fcfs"), requests=400),
     "turns": lambda seed: Chaos(seed, replace(EVERYTHING, fairness="round_robin"), requests=400),
+    "operators_at_work": lambda seed: Chaos(seed, EVERYTHING, requests=400, trouble=0.2, operators=True),
+    "operators_with_queueing_off": lambda seed: Chaos(
+        seed, replace(ONE_BAND, queue_enabled=False), requests=200, operators=True
+    ),
+    "operators_and_a_fixed_reserve": lambda seed: Chaos(seed, RESERVED, requests=250, trouble=0.1, operators=True),
     "drained_half_way": lambda seed: Chaos(seed, replace(ONE_BAND, wait_s_max=30.0), requests=400, drain=True),
 }
 
@@ -115,14 +120,30 @@ def test_nothing_leaks_and_nothing_is_lost(world: str, seed: int) -> None:
     trouble=st.sampled_from([0.0, 0.3, 1.0]),
     kv_capacity_tokens=st.sampled_from([None, 5_000]),
     levels=st.integers(0, 2),
+    operators=st.booleans(),
     tenant_level=st.sampled_from([None, 0, 1]),
     fairness=st.sampled_from(sorted(FAIRNESS)),
     ordering=st.sampled_from(sorted(ORDERINGS)),
 )
 def test_nothing_leaks_whatever_the_settings(
-    *, seed: int, trouble: float, kv_capacity_tokens: int | None, levels: int, requests_max: int, **given_settings: Any
+    *,
+    seed: int,
+    trouble: float,
+    kv_capacity_tokens: int | None,
+    levels: int,
+    operators: bool,
+    requests_max: int,
+    **given_settings: Any,
 ) -> None:
     chosen = replace(EVERYTHING, bounds=QueueBounds(requests_max=requests_max), **given_settings)
-    chaos = Chaos(seed, chosen, requests=60, trouble=trouble, kv_capacity_tokens=kv_capacity_tokens, levels=levels)
+    chaos = Chaos(
+        seed,
+        chosen,
+        requests=60,
+        trouble=trouble,
+        kv_capacity_tokens=kv_capacity_tokens,
+        levels=levels,
+        operators=operators,
+    )
     chaos.run()
     prove_nothing_is_left(chaos)

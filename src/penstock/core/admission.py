@@ -30,6 +30,7 @@ class Cause(StrEnum):
     SHUNNED = "shunned"  #: this endpoint just refused or failed this very request
     CLASS_SHARE = "class_share"  #: the last slots are kept for flows under their fair share
     TENANT_CAP = "tenant_cap"  #: the tenant runs as many as it may
+    PAUSED = "paused"  #: an operator drains the endpoint, or has paused the model or all
     TURN = "turn"  #: others are served first
 
 
@@ -109,7 +110,7 @@ def misfit(entry: Entry, endpoint: Endpoint, settings: AdmissionSettings, *, now
 
 def lifts_s(cause: Cause, endpoint: Endpoint, *, now: float) -> float:
     """When time alone may next lift a cause that keeps requests from the endpoint; infinity when it won't."""
-    if cause is Cause.NO_BACKEND:
+    if cause in (Cause.NO_BACKEND, Cause.PAUSED):
         return math.inf
     if cause is Cause.SLOTS_FULL and len(endpoint.ledger.leases) >= endpoint.slots:
         return math.inf  # a lease has to end

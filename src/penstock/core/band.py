@@ -49,6 +49,7 @@ class Band:
         self.open: dict[Endpoint, float] = {}  # with the slots each had free when it was found open
         self.free_slots = 0.0  # the sum of these
         self.unchecked: dict[Endpoint, None] = {}
+        self.bumped: dict[int, Entry] = {}  # what operators put first, by arrival number, in the order they did
 
     def touch(self, endpoint: Endpoint) -> None:
         """Something happened to the endpoint: ask again whether it is open."""
@@ -56,6 +57,11 @@ class Band:
         if free is not None:
             self.free_slots = self.free_slots - free if self.open else 0.0
         self.unchecked[endpoint] = None
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """The endpoint was removed."""
+        self.touch(endpoint)
+        del self.unchecked[endpoint]
 
     def opened(self, endpoint: Endpoint, free_slots: float) -> None:
         """The endpoint was asked, and is open."""
@@ -91,6 +97,7 @@ class Band:
 
     def remove(self, entry: Entry) -> None:
         del self.entries[entry.seq]
+        self.bumped.pop(entry.seq, None)
         self.bytes -= entry.request.body_bytes
         tokens, model = entry.estimate.prompt_tokens, entry.request.model
         self.tokens -= tokens

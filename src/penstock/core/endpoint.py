@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
@@ -25,15 +26,21 @@ class EndpointSpec(msgspec.Struct, frozen=True):
 class Endpoint:
     """An endpoint with its ledger and health. `models` is None until it told; `tells` is False if it can't."""
 
-    def __init__(self, spec: EndpointSpec, *, index: int, health: HealthSettings, stale_after_s: float) -> None:
+    def __init__(
+        self, spec: EndpointSpec, *, index: int, health: HealthSettings, stale_after_s: float, epoch: int = 0
+    ) -> None:
         self.name = spec.name
         self.index = index  # order of configuration: the tie-break wherever endpoints are compared
         self.adaptive = AdaptiveSlots(spec.slots) if spec.adaptive_slots else None
         self.models = spec.models
         self.tells_models = True
         self.labels = spec.labels
-        self.ledger = Ledger(slots=spec.slots, stale_after_s=stale_after_s)
+        self.first_epoch = epoch
+        self.ledger = Ledger(slots=spec.slots, stale_after_s=stale_after_s, epoch=epoch)
         self.health = Health(health, up=True)
+        self.drained = False  # by an operator: nothing new goes there
+        self._told_slots: int | None = None  # by the engine
+        self._slots_by_hand = not spec.adaptive_slots
         self.dispatches_total = 0
         self._dispatches_before = 0  # as of the reading before
         self.room = (math.inf, math.inf)  # as of when it was last found open: `admission.room`
@@ -50,6 +57,28 @@ class Endpoint:
     @slots.setter
     def slots(self, slots: int) -> None:
         self.ledger.resized(slots)
+
+    @property
+    def in_service(self) -> bool:
+        """Whether it is there and meant to be used, however it fares."""
+        return self.health.up and not self.drained
+
+    def set_slots(self, slots: int | Literal["auto"]) -> None:
+        """By hand: fixed from now on; or `auto`: what the engine told, else found out, beginning with what it has."""
+        self._slots_by_hand = slots != "auto"
+        self._choose_slots(self._told_slots if slots == "auto" else slots)
+
+    def slots_told(self, slots: int) -> None:
+        """The engine says how many it runs at a time, which holds unless somebody set a number by hand."""
+        self._told_slots = slots
+        if not self._slots_by_hand:
+            self._choose_slots(slots)
+
+    def _choose_slots(self, slots: int | None) -> None:
+        if slots is None:
+            self.adaptive = self.adaptive or AdaptiveSlots(self.slots)
+        else:
+            self.adaptive, self.slots = None, slots
 
     def observed(self, reading: Observation, now: float) -> bool:
         """Take in a reading. Returns True when the slots changed with it."""

@@ -69,9 +69,9 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
 class Ledger:
     """Own leases on one endpoint, and the last reading that moved."""
 
-    def __init__(self, *, stale_after_s: float, slots: int) -> None:
+    def __init__(self, *, stale_after_s: float, slots: int, epoch: int = 0) -> None:
         self.slots = slots
-        self.epoch = 0
+        self.epoch = epoch
         self.leases: dict[int, Lease] = {}  # of this epoch, in dispatch order
         self.unseen: dict[int, Lease] = {}  # the part of them the engine is not known to have taken in
         self.base: Observation | None = None  # the last reading that moved

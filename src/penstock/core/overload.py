@@ -86,6 +86,11 @@ class Forecast:
         else:
             learned.drain.dispatched(now, work)
 
+    def resumed(self, model: str | None) -> None:
+        """Sending goes on after a pause, for a model or for all: what was measured meanwhile says nothing."""
+        for learned in self._models.values() if model is None else filter(None, [self._models.get(model)]):
+            learned.drain = DrainRate()
+
     def first_token(self, model: str, after_s: float) -> None:
         """A first token came that long after the dispatch."""
         self._of(model).first_token_s.add(after_s)

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from penstock.core.admission import Cause
 from penstock.core.endpoint import Endpoint, EndpointSpec
 from penstock.core.health import HealthSettings
+from penstock.core.lease import Lease
 from penstock.core.request import Request
 
 SLOTS_CACHED_MAX = 1_000
+GONE_MAX = 1_000  # models remembered that nobody serves any more
 
 
 class Pool:
@@ -24,6 +26,8 @@ class Pool:
         self._stale_after_s = stale_after_s
         self._endpoints: dict[str, Endpoint] = {}
         self._added = 0
+        self._next_epoch = 0  # no lease of a removed endpoint has it, so none counts for a later one of that name
+        self._gone: dict[str, float] = {}  # models whose last endpoint was removed, and until when they count as known
         self._slots: dict[str, int] = {}  # per model, until something changes
         self.uniform = True  # all endpoints serve the same models
 
@@ -38,28 +42,56 @@ class Pool:
 
     def add(self, spec: EndpointSpec) -> Endpoint:
         assert spec.name not in self._endpoints
-        endpoint = Endpoint(spec, index=self._added, health=self._health, stale_after_s=self._stale_after_s)
+        endpoint = Endpoint(
+            spec,
+            index=self._added,
+            epoch=self._next_epoch,
+            health=self._health,
+            stale_after_s=self._stale_after_s,
+        )
         self._added += 1
         self._endpoints[spec.name] = endpoint
         self.changed()
         return endpoint
 
-    def knows(self, model: str) -> bool | None:
-        """Whether some endpoint serves the model; None while one that tells its models has not told."""
+    def remove(self, name: str, *, known_until_s: float) -> Endpoint:
+        """Forget an endpoint. The models that only it served count as known for a while: it may be replaced."""
+        endpoint = self._endpoints.pop(name)
+        self._next_epoch = max(self._next_epoch, endpoint.ledger.epoch + 1)
+        for model in sorted(endpoint.models or ()) if endpoint.tells_models else ():
+            self._gone.pop(model, None)
+            if not any(e.serves(model) for e in self):
+                self._gone[model] = known_until_s
+        while len(self._gone) > GONE_MAX:
+            del self._gone[next(iter(self._gone))]
+        self.changed()
+        return endpoint
+
+    def holder(self, lease: Lease) -> Endpoint | None:
+        """The endpoint that a lease was taken at; None when it was removed, whoever has its name now."""
+        endpoint = self._endpoints.get(lease.endpoint)
+        return endpoint if endpoint is not None and lease.epoch >= endpoint.first_epoch else None
+
+    def knows(self, model: str, now: float) -> bool | None:
+        """Whether some endpoint serves the model; None while one may yet: it has not told, or is being replaced."""
         if any(e.serves(model) for e in self):
             return True
+        if now < self._gone.get(model, now):
+            return None
         told = all(e.models is not None or not e.tells_models for e in self)
         return False if told and self._endpoints else None
 
     def alive(self, model: str) -> bool:
-        """Whether an endpoint that serves the model is up."""
-        return any(e.health.up for e in self if e.serves(model))
+        """Whether an endpoint that serves the model is in service."""
+        return any(e.in_service for e in self if e.serves(model))
 
     def unhealthy(self, endpoint: Endpoint, now: float) -> Cause | None:
         """Why nothing may go to the endpoint at all."""
         health = endpoint.health
         if not health.up:
             return Cause.NO_BACKEND
+        if endpoint.drained:
+            return Cause.PAUSED
         if health.held(now):
             return Cause.HELD
         if health.ejected(now) and not self._panics(endpoint, now):
@@ -77,12 +109,12 @@ class Pool:
         ]
 
     def slots(self, model: str) -> int:
-        """Slots of the endpoints that are up and serve the model."""
+        """Slots of the endpoints that are in service and serve the model."""
         slots = self._slots.get(model)
         if slots is None:
             if len(self._slots) >= SLOTS_CACHED_MAX:
                 self._slots.clear()
-            slots = self._slots[model] = sum(e.slots for e in self if e.health.up and e.serves(model))
+            slots = self._slots[model] = sum(e.slots for e in self if e.in_service and e.serves(model))
         return slots
 
     def changed(self) -> None:
@@ -92,6 +124,6 @@ class Pool:
 
     def _panics(self, endpoint: Endpoint, now: float) -> bool:
         """Whether so few of the endpoints that share its models are left that ejections are ignored."""
-        up = [e for e in self if e.health.up and e.shares_models(endpoint)]
+        up = [e for e in self if e.in_service and e.shares_models(endpoint)]
         healthy = sum(not e.health.ejected(now) for e in up)
         return healthy < len(up) * self._health.panic_threshold

@@ -20,6 +20,7 @@ from penstock.core.flow import Entry
 from penstock.core.pool import Pool
 from penstock.core.queues import Queues
 from penstock.core.reserve import FREES_MAX, Reserve
+from penstock.core.stops import Stops
 from penstock.core.tenants import Tenants
 
 WINDOW = 32  # requests looked at, in fair order, when the first ones do not fit
@@ -47,6 +48,7 @@ class Pump:
         reserve: Reserve,
         tenants: Tenants,
         *,
+        stops: Stops,
         tenant_level: int | None,
         look_again: Callable[[Endpoint, float], None],
     ) -> None:
@@ -55,6 +57,7 @@ class Pump:
         self._settings = settings
         self._reserve = reserve
         self._tenants = tenants
+        self._stops = stops
         self._tenant_level = tenant_level
         self._passed: list[Entry] = []  # in this turn: requests that did not fit
         self._kept: set[Endpoint] = set()  # in this turn: endpoints whose room is kept for some of them
@@ -158,7 +161,11 @@ class Pump:
         if not band.open:
             return None
         free = [e for e in band.open if e not in self._kept] if self._kept else list(band.open)
-        models = [m for m in band.tree.root.backlog if any(e.serves(m) for e in free)]
+        models = [m for m in band.tree.root.backlog if any(e.serves(m) for e in free) and self._stops.sends(m)]
+        if band.bumped:
+            found = self._first_fit((x for x in band.bumped.values() if x.request.model in models), free, now)
+            if found is not None:
+                return found
         scarce = [model for model in models if self._kept_back(model, band, free, now)]
         for model in scarce:
             found = self._first_fit(self._light(band, model, now), free, now)

@@ -78,6 +78,10 @@ class Queues:
                     tokens -= young.estimate.prompt_tokens
         return victims if max(requests, bytes_, tokens) <= 0 else None
 
+    def forget(self, endpoint: Endpoint) -> None:
+        for band in self.bands:
+            band.forget(endpoint)
+
     def touch(self, endpoint: Endpoint) -> None:
         for band in self.bands:
             band.touch(endpoint)

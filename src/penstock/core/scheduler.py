@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from random import Random
+from typing import Literal
 
 import msgspec
 
@@ -43,7 +44,8 @@ from penstock.core.request import Request, Usage
 from penstock.core.reserve import Reserve
 from penstock.core.retry import Failure, Verdict
 from penstock.core.routing.registry import POLICIES as ROUTING
-from penstock.core.snapshot import Snapshot, band_now, endpoint_now, queues_of
+from penstock.core.snapshot import Snapshot, band_now, endpoint_now, queues_of, stopped_models
+from penstock.core.stops import Stops
 from penstock.core.tenants import Limits, Tenants
 from penstock.core.timers import Timers
 
@@ -87,12 +89,14 @@ class Scheduler:
         # Where all stand in one line nobody is under a share, and what is kept would be used by nobody.
         self._reserve = Reserve(settings.admission.reserved_share if self._fairness.uses_flows else 0.0)
         self._tenants = Tenants(settings.tenants)
+        self._stops = Stops()
         self._pump = Pump(
             self._queues,
             self._pool,
             settings.admission,
             self._reserve,
             self._tenants,
+            stops=self._stops,
             tenant_level=settings.tenant_level,
             look_again=self._look_again,
         )
@@ -120,7 +124,8 @@ class Scheduler:
         assert request.id not in self._entries, "request ids are unique among those that have not ended"
         self._seq += 1
         entry = Entry(request, self._seq)
-        refusal = Reason.DRAINING if self._draining else self._unservable(request)
+        admits = not self._draining and self._stops.admits(request.model)
+        refusal = self._unservable(request, now) if admits else Reason.DRAINING
         if refusal is not None:
             return [self._refuse(entry, refusal)]
         self._appraise(entry, now)
@@ -149,7 +154,7 @@ class Scheduler:
         entry.output_seen = max(entry.output_seen, 1)
         held = entry.held()
         self._forecast.first_token(entry.request.model, now - held.dispatched_s)
-        endpoint = self._pool.get(held.endpoint)
+        endpoint = self._pool.holder(held)
         if endpoint is None:
             return []
         endpoint.ledger.first_token(held, now)
@@ -163,7 +168,7 @@ class Scheduler:
         held = entry.held()
         entry.output_seen = max(entry.output_seen, output_tokens)
         look = self._account.progressed(self._tree(entry), entry)
-        endpoint = self._pool.get(held.endpoint)
+        endpoint = self._pool.holder(held)
         if endpoint is not None:
             endpoint.ledger.progressed(held, output_tokens, now)
             if self._paced:
@@ -250,26 +255,51 @@ class Scheduler:
         *,
         models: Iterable[str] | None = None,
         tells_models: bool | None = None,
-        slots: int | None = None,
+        slots: int | Literal["auto"] | None = None,
+        told_slots: int | None = None,
         now: float,
     ) -> list[Action]:
-        """It told what it serves (or that it can't tell), or how many slots it has. None: as before."""
+        """It told what it serves (or that it can't tell) or how many it runs, or its slots were set. None: as before.
+
+        `slots` are set by hand and stay; `auto` gives them back to what the engine tells, or to finding out.
+        """
         endpoint = self._pool[name]
         if models is not None:
             endpoint.models = frozenset(models)
         if tells_models is not None:
             endpoint.tells_models = tells_models
         if slots is not None:
-            endpoint.slots = slots
+            endpoint.set_slots(slots)
+        if told_slots is not None:
+            endpoint.slots_told(told_slots)
         self._health_changed(now)
         self._queues.touch(endpoint)
         actions: list[Action] = []
         for band in self._queues.bands:
-            unknown = {model for model in band.tree.models() if self._pool.knows(model) is False}
+            unknown = {model for model in band.tree.models() if self._pool.knows(model, now) is False}
             for entry in [e for e in band.entries.values() if e.request.model in unknown] if unknown else ():
                 self._evict(entry, Reason.MODEL_NOT_FOUND, now, actions)
         self._hand_out(now, actions)
         return actions
+
+    def endpoint_removed(self, name: str, *, now: float) -> list[Action]:
+        """Nothing new goes there. What runs there ends in its own time; one of the same name may come later.
+
+        What only it served waits on, for it may be replaced: until `max_wait` is over, and then gets `no_endpoint`.
+        """
+        endpoint = self._pool.remove(name, known_until_s=now + self._settings.wait_s_max)
+        self._queues.forget(endpoint)
+        self._timers.cancel(name)
+        self._health_changed(now)
+        return self._pumped(now)
+
+    def endpoint_drained(self, name: str, *, now: float) -> list[Action]:
+        """An operator wants nothing new to go there; what runs there may finish."""
+        return self._drained(name, drained=True, now=now)
+
+    def endpoint_resumed(self, name: str, *, now: float) -> list[Action]:
+        """An operator gives it back."""
+        return self._drained(name, drained=False, now=now)
 
     def observed(self, name: str, reading: Observation | None, *, now: float) -> list[Action]:
         """A reading of its gauges came, or (None) none could be had."""
@@ -290,9 +320,52 @@ class Scheduler:
         endpoint = self._pool[name]
         return any(endpoint.serves(model) for band in self._queues.bands for model in band.tree.models())
 
-    def knows(self, model: str) -> bool | None:
-        """Whether some endpoint serves the model; None while one that tells its models has not told."""
-        return self._pool.knows(model)
+    def knows(self, model: str, *, now: float) -> bool | None:
+        """Whether some endpoint serves the model; None while one may yet: it has not told, or is being replaced."""
+        return self._pool.knows(model, now)
+
+    # --- operators ----------------------------------------------------------------------------------------------
+
+    def paused(self, model: str | None, *, now: float) -> list[Action]:  # noqa: ARG002
+        """Nothing of this model (None: of any) is sent until `resumed`; who comes waits."""
+        self._stops.pause(model)
+        return []
+
+    def drained(self, model: str | None, *, now: float) -> list[Action]:  # noqa: ARG002
+        """Nothing new of this model (None: of any) is let in until `resumed`; who waits is served."""
+        self._stops.drain(model)
+        return []
+
+    def resumed(self, model: str | None, *, now: float) -> list[Action]:
+        """Take a pause and a drain back; None: all of them."""
+        self._stops.resume(model)
+        self._forecast.resumed(model)
+        return self._pumped(now)
+
+    def bumped(self, request_id: str, *, now: float) -> list[Action]:
+        """A waiting request goes next in its band, after those bumped before it. It still has to find room."""
+        entry = self._entries.get(request_id)
+        if entry is None or entry.state is not State.WAITING:
+            return []
+        self._queues.bands[entry.request.band].bumped.setdefault(entry.seq, entry)
+        return self._pumped(now)
+
+    def evicted(self, request_id: str, *, now: float) -> list[Action]:
+        """An operator takes a request out: who waits is refused, what runs is stopped at its endpoint."""
+        entry = self._entries.get(request_id)
+        if entry is None:
+            return []
+        if entry.state is not State.WAITING:
+            return [Abort(request_id, Reason.OPERATOR)]
+        actions: list[Action] = []
+        self._evict(entry, Reason.OPERATOR, now, actions)
+        self._hand_out(now, actions)
+        return actions
+
+    def state_of(self, request_id: str) -> State | None:
+        """Where a request is, None when it ended or was never here."""
+        entry = self._entries.get(request_id)
+        return None if entry is None else entry.state
 
     # --- time ---------------------------------------------------------------------------------------------------
 
@@ -336,6 +409,8 @@ class Scheduler:
         queues = self._queues
         return Snapshot(
             draining=self._draining,
+            paused=stopped_models(self._stops.paused),
+            drained=stopped_models(self._stops.drained),
             waiting=queues.waiting,
             waiting_bytes=queues.bytes,
             waiting_tokens=queues.tokens,
@@ -348,9 +423,9 @@ class Scheduler:
 
     # --- arrival ------------------------------------------------------------------------------------------------
 
-    def _unservable(self, request: Request) -> Reason | None:
+    def _unservable(self, request: Request, now: float) -> Reason | None:
         if request.pinned is None:
-            return Reason.MODEL_NOT_FOUND if self._pool.knows(request.model) is False else None
+            return Reason.MODEL_NOT_FOUND if self._pool.knows(request.model, now) is False else None
         endpoint = self._pool.get(request.pinned)
         if endpoint is None:
             return Reason.ENDPOINT_NOT_FOUND
@@ -379,9 +454,11 @@ class Scheduler:
         request = entry.request
         endpoints = self._pool.usable(request, now)
         reason = Reason.NO_ENDPOINT
-        if request.pinned is not None and self._pool[request.pinned].health.up:
-            reason = Reason.ENDPOINT_OVERLOADED
-        if self._tenants.held(request.tenant):
+        if request.pinned is not None and (pinned := self._pool[request.pinned]).health.up:
+            reason = Reason.DRAINING if pinned.drained else Reason.ENDPOINT_OVERLOADED
+        if not self._stops.sends(request.model):
+            endpoints, reason = [], Reason.NO_ENDPOINT
+        elif self._tenants.held(request.tenant):
             endpoints, reason = [], Reason.TENANT_LIMIT
         if request.pinned is not None and self._settings.queue_enabled:
             endpoints = [e for e in endpoints if self._pump.open_to(e, entry, now)]
@@ -430,8 +507,10 @@ class Scheduler:
         """Pop the request and take the lease, in one step."""
         request, tree, node = entry.request, self._tree(entry), entry.node_of()
         chosen = self._routing.choose(request, endpoints, now=now)
-        if entry.seq in self._queues.bands[request.band].entries:
-            tree.serve(entry)
+        band = self._queues.bands[request.band]
+        if entry.seq in band.entries:
+            if entry.seq not in band.bumped:  # else it is out of turn, and says nothing of how far turns have come
+                tree.serve(entry)
             self._unqueue(entry, Event.DISPATCHED)
             entry.waited_s += now - entry.queued_since_s
             self._pump.sent(entry, now)
@@ -476,7 +555,7 @@ class Scheduler:
         if self._tenants.ended(entry.request.tenant):
             self._pump.let_go(entry.request.tenant)
         self._reserve.freed(entry.request.model, now)
-        endpoint = self._pool.get(lease.endpoint)
+        endpoint = self._pool.holder(lease)
         if endpoint is not None:
             endpoint.ledger.remove(lease, now)
             self._queues.touch(endpoint)
@@ -507,11 +586,13 @@ class Scheduler:
             entry.avoid[endpoint.name] = now + avoid_s
         over = self._draining and self._queue_until_s is None
         elsewhere: list[Endpoint] = []
-        if not self._settings.queue_enabled and not over:
+        if not self._settings.queue_enabled and not over and self._stops.sends(entry.request.model):
             elsewhere = [e for e in self._pool.usable(entry.request, now) if not entry.shuns(e.name, now)]
-            if not elsewhere or self._tenants.held(entry.request.tenant):
-                self._fail(entry, failure, now, actions)  # it can't wait, so this was its last answer
-                return
+            if self._tenants.held(entry.request.tenant):
+                elsewhere = []
+        if not self._settings.queue_enabled and not over and not elsewhere:
+            self._fail(entry, failure, now, actions)  # it can't wait, so this was its last answer
+            return
         entry.move(Event.REQUEUED)
         actions.append(Requeue(entry.request.id, failure))
         left_s = self._wait_s_max(self._queues.bands[entry.request.band]) - entry.waited_s
@@ -638,6 +719,12 @@ class Scheduler:
         if when != math.inf:
             self._timers.set_earlier(endpoint.name, when)
 
+    def _drained(self, name: str, *, drained: bool, now: float) -> list[Action]:
+        endpoint = self._pool[name]
+        endpoint.drained = drained
+        self._health_changed(now)
+        return self._touched(endpoint, now)
+
     def _probed(self, name: str, *, up: bool, now: float) -> list[Action]:
         endpoint = self._pool[name]
         endpoint.health.probed(up=up)
@@ -665,6 +752,7 @@ _NO_RETRY_AFTER = frozenset(
     {
         Reason.MODEL_NOT_FOUND,
         Reason.ENDPOINT_NOT_FOUND,
+        Reason.OPERATOR,
         Reason.UPSTREAM_ERROR,
         Reason.UPSTREAM_TIMEOUT,
         Reason.STREAM_BROKEN,

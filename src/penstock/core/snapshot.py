@@ -19,9 +19,10 @@ class EndpointSnapshot(msgspec.Struct, frozen=True):
     """One endpoint at one moment."""
 
     name: str
-    state: str  #: "up", "down", "ejected" or "held"
+    state: str  #: "up", "draining" (by an operator), "down", "ejected" or "held"
     models: list[str] | None  #: None: it has not told
     slots: int
+    slots_auto: bool  #: found out, so they may change
     leases: int
     reserved: int  #: leases before their first token
     load: float
@@ -53,7 +54,9 @@ class BandSnapshot(msgspec.Struct, frozen=True):
 class Snapshot(msgspec.Struct, frozen=True):
     """The whole scheduler at one moment."""
 
-    draining: bool
+    draining: bool  #: on the way to the end: nothing new is let in
+    paused: list[str]  #: models of which nothing is sent; `*` for all
+    drained: list[str]  #: models of which nothing new is let in
     waiting: int
     waiting_bytes: int
     waiting_tokens: int
@@ -62,6 +65,10 @@ class Snapshot(msgspec.Struct, frozen=True):
     bands: list[BandSnapshot]
     queues: list[QueueSnapshot]
     tenants: list[TenantSnapshot]
+
+
+def stopped_models(stopped: Iterable[str | None]) -> list[str]:
+    return sorted("*" if model is None else model for model in stopped)
 
 
 def queues_of(bands: Iterable[Band]) -> list[QueueSnapshot]:
@@ -86,6 +93,8 @@ def endpoint_now(endpoint: Endpoint, now: float) -> EndpointSnapshot:
     base = ledger.base if ledger.credible(now) else None
     if not health.up:
         state = "down"
+    elif endpoint.drained:
+        state = "draining"
     elif health.ejected(now):
         state = "ejected"
     else:
@@ -95,6 +104,7 @@ def endpoint_now(endpoint: Endpoint, now: float) -> EndpointSnapshot:
         state=state,
         models=sorted(endpoint.models) if endpoint.models is not None else None,
         slots=endpoint.slots,
+        slots_auto=endpoint.adaptive is not None,
         leases=len(ledger.leases),
         reserved=sum(lease.first_token_s is None for lease in ledger.leases.values()),
         load=ledger.load(now),

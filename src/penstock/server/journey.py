@@ -265,7 +265,7 @@ class DirectJourney(Relay):
         if endpoint is None:
             endpoint = scheduler.least_loaded(self.model, now=self._driver.now())
         if endpoint is None:
-            known = scheduler.knows(self.model) is not False
+            known = scheduler.knows(self.model, now=self._driver.now()) is not False
             self._refuse(Reason.NO_ENDPOINT if known else Reason.MODEL_NOT_FOUND)
             return
         target = self._targets.get(endpoint)

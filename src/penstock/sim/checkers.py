@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from random import Random
+from typing import Literal
 
 from penstock.core.actions import Abort, Action, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.endpoint import Endpoint, EndpointSpec
@@ -145,6 +146,34 @@ class CheckedScheduler(Scheduler):
     def endpoint_added(self, spec: EndpointSpec, *, now: float) -> list[Action]:
         return self._checked(super().endpoint_added(spec, now=now), now)
 
+    def endpoint_removed(self, name: str, *, now: float) -> list[Action]:
+        actions = self._checked(super().endpoint_removed(name, now=now), now)
+        assert self._pool.get(name) is None
+        for band in self._queues.bands:
+            assert all(endpoint in self._pool for endpoint in [*band.open, *band.unchecked])
+        return actions
+
+    def endpoint_drained(self, name: str, *, now: float) -> list[Action]:
+        return self._checked(super().endpoint_drained(name, now=now), now)
+
+    def endpoint_resumed(self, name: str, *, now: float) -> list[Action]:
+        return self._checked(super().endpoint_resumed(name, now=now), now)
+
+    def paused(self, model: str | None, *, now: float) -> list[Action]:
+        return self._checked(super().paused(model, now=now), now)
+
+    def drained(self, model: str | None, *, now: float) -> list[Action]:
+        return self._checked(super().drained(model, now=now), now)
+
+    def resumed(self, model: str | None, *, now: float) -> list[Action]:
+        return self._checked(super().resumed(model, now=now), now)
+
+    def bumped(self, request_id: str, *, now: float) -> list[Action]:
+        return self._checked(super().bumped(request_id, now=now), now)
+
+    def evicted(self, request_id: str, *, now: float) -> list[Action]:
+        return self._checked(super().evicted(request_id, now=now), now)
+
     def endpoint_up(self, name: str, *, now: float) -> list[Action]:
         return self._checked(super().endpoint_up(name, now=now), now)
 
@@ -157,10 +186,13 @@ class CheckedScheduler(Scheduler):
         *,
         models: Iterable[str] | None = None,
         tells_models: bool | None = None,
-        slots: int | None = None,
+        slots: int | Literal["auto"] | None = None,
+        told_slots: int | None = None,
         now: float,
     ) -> list[Action]:
-        changed = super().endpoint_changed(name, models=models, tells_models=tells_models, slots=slots, now=now)
+        changed = super().endpoint_changed(
+            name, models=models, tells_models=tells_models, slots=slots, told_slots=told_slots, now=now
+        )
         return self._checked(changed, now)
 
     def observed(self, name: str, reading: Observation | None, *, now: float) -> list[Action]:
@@ -186,6 +218,7 @@ class CheckedScheduler(Scheduler):
         if self._settings.queue_enabled:
             for endpoint in endpoints:
                 assert endpoint.serves(entry.request.model)
+                assert self._stops.sends(entry.request.model), f"{entry.request} is sent, and its model is paused"
                 assert self._oracle.healthy(endpoint, now), f"{endpoint} is not well, and is given {entry.request}"
                 assert len(endpoint.ledger.leases) < endpoint.slots, f"{endpoint} is full, and is given {entry.request}"
         if self._settings.queue_enabled and entry.request.pinned is None:
@@ -238,7 +271,7 @@ class CheckedScheduler(Scheduler):
         leases = [entry.held() for entry in self._leases.values()]
         for endpoint in self._pool:
             ledger = endpoint.ledger
-            own = [lease for lease in leases if lease.endpoint == endpoint.name]
+            own = [lease for lease in leases if self._pool.holder(lease) is endpoint]
             assert all(lease.epoch <= ledger.epoch for lease in own)
             assert sorted(ledger.leases) == sorted(x.serial for x in own if x.epoch == ledger.epoch)
             assert list(ledger.unseen) == [serial for serial, x in ledger.leases.items() if not x.seen]

@@ -54,7 +54,9 @@ class Oracle:
         assert choice is None, f"at {now} {choice[0].request} waits, and {choice[1]} are open to it"
 
     def _check_leaf_order(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
-        """Within one flow and model nobody goes first but for those who don't fit, or may not run."""
+        """Within one flow and model nobody goes first but for those who don't fit, or may not run, or were bumped."""
+        if entry.seq in self._scheduler._queues.bands[entry.request.band].bumped:
+            return
         for other in self._scheduler._queues.bands[entry.request.band].entries.values():
             same = other.node is entry.node and other.request.model == entry.request.model
             if same and (other.key, other.seq) < (entry.key, entry.seq) and not self._tenant_held(other):
@@ -97,10 +99,11 @@ class Oracle:
         self, band: Band, free: list[Endpoint], kept: set[Endpoint], now: float, *, known: bool, discount: set[Entry]
     ) -> Choice | None:
         order = [entry for entry in self._order(band, free) if not self._tenant_held(entry)]
-        models = [m for m in band.tree.models() if any(e.serves(m) for e in free)]
+        models = [m for m in self._sendable(band) if any(e.serves(m) for e in free)]
         scarce = [model for model in models if self._kept_back(model, free, now, known=known)]
         plain = [model for model in models if model not in scarce]
-        lines = [self._light(band, order, model, now, known=known) for model in scarce]
+        bumped = [entry for entry in band.bumped.values() if entry in order]
+        lines = [bumped, *(self._light(band, order, model, now, known=known) for model in scarce)]
         lines += [[x for x in order if x.request.model in plain]]
         lines += [[x for x in order if x.request.model == model] for model in plain if len(plain) > 1]
         for line in lines:
@@ -123,9 +126,14 @@ class Oracle:
 
     def _order(self, band: Band, free: Iterable[Endpoint]) -> Iterator[Entry]:
         """The fair order: by tags from the top level down, then by key and arrival. Held flows do not count."""
-        served = {m for m in band.tree.models() if any(e.serves(m) for e in free)}
+        served = {m for m in self._sendable(band) if any(e.serves(m) for e in free)}
         wanted = [x for x in band.entries.values() if x.request.model in served and not _any_held(x)]
         return iter(sorted(wanted, key=_rank))
+
+    def _sendable(self, band: Band) -> list[str]:
+        """The models that requests wait for, but for those that an operator has paused."""
+        paused = self._scheduler._stops.paused
+        return [] if None in paused else [model for model in band.tree.models() if model not in paused]
 
     # --- single questions ---------------------------------------------------------------------------------------
 
@@ -137,7 +145,7 @@ class Oracle:
         """
         scheduler = self._scheduler
         reserve, slots = scheduler._reserve, scheduler._pool.slots(model)
-        assert slots == sum(e.slots for e in scheduler._pool if e.health.up and e.serves(model))
+        assert slots == sum(e.slots for e in scheduler._pool if e.in_service and e.serves(model))
         kept = reserve.kept_lately(model) if reserve._share is None else int(reserve._share * slots)
         if not known and reserve._share is None:
             kept = int(slots * SHARE_MAX) if self._light_come(model, now) else 0
@@ -186,11 +194,11 @@ class Oracle:
 
     def healthy(self, endpoint: Endpoint, now: float) -> bool:
         health = endpoint.health
-        if not health.up or now < health.held_until_s:
+        if not health.up or endpoint.drained or now < health.held_until_s:
             return False
         if now >= health.ejected_until_s:
             return True
-        peers = [e for e in self._scheduler._pool if e.health.up and e.shares_models(endpoint)]
+        peers = [e for e in self._scheduler._pool if e.health.up and not e.drained and e.shares_models(endpoint)]
         well = sum(now >= e.health.ejected_until_s for e in peers)
         return well / len(peers) < self._scheduler._settings.health.panic_threshold
 
