@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 from penstock import clock
 from penstock.config import config_hash
 from penstock.core.admission import AdmissionSettings
 from penstock.core.band import BandSettings
-from penstock.core.endpoint import EndpointSpec
 from penstock.core.fairness.base import Prices
 from penstock.core.health import HealthSettings
 from penstock.core.queues import QueueBounds
 from penstock.core.scheduler import Scheduler, SchedulerSettings
+from penstock.server.admin.auth import AdminAuth
+from penstock.server.admin.routes import AdminRoutes
+from penstock.server.admin.verbs import EndpointVerbs
 from penstock.server.app import App
 from penstock.server.catalog import Catalog
 from penstock.server.driver import Driver
+from penstock.server.endpoints import SETTINGS, Endpoints, Parts
 from penstock.server.http1 import HttpServer, ServerLimits
 from penstock.server.identity import Callers, core_limits
 from penstock.server.metrics import Metrics
@@ -90,51 +94,16 @@ def gateway(settings: Settings) -> Gateway:
         router_aliases="vllm_router" in settings.metrics.aliases,
     )
     catalog = Catalog({alias: target.to for alias, target in settings.models.items()})
-    targets: dict[str, Target] = {}
-
-    def listed(endpoint: str, models: list[Model]) -> None:
-        configured = scheduler_models[endpoint]
-        if configured is not None:
-            models = [model for model in models if model.id in configured]
-        catalog.listed(endpoint, models)
-        metrics.models_known(model.id for model in models)
-
-    scheduler_models: dict[str, frozenset[str] | None] = {}
-    observers: dict[str, Observer] = {}
-    for endpoint in settings.endpoints:
-        name = endpoint.name
-        target = targets[name] = _target(endpoint, settings)
-        models = None if endpoint.models == "auto" else frozenset(endpoint.models)
-        scheduler_models[name] = models
-        slots = settings.admission.slots_initial if endpoint.slots == "auto" else endpoint.slots
-        scheduler.endpoint_added(
-            EndpointSpec(name, slots, models, endpoint.labels, adaptive_slots=endpoint.slots == "auto"), now=clock.now()
-        )
-        metrics.endpoint_added(name)
-        if models is not None:
-            catalog.configured(name, sorted(models))
-            metrics.models_known(sorted(models))
-        observers[name] = Observer(
-            name,
-            target,
-            driver,
-            ObserveSettings(
-                interval_s=settings.observe.interval,
-                fast_interval_s=settings.observe.fast_interval,
-                probe_interval_s=settings.health.probe_interval,
-            ),
-            reads_metrics=endpoint.engine != "openai",
-            asks_models=models is None,
-            on_models=listed,
-        )
-        target.unreachable = observers[name].poke
+    endpoints = Endpoints(driver=driver, metrics=metrics, catalog=catalog, parts=_parts(settings, driver))
+    endpoints.want(SETTINGS, settings.endpoints)
     limits = settings.limits
     names = [band.name for band in settings.bands]
     app = App(
         driver=driver,
-        targets=targets,
+        targets=endpoints.targets,
         metrics=metrics,
         catalog=catalog,
+        admin=_admin(settings, driver, endpoints),
         bands=names,
         callers=Callers(settings),
         levels=settings.fairness.levels,
@@ -154,8 +123,45 @@ def gateway(settings: Settings) -> Gateway:
         ),
         wall_clock=clock.wall,
     )
-    return Gateway(
-        settings=settings, driver=driver, server=server, metrics=metrics, targets=targets, observers=observers
+    return Gateway(settings=settings, driver=driver, server=server, metrics=metrics, endpoints=endpoints)
+
+
+def _admin(settings: Settings, driver: Driver, endpoints: Endpoints) -> AdminRoutes:
+    token, read_token = settings.admin.token, settings.admin.read_token
+    auth = AdminAuth(
+        token=None if token is None else token.get_secret_value(),
+        read_token=None if read_token is None else read_token.get_secret_value(),
+        listens_on=settings.listen_address[0],
+        now=driver.now,
+    )
+    routes = AdminRoutes(auth)
+    EndpointVerbs(endpoints, driver).add_to(routes)
+    return routes
+
+
+def _parts(settings: Settings, driver: Driver) -> Parts:
+    """How the parts of an endpoint are made, whenever it comes."""
+
+    def observer(endpoint: Endpoint, target: Target, on_models: Callable[[str, list[Model]], None]) -> Observer:
+        return Observer(
+            endpoint.name,
+            target,
+            driver,
+            ObserveSettings(
+                interval_s=settings.observe.interval,
+                fast_interval_s=settings.observe.fast_interval,
+                probe_interval_s=settings.health.probe_interval,
+            ),
+            reads_metrics=endpoint.engine != "openai",
+            asks_models=endpoint.models == "auto",
+            on_models=on_models,
+        )
+
+    return Parts(
+        target=lambda endpoint: _target(endpoint, settings),
+        observer=observer,
+        slots_initial=settings.admission.slots_initial,
+        leave_s=settings.queue.stop_timeout,
     )
 
 

@@ -19,6 +19,7 @@ from penstock.core.request import Request
 from penstock.server import body as bodies
 from penstock.server import metrics as metrics_module
 from penstock.server import wire
+from penstock.server.admin.routes import AdminRoutes
 from penstock.server.body import BadBody, Peek
 from penstock.server.catalog import Catalog
 from penstock.server.driver import Driver
@@ -55,6 +56,7 @@ class App:
         targets: Mapping[str, Target],
         metrics: Metrics,
         catalog: Catalog,
+        admin: AdminRoutes,
         bands: Sequence[str],
         callers: Callers,
         levels: Sequence[str],
@@ -65,6 +67,7 @@ class App:
         self._targets = targets
         self._metrics = metrics
         self._catalog = catalog
+        self._admin = admin
         self._bands = bands
         self._callers = callers
         self._levels = levels
@@ -87,6 +90,8 @@ class App:
     def begin(self, exchange: Exchange) -> int | None:
         """Refuse what the head alone tells is not to be served."""
         path = exchange.target_path
+        if self._admin.owns(path):
+            return self._admin.begin(exchange)
         own = path in self._own or path.startswith("/v1/models/")
         if not own and route(path) is None:
             self._refuse(exchange, Reason.PATH_NOT_FOUND)
@@ -102,6 +107,8 @@ class App:
         own = self._own.get(path)
         if own is not None:
             own(exchange)
+        elif self._admin.owns(path):
+            self._admin.complete(exchange)
         elif path.startswith("/v1/models/"):
             self._model(exchange, unquote(path.removeprefix("/v1/models/")))
         else:

@@ -24,6 +24,10 @@ class Catalog:
             Model(name, {"id": name, "object": "model", "created": 0, "owned_by": "penstock"}) for name in names
         ]
 
+    def forgotten(self, endpoint: str) -> None:
+        """The endpoint is gone, and with it what only it served."""
+        self._listed.pop(endpoint, None)
+
     def entries(self) -> list[dict[str, object]]:
         """One entry per name. What several replicas list is shown once, with the least context length of them."""
         found: dict[str, dict[str, object]] = {}

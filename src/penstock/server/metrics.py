@@ -5,6 +5,7 @@ Labels are bounded: models are those an endpoint serves, all others are `other`.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -135,6 +136,11 @@ class Metrics:
 
     def endpoint_added(self, name: str) -> None:
         self._dispatches.labels(name)
+
+    def endpoint_removed(self, name: str) -> None:
+        """Its series end: endpoints come and go, and each name is a series."""
+        with contextlib.suppress(KeyError):
+            self._dispatches.remove(name)
 
     # --- what happened ----------------------------------------------------------------------------------------
 

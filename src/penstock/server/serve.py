@@ -6,13 +6,11 @@ import asyncio
 import logging
 import signal
 import ssl
-from collections.abc import Mapping
 
 from penstock.server.driver import Driver
+from penstock.server.endpoints import Endpoints
 from penstock.server.http1 import HttpServer
 from penstock.server.metrics import Metrics
-from penstock.server.observe import Observer
-from penstock.server.relay import Target
 from penstock.settings.model import Settings
 
 logger = logging.getLogger(__name__)
@@ -31,15 +29,14 @@ class Gateway:
         driver: Driver,
         server: HttpServer,
         metrics: Metrics,
-        targets: Mapping[str, Target],
-        observers: Mapping[str, Observer],
+        endpoints: Endpoints,
     ) -> None:
         self._settings = settings
         self.driver = driver
         self.server = server
         self._metrics = metrics
-        self._targets = targets
-        self._observers = observers
+        self.endpoints = endpoints
+        self._targets = endpoints.targets
         self._tasks: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
@@ -61,8 +58,8 @@ class Gateway:
         host, port = self._settings.listen_address
         await self.server.start(host, port, ssl=_tls(self._settings))
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(observer.run()) for observer in self._observers.values()]
-        self._tasks.append(loop.create_task(self._measure_lag()))
+        self.endpoints.start()
+        self._tasks = [loop.create_task(self._measure_lag())]
         shown = f"[{host}]" if ":" in host else host or "0.0.0.0"
         logger.info("listening on %s://%s:%d", "https" if self._settings.tls.cert else "http", shown, self.server.port)
 
@@ -91,9 +88,9 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.endpoints.close()
         await self.server.wait_closed(CLOSE_TIMEOUT_S)
-        for target in self._targets.values():
-            target.upstream.close()
+        self.endpoints.disconnect()
         self.driver.close()
         logger.info("stopped")
 

@@ -178,6 +178,11 @@ class Upstream:
             self._timer.cancel()
             self._timer = None
 
+    @property
+    def busy(self) -> bool:
+        """Whether any call is on its way."""
+        return bool(self._connecting) or len(self._open) > len(self._idle)
+
     def statistics(self) -> UpstreamStatistics:
         """How many connections there are, and how many there were."""
         return UpstreamStatistics(

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from penstock.settings import values
 from penstock.settings.address import host_and_port, split_listen
+from penstock.settings.operation import Admin
 from penstock.settings.section import Section, setting
 from penstock.settings.tenancy import Accounting, Fairness, Identity, Tenant
 
@@ -223,7 +224,7 @@ DEFAULT_BANDS = (
 class Settings(Section):
     """Everything that can be set."""
 
-    later = frozenset({"discovery", "admin", "batch", "journal"})
+    later = frozenset({"discovery", "batch", "journal"})
 
     listen: values.Listen = setting(
         "127.0.0.1:8080", "Where to listen. `:8080` is every interface; port 0 is any free port."
@@ -250,6 +251,7 @@ class Settings(Section):
     identity: Identity = setting(Identity(), "", validate_default=True)
     observe: Observe = Observe()
     metrics: Metrics = Metrics()
+    admin: Admin = Admin()
 
     @field_validator("identity")
     @classmethod

@@ -1,0 +1,143 @@
+"""What is there under /admin: a table of routes, and what all of them share.
+
+A route is a method, a path whose `{…}` parts are names, who may use it, and a function that answers. The head decides
+whether a request is served at all (path, method, token); only then its body is read. Handlers may raise `AdminError`;
+it is answered in the shape of all errors. `verbs.py` and others add their routes to a table; `app.py` asks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from urllib.parse import unquote
+
+import msgspec
+
+from penstock.core.outcome import Reason
+from penstock.server import wire
+from penstock.server.admin.auth import AdminAuth
+from penstock.server.http1 import Exchange, Header
+
+BODY_BYTES_MAX = 1 << 20  # a list of many models; the verbs need a few hundred bytes
+PREFIX = "/admin"
+
+Handler = Callable[[Exchange, Mapping[str, str]], None]
+
+
+class AdminError(Exception):
+    """A refusal with a status of its own. `code` is a word for programs, the message a sentence for people."""
+
+    def __init__(self, status: int, code: str, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+
+
+class _Route(msgspec.Struct, frozen=True):
+    parts: tuple[str, ...]
+    handler: Handler
+    writes: bool
+
+
+class AdminRoutes:
+    """The table, and the way through it."""
+
+    def __init__(self, auth: AdminAuth) -> None:
+        self._auth = auth
+        self._routes: dict[str, list[_Route]] = {}  # by method
+
+    def add(self, method: str, path: str, handler: Handler, *, writes: bool | None = None) -> None:
+        """Serve a path. What is not a GET changes something, unless said otherwise."""
+        route = _Route(_split(path), handler, method != "GET" if writes is None else writes)
+        self._routes.setdefault(method, []).append(route)
+
+    @staticmethod
+    def owns(path: str) -> bool:
+        """Whether a path is one of these at all."""
+        return path == PREFIX or path.startswith(PREFIX + "/")
+
+    def begin(self, exchange: Exchange) -> int:
+        """Refuse by the head what is not to be served. Returns the limit on the body."""
+        method = "GET" if exchange.method == "HEAD" else exchange.method
+        found = self._find(method, exchange.target_path)
+        if found is None:
+            allowed = [m for m in self._routes if self._find(m, exchange.target_path) is not None]
+            denied = self._auth.denied(exchange, writes=False)
+            if denied is not None:  # who may not look is not told what is there
+                _deny(exchange, denied.reason, denied.message, denied.retry_after_s)
+            elif allowed:
+                _deny(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", ", ".join(allowed).encode())])
+            else:
+                _deny(exchange, Reason.PATH_NOT_FOUND)
+            return 0
+        denied = self._auth.denied(exchange, writes=found[0].writes)
+        if denied is not None:
+            _deny(exchange, denied.reason, denied.message, denied.retry_after_s)
+        return BODY_BYTES_MAX
+
+    def complete(self, exchange: Exchange) -> None:
+        """Serve a request that `begin` let through."""
+        found = self._find("GET" if exchange.method == "HEAD" else exchange.method, exchange.target_path)
+        assert found is not None, "begin refuses what has no route"
+        route, names = found
+        try:
+            route.handler(exchange, names)
+        except AdminError as error:
+            body = {"message": str(error), "type": "invalid_request_error", "param": error.param, "code": error.code}
+            answer(exchange, {"error": body}, error.status, extra=[(b"x-penstock-reason", error.code.encode())])
+
+    def _find(self, method: str, path: str) -> tuple[_Route, dict[str, str]] | None:
+        parts = _split(path)
+        for route in self._routes.get(method, ()):
+            names = _match(route.parts, parts)
+            if names is not None:
+                return route, names
+        return None
+
+
+def body_of(exchange: Exchange) -> dict[str, object]:
+    """The JSON object in a request's body; empty where nothing was sent."""
+    if not exchange.body.strip():
+        return {}
+    try:
+        value = msgspec.json.decode(exchange.body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        raise AdminError(400, Reason.BAD_REQUEST, "The body is not JSON.") from None
+    if not isinstance(value, dict):
+        raise AdminError(400, Reason.BAD_REQUEST, "The body has to be a JSON object.")
+    return value
+
+
+def answer(exchange: Exchange, value: object, status: int = 200, *, extra: list[Header] | None = None) -> None:
+    """Answer with JSON that nobody keeps."""
+    headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store"), *(extra or ())]
+    exchange.respond(status, headers, msgspec.json.encode(value))
+
+
+def _deny(
+    exchange: Exchange,
+    reason: Reason,
+    message: str | None = None,
+    retry_after_s: float | None = None,
+    *,
+    extra: list[Header] | None = None,
+) -> None:
+    status, headers, body = wire.refusal(wire.Api.OPENAI, reason, message, retry_after_s=retry_after_s)
+    exchange.respond(status, [*headers, (b"cache-control", b"no-store"), *(extra or ())], body)
+
+
+def _split(path: str) -> tuple[str, ...]:
+    """`/admin/` has an empty last part, so it is another path than `/admin`."""
+    return tuple(path.split("/")[1:])
+
+
+def _match(route: tuple[str, ...], parts: tuple[str, ...]) -> dict[str, str] | None:
+    if len(route) != len(parts):
+        return None
+    names: dict[str, str] = {}
+    for expected, part in zip(route, parts, strict=True):
+        if expected.startswith("{") and part:
+            names[expected[1:-1]] = unquote(part)
+        elif expected != part:
+            return None
+    return names
