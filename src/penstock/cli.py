@@ -9,7 +9,7 @@ import os
 import sys
 
 import penstock
-from penstock import config_cli, keys_cli
+from penstock import config_cli, endpoint_cli, keys_cli
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -78,6 +78,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     keys_cli.add_arguments(keys)
     keys.set_defaults(run=keys_cli.run)
+
+    endpoint = commands.add_parser(
+        "endpoint",
+        help="add, drain, resume or remove endpoints of a running gateway",
+        description="Change the endpoints of a running gateway. The settings stay as they are.",
+    )
+    endpoint_cli.add_arguments(endpoint)
+    endpoint.set_defaults(run=endpoint_cli.run)
 
     engine = commands.add_parser(
         "engine",

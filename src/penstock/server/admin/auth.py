@@ -2,8 +2,8 @@
 
 Two tokens: one for everything, one that only reads. With neither, a gateway that listens on loopback trusts whoever
 reaches it, and any other refuses everybody. A browser reaches loopback too, whatever page it shows: so without tokens
-a request has to name a loopback host (a foreign name that resolves to it is refused) and must not come from another
-site. Wrong tokens are counted per address; past the limit nothing is compared any more, so nothing is learned.
+a request must not name a host of the wide world (whoever owns that name can let it resolve to loopback) nor come from
+another site. Wrong tokens are counted per address; past the limit nothing is compared any more, so nothing is learned.
 """
 
 from __future__ import annotations
@@ -13,17 +13,25 @@ import hmac
 import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import msgspec
 
 from penstock.core.outcome import Reason
-from penstock.server.http1 import Exchange
 
 FAILURES_MAX = 10  # wrong tokens at once: a person mistypes, a script that is wrong stops being answered
 FAILURE_FORGIVEN_S = 6.0  # then one more each so often: 10 a minute find no token in a lifetime
 ADDRESSES_MAX = 10_000  # remembered; past that the one that failed longest ago is forgotten
 _LOCAL_NAMES = frozenset({"localhost", "localhost.localdomain"})
+
+
+class Head(Protocol):
+    """What is looked at of a request."""
+
+    @property
+    def peer(self) -> tuple[str, int] | None: ...
+    def header(self, name: bytes, /) -> bytes | None: ...
 
 
 class Denied(msgspec.Struct, frozen=True):
@@ -44,15 +52,15 @@ class AdminAuth:
         self._now = now
         self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()  # address: how many, as of when
 
-    def denied(self, exchange: Exchange, *, writes: bool) -> Denied | None:
+    def denied(self, head: Head, *, writes: bool) -> Denied | None:
         """Why the caller may not do this; None when it may."""
         if self._token is None and self._read_token is None:
-            return self._without_tokens(exchange)
-        peer = exchange.peer[0] if exchange.peer else ""
+            return self._without_tokens(head)
+        peer = head.peer[0] if head.peer else ""
         wait_s = self._wait_s(peer)
         if wait_s > 0:
             return Denied(Reason.OVERLOAD, "Too many wrong admin tokens from this address.", wait_s)
-        given = _digest(_bearer(exchange))
+        given = _digest(_bearer(head))
         if given is None:
             return Denied(Reason.UNAUTHORIZED, "This needs an admin token: `Authorization: Bearer …`.")
         # Both are compared whatever the first says, so that time tells nothing.
@@ -64,16 +72,15 @@ class AdminAuth:
         self._failed(peer)
         return Denied(Reason.UNAUTHORIZED, "This is not an admin token.")
 
-    def _without_tokens(self, exchange: Exchange) -> Denied | None:
+    def _without_tokens(self, head: Head) -> Denied | None:
         if not self._is_local:
             return Denied(Reason.FORBIDDEN, "/admin is closed: set `admin.token` or listen on a loopback address.")
-        host = (exchange.header(b"host") or b"").decode("latin-1")
-        if not is_loopback(urlsplit(f"//{host}").hostname if host else "localhost"):
-            return Denied(Reason.FORBIDDEN, "Without `admin.token`, /admin is only there under a loopback name.")
-        origin = exchange.header(b"origin")
-        site = exchange.header(b"sec-fetch-site")
-        foreign = origin is not None and urlsplit(origin.decode("latin-1")).netloc != host
-        if foreign or site in (b"cross-site", b"same-site"):
+        host = (head.header(b"host") or b"").decode("latin-1")
+        if _is_public_name(host):
+            return Denied(Reason.FORBIDDEN, "Without `admin.token`, /admin is only there under a local name.")
+        origin = (head.header(b"origin") or b"").decode("latin-1").lower()
+        foreign = origin and origin.partition("://")[2] != host.lower()
+        if foreign or head.header(b"sec-fetch-site") in (b"cross-site", b"same-site"):
             return Denied(Reason.FORBIDDEN, "Without `admin.token`, /admin takes nothing from other sites' pages.")
         return None
 
@@ -107,8 +114,18 @@ def is_loopback(host: str | None) -> bool:
         return False
 
 
-def _bearer(exchange: Exchange) -> str | None:
-    scheme, _, token = (exchange.header(b"authorization") or b"").decode("latin-1").partition(" ")
+def _is_public_name(host: str) -> bool:
+    """Whether a Host header has a name in it that anybody could own: dots, and not an address."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        ipaddress.ip_address(name)
+    except ValueError:
+        return "." in host and host.lower().partition(":")[0] not in _LOCAL_NAMES
+    return False
+
+
+def _bearer(head: Head) -> str | None:
+    scheme, _, token = (head.header(b"authorization") or b"").decode("latin-1").partition(" ")
     return token.strip() or None if scheme.lower() == "bearer" else None
 
 
