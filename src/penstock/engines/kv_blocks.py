@@ -1,0 +1,178 @@
+"""Token blocks: under which key is a block of a prompt known, whoever hashed it first?
+
+Engines name blocks by hashes of their own (seeded, in half a dozen ways). We never compute those. A block's own key is
+chained over token ids alone, so that it can be made of a prompt as well as of an engine's event; each engine's hash is
+only looked up. Copies are counted: a prompt of whole blocks stores its last one twice, and it is there until both are
+gone. Blocks whose parent is unknown are left out: what is not known to be there is not there.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+import msgspec
+
+from penstock.engines.kv_events import BlockHash, Cleared, Event, Removed, Stored
+
+BLOCKS_MAX = 500_000  # per rank: 8 million tokens in blocks of 16, more than any engine's memory holds today
+RANKS_MAX = 64
+ADAPTERS_MAX = 10_000
+PROMPT_BLOCKS_MAX = 65_536  # of one prompt; a million tokens in blocks of 16
+
+
+def prompt_keys(tokens: Sequence[int], block_tokens: int, *, adapter: str = "", salt: str = "") -> list[int]:
+    """The keys of a prompt's whole blocks; not of one that ends with the last token, which is always computed."""
+    blocks = min((len(tokens) - 1) // block_tokens, PROMPT_BLOCKS_MAX)
+    if blocks < 1:
+        return []
+    return _chain(_root(block_tokens, adapter, salt), tokens[: blocks * block_tokens], block_tokens, ())
+
+
+def _root(block_tokens: int, adapter: str, salt: str) -> bytes:
+    return blake2b(f"{block_tokens}\0{adapter}\0{salt}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+
+
+def _chain(parent: bytes, tokens: Sequence[int], block_tokens: int, extras: Sequence[bytes]) -> list[int]:
+    data = array("I", tokens).tobytes()
+    size = len(data) // len(tokens) * block_tokens
+    keys: list[int] = []
+    for index, start in enumerate(range(0, len(data), size)):
+        extra = extras[index] if extras else b""
+        parent = blake2b(parent + data[start : start + size] + extra, digest_size=8).digest()
+        keys.append(int.from_bytes(parent, "big"))
+    return keys
+
+
+class Changes(msgspec.Struct):
+    """What became of an endpoint's blocks, by key: first `cleared`, then the others, in any order."""
+
+    cleared: bool = False
+    stored: dict[int, None] = msgspec.field(default_factory=dict)
+    removed: dict[int, None] = msgspec.field(default_factory=dict)
+
+
+class EndpointBlocks:
+    """What one endpoint holds, on any of its data-parallel ranks."""
+
+    def __init__(self, *, blocks_max: int = BLOCKS_MAX) -> None:
+        self.block_tokens = 0  #: as its events say; 0: none came yet
+        self.adapters: set[str] = set()  #: whose blocks it ever held
+        self.orphans = 0  #: blocks left out because what goes before them is not known
+        self.overflowed = 0  #: blocks left out because there were too many
+        self._blocks_max = blocks_max
+        self._ranks: dict[int, _RankBlocks] = {}
+        self._holders: dict[int, int] = {}  # by key: of how many hashes on all ranks
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def apply(self, rank: int, events: Iterable[Event]) -> Changes:
+        """Take in what a rank's message says, and tell what it changed."""
+        changes = Changes()
+        for event in events:
+            if isinstance(event, Stored):
+                self._store(rank, event, changes)
+            elif isinstance(event, Removed):
+                self._remove(rank, event, changes)
+            elif isinstance(event, Cleared):
+                self._clear(rank, changes)
+        return changes
+
+    def forget(self, rank: int) -> Changes:
+        """Nothing is known of a rank any more."""
+        changes = Changes()
+        self._clear(rank, changes)
+        return changes
+
+    def held(self, keys: Sequence[int]) -> int:
+        """How many of a prompt's blocks are there, from its start on without a gap."""
+        holders = self._holders
+        return next((index for index, key in enumerate(keys) if key not in holders), len(keys))
+
+    def _store(self, rank: int, event: Stored, changes: Changes) -> None:
+        blocks = self._ranks.get(rank)
+        if blocks is None:
+            if len(self._ranks) >= RANKS_MAX:
+                return
+            blocks = self._ranks[rank] = _RankBlocks(event.group)
+        if event.group != blocks.group:
+            return  # of the groups that keep whole prefixes the first one tells all
+        if event.parent is None:
+            parent = _root(event.block_tokens, event.adapter, event.salt)
+        elif (key := blocks.keys.get(event.parent)) is not None:
+            parent = key.to_bytes(8, "big")
+        else:
+            self.orphans += len(event.hashes)
+            return
+        if event.adapter and len(self.adapters) < ADAPTERS_MAX:
+            self.adapters.add(event.adapter)
+        self.block_tokens = event.block_tokens
+        for block, key in zip(
+            event.hashes, _chain(parent, event.tokens, event.block_tokens, event.extras), strict=True
+        ):
+            if block in blocks.keys:
+                blocks.copies[block] = blocks.copies.get(block, 1) + 1
+            elif len(blocks.keys) >= self._blocks_max:
+                self.overflowed += 1
+            else:
+                blocks.keys[block] = key
+                self._came(key, changes)
+
+    def _remove(self, rank: int, event: Removed, changes: Changes) -> None:
+        blocks = self._ranks.get(rank)
+        if blocks is None or event.group not in (None, blocks.group):
+            return
+        for block in event.hashes:
+            copies = blocks.copies.get(block, 1)
+            if copies > 2:
+                blocks.copies[block] = copies - 1
+            elif copies == 2:
+                del blocks.copies[block]
+            elif (key := blocks.keys.pop(block, None)) is not None:
+                self._went(key, changes)
+
+    def _clear(self, rank: int, changes: Changes) -> None:
+        blocks = self._ranks.pop(rank, None)
+        if blocks is None:
+            return
+        if not self._ranks:
+            self._holders.clear()
+            changes.cleared = True
+            changes.stored.clear()
+            changes.removed.clear()
+            return
+        for key in blocks.keys.values():
+            self._went(key, changes)
+
+    def _came(self, key: int, changes: Changes) -> None:
+        holders = self._holders.get(key, 0)
+        self._holders[key] = holders + 1
+        if not holders:
+            if key in changes.removed:
+                del changes.removed[key]
+            else:
+                changes.stored[key] = None
+
+    def _went(self, key: int, changes: Changes) -> None:
+        holders = self._holders[key] - 1
+        if holders:
+            self._holders[key] = holders
+            return
+        del self._holders[key]
+        if key in changes.stored:
+            del changes.stored[key]
+        else:
+            changes.removed[key] = None
+
+
+class _RankBlocks:
+    """One rank's own names for its blocks."""
+
+    __slots__ = ("copies", "group", "keys")
+
+    def __init__(self, group: int) -> None:
+        self.group = group
+        self.keys: dict[BlockHash, int] = {}
+        self.copies: dict[BlockHash, int] = {}  # of the blocks that are there more than once

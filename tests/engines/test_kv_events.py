@@ -1,0 +1,138 @@
+"""What engines' KV events say, in the forms that vLLM and SGLang send them, and in those that nobody should."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.engines.kv_events import Batch, Cleared, Event, Removed, Stored, decode
+
+STORED: dict[str, Any] = {
+    "type": "BlockStored",
+    "block_hashes": [11, -22],
+    "parent_block_hash": None,
+    "token_ids": [1, 2, 3, 4],
+    "block_size": 2,
+    "lora_id": None,
+    "medium": "GPU",
+    "lora_name": None,
+    "extra_keys": [None, None],
+    "group_idx": 0,
+    "kv_cache_spec_kind": "full_attention",
+}
+ARRAY = ["BlockStored", [11, -22], None, [1, 2, 3, 4], 2, None, "GPU", None, [None, None], 0, "full_attention"]
+
+
+def batch(*events: object, rank: object = 0) -> Batch:
+    read = decode(msgspec.msgpack.encode([1.5, list(events), rank]))
+    assert read is not None
+    return read
+
+
+def one(event: object) -> Event:
+    (read,) = batch(event).events
+    return read
+
+
+def stored(event: object) -> Stored:
+    read = one(event)
+    assert isinstance(read, Stored)
+    return read
+
+
+def test_maps_and_arrays_say_the_same() -> None:
+    assert stored(STORED) == stored(ARRAY) == Stored([11, -22], None, [1, 2, 3, 4], 2)
+
+
+def test_an_array_may_be_as_short_as_old_engines_sent_it() -> None:
+    assert stored(ARRAY[:6]) == Stored([11, -22], None, [1, 2, 3, 4], 2)
+
+
+def test_removals_and_a_cleared_cache_are_read_in_both_forms() -> None:
+    assert one({"type": "BlockRemoved", "block_hashes": [1, b"x"], "medium": "GPU", "group_idx": 2}) == Removed(
+        [1, b"x"], 2
+    )
+    assert one(["BlockRemoved", [1, b"x"]]) == Removed([1, b"x"])
+    assert one({"type": "AllBlocksCleared"}) == one(["AllBlocksCleared"]) == Cleared()
+
+
+def test_hashes_may_be_bytes_and_have_a_parent() -> None:
+    event = stored({**STORED, "block_hashes": [b"a", b"b"], "parent_block_hash": b"p"})
+    assert (event.hashes, event.parent) == ([b"a", b"b"], b"p")
+
+
+def test_adapter_and_salt_are_found_where_each_engine_puts_them() -> None:
+    vllm = stored({**STORED, "lora_name": "sql", "extra_keys": [["sql", "salty"], ["sql"]]})
+    sglang = {name: value for name, value in STORED.items() if name not in ("extra_keys", "group_idx")}
+    assert vllm == stored({**sglang, "lora_name": "sql", "cache_salt": "salty"})
+    assert (vllm.adapter, vllm.salt, vllm.extras) == ("sql", "salty", ())
+
+
+def test_a_picture_tells_its_block_from_others_of_the_same_tokens() -> None:
+    event = stored({**STORED, "extra_keys": [None, [["picture", 3]]]})
+    assert event.extras[0] == b""
+    assert event.extras[1] != b""
+
+
+def test_an_adapter_that_has_only_a_number_is_kept_apart() -> None:
+    assert stored({**STORED, "lora_id": 7}).adapter == "#7"
+
+
+def test_what_is_in_a_slower_tier_or_keeps_only_a_window_is_left_out_and_is_no_error() -> None:
+    read = batch({**STORED, "medium": "CPU"}, {**STORED, "kv_cache_spec_kind": "sliding_window"})
+    assert read == Batch([], 0)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        None,
+        [],
+        "BlockStored",
+        {"type": "BlockMoved", "block_hashes": [1]},
+        {**STORED, "token_ids": [1, 2, 3]},
+        {**STORED, "token_ids": [[1, 2], [2, 3], [3, 4], [4, 5]]},
+        {**STORED, "token_ids": [1, 2, 3, -4]},
+        {**STORED, "token_ids": [1, 2, 3, 2**40]},
+        {**STORED, "block_size": 0},
+        {**STORED, "block_size": None},
+        {**STORED, "block_hashes": [], "token_ids": []},
+        {**STORED, "block_hashes": [1.5, 2]},
+        {**STORED, "block_hashes": [[1], {}]},
+        {**STORED, "parent_block_hash": [1]},
+        {"type": "BlockRemoved"},
+    ],
+)
+def test_an_event_that_makes_no_sense_is_left_out_and_counted(event: object) -> None:
+    assert batch(event, STORED) == Batch([Stored([11, -22], None, [1, 2, 3, 4], 2)], 0, strange=1)
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x93", msgspec.msgpack.encode({"ts": 1}), b"\x91" * 5000])
+def test_what_is_no_message_is_none(payload: bytes) -> None:
+    assert decode(payload) is None
+
+
+def test_the_rank_is_read_where_there_is_one() -> None:
+    assert batch(rank=3).rank == 3
+    assert batch(rank=None).rank is None
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_can_make_it_fail(payload: bytes) -> None:
+    decode(payload)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=5) | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(sorted(STORED)), inner, max_size=12),
+    max_leaves=30,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(STORED)), _JSON))
+def test_no_values_can_make_it_fail(values: dict[str, object]) -> None:
+    batch({**STORED, **values})
