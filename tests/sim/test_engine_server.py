@@ -580,6 +580,32 @@ async def test_kv_events_have_vllms_frames() -> None:
     assert removed & {block for event in stored for block in event["block_hashes"]}
 
 
+async def test_lost_kv_events_are_replayed_as_vllm_does() -> None:
+    anywhere = "tcp://127.0.0.1:*"
+    async with bench(kv_events=anywhere, kv_replay=anywhere) as at:
+        assert at.server.kv is not None
+        for number in range(3):
+            await at.http.post("/v1/completions", json={"prompt": f"{number:4}" * 40, "max_tokens": 1})
+        told = (await at.http.get("/kv_event_sources")).json()["0"]
+        assert told["endpoint"] == at.server.kv.endpoint
+        context = zmq.asyncio.Context()
+        asking = context.socket(zmq.DEALER)
+        asking.setsockopt(zmq.LINGER, 0)
+        asking.connect(told["replay_endpoint"])
+        try:
+            async with asyncio.timeout(10):
+                for start in (0, 2):
+                    await asking.send_multipart([b"", start.to_bytes(8, "big")])
+                    frames = [await asking.recv_multipart() for _ in range(4 - start)]
+                    numbers = [int.from_bytes(number, "big", signed=True) for _, _, number, _ in frames]
+                    assert numbers == [*range(start, 3), -1]
+                    assert all(topic == b"kv@sim" and payload for _, topic, _, payload in frames[:-1])
+                    assert frames[-1][3] == b""
+        finally:
+            asking.close()
+            context.term()
+
+
 async def test_a_cleared_cache_finds_nothing() -> None:
     async with bench(kv_events="tcp://127.0.0.1:*") as at:
         for _ in range(2):

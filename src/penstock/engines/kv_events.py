@@ -106,16 +106,16 @@ def _event(fields: Mapping[str, Any]) -> Event | None:
     kind = fields.get("type")
     if kind == "AllBlocksCleared":
         return Cleared()
-    hashes = fields.get("block_hashes")
-    if kind not in ("BlockStored", "BlockRemoved") or _elsewhere(fields) or not _are_hashes(hashes):
+    hashes = _hashes(fields.get("block_hashes"))
+    if kind not in ("BlockStored", "BlockRemoved") or _elsewhere(fields) or hashes is None:
         return None
     group = fields.get("group_idx")
     group = group if isinstance(group, int) else None
     return Removed(hashes, group) if kind == "BlockRemoved" else _stored(fields, hashes, group or 0)
 
 
-def _are_hashes(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, int | bytes | str) for item in value)
+def _hashes(value: object) -> list[BlockHash] | None:
+    return value if isinstance(value, list) and all(isinstance(item, int | bytes | str) for item in value) else None
 
 
 def _stored(fields: Mapping[str, Any], hashes: list[BlockHash], group: int) -> Stored | None:

@@ -49,6 +49,7 @@ class EngineServer:
         model: str = "sim",
         seed: int = 0,
         kv_events: str | None = None,
+        kv_replay: str | None = None,
         hard_exit: bool = False,
     ) -> None:
         config = replace(config or EngineConfig(), kv_events=kv_events is not None)
@@ -59,6 +60,7 @@ class EngineServer:
         self.model = model
         self.url = ""
         self._kv_endpoint = kv_events
+        self._kv_replay = kv_replay
         self._hard_exit = hard_exit
         self._peers: set[Connection] = set()
         self._frozen: Gauges | None = None
@@ -76,7 +78,8 @@ class EngineServer:
         kv: KvPublisher | None = None
         if self._kv_endpoint is not None:
             size = self.engine.config.block_size
-            kv = KvPublisher(self._kv_endpoint, topic=f"kv@{self.model}", block_size=size)
+            kv = KvPublisher(self._kv_endpoint, topic=f"kv@{self.model}", block_size=size, replay=self._kv_replay)
+            kv.start(loop)
         self.service.start(loop, kv)
         try:
             self._listener = await loop.create_server(
@@ -118,6 +121,7 @@ class EngineServer:
             "/version": {"GET": lambda _, connection: connection.respond_json(200, {"version": VERSION})},
             "/load": {"GET": self._load},
             "/metrics": {"GET": self._metrics},
+            "/kv_event_sources": {"GET": self._kv_event_sources},
             "/reset_prefix_cache": {"POST": self._reset_prefix_cache},
             "/sim/fault": {"GET": self._show_faults, "POST": self._set_fault},
             "/sim/log": {"GET": self._show_log, "DELETE": self._clear_log},
@@ -146,6 +150,9 @@ class EngineServer:
 
     def _load(self, _: HttpRequest, connection: Connection) -> None:
         connection.respond_json(200, {"server_load": self.service.load})
+
+    def _kv_event_sources(self, _: HttpRequest, connection: Connection) -> None:
+        connection.respond_json(200, {} if self.kv is None else self.kv.sources)
 
     def _count_tokens(self, request: HttpRequest, connection: Connection) -> None:
         prompt = self._read_prompt(request, connection)
@@ -270,6 +277,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-num-queued-reqs", type=int, help="answer 503 beyond so many in the engine")
     parser.add_argument("--priority", action="store_true", help="serve by (priority, arrival), lower first")
     parser.add_argument("--kv-events", metavar="tcp://HOST:PORT", help="publish KV events here (ZMQ)")
+    parser.add_argument("--kv-replay", metavar="tcp://HOST:PORT", help="replay lost KV events here (ZMQ)")
     parser.add_argument("--seed", type=int, default=0)
 
 
@@ -292,9 +300,16 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code."""
     if not 0 <= args.port <= 65535:  # uvloop would take it modulo 65536
         return _complain(f"--port must be between 0 and 65535, got {args.port}")
+    if args.kv_replay and not args.kv_events:
+        return _complain("--kv-replay needs --kv-events")
     try:
         server = EngineServer(
-            config_of(args), model=args.model, seed=args.seed, kv_events=args.kv_events, hard_exit=True
+            config_of(args),
+            model=args.model,
+            seed=args.seed,
+            kv_events=args.kv_events,
+            kv_replay=args.kv_replay,
+            hard_exit=True,
         )
     except ValueError as error:
         return _complain(str(error))
