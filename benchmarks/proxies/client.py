@@ -20,21 +20,7 @@ import uvloop
 
 BODIES = 64  # different conversations; routers that look at prompts find each of them again
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
-_WORDS = (
-    "the",
-    "water",
-    "flows",
-    "through",
-    "gate",
-    "and",
-    "pipe",
-    "onto",
-    "turbine",
-    "that",
-    "turns",
-    "into",
-    "power",
-)
+_WORDS = ("the", "water", "flows", "through", "gate", "and", "pipe", "onto", "turbines", "turns", "into", "power")
 
 
 def bodies(size: int, *, stream: bool) -> list[bytes]:

@@ -51,17 +51,8 @@ def _program(place: Place, name: str, *inside: str) -> str | None:
     return shutil.which(name)
 
 
-def penstock(place: Place) -> Start:
-    """Queueing, fairness between tenants with keys, limits, bands and metrics on; 256 slots for each engine."""
-    return _penstock(place, slots=256)
-
-
-def penstock_queued(place: Place) -> Start:
-    """The same with 24 slots for each engine: with more connections than 48, most requests wait their turn."""
-    return _penstock(place, slots=24)
-
-
-def _penstock(place: Place, slots: int) -> Start:
+def penstock(place: Place, slots: int = 256) -> Start:
+    """Queueing, fairness between tenants with keys, limits, bands and metrics on; so many slots for each engine."""
     from penstock.server.identity import key_hash  # noqa: PLC0415 - only where Penstock itself is measured
 
     endpoints = "".join(f"  - {{url: '{url}', engine: vllm, slots: {slots}}}\n" for url in place.urls())
@@ -77,6 +68,11 @@ def _penstock(place: Place, slots: int) -> Start:
         "  - {name: batch, max_engine_waiting: 0, best_effort: true}\n",
     )
     return Start([sys.executable, "-m", "penstock", "serve", "-c", path], key=KEYS[0])
+
+
+def penstock_queued(place: Place) -> Start:
+    """The same with 24 slots for each engine: with more connections than 48, most requests wait their turn."""
+    return penstock(place, slots=24)
 
 
 def nginx(place: Place) -> Start | None:

@@ -1,0 +1,87 @@
+"""Where does Penstock's own time go? The gateway under a profiler, with the engine and the client of `overhead.py`.
+
+How to read it. cProfile charges calls more than what they do, so small functions look dearer than they are: read the
+list as a ranking. The first table adds up own time by module; C functions count where they are called from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import cProfile
+import json
+import pstats
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import overhead
+import uvloop
+from proxies import peers
+
+from penstock import bootstrap, config
+
+
+async def _serve(path: str, client: list[str]) -> tuple[cProfile.Profile, dict[str, float]]:
+    gateway = bootstrap.gateway(config.load(path, {}))
+    await gateway.start()
+    process = await asyncio.create_subprocess_exec(*client, stdout=subprocess.PIPE)
+    await asyncio.sleep(1.5)
+    profile = cProfile.Profile()
+    profile.enable()
+    assert process.stdout is not None
+    line = await process.stdout.readline()
+    profile.disable()
+    await process.wait()
+    await gateway.close()
+    return profile, json.loads(line)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--size", type=int, default=300)
+    parser.add_argument("--connections", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--slots", type=int, default=256, help="of each of the two engines")
+    parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--lines", type=int, default=45)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        ports = [overhead.free_port(), overhead.free_port()]
+        engine = [sys.executable, str(overhead.HERE / "engine.py"), *map(str, ports)]
+        stack.enter_context(overhead.running(engine, Path(folder) / "engine.log"))
+        overhead.await_answer("the engine", ports[0], "", Path(folder) / "engine.log")
+        place = peers.Place(overhead.free_port(), 0, ports, Path(folder), Path(folder))
+        start = peers.penstock(place, slots=args.slots)
+        client = [sys.executable, str(overhead.HERE / "client.py"), "--port", str(place.port), "--key", start.key]
+        client += ["--connections", str(args.connections), "--size", str(args.size), "--seconds", str(args.seconds)]
+        client += ["--warm-up", "1", *(["--stream"] if args.stream else [])]
+        profile, figures = uvloop.run(_serve(start.command[-1], client))
+    stats = pstats.Stats(profile)
+    units = figures["events"] if args.stream else figures["requests"]
+    modules: Counter[str] = Counter()
+    for (path, _, name), (_, _, own_s, _, callers) in stats.stats.items():  # type: ignore[attr-defined]
+        if path == "~":
+            for (caller, _, _), (_, _, caller_s, _) in callers.items():
+                modules[_module(caller)] += caller_s
+        else:
+            modules[_module(path)] += own_s
+        del name
+    total_s = sum(modules.values())
+    print(f"{units:.0f} {'events' if args.stream else 'requests'}; own time by module:")
+    for module, own_s in modules.most_common(30):
+        print(f"{own_s / total_s:7.1%}  {module}")
+    stats.sort_stats("tottime").print_stats(args.lines)
+    return 0
+
+
+def _module(path: str) -> str:
+    parts = Path(path).parts
+    return "/".join(parts[parts.index("penstock") + 1 :]) if "penstock" in parts else Path(path).name
+
+
+if __name__ == "__main__":
+    sys.exit(main())
