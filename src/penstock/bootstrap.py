@@ -20,6 +20,7 @@ from penstock.server.app import App
 from penstock.server.catalog import Catalog
 from penstock.server.driver import Driver
 from penstock.server.endpoints import SETTINGS, Endpoints, Parts
+from penstock.server.heartbeat import Heartbeats
 from penstock.server.http1 import HttpServer, ServerLimits
 from penstock.server.identity import Callers, core_limits
 from penstock.server.metrics import Metrics
@@ -109,6 +110,11 @@ def gateway(settings: Settings) -> Gateway:
         levels=settings.fairness.levels,
         asks_usage=settings.accounting.usage == "auto",
         body_bytes_max=limits.max_body,
+        heartbeats=Heartbeats(
+            driver,
+            after_s=settings.queue.heartbeat_after,
+            wait_s_max=max(band.max_wait or settings.queue.max_wait for band in settings.bands),
+        ),
     )
     timeouts = settings.timeouts
     server = HttpServer(

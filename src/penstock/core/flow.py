@@ -144,6 +144,10 @@ class Leaf:
         heap = self._heap
         return heap[0][3] if heap else None
 
+    def waiting(self) -> Iterator[Entry]:
+        """The entries, in no order."""
+        return (item[3] for item in self._heap if _alive(item))
+
     def in_order(self) -> Iterator[Entry]:
         """The entries from the head on, without disturbing the heap; O(log k) for the k-th."""
         heap = self._heap

@@ -108,10 +108,15 @@ class Forecast:
         learned = self._models.get(model)
         return learned.first_token_s.value if learned is not None else FIRST_TOKEN_S
 
-    def wait_s(self, entry: Entry, bands: list[Band], slots: int, now: float) -> float | None:
-        """Seconds until a request that joins, or has joined, its flow's end is sent; None while unknown."""
+    def wait_s(
+        self, entry: Entry, bands: list[Band], slots: int, now: float, *, ahead: float | None = None
+    ) -> float | None:
+        """Seconds until a request is sent that has so much work `ahead` in its flow; None while unknown.
+
+        By default it joins, or has joined, its flow's end.
+        """
         rate = self._rate(entry.request.model, slots, now)
-        return None if rate is None else _work_ahead(entry, bands) / rate
+        return None if rate is None else _work_ahead(entry, bands, ahead) / rate
 
     def _rate(self, model: str, slots: int, now: float) -> float | None:
         learned = self._models.get(model)
@@ -133,13 +138,14 @@ class Forecast:
         return learned
 
 
-def _work_ahead(entry: Entry, bands: list[Band]) -> float:
+def _work_ahead(entry: Entry, bands: list[Band], ahead: float | None) -> float:
     model, node = entry.request.model, entry.node
     assert node is not None
     own = entry.work if entry.seq in bands[entry.request.band].entries else 0.0
     higher = sum(band.tree.root.work.get(model, 0.0) for band in bands[: entry.request.band])
     in_band = bands[entry.request.band].tree.root.work.get(model, 0.0) - own
-    ahead = node.work.get(model, 0.0) - own
+    if ahead is None:
+        ahead = node.work.get(model, 0.0) - own
     while node.parent is not None:
         parent = node.parent
         active = parent.active_weight + (0.0 if node.active else node.weight)

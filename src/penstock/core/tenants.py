@@ -49,6 +49,21 @@ class TenantSnapshot(msgspec.Struct, frozen=True):
     tokens_left: float | None
 
 
+class Left(msgspec.Struct, frozen=True):
+    """What is left of one minute's worth."""
+
+    limit: int
+    remaining: int  #: whole ones, 0 while in debt
+    reset_s: float  #: until it is full again
+
+
+class Allowance(msgspec.Struct, frozen=True):
+    """What one tenant may still send; None: no limit of that kind."""
+
+    requests: Left | None
+    tokens: Left | None
+
+
 class Bucket:
     """An allowance that refills at a steady rate up to one minute's worth."""
 
@@ -70,6 +85,10 @@ class Bucket:
         """Seconds until `amount` can be taken, 0 when it can be now."""
         missing = min(amount, self.size) - self.left(now)
         return missing / self._rate_per_s if missing > self.size * 1e-9 else 0.0  # less is rounding, not debt
+
+    def allowance(self, now: float) -> Left:
+        left = self.left(now)
+        return Left(round(self.size), max(0, int(left + 1e-9)), (self.size - left) / self._rate_per_s)
 
     def take(self, amount: float, now: float) -> None:
         """Charge an amount, negative to give back. Nothing is kept beyond a full bucket."""
@@ -188,6 +207,16 @@ class Tenants:
         was_held = self.held(tenant)
         account.running -= 1
         return was_held
+
+    def allowance(self, tenant: str, now: float) -> Allowance | None:
+        """What is left of the rates, None where there are none."""
+        account = self._accounts.get(tenant)
+        if account is None or (account.requests is None and account.tokens is None):
+            return None
+        return Allowance(
+            requests=None if account.requests is None else account.requests.allowance(now),
+            tokens=None if account.tokens is None else account.tokens.allowance(now),
+        )
 
     # --- the picture ----------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ dead, so its size is bounded by the number of live keys.
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
@@ -54,10 +55,10 @@ class Timers(Generic[Key]):
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
-    def due(self, now: float) -> list[Key]:
-        """Take out and return the keys whose time has come, in order."""
+    def due(self, now: float, *, limit: int = sys.maxsize) -> list[Key]:
+        """Take out and return the keys whose time has come, in order, up to `limit` of them."""
         keys: list[Key] = []
-        while (when := self.next()) is not None and when <= now:
+        while len(keys) < limit and (when := self.next()) is not None and when <= now:
             key = heapq.heappop(self._heap)[2]
             del self._when[key]
             keys.append(key)

@@ -23,10 +23,12 @@ from penstock.server.admin.routes import AdminRoutes
 from penstock.server.body import BadBody, Peek
 from penstock.server.catalog import Catalog
 from penstock.server.driver import Driver
+from penstock.server.heartbeat import Heartbeats
 from penstock.server.http1 import Exchange, Header, Refusal
 from penstock.server.identity import Caller, Callers, Unauthorized
 from penstock.server.journey import DirectJourney, QueuedJourney, model_not_found
 from penstock.server.metrics import Metrics
+from penstock.server.own_queue import own_queue
 from penstock.server.relay import Target
 from penstock.server.routes import Kind, Route, api_of, route
 
@@ -62,6 +64,7 @@ class App:
         levels: Sequence[str],
         asks_usage: bool,
         body_bytes_max: int,
+        heartbeats: Heartbeats,
     ) -> None:
         self._driver = driver
         self._targets = targets
@@ -73,6 +76,7 @@ class App:
         self._levels = levels
         self._asks_usage = asks_usage
         self._body_bytes_max = body_bytes_max
+        self._heartbeats = heartbeats
         self._serial = itertools.count(1)
         self._own: dict[str, Callable[[Exchange], None]] = {
             "/health": self._health,
@@ -82,6 +86,7 @@ class App:
             "/readyz": self._ready,
             "/metrics": self._metrics_page,
             "/version": self._version,
+            "/queue": self._queue,
             "/v1/models": self._models,
         }
 
@@ -199,6 +204,7 @@ class App:
             caller=caller,
             inflated=inflated,
             injected_usage=asking is not None,
+            heartbeats=self._heartbeats if request.streamed and passed.events else None,
         ).begin()
 
     def _caller(self, exchange: Exchange, peek: Peek) -> Caller:
@@ -318,6 +324,15 @@ class App:
                 },
             },
         )
+
+    def _queue(self, exchange: Exchange) -> None:
+        caller = self._callers.identify(
+            exchange.header, exchange.peer[0] if exchange.peer else "", now=self._driver.now()
+        )
+        if isinstance(caller, Unauthorized):
+            self._refuse(exchange, caller.reason, caller.message)
+        else:
+            _json(exchange, 200, own_queue(self._driver, caller))
 
     def _metrics_page(self, exchange: Exchange) -> None:
         exchange.respond(200, [(b"content-type", metrics_module.CONTENT_TYPE.encode())], self._metrics.page())

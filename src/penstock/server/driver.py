@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from penstock import clock
@@ -57,6 +57,10 @@ class Driver:
 
     def knows(self, request_id: str) -> bool:
         return request_id in self._journeys
+
+    def journeys(self) -> Iterator[Journey]:
+        """All that are under way, the oldest first."""
+        return iter(self._journeys.values())
 
     async def idle(self) -> None:
         """Wait until no journey is under way."""

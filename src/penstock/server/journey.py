@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping
 
 from penstock.core.actions import Abort, Action, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.outcome import Outcome, Reason
+from penstock.core.place import Place
 from penstock.core.request import Request, Usage
 from penstock.core.retry import Failure, final_reason
 from penstock.server import wire
 from penstock.server.body import is_multipart, set_field
 from penstock.server.driver import Driver
+from penstock.server.heartbeat import READ_TIMEOUT_HEADER, Heartbeats, heartbeat_event
 from penstock.server.http1 import Exchange
 from penstock.server.identity import Caller
 from penstock.server.metrics import Metrics
@@ -36,10 +38,12 @@ class QueuedJourney(Relay):
         "_driver",
         "_endpoint",
         "_has_key",
+        "_heartbeats",
         "_inflated",
         "_injected_usage",
         "_lease",
         "_metrics",
+        "_plain",
         "_progress_at",
         "_queue_s",
         "_request_id",
@@ -68,6 +72,7 @@ class QueuedJourney(Relay):
         caller: Caller,
         inflated: bool,
         injected_usage: bool,
+        heartbeats: Heartbeats | None = None,
     ) -> None:
         super().__init__(exchange, body)
         self.request = request
@@ -82,6 +87,8 @@ class QueuedJourney(Relay):
         self._has_key = caller.has_key
         self._inflated = inflated
         self._injected_usage = injected_usage
+        self._heartbeats = heartbeats  # None: its answer will be no stream of events
+        self._plain = False  # its answer may have to follow a heartbeat, so it must not be compressed
         self._progress_at = PROGRESS_TOKENS
         self._lease: int | None = None
         self._endpoint = ""
@@ -94,6 +101,9 @@ class QueuedJourney(Relay):
         driver = self._driver
         self.exchange.on_disconnect = self._client_gone
         driver.join(self.request.id, self)
+        if self._heartbeats is not None:
+            read_timeout = self.exchange.header(READ_TIMEOUT_HEADER)
+            self._plain = self._heartbeats.watch(self.request.id, self, read_timeout)
         driver.tell(driver.scheduler.arrived(self.request, now=self.started_s))
 
     # --- from the scheduler ---------------------------------------------------------------------------------
@@ -113,6 +123,7 @@ class QueuedJourney(Relay):
             inflated=self._inflated,
             has_key=self._has_key,
             ranked=rank is not None,
+            plain=self._plain,
         )
         body = self.body
         if rank is not None and not is_multipart(self.exchange.header(b"content-type")):
@@ -132,10 +143,8 @@ class QueuedJourney(Relay):
             self.break_off(self.api, reason)
         elif not (isinstance(action, Fail) or reason is Reason.QUEUE_TIMEOUT) or not self.engine_error(extra):
             message = _message(reason, self.request.model, self.request.pinned)
-            status, headers, body = wire.refusal(
-                self.api, reason, message, param=_PARAMS.get(reason), retry_after_s=action.retry_after_s
-            )
-            self.exchange.respond(status, headers + self.own_headers(), body)
+            param, retry_after_s = _PARAMS.get(reason), action.retry_after_s
+            self.refuse(self.api, reason, message or wire.MESSAGE[reason], param=param, retry_after_s=retry_after_s)
         self._leave(action.outcome, reason)
 
     def aborted(self, action: Abort, /) -> None:
@@ -143,8 +152,7 @@ class QueuedJourney(Relay):
         if self._committed:
             self.break_off(self.api, action.reason)
         else:
-            status, headers, body = wire.refusal(self.api, action.reason, retry_after_s=1.0)
-            self.exchange.respond(status, headers + self.own_headers(), body)
+            self.refuse(self.api, action.reason, wire.MESSAGE[action.reason], param=None, retry_after_s=1.0)
         self._leave(Outcome.FAILED, action.reason)
         self._driver.tell(self._driver.scheduler.cancelled(self.request.id, now=self._driver.now()))
 
@@ -155,9 +163,15 @@ class QueuedJourney(Relay):
         if self._endpoint:
             headers.append((b"x-penstock-endpoint", self._endpoint.encode()))
         headers.append((b"x-penstock-queue-ms", b"%d" % (self.waited_s() * 1000)))
+        if self.caller.limits is not None:
+            allowance = self._driver.scheduler.allowance(self.caller.tenant, now=self._driver.now())
+            if allowance is not None:
+                headers += wire.rate_limits(allowance)
         return headers
 
     def first_byte(self) -> None:
+        if self._heartbeats is not None:
+            self._heartbeats.leave(self.request.id)
         now = self.first_s = self._driver.now()
         assert self._lease is not None
         self._driver.tell(self._driver.scheduler.first_token(self._lease, now=now))
@@ -170,7 +184,7 @@ class QueuedJourney(Relay):
             self._driver.tell(self._driver.scheduler.progressed(self._lease, tokens, now=now))
 
     def hides_usage(self) -> bool:
-        return self._injected_usage and self._length is None and not self._packed
+        return self._injected_usage and (self._length is None or self._beating) and not self._packed
 
     def succeeded(self, status: int) -> None:
         usage = self._answer.usage() if status < 400 else Usage(0, 0)  # an engine's refusal cost nothing
@@ -207,9 +221,26 @@ class QueuedJourney(Relay):
         assert lease is not None
         self._driver.tell(report(lease, self._driver.now()))
 
+    @property
+    def beating(self) -> bool:
+        """Whether the client was told before, so that it has its status."""
+        return self._beating
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is in the queue."""
+        return self._lease is None
+
+    def heartbeat(self, place: Place | None, /) -> None:
+        """Tell the waiting client where it stands."""
+        self._plain = True
+        self.beat(heartbeat_event(self.api, place))
+
     def _leave(self, outcome: Outcome, reason: Reason | None) -> None:
         self.exchange.on_disconnect = self.exchange.on_pause = self.exchange.on_resume = None
         self._driver.leave(self.request.id)
+        if self._heartbeats is not None:
+            self._heartbeats.leave(self.request.id)
         self._metrics.ended(self, outcome, reason)
 
 

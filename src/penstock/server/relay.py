@@ -16,6 +16,7 @@ from penstock.server import wire
 from penstock.server.answer import Answer
 from penstock.server.http1 import Exchange
 from penstock.server.identity import KEY_HEADERS
+from penstock.server.routes import api_of
 from penstock.server.upstream import Call, Headers, Upstream, UpstreamError, UpstreamErrorKind
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,11 @@ _REQUEST_ONLY = HOP_BY_HOP | {b"host", b"expect"}
 _RESPONSE_OWN = HOP_BY_HOP | {b"x-request-id"}
 _CREDENTIALS = frozenset(KEY_HEADERS)
 _PRIORITY_HEADERS = frozenset({b"x-vllm-priority", b"x-override-priority"})  # engines let them override the body
+_STREAM_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
 _SHUTTING_DOWN = b"cannot schedule new futures after shutdown"  # vLLM's 500 while it drains
 
 FAILURES: dict[UpstreamErrorKind, Failure] = {
@@ -72,6 +78,7 @@ def request_headers(
     inflated: bool,
     has_key: bool = False,
     ranked: bool = False,
+    plain: bool = False,
 ) -> Headers:
     """What goes upstream of a client's headers: all but those of one hop, and the engine's own credential."""
     drop = _REQUEST_ONLY
@@ -84,6 +91,8 @@ def request_headers(
         drop = drop | _PRIORITY_HEADERS
     if inflated:
         drop = drop | {b"content-encoding"}
+    if plain:
+        drop = drop | {b"accept-encoding"}
     kept = [
         (name, value) for name, value in headers if (lower := name.lower()) not in drop and lower != b"x-request-id"
     ]
@@ -107,6 +116,7 @@ class Relay:
 
     __slots__ = (
         "_answer",
+        "_beating",
         "_call",
         "_committed",
         "_error_body",
@@ -130,6 +140,7 @@ class Relay:
         self._length: int | None = None
         self._error_body: bytearray | None = None  # being collected: the answer is an error that may be taken back
         self._committed = False
+        self._beating = False  # status 200 went out before there was an answer: only a stream can follow
         self._packed = False  # nothing can be read of it, or taken out
         self._sse = False
         self._answer = Answer(streamed=False, hides_usage=False)
@@ -181,6 +192,8 @@ class Relay:
                 self._sse = value[:17].lower() == b"text/event-stream"
             elif lower == b"content-encoding":
                 self._packed = value.strip().lower() not in (b"", b"identity")
+        if self._beating and (status >= 300 or not self._sse or self._packed):
+            self._error_body = bytearray()  # it can't follow what went out: it is told as an event
 
     def on_data(self, data: bytes, /) -> None:
         if self._committed:
@@ -191,6 +204,8 @@ class Relay:
             self._error_body += data
             if len(self._error_body) <= ERROR_BODY_BYTES_MAX:
                 return
+            if self._beating:
+                return  # as much as will be looked at
             data, self._error_body = bytes(self._error_body), None  # too large to keep: it is the answer
         self.first_byte()
         self._commit(data)
@@ -199,18 +214,20 @@ class Relay:
         assert self._head is not None
         status = self._head[0]
         self._call = None
-        if self._error_body is not None:
+        if self._error_body is not None and (status == 429 or status >= 500):
             busy = status in (429, 503) or _SHUTTING_DOWN in self._error_body
             self.failed(Failure.BUSY if busy else Failure.SERVER_ERROR, f"status {status}")
-            return
-        if not self._committed:
-            self._commit(b"")
-        self.exchange.write(self._answer.rest())
-        self.exchange.end()
-        if not self._answer.ended_well(self.exchange.target_path):
-            self.failed(Failure.BROKEN, "an error in the stream")
+        elif self._error_body is not None:
+            self._ended_unfit(status)
         else:
-            self.succeeded(status)
+            if not self._committed:
+                self._commit(b"")
+            self.exchange.write(self._answer.rest())
+            self.exchange.end()
+            if not self._answer.ended_well(self.exchange.target_path):
+                self.failed(Failure.BROKEN, "an error in the stream")
+            else:
+                self.succeeded(status)
 
     def on_error(self, error: UpstreamError, /) -> None:
         self._call = None
@@ -235,6 +252,9 @@ class Relay:
         self._committed = True
         self._answer = Answer(streamed=self._sse, hides_usage=self.hides_usage())
         data = self._answer.take(data)
+        if self._beating:
+            self.exchange.write(data)
+            return
         out = response_headers(headers) + self.own_headers()
         if self._sse and not any(name.lower() == b"x-accel-buffering" for name, _ in out):
             out.append((b"x-accel-buffering", b"no"))
@@ -244,19 +264,52 @@ class Relay:
         self.exchange.start(status, out, length=self._length)
         self.exchange.write(data)
 
+    def beat(self, event: bytes) -> None:
+        """Tell a waiting client something before there is an answer. The first time this commits status 200."""
+        if not self._beating:
+            self._beating = True
+            self.exchange.start(200, [*_STREAM_HEADERS, *self.own_headers()], length=None)
+        self.exchange.write(event)
+
+    def refuse(
+        self, api: wire.Api, reason: Reason, message: str, *, param: str | None, retry_after_s: float | None
+    ) -> None:
+        """Answer with an error of our own; as an event where a stream was promised."""
+        if self._beating:
+            self.exchange.write(wire.error_event(api, reason, message, param=param))
+            self.exchange.end()
+        else:
+            status, headers, body = wire.refusal(api, reason, message, param=param, retry_after_s=retry_after_s)
+            self.exchange.respond(status, headers + self.own_headers(), body)
+
     def engine_error(self, extra: Headers) -> bool:
         """Pass on the engine's own error answer, if there is one."""
         if self._head is None or self._error_body is None:
             return False
         status, headers = self._head
+        if self._beating:
+            self.exchange.write(
+                wire.engine_error_event(api_of(self.exchange.target_path), status, bytes(self._error_body))
+            )
+            self.exchange.end()
+            return True
         extra_names = {name for name, _ in extra}
         kept = [(name, value) for name, value in response_headers(headers) if name.lower() not in extra_names]
         self.exchange.respond(status, kept + self.own_headers() + extra, bytes(self._error_body))
         return True
 
+    def _ended_unfit(self, status: int) -> None:
+        """The answer is whole, but a stream was promised, and it is none."""
+        if status >= 300:
+            self.engine_error([])
+            self.succeeded(status)
+        else:
+            self._committed = True
+            self.failed(Failure.BROKEN, "not a stream")
+
     def break_off(self, api: wire.Api, reason: Reason) -> None:
         """End an answer that has begun: with an error event in a stream, else by closing the connection."""
-        if self._sse:
+        if self._sse or self._beating:
             apart = b"\n\n" if self._answer.mid_event() else b""  # from half an event
             self.exchange.write(apart + wire.error_event(api, reason, wire.MESSAGE[reason]))
             self.exchange.end()

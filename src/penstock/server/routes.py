@@ -22,20 +22,21 @@ class Route(msgspec.Struct, frozen=True):
     kind: Kind
     api: Api = Api.OPENAI
     streams: bool = False  #: streams by its path alone, whatever the body says
+    events: bool = False  #: its streams are server-sent events
     tells_usage: bool = False  #: its streams tell usage when `stream_options` asks for it
     needs_model: bool = False  #: False: where no model is named, the only one served is meant
 
 
 _OPENAI = Route(Kind.QUEUED, needs_model=True)
-_COMPLETIONS = Route(Kind.QUEUED, needs_model=True, tells_usage=True)
+_COMPLETIONS = Route(Kind.QUEUED, events=True, needs_model=True, tells_usage=True)
 _QUEUED = Route(Kind.QUEUED)  # an engine's own
 _DIRECT = Route(Kind.DIRECT)
 
 ROUTES: dict[str, Route] = {
     "/v1/chat/completions": _COMPLETIONS,
     "/v1/completions": _COMPLETIONS,
-    "/v1/responses": _OPENAI,
-    "/v1/messages": Route(Kind.QUEUED, Api.ANTHROPIC, needs_model=True),
+    "/v1/responses": Route(Kind.QUEUED, events=True, needs_model=True),
+    "/v1/messages": Route(Kind.QUEUED, Api.ANTHROPIC, events=True, needs_model=True),
     "/v1/messages/count_tokens": Route(Kind.DIRECT, Api.ANTHROPIC, needs_model=True),
     "/v1/embeddings": _OPENAI,
     "/v1/rerank": _OPENAI,
@@ -47,7 +48,7 @@ ROUTES: dict[str, Route] = {
     "/tokenize": _DIRECT,
     "/detokenize": _DIRECT,
     "/generate": Route(Kind.QUEUED, Api.TGI),
-    "/generate_stream": Route(Kind.QUEUED, Api.TGI, streams=True),
+    "/generate_stream": Route(Kind.QUEUED, Api.TGI, streams=True, events=True),
 }
 _PREFIXES = ("/v1/audio/", "/v1/images/")
 

@@ -12,6 +12,7 @@ from enum import Enum
 import msgspec
 
 from penstock.core.outcome import Reason
+from penstock.core.tenants import Allowance
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -102,10 +103,25 @@ def error_body(api: Api, reason: Reason, message: str, *, param: str | None = No
     return msgspec.json.encode(body)
 
 
-def error_event(api: Api, reason: Reason, message: str) -> bytes:
+def error_event(api: Api, reason: Reason, message: str, *, param: str | None = None) -> bytes:
     """The error as an event of a stream that has begun."""
+    return _event(api, error_body(api, reason, message, param=param))
+
+
+def engine_error_event(api: Api, status: int, body: bytes) -> bytes:
+    """An engine's own error answer as an event of a stream that has begun; in our words if it is no error object."""
+    try:
+        told = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        told = None
+    if isinstance(told, dict) and ("error" in told or told.get("object") == "error"):
+        return _event(api, msgspec.json.format(body, indent=-1))  # on one line
+    return error_event(api, Reason.UPSTREAM_ERROR, f"The engine answered with status {status}.")
+
+
+def _event(api: Api, data: bytes) -> bytes:
     prefix = b"event: error\ndata: " if api is Api.ANTHROPIC else b"data: "
-    return prefix + error_body(api, reason, message) + b"\n\n"
+    return prefix + data + b"\n\n"
 
 
 def refusal(
@@ -126,6 +142,29 @@ def refusal(
     if reason in (Reason.UNAUTHORIZED, Reason.FORBIDDEN):
         headers.append((b"x-should-retry", b"false"))
     return STATUS[reason], headers, error_body(api, reason, message or MESSAGE[reason], param=param)
+
+
+def rate_limits(allowance: Allowance) -> Headers:
+    """What a caller has left of its rates, in OpenAI's header names."""
+    headers: Headers = []
+    for name, left in ((b"requests", allowance.requests), (b"tokens", allowance.tokens)):
+        if left is not None:
+            headers += (
+                (b"x-ratelimit-limit-" + name, b"%d" % left.limit),
+                (b"x-ratelimit-remaining-" + name, b"%d" % left.remaining),
+                (b"x-ratelimit-reset-" + name, _duration(left.reset_s)),
+            )
+    return headers
+
+
+def _duration(seconds: float) -> bytes:
+    """As OpenAI writes it: `20ms`, `1.5s`, `6m0s`."""
+    if seconds < 1:
+        return b"%dms" % math.ceil(seconds * 1000)
+    if seconds < 60:
+        return b"%.4gs" % seconds
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return b"%dm%ds" % (minutes, rest)
 
 
 def retry_after(seconds: float) -> tuple[bytes, bytes]:

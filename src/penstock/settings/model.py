@@ -69,8 +69,6 @@ class Alias(Section):
 class Queue(Section):
     """What waits in front of the engines, and for how long."""
 
-    later = frozenset({"heartbeat_after"})
-
     enabled: values.Bool = setting(
         default=True,
         meaning="With `false` nothing waits and slots do not limit; routing and failover stay.",
@@ -79,6 +77,12 @@ class Queue(Section):
     max_bytes: values.Size = setting(2**30, "How many bytes their bodies may hold in all.", ge=0)
     max_tokens: values.Whole = setting(100_000_000, "How many prompt tokens may wait in all, by our estimate.", ge=0)
     max_wait: values.Duration = setting(60.0, "How long one request may wait in the queue.", gt=0)
+    heartbeat_after: values.Duration = setting(
+        0.0,
+        "Tell a waiting stream its place after so long, and again until it is answered. This commits status 200, so a "
+        "later refusal is an event in the stream. 0: only callers whose own `x-stainless-read-timeout` would pass.",
+        ge=0,
+    )
     drain_timeout: values.Duration = setting(
         30.0, "On shutdown: how long what waits is still served before it gets 503.", ge=0
     )
