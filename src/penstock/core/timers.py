@@ -7,7 +7,7 @@ dead, so its size is bounded by the number of live keys.
 from __future__ import annotations
 
 import heapq
-import sys
+import math
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
@@ -55,7 +55,7 @@ class Timers(Generic[Key]):
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
-    def due(self, now: float, *, limit: int = sys.maxsize) -> list[Key]:
+    def due(self, now: float, *, limit: float = math.inf) -> list[Key]:
         """Take out and return the keys whose time has come, in order, up to `limit` of them."""
         keys: list[Key] = []
         while len(keys) < limit and (when := self.next()) is not None and when <= now:
