@@ -313,7 +313,7 @@ WRONG_VALUES = {
     ),
     "queue: 5": "queue: expected a mapping (`key: value`), found `5`",
     "queue: {max_wiat: 1}": "queue.max_wiat: unknown setting (did you mean `max_wait`?)",
-    "queue: {heartbeat_after: -1s}": "queue.heartbeat_after: must be at least 0",
+    "queue: {heartbeat_after: -1s}": "queue.heartbeat_after: `-1s`: expected at least 0",
     "queue: {enabled: 1}": "queue.enabled: `1` is not true or false",
     "queue: {max_requests: -1}": "queue.max_requests: `-1`: expected at least 0",
     "queue: {max_requests: true}": "queue.max_requests: `true` is not a whole number",
