@@ -62,18 +62,20 @@ def main() -> int:
         profile, figures = uvloop.run(_serve(start.command[-1], client))
     stats = pstats.Stats(profile)
     units = figures["events"] if args.stream else figures["requests"]
-    modules: Counter[str] = Counter()
-    for (path, _, name), (_, _, own_s, _, callers) in stats.stats.items():  # type: ignore[attr-defined]
-        if path == "~":
-            for (caller, _, _), (_, _, caller_s, _) in callers.items():
-                modules[_module(caller)] += caller_s
-        else:
-            modules[_module(path)] += own_s
-        del name
-    total_s = sum(modules.values())
-    print(f"{units:.0f} {'events' if args.stream else 'requests'}; own time by module:")
-    for module, own_s in modules.most_common(30):
-        print(f"{own_s / total_s:7.1%}  {module}")
+    own: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for (path, _, _), (_, count, own_s, _, callers) in stats.stats.items():  # type: ignore[attr-defined]
+        for caller, part_count, part_s in (
+            [(_module(at[0]), part[1], part[2]) for at, part in callers.items()]
+            if path == "~"
+            else [(_module(path), count, own_s)]
+        ):
+            own[caller] += part_s
+            calls[caller] += part_count
+    unit = "event" if args.stream else "request"
+    print(f"{units:.0f} {unit}s, {sum(calls.values()) / units:.0f} calls each\n   time  calls")
+    for module, own_s in own.most_common(30):
+        print(f"{own_s / sum(own.values()):7.1%}{calls[module] / units:7.1f}  {module}")
     stats.sort_stats("tottime").print_stats(args.lines)
     return 0
 
