@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -20,6 +20,7 @@ from penstock.core.outcome import Outcome, Reason
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
 from penstock.core.snapshot import EndpointSnapshot, Snapshot
+from penstock.server.series import Counter, Histogram
 
 if TYPE_CHECKING:
     from penstock.server.journey import QueuedJourney
@@ -55,57 +56,45 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         self._bands = bands
         self._models: set[str] = set()
-        self._requests = Counter(
-            "penstock_requests", "Requests that ended.", ["model", "band", "outcome", "reason"], registry=registry
-        )
+        self._requests = Counter("penstock_requests", "Requests that ended.", ["model", "band", "outcome", "reason"])
         self._queue_wait = Histogram(
-            "penstock_queue_wait_seconds",
-            "Time in the queue.",
-            ["band", "outcome"],
-            buckets=_WAITS_S,
-            registry=registry,
+            "penstock_queue_wait_seconds", "Time in the queue.", ["band", "outcome"], bounds=_WAITS_S
         )
-        self._dispatches = Counter("penstock_dispatches", "Leases granted.", ["endpoint"], registry=registry)
-        self._rejections = Counter(
-            "penstock_rejections", "Requests refused before they entered the queue.", ["reason"], registry=registry
-        )
-        self._requeues = Counter(
-            "penstock_requeues", "Requests sent back to the queue by a failure.", ["reason"], registry=registry
-        )
-        self._cancellations = Counter(
-            "penstock_queue_cancellations", "Waiting requests whose client hung up.", registry=registry
-        )
+        self._dispatches = Counter("penstock_dispatches", "Leases granted.", ["endpoint"])
+        self._rejections = Counter("penstock_rejections", "Requests refused before they entered the queue.", ["reason"])
+        self._requeues = Counter("penstock_requeues", "Requests sent back to the queue by a failure.", ["reason"])
+        self._cancellations = Counter("penstock_queue_cancellations", "Waiting requests whose client hung up.")
         self._ttft = Histogram(
             "penstock_ttft_seconds",
             "From the whole request to the answer's first byte.",
             ["model", "band"],
-            buckets=_TIMES_S,
-            registry=registry,
+            bounds=_TIMES_S,
         )
         self._request_time = Histogram(
             "penstock_request_seconds",
             "From the whole request to the answer's last byte.",
             ["model", "band"],
-            buckets=_TIMES_S,
-            registry=registry,
+            bounds=_TIMES_S,
         )
         self._overhead = Histogram(
             "penstock_overhead_seconds",
             "Penstock's own time before a request is sent, without waiting.",
-            buckets=_OVERHEADS_S,
-            registry=registry,
+            bounds=_OVERHEADS_S,
         )
-        self._tokens = Counter("penstock_tokens", "Tokens, as engines told.", ["model", "kind"], registry=registry)
-        self._service = Counter(
-            "penstock_tenant_service_tokens", "Tokens each tenant got.", ["tenant"], registry=registry
-        )
+        self._tokens = Counter("penstock_tokens", "Tokens, as engines told.", ["model", "kind"])
+        self._service = Counter("penstock_tenant_service_tokens", "Tokens each tenant got.", ["tenant"])
         self._pace = Histogram(
             "penstock_time_per_output_token_seconds",
             "Between an answer's first and last token, per token.",
             ["model", "band"],
-            buckets=_PACES_S,
-            registry=registry,
+            bounds=_PACES_S,
         )
+        for series in (
+            *(self._requests, self._queue_wait, self._dispatches, self._rejections, self._requeues),
+            *(self._cancellations, self._ttft, self._request_time, self._overhead, self._tokens),
+            *(self._service, self._pace),
+        ):
+            registry.register(series)
         self.loop_lag = Gauge(
             "penstock_event_loop_lag_seconds", "How late the event loop ran a timer, lately.", registry=registry
         )
@@ -119,6 +108,8 @@ class Metrics:
             self._rejections.labels(reason)
         for failure in Failure:
             self._requeues.labels(failure)
+        self._cancellations.labels()
+        self._overhead.labels()
         self._start_at_zero(OTHER)
         registry.register(_Gauges(snapshot, bands, self._known_models))
         if router_aliases:
@@ -147,7 +138,7 @@ class Metrics:
     def dispatched(self, journey: QueuedJourney, action: Dispatch) -> None:
         self._admissions += 1
         self._dispatches.labels(action.endpoint).inc()
-        self._overhead.observe(max(0.0, journey.elapsed_s() - action.queue_s))
+        self._overhead.labels().observe(max(0.0, journey.elapsed_s() - action.queue_s))
 
     def requeued(self, action: Requeue) -> None:
         self._requeues.labels(action.cause).inc()
@@ -176,7 +167,7 @@ class Metrics:
         if reason in self._alias_rejections:
             self._alias_rejections[reason] += 1
         if reason is Reason.CANCELLED:
-            self._cancellations.inc()
+            self._cancellations.labels().inc()
             self._cancelled += 1
         if journey.first_s is not None and journey.request.streamed:
             self._ttft.labels(model, band).observe(journey.first_s - journey.started_s)

@@ -1,0 +1,101 @@
+"""How is something counted for as little as an addition? Counters and histograms, read when they are asked for.
+
+prometheus_client's own take a lock, check labels and turn them into text at each count: two microseconds a time, seven
+times a request. All of Penstock counts on one thread, so here a count is a dict look-up and an addition; the families
+that prometheus_client prints are made per scrape. A series exists from the first time that its labels are named.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+
+class Count:
+    """One series of a counter."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, amount: float = 1.0) -> None:
+        assert amount >= 0, "counters only grow"
+        self.value += amount
+
+
+class Counter(Collector):
+    """Series that only grow, by their labels."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str] = ()) -> None:
+        self._name = name
+        self._text = text
+        self._names = labels
+        self._series: dict[tuple[str, ...], Count] = {}
+
+    def labels(self, *values: str) -> Count:
+        found = self._series.get(values)
+        if found is None:
+            assert len(values) == len(self._names)
+            found = self._series[values] = Count()
+        return found
+
+    def remove(self, *values: str) -> None:
+        """The series is no longer drawn; named again, it starts at zero."""
+        self._series.pop(values, None)
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(self._name, self._text, labels=self._names)
+        for values, count in self._series.items():
+            family.add_metric([str(value) for value in values], count.value)
+        yield family
+
+
+class Times:
+    """One series of a histogram."""
+
+    __slots__ = ("_bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)  # one for what is above all bounds
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+
+class Histogram(Collector):
+    """How often a value was at most so much, by its labels."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str] = (), *, bounds: Sequence[float]) -> None:
+        self._name = name
+        self._text = text
+        self._names = labels
+        self._bounds = bounds
+        self._le = [str(floatToGoString(bound)) for bound in (*bounds, math.inf)]  # type: ignore[no-untyped-call]
+        self._series: dict[tuple[str, ...], Times] = {}
+
+    def labels(self, *values: str) -> Times:
+        found = self._series.get(values)
+        if found is None:
+            assert len(values) == len(self._names)
+            found = self._series[values] = Times(self._bounds)
+        return found
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(self._name, self._text, labels=self._names)
+        for values, times in self._series.items():
+            total = 0
+            buckets: list[tuple[str, float]] = []
+            for le, count in zip(self._le, times.counts, strict=True):
+                total += count
+                buckets.append((le, float(total)))
+            family.add_metric([str(value) for value in values], buckets, times.sum)
+        yield family
