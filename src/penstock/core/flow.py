@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from penstock.core.estimate import Estimate
@@ -18,11 +18,14 @@ from penstock.core.lifecycle import Event, State, after
 from penstock.core.request import Request, Usage
 
 if TYPE_CHECKING:
+    from penstock.core.endpoint import Endpoint
     from penstock.core.fairness.tree import Node
     from penstock.core.lease import Lease
+    from penstock.core.sources import Source
 
 
 _NOTHING = Estimate(1, 1)
+_NOWHERE: Mapping[int, int] = {}
 
 
 class Entry:
@@ -31,20 +34,28 @@ class Entry:
     __slots__ = (
         "attempts",
         "avoid",
+        "blocks",
         "bypassed",
+        "cached_tokens",
         "charged",
         "charged_output",
         "cost",
         "deadline_s",
         "estimate",
+        "held_for",
+        "held_since_s",
         "key",
         "lease",
+        "locate_until_s",
+        "looked_up",
+        "matched",
         "node",
         "output_seen",
         "queued_since_s",
         "refusals",
         "request",
         "seq",
+        "source",
         "state",
         "visit",
         "waited_s",
@@ -72,11 +83,30 @@ class Entry:
         self.charged_output = 0  # the completion tokens in that
         self.output_seen = 0  # completion tokens that came so far
         self.deadline_s = math.inf  # for the first token
+        self.matched: Mapping[int, int] = _NOWHERE  # prompt tokens held, by endpoint index, as last looked at
+        self.cached_tokens = 0  # of its prompt: where most is held, and once it is sent, where it was sent
+        self.source: Source | None = None  # who says so
+        self.blocks: tuple[tuple[int, ...], int] | None = None  # keys of its token blocks, and their size
+        self.looked_up: tuple[Source, Mapping[str, int]] | None = None  # who answered, and tokens by endpoint
+        self.locate_until_s = -math.inf  # so long it waits to be told where its prompt is cached
+        self.held_for: tuple[Endpoint, ...] = ()  # the endpoints it prefers to others that it could go to
+        self.held_since_s = math.inf
 
     @property
     def prompt_bytes(self) -> int:
         own = self.request.prompt_bytes
         return self.request.body_bytes if own is None else own
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Prompt tokens to compute, at the endpoint that holds most of it or, once it is sent, where it was sent."""
+        return max(1, self.estimate.prompt_tokens - self.cached_tokens)
+
+    def uncached_at(self, endpoint: int) -> int:
+        """Prompt tokens that an endpoint would have to compute."""
+        matched = self.matched
+        tokens = self.estimate.prompt_tokens
+        return max(1, tokens - matched.get(endpoint, 0)) if matched else tokens
 
     @property
     def estimated_tokens(self) -> int:
@@ -101,7 +131,7 @@ class Entry:
         output = self.output_seen
         if not self.request.streamed or (self.state is State.COMPLETED and output == 0):
             output = max(output, self.estimate.output_tokens)
-        return Usage(self.estimate.prompt_tokens, output)
+        return Usage(self.estimate.prompt_tokens, output, min(self.cached_tokens, self.estimate.prompt_tokens))
 
     def move(self, event: Event) -> None:
         self.state = after(self.state, event)

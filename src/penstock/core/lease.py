@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.core.sources import Source
+
 
 class Lease(msgspec.Struct, gc=False):
     """One slot in use. `seen` turns true when the engine is known to have taken the request into its batch."""
@@ -22,6 +24,8 @@ class Lease(msgspec.Struct, gc=False):
     output_tokens: int  #: estimate
     streamed: bool
     prefill_end_s: float  #: predicted; where the first token can't be seen, the prefill counts as over then
+    cached_tokens: int = 0  #: of the prompt, believed to be there already
+    source: Source | None = None  #: who says so
     seen: bool = False
     first_token_s: float | None = None
     progress_s: float = 0.0  #: when its output was last looked at

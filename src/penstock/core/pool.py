@@ -29,6 +29,7 @@ class Pool:
         self._next_epoch = 0  # no lease of a removed endpoint has it, so none counts for a later one of that name
         self._gone: dict[str, float] = {}  # models whose last endpoint was removed, and until when they count as known
         self._slots: dict[str, int] = {}  # per model, until something changes
+        self._serving: dict[str, int] = {}  # likewise
         self.uniform = True  # all endpoints serve the same models
 
     def __iter__(self) -> Iterator[Endpoint]:
@@ -117,9 +118,19 @@ class Pool:
             slots = self._slots[model] = sum(e.slots for e in self if e.in_service and e.serves(model))
         return slots
 
+    def serving(self, model: str) -> int:
+        """Endpoints that are up and serve the model."""
+        count = self._serving.get(model)
+        if count is None:
+            if len(self._serving) >= SLOTS_CACHED_MAX:
+                self._serving.clear()
+            count = self._serving[model] = sum(e.health.up and e.serves(model) for e in self)
+        return count
+
     def changed(self) -> None:
         """An endpoint's slots, models or verdict changed."""
         self._slots.clear()
+        self._serving.clear()
         self.uniform = len({e.models if e.tells_models else None for e in self}) <= 1
 
     def _panics(self, endpoint: Endpoint, now: float) -> bool:

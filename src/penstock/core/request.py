@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
+PREFIX_CHUNK_BYTES = 512  # about 128 tokens: finer would cost more than a match of less is worth
+PREFIX_KEYS_MAX = 512  # 256 KB of prompt; what agrees so far is worth going to wherever it ends
+
 
 class Request(msgspec.Struct, frozen=True, gc=False):
     """One client request, as the scheduler sees it."""
@@ -24,6 +27,11 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     pinned: str | None = None  #: the endpoint named by `?id=`: admitted or refused at once
     deadline_s: float | None = None  #: when the first token has to be there, on the scheduler's clock
     priority: int = 0  #: order inside its own flow, lower first
+    session: str | None = None  #: requests of one session are better served by one endpoint
+    prefix: tuple[int, ...] = ()  #: chain hashes of the prompt's chunks, so equal keys mean equal prompts up to there
+    prefix_chunk_bytes: int = PREFIX_CHUNK_BYTES  #: how much of the prompt each key stands for
+    home: str | None = None  #: the endpoint that keeps what it refers to: goes there for as long as that one is alive
+    locate_s: float = 0.0  #: it may wait so long for `located` or `cached` to tell where its prompt is cached
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
@@ -32,3 +40,4 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0  #: the part of the prompt that was in the engine's prefix cache
+    cached_told: bool = False  #: whether the engine said so: 0 may also mean that it does not tell

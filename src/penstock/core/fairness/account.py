@@ -24,7 +24,7 @@ class Account:
     def estimated_cost(self, entry: Entry) -> float:
         return self._policy.cost(
             prompt_tokens=entry.estimate.prompt_tokens,
-            cached_tokens=0,
+            cached_tokens=min(entry.cached_tokens, entry.estimate.prompt_tokens),
             completion_tokens=entry.estimate.output_tokens,
         )
 
@@ -43,7 +43,9 @@ class Account:
             tree,
             entry,
             self._policy.cost(
-                prompt_tokens=entry.estimate.prompt_tokens, cached_tokens=0, completion_tokens=entry.charged_output
+                prompt_tokens=entry.estimate.prompt_tokens,
+                cached_tokens=min(entry.cached_tokens, entry.estimate.prompt_tokens),
+                completion_tokens=entry.charged_output,
             ),
         )
         return True

@@ -1,17 +1,81 @@
-"""What a routing policy is asked: of these open endpoints, which one."""
+"""What a routing policy is asked: of these endpoints that are open, which one? And is there one worth waiting for?
+
+A policy sees a request through a `Context`: how loaded each endpoint is, how many prompt tokens it has yet to compute,
+how much of this prompt it holds, and where the request's session is at home. Nothing else, so a policy is a few lines.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 from penstock.core.endpoint import Endpoint
 from penstock.core.request import Request
 
+NOWHERE: Mapping[int, int] = {}
 
-class RoutingPolicy(Protocol):
+
+class Context:
+    """One request, at the moment of its decision."""
+
+    __slots__ = ("_alive", "home", "matched", "now", "output_tokens", "prompt_tokens", "request")
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        prompt_tokens: int,
+        output_tokens: int,
+        now: float,
+        matched: Mapping[int, int] = NOWHERE,
+        home: Endpoint | None = None,
+        alive: Callable[[], Sequence[Endpoint]] = tuple,
+    ) -> None:
+        self.request = request
+        self.prompt_tokens = prompt_tokens  #: as estimated
+        self.output_tokens = output_tokens
+        self.now = now
+        self.matched = matched  #: tokens held, by endpoint index; where it is not the same nearly everywhere
+        self.home = home  #: where its session is at home, while that one is alive
+        self._alive = alive
+
+    def load(self, endpoint: Endpoint) -> float:
+        """Requests believed to be there, running or waiting."""
+        return endpoint.ledger.load(self.now)
+
+    def matched_tokens(self, endpoint: Endpoint) -> int:
+        """How much of this prompt it is believed to hold."""
+        return self.matched.get(endpoint.index, 0)
+
+    def uncached_tokens(self, endpoint: Endpoint) -> int:
+        """What it would have to compute of this prompt."""
+        return max(1, self.prompt_tokens - self.matched.get(endpoint.index, 0))
+
+    def prefill_tokens(self, endpoint: Endpoint) -> int:
+        """Prompt tokens it was sent and has not computed yet."""
+        return endpoint.ledger.outstanding_prefill_tokens
+
+    def alive(self) -> Sequence[Endpoint]:
+        """All endpoints that are well and serve the model, whether or not they are open now."""
+        return self._alive()
+
+
+class RoutingPolicy:
     """Chooses late: at dispatch, among endpoints that admission leaves open."""
 
-    def choose(self, request: Request, endpoints: Sequence[Endpoint], *, now: float) -> Endpoint:
+    uses_prefix: ClassVar[bool] = False  #: wants to know who holds how much of the prompt
+    uses_session: ClassVar[bool] = False  #: wants to know where the session is at home
+
+    def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
         """One of `endpoints` (never empty, all serve the request's model)."""
-        ...
+        raise NotImplementedError
+
+    def preferred(self, context: Context) -> Sequence[Endpoint]:  # noqa: ARG002
+        """The endpoints worth waiting for, of those alive; empty where any will do. Changes nothing."""
+        return ()
+
+
+def least_loaded(endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
+    """The one with the least load for its size; the one given the least so far among equals."""
+    now = context.now
+    return min(endpoints, key=lambda e: (e.ledger.load(now) / max(1, e.slots), e.dispatches_total, e.index))

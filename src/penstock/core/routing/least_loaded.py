@@ -9,18 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.core.endpoint import Endpoint
-from penstock.core.request import Request
+from penstock.core.routing.base import Context, RoutingPolicy, least_loaded
 
 
-class LeastLoaded:
+class LeastLoaded(RoutingPolicy):
     """Least load per slot."""
 
-    def choose(self, request: Request, endpoints: Sequence[Endpoint], *, now: float) -> Endpoint:  # noqa: ARG002
-        return min(
-            endpoints,
-            key=lambda endpoint: (
-                endpoint.ledger.load(now) / max(1, endpoint.slots),
-                endpoint.dispatches_total,
-                endpoint.index,
-            ),
-        )
+    def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
+        return least_loaded(endpoints, context)

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.core.endpoint import Endpoint
-from penstock.core.request import Request
+from penstock.core.routing.base import Context, RoutingPolicy
 
 MODELS_MAX = 1024  # cursors kept; past that all start anew, which costs one uneven turn
 
 
-class RoundRobin:
+class RoundRobin(RoutingPolicy):
     """The open endpoint that follows the one chosen last for the same model, in order of configuration."""
 
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
 
-    def choose(self, request: Request, endpoints: Sequence[Endpoint], *, now: float) -> Endpoint:  # noqa: ARG002
-        last = self._last.get(request.model, -1)
+    def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
+        model = context.request.model
+        last = self._last.get(model, -1)
         chosen = min(endpoints, key=lambda endpoint: (endpoint.index <= last, endpoint.index))
-        if len(self._last) >= MODELS_MAX and request.model not in self._last:
+        if len(self._last) >= MODELS_MAX and model not in self._last:
             self._last.clear()
-        self._last[request.model] = chosen.index
+        self._last[model] = chosen.index
         return chosen

@@ -1,0 +1,159 @@
+"""Which endpoint holds how much of a prompt's prefix: a bounded index from block to endpoints.
+
+A key stands for a block and all before it (a chain hash, made at the edge), so endpoints that hold a prefix are found by
+one walk over its keys, with one set of endpoints (bits of an integer) that only shrinks: the cost does not depend on
+how many endpoints there are, nor on how much each holds.
+
+Each endpoint's keys are bounded. The ones not used for the longest time go first, by generations: what is stored or
+used goes to the young one; when that is full it becomes the old one, and what was in the old one and not used since is
+dropped, a few keys with each that is stored. So no call pays for many. Memory: about 60 bytes per key and endpoint and
+150 per distinct key (measured, `benchmarks/scheduler.py --index`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+HISTORY_KEYS_MAX = 30_000  # per endpoint: 15 MB of prompts, 4 million tokens
+EXACT_KEYS_MAX = 131_072  # per endpoint: 2 million tokens in blocks of 16
+KEYS_MIN = 64
+GENERATIONS = 3  # young, old, and the one that is being dropped
+DROPS_PER_KEY = 2  # more than one: so the dropped generation is gone before the next one is
+
+
+class _Held:
+    """The keys of one endpoint."""
+
+    __slots__ = ("bit", "dropped", "keys_max", "old", "young")
+
+    def __init__(self, bit: int, keys_max: int) -> None:
+        self.bit = bit
+        self.keys_max = keys_max
+        self.young: dict[int, None] = {}
+        self.old: dict[int, None] = {}
+        self.dropped: dict[int, None] = {}
+
+    def __len__(self) -> int:
+        return len(self.young) + len(self.old) + len(self.dropped)
+
+
+class PrefixIndex:
+    """Block key → endpoints, which are named by their index in the pool."""
+
+    def __init__(self, keys_max: int = HISTORY_KEYS_MAX) -> None:
+        self._keys_max = keys_max
+        self._holders: dict[int, int] = {}  # key -> bits
+        self._held: dict[int, _Held] = {}  # endpoint -> its keys
+        self._endpoint_of: dict[int, int] = {}  # number of a bit -> endpoint
+
+    def __len__(self) -> int:
+        """Distinct keys."""
+        return len(self._holders)
+
+    def held(self, endpoint: int) -> int:
+        """How many keys an endpoint holds."""
+        held = self._held.get(endpoint)
+        return 0 if held is None else len(held)
+
+    def knows(self, endpoint: int) -> bool:
+        """Whether anything was ever told of an endpoint, if only that it holds nothing."""
+        return endpoint in self._held
+
+    def store(self, endpoint: int, keys: Iterable[int]) -> None:
+        """An endpoint holds these blocks now, or used them."""
+        held = self._held.get(endpoint) or self._join(endpoint)
+        holders, bit = self._holders, held.bit
+        young, old, dropped = held.young, held.old, held.dropped
+        for key in keys:
+            if key in young:
+                continue
+            if key in old:
+                del old[key]
+            elif key in dropped:
+                del dropped[key]
+            else:
+                holders[key] = holders.get(key, 0) | bit
+            young[key] = None
+            if dropped:
+                for _ in range(min(DROPS_PER_KEY, len(dropped))):
+                    self._unhold(dropped.popitem()[0], bit)
+            if len(young) * GENERATIONS >= held.keys_max:
+                self._age(held)
+                young, old, dropped = held.young, held.old, held.dropped
+
+    def remove(self, endpoint: int, keys: Iterable[int]) -> None:
+        """An endpoint does not hold these blocks any more."""
+        held = self._held.get(endpoint)
+        if held is None:
+            return
+        for key in keys:
+            for generation in (held.young, held.old, held.dropped):
+                if key in generation:
+                    del generation[key]
+                    self._unhold(key, held.bit)
+                    break
+
+    def clear(self, endpoint: int) -> None:
+        """An endpoint holds nothing (any more)."""
+        held = self._held.get(endpoint) or self._join(endpoint)
+        for generation in (held.young, held.old, held.dropped):
+            for key in generation:
+                self._unhold(key, held.bit)
+            generation.clear()
+
+    def forget(self, endpoint: int) -> None:
+        """There is no such endpoint any more."""
+        if endpoint in self._held:
+            self.clear(endpoint)
+            del self._endpoint_of[self._held.pop(endpoint).bit.bit_length() - 1]
+
+    def limit(self, endpoint: int, keys_max: int) -> None:
+        """From now on an endpoint is believed to hold no more than so many blocks."""
+        held = self._held.get(endpoint) or self._join(endpoint)
+        held.keys_max = max(KEYS_MIN, min(keys_max, self._keys_max))
+
+    def limit_of(self, endpoint: int) -> int:
+        held = self._held.get(endpoint)
+        return self._keys_max if held is None else held.keys_max
+
+    def match(self, keys: Sequence[int]) -> dict[int, int]:
+        """How many of the leading blocks each endpoint holds; those that hold none are left out."""
+        matched: dict[int, int] = {}
+        if not keys:
+            return matched
+        get = self._holders.get
+        bits, depth = get(keys[0], 0), 0
+        for key in keys:
+            if not bits:
+                return matched
+            still = bits & get(key, 0)
+            if still != bits:
+                self._note(bits & ~still, depth, matched)
+                bits = still
+            depth += 1
+        self._note(bits, depth, matched)
+        return matched
+
+    def _note(self, bits: int, depth: int, matched: dict[int, int]) -> None:
+        while bits:
+            bit = bits & -bits
+            matched[self._endpoint_of[bit.bit_length() - 1]] = depth
+            bits ^= bit
+
+    def _join(self, endpoint: int) -> _Held:
+        number = next(n for n in range(len(self._endpoint_of) + 1) if n not in self._endpoint_of)
+        self._endpoint_of[number] = endpoint
+        held = self._held[endpoint] = _Held(1 << number, self._keys_max)
+        return held
+
+    def _age(self, held: _Held) -> None:
+        while held.dropped:  # only after its limit was lowered
+            self._unhold(held.dropped.popitem()[0], held.bit)
+        held.young, held.old, held.dropped = held.dropped, held.young, held.old
+
+    def _unhold(self, key: int, bit: int) -> None:
+        left = self._holders[key] & ~bit
+        if left:
+            self._holders[key] = left
+        else:
+            del self._holders[key]

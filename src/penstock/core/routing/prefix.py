@@ -1,0 +1,38 @@
+"""Routing: the endpoint that holds the longest prefix of the prompt, as far as we sent it there.
+
+Among those that hold equally much, and where nobody holds anything, the session's home and then the least loaded one.
+Load matters only there: whoever wants it weighed against the cache takes `load_balanced_kv` or `predicted_ttft`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.core.endpoint import Endpoint
+from penstock.core.routing.base import Context, RoutingPolicy, least_loaded
+
+
+class Prefix(RoutingPolicy):
+    """Longest match first."""
+
+    uses_prefix = True
+    uses_session = True
+
+    def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
+        matched = context.matched
+        most = max((matched.get(e.index, 0) for e in endpoints), default=0) if matched else 0
+        if most:
+            return least_loaded([e for e in endpoints if matched.get(e.index, 0) == most], context)
+        if context.home in endpoints:
+            assert context.home is not None
+            return context.home
+        return least_loaded(endpoints, context)
+
+    def preferred(self, context: Context) -> Sequence[Endpoint]:
+        matched = context.matched
+        if matched:
+            alive = context.alive()
+            most = max((matched.get(e.index, 0) for e in alive), default=0)
+            if most:
+                return [e for e in alive if matched.get(e.index, 0) == most]
+        return () if context.home is None else (context.home,)
