@@ -13,6 +13,8 @@ from penstock.core.flow import Entry
 from penstock.core.lease import Lease
 from penstock.core.lifecycle import Event
 from penstock.core.request import Request
+from penstock.core.routing.base import Context, RoutingPolicy
+from penstock.core.routing.registry import POLICIES, RoutingSettings
 from penstock.core.scheduler import SchedulerSettings
 from penstock.sim.checkers import CheckedScheduler
 
@@ -43,6 +45,16 @@ def waiting_entry(name: str, seq: int = 1, **more: Any) -> Entry:
     entry.estimate = Estimator().estimate(of.tenant, of.model, of.body_bytes, of.output_tokens_max)
     entry.work = entry.estimate.prompt_tokens + 2.0 * entry.estimate.output_tokens
     return entry
+
+
+def context(name: str = "r", *, now: float = 0.0, matched: dict[int, int] | None = None, **more: Any) -> Context:
+    """What a routing policy is told of a request."""
+    asked = request(name, **more)
+    return Context(asked, prompt_tokens=more.get("prompt_tokens", 1), output_tokens=50, now=now, matched=matched or {})
+
+
+def policy_named(name: str) -> RoutingPolicy:
+    return POLICIES[name](RoutingSettings(), Random(1).random)
 
 
 def lease(serial: int, *, at: float = 0.0, prompt: int = 100, output: int = 50, streamed: bool = True) -> Lease:

@@ -8,7 +8,7 @@ from penstock.core.endpoint import Endpoint, EndpointSpec
 from penstock.core.health import HealthSettings
 from penstock.core.routing.registry import POLICIES
 from penstock.core.routing.round_robin import MODELS_MAX, RoundRobin
-from tests.core.drive import lease, request
+from tests.core.drive import context, lease, policy_named
 
 
 def endpoints(**slots: int) -> list[Endpoint]:
@@ -21,37 +21,37 @@ def endpoints(**slots: int) -> list[Endpoint]:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_chooses_one_of_those_it_was_given(policy: str) -> None:
     some = endpoints(a=1, b=2, c=0)
-    router = POLICIES[policy]()
+    router = policy_named(policy)
     for at in range(9):
         given = some[at % 3 :]
-        assert router.choose(request("r"), given, now=0.0) in given
+        assert router.choose(given, context()) in given
 
 
 def test_round_robin_takes_turns_per_model_and_skips_who_is_closed() -> None:
     a, b, c = some = endpoints(a=1, b=1, c=1)
     router = RoundRobin()
-    assert [router.choose(request("r"), some, now=0.0).name for _ in range(4)] == ["a", "b", "c", "a"]
-    assert router.choose(request("r"), [a, c], now=0.0) is c
-    assert router.choose(request("r", model="n"), [b, c], now=0.0) is b
+    assert [router.choose(some, context()).name for _ in range(4)] == ["a", "b", "c", "a"]
+    assert router.choose([a, c], context()) is c
+    assert router.choose([b, c], context(model="n")) is b
 
 
 def test_round_robin_remembers_a_bounded_number_of_models() -> None:
     some, router = endpoints(a=1, b=1), RoundRobin()
     for at in range(3 * MODELS_MAX):
-        router.choose(request("r", model=str(at)), some, now=0.0)
+        router.choose(some, context(model=str(at)))
     assert len(router._last) <= MODELS_MAX
 
 
 def test_least_loaded_counts_load_for_its_size_and_takes_turns_when_equal() -> None:
     large, small = some = endpoints(large=10, small=2)
-    router = POLICIES["least_loaded"]()
+    router = policy_named("least_loaded")
     large.ledger.add(lease(1))
     large.ledger.add(lease(2))
     small.ledger.add(lease(3))
-    assert router.choose(request("r"), some, now=0.0) is large
+    assert router.choose(some, context()) is large
     large.ledger.add(lease(4))
     large.ledger.add(lease(5))
     large.ledger.add(lease(6))
-    assert router.choose(request("r"), some, now=0.0) is large
+    assert router.choose(some, context()) is large
     large.dispatches_total = 1
-    assert router.choose(request("r"), some, now=0.0) is small
+    assert router.choose(some, context()) is small

@@ -103,7 +103,7 @@ def misfit(entry: Entry, endpoint: Endpoint, settings: AdmissionSettings, *, now
     if entry.avoid is not None and entry.shuns(endpoint.name, now):
         return Cause.SHUNNED
     prefill_tokens, tokens = room(endpoint, settings, now=now)
-    if entry.estimate.prompt_tokens > prefill_tokens:
+    if entry.uncached_at(endpoint.index) > prefill_tokens:
         return Cause.PREFILL_FULL
     return Cause.KV_FULL if entry.estimated_tokens > tokens else None
 

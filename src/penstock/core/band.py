@@ -91,7 +91,7 @@ class Band:
         tokens, model = entry.estimate.prompt_tokens, entry.request.model
         self.tokens += tokens
         self.tokens_of[model] = self.tokens_of.get(model, 0) + tokens
-        size = _size_class(tokens)
+        size = entry.size_class = _size_class(entry.uncached_tokens)
         self._sizes[size] = self._sizes.get(size, 0) + 1
         self.tree.push(entry)
 
@@ -102,17 +102,26 @@ class Band:
         tokens, model = entry.estimate.prompt_tokens, entry.request.model
         self.tokens -= tokens
         self.tokens_of[model] -= tokens
-        size = _size_class(tokens)
-        self._sizes[size] -= 1
-        if not self._sizes[size]:
-            del self._sizes[size]
+        self._unsize(entry)
         self.tree.remove(entry)
         if model not in self.tree.root.backlog:
             del self.tokens_of[model]
             self._light.pop(model, None)
 
+    def resized(self, entry: Entry) -> None:
+        """What there is to compute of a waiting prompt changed: more of it is cached, or less."""
+        self._unsize(entry)
+        size = entry.size_class = _size_class(entry.uncached_tokens)
+        self._sizes[size] = self._sizes.get(size, 0) + 1
+
+    def _unsize(self, entry: Entry) -> None:
+        size = entry.size_class
+        self._sizes[size] -= 1
+        if not self._sizes[size]:
+            del self._sizes[size]
+
     def prompt_tokens_min(self) -> int:
-        """No waiting prompt is estimated smaller; a bound, at most a quarter too low."""
+        """Of no waiting prompt is less to be computed; a bound, at most a quarter too low."""
         return _size_of(min(self._sizes)) if self._sizes else 0
 
     def over_bounds(self) -> bool:

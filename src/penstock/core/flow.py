@@ -39,6 +39,7 @@ class Entry:
         "cached_tokens",
         "charged",
         "charged_output",
+        "choosy",
         "cost",
         "deadline_s",
         "estimate",
@@ -55,6 +56,7 @@ class Entry:
         "refusals",
         "request",
         "seq",
+        "size_class",
         "source",
         "state",
         "visit",
@@ -89,6 +91,8 @@ class Entry:
         self.blocks: tuple[tuple[int, ...], int] | None = None  # keys of its token blocks, and their size
         self.looked_up: tuple[Source, Mapping[str, int]] | None = None  # who answered, and tokens by endpoint
         self.locate_until_s = -math.inf  # so long it waits to be told where its prompt is cached
+        self.size_class = 0  # of what is to be computed of its prompt, while it waits
+        self.choosy = False  # it may be held for an endpoint it prefers
         self.held_for: tuple[Endpoint, ...] = ()  # the endpoints it prefers to others that it could go to
         self.held_since_s = math.inf
 

@@ -1,7 +1,7 @@
 """Which endpoint holds how much of a prompt's prefix: a bounded index from block to endpoints.
 
-A key stands for a block and all before it (a chain hash, made at the edge), so endpoints that hold a prefix are found by
-one walk over its keys, with one set of endpoints (bits of an integer) that only shrinks: the cost does not depend on
+A key stands for a block and all before it (a chain hash, made at the edge), so endpoints that hold a prefix are found
+by one walk over its keys, with one set of endpoints (bits of an integer) that only shrinks: the cost does not depend on
 how many endpoints there are, nor on how much each holds.
 
 Each endpoint's keys are bounded. The ones not used for the longest time go first, by generations: what is stored or

@@ -13,6 +13,7 @@ from itertools import islice
 
 from penstock.core import admission
 from penstock.core.admission import AdmissionSettings, Cause
+from penstock.core.affinity import Affinity
 from penstock.core.band import Band, BandSettings
 from penstock.core.endpoint import Endpoint
 from penstock.core.fairness.tree import Node, QueueTree
@@ -49,7 +50,9 @@ class Pump:
         tenants: Tenants,
         *,
         stops: Stops,
+        affinity: Affinity,
         tenant_level: int | None,
+        look: Callable[[Entry, float], bool],
         look_again: Callable[[Endpoint, float], None],
     ) -> None:
         self._queues = queues
@@ -58,12 +61,14 @@ class Pump:
         self._reserve = reserve
         self._tenants = tenants
         self._stops = stops
+        self._affinity = affinity
         self._tenant_level = tenant_level
         self._passed: list[Entry] = []  # in this turn: requests that did not fit
         self._kept: set[Endpoint] = set()  # in this turn: endpoints whose room is kept for some of them
         self._work = 0.0  # sent, fading
         self._work_s = 0.0
         self._held: dict[str, list[tuple[QueueTree, Node]]] = {}  # by tenant
+        self._look = look  # again who holds its prompt's prefix; True: by now more of it is held
         self._look_again = look_again
         self._promised = [band for band in queues.bands if band.settings.min_share > 0]
 
@@ -178,7 +183,10 @@ class Pump:
         head = self._head(band, models)
         if head is None:
             return None  # all flows are held
-        endpoints = self._fitting(head, [e for e in free if e not in self._kept] if self._kept else free, now)
+        free_to_head = [e for e in free if e not in self._kept] if self._kept else free
+        endpoints = self._fitting(head, free_to_head, now)
+        if not endpoints and head.request.prefix and self._look(head, now):
+            endpoints = self._fitting(head, free_to_head, now)
         if endpoints:
             return head, endpoints
         return self._overtake(band, models, free, now)
@@ -211,17 +219,20 @@ class Pump:
             return []
         model = entry.request.model
         prompt_tokens, tokens = entry.estimate.prompt_tokens, entry.estimated_tokens
+        cached = entry.cached_tokens > 0
         fitting: list[Endpoint] = []
         modest = self._reserve.light_come(model, now) and not self._under_share(_top(entry.node_of()), model, now)
         for endpoint in endpoints:
             prefill_room, kv_room = endpoint.modest_room if modest else endpoint.room
+            if cached:
+                prompt_tokens = entry.uncached_at(endpoint.index)
             if prompt_tokens > prefill_room or tokens > kv_room or not endpoint.serves(model):
                 continue
             if entry.avoid is not None and entry.shuns(endpoint.name, now):
                 self._look_again(endpoint, entry.shuns_until_s(endpoint.name))
             else:
                 fitting.append(endpoint)
-        return fitting
+        return self._affinity.allowed(entry, fitting, now) if entry.choosy else fitting
 
     def _overtake(self, band: Band, models: list[str], free: list[Endpoint], now: float) -> Found | None:
         """The first of those behind the head that fits somewhere, unless someone passed over too often needs it.
@@ -244,16 +255,22 @@ class Pump:
         free = [e for e in free if e not in self._kept]
         prefill_room = max((e.room[0] for e in free), default=0.0)
         kv_room = max((e.room[1] for e in free), default=0.0)
-        for entry in islice(may_run, WINDOW):
-            if entry.estimate.prompt_tokens <= prefill_room and entry.estimated_tokens <= kv_room:
+        looked_at = 0
+        for entry in may_run:
+            if entry.uncached_tokens <= prefill_room and entry.estimated_tokens <= kv_room:
                 endpoints = self._fitting(entry, [e for e in free if e not in self._kept], now)
                 if endpoints:
                     return entry, endpoints
+            if entry.choosy and self._affinity.holds(entry, now):
+                continue  # nobody overtakes it: it waits for an endpoint of its own
+            looked_at += 1
             if entry not in self._passed:
                 self._passed.append(entry)
             if entry.bypassed >= BYPASS_MAX:
                 model = entry.request.model
                 self._kept.update(e for e in free if e.serves(model) and not entry.shuns(e.name, now))
+            if looked_at >= WINDOW:
+                break
         return None
 
     # --- the reserve ------------------------------------------------------------------------------------------

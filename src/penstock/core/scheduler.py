@@ -22,6 +22,7 @@ import msgspec
 from penstock.core import retry
 from penstock.core.actions import Abort, Action, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.admission import AdmissionSettings
+from penstock.core.affinity import Affinity
 from penstock.core.band import Band, BandSettings
 from penstock.core.endpoint import Endpoint, EndpointSpec
 from penstock.core.estimate import Estimator
@@ -44,8 +45,10 @@ from penstock.core.queues import QueueBounds, Queues
 from penstock.core.request import Request, Usage
 from penstock.core.reserve import Reserve
 from penstock.core.retry import Failure, Verdict
-from penstock.core.routing.registry import POLICIES as ROUTING
+from penstock.core.routing.registry import RoutingSettings
+from penstock.core.routing.router import Router
 from penstock.core.snapshot import Snapshot, band_now, endpoint_now, queues_of, stopped_models
+from penstock.core.sources import Source
 from penstock.core.stops import Stops
 from penstock.core.tenants import Allowance, Limits, Tenants
 from penstock.core.timers import Timers
@@ -71,6 +74,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True):
     admission: AdmissionSettings = AdmissionSettings()
     engine_priority: bool = False
     routing: str = "least_loaded"
+    router: RoutingSettings = RoutingSettings()
     tenants: Mapping[str, Limits] = {}
     attempts_max: int = 3
     retry_budget: float = 0.2
@@ -91,6 +95,8 @@ class Scheduler:
         self._reserve = Reserve(settings.admission.reserved_share if self._fairness.uses_flows else 0.0)
         self._tenants = Tenants(settings.tenants)
         self._stops = Stops()
+        self._router = Router(settings.routing, settings.router, self._pool, draw=random.random)
+        self._affinity = Affinity(self._router, self._look_again)
         self._pump = Pump(
             self._queues,
             self._pool,
@@ -98,6 +104,8 @@ class Scheduler:
             self._reserve,
             self._tenants,
             stops=self._stops,
+            affinity=self._affinity,
+            look=self._look,
             tenant_level=settings.tenant_level,
             look_again=self._look_again,
         )
@@ -105,7 +113,6 @@ class Scheduler:
         self._key = ORDERINGS[settings.ordering]
         self._estimator = Estimator()
         self._forecast = Forecast()
-        self._routing = ROUTING[settings.routing]()
         self._budget = retry.RetryBudget(settings.retry_budget)
         self._timers: Timers[int | str] = Timers()  # an arrival number, or an endpoint's name
         self._entries: dict[str, Entry] = {}  # every request that has not ended
@@ -181,6 +188,8 @@ class Scheduler:
         """The last byte of an answer was read from the engine. `usage`: what it truly cost, where that is known."""
         entry = self._leases[lease]
         model = entry.request.model
+        if usage is not None:
+            self._router.answered(entry.held(), usage, now)
         self._forecast.lease_ended(model, entry.work, now - entry.held().dispatched_s)
         endpoint = self._release(entry, now)
         entry.move(Event.FINISHED)
@@ -201,6 +210,7 @@ class Scheduler:
     def failed(self, lease: int, failure: Failure, *, now: float) -> list[Action]:
         """The dispatch failed. Before the first byte the request may go back to the queue."""
         entry = self._leases[lease]
+        self._router.failed(entry, entry.held())
         endpoint = self._release(entry, now)
         if endpoint is not None:
             self._blame(endpoint, failure, now)
@@ -290,6 +300,7 @@ class Scheduler:
         """
         endpoint = self._pool.remove(name, known_until_s=now + self._settings.wait_s_max)
         self._queues.forget(endpoint)
+        self._router.gone(endpoint)
         self._timers.cancel(name)
         self._health_changed(now)
         return self._pumped(now)
@@ -305,9 +316,67 @@ class Scheduler:
     def observed(self, name: str, reading: Observation | None, *, now: float) -> list[Action]:
         """A reading of its gauges came, or (None) none could be had."""
         endpoint = self._pool[name]
+        epoch = endpoint.ledger.epoch
         if reading is not None and endpoint.observed(reading, now):
             self._pool.changed()
+        if endpoint.ledger.epoch != epoch:
+            self._router.restarted(endpoint)
         return self._touched(endpoint, now)
+
+    # --- where prefixes are cached ------------------------------------------------------------------------------
+
+    def kv_stored(self, endpoint: str, keys: Iterable[int], *, now: float) -> list[Action]:  # noqa: ARG002
+        """An endpoint says that it holds these token blocks from now on (their keys, made at the edge)."""
+        if (known := self._pool.get(endpoint)) is not None:
+            self._router.stored(known, keys)
+        return []
+
+    def kv_removed(self, endpoint: str, keys: Iterable[int], *, now: float) -> list[Action]:  # noqa: ARG002
+        """It does not hold these any more."""
+        if (known := self._pool.get(endpoint)) is not None:
+            self._router.removed(known, keys)
+        return []
+
+    def kv_cleared(self, endpoint: str, *, now: float) -> list[Action]:  # noqa: ARG002
+        """It holds nothing: it said so, or its word can't be had any more."""
+        if (known := self._pool.get(endpoint)) is not None:
+            self._router.cleared(known)
+        return []
+
+    def located(self, request_id: str, keys: Iterable[int], block_tokens: int, *, now: float) -> list[Action]:
+        """The keys of a request's token blocks became known: they tell which endpoint holds how much of it."""
+        entry = self._entries.get(request_id)
+        if entry is None or entry.state is not State.WAITING:
+            return []
+        entry.blocks = (tuple(keys), block_tokens)
+        return self._told_where(entry, now)
+
+    def cached(
+        self, request_id: str, tokens: Mapping[str, int], source: Source = Source.LMCACHE, *, now: float
+    ) -> list[Action]:
+        """A look-up answered: how many tokens of the prompt each endpoint holds, by name; empty where it failed."""
+        entry = self._entries.get(request_id)
+        if entry is None or entry.state is not State.WAITING:
+            return []
+        if tokens:
+            entry.looked_up = (source, tokens)
+        return self._told_where(entry, now)
+
+    def _told_where(self, entry: Entry, now: float) -> list[Action]:
+        self._affinity.told(entry)
+        self._look(entry, now)
+        for endpoint in self._pool:
+            if endpoint.serves(entry.request.model):
+                self._queues.touch(endpoint)
+        return self._pumped(now)
+
+    def _look(self, entry: Entry, now: float) -> bool:
+        """Look again who holds a waiting prompt. True when more of it is held than before."""
+        before = entry.cached_tokens
+        self._router.look(entry, now)
+        if entry.cached_tokens != before:
+            self._queues.bands[entry.request.band].resized(entry)
+        return entry.cached_tokens > before
 
     def least_loaded(self, model: str, *, now: float) -> str | None:
         """Where to send something that needs neither queue nor lease (tokenizing); None when nobody is alive."""
@@ -457,7 +526,9 @@ class Scheduler:
         entry.estimate = estimate = self._estimator.estimate(
             request.tenant, request.model, entry.prompt_bytes, request.output_tokens_max
         )
-        entry.work = estimate.prompt_tokens + WORK_PER_OUTPUT_TOKEN * estimate.output_tokens
+        self._router.look(entry, now)
+        entry.choosy = self._affinity.choosy(entry, now)
+        entry.work = entry.uncached_tokens + WORK_PER_OUTPUT_TOKEN * estimate.output_tokens
         entry.cost = self._account.estimated_cost(entry)
         band = self._queues.bands[request.band]
         own_s = math.inf if request.deadline_s is None else request.deadline_s
@@ -524,7 +595,8 @@ class Scheduler:
     def _dispatch(self, entry: Entry, endpoints: list[Endpoint], now: float) -> Dispatch:
         """Pop the request and take the lease, in one step."""
         request, tree, node = entry.request, self._tree(entry), entry.node_of()
-        chosen = self._routing.choose(request, endpoints, now=now)
+        chosen = self._router.choose(entry, endpoints, now)
+        entry.cost = self._account.estimated_cost(entry)
         band = self._queues.bands[request.band]
         if entry.seq in band.entries:
             if entry.seq not in band.bumped:  # else it is out of turn, and says nothing of how far turns have come
@@ -545,8 +617,10 @@ class Scheduler:
             epoch=chosen.ledger.epoch,
             request_id=request.id,
             dispatched_s=now,
-            prompt_tokens=entry.estimate.prompt_tokens,
+            prompt_tokens=entry.uncached_tokens,
             output_tokens=entry.estimate.output_tokens,
+            cached_tokens=entry.cached_tokens,
+            source=entry.source,
             streamed=request.streamed,
             prefill_end_s=now,
         )
@@ -555,6 +629,7 @@ class Scheduler:
         self._leases[lease.serial] = entry
         chosen.ledger.add(lease)
         chosen.dispatches_total += 1
+        self._affinity.used(chosen)
         self._budget.dispatched()
         queued = any(request.model in band.tree.root.backlog for band in self._queues.bands)
         self._forecast.dispatched(request.model, entry.work, queued=queued, now=now)
@@ -622,6 +697,7 @@ class Scheduler:
             reason = Reason.DRAINING if over else Reason.QUEUE_TIMEOUT
             actions.append(Evict(entry.request.id, reason, self._retry_after_s(entry, reason, now)))
         else:
+            self._router.look(entry, now)
             self._enqueue(entry, now)
             self._arm(entry)
 
@@ -638,6 +714,8 @@ class Scheduler:
         self._queues.remove(entry, event)
         self._tenants.unqueued(entry.request.tenant, entry.request.body_bytes)
         self._timers.cancel(entry.seq)
+        if entry.choosy:
+            self._affinity.left(entry)
 
     def _arm(self, entry: Entry) -> None:
         """See to it that nobody waits longer than it may, or than it helps."""

@@ -88,7 +88,10 @@ class Sources:
             self._records.pop((source, endpoint), None)
 
     def snapshot(self, now: float) -> list[SourceSnapshot]:
-        off = {source: 0 for source in Source}
+        off = dict.fromkeys(Source, 0)
         for (source, _), record in self._records.items():
             off[source] += now < record.off_until_s
-        return [SourceSnapshot(source, *totals, off[source]) for source, totals in self._totals.items()]
+        return [
+            SourceSnapshot(source, predicted, hit, checks, wrong, off[source])
+            for source, (predicted, hit, checks, wrong) in self._totals.items()
+        ]

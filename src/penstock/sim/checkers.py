@@ -14,7 +14,7 @@ scheduler remembers, and raises `AssertionError` at the first difference:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Literal
 
@@ -27,6 +27,7 @@ from penstock.core.outcome import Outcome, Reason
 from penstock.core.request import Request, Usage
 from penstock.core.retry import Failure
 from penstock.core.scheduler import Scheduler, SchedulerSettings
+from penstock.core.sources import Source
 from penstock.sim.oracle import Oracle
 from penstock.sim.tree_check import check_tree
 
@@ -197,6 +198,14 @@ class CheckedScheduler(Scheduler):
 
     def observed(self, name: str, reading: Observation | None, *, now: float) -> list[Action]:
         return self._checked(super().observed(name, reading, now=now), now)
+
+    def located(self, request_id: str, keys: Iterable[int], block_tokens: int, *, now: float) -> list[Action]:
+        return self._checked(super().located(request_id, keys, block_tokens, now=now), now)
+
+    def cached(
+        self, request_id: str, tokens: Mapping[str, int], source: Source = Source.LMCACHE, *, now: float
+    ) -> list[Action]:
+        return self._checked(super().cached(request_id, tokens, source, now=now), now)
 
     def drain(self, *, queue_until_s: float, stop_at_s: float, now: float) -> list[Action]:
         return self._checked(super().drain(queue_until_s=queue_until_s, stop_at_s=stop_at_s, now=now), now)

@@ -8,7 +8,6 @@ the scheduler is done there must be nobody left to choose, which is what work-co
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from penstock.core import admission
@@ -60,7 +59,8 @@ class Oracle:
         for other in self._scheduler._queues.bands[entry.request.band].entries.values():
             same = other.node is entry.node and other.request.model == entry.request.model
             if same and (other.key, other.seq) < (entry.key, entry.seq) and not self._tenant_held(other):
-                fit = any(self._fits(other, endpoint, now) for endpoint in endpoints)
+                fitting = [endpoint for endpoint in endpoints if self._fits(other, endpoint, now)]
+                fit = bool(self._allowed(other, fitting, now))
                 assert not fit, f"{entry.request} overtook {other.request}"
 
     def _check_strict(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
@@ -75,7 +75,7 @@ class Oracle:
                 head = next(self._order(band, [endpoint]), None)
                 scarce = head is not None and self._kept_back(head.request.model, band.open, now, known=True)
                 if head is not None and not self._tenant_held(head) and not scarce:
-                    fits = self._fits(head, endpoint, now)
+                    fits = self._fits(head, endpoint, now) and self._allowed(head, [endpoint], now)
                     assert not fits, f"{entry.request} was sent before {head.request} of {band.settings.name}"
 
     # --- the naive pump -----------------------------------------------------------------------------------------
@@ -107,10 +107,16 @@ class Oracle:
         lines += [[x for x in order if x.request.model in plain]]
         lines += [[x for x in order if x.request.model == model] for model in plain if len(plain) > 1]
         for line in lines:
-            for entry in islice(line, WINDOW):
+            looked_at = 0
+            for entry in line:
                 fitting = [e for e in free if e not in kept and self._fits(entry, e, now, known=known)]
-                if fitting:
-                    return entry, fitting
+                if allowed := self._allowed(entry, fitting, now):
+                    return entry, allowed
+                if entry.choosy and self._scheduler._affinity.holds(entry, now):
+                    continue
+                looked_at += 1
+                if looked_at > WINDOW:
+                    break
                 if entry.bypassed - (entry in discount) >= BYPASS_MAX:
                     kept.update(e for e in free if e.serves(entry.request.model) and not entry.shuns(e.name, now))
         return None
@@ -156,7 +162,18 @@ class Oracle:
             return False
         room = admission.modest_room if self._is_modest(entry, now, known=known) else admission.room
         prefill_tokens, tokens = room(endpoint, self._scheduler._settings.admission, now=now)
-        return entry.estimate.prompt_tokens <= prefill_tokens and entry.estimated_tokens <= tokens
+        return entry.uncached_at(endpoint.index) <= prefill_tokens and entry.estimated_tokens <= tokens
+
+    def _allowed(self, entry: Entry, fitting: list[Endpoint], now: float) -> list[Endpoint]:
+        """Where it may go of where it fits: nowhere while it waits for an endpoint that it prefers."""
+        affinity = self._scheduler._affinity
+        if not entry.choosy or not fitting:
+            return fitting
+        only = affinity.only(entry, now)
+        if only is not None:
+            return [e for e in fitting if e is only]
+        held = bool(entry.held_for) and affinity.held_until_s(entry, fitting, now) > now
+        return [] if held or now < entry.locate_until_s else fitting
 
     def _is_modest(self, entry: Entry, now: float, *, known: bool) -> bool:
         """Whether it has to leave room for light flows; where nobody asked just now: whether it may have to."""

@@ -1,4 +1,4 @@
-"""Routing: by KV cache while the endpoints are about equally loaded, else by load (production-stack's pull request 884).
+"""Routing: by KV cache while endpoints are about equally loaded, else by load (production-stack's pull request 884).
 
 If the longest queue over all replicas (running and waiting requests) exceeds the shortest by `imbalance_threshold` or
 more, the least loaded one; else the one with the longest cached prefix. With the default threshold, infinity, this is

@@ -2,9 +2,9 @@
 
 A session that is new is given a home by consistent hashing with bounded load (Mirrokni et al. 2018): of the endpoints
 in an order that depends on the session alone (the highest random weight first), the first that is open and would not
-exceed the average load by more than a quarter. From then on it stays there; when it has to move, because its home failed or
-`affinity_wait` passed, it stays where it moved to, for that is where its cache is. So an endpoint that leaves moves
-only its own sessions, and one that comes back is given new ones, not a stampede of its old ones.
+exceed the average load by more than a quarter. From then on it stays there; when it has to move, because its home
+failed or `affinity_wait` passed, it stays where it moved to, for that is where its cache is. So an endpoint that leaves
+moves only its own sessions, and one that comes back is given new ones, not a stampede of its old ones.
 """
 
 from __future__ import annotations
