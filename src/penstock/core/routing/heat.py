@@ -1,7 +1,7 @@
 """Which prefixes are asked for so often that another endpoint should hold them too?
 
 A system prompt that everybody shares is held by one endpoint at first; if that were a reason to go there, all would
-pile onto it. So uses are counted per prefix (the longest that is held anywhere), fading over ten seconds, and a prefix with
+pile onto it. So uses are counted per prefix (the longest that is held anywhere), fading over ten seconds. A prefix with
 more than a few uses per endpoint that holds it is *hot*: it does not count, the request goes by load, and wherever it
 goes there is one endpoint more that holds it. A conversation's own prefix grows with every turn, so it stays cool.
 """
