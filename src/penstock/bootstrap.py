@@ -122,6 +122,7 @@ def gateway(settings: Settings) -> Gateway:
         ServerLimits(
             header_bytes_max=limits.max_header,
             body_bytes_max=limits.max_body,
+            bodies_bytes_max=max(settings.queue.max_bytes, limits.max_body),
             connections_max=limits.max_connections,
             header_timeout_s=timeouts.client_header,
             body_timeout_s=timeouts.client_body,

@@ -30,6 +30,7 @@ STATUS = {
     Refusal.WEBSOCKET_UNSUPPORTED: 426,
     Refusal.HEADER_TOO_LARGE: 431,
     Refusal.TOO_MANY_CONNECTIONS: 503,
+    Refusal.TOO_MANY_BYTES: 429,
 }
 
 

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import uvloop
@@ -565,3 +566,56 @@ def test_any_bytes_end_in_an_answer_or_a_close(uv: bool, caplog: pytest.LogCaptu
         runner.run(world.leave())
     assert told == []
     assert caplog.records == []
+
+
+# ---- too much in all, and clients that nobody reads from
+
+
+@on_both_loops
+async def test_all_bodies_under_way_together_are_bounded(world: World) -> None:
+    await world.serve(bodies_bytes_max=500_000)
+    head = POST + b"Content-Length: 400000\r\n\r\n"
+    slow = await world.client(head + b"x" * 300_000)
+    await world.until(lambda: world.server.bodies_bytes == 300_000)
+    too_much = await world.client(head + b"x" * 300_000)
+    assert (await too_much.response())[0] == 429
+    assert await too_much.rest() == b""
+    assert world.server.bodies_bytes == 300_000
+    small = await world.client(request(body=b"y" * 1000))  # here at once, so it is never under way
+    assert (await small.response())[0] == 200
+    slow.send(b"x" * 100_000)
+    assert (await slow.response())[0] == 200
+    assert world.server.bodies_bytes == 0
+
+
+@on_both_loops
+async def test_a_body_that_is_given_up_no_longer_counts(world: World) -> None:
+    await world.serve()
+    client = await world.client(CHUNKED + b"186a0\r\n" + b"x" * 90_000)
+    await world.until(lambda: world.server.bodies_bytes == 90_000)
+    client.close()
+    await world.until(lambda: world.server.bodies_bytes == 0)
+
+
+@on_both_loops
+async def test_a_client_that_sent_much_ahead_is_missed_when_it_leaves(world: World) -> None:
+    await world.serve(gone_look_s=0.02)
+    pending: list[Exchange] = []
+    world.handler.on_complete = pending.append
+    clients = []
+    for count in (1, 2, 3):
+        clients.append(await world.client(request() + request(body=b"x" * 100_000)))
+        await world.until(partial(_so_many, pending, count))
+    closes, resets, stays = clients
+    closes.close()
+    await world.until(lambda: world.handler.gone == pending[:1])
+    resets.writer.transport.abort()
+    await world.until(lambda: world.handler.gone == pending[:2])
+    pending[2].respond(200, [], b"still here")
+    assert (await stays.response())[2] == b"still here"
+    await world.until(lambda: len(pending) == 4)
+    pending[3].respond(200, [], b"")
+
+
+def _so_many(things: list[Exchange], count: int) -> bool:
+    return len(things) == count

@@ -17,7 +17,7 @@ from penstock.server.stream_end import TAIL_BYTES, ended_well
 HEAD_BYTES = 1024  # of a stream, kept for Anthropic's message_start, which alone tells the prompt's tokens
 HELD_BYTES_MAX = 65536  # of an event that is not whole yet; a longer one passes as it comes
 _USAGE = re.compile(rb'"usage": ?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
-_DATA = b"data: "
+_DATA = b"\ndata:"  # a space may follow
 _NO_CHOICES = re.compile(rb'"choices": ?\[\]')
 _SPLIT = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")  # an event ends with an empty line, of either kind
 
@@ -51,7 +51,7 @@ class Answer:
         self._hides_usage = hides_usage and streamed
         self._head = b""
         self._held = b""
-        self._tail = b""
+        self._tail = b"\n" if streamed else b""  # an event stands at the beginning of a line
         self.tokens = 0  #: events passed, about as many as tokens
 
     def take(self, data: bytes) -> bytes:

@@ -6,6 +6,7 @@ body is read, the body before the scheduler is asked.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from penstock.server import body as bodies
 from penstock.server import metrics as metrics_module
 from penstock.server import wire
 from penstock.server.admin.routes import AdminRoutes
-from penstock.server.body import BadBody, Peek
+from penstock.server.body import BadBody, Inflater, Peek
 from penstock.server.catalog import Catalog
 from penstock.server.driver import Driver
 from penstock.server.heartbeat import Heartbeats
@@ -45,6 +46,7 @@ _REFUSALS = {
     Refusal.WEBSOCKET_UNSUPPORTED: Reason.WEBSOCKET_UNSUPPORTED,
     Refusal.EXPECTATION_FAILED: Reason.BAD_REQUEST,
     Refusal.TOO_MANY_CONNECTIONS: Reason.OVERLOAD,
+    Refusal.TOO_MANY_BYTES: Reason.OVERLOAD,
 }
 
 
@@ -119,7 +121,13 @@ class App:
         else:
             passed = route(path)
             assert passed is not None
-            self._pass_through(exchange, passed)
+            encoding = exchange.header(b"content-encoding")
+            if encoding is None or encoding.strip().lower() == b"identity":
+                self._pass_through(exchange, passed, exchange.body)
+            elif encoding.strip().lower() in (b"gzip", b"x-gzip"):
+                self._inflate(exchange, passed, Inflater(exchange.body, self._body_bytes_max))
+            else:
+                self._refuse(exchange, Reason.BAD_REQUEST, "The body's content-encoding is not supported; gzip is.")
 
     def refused(self, exchange: Exchange | None, refusal: Refusal, detail: str) -> tuple[int, Sequence[Header], bytes]:
         """Answer for the server what is not HTTP as it should be."""
@@ -134,10 +142,26 @@ class App:
 
     # --- the engines' paths ---------------------------------------------------------------------------------
 
-    def _pass_through(self, exchange: Exchange, passed: Route) -> None:
+    def _inflate(self, exchange: Exchange, passed: Route, inflater: Inflater) -> None:
+        """Unpack a body bit by bit, others' work in between, and go on with it."""
+        if exchange.gone:
+            return
+        try:
+            if not inflater.step():
+                asyncio.get_running_loop().call_soon(self._inflate, exchange, passed, inflater)
+                return
+        except BadBody as problem:
+            self._refuse(exchange, Reason.BAD_REQUEST, str(problem))
+            return
+        if inflater.too_large:
+            message = f"The body unpacks to more than {self._body_bytes_max} bytes."
+            self._refuse(exchange, Reason.REQUEST_TOO_LARGE, message)
+        else:
+            self._pass_through(exchange, passed, inflater.body(), inflated=True)
+
+    def _pass_through(self, exchange: Exchange, passed: Route, body: bytes, *, inflated: bool = False) -> None:
         request_id = self._request_id(exchange)
         try:
-            body, inflated = self._body(exchange)
             peek = self._peek(exchange, body)
             model = peek.model or self._sole_model(passed)
             caller = self._caller(exchange, peek)
@@ -230,18 +254,6 @@ class App:
         names = {"tenant": caller.tenant, "user": user, "model": model}
         flow = tuple(names[level] for level in levels)
         return flow, tuple(caller.weight if level == "tenant" else 1.0 for level in levels)
-
-    def _body(self, exchange: Exchange) -> tuple[bytes, bool]:
-        """The body as the engine shall get it, and whether it had to be unpacked."""
-        encoding = exchange.header(b"content-encoding")
-        if encoding is None or encoding.strip().lower() == b"identity":
-            return exchange.body, False
-        if encoding.strip().lower() not in (b"gzip", b"x-gzip"):
-            raise BadBody("The body's content-encoding is not supported; gzip is.")
-        body = bodies.inflate(exchange.body, self._body_bytes_max)
-        if body is None:
-            raise _Refused(Reason.REQUEST_TOO_LARGE, f"The body unpacks to more than {self._body_bytes_max} bytes.")
-        return body, True
 
     def _peek(self, exchange: Exchange, body: bytes) -> Peek:
         if _is_multipart(exchange):

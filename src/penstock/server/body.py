@@ -55,6 +55,7 @@ _ASKING = b'{"include_usage":true}'
 _NOT_ASKING: tuple[object, ...] = (None, {}, {"include_usage": None}, {"include_usage": False})
 _PART_HEADERS_BYTES_MAX = 4096
 _PARTS_MAX = 1000
+_INFLATE_STEP_BYTES = 256 * 1024
 
 
 def peek(body: bytes) -> Peek:
@@ -206,15 +207,44 @@ def _multipart_field(body: bytes, content_type: bytes, name: bytes) -> tuple[int
     raise BadBody(f"The multipart body has more than {_PARTS_MAX} parts.")
 
 
-def inflate(body: bytes, bytes_max: int) -> bytes | None:
-    """A gzip body unpacked, None when it would be larger than `bytes_max`. Raises `BadBody`."""
-    inflater = zlib.decompressobj(wbits=31)
-    try:
-        data = inflater.decompress(body, bytes_max + 1)
-    except zlib.error:
-        raise BadBody("The body is not valid gzip.") from None
-    if len(data) > bytes_max:
-        return None
-    if not inflater.eof or inflater.unused_data:
-        raise BadBody("The body is not one whole gzip member.")
-    return data
+class Inflater:
+    """Unpacks a gzip body in steps of a millisecond, so that a large one does not hold up everybody else's tokens."""
+
+    def __init__(self, body: bytes, bytes_max: int) -> None:
+        self._body = memoryview(body)
+        self._at = 0
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._pieces: list[bytes] = []
+        self._inflater = zlib.decompressobj(wbits=31)
+
+    def step(self) -> bool:
+        """Go on; returns whether it is done. Raises `BadBody`."""
+        inflater = self._inflater
+        data: bytes | memoryview = inflater.unconsumed_tail
+        if not data:
+            data = self._body[self._at : self._at + _INFLATE_STEP_BYTES]
+            self._at += len(data)
+        try:
+            piece = inflater.decompress(data, _INFLATE_STEP_BYTES)
+        except zlib.error:
+            raise BadBody("The body is not valid gzip.") from None
+        self._pieces.append(piece)
+        self._bytes += len(piece)
+        if self.too_large:
+            return True
+        if inflater.eof:
+            if inflater.unused_data or self._at < len(self._body):
+                raise BadBody("The body is not one whole gzip member.")
+            return True
+        if not piece and not data:
+            raise BadBody("The body is not one whole gzip member.")
+        return False
+
+    @property
+    def too_large(self) -> bool:
+        return self._bytes > self._bytes_max
+
+    def body(self) -> bytes:
+        """What came out of it, when it is done."""
+        return b"".join(self._pieces)

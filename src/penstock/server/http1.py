@@ -39,6 +39,7 @@ class HttpServer:
         self.handler = handler
         self.limits = limits or ServerLimits()
         self.draining = False
+        self.bodies_bytes = 0  # read of bodies that are under way
         self._wall_clock = wall_clock
         self._connections: set[Connection] = set()
         self._empty = asyncio.Event()

@@ -9,6 +9,7 @@ fires too early. A handler is called from here, never from inside the parser.
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import struct
 import sys
@@ -31,6 +32,7 @@ _LINGER: Final = 4  # answered early: what the client still sends is discarded
 _CLOSING: Final = 5
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_HUNG_UP: Final = getattr(select, "POLLRDHUP", select.POLLHUP)  # where it exists it is told behind unread bytes, too
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
@@ -38,6 +40,7 @@ class Connection(asyncio.Protocol):
     """One client connection."""
 
     __slots__ = (
+        "_counted_bytes",
         "_exchange",
         "_limits",
         "_linger_bytes",
@@ -79,6 +82,7 @@ class Connection(asyncio.Protocol):
         self._write_paused = False
         self._stalled_bytes = sys.maxsize  # output that waited when we last looked
         self._linger_bytes = 0
+        self._counted_bytes = 0  # of the body under way, in the server's sum
         self._timer = DeadlineTimer(loop, self._expired)
 
     # ---- what the transport tells us
@@ -100,6 +104,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  (how it was lost makes no difference)
         self._state = _CLOSING
+        self._uncount()
         self._timer.close()
         self._transport = None
         self._reader.close()
@@ -138,7 +143,10 @@ class Connection(asyncio.Protocol):
         elif self._state == _BODY:
             self._arm(self._limits.body_timeout_s)
         elif self._state == _BUSY:
-            self._timer.clear()
+            if self._reading_paused:
+                self._arm(self._limits.gone_look_s)
+            else:
+                self._timer.clear()
         elif self._state == _LINGER:
             self._arm(self._limits.linger_timeout_s)
         exchange = self._exchange
@@ -221,13 +229,20 @@ class Connection(asyncio.Protocol):
             self._parsing = False
         if at < size:
             self._keep(data, at)
-        elif self._state == _HEAD:
+        elif self._state in (_HEAD, _BODY):
             reader.remember_tail(data)
-            self._timer.set(self._received_s + self._limits.header_timeout_s)
-        elif self._state == _BODY:
-            reader.remember_tail(data)
-            deadline_s = self._loop.time() + self._limits.body_timeout_s
-            self._timer.set(min(deadline_s, self._received_s + self._limits.body_timeout_total_s))
+            self._await_more(reader)
+
+    def _await_more(self, reader: RequestReader) -> None:
+        """A read ended in the middle of a request."""
+        limits = self._limits
+        if self._state == _HEAD:
+            self._timer.set(self._received_s + limits.header_timeout_s)
+        elif self._count(reader.body_bytes):
+            deadline_s = self._loop.time() + limits.body_timeout_s
+            self._timer.set(min(deadline_s, self._received_s + limits.body_timeout_total_s))
+        else:
+            self._refuse(Refusal.TOO_MANY_BYTES, "too much is being sent at once")
 
     def _begin(self, reader: RequestReader) -> None:
         """The head is whole: show it to the handler, and judge what is to follow."""
@@ -256,7 +271,20 @@ class Connection(asyncio.Protocol):
         if expect is not None and exchange.http_version == "1.1" and not exchange.started:
             self._stream.write(_CONTINUE)
 
+    def _count(self, body_bytes: int) -> bool:
+        """Add what was read of a body to the server's sum; False when that is too much."""
+        server = self.server
+        server.bodies_bytes += body_bytes - self._counted_bytes
+        self._counted_bytes = body_bytes
+        return server.bodies_bytes <= self._limits.bodies_bytes_max
+
+    def _uncount(self) -> None:
+        self.server.bodies_bytes -= self._counted_bytes
+        self._counted_bytes = 0
+
     def _complete(self, reader: RequestReader) -> None:
+        if self._counted_bytes:
+            self._uncount()
         exchange = self._exchange
         assert exchange is not None
         exchange.body = reader.take_body()
@@ -276,6 +304,8 @@ class Connection(asyncio.Protocol):
             if len(data) - at > self._limits.pipelined_bytes_max and not self._reading_paused:
                 self._reading_paused = True
                 self._stream.pause_reading()
+                if self._state == _BUSY and not self._write_paused:
+                    self._arm(self._limits.gone_look_s)
 
     def _resume(self) -> None:
         """Go on with what was kept, now that the exchange before it is over."""
@@ -314,6 +344,7 @@ class Connection(asyncio.Protocol):
     def _linger(self) -> None:
         """The answer is out before the request was in: close in a way that does not destroy the answer."""
         self._state = _LINGER
+        self._uncount()
         self._reader.close()
         if self._stream.can_write_eof() and not self._stream.is_closing():
             self._stream.write_eof()
@@ -359,7 +390,19 @@ class Connection(asyncio.Protocol):
                 self.abort()
         elif state == _IDLE:
             self._close()
+        elif state == _BUSY:
+            self._look_for_client()
         elif state in (_HEAD, _BODY):
             self._refuse(Refusal.CLIENT_TIMEOUT, "the request did not arrive in time")
         else:
             self.abort()
+
+    def _look_for_client(self) -> None:
+        """Reading has stopped, so no hang-up is told to us: ask the kernel."""
+        if self._reading_paused:
+            poller = select.poll()
+            poller.register(self._stream.get_extra_info("socket").fileno(), _HUNG_UP)
+            if poller.poll(0):
+                self.abort()
+            else:
+                self._arm(self._limits.gone_look_s)

@@ -18,6 +18,7 @@ class ServerLimits:
     header_bytes_max: int = 64 * 1024  # request line included
     header_count_max: int = 256
     body_bytes_max: int = 64 * 1024 * 1024
+    bodies_bytes_max: int = 1024 * 1024 * 1024  # of all that are under way together, each longer than one read
     connections_max: int = 20_000
     header_timeout_s: float = 10.0  # from the first byte (of a new connection: from the connect) to the blank line
     body_timeout_s: float = 60.0  # between two reads of a body
@@ -29,6 +30,7 @@ class ServerLimits:
     pipelined_bytes_max: int = 64 * 1024  # read ahead of a running exchange before reading stops
     linger_bytes_max: int = 1024 * 1024  # discarded after a refusal, so that its answer is not lost to a reset
     linger_timeout_s: float = 2.0
+    gone_look_s: float = 1.0  # how often a client that is not read from is asked whether it is still there
 
 
 class Refusal(Enum):
@@ -41,3 +43,4 @@ class Refusal(Enum):
     WEBSOCKET_UNSUPPORTED = "websocket_unsupported"  # 426
     HEADER_TOO_LARGE = "header_too_large"  # 431
     TOO_MANY_CONNECTIONS = "too_many_connections"  # 429: the caller should come back later
+    TOO_MANY_BYTES = "too_many_bytes"  # 429: in the bodies of all clients together

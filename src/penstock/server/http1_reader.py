@@ -164,6 +164,11 @@ class RequestReader:
             self._parse_on_after_upgrade()
 
     @property
+    def body_bytes(self) -> int:
+        """So much of the body is here."""
+        return self._body_bytes
+
+    @property
     def expects_body(self) -> bool:
         """After `read_head`: a body follows."""
         return not self._in_head

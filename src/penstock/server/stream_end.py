@@ -14,7 +14,7 @@ TAIL_BYTES = 4096  # the last token, usage and [DONE] are some 600 bytes; this l
 _ERROR = re.compile(rb'^(?:data: ?\{"(?:error"|object": ?"error")|event: ?(?:error|response\.failed)\s)', re.MULTILINE)
 _ABORTED = re.compile(rb'"finish_reason": ?"abort"')
 _FINISHED = re.compile(rb'"finish_reason": ?"')
-_DONE = b"data: [DONE]"
+_DONE = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
 _WITH_FINISH_REASON = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
@@ -22,4 +22,4 @@ def ended_well(path: str, tail: bytes) -> bool:
     """Whether a stream of server-sent events, whole as HTTP goes, is an answer and not a failure."""
     if _ERROR.search(tail) or _ABORTED.search(tail):
         return False
-    return path not in _WITH_FINISH_REASON or _DONE not in tail or _FINISHED.search(tail) is not None
+    return path not in _WITH_FINISH_REASON or _DONE.search(tail) is None or _FINISHED.search(tail) is not None

@@ -74,7 +74,9 @@ class Queue(Section):
         meaning="With `false` nothing waits and slots do not limit; routing and failover stay.",
     )
     max_requests: values.Whole = setting(10_000, "How many requests may wait in all.", ge=0)
-    max_bytes: values.Size = setting(2**30, "How many bytes their bodies may hold in all.", ge=0)
+    max_bytes: values.Size = setting(
+        2**30, "How many bytes their bodies may hold in all; also those still being received.", ge=0
+    )
     max_tokens: values.Whole = setting(100_000_000, "How many prompt tokens may wait in all, by our estimate.", ge=0)
     max_wait: values.Duration = setting(60.0, "How long one request may wait in the queue.", gt=0)
     heartbeat_after: values.Duration = setting(

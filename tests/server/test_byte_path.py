@@ -1,0 +1,83 @@
+"""What holds along the way of the bytes: counted whatever their spelling, unpacked without holding others up."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.answer import Answer
+from penstock.server.body import BadBody, Inflater
+from tests.server.conftest import CHAT, World, chat, request
+
+
+@given(st.lists(st.sampled_from([b"data: {}", b"data:{}", b"data: \xc3\xa4"]), max_size=9), st.integers(1, 7))
+def test_events_are_counted_with_and_without_a_space_and_however_they_are_cut(events: list[bytes], size: int) -> None:
+    answer = Answer(streamed=True, hides_usage=False)
+    stream = b"".join(event + b"\n\n" for event in events)
+    for at in range(0, len(stream), size):
+        assert answer.take(stream[at : at + size]) == stream[at : at + size]
+    assert answer.tokens == len(events)
+
+
+def test_what_a_model_says_of_data_is_no_event() -> None:
+    answer = Answer(streamed=True, hides_usage=False)
+    answer.take(b': data: x\n\ndata: {"content":"data: one\\ndata: two"}\r\n\r\n')
+    assert answer.tokens == 1
+
+
+@pytest.mark.parametrize("done", [b"data: [DONE]", b"data:[DONE]"])
+def test_a_stream_that_is_done_without_a_finish_reason_did_not_end_well(done: bytes) -> None:
+    answer = Answer(streamed=True, hides_usage=False)
+    answer.take(b'data: {"choices":[{"finish_reason":null}]}\n\n' + done + b"\n\n")
+    assert not answer.ended_well(CHAT)
+
+
+def unpacked(packed: bytes, bytes_max: int) -> bytes | None:
+    inflater = Inflater(packed, bytes_max)
+    while not inflater.step():
+        pass
+    return None if inflater.too_large else inflater.body()
+
+
+@given(st.binary(max_size=2000), st.integers(0, 40), st.integers(0, 9))
+def test_what_was_packed_is_unpacked(piece: bytes, times: int, level: int) -> None:
+    body = piece * times
+    assert unpacked(gzip.compress(body, level), len(body)) == body
+    if body:
+        assert unpacked(gzip.compress(body, level), len(body) - 1) is None
+
+
+@given(st.binary(max_size=200))
+def test_what_is_no_gzip_is_told_so(noise: bytes) -> None:
+    packed = gzip.compress(b"hello")
+    for bad in (noise, packed[:-1], packed + b"x", packed + packed, zlib.compress(b"hello")):
+        with pytest.raises(BadBody, match="gzip"):
+            unpacked(bad, 1 << 20)
+
+
+async def test_a_large_packed_body_is_unpacked_in_steps_with_others_served_in_between(world: World) -> None:
+    await world.engine()
+    await world.gateway()
+    bomb = gzip.compress(b" " * (20 << 20) + json.dumps(chat()).encode(), 1)
+    large = await world.client(request(headers={"content-encoding": "gzip"}, body=bomb))
+    answered = world.soon(large.answer())
+    for _ in range(3):
+        assert (await world.ask("GET", "/health")).status == 200
+        assert not answered.done()
+    assert (await answered).status == 200
+
+
+async def test_who_goes_while_its_body_is_unpacked_is_forgotten(world: World) -> None:
+    engine = await world.engine()
+    await world.gateway()
+    client = await world.client(request(headers={"content-encoding": "gzip"}, body=gzip.compress(b" " * (20 << 20), 1)))
+    await world.until(lambda: world.gate.server.connections == 1)
+    client.hang_up()
+    await world.until(lambda: world.gate.server.connections == 0)
+    assert (await world.chat()).status == 200
+    assert len(engine.log.entries) == 1
