@@ -274,10 +274,8 @@ WRONG_VALUES = {
         "quotes or commas"
     ),
     "endpoints: [{url: http://a, engine: vlm}]": (
-        "endpoints[0].engine: `vlm`: expected auto, vllm or openai (did you mean `vllm`?)"
-    ),
-    "endpoints: [{url: http://a, engine: sglang}]": (
-        "endpoints[0].engine: `sglang` is not supported in this version; expected auto, vllm or openai"
+        "endpoints[0].engine: `vlm`: expected auto, vllm, sglang, tgi, llamacpp, trtllm, lmdeploy, ollama or openai "
+        "(did you mean `vllm`?)"
     ),
     "endpoints: [{url: http://a, models: m}]": (
         "endpoints[0].models: `m`: expected `auto` or a list of names (write it as a list: [NAME])"

@@ -13,6 +13,7 @@ from penstock.core.fairness.base import Prices
 from penstock.core.health import HealthSettings
 from penstock.core.queues import QueueBounds
 from penstock.core.scheduler import Scheduler, SchedulerSettings
+from penstock.engines.recognise import ENGINES
 from penstock.server.admin.auth import AdminAuth
 from penstock.server.admin.routes import AdminRoutes
 from penstock.server.admin.verbs import EndpointVerbs
@@ -159,7 +160,7 @@ def _parts(settings: Settings, driver: Driver) -> Parts:
                 fast_interval_s=settings.observe.fast_interval,
                 probe_interval_s=settings.health.probe_interval,
             ),
-            reads_metrics=endpoint.engine != "openai",
+            engine=ENGINES.get(endpoint.engine),
             asks_models=endpoint.models == "auto",
             on_models=on_models,
         )
@@ -183,6 +184,4 @@ def _target(endpoint: Endpoint, settings: Settings) -> Target:
         ),
     )
     key = endpoint.api_key
-    target = Target(upstream, key.get_secret_value() if key is not None else None)
-    target.takes_priority = endpoint.engine == "vllm"
-    return target
+    return Target(upstream, key.get_secret_value() if key is not None else None)

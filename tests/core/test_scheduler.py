@@ -515,10 +515,10 @@ def test_an_endpoint_is_wanted_while_requests_wait_that_it_could_serve() -> None
     made = scheduler(a=1)
     made.endpoint_added(EndpointSpec(name="b", slots=1, models=frozenset("n")), now=0.0)
     fill(made, 1)
-    assert not made.wanted("a")
+    assert not made.wanted("a", now=0.0)
     made.arrived(request("r"), now=0.0)
-    assert made.wanted("a")
-    assert not made.wanted("b")
+    assert made.wanted("a", now=0.0)
+    assert not made.wanted("b", now=0.0)
 
 
 def test_a_wake_up_for_somebody_who_left_in_the_same_moment_does_nothing() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import pytest
@@ -11,17 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.outcome import Reason
-from penstock.engines import vllm
-from penstock.engines.page import Series, labels_of, total
 from penstock.server import wire
 from penstock.server.body import BadBody, multipart_model, peek, replace_model, replace_multipart_model, set_field
 from penstock.server.relay import request_headers, response_headers
 from penstock.server.routes import ROUTES, Kind, api_of, route
 from penstock.server.stream_end import TAIL_BYTES, ended_well
 from penstock.server.wire import Api
-from penstock.sim import engine_metrics
-from penstock.sim.engine import Engine
-from penstock.sim.profiles import EngineConfig
 
 CHAT = "/v1/chat/completions"
 
@@ -123,93 +117,6 @@ def test_whatever_a_form_is_it_is_read_or_refused(raw: bytes, kind: bytes) -> No
             continue
         if found is not None:
             assert multipart_model(replace_multipart_model(body, kind, "other"), kind) == "other"
-
-
-# --- metrics pages ---------------------------------------------------------------------------------------------
-
-
-def page(**gauges: str) -> bytes:
-    return b"".join(f'vllm:{name}{{engine="0",model_name="m"}} {value}\n'.encode() for name, value in gauges.items())
-
-
-def test_a_reading_of_the_simulated_engines_page() -> None:
-    config = EngineConfig(kv_blocks=100, block_size=16)
-    raw = engine_metrics.render(
-        Engine(config, seed=0).gauges(), model="m", config=config, successes={"stop": 3}, started_unix_s=5.0
-    )
-    reading = vllm.observation(raw, asked_s=1.0)
-    assert reading is not None
-    assert (reading.running, reading.waiting, reading.kv_usage) == (0, 0, 0)
-    assert reading.kv_capacity_tokens == 1600
-    assert reading.progress == 3
-    assert reading.started_s == 5.0
-    assert reading.asked_s == 1.0
-
-
-def test_the_ranks_of_an_engine_are_added_up_and_its_memory_averaged() -> None:
-    raw = b"".join(
-        b'vllm:num_requests_running{engine="%d"} 3\nvllm:num_requests_waiting{engine="%d"} 2.0\n'
-        b'vllm:kv_cache_usage_perc{engine="%d"} %b\n' % (rank, rank, rank, usage)
-        for rank, usage in enumerate((b"0.2", b"0.4"))
-    )
-    reading = vllm.observation(raw, asked_s=0.0)
-    assert reading is not None
-    assert (reading.running, reading.waiting) == (6, 4)
-    assert reading.kv_usage == pytest.approx(0.3)
-
-
-def test_the_names_of_older_releases_are_known() -> None:
-    raw = page(num_requests_running="1", num_requests_waiting="0", gpu_cache_usage_perc="0.5")
-    reading = vllm.observation(raw, asked_s=0.0)
-    assert reading is not None
-    assert reading.kv_usage == 0.5
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"<html>502</html>",
-        b"\x00\xff{]vllm:num_requests_waiting NaNana\n",
-        page(num_requests_running="1"),
-        page(num_requests_running="NaN", num_requests_waiting="0"),
-        page(num_requests_running="1", num_requests_waiting="-1"),
-        page(num_requests_running="+Inf", num_requests_waiting="0"),
-        page(num_requests_running="many", num_requests_waiting="0"),
-        b"vllm:num_requests_running_total 1\nvllm:num_requests_waiting_x 1\n",
-    ],
-)
-def test_a_page_without_sense_is_no_reading(raw: bytes) -> None:
-    assert vllm.observation(raw, asked_s=0.0) is None
-
-
-@pytest.mark.parametrize("usage", ["1.5", "NaN", "-0.1", "full"])
-def test_a_usage_without_sense_is_none_and_the_rest_still_counts(usage: str) -> None:
-    raw = page(num_requests_running="1", num_requests_waiting="0", kv_cache_usage_perc=usage)
-    reading = vllm.observation(raw, asked_s=0.0)
-    assert reading is not None
-    assert (reading.running, reading.kv_usage) == (1, None)
-
-
-@given(st.binary(max_size=200))
-def test_no_page_breaks_the_reader(raw: bytes) -> None:
-    vllm.observation(raw, asked_s=0.0)
-    vllm.observation(page(num_requests_running="1", num_requests_waiting="0") + raw, asked_s=0.0)
-
-
-def test_a_series_is_found_by_its_whole_name() -> None:
-    series = Series(["a", "a_b"])
-    found = series.read(b'# a 1\na_b{x="}\\" 1",y="2"} 3 1700000000\na 1e3\nb_a 4\na_bc 5\n')
-    assert found["a"] == [(b"", 1000.0)]
-    ((labels, value),) = found["a_b"]
-    assert value == 3
-    assert labels_of(labels)["y"] == "2"
-
-
-def test_a_total_is_a_number_to_act_on_or_none() -> None:
-    assert total([(b"", 1.0), (b"", 2.0)]) == 3.0
-    for bad in (None, [], [(b"", math.nan)], [(b"", 1.0), (b"", math.inf)], [(b"", -1.0)]):
-        assert total(bad) is None
 
 
 # --- the wire --------------------------------------------------------------------------------------------------

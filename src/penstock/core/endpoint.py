@@ -12,6 +12,8 @@ from penstock.core.health import Health, HealthSettings
 from penstock.core.ledger import Ledger, Observation
 from penstock.core.limit import ARRIVALS_MAX, ENGINE_WAITING_MAX, AdaptiveSlots
 
+NEAR_LIMIT = 0.75  # of its slots or memory in use; below, what waits does not wait for what a reading tells
+
 
 class EndpointSpec(msgspec.Struct, frozen=True):
     """What is known of an endpoint before it was ever asked."""
@@ -79,6 +81,13 @@ class Endpoint:
             self.adaptive = self.adaptive or AdaptiveSlots(self.slots)
         else:
             self.adaptive, self.slots = None, slots
+
+    def near_limit(self, now: float) -> bool:
+        """Whether a newer reading may open or close it: it is not idle, by any of what admission asks."""
+        ledger = self.ledger
+        base, kv_usage = ledger.base, ledger.kv_usage(now) or 0.0
+        queues = base is not None and base.waiting > 0
+        return queues or max(ledger.load(now), 1.0) >= self.slots * NEAR_LIMIT or kv_usage >= NEAR_LIMIT
 
     def observed(self, reading: Observation, now: float) -> bool:
         """Take in a reading. Returns True when the slots changed with it."""

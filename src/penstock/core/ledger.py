@@ -47,6 +47,9 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     kv_capacity_tokens: int | None = None
     progress: float | None = None  #: sum of the engine's counters; moves when a step ended, falls at a restart
     started_s: float | None = None  #: the engine process's start, wall clock; a change means a restart
+    pace_s_total: float | None = None  #: counters: seconds spent between output tokens, in all,
+    pace_tokens_total: float | None = None  #: and between how many
+    prefix_hit_ratio: float | None = None  #: of prompts found in its cache, as it counts; told on, not acted on
 
     def sane(self) -> bool:
         """Whether these can be an engine's numbers at all."""
@@ -64,6 +67,14 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
             other.kv_usage,
             other.progress,
         )
+
+
+class Glimpse(msgspec.Struct, frozen=True, gc=False):
+    """A part of a reading, such as comes with an answer. None: not told."""
+
+    asked_s: float
+    waiting: float | None = None
+    kv_usage: float | None = None
 
 
 class Ledger:
@@ -90,6 +101,7 @@ class Ledger:
         self._last_first_token_s = -math.inf
         self.outstanding_prefill_tokens = 0
         self._pace_s: float | None = None
+        self._own_pace_until_s = -math.inf  # until then our own streams tell it; after that, the engine
         self._load = 0.0  # what `load` said last, good until then or until something happens
         self._load_until_s = -math.inf
         self.pace_kept_until_s = -math.inf
@@ -126,9 +138,9 @@ class Ledger:
         made = output_tokens - lease.progress_tokens
         if made < PACE_TOKENS_MIN or lease.epoch != self.epoch:
             return
-        if now >= self.pace_kept_until_s:
+        if now >= self._own_pace_until_s:
             self._pace_s = None
-        self.pace_kept_until_s = now + PACE_KEPT_S
+        self._own_pace_until_s = self.pace_kept_until_s = now + PACE_KEPT_S
         sample_s = (now - lease.progress_s) / made
         lease.progress_s, lease.progress_tokens = now, output_tokens
         self._pace_s = (
@@ -201,9 +213,11 @@ class Ledger:
         base = self.base
         if base is not None and reading.same_as(base):
             return False
-        restarted = base is not None and _restarted(base, reading)
+        restarted = base is not None and restarted_between(base, reading)
         if restarted:
             self._new_epoch(previous_asked_s)
+        elif base is not None:
+            self._learn_pace(base, reading)
         self._moved_s = reading.asked_s
         self.base = reading
         self._entered = self._entered_max = 0
@@ -216,6 +230,36 @@ class Ledger:
         foreign = max(0.0, reading.running + reading.waiting - (len(self.leases) - self._net))
         self._foreign += 0.3 * (foreign - self._foreign)
         return restarted
+
+    def glimpse(self, part: Glimpse, now: float) -> None:
+        """Take in a part of a reading, where it differs from the last whole one.
+
+        How many are there in all it does not tell: that stays as it is believed to be, and only its split moves.
+        """
+        base = self.base
+        if base is None or part.asked_s <= self.asked_s or not self.credible(now):
+            return
+        waiting = base.waiting if part.waiting is None else part.waiting
+        kv_usage = base.kv_usage if part.kv_usage is None else part.kv_usage
+        if (waiting, kv_usage) == (base.waiting, base.kv_usage):
+            return
+        net = sum(leases for when, leases, _ in self._events if when < part.asked_s)
+        running = max(0.0, base.running + base.waiting + net - waiting)
+        self.observe(
+            msgspec.structs.replace(base, asked_s=part.asked_s, running=running, waiting=waiting, kv_usage=kv_usage)
+        )
+
+    def _learn_pace(self, before: Observation, after: Observation) -> None:
+        """What the engine says its pace was between two readings, where our own streams did not tell of late."""
+        if before.pace_s_total is None or after.pace_s_total is None:
+            return
+        if before.pace_tokens_total is None or after.pace_tokens_total is None:
+            return
+        seconds = after.pace_s_total - before.pace_s_total
+        tokens = after.pace_tokens_total - before.pace_tokens_total
+        if tokens >= PACE_TOKENS_MIN and seconds >= 0 and after.asked_s >= self._own_pace_until_s:
+            self._pace_s = seconds / tokens
+            self.pace_kept_until_s = after.asked_s + PACE_KEPT_S
 
     def _new_epoch(self, previous_asked_s: float) -> None:
         """The engine restarted at some time after `previous_asked_s`: what was dispatched before is gone.
@@ -301,7 +345,8 @@ class Ledger:
         return max(0.0, base.kv_usage + self._net_tokens / base.kv_capacity_tokens)
 
 
-def _restarted(before: Observation, after: Observation) -> bool:
+def restarted_between(before: Observation, after: Observation) -> bool:
+    """Whether two readings are of different engine processes."""
     if before.started_s is not None and after.started_s is not None:
         return abs(after.started_s - before.started_s) > 1.0
     return before.progress is not None and after.progress is not None and after.progress < before.progress

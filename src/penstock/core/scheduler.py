@@ -33,7 +33,7 @@ from penstock.core.fairness.tree import QueueTree
 from penstock.core.flow import Entry
 from penstock.core.health import HealthSettings
 from penstock.core.lease import Lease
-from penstock.core.ledger import Observation
+from penstock.core.ledger import Glimpse, Observation
 from penstock.core.lifecycle import Event, State
 from penstock.core.ordering import ORDERINGS
 from penstock.core.outcome import Reason
@@ -378,6 +378,12 @@ class Scheduler:
             self._queues.bands[entry.request.band].resized(entry)
         return entry.cached_tokens > before
 
+    def glimpsed(self, name: str, part: Glimpse, *, now: float) -> list[Action]:
+        """An answer told a part of its gauges."""
+        endpoint = self._pool[name]
+        endpoint.ledger.glimpse(part, now)
+        return self._touched(endpoint, now)
+
     def least_loaded(self, model: str, *, now: float) -> str | None:
         """Where to send something that needs neither queue nor lease (tokenizing); None when nobody is alive."""
         usable = self._pool.usable(Request(id="", model=model, band=0), now)
@@ -385,10 +391,12 @@ class Scheduler:
             return None
         return min(usable, key=lambda e: (e.ledger.load(now) / max(1, e.slots), e.index)).name
 
-    def wanted(self, name: str) -> bool:
-        """Whether requests wait that this endpoint could serve: its gauges matter now."""
+    def wanted(self, name: str, *, now: float) -> bool:
+        """Whether requests wait that this endpoint, near its limit, could serve: its gauges matter now."""
         endpoint = self._pool[name]
-        return any(endpoint.serves(model) for band in self._queues.bands for model in band.tree.models())
+        return endpoint.near_limit(now) and any(
+            endpoint.serves(model) for band in self._queues.bands for model in band.tree.models()
+        )
 
     def knows(self, model: str, *, now: float) -> bool | None:
         """Whether some endpoint serves the model; None while one may yet: it has not told, or is being replaced."""

@@ -29,6 +29,7 @@ class EndpointSnapshot(msgspec.Struct, frozen=True):
     engine_waiting: float | None  #: as last observed; None where nothing credible was
     engine_running: float | None
     kv_usage: float | None
+    prefix_hit_ratio: float | None  #: share of prompt tokens its cache held, as the engine counts
     observed_s_ago: float | None
     time_per_output_token_s: float
     dispatches_total: int
@@ -111,6 +112,7 @@ def endpoint_now(endpoint: Endpoint, now: float) -> EndpointSnapshot:
         engine_waiting=base.waiting if base is not None else None,
         engine_running=base.running if base is not None else None,
         kv_usage=base.kv_usage if base is not None else None,
+        prefix_hit_ratio=base.prefix_hit_ratio if base is not None else None,
         observed_s_ago=now - ledger.asked_s if ledger.asked_s > -math.inf else None,
         time_per_output_token_s=ledger.time_per_output_token_s(now),
         dispatches_total=endpoint.dispatches_total,

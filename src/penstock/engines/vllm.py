@@ -1,61 +1,69 @@
-"""How vLLM speaks: its gauges' names, today's and those of older releases."""
+"""How vLLM speaks: V1 since 0.8, and the names that V0 and older releases had."""
 
 from __future__ import annotations
 
-from penstock.core.ledger import Observation
-from penstock.engines.page import Series, labels_of, total
-
-RUNNING = ("vllm:num_requests_running",)
-WAITING = ("vllm:num_requests_waiting",)
-KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-PROGRESS = (
-    "vllm:prompt_tokens_total",
-    "vllm:generation_tokens_total",
-    "vllm:request_success_total",
-)
-CAPACITY = "vllm:cache_config_info"
-STARTED = "process_start_time_seconds"
-
-_series = Series((*RUNNING, *WAITING, *KV_USAGE, *PROGRESS, CAPACITY, STARTED))
+from penstock.engines.base import Document, Engine, Facts, Json, Priority, Series, flag, text, whole
 
 
-def observation(page: bytes, *, asked_s: float) -> Observation | None:
-    """The reading on a metrics page, None when the page does not hold one that makes sense."""
-    found = _series.read(page)
+def _version(page: Json) -> Facts:
+    return Facts(version=text(page.get("version")))
 
-    def first(names: tuple[str, ...]) -> float | None:
-        return next((total(found[name]) for name in names if name in found), None)
 
-    running, waiting = first(RUNNING), first(WAITING)
-    if running is None or waiting is None:
-        return None
-    kv_usage = None
-    for name in KV_USAGE:
-        if name in found:
-            usage = total(found[name])
-            kv_usage = usage / len(found[name]) if usage is not None else None
-            break
-    if kv_usage is not None and kv_usage > 1.0:
-        kv_usage = None  # a share can't be more than one: not a number to act on
-    counters = [value for name in PROGRESS if (value := total(found.get(name))) is not None]
-    return Observation(
-        asked_s=asked_s,
-        running=running,
-        waiting=waiting,
-        kv_usage=kv_usage,
-        kv_capacity_tokens=_capacity(found.get(CAPACITY, [])),
-        progress=sum(counters) if counters else None,
-        started_s=total(found.get(STARTED)),
+def _server_info(page: Json) -> Facts:
+    """Served in development mode only."""
+    config = page.get("vllm_config")
+    scheduler = config.get("scheduler_config") if isinstance(config, dict) else None
+    if not isinstance(scheduler, dict):
+        return Facts()
+    policy = scheduler.get("policy")
+    return Facts(
+        slots=whole(scheduler.get("max_num_seqs")),
+        schedules_priority=policy == "priority" if isinstance(policy, str) else None,
     )
 
 
-def _capacity(samples: list[tuple[bytes, float]]) -> int | None:
-    """Tokens that fit into the KV memory of all ranks."""
-    tokens = 0
-    for raw, _ in samples:
-        labels = labels_of(raw)
-        try:
-            tokens += int(labels["block_size"]) * int(labels["num_gpu_blocks"])
-        except (KeyError, ValueError):
-            return None
-    return tokens or None
+def _kv_event_sources(page: Json) -> Facts:
+    """Empty when events are off."""
+    return Facts(kv_events=bool(page))
+
+
+def _is_sleeping(page: Json) -> Facts:
+    return Facts(sleeping=flag(page.get("is_sleeping")))
+
+
+VLLM = Engine(
+    name="vllm",
+    title="vLLM",
+    owned_by=("vllm",),
+    page_prefixes=(b"vllm:",),
+    metrics=("/metrics",),
+    documents=(
+        Document("/version", _version),
+        Document("/server_info?config_format=json", _server_info),
+        Document("/kv_event_sources", _kv_event_sources),
+        Document("/is_sleeping", _is_sleeping),
+    ),
+    series=Series(
+        running=("vllm:num_requests_running",),
+        waiting=("vllm:num_requests_waiting",),
+        waiting_more=("vllm:num_requests_swapped",),  # V0: taken in, then put aside for want of memory
+        kv_usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+        kv_info="vllm:cache_config_info",
+        progress=("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:request_success_total"),
+        started="process_start_time_seconds",
+        pace=("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
+        prefix_hits=("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+        prefix_queries=("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
+        prefix_ratio=("vllm:gpu_prefix_cache_hit_rate",),
+        awake='vllm:engine_sleep_state{sleep_state="awake"}',
+    ),
+    priority=Priority.LOWER_FIRST,
+    orca=True,
+    refusals=(b"cannot schedule new futures after shutdown",),  # its 500 while it drains
+    flags={
+        "metrics": "remove --disable-log-stats",
+        "cached_tokens": "--enable-prompt-tokens-details",
+        "priority": "--scheduling-policy priority",
+        "kv_events": '--kv-events-config \'{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557"}\'',
+    },
+)

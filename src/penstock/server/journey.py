@@ -15,6 +15,7 @@ from penstock.core.outcome import Outcome, Reason
 from penstock.core.place import Place
 from penstock.core.request import Request, Usage
 from penstock.core.retry import Failure, final_reason
+from penstock.engines import orca
 from penstock.server import wire
 from penstock.server.body import is_multipart, set_field
 from penstock.server.driver import Driver
@@ -115,7 +116,9 @@ class QueuedJourney(Relay):
         self._waiting_since_s = None
         self._metrics.dispatched(self, action)
         target = self._targets[action.endpoint]
-        rank = action.rank if target.takes_priority else None
+        rank = None
+        if action.rank is not None and target.priority is not None:
+            rank = action.rank * target.priority.value
         headers = request_headers(
             self.exchange.headers,
             api_key=target.api_key,
@@ -125,6 +128,11 @@ class QueuedJourney(Relay):
             ranked=rank is not None,
             plain=self._plain,
         )
+        self._asked_load = (
+            target.engine.orca and not self.request.streamed and self.exchange.header(orca.ASK[0]) is None
+        )
+        if self._asked_load:
+            headers.append(orca.ASK)
         body = self.body
         if rank is not None and not is_multipart(self.exchange.header(b"content-type")):
             body = set_field(body, "priority", b"%d" % rank)

@@ -1,8 +1,9 @@
 """What do the engines say of themselves: probes, model lists and gauges, asked for again and again.
 
 Two loops per endpoint, so that a metrics page which hangs never delays the probe that tells whether the engine is
-alive. A page that is slow, dead or nonsense is reported as "no reading": it neither opens nor closes anything by
-itself (DESIGN §4.4). Gauges are read every `interval`, and every `fast_interval` while requests wait.
+alive. What to ask and how to read it is the engine's own (`engines/`); `learn.py` finds out which engine it is and what
+it serves, again after every restart, and `reading.py` reads its load. Gauges are read every `interval`, and every
+`fast_interval` while requests wait for an endpoint near its limit.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from penstock.engines import vllm
+from penstock.engines.base import Engine, Facts, Model
+from penstock.engines.openai import OPENAI
+from penstock.server import learn
+from penstock.server.ask import Ask, asking
 from penstock.server.driver import Driver
+from penstock.server.learn import Listing
+from penstock.server.reading import Reader
 from penstock.server.relay import Target
-from penstock.server.upstream import UpstreamErrorKind, UpstreamException
+from penstock.server.upstream import Upstream, UpstreamErrorKind, UpstreamException
+
+__all__ = ["Model", "ObserveSettings", "Observer"]
 
 logger = logging.getLogger(__name__)
 
-METRICS_BYTES_MAX = 4 << 20
-MODELS_BYTES_MAX = 4 << 20
-MODELS_MAX = 10_000
 DOWN_PROBE_S = 0.5  # a dead endpoint is asked more often than a live one: its return is worth a cheap connect
 
 
@@ -36,13 +41,6 @@ class ObserveSettings(msgspec.Struct, frozen=True):
     timeout_s: float = 2.0
 
 
-class Model(msgspec.Struct):
-    """One entry of an engine's model list, as it came."""
-
-    id: str
-    fields: dict[str, object]
-
-
 class Observer:
     """Asks one endpoint, and tells the scheduler."""
 
@@ -53,7 +51,7 @@ class Observer:
         driver: Driver,
         settings: ObserveSettings,
         *,
-        reads_metrics: bool,
+        engine: Engine | None,
         asks_models: bool,
         on_models: Callable[[str, list[Model]], None],
     ) -> None:
@@ -61,22 +59,37 @@ class Observer:
         self._target = target
         self._driver = driver
         self._settings = settings
-        self._reads_metrics = reads_metrics
+        self._configured = engine
         self._asks_models = asks_models
         self._on_models = on_models
+        self._ask = asking(target.upstream, self._headers(), timeout_s=settings.timeout_s)
+        self._reader = Reader(self._ask, driver.now, self._ask_port)
+        self._ports: dict[int, Upstream] = {}  # of the same host, for an engine whose page is at another one
+        self._full_due_s = 0.0
         self._up = True
         self._poked = asyncio.Event()
         self._told: list[str] | None = None
+        self._told_slots: int | None = None
+        self.engine: Engine | None = None  #: None until it is known
+        self.facts = Facts()
+        self._is_new = True  # not asked yet what it is, or restarted since
+        target.heard_load = self._heard
+        if engine is not None:
+            self._use(engine)
 
     async def run(self) -> None:
         """Ask until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._forever(self._probe, self._probe_pause))
-            if self._reads_metrics:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._forever(self._probe, self._probe_pause))
                 group.create_task(self._forever(self._read_gauges, self._gauges_pause))
+        finally:
+            for upstream in self._ports.values():
+                upstream.close()
 
     def poke(self) -> None:
-        """A request found nobody there: probe it now, and then often until it is back."""
+        """A request found nobody there: probe it now, and then often until it is back, maybe as another."""
+        self._is_new = True
         self._poked.set()
 
     async def _forever(self, ask: Callable[[], Awaitable[None]], pause: Callable[[], Awaitable[None]]) -> None:
@@ -89,11 +102,11 @@ class Observer:
                 logger.exception("observing %s failed", self._name)
             await pause()
 
-    # --- alive, and serving what ------------------------------------------------------------------------------
+    # --- alive ------------------------------------------------------------------------------------------------
 
     async def _probe_pause(self) -> None:
         pause_s = self._settings.probe_interval_s
-        if not self._up or (self._asks_models and self._told is None):
+        if not self._up or self._is_new or (self._asks_models and self._told is None):
             pause_s = min(DOWN_PROBE_S, pause_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
@@ -102,94 +115,107 @@ class Observer:
 
     async def _probe(self) -> None:
         up = await self._alive()
-        if up and (self._asks_models or self._told is None):
-            await self._ask_models()
         if up != self._up:
             self._up = up
+            self._is_new = True
             logger.info("endpoint %s is %s", self._name, "up" if up else "down")
+        if up and (self._is_new or self._asks_models or self._told is None):
+            await self._learn()
         scheduler, now = self._driver.scheduler, self._driver.now()
         tell = scheduler.endpoint_up if up else scheduler.endpoint_down
         self._driver.tell(tell(self._name, now=now))
 
     async def _alive(self) -> bool:
         """Whether anything answers that is no error. A path that is unknown there is an answer too."""
-        try:
-            answer = await self._target.upstream.fetch(
-                "GET", "/health", headers=self._headers(), timeout_s=self._settings.timeout_s
-            )
-        except UpstreamException as failure:
+        answer = await self._ask((self.engine or OPENAI).probe_path)
+        if answer.failure is not None:
             # Slow is not dead: an engine busy with a long step answers late. Its requests' own time-outs judge it.
-            return self._up and failure.error.kind in (
+            return self._up and answer.failure.error.kind in (
                 UpstreamErrorKind.FIRST_BYTE_TIMEOUT,
                 UpstreamErrorKind.IDLE_TIMEOUT,
             )
         return answer.status < 500
 
-    async def _ask_models(self) -> None:
-        try:
-            answer = await self._target.upstream.fetch(
-                "GET",
-                "/v1/models",
-                headers=self._headers(),
-                timeout_s=self._settings.timeout_s,
-                bytes_max=MODELS_BYTES_MAX,
+    # --- what it is, and serves -------------------------------------------------------------------------------
+
+    async def _learn(self) -> None:
+        """Ask what it serves now; and what it is, if that may have changed."""
+        listing = await learn.list_models(self._ask, self.engine or OPENAI)
+        if self._is_new:
+            engine = self._configured or await learn.which_engine(self._ask, listing)
+            if engine is not None:
+                self._use(engine)
+                self.facts = facts = await learn.learn_facts(self._ask, engine)
+                ignores = facts.schedules_priority is False
+                self._target.priority = None if ignores else facts.priority or engine.priority
+                self._is_new = False
+        self._tell_models(listing)
+        self._tell_slots()
+
+    def _use(self, engine: Engine) -> None:
+        if engine is not self.engine:
+            logger.log(
+                logging.DEBUG if self._configured else logging.INFO, "endpoint %s is %s", self._name, engine.title
             )
-        except UpstreamException:
-            return
-        models = _models(answer.body) if answer.status == 200 else None
-        now = self._driver.now()
-        scheduler = self._driver.scheduler
+        self.engine = self._target.engine = engine
+        self._target.priority = engine.priority
+        self._reader.use(engine)
+
+    def _tell_models(self, listing: Listing) -> None:
+        models = learn.listed(listing, self.facts)
+        scheduler, now = self._driver.scheduler, self._driver.now()
         if models is not None:
             names = [model.id for model in models]
             self._on_models(self._name, models)
             if self._asks_models and names != self._told:
                 self._driver.tell(scheduler.endpoint_changed(self._name, models=names, now=now))
             self._told = names
-        elif answer.status in (404, 405, 501) and self._asks_models and self._told is None:
+        elif listing.absent and self._asks_models and self._told is None and not self._is_new:
             logger.warning("endpoint %s does not list its models: it is taken to serve any", self._name)
             self._told = []
             self._driver.tell(scheduler.endpoint_changed(self._name, tells_models=False, now=now))
 
+    def _tell_slots(self) -> None:
+        slots = self.facts.slots or self._reader.facts.slots
+        if slots is not None and slots != self._told_slots:
+            self._told_slots = slots
+            self._driver.tell(
+                self._driver.scheduler.endpoint_changed(self._name, told_slots=slots, now=self._driver.now())
+            )
+
     # --- how loaded -------------------------------------------------------------------------------------------
 
     async def _gauges_pause(self) -> None:
-        wanted = self._driver.scheduler.wanted(self._name)
-        await asyncio.sleep(self._settings.fast_interval_s if wanted else self._settings.interval_s)
+        """Until the next look: a full one is due every `interval`, and sooner while it matters a fast one."""
+        settings = self._settings
+        wanted = self._driver.scheduler.wanted(self._name, now=self._driver.now())
+        await asyncio.sleep(settings.fast_interval_s if wanted else settings.interval_s)
 
     async def _read_gauges(self) -> None:
-        asked_s = self._driver.now()
-        reading = None
-        try:
-            answer = await self._target.upstream.fetch(
-                "GET",
-                "/metrics",
-                headers=self._headers(),
-                timeout_s=self._settings.timeout_s,
-                bytes_max=METRICS_BYTES_MAX,
-            )
-            if answer.status == 200:
-                reading = vllm.observation(answer.body, asked_s=asked_s)
-                self._target.takes_priority |= reading is not None  # it speaks vLLM, so lower goes first
-        except UpstreamException as failure:
-            logger.debug("no metrics from %s: %s", self._name, failure)
+        reader = self._reader
+        if not reader.reads:
+            return
+        now = self._driver.now()
+        if now >= self._full_due_s:
+            self._full_due_s = now + self._settings.interval_s
+            reading = await reader.full()
+            if reader.restarted:
+                self.poke()
+        else:
+            reading = await reader.fast()
         self._driver.tell(self._driver.scheduler.observed(self._name, reading, now=self._driver.now()))
+
+    def _heard(self, header: bytes) -> None:
+        part = self._reader.heard(header)
+        if part is not None:
+            self._driver.tell(self._driver.scheduler.glimpsed(self._name, part, now=self._driver.now()))
+
+    def _ask_port(self, port: int) -> Ask:
+        upstream = self._ports.get(port)
+        if upstream is None:
+            upstream = self._ports[port] = self._target.upstream.at_port(port)
+        return asking(upstream, [], timeout_s=self._settings.timeout_s)
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
         api_key = self._target.api_key
         return [(b"authorization", b"Bearer " + api_key.encode())] if api_key else []
-
-
-def _models(body: bytes) -> list[Model] | None:
-    """The entries of a model list, None when it is not one."""
-    try:
-        page = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    data = page.get("data") if isinstance(page, dict) else None
-    if not isinstance(data, list):
-        return None
-    found: dict[str, Model] = {}
-    for item in data[:MODELS_MAX]:
-        if isinstance(item, dict) and isinstance(item.get("id"), str) and item["id"]:
-            found[item["id"]] = Model(item["id"], item)
-    return list(found.values())

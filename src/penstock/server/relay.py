@@ -12,6 +12,9 @@ from collections.abc import Callable
 
 from penstock.core.outcome import Reason
 from penstock.core.retry import Failure
+from penstock.engines import orca
+from penstock.engines.base import Engine, Priority
+from penstock.engines.openai import OPENAI
 from penstock.server import wire
 from penstock.server.answer import Answer
 from penstock.server.http1 import Exchange
@@ -45,7 +48,6 @@ _STREAM_HEADERS: Headers = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-_SHUTTING_DOWN = b"cannot schedule new futures after shutdown"  # vLLM's 500 while it drains
 
 FAILURES: dict[UpstreamErrorKind, Failure] = {
     UpstreamErrorKind.CONNECT: Failure.CONNECT,
@@ -59,15 +61,17 @@ FAILURES: dict[UpstreamErrorKind, Failure] = {
 
 
 class Target:
-    """An endpoint as the relay needs it: its transport, the credential it wants, whom to tell when it is gone."""
+    """An endpoint as the relay needs it: its transport, its engine, its credential, whom to tell what it says."""
 
-    __slots__ = ("api_key", "takes_priority", "unreachable", "upstream")
+    __slots__ = ("api_key", "engine", "heard_load", "priority", "unreachable", "upstream")
 
     def __init__(self, upstream: Upstream, api_key: str | None = None) -> None:
         self.upstream = upstream
         self.api_key = api_key
         self.unreachable: Callable[[], None] | None = None
-        self.takes_priority = False  # its engine orders by the body's `priority`, lower first
+        self.engine = OPENAI  # until it is known
+        self.priority: Priority | None = None  # how its engine orders by the body's `priority`, if it does
+        self.heard_load: Callable[[bytes], None] | None = None  # a load header came
 
 
 def request_headers(
@@ -116,6 +120,7 @@ class Relay:
 
     __slots__ = (
         "_answer",
+        "_asked_load",
         "_beating",
         "_call",
         "_committed",
@@ -125,6 +130,7 @@ class Relay:
         "_length",
         "_packed",
         "_sse",
+        "_target",
         "body",
         "exchange",
         "target",
@@ -143,6 +149,8 @@ class Relay:
         self._beating = False  # status 200 went out before there was an answer: only a stream can follow
         self._packed = False  # nothing can be read of it, or taken out
         self._sse = False
+        self._asked_load = False
+        self._target: Target | None = None
         self._answer = Answer(streamed=False, hides_usage=False)
 
     # --- what differs ---------------------------------------------------------------------------------------
@@ -176,13 +184,14 @@ class Relay:
         self._error_body = None
         self._length = None
         self._packed = self._sse = False
+        self._target = target
         self._call = target.upstream.send(self.exchange.method, self.target, headers, body, self)
         self.exchange.on_pause = self._call.pause
         self.exchange.on_resume = self._call.resume
 
     def on_response(self, status: int, headers: Headers, /) -> None:
         self._head = (status, headers)
-        if status == 429 or status >= 500:
+        if self._is_failure(status):
             self._error_body = bytearray()
         for name, value in headers:
             lower = name.lower()
@@ -192,6 +201,8 @@ class Relay:
                 self._sse = value[:17].lower() == b"text/event-stream"
             elif lower == b"content-encoding":
                 self._packed = value.strip().lower() not in (b"", b"identity")
+            elif lower == orca.HEADER:
+                self._heard_load(headers, value)
         if self._beating and (status >= 300 or not self._sse or self._packed):
             self._error_body = bytearray()  # it can't follow what went out: it is told as an event
 
@@ -214,8 +225,8 @@ class Relay:
         assert self._head is not None
         status = self._head[0]
         self._call = None
-        if self._error_body is not None and (status == 429 or status >= 500):
-            busy = status in (429, 503) or _SHUTTING_DOWN in self._error_body
+        if self._error_body is not None and self._is_failure(status):
+            busy = status in (429, 503) or any(text in self._error_body for text in self._engine().refusals)
             self.failed(Failure.BUSY if busy else Failure.SERVER_ERROR, f"status {status}")
         elif self._error_body is not None:
             self._ended_unfit(status)
@@ -236,6 +247,22 @@ class Relay:
         else:
             self._head = self._error_body = None
             self.failed(FAILURES[error.kind], error.detail)
+
+    def _is_failure(self, status: int) -> bool:
+        """Whether another endpoint may do better."""
+        return status == 429 or status >= 500 or status in self._engine().failures
+
+    def _engine(self) -> Engine:
+        assert self._target is not None
+        return self._target.engine
+
+    def _heard_load(self, headers: Headers, value: bytes) -> None:
+        """The answer tells its engine's load. Who did not ask for it is not told."""
+        if self._asked_load:
+            assert self._head is not None
+            self._head = (self._head[0], [header for header in headers if header[0].lower() != orca.HEADER])
+        if self._target is not None and self._target.heard_load is not None:
+            self._target.heard_load(value)
 
     def hang_up(self) -> None:
         """Stop the engine's work."""

@@ -128,6 +128,19 @@ class Upstream:
         self._is_closed = False
         self._requests_total = self._connects_total = self._retries_total = 0
 
+    def at_port(self, port: int) -> Upstream:
+        """Another one to the same host, without this one's path prefix."""
+        address = self._address
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        scheme = "https" if address.is_tls else "http"
+        return Upstream(
+            f"{scheme}://{host}:{port}",
+            timeouts=self.timeouts,
+            limits=self.limits,
+            ssl_context=self._ssl,
+            loop=self._loop,
+        )
+
     def send(self, method: str, target: str, headers: Sequence[tuple[bytes, bytes]], body: bytes, sink: Sink) -> Call:
         """Send a request, and return at once. A request line or header with a line break is a ValueError."""
         call = Call(self._head(method, target, headers, body), body, sink, is_head_request=method == "HEAD")

@@ -34,9 +34,6 @@ class Endpoint(Section):
     """The engines to send to. None in the file is fine when `--endpoint` names them."""
 
     later = frozenset({"kv_events", "lmcache_instance"})
-    later_choices: ClassVar = {
-        "engine": frozenset({"sglang", "tgi", "llamacpp", "trtllm", "lmdeploy", "ollama"}),
-    }
 
     url: values.Url = Field(description="The engine's base URL, with a path prefix if it has one, but without `/v1`.")
     name: values.Name = setting(
@@ -44,7 +41,9 @@ class Endpoint(Section):
         "Its name in `?id=`, response headers, metrics and admin verbs. Default: host and port of `url`.",
         validate_default=True,
     )
-    engine: Literal["auto", "vllm", "openai"] = setting("auto", "What it speaks beyond the OpenAI API. `auto` asks it.")
+    engine: Literal["auto", "vllm", "sglang", "tgi", "llamacpp", "trtllm", "lmdeploy", "ollama", "openai"] = setting(
+        "auto", "What it speaks beyond the OpenAI API. `auto` asks it; `openai` is anything else."
+    )
     models: values.ServedModels = setting("auto", "The models it serves. `auto` asks it.")
     slots: values.Slots = setting("auto", "How many requests it is sent at a time. `auto` learns it.")
     api_key: values.OptionalSecret = setting(

@@ -1,0 +1,254 @@
+"""How an engine speaks: one value per engine, mostly names as data.
+
+Penstock asks every engine the same few things: what are you, what do you serve, how many at once, how loaded are you.
+An `Engine` says where to ask and how to read the answers. Nothing here does I/O. What an engine does not tell, or tells
+in a way that makes no sense, is unknown (`None`), and each signal stands alone: a broken one takes no other with it,
+but for `running` and `waiting`, which are worth something only together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+
+import msgspec
+
+from penstock.core.ledger import Observation
+from penstock.engines.page import Sample, Selector, mean, total
+
+Json = Mapping[str, object]  #: an answer that is a JSON object
+Names = tuple[str, ...]  #: aliases of one series, today's first; the first that is there counts
+
+
+class Priority(Enum):
+    """In which direction an engine orders by the `priority` of a request."""
+
+    LOWER_FIRST = 1
+    HIGHER_FIRST = -1
+
+
+class Model(msgspec.Struct):
+    """One entry of an engine's model list, as it came."""
+
+    id: str
+    fields: dict[str, object]
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What an engine tells of itself, besides models and load. None: it did not tell."""
+
+    version: str | None = None
+    slots: int | None = None  #: requests it runs at a time
+    context_tokens: int | None = None  #: prompt and answer together, of one request
+    models: tuple[str, ...] = ()  #: where it has no model list of its own
+    schedules_priority: bool | None = None
+    priority: Priority | None = None  #: when it is not the engine's usual direction
+    cached_tokens: bool | None = None  #: whether usage tells how much of a prompt was cached
+    kv_events: bool | None = None
+    kv_events_endpoint: str | None = None
+    metrics: bool | None = None
+    sleeping: bool | None = None
+
+    def over(self, other: Facts) -> Facts:
+        """Both together; what this one tells counts more."""
+        told = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) not in (None, ())}
+        return msgspec.structs.replace(other, **told)
+
+
+class Load(msgspec.Struct, frozen=True):
+    """A look at an engine's load beside its page. None: it does not tell."""
+
+    running: float | None = None
+    waiting: float | None = None
+    kv_usage: float | None = None
+
+
+class Series(msgspec.Struct, frozen=True):
+    """The names of an engine's series. A `Names` is one number; in `progress` each is one more to add."""
+
+    running: Names
+    waiting: Names
+    waiting_more: Names = ()  #: queues besides the one in `waiting`, added where they are there
+    kv_usage: Names = ()  #: 0..1, or:
+    kv_used: Names = ()  #: in any unit, with
+    kv_total: Names = ()  #: in the same one
+    kv_blocks: Names = ()  #: capacity, with
+    kv_block_tokens: Names = ()
+    kv_tokens: Names = ()  #: capacity in tokens
+    kv_info: str = ""  #: a series whose labels tell `block_size` and `num_gpu_blocks`
+    progress: Names = ()  #: counters that move when a step ends
+    started: str = ""
+    pace: Names = ()  #: histograms of the time per output token
+    prefix_hits: Names = ()  #: counters: tokens of prompts found in the cache,
+    prefix_queries: Names = ()  #: out of so many
+    prefix_ratio: Names = ()  #: or the share itself, 0..1
+    slots: Names = ()
+    awake: str = ""  #: 0 while it sleeps
+
+
+class Document(msgspec.Struct, frozen=True):
+    """A JSON object that an engine serves, and what it tells."""
+
+    path: str
+    facts: Callable[[Json], Facts]
+
+
+class Engine(msgspec.Struct, frozen=True):
+    """Everything that is particular to one engine."""
+
+    name: str  #: as in the settings
+    title: str
+    # --- recognising it
+    owned_by: Names = ()  #: in its model list
+    page_prefixes: tuple[bytes, ...] = ()  #: of its series
+    signs: tuple[tuple[str, Names], ...] = ()  #: a path whose JSON object holds all these keys
+    # --- asking it
+    probe_path: str = "/health"
+    metrics: Names = ()  #: where its page may be; `:8002/metrics` is another port of the same host
+    load_path: str = ""  #: something smaller than the page that tells running and waiting
+    load: Callable[[object], Load | None] | None = None
+    load_leads: bool = False  #: it is fresher than the page; otherwise it only stands in where there is no page
+    models_path: str = "/v1/models"
+    documents: tuple[Document, ...] = ()
+    # --- reading its page
+    series: Series | None = None
+    parts: Callable[[list[Sample]], list[Sample]] = lambda samples: samples  #: those samples that count once each
+    # --- sending to it
+    priority: Priority | None = None
+    orca: bool = False  #: answers tell the load in a header when asked to
+    refusals: tuple[bytes, ...] = ()  #: in an error's body: it is too busy or going, whatever the status says
+    failures: frozenset[int] = frozenset()  #: statuses below 500 that mean that it failed, not the request
+    # --- telling its operator what to switch on: `metrics`, `cached_tokens`, `priority`, `kv_events`, `slots`
+    flags: Mapping[str, str] = {}
+
+
+class PageReader:
+    """Reads one engine's pages. Its selectors are made once."""
+
+    def __init__(self, engine: Engine) -> None:
+        assert engine.series is not None
+        self._series = series = engine.series
+        self._parts = engine.parts
+        names = [name for field in series.__struct_fields__ for name in _names(getattr(series, field))]
+        names += [name + part for name in series.pace for part in ("_sum", "_count")]
+        self._selectors = {name: Selector.of(name) for name in names}
+
+    def observation(self, page: bytes, *, asked_s: float) -> Observation | None:
+        """The reading on a page, None when the page does not hold one that makes sense."""
+        series = self._series
+        running, waiting = self._total(page, series.running), self._total(page, series.waiting)
+        for name in series.waiting_more:
+            if samples := self._samples(page, name):
+                more = total(samples)
+                waiting = None if waiting is None or more is None else waiting + more
+        if running is None or waiting is None:
+            return None
+        counters = [samples for name in series.progress if (samples := self._samples(page, name)) != []]
+        progress = [value for samples in counters if (value := total(samples)) is not None]
+        pace_s, pace_tokens = self._histogram(page, series.pace)
+        return Observation(
+            asked_s=asked_s,
+            running=running,
+            waiting=waiting,
+            kv_usage=self._kv_usage(page),
+            kv_capacity_tokens=self._kv_capacity(page),
+            # One counter less would look as if they had fallen, which is what a restart looks like.
+            progress=sum(progress) if progress and len(progress) == len(counters) else None,
+            started_s=total(self._samples(page, series.started)) if series.started else None,
+            pace_s_total=pace_s,
+            pace_tokens_total=pace_tokens,
+            prefix_hit_ratio=self._prefix_hits(page),
+        )
+
+    def facts(self, page: bytes) -> Facts:
+        """What a page tells besides load."""
+        series = self._series
+        slots = self._total(page, series.slots)
+        awake = total(self._samples(page, series.awake)) if series.awake else None
+        return Facts(
+            slots=int(slots) if slots else None,
+            metrics=True,
+            sleeping=None if awake is None else awake == 0,
+        )
+
+    def _samples(self, page: bytes, name: str) -> list[Sample] | None:
+        samples = self._selectors[name].samples(page)
+        return self._parts(samples) if samples else samples
+
+    def _first(self, page: bytes, names: Names) -> list[Sample] | None:
+        """The first alias that is there."""
+        for name in names:
+            samples = self._samples(page, name)
+            if samples != []:
+                return samples
+        return None
+
+    def _total(self, page: bytes, names: Names) -> float | None:
+        return total(self._first(page, names))
+
+    def _kv_usage(self, page: bytes) -> float | None:
+        series = self._series
+        usage = mean(self._first(page, series.kv_usage))
+        if usage is None and series.kv_used:
+            used, most = self._total(page, series.kv_used), self._total(page, series.kv_total)
+            usage = used / most if used is not None and most else None
+        return usage if usage is not None and usage <= 1.0 else None  # a share can't be more than one
+
+    def _kv_capacity(self, page: bytes) -> int | None:
+        series = self._series
+        tokens = self._total(page, series.kv_tokens)
+        if series.kv_info and (samples := self._samples(page, series.kv_info)):
+            tokens = _capacity(samples)
+        if tokens is None and series.kv_blocks:
+            blocks, size = self._total(page, series.kv_blocks), mean(self._first(page, series.kv_block_tokens))
+            tokens = blocks * size if blocks is not None and size is not None else None
+        return int(tokens) if tokens else None
+
+    def _histogram(self, page: bytes, names: Names) -> tuple[float | None, float | None]:
+        for name in names:
+            seconds, tokens = self._samples(page, f"{name}_sum"), self._samples(page, f"{name}_count")
+            if seconds != [] or tokens != []:
+                return total(seconds), total(tokens)
+        return None, None
+
+    def _prefix_hits(self, page: bytes) -> float | None:
+        series = self._series
+        ratio = mean(self._first(page, series.prefix_ratio))
+        if ratio is None and series.prefix_hits:
+            hits, queries = self._total(page, series.prefix_hits), self._total(page, series.prefix_queries)
+            ratio = hits / queries if hits is not None and queries else None
+        return ratio if ratio is not None and ratio <= 1.0 else None
+
+
+def _names(value: str | Names) -> Names:
+    return ((value,) if value else ()) if isinstance(value, str) else value
+
+
+def _capacity(samples: list[Sample]) -> int | None:
+    """Tokens that fit into the KV memory of all parts, from labels."""
+    tokens = 0
+    for sample in samples:
+        try:
+            tokens += int(sample.labels["block_size"]) * int(sample.labels["num_gpu_blocks"])
+        except (KeyError, ValueError):
+            return None
+    return tokens if tokens > 0 else None
+
+
+def whole(value: object) -> int | None:
+    """A JSON value that is a positive whole number."""
+    return value if type(value) is int and 0 < value < 2**53 else None
+
+
+def count(value: object) -> float | None:
+    """A JSON value that is a number one can count with."""
+    return float(value) if type(value) in (int, float) and 0 <= value < 2**53 else None  # type: ignore[operator,arg-type]
+
+
+def text(value: object) -> str | None:
+    """A JSON value that is some text of sensible length."""
+    return value[:200] if isinstance(value, str) and value else None
+
+
+def flag(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None

@@ -1,0 +1,30 @@
+"""How LMDeploy speaks: vLLM's names under a prefix of its own."""
+
+from __future__ import annotations
+
+from penstock.engines.base import Document, Engine, Facts, Json, Series, flag
+
+
+def _is_sleeping(page: Json) -> Facts:
+    return Facts(sleeping=flag(page.get("is_sleeping")))
+
+
+LMDEPLOY = Engine(
+    name="lmdeploy",
+    title="LMDeploy",
+    owned_by=("lmdeploy",),
+    page_prefixes=(b"lmdeploy:",),
+    metrics=("/metrics",),
+    documents=(Document("/is_sleeping", _is_sleeping),),
+    series=Series(
+        running=("lmdeploy:num_requests_running",),
+        waiting=("lmdeploy:num_requests_waiting",),
+        waiting_more=("lmdeploy:num_api_requests_waiting",),
+        kv_usage=("lmdeploy:gpu_cache_usage_perc",),
+        progress=("lmdeploy:prompt_tokens_total", "lmdeploy:generation_tokens_total"),
+        started="process_start_time_seconds",
+        pace=("lmdeploy:time_per_output_token_seconds",),
+        prefix_ratio=("lmdeploy:prefix_cache_hit_rate",),
+    ),
+    flags={"metrics": "--enable-metrics"},
+)

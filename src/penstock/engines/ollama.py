@@ -1,0 +1,32 @@
+"""How Ollama speaks: no load at all, a list of what it has on disk, one request at a time unless told otherwise."""
+
+from __future__ import annotations
+
+from penstock.engines.base import Document, Engine, Facts, Json, text
+
+MODELS_MAX = 10_000
+
+
+def _version(page: Json) -> Facts:
+    return Facts(version=text(page.get("version")))
+
+
+def _tags(page: Json) -> Facts:
+    models = page.get("models")
+    listed = (
+        [text(model.get("name")) for model in models[:MODELS_MAX] if isinstance(model, dict)]
+        if isinstance(models, list)
+        else []
+    )
+    return Facts(models=tuple(name for name in listed if name))
+
+
+OLLAMA = Engine(
+    name="ollama",
+    title="Ollama",
+    owned_by=("library",),
+    signs=(("/api/version", ("version",)),),
+    probe_path="/api/version",
+    documents=(Document("/api/version", _version), Document("/api/tags", _tags)),
+    flags={"slots": "OLLAMA_NUM_PARALLEL (1 unless set): put the same number into `slots`"},
+)

@@ -1,0 +1,215 @@
+"""Every engine's page gives the right reading, and a page that makes no sense gives none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.ledger import Observation
+from penstock.engines.base import Engine, PageReader
+from penstock.engines.page import SAMPLES_MAX, Sample, Selector, number, total
+from penstock.engines.recognise import ENGINES, by_page
+from penstock.sim import engine_metrics
+from penstock.sim.engine import Engine as SimEngine
+from penstock.sim.profiles import EngineConfig
+
+GOLDEN = Path(__file__).parent / "golden"
+READERS = {name: PageReader(engine) for name, engine in ENGINES.items() if engine.series is not None}
+
+# running, waiting, KV usage, KV capacity, progress, seconds between tokens, tokens, prefix hits
+EXPECTED = {
+    "vllm-0.32.real": (8, 11, 0.07827788649706457, 65536, 5759, 10.768300421004824, 4810, 0.0),
+    "vllm-v0.facts": (5, 3, 0.25, 16000, 1000, 2.0, 100, 0.5),
+    "vllm-dp2-lora.facts": (8, 2, 0.3, 32000, 150, None, None, None),
+    "sglang-0.5.23-tp2-dp2-priority.facts": (8, 3, 0.3, 40000, 4500, 5.0, 490, 0.5),
+    "tgi-3.3.7.facts": (4, 6, 0.25, 16384, 970, 0.6, 30, None),
+    "trtllm-serve.facts": (9, 2, 0.6, 16000, 1200, 3.0, 150, 0.3),
+    "triton.facts": (8, 2, 0.4, 16000, 24, None, None, None),
+    "lmdeploy-0.18.facts": (3, 5, 0.7, None, 30, None, None, 0.2),
+    "llamacpp-kv.facts": (4, 2, 0.125, None, 128, None, None, None),
+}
+
+
+def golden(name: str) -> tuple[Engine, bytes]:
+    page = (GOLDEN / f"{name}.prom").read_bytes()
+    found = by_page(page)
+    assert found is not None
+    return found, page
+
+
+def read(name: str, page: bytes | None = None) -> Observation | None:
+    engine, whole = golden(name)
+    return READERS[engine.name].observation(whole if page is None else page, asked_s=1.0)
+
+
+def test_every_golden_page_has_its_reading() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.prom")} == EXPECTED.keys()
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_golden_page_gives_the_right_reading(name: str) -> None:
+    reading = read(name)
+    assert reading is not None
+    assert reading.asked_s == 1.0
+    assert reading.sane()
+    assert EXPECTED[name] == pytest.approx(
+        (
+            reading.running,
+            reading.waiting,
+            reading.kv_usage,
+            reading.kv_capacity_tokens,
+            reading.progress,
+            reading.pace_s_total,
+            reading.pace_tokens_total,
+            reading.prefix_hit_ratio,
+        )
+    )
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_page_tells_whose_it_is(name: str) -> None:
+    engine, _ = golden(name)
+    assert engine.name == {"triton.facts": "trtllm"}.get(name, re.split(r"[-.]", name)[0])
+
+
+# --- what makes no sense ---------------------------------------------------------------------------------------
+
+
+def renamed(line: bytes) -> bytes:
+    return re.sub(rb"^([a-zA-Z_:]+)", rb"\1_v2", line)
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "missing": lambda line: b"",
+    "renamed": renamed,
+    "not a number": lambda line: re.sub(rb"\S+$", b"NaN", line),
+    "infinite": lambda line: re.sub(rb"\S+$", b"+Inf", line),
+    "negative": lambda line: re.sub(rb"\S+$", b"-1.0", line),
+    "words": lambda line: re.sub(rb"\S+$", b"many", line),
+    "cut off": lambda line: re.sub(rb"\S+$", b"", line),
+    "twice": lambda line: line + b"\n" + line,
+    "twice with another number": lambda line: line + b"\n" + re.sub(rb"\S+$", b"0", line),
+}
+
+
+def damaged(name: str, names: tuple[str, ...], damage: str) -> bytes | None:
+    """The page with the first line of a signal damaged; None when the page does not have it."""
+    for series in names:
+        base, _, label = series.partition("{")
+        wanted = re.compile(
+            rb"^" + re.escape(base).encode() + rb"(?=[ {])[^\n]*" + re.escape(label.rstrip("}")).encode()
+        )
+        lines = golden(name)[1].split(b"\n")
+        hits = [n for n, line in enumerate(lines) if wanted.match(line) and not line.startswith(b"#")]
+        if hits:
+            for n in hits if damage in ("missing", "renamed") else hits[:1]:
+                lines[n] = DAMAGES[damage](lines[n])
+            return b"\n".join(lines)
+    return None
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_damaged_series_is_unknown_and_never_zero_or_full(name: str, damage: str) -> None:
+    series = golden(name)[0].series
+    whole = read(name)
+    assert series is not None
+    assert whole is not None
+    for names in (series.running, series.waiting):
+        page = damaged(name, names, damage)
+        assert page is not None
+        assert read(name, page) is None, "the ledger decides alone"
+    for names in (series.kv_usage, series.kv_used, series.kv_total):
+        page = damaged(name, names, damage)
+        if page is not None:
+            reading = read(name, page)
+            assert reading is not None
+            assert (reading.kv_usage, reading.running) == (None, whole.running)
+    for names in (series.prefix_ratio, series.prefix_queries):
+        page = damaged(name, names, damage)
+        if page is not None:
+            reading = read(name, page)
+            assert reading is not None
+            assert reading.prefix_hit_ratio is None
+
+
+@pytest.mark.parametrize("damage", sorted(DAMAGES.keys() - {"missing", "renamed"}))
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_broken_counter_is_no_restart(name: str, damage: str) -> None:
+    """A sum without one of its parts would have fallen."""
+    series = golden(name)[0].series
+    assert series is not None
+    page = damaged(name, series.progress, damage)
+    assert page is not None
+    reading = read(name, page)
+    assert reading is not None
+    assert reading.progress is None
+
+
+@pytest.mark.parametrize("usage", ["1.5", "NaN", "-0.1", "full", "1_0", "0x1"])
+def test_a_usage_without_sense_is_none_and_the_rest_still_counts(usage: str) -> None:
+    page = b"vllm:num_requests_running 1\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc " + usage.encode()
+    reading = READERS["vllm"].observation(page, asked_s=0.0)
+    assert reading is not None
+    assert (reading.running, reading.kv_usage) == (1, None)
+
+
+@pytest.mark.parametrize("name", READERS)
+@given(raw=st.binary(max_size=200))
+def test_no_page_breaks_a_reader(name: str, raw: bytes) -> None:
+    series = ENGINES[name].series
+    assert series is not None
+    READERS[name].observation(raw, asked_s=0.0)
+    READERS[name].observation(series.running[0].encode() + b" 1\n" + series.waiting[0].encode() + raw, asked_s=0.0)
+
+
+# --- more than numbers -----------------------------------------------------------------------------------------
+
+
+def test_a_page_tells_sleep_and_slots() -> None:
+    facts = {name: READERS[golden(name)[0].name].facts(golden(name)[1]) for name in EXPECTED}
+    assert facts["vllm-0.32.real"].sleeping is False
+    assert facts["vllm-dp2-lora.facts"].sleeping is True
+    assert facts["vllm-v0.facts"].sleeping is None
+    assert facts["trtllm-serve.facts"].slots == 64
+    assert facts["triton.facts"].slots == 128
+
+
+def test_a_reading_of_the_simulated_engines_page() -> None:
+    config = EngineConfig(kv_blocks=100, block_size=16)
+    page = engine_metrics.render(
+        SimEngine(config, seed=0).gauges(), model="m", config=config, successes={"stop": 3}, started_unix_s=5.0
+    )
+    reading = READERS["vllm"].observation(page, asked_s=1.0)
+    assert reading is not None
+    assert (reading.running, reading.waiting, reading.kv_usage) == (0, 0, 0)
+    assert (reading.kv_capacity_tokens, reading.progress, reading.started_s) == (1600, 3, 5.0)
+
+
+# --- one series ------------------------------------------------------------------------------------------------
+
+
+def test_a_series_is_found_by_its_whole_name() -> None:
+    page = b'a 1e3 1700000000\n# a 1\na_b{x="}\\" 1",y="2"} 3 # {trace="}"} 0.5\nb_a 4\na_bc 5\n'
+    assert Selector.of("a").samples(page) == [Sample({}, 1000.0)]
+    found = Selector.of("a_b").samples(page)
+    assert found is not None
+    assert [(sample.labels["y"], sample.value) for sample in found] == [("2", 3.0)]
+    assert Selector.of('a_b{y="3"}').samples(page) == []
+    assert Selector.of("c").samples(page) == []
+
+
+def test_a_page_with_absurdly_many_samples_is_not_read() -> None:
+    page = b"".join(b'a{n="%d"} 1\n' % n for n in range(SAMPLES_MAX + 1))
+    assert Selector.of("a").samples(page) is None
+
+
+def test_a_total_is_a_number_to_act_on_or_none() -> None:
+    assert total([Sample({}, 1.0), Sample({}, 2.0)]) == 3.0
+    for bad in (None, [], [Sample({}, number(b"NaN"))], [Sample({}, 1.0), Sample({}, number(b"-1"))]):
+        assert total(bad) is None
