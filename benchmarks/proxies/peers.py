@@ -52,13 +52,13 @@ def _program(place: Place, name: str, *inside: str) -> str | None:
 
 
 def penstock(place: Place, slots: int = 256) -> Start:
-    """Queueing, fairness between tenants with keys, limits, bands and metrics on; so many slots for each engine."""
+    """Queueing, fairness between tenants with keys, limits, bands, metrics: all on. So many slots for each engine."""
     from penstock.server.identity import key_hash  # noqa: PLC0415 - only where Penstock itself is measured
 
     endpoints = "".join(f"  - {{url: '{url}', engine: vllm, slots: {slots}}}\n" for url in place.urls())
     tenants = "".join(
         f"  - {{name: team-{name}, weight: {weight}, max_band: interactive, keys: ['{key_hash(key)}'],"
-        " limits: {running: 5000, queued: 5000, requests_per_minute: 100000000}}\n"
+        " limits: {running: 5000, queued: 5000}}\n"
         for name, weight, key in zip("ab", (2, 1), KEYS, strict=True)
     )
     path = place.write(

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import time
 
+#: Seconds, monotonic: for every decision and duration.
+now = time.monotonic
 
-def now() -> float:
-    """Seconds, monotonic: for every decision and duration."""
-    return time.monotonic()
-
-
-def wall() -> float:
-    """Unix time: for people and other programs."""
-    return time.time()
+#: Unix time: for people and other programs.
+wall = time.time

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.core.outcome import Reason
 from penstock.server import wire
 from penstock.server.body import BadBody, multipart_model, peek, replace_model, replace_multipart_model, set_field
-from penstock.server.relay import request_headers, response_headers
+from penstock.server.headers import request_headers, response_headers
 from penstock.server.routes import ROUTES, Kind, api_of, route
 from penstock.server.stream_end import TAIL_BYTES, ended_well
 from penstock.server.wire import Api

@@ -104,7 +104,7 @@ class App:
             self._refuse(exchange, Reason.PATH_NOT_FOUND)
         elif exchange.method not in (("GET", "HEAD") if own else ("POST",)):
             self._refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", b"GET, HEAD" if own else b"POST")])
-        elif not own and (unknown := self._callers.refused(exchange.header, exchange.headers)) is not None:
+        elif not own and (unknown := self._callers.refused(exchange.lookup.get, exchange.repeats)) is not None:
             self._refuse(exchange, unknown.reason, unknown.message)
         return None
 
@@ -233,7 +233,7 @@ class App:
 
     def _caller(self, exchange: Exchange, peek: Peek) -> Caller:
         caller = self._callers.identify(
-            exchange.header,
+            exchange.lookup.get,
             exchange.peer[0] if exchange.peer else "",
             user=peek.user,
             service_tier=peek.service_tier,

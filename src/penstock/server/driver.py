@@ -68,15 +68,17 @@ class Driver:
 
     def tell(self, actions: list[Action]) -> None:
         """Carry out what a fact led to. Call as `driver.tell(driver.scheduler.finished(..., now=driver.now()))`."""
-        self._line.extend(actions)
         if self._carrying_out:
+            self._line.extend(actions)
             return
-        self._carrying_out = True
-        try:
-            while self._line:
-                self._carry_out(self._line.popleft())
-        finally:
-            self._carrying_out = False
+        if actions:
+            self._line.extend(actions)
+            self._carrying_out = True
+            try:
+                while self._line:
+                    self._carry_out(self._line.popleft())
+            finally:
+                self._carrying_out = False
         self._arm()
 
     def drain(self, *, queue_s: float, run_s: float) -> None:

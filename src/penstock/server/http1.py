@@ -116,5 +116,5 @@ class HttpServer:
         now_s = int(self._wall_clock())
         if now_s != self._date_s:
             self._date_s = now_s
-            self._date_line = b"date: %b\r\n" % formatdate(now_s, usegmt=True).encode()
+            self._date_line = b"date: %b" % formatdate(now_s, usegmt=True).encode()
         return self._date_line

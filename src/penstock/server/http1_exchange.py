@@ -31,9 +31,7 @@ _JOIN_BYTES_MAX: Final = 16 * 1024  # up to here one copy is cheaper than a writ
 _BODYLESS: Final = frozenset({204, 304})
 _SERVER_OWNED: Final = frozenset({b"connection", b"keep-alive", b"content-length", b"transfer-encoding"})
 _LOOKED_AT_SIZES: Final = frozenset(len(name) for name in (*_SERVER_OWNED, b"date"))
-_STATUS_LINES: Final = {
-    int(status): b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in http.HTTPStatus
-}
+_STATUS_LINES: Final = {int(status): b"HTTP/1.1 %d %b" % (status, status.phrase.encode()) for status in http.HTTPStatus}
 
 
 class Handler(Protocol):
@@ -104,6 +102,10 @@ class Exchange:
         self.on_pause: Callable[[], None] | None = None
         self.on_resume: Callable[[], None] | None = None
 
+    def repeats(self, name: bytes) -> bool:
+        """Whether a header is given more than once; `name` in lower case."""
+        return len(self.lookup) != len(self.headers) and sum(given.lower() == name for given, _ in self.headers) > 1
+
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header; `name` in lower case."""
         return self.lookup.get(name)
@@ -120,7 +122,7 @@ class Exchange:
             return
         assert not self.started, "a response was already started"
         bodyless = status in _BODYLESS
-        framing = b"" if bodyless else b"content-length: %d\r\n" % len(body)
+        framing = b"" if bodyless else b"content-length: %d" % len(body)
         head = self._head(connection, status, headers, framing)
         self.started = True
         if bodyless or not body or self.method == "HEAD":
@@ -139,7 +141,7 @@ class Exchange:
         assert not self.started, "a response was already started"
         framing = b""
         if length is not None and status != 204:
-            framing = b"content-length: %d\r\n" % length
+            framing = b"content-length: %d" % length
         if self.method == "HEAD" or status in _BODYLESS:
             self._framing = _NO_BODY
         elif length is not None:
@@ -147,7 +149,7 @@ class Exchange:
             self._left_bytes = length
         elif self.http_version == "1.1":
             self._framing = _CHUNKED
-            framing = b"transfer-encoding: chunked\r\n"
+            framing = b"transfer-encoding: chunked"
         else:
             self._framing = _CLOSE
             connection.keep_alive = False
@@ -215,25 +217,25 @@ class Exchange:
         self.on_disconnect = self.on_pause = self.on_resume = None
 
     def _head(self, connection: Connection, status: int, headers: Sequence[Header], framing: bytes) -> bytes:
-        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
+        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status]
         dated = False
         for header in headers:
-            name = header[0]
-            if len(name) in _LOOKED_AT_SIZES:
-                lower = name.lower()
+            if len(header[0]) in _LOOKED_AT_SIZES:
+                lower = header[0].lower()
                 if lower in _SERVER_OWNED:
                     continue
                 dated = dated or lower == b"date"
-            lines.append(name + b": " + header[1] + b"\r\n")
+            lines.append(b": ".join(header))
         if framing:
             lines.append(framing)
         if not dated:
             lines.append(connection.server.date_line())
         if connection.closes_after_response():
-            lines.append(b"connection: close\r\n")
+            lines.append(b"connection: close")
         elif self.http_version == "1.0":
-            lines.append(b"connection: keep-alive\r\n")
-        head = b"".join(lines)
-        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
+            lines.append(b"connection: keep-alive")
+        head = b"\r\n".join(lines)
+        breaks = len(lines) - 1
+        if head.count(b"\n") != breaks or head.count(b"\r") != breaks:
             raise ValueError("a response header holds a line break")
-        return head + b"\r\n"
+        return head + b"\r\n\r\n"

@@ -17,7 +17,7 @@ import hashlib
 import ipaddress
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
@@ -108,7 +108,7 @@ class Callers:
         self._dynamic = Names(identity.max_dynamic)
         self._dynamic_users = Names(identity.max_dynamic)  # of all tenants that are not listed, together
 
-    def refused(self, header: Header, headers: Sequence[tuple[bytes, bytes]]) -> Unauthorized | None:
+    def refused(self, header: Header, repeats: Callable[[bytes], bool]) -> Unauthorized | None:
         """Whether the head alone tells that the caller is not served, so that its body need not be read.
 
         A credential that is given twice is refused: which one counts would be anybody's guess, and the other one might
@@ -117,7 +117,7 @@ class Callers:
         if not self._keys:
             return None
         for name in KEY_HEADERS:
-            if sum(len(given) == len(name) and given.lower() == name for given, _ in headers) > 1:
+            if repeats(name):
                 return Unauthorized(f"The header `{name.decode()}` is given more than once.")
         key = self._key(header)
         return key if isinstance(key, Unauthorized) else None

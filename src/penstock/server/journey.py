@@ -19,11 +19,12 @@ from penstock.engines import orca
 from penstock.server import wire
 from penstock.server.body import is_multipart, set_field
 from penstock.server.driver import Driver
+from penstock.server.headers import request_headers
 from penstock.server.heartbeat import READ_TIMEOUT_HEADER, Heartbeats, heartbeat_event
 from penstock.server.http1 import Exchange
 from penstock.server.identity import Caller
 from penstock.server.metrics import Metrics
-from penstock.server.relay import Relay, Target, request_headers
+from penstock.server.relay import Relay, Target
 from penstock.server.upstream import Headers
 
 logger = logging.getLogger(__name__)

@@ -17,32 +17,14 @@ from penstock.engines.base import Engine, Priority
 from penstock.engines.openai import OPENAI
 from penstock.server import wire
 from penstock.server.answer import Answer
+from penstock.server.headers import response_headers
 from penstock.server.http1 import Exchange
-from penstock.server.identity import KEY_HEADERS
 from penstock.server.routes import api_of
 from penstock.server.upstream import Call, Headers, Upstream, UpstreamError, UpstreamErrorKind
 
 logger = logging.getLogger(__name__)
 
 ERROR_BODY_BYTES_MAX = 65536  # an engine's error answer is kept up to here, in case the request can't go elsewhere
-HOP_BY_HOP = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-connection",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-        b"content-length",
-    }
-)
-_REQUEST_ONLY = HOP_BY_HOP | {b"host", b"expect"}
-_RESPONSE_OWN = HOP_BY_HOP | {b"x-request-id"}
-_CREDENTIALS = frozenset(KEY_HEADERS)
-_PRIORITY_HEADERS = frozenset({b"x-vllm-priority", b"x-override-priority"})  # engines let them override the body
 _STREAM_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -72,47 +54,6 @@ class Target:
         self.engine = OPENAI  # until it is known
         self.priority: Priority | None = None  # how its engine orders by the body's `priority`, if it does
         self.heard_load: Callable[[bytes], None] | None = None  # a load header came
-
-
-def request_headers(
-    headers: Headers,
-    *,
-    api_key: str | None,
-    request_id: bytes,
-    inflated: bool,
-    has_key: bool = False,
-    ranked: bool = False,
-    plain: bool = False,
-) -> Headers:
-    """What goes upstream of a client's headers: all but those of one hop, and the engine's own credential."""
-    drop = _REQUEST_ONLY
-    for name, value in headers:
-        if name.lower() == b"connection":
-            drop = drop | {token.strip().lower() for token in value.split(b",")}
-    if api_key is not None or has_key:  # a key of ours stays here
-        drop = drop | _CREDENTIALS
-    if ranked:
-        drop = drop | _PRIORITY_HEADERS
-    if inflated:
-        drop = drop | {b"content-encoding"}
-    if plain:
-        drop = drop | {b"accept-encoding"}
-    kept = [
-        (name, value) for name, value in headers if (lower := name.lower()) not in drop and lower != b"x-request-id"
-    ]
-    kept.append((b"x-request-id", request_id))
-    if api_key is not None:
-        kept.append((b"authorization", b"Bearer " + api_key.encode()))
-    return kept
-
-
-def response_headers(headers: Headers) -> Headers:
-    """What goes back of an engine's headers."""
-    drop = _RESPONSE_OWN
-    for name, value in headers:
-        if name.lower() == b"connection":
-            drop = drop | {token.strip().lower() for token in value.split(b",")}
-    return [(name, value) for name, value in headers if name.lower() not in drop]
 
 
 class Relay:
