@@ -472,6 +472,30 @@ WRONG_VALUES = {
         "routing.policy: `leastloaded`: expected least_loaded or round_robin (did you mean `least_loaded`?)"
     ),
     "routing: {policy: [1]}": "routing.policy: a list: expected least_loaded or round_robin",
+    "routing: {locality: lmcache}": (
+        "routing.lmcache: names neither a coordinator nor a controller (`locality: lmcache` asks one of them)"
+    ),
+    "routing: {lmcache: {controller: http://a:9000}}": (
+        "routing.lmcache.controller: is not asked with `locality: history` (write `locality: lmcache`)"
+    ),
+    "routing: {locality: lmcache, lmcache: {coordinator: a:9300}}": (
+        "routing.lmcache.coordinator: `a:9300` is not a URL with a host (write `http://a:9300`)"
+    ),
+    "routing: {locality: kv_events}\nendpoints: [{url: http://a}]": (
+        "routing.locality: is `kv_events`, but no endpoint has any (give endpoints `kv_events: auto`)"
+    ),
+    "endpoints: [{url: http://a, kv_events: auto}]": (
+        "endpoints[0].kv_events: are not listened to with `locality: history` (write `locality: kv_events`)"
+    ),
+    "endpoints: [{url: http://a, lmcache_instance: e1}]": (
+        "endpoints[0].lmcache_instance: means nothing with `locality: history` (write `locality: lmcache`)"
+    ),
+    "routing: {locality: kv_events}\nendpoints: [{url: http://a, kv_events: 'tcp://*:5557'}]": (
+        "endpoints[0].kv_events: `tcp://*:5557`: expected `off`, `auto` or tcp://HOST:PORT, as it is reached from here"
+    ),
+    "routing: {locality: kv_events}\nendpoints: [{url: http://a, kv_events: 'tcp://a'}]": (
+        "endpoints[0].kv_events: `tcp://a`: expected tcp://HOST:PORT, with a port from 1 to 65534"
+    ),
     "retry: {max_attempts: 0}": "retry.max_attempts: `0`: expected at least 1",
     "retry: {budget: 1.5}": "retry.budget: `1.5`: expected at most 1",
     "retry: {budget: -0.1}": "retry.budget: `-0.1`: expected at least 0",

@@ -12,6 +12,7 @@ from penstock.core.band import BandSettings
 from penstock.core.fairness.base import Prices
 from penstock.core.health import HealthSettings
 from penstock.core.queues import QueueBounds
+from penstock.core.routing.registry import POLICIES, RoutingSettings
 from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.engines.recognise import ENGINES
 from penstock.server.admin.auth import AdminAuth
@@ -24,6 +25,8 @@ from penstock.server.endpoints import SETTINGS, Endpoints, Parts
 from penstock.server.heartbeat import Heartbeats
 from penstock.server.http1 import HttpServer, ServerLimits
 from penstock.server.identity import Callers, core_limits
+from penstock.server.locality.lmcache import Controller, Coordinator, LmCache, Service
+from penstock.server.locality.locator import Locator
 from penstock.server.metrics import Metrics
 from penstock.server.observe import Model, Observer, ObserveSettings
 from penstock.server.relay import Target
@@ -96,7 +99,10 @@ def gateway(settings: Settings) -> Gateway:
         router_aliases="vllm_router" in settings.metrics.aliases,
     )
     catalog = Catalog({alias: target.to for alias, target in settings.models.items()})
-    endpoints = Endpoints(driver=driver, metrics=metrics, catalog=catalog, parts=_parts(settings, driver))
+    locator = _locator(settings, driver, catalog)
+    endpoints = Endpoints(
+        driver=driver, metrics=metrics, catalog=catalog, parts=_parts(settings, driver), locator=locator
+    )
     endpoints.want(SETTINGS, settings.endpoints)
     limits = settings.limits
     names = [band.name for band in settings.bands]
@@ -111,6 +117,7 @@ def gateway(settings: Settings) -> Gateway:
         levels=settings.fairness.levels,
         asks_usage=settings.accounting.usage == "auto",
         body_bytes_max=limits.max_body,
+        locator=locator,
         heartbeats=Heartbeats(
             driver,
             after_s=settings.queue.heartbeat_after,
@@ -145,6 +152,20 @@ def _admin(settings: Settings, driver: Driver, endpoints: Endpoints) -> AdminRou
     routes = AdminRoutes(auth)
     EndpointVerbs(endpoints, driver).add_to(routes)
     return routes
+
+
+def _locator(settings: Settings, driver: Driver, catalog: Catalog) -> Locator | None:
+    """Who finds out where prompts are cached, where our own history is not enough and the policy cares."""
+    routing = settings.routing
+    if routing.locality == "history" or not POLICIES[routing.policy](RoutingSettings(), Random().random).uses_prefix:
+        return None
+    lmcache = None
+    if routing.locality == "lmcache":
+        named = routing.lmcache
+        services: list[Service] = [Coordinator(named.coordinator)] if named.coordinator else []
+        services += [Controller(named.controller)] if named.controller else []
+        lmcache = LmCache(services)
+    return Locator(driver, lmcache=lmcache, names_of=catalog.names_of)
 
 
 def _parts(settings: Settings, driver: Driver) -> Parts:

@@ -391,6 +391,10 @@ class Scheduler:
             return None
         return min(usable, key=lambda e: (e.ledger.load(now) / max(1, e.slots), e.index)).name
 
+    def serving(self, model: str, *, now: float) -> list[str]:
+        """Who could be sent a request for a model, by name."""
+        return [endpoint.name for endpoint in self._pool.usable(Request(id="", model=model, band=0), now)]
+
     def wanted(self, name: str, *, now: float) -> bool:
         """Whether requests wait that this endpoint, near its limit, could serve: its gauges matter now."""
         endpoint = self._pool[name]

@@ -28,6 +28,7 @@ from penstock.server.heartbeat import Heartbeats
 from penstock.server.http1 import Exchange, Header, Refusal
 from penstock.server.identity import Caller, Callers, Unauthorized
 from penstock.server.journey import DirectJourney, QueuedJourney, model_not_found
+from penstock.server.locality.locator import Locator
 from penstock.server.metrics import Metrics
 from penstock.server.own_queue import own_queue
 from penstock.server.relay import Target
@@ -67,6 +68,7 @@ class App:
         asks_usage: bool,
         body_bytes_max: int,
         heartbeats: Heartbeats,
+        locator: Locator | None = None,
     ) -> None:
         self._driver = driver
         self._targets = targets
@@ -79,6 +81,7 @@ class App:
         self._asks_usage = asks_usage
         self._body_bytes_max = body_bytes_max
         self._heartbeats = heartbeats
+        self._locator = locator
         self._serial = itertools.count(1)
         self._own: dict[str, Callable[[Exchange], None]] = {
             "/health": self._health,
@@ -200,6 +203,9 @@ class App:
         exchange.body = b""  # the journey has it; a renamed or unpacked one would be held twice
         flow, weights = self._flow(caller, target or model)
         now = self._driver.now()
+        search = None
+        if self._locator is not None and pinned is None:
+            search = self._locator.search(exchange.target_path, body, target or model)
         request = Request(
             id=self._unique(request_id),
             model=target or model,
@@ -214,6 +220,7 @@ class App:
             pinned=pinned,
             deadline_s=None if caller.deadline_s is None else now + caller.deadline_s,
             priority=caller.priority,
+            locate_s=0.0 if search is None else search.wait_s,
         )
         QueuedJourney(
             exchange,
@@ -230,6 +237,8 @@ class App:
             injected_usage=asking is not None,
             heartbeats=self._heartbeats if request.streamed and passed.events else None,
         ).begin()
+        if self._locator is not None and search is not None:
+            self._locator.begin(request.id, search)
 
     def _caller(self, exchange: Exchange, peek: Peek) -> Caller:
         caller = self._callers.identify(

@@ -42,5 +42,14 @@ class Catalog:
                 found[alias] = {**found[target], "id": alias, "root": target}
         return list(found.values())
 
+    def names_of(self, model: str) -> list[str]:
+        """Under which names engines know a model themselves: its own, and that of what it was loaded from."""
+        names = {model: None}
+        for models in self._listed.values():
+            for listed in models:
+                if listed.id == model and isinstance(root := listed.fields.get("root"), str):
+                    names[root] = None
+        return list(names)
+
     def entry(self, name: str) -> dict[str, object] | None:
         return next((entry for entry in self.entries() if entry["id"] == name), None)

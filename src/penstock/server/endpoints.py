@@ -22,6 +22,7 @@ import msgspec
 from penstock.core.endpoint import EndpointSpec
 from penstock.server.catalog import Catalog
 from penstock.server.driver import Driver
+from penstock.server.locality.locator import Locator
 from penstock.server.metrics import Metrics
 from penstock.server.observe import Model, Observer
 from penstock.server.relay import Target
@@ -73,11 +74,14 @@ class _Member:
 class Endpoints:
     """All endpoints of a running gateway. `targets` is shared with whoever sends to them."""
 
-    def __init__(self, *, driver: Driver, metrics: Metrics, catalog: Catalog, parts: Parts) -> None:
+    def __init__(
+        self, *, driver: Driver, metrics: Metrics, catalog: Catalog, parts: Parts, locator: Locator | None = None
+    ) -> None:
         self._driver = driver
         self._metrics = metrics
         self._catalog = catalog
         self._parts = parts
+        self._locator = locator
         self.targets: dict[str, Target] = {}
         self._members: dict[str, _Member] = {}
         self._wanted: dict[str, list[Endpoint]] = {OPERATOR: [], SETTINGS: []}  # in order of precedence
@@ -94,6 +98,8 @@ class Endpoints:
         self._started = True
         for member in self._members.values():
             self._observe(member)
+        if self._locator is not None:
+            self._locator.start()
 
     async def close(self) -> None:
         """Stop observing. The connections are closed by `disconnect`, when no request needs them any more."""
@@ -104,6 +110,8 @@ class Endpoints:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._locator is not None:
+            await self._locator.close()
 
     def disconnect(self) -> None:
         """Close all connections."""
@@ -226,6 +234,8 @@ class Endpoints:
         slots = self._parts.slots_initial if endpoint.slots == "auto" else endpoint.slots
         spec = EndpointSpec(name, slots, models, endpoint.labels, adaptive_slots=endpoint.slots == "auto")
         self._driver.tell(self._driver.scheduler.endpoint_added(spec, now=self._driver.now()))
+        if self._locator is not None:
+            self._locator.endpoint_added(endpoint, target)
         if self._started:
             logger.info("endpoint %s (%s) came, from %s", name, endpoint.url, source)
             self._observe(member)
@@ -265,6 +275,8 @@ class Endpoints:
     def _forget(self, member: _Member) -> None:
         name = member.spec.name
         self._unobserve(member)
+        if self._locator is not None:
+            self._locator.endpoint_removed(name)
         del self._members[name], self.targets[name]
         self._driver.tell(self._driver.scheduler.endpoint_removed(name, now=self._driver.now()))
         self._catalog.forgotten(name)

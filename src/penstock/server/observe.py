@@ -62,7 +62,7 @@ class Observer:
         self._configured = engine
         self._asks_models = asks_models
         self._on_models = on_models
-        self._ask = asking(target.upstream, self._headers(), timeout_s=settings.timeout_s)
+        self._ask = asking(target.upstream, target.own_headers(), timeout_s=settings.timeout_s)
         self._reader = Reader(self._ask, driver.now, self._ask_port)
         self._ports: dict[int, Upstream] = {}  # of the same host, for an engine whose page is at another one
         self._full_due_s = 0.0

@@ -55,6 +55,10 @@ class Target:
         self.priority: Priority | None = None  # how its engine orders by the body's `priority`, if it does
         self.heard_load: Callable[[bytes], None] | None = None  # a load header came
 
+    def own_headers(self) -> Headers:
+        """For what we ask it ourselves."""
+        return [(b"authorization", b"Bearer " + self.api_key.encode())] if self.api_key else []
+
 
 class Relay:
     """The way of an engine's answer to a client, whoever decided where it comes from."""

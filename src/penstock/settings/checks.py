@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from penstock.settings import values
 from penstock.settings.address import same_place
+from penstock.settings.locality import contradictions
 from penstock.settings.model import (
     DEFAULT_BANDS,
     Alias,
@@ -45,6 +46,7 @@ def cross_checks(document: Document) -> Found:
     yield from _tenants(document)
     yield from _health(document)
     yield from _observe(document)
+    yield from _locality(document)
 
 
 def _problem(location: Location, message: str, suggestion: str | None = None) -> tuple[Location, Problem]:
@@ -205,6 +207,16 @@ def _observe(document: Document) -> Found:
     observe = _valid(Observe, document.get("observe"))
     if observe is not None and observe.fast_interval > observe.interval:
         yield _longer(document, "observe", "fast_interval", "interval", observe)
+
+
+def _locality(document: Document) -> Found:
+    routing, endpoints = document.get("routing"), document.get("endpoints")
+    listed = endpoints if isinstance(endpoints, list | tuple) else []
+    for location, message, suggestion in contradictions(
+        routing if isinstance(routing, Mapping) else {},
+        [endpoint if isinstance(endpoint, Mapping) else {} for endpoint in listed],
+    ):
+        yield _problem(location, message, suggestion)
 
 
 def _longer(document: Document, section: str, key: str, limit: str, parts: Section) -> tuple[Location, Problem]:

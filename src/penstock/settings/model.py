@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from penstock.settings import values
 from penstock.settings.address import host_and_port, split_listen
+from penstock.settings.locality import Instance, KvEvents, LmCache
 from penstock.settings.operation import Admin
 from penstock.settings.section import Section, setting
 from penstock.settings.tenancy import Accounting, Fairness, Identity, Tenant
@@ -33,8 +34,6 @@ class Tls(Section):
 class Endpoint(Section):
     """The engines to send to. None in the file is fine when `--endpoint` names them."""
 
-    later = frozenset({"kv_events", "lmcache_instance"})
-
     url: values.Url = Field(description="The engine's base URL, with a path prefix if it has one, but without `/v1`.")
     name: values.Name = setting(
         "",
@@ -51,6 +50,16 @@ class Endpoint(Section):
     )
     labels: Annotated[dict[str, values.Label], BeforeValidator(values.items(0, LABELS_MAX))] = setting(
         {}, "Free labels: role, zone and so on."
+    )
+    kv_events: KvEvents = setting(
+        "off",
+        "Where it publishes its KV events (ZMQ), with `routing.locality: kv_events`. `auto` asks it, and expects them "
+        "at port 5557 where it does not tell.",
+    )
+    lmcache_instance: Instance = setting(
+        None,
+        "The name of the LMCache instance it reads from, with `routing.locality: lmcache`. Without it, the one at its "
+        "IP address, if only one is.",
     )
 
     @field_validator("name")
@@ -156,12 +165,18 @@ class Admission(Section):
 class Routing(Section):
     """Which of the endpoints that may be sent a request gets it."""
 
-    later = frozenset({"session", "affinity_escape", "affinity_wait", "imbalance_threshold", "locality", "lmcache"})
+    later = frozenset({"session", "affinity_escape", "affinity_wait", "imbalance_threshold"})
     later_choices: ClassVar = {
         "policy": frozenset({"power_of_two", "session", "prefix", "kv", "load_balanced_kv", "predicted_ttft"}),
     }
 
     policy: Literal["least_loaded", "round_robin"] = setting("least_loaded", "How it is chosen.")
+    locality: Literal["history", "kv_events", "lmcache"] = setting(
+        "history",
+        "Who tells which endpoint holds a prompt's prefix: our own history, the engines' KV events, or LMCache. "
+        "History stands in where the others know nothing.",
+    )
+    lmcache: LmCache = LmCache()
 
 
 class Retry(Section):
