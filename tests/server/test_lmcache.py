@@ -121,7 +121,7 @@ async def test_nobody_waits_for_a_dead_service_until_it_is_back(monkeypatch: pyt
         assert await held(asked) == {}
         assert not asked.in_time
     async with FakeController() as controller, asking(Controller(controller.url), a="x") as asked:
-        monkeypatch.setattr(lmcache, "LATE_S", 0.0)
+        monkeypatch.setattr(lmcache, "LATE_S", -1.0)
         await held(asked)
         assert not asked.in_time
         monkeypatch.undo()
