@@ -18,8 +18,14 @@ BIN := .venv/bin
 demo: .venv/core.stamp
 	$(BIN)/penstock demo $(ARGS)
 
+# All tests on all cores, those that measure times by themselves; with ARGS only what they name.
 test: .venv/dev.stamp
+ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
+else
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m "not timing"
+	$(BIN)/python -m pytest -m timing
+endif
 
 check: .venv/dev.stamp
 	$(BIN)/ruff check .

@@ -119,7 +119,7 @@ async def test_a_killed_engines_work_is_done_by_another(world: World, stream: bo
     good = await world.engine()
     await world.gateway(slots=8)
     tasks = [world.soon(world.chat(stream=stream)) for _ in range(8)]
-    await world.until(lambda: len(bad.log.entries) >= 4)
+    await world.until(lambda: bool(bad.log.entries))
     fault(bad, "die")
     answers = await asyncio.gather(*tasks)
     assert [answer.status for answer in answers] == [200] * 8

@@ -17,6 +17,8 @@ import pytest
 
 from tests.server.conftest import Answer, Client, World, chat, request
 
+pytestmark = pytest.mark.timing
+
 SLOTS = 64
 ENGINE: dict[str, Any] = {  # prompts take time, as they do; answers are paced by steps this machine can follow
     "step_s": None,

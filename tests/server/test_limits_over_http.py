@@ -54,10 +54,11 @@ async def test_64_whole_answers_on_64_slots_are_worked_on_all_at_once(world: Wor
 
 
 async def test_128_requests_never_put_more_than_64_on_64_slots(world: World) -> None:
-    engine = await world.engine(step_s=0.01, max_num_seqs=64)
+    engine = await world.engine(step_s=0.05, max_num_seqs=64)
     await world.gateway(slots=64)
-    answers = await asyncio.gather(*(world.chat(tokens=10, stream=n % 2 == 0) for n in range(128)))
-    assert tally(answers) == {200: 128}
+    tasks = [world.soon(world.chat(tokens=30, stream=n % 2 == 0)) for n in range(128)]
+    await world.until(lambda: engine.log.in_engine_max == 64)
+    assert tally(await asyncio.gather(*tasks)) == {200: 128}
     assert engine.log.in_engine_max == 64
 
 
