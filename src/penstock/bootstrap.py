@@ -60,6 +60,7 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
         wait_s_max=queue.max_wait,
         fairness=settings.fairness.policy,
         prices=Prices(prompt=prices.prompt, cached_prompt=prices.cached_prompt, completion=prices.completion),
+        levels=levels,
         tenant_level=levels.index("tenant")
         if "tenant" in levels
         else levels.index("user")
@@ -74,6 +75,7 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
         ),
         engine_priority=admission.engine_priority,
         tenants={t.name: limits for t in settings.tenants if (limits := core_limits(t.limits)) is not None},
+        tenant_weights={t.name: t.weight for t in settings.tenants},
         routing=settings.routing.policy,
         attempts_max=settings.retry.max_attempts,
         retry_budget=settings.retry.budget,

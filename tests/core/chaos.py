@@ -14,12 +14,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
+from msgspec.structs import replace
+
 from penstock.core.actions import Abort, Action, Dispatch, Evict, Fail, Reject
+from penstock.core.band import BandSettings
 from penstock.core.endpoint import EndpointSpec
+from penstock.core.fairness.base import Prices
+from penstock.core.fairness.registry import POLICIES as FAIRNESS
 from penstock.core.ledger import Observation
+from penstock.core.ordering import ORDERINGS
+from penstock.core.queues import QueueBounds
 from penstock.core.request import Request, Usage
 from penstock.core.retry import Failure
+from penstock.core.routing.registry import POLICIES as ROUTING
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.tenants import Limits
 from penstock.sim.checkers import CheckedScheduler
 
 TENANTS = {"one": 1.0, "two": 2.0, "half": 0.5, "limited": 1.0}  # and their weights
@@ -59,6 +68,7 @@ class Chaos:
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
+        self._first_settings = self.settings
         self.scheduler = self.kind(self.settings, random=Random(self.seed + 1))
         self.engines: dict[str, Engine] = {}
         self.trace: list[tuple[float, Action]] = []
@@ -301,7 +311,21 @@ class Chaos:
         random, scheduler, now = self.random, self.scheduler, self.now
         name, model = random.choice(list(self.engines)), random.choice(("x", "y", None))
         request_id = random.choice([*scheduler.books.requests, "nobody"])
-        verbs = ("remove", "remove", "drain", "resume", "pause", "stop", "go", "go", "bump", "bump", "cancel", "auto")
+        verbs = (
+            "remove",
+            "remove",
+            "drain",
+            "resume",
+            "pause",
+            "stop",
+            "go",
+            "go",
+            "bump",
+            "bump",
+            "cancel",
+            "auto",
+            "reload",
+        )
         match random.choice(verbs):
             case "remove" if self.engines[name].removed:
                 self._come_back(name)
@@ -320,6 +344,8 @@ class Chaos:
                 self._carry_out(scheduler.resumed(model, now=now))
             case "bump":
                 self._carry_out(scheduler.bumped(request_id, now=now))
+            case "reload":
+                self._reload()
             case "cancel":
                 self._carry_out(scheduler.evicted(request_id, now=now))
             case "auto" if not self.engines[name].removed:
@@ -327,6 +353,31 @@ class Chaos:
             case _:
                 pass
         self.at(now + random.expovariate(8.0), self._operate)
+
+    def _reload(self) -> None:
+        """Some other settings: bands gone, come, or in another order, and whatever else may change."""
+        random, old = self.random, self.settings
+        names = random.sample(("high", "middle", "low", "new"), random.randint(1, 4))
+        known = {band.name: band for band in old.bands}
+        fresh = BandSettings(
+            "", requests_max=random.choice((None, 5)), min_share=0.2, wait_s_max=random.choice((None, 1.0))
+        )
+        self.settings = replace(
+            old,
+            bands=tuple(known.get(name) or replace(fresh, name=name) for name in names),
+            bounds=QueueBounds(requests_max=random.choice((10, 60))),
+            wait_s_max=random.choice((2.0, 4.0)),
+            fairness=random.choice((old.fairness, old.fairness, *FAIRNESS)),
+            prices=random.choice((Prices(), Prices(2.0, 1.0, 1.0))),
+            ordering=random.choice((old.ordering, *ORDERINGS)),
+            tenants=random.choice(
+                (old.tenants, {}, {"limited": Limits(running=1, queued=4), "two": Limits(running=3)})
+            ),
+            tenant_weights=TENANTS,
+            routing=random.choice(list(ROUTING)),
+            stale_after_s=random.choice((1.0, 5.0)),
+        )
+        self._carry_out(self.scheduler.reconfigured(self.settings, now=self.now))
 
     def _come_back(self, name: str) -> None:
         engine = self.engines[name]
@@ -341,6 +392,8 @@ class Chaos:
                 self._come_back(name)
             self._carry_out(self.scheduler.endpoint_resumed(name, now=self.now))
         self._carry_out(self.scheduler.resumed(None, now=self.now))
+        self.settings = self._first_settings
+        self._carry_out(self.scheduler.reconfigured(self.settings, now=self.now))
 
     def _drain(self) -> None:
         actions = self.scheduler.drain(queue_until_s=self.now + 2.0, stop_at_s=self.now + 4.0, now=self.now)

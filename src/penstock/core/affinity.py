@@ -22,15 +22,19 @@ class Affinity:
     def __init__(self, router: Router, look_again: Callable[[Endpoint, float], None]) -> None:
         self._router = router
         self._look_again = look_again
-        self._wait_s = router.settings.affinity_wait_s
         self._holding: dict[int, None] = {}  # arrival numbers of those held for a while
         self._spared: dict[Endpoint, float] = {}  # open endpoints passed over in favour of others, and since when
 
+    @property
+    def may_hold(self) -> bool:
+        """Whether any request may be held for where its session or its prompt is."""
+        return self._router.prefers or self._router.strict
+
     def choosy(self, entry: Entry, now: float) -> bool:
         """Whether it may be held at all; most are not."""
-        request, router = entry.request, self._router
+        request = entry.request
         entry.locate_until_s = now + request.locate_s
-        return router.prefers or router.strict or request.home is not None or request.locate_s > 0
+        return self.may_hold or request.home is not None or request.locate_s > 0
 
     def allowed(self, entry: Entry, fitting: list[Endpoint], now: float) -> list[Endpoint]:
         """Of the endpoints with room for a choosy request, those it may go to now; none while it is held."""
@@ -71,7 +75,7 @@ class Affinity:
         if not alive or any(e in alive for e in fitting):
             return now
         since_s = min((self._spared[e] for e in fitting if e in self._spared), default=now)
-        return min(entry.held_since_s, since_s) + self._wait_s
+        return min(entry.held_since_s, since_s) + self._router.settings.affinity_wait_s
 
     def holds(self, entry: Entry, now: float) -> bool:
         """Whether it is an endpoint of its own that it waits for, so that nobody overtakes it who passes it."""

@@ -8,6 +8,8 @@ O(endpoints), so a band remembers answers: an endpoint found closed is not asked
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from penstock.core.endpoint import Endpoint
@@ -84,6 +86,17 @@ class Band:
     def no_longer_light(self, flow: Node, model: str) -> None:
         """It is over its share now; its next request will be judged anew."""
         self._light[model].pop(flow, None)
+
+    def replant(self) -> None:
+        """Begin a new tree. The caller puts into it what waits and runs."""
+        self.tree = QueueTree()
+        self._light.clear()
+
+    def adopt(self, entries: Iterable[Entry]) -> None:
+        """Let entries of a band that is gone wait here, among the own in the order in which all entered."""
+        for entry in entries:
+            self.push(entry)
+        self.entries = dict(sorted(self.entries.items(), key=lambda item: (item[1].queued_since_s, item[0])))
 
     def push(self, entry: Entry) -> None:
         self.entries[entry.seq] = entry

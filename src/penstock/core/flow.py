@@ -60,6 +60,7 @@ class Entry:
         "source",
         "state",
         "visit",
+        "wait_s_max",
         "waited_s",
         "work",
     )
@@ -74,6 +75,7 @@ class Entry:
         self.visit = 0  # how often it entered a queue: tells its place in a heap from one it had earlier
         self.queued_since_s = 0.0
         self.waited_s = 0.0  # in earlier visits to the queue
+        self.wait_s_max = 0.0  # what it may wait: never less than was allowed when it came
         self.attempts = 0  # failed dispatches that cost an attempt
         self.refusals = 0  # how often an engine turned it away as one too many
         self.avoid: dict[str, float] | None = None  # endpoints that refused or failed it, and until when to shun them
@@ -173,6 +175,11 @@ class Leaf:
             heapq.heapify(self._heap)
         else:
             self._trim()
+
+    def rekeyed(self) -> None:
+        """The entries' keys have changed."""
+        self._heap = [(item[3].key, *item[1:]) for item in self._heap if _alive(item)]
+        heapq.heapify(self._heap)
 
     def head(self) -> Entry | None:
         heap = self._heap

@@ -30,10 +30,10 @@ class HealthSettings(msgspec.Struct, frozen=True):
 class Health:
     """The verdict on one endpoint."""
 
-    __slots__ = ("_ejections", "_failures", "_refusals", "_settings", "ejected_until_s", "held_until_s", "up")
+    __slots__ = ("_ejections", "_failures", "_refusals", "ejected_until_s", "held_until_s", "settings", "up")
 
     def __init__(self, settings: HealthSettings, *, up: bool) -> None:
-        self._settings = settings
+        self.settings = settings
         self.up = up
         self.ejected_until_s = 0.0
         self.held_until_s = 0.0
@@ -49,9 +49,9 @@ class Health:
     def failed(self, now: float) -> None:
         """A request got an error or no answer."""
         self._failures += 1
-        if self._failures >= self._settings.eject_after:
+        if self._failures >= self.settings.eject_after:
             self._failures = 0
-            for_s = min(self._settings.eject_for_s * 2**self._ejections, self._settings.eject_for_s_max)
+            for_s = min(self.settings.eject_for_s * 2**self._ejections, self.settings.eject_for_s_max)
             self._ejections = min(self._ejections + 1, 32)
             self.ejected_until_s = now + for_s
 

@@ -88,7 +88,7 @@ class Ledger:
         self.base: Observation | None = None  # the last reading that moved
         self.asked_s = -math.inf  # of the last reading, moved or not
         self._moved_s = -math.inf
-        self._stale_after_s = stale_after_s
+        self.stale_after_s = stale_after_s
         self._events: deque[tuple[float, int, int]] = deque()  # (when, ±1 lease, ±tokens) since the base was asked
         self._net = 0
         self._net_tokens = 0
@@ -277,12 +277,17 @@ class Ledger:
 
     def credible(self, now: float) -> bool:
         """Whether the base may still be used: recent, and not standing still while it claims work."""
-        if self.base is None or now >= self.asked_s + self._stale_after_s:
+        if self.base is None or now >= self.asked_s + self.stale_after_s:
             return False
         frozen = now >= self._moved_s + FROZEN_S
         return not (frozen and (self.base.running + self.base.waiting > 0 or self._net != 0))
 
     # --- what follows from both ---------------------------------------------------------------------------------
+
+    def judged_stale_after(self, stale_after_s: float) -> None:
+        """Readings are used for that long from now on."""
+        self.stale_after_s = stale_after_s
+        self._load_until_s = -math.inf
 
     def resized(self, slots: int) -> None:
         """The endpoint takes more, or fewer, requests at a time from now on."""
@@ -304,7 +309,7 @@ class Ledger:
         if self.credible(now):
             assert self.base is not None
             self._load = max(own, self.base.running + self.base.waiting + self._net)
-            self._load_until_s = self.asked_s + self._stale_after_s
+            self._load_until_s = self.asked_s + self.stale_after_s
             if self._moved_s + FROZEN_S >= now:
                 self._load_until_s = min(self._load_until_s, self._moved_s + FROZEN_S)
         else:
@@ -330,7 +335,7 @@ class Ledger:
         """When time alone may next lower the load, the engine queue or the KV usage; infinity when it can't."""
         due_s = self._prefill_due_s
         if self.credible(now):
-            due_s = min(due_s, self.asked_s + self._stale_after_s)
+            due_s = min(due_s, self.asked_s + self.stale_after_s)
             frozen_s = self._moved_s + FROZEN_S
             return min(due_s, frozen_s) if frozen_s > now else due_s
         return min(due_s, now + REVIEW_S) if self.foreign(now) > 0.01 else due_s

@@ -119,13 +119,20 @@ class Pool:
         return slots
 
     def serving(self, model: str) -> int:
-        """Endpoints that are up and serve the model."""
+        """Endpoints that are in service and serve the model."""
         count = self._serving.get(model)
         if count is None:
             if len(self._serving) >= SLOTS_CACHED_MAX:
                 self._serving.clear()
-            count = self._serving[model] = sum(e.health.up and e.serves(model) for e in self)
+            count = self._serving[model] = sum(e.in_service and e.serves(model) for e in self)
         return count
+
+    def reconfigured(self, health: HealthSettings, *, stale_after_s: float) -> None:
+        """Other rules for health and readings from now on. Verdicts that were passed stand."""
+        self._health, self._stale_after_s = health, stale_after_s
+        for endpoint in self:
+            endpoint.health.settings = health
+            endpoint.ledger.judged_stale_after(stale_after_s)
 
     def changed(self) -> None:
         """An endpoint's slots, models or verdict changed."""

@@ -57,7 +57,6 @@ class Pump:
     ) -> None:
         self._queues = queues
         self._pool = pool
-        self._settings = settings
         self._reserve = reserve
         self._tenants = tenants
         self._stops = stops
@@ -70,7 +69,14 @@ class Pump:
         self._held: dict[str, list[tuple[QueueTree, Node]]] = {}  # by tenant
         self._look = look  # again who holds its prompt's prefix; True: by now more of it is held
         self._look_again = look_again
-        self._promised = [band for band in queues.bands if band.settings.min_share > 0]
+        self.reconfigured(settings)
+
+    def reconfigured(self, settings: AdmissionSettings) -> None:
+        """Other limits, and perhaps other bands, from now on. Whose tenant may run no more is found out anew."""
+        self._settings = settings
+        self._promised = [band for band in self._queues.bands if band.settings.min_share > 0]
+        for tenant in list(self._held):
+            self.let_go(tenant)
 
     def next(self, now: float) -> Found | None:
         """The request to send next and the endpoints it may go to."""
@@ -318,6 +324,9 @@ class Pump:
         behind its fair share of the tokens, and then stands before the light flows for whom the slots are kept.
         """
         head = self._head(band, [model])
+        if head is not None and self._tenants.held(head.request.tenant):  # its flow is shared with others
+            line = islice(band.tree.in_order([model]), HELD_MAX)
+            head = next((x for x in line if not self._tenants.held(x.request.tenant)), None)
         first = _top(head.node_of()) if head is not None else None
         if first is not None and self._under_share(first, model, now):
             yield from band.tree.in_order([model], first)

@@ -38,6 +38,27 @@ class Queues:
         self.bytes = 0
         self.tokens = 0
 
+    def rearrange(self, bands: Sequence[BandSettings], bounds: QueueBounds) -> dict[Band, Band]:
+        """Other bands from now on, matched by name. Returns who takes over from those that are gone.
+
+        That is the next lower one that stays, else the lowest there is.
+        """
+        before, wanted = self.bands, {band.name for band in bands}
+        by_name = {band.settings.name: band for band in before}
+        self.bands = [by_name.get(band.name) or Band(band, rank) for rank, band in enumerate(bands)]
+        for rank, (band, settings) in enumerate(zip(self.bands, bands, strict=True)):
+            band.settings, band.rank = settings, rank
+            band.credit *= settings.min_share > 0
+        self._bounds = bounds
+        heirs: dict[Band, Band] = {}
+        heir = self.bands[-1]
+        for band in reversed(before):
+            if band.settings.name in wanted:
+                heir = band
+            else:
+                heirs[band] = heir
+        return heirs
+
     def push(self, entry: Entry) -> None:
         """Let an entry wait. Its state, node, key and estimates are set."""
         self.bands[entry.request.band].push(entry)

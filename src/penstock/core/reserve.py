@@ -65,7 +65,7 @@ class Reserve:
     """Measures, per model, how often light flows come and how often slots free; says how many slots to keep."""
 
     def __init__(self, share: float | None) -> None:
-        self._share = share  # None: measured
+        self.share = share  # None: measured
         self._arrivals: dict[str, Rate] = {}
         self._freed: dict[str, Rate] = {}
         self._kept: dict[str, tuple[int, int, float]] = {}  # what was computed for so many slots, and is good until
@@ -91,7 +91,7 @@ class Reserve:
 
     def light_come(self, model: str, now: float) -> bool:
         """Whether requests of light flows came lately, while others waited; never where a fixed share is set."""
-        if self._share is not None:
+        if self.share is not None:
             return False
         arrivals = self._arrivals.get(model)
         return arrivals is not None and arrivals.per_s(now) * RATE_WINDOW_S >= LIGHT_MIN
@@ -103,8 +103,8 @@ class Reserve:
 
     def kept(self, model: str, slots: int, frees_s: Callable[[str, float], Sequence[float]], now: float) -> int:
         """Slots that only flows under their fair share may use, of all the slots there are for the model."""
-        if self._share is not None:
-            return int(slots * self._share)
+        if self.share is not None:
+            return int(slots * self.share)
         arrivals = self._arrivals.get(model)
         if arrivals is None:
             return 0

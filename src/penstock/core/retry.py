@@ -40,11 +40,11 @@ class RetryBudget:
     """A token bucket filled by dispatches and emptied by retries."""
 
     def __init__(self, share: float) -> None:
-        self._share = share
+        self.share = share
         self._tokens = BUDGET_BURST if share > 0 else 0.0
 
     def dispatched(self) -> None:
-        self._tokens = min(BUDGET_BURST, self._tokens + self._share)
+        self._tokens = min(BUDGET_BURST, self._tokens + self.share)
 
     def take(self) -> bool:
         """Spend one token; False when there is none."""

@@ -42,6 +42,7 @@ from penstock.core.place import Place, ranked
 from penstock.core.pool import Pool
 from penstock.core.pump import Pump
 from penstock.core.queues import QueueBounds, Queues
+from penstock.core.reconfigure import NeedsRestartError, needing_restart, resettle
 from penstock.core.request import Request, Usage
 from penstock.core.reserve import Reserve
 from penstock.core.retry import Failure, Verdict
@@ -69,6 +70,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True):
     wait_s_max: float = 60.0
     fairness: str = "weighted_tokens"
     prices: Prices = Prices()
+    levels: tuple[str, ...] = ("tenant",)  #: what the elements of a flow's path stand for
     tenant_level: int | None = 0  #: which element of a flow's path is the tenant's own; None: none is
     ordering: str = "fcfs"
     admission: AdmissionSettings = AdmissionSettings()
@@ -76,6 +78,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True):
     routing: str = "least_loaded"
     router: RoutingSettings = RoutingSettings()
     tenants: Mapping[str, Limits] = {}
+    tenant_weights: Mapping[str, float] = {}  #: for flows that are here when settings change; requests bring their own
     attempts_max: int = 3
     retry_budget: float = 0.2
     health: HealthSettings = HealthSettings()
@@ -91,8 +94,7 @@ class Scheduler:
         self._queues = Queues(settings.bands, settings.bounds)
         self._pool = Pool(settings.health, stale_after_s=settings.stale_after_s)
         self._fairness = FAIRNESS[settings.fairness](settings.prices)
-        # Where all stand in one line nobody is under a share, and what is kept would be used by nobody.
-        self._reserve = Reserve(settings.admission.reserved_share if self._fairness.uses_flows else 0.0)
+        self._reserve = Reserve(self._reserved_share())
         self._tenants = Tenants(settings.tenants)
         self._stops = Stops()
         self._router = Router(settings.routing, settings.router, self._pool, draw=random.random)
@@ -119,8 +121,7 @@ class Scheduler:
         self._leases: dict[int, Entry] = {}  # every lease that was not released
         self._seq = 0
         self._lease_serial = 0
-        bands_s = [band.time_per_output_token_s_max for band in settings.bands]
-        self._paced = any((settings.admission.time_per_output_token_s_max, *bands_s))
+        self._paced = self._has_pace_limit()
         self._draining = False
         self._queue_until_s: float | None = None
         self._stop_at_s: float | None = None
@@ -301,6 +302,7 @@ class Scheduler:
         endpoint = self._pool.remove(name, known_until_s=now + self._settings.wait_s_max)
         self._queues.forget(endpoint)
         self._router.gone(endpoint)
+        self._affinity.used(endpoint)
         self._timers.cancel(name)
         self._health_changed(now)
         return self._pumped(now)
@@ -444,6 +446,26 @@ class Scheduler:
         self._hand_out(now, actions)
         return actions
 
+    def reconfigured(self, settings: SchedulerSettings, *, now: float) -> list[Action]:
+        """Other settings from now on. Nothing that waits or runs is lost; raises before anything changes if it can't.
+
+        Bands are matched by name. What waits keeps its time to wait, unless it gets more now, and its deadline.
+        """
+        if keys := needing_restart(self._settings, settings):
+            raise NeedsRestartError(keys)
+        before, self._settings = self._settings, settings
+        self._router.reconfigured(settings.routing, settings.router)
+        self._rearrange(before)
+        self._reserve.share = self._reserved_share()
+        self._tenants.reconfigured(settings.tenants, self._entries.values(), now)
+        self._pool.reconfigured(settings.health, stale_after_s=settings.stale_after_s)
+        self._pump.reconfigured(settings.admission)
+        self._budget.share = settings.retry_budget
+        self._paced = self._has_pace_limit()
+        for endpoint in self._pool:
+            self._queues.touch(endpoint)
+        return self._pumped(now)
+
     def state_of(self, request_id: str) -> State | None:
         """Where a request is, None when it ended or was never here."""
         entry = self._entries.get(request_id)
@@ -547,8 +569,8 @@ class Scheduler:
         band_s = band.settings.deadline_s
         entry.deadline_s = own_s if band_s is None else min(own_s, now + band_s)
         entry.key = (request.priority, self._key(entry, now))
-        path, weights = (request.flow, request.weights) if self._fairness.uses_flows else ((), ())
-        entry.node = band.tree.node(path, weights)
+        entry.wait_s_max = self._wait_s_max(band)
+        self._place(entry, band)
 
     def _send_or_refuse(self, entry: Entry, now: float, actions: list[Action]) -> None:
         """A request that never waits: to an endpoint now, or not at all."""
@@ -700,7 +722,7 @@ class Scheduler:
             return
         entry.move(Event.REQUEUED)
         actions.append(Requeue(entry.request.id, failure))
-        left_s = self._wait_s_max(self._queues.bands[entry.request.band]) - entry.waited_s
+        left_s = entry.wait_s_max - entry.waited_s
         if elsewhere:
             actions.append(self._dispatch(entry, elsewhere, now))
         elif over or left_s <= 0:
@@ -734,8 +756,7 @@ class Scheduler:
         self._timers.set(entry.seq, min(self._may_wait_until_s(entry), self._helps_until_s(entry)))
 
     def _may_wait_until_s(self, entry: Entry) -> float:
-        band = self._queues.bands[entry.request.band]
-        return entry.queued_since_s + self._wait_s_max(band) - entry.waited_s
+        return entry.queued_since_s + entry.wait_s_max - entry.waited_s
 
     def _helps_until_s(self, entry: Entry) -> float:
         return entry.deadline_s - self._forecast.first_token_s(entry.request.model)
@@ -817,6 +838,52 @@ class Scheduler:
         if reason in _NO_RETRY_AFTER:
             return None
         return retry_after_s(self._estimated_wait_s(entry, now), self._random.random())
+
+    # --- other settings -----------------------------------------------------------------------------------------
+
+    def _rearrange(self, before: SchedulerSettings) -> None:
+        """Other bands, another order and other fairness, for who is here and who comes."""
+        settings, entries, bands = self._settings, self._entries.values(), self._queues.bands
+        afresh = settings.fairness != before.fairness
+        if afresh or settings.prices != before.prices:
+            self._fairness = FAIRNESS[settings.fairness](settings.prices)
+            self._account = Account(self._fairness)
+        self._key = ORDERINGS[settings.ordering]
+        for entry in entries:
+            if afresh:
+                self._account.recounted(entry)
+            if entry.state is State.WAITING:
+                entry.cost = self._account.estimated_cost(entry)
+                entry.choosy |= self._affinity.may_hold
+                if settings.ordering != before.ordering:
+                    entry.key = (entry.request.priority, self._key(entry, entry.queued_since_s - entry.waited_s))
+        heirs = self._queues.rearrange(settings.bands, settings.bounds)
+        for band in self._queues.bands if afresh else ():
+            band.replant()
+        resettle(entries, self._queues, bands, heirs, afresh=afresh, place=self._place)
+        for entry in entries:
+            entry.wait_s_max = max(entry.wait_s_max, self._wait_s_max(self._queues.bands[entry.request.band]))
+        for band in self._queues.bands:
+            if settings.ordering != before.ordering:
+                band.tree.rekeyed()
+            if "tenant" in settings.levels:
+                band.tree.reweigh(settings.levels.index("tenant"), settings.tenant_weights)
+
+    def _place(self, entry: Entry, band: Band) -> None:
+        """Find its flow in a band's tree, which has not counted what it was charged so far."""
+        request = entry.request
+        path, weights = (request.flow, request.weights) if self._fairness.uses_flows else ((), ())
+        entry.node = band.tree.node(path, weights)
+        if entry.charged:
+            band.tree.charge(entry.node, entry.charged)
+
+    def _reserved_share(self) -> float | None:
+        # Where all stand in one line nobody is under a share, and what is kept would be used by nobody.
+        return self._settings.admission.reserved_share if self._fairness.uses_flows else 0.0
+
+    def _has_pace_limit(self) -> bool:
+        bands_s = [band.time_per_output_token_s_max for band in self._settings.bands]
+        return any((self._settings.admission.time_per_output_token_s_max, *bands_s))
 
     # --- small things -------------------------------------------------------------------------------------------
 

@@ -13,9 +13,12 @@ Only tenants that have limits are known here, so memory is bounded by the settin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
+
+from penstock.core.flow import Entry
+from penstock.core.lifecycle import State
 
 MINUTE_S = 60.0
 
@@ -152,6 +155,28 @@ class Tenants:
         if account is not None and account.tokens is not None:
             account.tokens.take(used - reserved, now)
 
+    # --- other limits ---------------------------------------------------------------------------------------
+
+    def reconfigured(self, limits: Mapping[str, Limits], entries: Iterable[Entry], now: float) -> None:
+        """Other limits from now on, for what is here too. What is left of a minute's worth stays, and so do debts."""
+        before, self._accounts = (
+            self._accounts,
+            {name: _Account(its) for name, its in limits.items() if its != Limits()},
+        )
+        for name, account in self._accounts.items():
+            old = before.get(name)
+            if old is not None and account.requests is not None and old.requests is not None:
+                account.requests.take(account.requests.size - old.requests.left(now), now)
+            if old is not None and account.tokens is not None and old.tokens is not None:
+                account.tokens.take(account.tokens.size - old.tokens.left(now), now)
+        for entry in entries:
+            held = self._accounts.get(entry.request.tenant)
+            if held is not None and entry.lease is not None:
+                held.running += 1
+            if held is not None and entry.state is State.WAITING:
+                held.queued += 1
+                held.queued_bytes += entry.request.body_bytes
+
     # --- what waits -----------------------------------------------------------------------------------------
 
     def queued(self, tenant: str, body_bytes: int) -> None:
@@ -206,7 +231,7 @@ class Tenants:
         assert account.running > 0
         was_held = self.held(tenant)
         account.running -= 1
-        return was_held
+        return was_held and not self.held(tenant)  # a limit may have fallen below what runs
 
     def allowance(self, tenant: str, now: float) -> Allowance | None:
         """What is left of the rates, None where there are none."""

@@ -106,6 +106,7 @@ class CheckedScheduler(Scheduler):
         self.books = Books()
         self._oracle = Oracle(self)
         self._facts = 0
+        self._ran: Counter[str] = Counter()  # requests of each tenant at engines when limits last changed
 
     # --- facts --------------------------------------------------------------------------------------------------
 
@@ -172,6 +173,19 @@ class CheckedScheduler(Scheduler):
     def bumped(self, request_id: str, *, now: float) -> list[Action]:
         return self._checked(super().bumped(request_id, now=now), now)
 
+    def reconfigured(self, settings: SchedulerSettings, *, now: float) -> list[Action]:
+        """Nobody is lost; and no bound holds for who was here before it did."""
+        self.books.requeued |= self.books.waiting
+        self._ran = Counter(self.books.requests[d.request_id].tenant for d in self.books.leases.values())
+        actions = super().reconfigured(settings, now=now)
+        assert all(isinstance(action, Dispatch) for action in actions), actions
+        assert [band.settings for band in self._queues.bands] == list(settings.bands)
+        assert all(entry.seq in self._queues.bands[entry.request.band].entries for entry in self._waiting())
+        return self._checked(actions, now)
+
+    def _waiting(self) -> list[Entry]:
+        return [entry for entry in self._entries.values() if entry.state is State.WAITING]
+
     def evicted(self, request_id: str, *, now: float) -> list[Action]:
         return self._checked(super().evicted(request_id, now=now), now)
 
@@ -217,7 +231,7 @@ class CheckedScheduler(Scheduler):
         for band in self._queues.bands:
             for entry in band.entries.values():
                 waited_s = entry.waited_s + now - entry.queued_since_s
-                assert waited_s < self._wait_s_max(band) + ROUNDING_S, f"{entry.request} has waited {waited_s} s"
+                assert waited_s < entry.wait_s_max + ROUNDING_S, f"{entry.request} has waited {waited_s} s"
                 assert now <= entry.deadline_s + ROUNDING_S, f"{entry.request} waits past {entry.deadline_s}"
         return actions
 
@@ -344,7 +358,7 @@ class CheckedScheduler(Scheduler):
             own = [request for request in waiting if request.tenant == seen.name]
             assert seen.running == running[seen.name]
             assert (seen.queued, seen.queued_bytes) == (len(own), sum(request.body_bytes for request in own))
-            assert seen.limits.running is None or seen.running <= seen.limits.running
+            assert seen.limits.running is None or seen.running <= max(seen.limits.running, self._ran[seen.name])
         for tenant, flows in self._pump._held.items():
             assert self._tenants.held(tenant), f"{tenant} may run more, and its flows are held"
             assert all(node.held for _, node in flows)

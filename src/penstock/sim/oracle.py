@@ -152,8 +152,8 @@ class Oracle:
         scheduler = self._scheduler
         reserve, slots = scheduler._reserve, scheduler._pool.slots(model)
         assert slots == sum(e.slots for e in scheduler._pool if e.in_service and e.serves(model))
-        kept = reserve.kept_lately(model) if reserve._share is None else int(reserve._share * slots)
-        if not known and reserve._share is None:
+        kept = reserve.kept_lately(model) if reserve.share is None else int(reserve.share * slots)
+        if not known and reserve.share is None:
             kept = int(slots * SHARE_MAX) if self._light_come(model, now) else 0
         return kept > 0 and sum(e.slots - e.ledger.load(now) for e in endpoints if e.serves(model)) <= kept
 
@@ -187,7 +187,7 @@ class Oracle:
         """Whether light flows were seen at all in the last minute or so."""
         reserve = self._scheduler._reserve
         arrivals = reserve._arrivals.get(model)
-        return reserve._share is None and arrivals is not None and arrivals.per_s(now) > 0.001
+        return reserve.share is None and arrivals is not None and arrivals.per_s(now) > 0.001
 
     def _tenant_held(self, entry: Entry) -> bool:
         limits = self._scheduler._settings.tenants.get(entry.request.tenant)

@@ -28,6 +28,16 @@ class Account:
             completion_tokens=entry.estimate.output_tokens,
         )
 
+    def recounted(self, entry: Entry) -> None:
+        """Another policy counts from now on, and no tree has been charged by it: note what it would have been."""
+        entry.charged = 0.0
+        if entry.lease is not None:
+            entry.charged = self._policy.cost(
+                prompt_tokens=entry.estimate.prompt_tokens,
+                cached_tokens=min(entry.cached_tokens, entry.estimate.prompt_tokens),
+                completion_tokens=entry.charged_output,
+            )
+
     def dispatched(self, tree: QueueTree, entry: Entry) -> None:
         """Charge the estimate."""
         entry.charged_output = entry.estimate.output_tokens

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from penstock.core.flow import Entry, Leaf
 
@@ -248,6 +248,21 @@ class QueueTree:
                 del node.children[child.name]
                 self._nodes -= 1
 
+    def rekeyed(self) -> None:
+        """The keys of what waits have changed."""
+        for node in _all_below(self.root):
+            for leaf in node.leaves.values():
+                leaf.rekeyed()
+
+    def reweigh(self, level: int, weights: Mapping[str, float]) -> None:
+        """The nodes of a level weigh what is given for their names, 1 where nothing is. Service they got stays so."""
+        for parent in _all_below(self.root, depth=level):
+            for child in parent.children.values():
+                weight = weights.get(child.name, 1.0)
+                if child.active:
+                    parent.active_weight += weight - child.weight
+                child.weight = weight
+
     def hold(self, node: Node) -> None:
         """Pass over a node until it is let go."""
         node.held = True
@@ -313,6 +328,15 @@ class QueueTree:
                 for model in node.backlog:
                     node.parent.enlist(node, model)
             node = node.parent
+
+
+def _all_below(node: Node, depth: int | None = None) -> Iterator[Node]:
+    """A node and all below it; with `depth`, only those that many levels below it."""
+    if not depth:
+        yield node
+    if depth != 0:
+        for child in node.children.values():
+            yield from _all_below(child, None if depth is None else depth - 1)
 
 
 def _heads(node: Node, models: Collection[str]) -> Iterator[Entry]:

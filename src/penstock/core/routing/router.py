@@ -40,14 +40,23 @@ class Router:
     """One policy, and all it needs to know."""
 
     def __init__(self, policy: str, settings: RoutingSettings, pool: Pool, *, draw: Callable[[], float]) -> None:
-        self.settings = settings
+        self._draw = draw
         self.sources = Sources()
-        self._policy = POLICIES[policy](settings, draw)
         self._pool = pool
         self._history = PrefixIndex()
         self._exact = PrefixIndex(EXACT_KEYS_MAX)
         self._homes = Homes()
         self._heat = Heat()
+        self._choose_policy(policy, settings)
+
+    def reconfigured(self, policy: str, settings: RoutingSettings) -> None:
+        """Another policy, or the same with other settings, from now on. What is known of endpoints stays known."""
+        if (policy, settings) != (self._named, self.settings):
+            self._choose_policy(policy, settings)
+
+    def _choose_policy(self, policy: str, settings: RoutingSettings) -> None:
+        self._named, self.settings = policy, settings
+        self._policy = POLICIES[policy](settings, self._draw)
         self.prefers = settings.affinity_wait_s > 0 and (self._policy.uses_prefix or self._policy.uses_session)
         self.strict = settings.strict_sessions and self._policy.uses_session
 
@@ -93,7 +102,7 @@ class Router:
     def alive(self, name: str, request: Request, now: float) -> Endpoint | None:
         """An endpoint by name, if it is well and serves the request's model."""
         endpoint = self._pool.get(name)
-        if endpoint is None or not endpoint.serves(request.model) or not endpoint.health.up:
+        if endpoint is None or not endpoint.serves(request.model) or not endpoint.in_service:
             return None
         return None if endpoint.health.ejected(now) and self._pool.unhealthy(endpoint, now) else endpoint
 
@@ -117,7 +126,7 @@ class Router:
 
     def failed(self, entry: Entry, lease: Lease) -> None:
         """It was not computed there, so its prefix is not to be found there."""
-        endpoint = self._pool.get(lease.endpoint)
+        endpoint = self._pool.holder(lease)
         request = entry.request
         if endpoint is None or not self._policy.uses_prefix or not request.prefix:
             return

@@ -1,0 +1,74 @@
+"""New settings while requests wait and run: what may change, and what becomes of those that are here?
+
+Nobody is lost, and nobody who waits is given less time than it was promised. Bands are matched by name, whatever their
+order. Whose band is gone goes on in the next lower one that stays, or in the lowest: so nobody rises, unless there is
+nothing below. Service that flows got stays counted, also when prices change; another fairness policy counts something
+else, so under it all flows start equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from penstock.core.band import Band
+from penstock.core.flow import Entry
+from penstock.core.lifecycle import State
+from penstock.core.queues import Queues
+
+if TYPE_CHECKING:
+    from penstock.core.scheduler import SchedulerSettings
+
+
+class NeedsRestartError(ValueError):
+    """Settings were changed that cannot be while running. `keys` are their paths in the settings."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        super().__init__(f"cannot be changed without a restart: {', '.join(keys)}")
+        self.keys = tuple(keys)
+
+
+def needing_restart(old: SchedulerSettings, new: SchedulerSettings) -> list[str]:
+    """The changed settings, by their paths, that what waits could not follow."""
+    fixed = {
+        "queue.enabled": old.queue_enabled == new.queue_enabled,  # without it nothing waits and slots bind nobody
+        "fairness.levels": old.levels == new.levels,  # flows hold requests, and nobody knows their other names
+    }
+    return [key for key, same in fixed.items() if not same]
+
+
+def resettle(
+    entries: Iterable[Entry],
+    queues: Queues,
+    before: Sequence[Band],
+    heirs: dict[Band, Band],
+    *,
+    afresh: bool,
+    place: Callable[[Entry, Band], None],
+) -> None:
+    """Give every request its band's new rank, and a new place in a tree where its old one is gone.
+
+    `afresh`: all trees are new. `place` finds the node for an entry, and charges what it was charged so far.
+    """
+    moved: dict[Band, list[Entry]] = {}
+    for entry in entries:
+        old = before[entry.request.band]
+        band = heirs.get(old, old)
+        if entry.request.band != band.rank:
+            entry.request = replace(entry.request, band=band.rank)
+        if band is old and not afresh:
+            continue
+        place(entry, band)
+        if entry.state is State.WAITING:
+            entry.visit -= 1  # the heap it stood in is gone
+            if band is old:
+                band.tree.push(entry)
+            else:
+                moved.setdefault(band, []).append(entry)
+        else:
+            band.tree.lent(entry.node_of())
+    for band in queues.bands:
+        if band in moved:
+            band.adopt(moved[band])
