@@ -71,6 +71,11 @@ class Answer:
         held, self._held = self._held, b""
         return held
 
+    @property
+    def tail(self) -> bytes:
+        """Its last bytes."""
+        return self._tail
+
     def ended_well(self, path: str) -> bool:
         """Whether it is an answer and not a failure, now that it is whole."""
         return not self._streamed or ended_well(path, self._tail)

@@ -31,6 +31,8 @@ class _Fields(msgspec.Struct, gc=False):
     user: object = None
     service_tier: object = None
     priority: object = None
+    parameters: object = None  # TGI's
+    sampling_params: object = None  # SGLang's own
 
 
 class Peek(msgspec.Struct, frozen=True, gc=False):
@@ -77,7 +79,10 @@ def peek(body: bytes) -> Peek:
     model = fields.model
     if model is not None and not (isinstance(model, str) and model):
         raise BadBody("`model` must be a non-empty string.", "model")
-    limits = (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens)
+    limits = [fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens]
+    limits += [
+        own.get("max_new_tokens") for own in (fields.parameters, fields.sampling_params) if isinstance(own, dict)
+    ]
     limit = next((limit for limit in limits if limit is not None), None)
     return Peek(
         model=model,

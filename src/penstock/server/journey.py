@@ -24,6 +24,7 @@ from penstock.server.heartbeat import READ_TIMEOUT_HEADER, Heartbeats, heartbeat
 from penstock.server.http1 import Exchange
 from penstock.server.identity import Caller
 from penstock.server.metrics import Metrics
+from penstock.server.own_usage import own_usage
 from penstock.server.relay import Relay, Target
 from penstock.server.upstream import Headers
 
@@ -197,6 +198,8 @@ class QueuedJourney(Relay):
 
     def succeeded(self, status: int) -> None:
         usage = self._answer.usage() if status < 400 else Usage(0, 0)  # an engine's refusal cost nothing
+        if usage is None and self.api is wire.Api.TGI:
+            usage = self._own_usage()
         self._leave(Outcome.COMPLETED, None)
         self._metrics.used(self, usage, self._answer.tokens)
         self._settle(lambda lease, now: self._driver.scheduler.finished(lease, usage, now=now))
@@ -207,6 +210,15 @@ class QueuedJourney(Relay):
         if failure is Failure.CONNECT and unreachable is not None:
             unreachable()
         self._settle(lambda lease, now: self._driver.scheduler.failed(lease, failure, now=now))
+
+    def _own_usage(self) -> Usage | None:
+        """As an engine's own API tells it. Tokens made without a prompt's are told as progress: they are exact."""
+        assert self._head is not None
+        usage, made = own_usage(self._head[1], self._answer.tail, streamed=self._sse)
+        if made is not None and self._lease is not None:
+            self._answer.tokens = made
+            self._driver.tell(self._driver.scheduler.progressed(self._lease, made, now=self._driver.now()))
+        return usage
 
     # --- from the client ------------------------------------------------------------------------------------
 

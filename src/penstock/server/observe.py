@@ -68,6 +68,7 @@ class Observer:
         self._full_due_s = 0.0
         self._up = True
         self._poked = asyncio.Event()
+        self._met = asyncio.Event()  # it became known what can be read
         self._told: list[str] | None = None
         self._told_slots: int | None = None
         self.engine: Engine | None = None  #: None until it is known
@@ -102,16 +103,19 @@ class Observer:
                 logger.exception("observing %s failed", self._name)
             await pause()
 
+    async def _pause(self, until: asyncio.Event, pause_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await until.wait()
+        until.clear()
+
     # --- alive ------------------------------------------------------------------------------------------------
 
     async def _probe_pause(self) -> None:
         pause_s = self._settings.probe_interval_s
         if not self._up or self._is_new or (self._asks_models and self._told is None):
             pause_s = min(DOWN_PROBE_S, pause_s)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
-                await self._poked.wait()
-        self._poked.clear()
+        await self._pause(self._poked, pause_s)
 
     async def _probe(self) -> None:
         up = await self._alive()
@@ -160,6 +164,8 @@ class Observer:
         self.engine = self._target.engine = engine
         self._target.priority = engine.priority
         self._reader.use(engine)
+        self._full_due_s = 0.0
+        self._met.set()
 
     def _tell_models(self, listing: Listing) -> None:
         models = learn.listed(listing, self.facts)
@@ -189,7 +195,7 @@ class Observer:
         """Until the next look: a full one is due every `interval`, and sooner while it matters a fast one."""
         settings = self._settings
         wanted = self._driver.scheduler.wanted(self._name, now=self._driver.now())
-        await asyncio.sleep(settings.fast_interval_s if wanted else settings.interval_s)
+        await self._pause(self._met, settings.fast_interval_s if wanted else settings.interval_s)
 
     async def _read_gauges(self) -> None:
         reader = self._reader

@@ -1,0 +1,197 @@
+"""What an endpoint is, serves and takes is learned from what it answers, again after every restart."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from penstock.engines.base import Priority
+from tests.server.conftest import chat
+from tests.server.engines import faces
+from tests.server.engines.conftest import Faces
+from tests.server.engines.faces import Route
+
+CHAT = chat(model="m")
+# face, engine, model, slots (None: found out), context, priority
+LEARNED: dict[str, tuple[dict[str, Route], str, str, int | None, int | None, Priority | None]] = {
+    "vllm": (faces.VLLM, "vllm", "m", None, 8192, Priority.LOWER_FIRST),
+    "vllm that tells more": (faces.VLLM_DEV, "vllm", "m", 24, 8192, Priority.LOWER_FIRST),
+    "sglang": (faces.SGLANG, "sglang", "m", 40, 32768, Priority.HIGHER_FIRST),
+    "tgi": (faces.TGI, "tgi", "org/m", 128, 4096, None),
+    "tgi without a model list": (faces.TGI_OLD, "tgi", "org/m", 128, 4096, None),
+    "llama.cpp": (faces.LLAMACPP, "llamacpp", "m", 4, 4096, None),
+    "trt-llm": (faces.TRTLLM, "trtllm", "m", 64, None, None),
+    "lmdeploy": (faces.LMDEPLOY, "lmdeploy", "m", None, None, None),
+    "ollama": (faces.OLLAMA, "ollama", "llama3:8b", None, None, None),
+    "something else": (faces.OTHER, "openai", "m", None, None, None),
+}
+
+
+@pytest.mark.parametrize("name", LEARNED)
+async def test_an_engine_is_recognised_and_tells_what_it_serves(world: Faces, name: str) -> None:
+    routes, engine, model, slots, context, priority = LEARNED[name]
+    face = await world.face(routes)
+    await world.behind(face)
+    await world.until(lambda: world.target(face).engine.name == engine)
+    await world.until(lambda: world.endpoint(face).slots == (slots or 16))
+    assert world.endpoint(face).models == [model]
+    assert world.target(face).priority is priority
+    (entry,) = (await world.ask("GET", "/v1/models")).json()["data"]
+    assert entry.get("max_model_len") == context
+    assert (await world.ask(body=chat(model=model))).status == 200
+
+
+async def test_recognising_most_engines_costs_one_question_and_none_is_asked_what_it_does_not_know(
+    world: Faces,
+) -> None:
+    face = await world.face(faces.VLLM)
+    await world.behind(face)
+    await world.until(lambda: face.asked.count("/v1/models") > 5)
+    assert set(face.asked) == {
+        "/health",
+        "/v1/models",
+        "/metrics",
+        *(d.path for d in world.target(face).engine.documents),
+    }
+    assert face.asked.count("/version") == 1, "what can't change while it runs is asked once"
+
+
+@pytest.mark.parametrize(
+    ("routes", "running", "waiting"),
+    [(faces.SGLANG, 5, 1), (faces.LLAMACPP, 1, 0), (faces.TRTLLM, 9, 2), (faces.TGI, 4, 6)],
+    ids=["sglang without --enable-metrics", "llama.cpp without --metrics", "trt-llm", "tgi"],
+)
+async def test_load_is_read_from_wherever_it_is_told(
+    world: Faces, routes: dict[str, Route], running: int, waiting: int
+) -> None:
+    face = await world.face(routes)
+    await world.behind(face)
+    await world.until(lambda: world.endpoint(face).engine_running is not None)
+    endpoint = world.endpoint(face)
+    assert (endpoint.engine_running, endpoint.engine_waiting) == (running, waiting)
+
+
+async def test_slots_that_are_all_busy_do_not_tell_whether_others_wait(world: Faces) -> None:
+    face = await world.face(faces.LLAMACPP)
+    await world.behind(face)
+    await world.until(lambda: world.endpoint(face).engine_running == 1)
+    face.routes["/slots"] = faces.doc([{"id": n, "is_processing": True} for n in range(4)])
+    face.asked.clear()
+    await world.until(lambda: face.asked.count("/slots") > 2)
+    assert world.endpoint(face).engine_running == 1, "the last reading that made sense"
+
+
+async def test_a_model_that_appears_is_routable_and_one_that_goes_is_refused(world: Faces) -> None:
+    face = await world.face(faces.VLLM)
+    await world.behind(face)
+    assert (await world.ask(body=chat(model="sql-lora"))).status == 404
+    known = json.loads(faces.VLLM["/v1/models"][1])
+    face.routes["/v1/models"] = faces.doc({**known, "data": [*known["data"], faces.adapter("sql-lora", "m")]})
+    await world.until(lambda: world.endpoint(face).models == ["m", "sql-lora"])
+    assert (await world.ask(body=chat(model="sql-lora"))).status == 200
+    entry = (await world.ask("GET", "/v1/models/sql-lora")).json()
+    assert entry["parent"] == "m"
+    face.routes["/v1/models"] = faces.VLLM["/v1/models"]
+    await world.until(lambda: world.endpoint(face).models == ["m"])
+    refused = await world.ask(body=chat(model="sql-lora"))
+    assert (refused.status, refused.error()["code"]) == (404, "model_not_found")
+
+
+async def test_another_engine_at_the_same_place_is_learned_anew(world: Faces) -> None:
+    face = await world.face(faces.LLAMACPP)
+    await world.behind(face)
+    await world.until(lambda: world.endpoint(face).slots == 4)
+    await face.stop()
+    await world.until(lambda: world.endpoint(face).state == "down")
+    other = await world.face(faces.SGLANG, port=face.port)
+    await world.until(lambda: world.target(other).engine.name == "sglang")
+    await world.until(lambda: world.endpoint(other).slots == 40)
+    assert world.target(other).priority is Priority.HIGHER_FIRST
+
+
+async def test_a_restart_between_two_probes_is_seen_on_the_page(world: Faces) -> None:
+    face = await world.face(faces.VLLM)
+    await world.behind(face, health={"probe_interval": "1h"})
+    await world.until(lambda: world.endpoint(face).engine_running is not None)
+    asked = face.asked.count("/version")
+    page = faces.VLLM["/metrics"][1]
+    started = page.index(b"\nprocess_start_time_seconds ") + 1
+    line = page[started : page.index(b"\n", started)]
+    face.routes["/metrics"] = (200, page.replace(line, b"process_start_time_seconds 1.9e9"), "text/plain")
+    await world.until(lambda: face.asked.count("/version") > asked)
+
+
+async def test_an_engine_that_does_not_answer_yet_is_not_taken_for_another(world: Faces) -> None:
+    loading = dict.fromkeys(faces.LLAMACPP, (503, b'{"error":{"message":"Loading model"}}', "application/json"))
+    face = await world.face(loading)
+    await world.gateway(endpoints=[{"url": face.url}])
+    await world.until(lambda: face.asked.count("/health") > 2)
+    face.routes.update(faces.LLAMACPP)
+    await world.until(lambda: world.endpoint(face).slots == 4)
+    assert world.target(face).engine.name == "llamacpp"
+
+
+async def test_what_is_set_is_neither_guessed_nor_overruled(world: Faces) -> None:
+    face = await world.face(faces.LLAMACPP)
+    await world.gateway(endpoints=[{"url": face.url, "engine": "openai", "slots": 7}])
+    await world.until(lambda: world.endpoint(face).models == ["m"])
+    await world.until(lambda: face.asked.count("/v1/models") > 2)
+    assert (world.target(face).engine.name, world.endpoint(face).slots) == ("openai", 7)
+    assert not {"/metrics", "/slots", "/props"} & set(face.asked)
+
+
+# --- what its requests are told, and its answers tell ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("routes", "sign"), [(faces.VLLM, 1), (faces.SGLANG, -1)], ids=["vllm", "sglang"])
+async def test_each_engine_is_told_the_order_in_its_own_direction(
+    world: Faces, routes: dict[str, Route], sign: int
+) -> None:
+    face = await world.face(routes)
+    await world.behind(face, admission={"engine_priority": True})
+    await world.until(lambda: world.target(face).priority is not None)
+    found = []
+    for band in ("standard", "batch"):
+        await world.ask(body=CHAT, headers={"x-penstock-band": band})
+        found.append(json.loads(face.posted[-1].split(b"\r\n\r\n", 1)[1])["priority"] * sign)
+    assert 0 < found[0] < found[1]
+
+
+async def test_an_sglang_that_does_not_schedule_by_priority_is_told_none(world: Faces) -> None:
+    info = json.loads(faces.SGLANG["/server_info"][1])
+    face = await world.face({**faces.SGLANG, "/server_info": faces.doc({**info, "enable_priority_scheduling": False})})
+    await world.behind(face, admission={"engine_priority": True})
+    await world.until(lambda: world.endpoint(face).slots == 40)
+    await world.ask(body=CHAT)
+    assert b"priority" not in face.posted[-1]
+
+
+ORCA = 'endpoint-load-metrics: JSON {"named_metrics": {"num_requests_waiting": 3.0, "kv_cache_usage_perc": 0.5}}'
+
+
+async def test_load_that_comes_with_an_answer_is_taken_in_and_not_passed_on(world: Faces) -> None:
+    async def serve(peer: Any, request: bytes) -> None:
+        await peer.send(faces.answer(200, b"{}", "application/json", ORCA))
+
+    face = await world.face(faces.VLLM, serve=serve)
+    await world.behind(face, observe={"interval": "1h", "fast_interval": "1h"})
+    await world.until(lambda: world.endpoint(face).engine_waiting == 1)
+    await world.until(lambda: world.target(face).engine.orca)
+    first = await world.ask(body=CHAT)
+    assert b"\r\nendpoint-load-metrics-format: TEXT\r\n" in face.posted[-1]
+    assert first.header("endpoint-load-metrics") is None
+    await world.until(lambda: world.endpoint(face).engine_waiting == 3)
+    assert world.endpoint(face).kv_usage == 0.5
+    own = await world.ask(body=CHAT, headers={"endpoint-load-metrics-format": "JSON"})
+    assert face.posted[-1].count(b"endpoint-load-metrics-format") == 1
+    assert own.header("endpoint-load-metrics") == ORCA.partition(": ")[2]
+
+
+async def test_only_engines_that_know_it_are_asked_for_it(world: Faces) -> None:
+    face = await world.face(faces.SGLANG)
+    await world.behind(face)
+    await world.until(lambda: world.target(face).engine.name == "sglang")
+    await world.ask(body=CHAT)
+    assert b"endpoint-load-metrics" not in face.posted[-1]
