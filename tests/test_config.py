@@ -511,7 +511,24 @@ WRONG_VALUES = {
     "metrics: {aliases: [other]}": "metrics.aliases[0]: `other`: expected vllm_router",
     "tls: {cert: /nowhere/cert.pem}": "tls.key: is missing, but `tls.cert` is given (HTTPS needs both)",
     "max_wait: 5s": "max_wait: unknown setting (did you mean `queue.max_wait` or `bands[].max_wait`?)",
-    "discovery: []": f"discovery: {NOT_YET}",
+    "discovery: [{}]": "discovery[0]: is empty: expected one of dns, file or kubernetes",
+    "discovery: [{dns: a}]": "discovery[0].dns.port: is required with `type: address` (write `dns: a:8000`)",
+    "discovery: [{dns: 'a b:1'}]": "discovery[0].dns.name: `a b` is not a host name",
+    "discovery: [{file: a, dns: b:1}]": "discovery[0]: has dns and file: expected one of dns, file or kubernetes",
+    "discovery: [{file: {refresh: 1s}}]": "discovery[0].file.path: is required",
+    "discovery: [{kubernetes: {}}]": "discovery[0].kubernetes: expected one of `service` and `selector`",
+    "discovery: [{kubernetes: {service: a, selector: b=c}}]": (
+        "discovery[0].kubernetes: expected one of `service` and `selector`"
+    ),
+    "discovery: [{kubernetes: {service: a, token: b}}]": (
+        "discovery[0].kubernetes.token: is given, but `server` is not (in a cluster none of them is needed)"
+    ),
+    "discovery: [{kubernetes: {service: a, port: 70000}}]": (
+        "discovery[0].kubernetes.port: `70000`: the port has to be a number from 1 to 65535"
+    ),
+    "discovery: [{kubernetes: {service: a, server: 'http://a', ca_file: /nowhere}}]": (
+        "discovery[0].kubernetes.ca_file: cannot read `/nowhere`: no such file or directory"
+    ),
     "queue: {min_share: 1}": "queue.min_share: unknown setting (did you mean `bands[].min_share`?)",
     "queue: {max_tokens: -1}": "queue.max_tokens: `-1`: expected at least 0",
     "ordring: fcfs": "ordring: unknown setting (did you mean `ordering`?)",
@@ -734,7 +751,7 @@ def test_items_of_a_list_come_in_the_order_of_their_numbers() -> None:
             "0",
             "queue.max_wait: `0`: expected more than 0 (from PENSTOCK__QUEUE__MAX_WAIT)",
         ),
-        ("PENSTOCK__DISCOVERY", "[]", f"discovery: {NOT_YET} (from PENSTOCK__DISCOVERY)"),
+        ("PENSTOCK__JOURNAL", "a", f"journal: {NOT_YET} (from PENSTOCK__JOURNAL)"),
         (
             "PENSTOCK__FAIRNESS__PRICES__PROMPT",
             "-1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from random import Random
 
@@ -20,6 +21,8 @@ from penstock.server.admin.routes import AdminRoutes
 from penstock.server.admin.verbs import EndpointVerbs
 from penstock.server.app import App
 from penstock.server.catalog import Catalog
+from penstock.server.discovery.base import Discovery
+from penstock.server.discovery.sources import sources
 from penstock.server.driver import Driver
 from penstock.server.endpoints import SETTINGS, Endpoints, Parts
 from penstock.server.heartbeat import Heartbeats
@@ -106,6 +109,7 @@ def gateway(settings: Settings) -> Gateway:
         driver=driver, metrics=metrics, catalog=catalog, parts=_parts(settings, driver), locator=locator
     )
     endpoints.want(SETTINGS, settings.endpoints)
+    discovery = Discovery(sources(settings.discovery, os.environ), endpoints.want)
     limits = settings.limits
     names = [band.name for band in settings.bands]
     app = App(
@@ -140,7 +144,9 @@ def gateway(settings: Settings) -> Gateway:
         ),
         wall_clock=clock.wall,
     )
-    return Gateway(settings=settings, driver=driver, server=server, metrics=metrics, endpoints=endpoints)
+    return Gateway(
+        settings=settings, driver=driver, server=server, metrics=metrics, endpoints=endpoints, discovery=discovery
+    )
 
 
 def _admin(settings: Settings, driver: Driver, endpoints: Endpoints) -> AdminRoutes:

@@ -157,7 +157,13 @@ def _serve(args: argparse.Namespace) -> int:
     )
 
     async def run() -> None:
-        await bootstrap.gateway(settings).run()
+        try:
+            gateway = bootstrap.gateway(settings)
+        except ConfigError as error:  # what only shows where it runs
+            for problem in error.problems:
+                print(f"penstock: {problem.line()}", file=sys.stderr)
+            sys.exit(2)
+        await gateway.run()
 
     try:
         with asyncio.Runner(loop_factory=event_loop) as runner:

@@ -33,6 +33,7 @@ from penstock.settings.model import (
 )
 from penstock.settings.problems import ConfigError, Location, Problem
 from penstock.settings.section import Section
+from penstock.settings.source import parse
 from penstock.settings.tenancy import Accounting, Fairness, Identity, Prices, Tenant, TenantLimits
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "Tls",
     "check",
     "config_hash",
+    "endpoints_from_text",
     "from_mapping",
     "load",
     "require_endpoints",
@@ -81,6 +83,21 @@ def from_mapping(document: Mapping[str, object]) -> Settings:
     return _build(Merged(document=dict(document)))
 
 
+def endpoints_from_text(text: str, origin: str, env: Mapping[str, str]) -> tuple[Endpoint, ...]:
+    """The endpoints that a YAML or JSON text lists, as entries of `endpoints` or as URLs. Raises `ConfigError`."""
+    found = parse(text, origin, env)
+    value: object = found.value
+    above: Location = ("endpoints",)
+    if isinstance(value, dict) and list(value) == ["endpoints"]:
+        value, above = value["endpoints"], ()
+    if not isinstance(value, list):  # an empty file was cut off on its way
+        raise ConfigError([Problem(origin, "expected a list of endpoints", "write `[]` for none")])
+    entries = [{"url": item} if isinstance(item, str) else item for item in value]
+    unresolved = {(*above, *location) for location in found.unresolved}
+    merged = Merged(document={"endpoints": entries}, problems=found.problems, unresolved=unresolved)
+    return _build(merged).endpoints
+
+
 def check(path: str | None, env: Mapping[str, str]) -> list[str]:
     """What `penstock check` prints: a line per problem, or one that says all is well."""
     try:
@@ -95,6 +112,7 @@ def summary(settings: Settings) -> str:
 
     parts = [
         count(len(settings.endpoints), "endpoint"),
+        *([count(len(settings.discovery), "discovery source")] if settings.discovery else []),
         count(len(settings.bands), "band"),
         f"routing {settings.routing.policy}",
         f"queue {'on' if settings.queue.enabled else 'off'}",
@@ -105,8 +123,8 @@ def summary(settings: Settings) -> str:
 
 def require_endpoints(settings: Settings) -> None:
     """A gateway with nothing to send to, and nothing that could ever name an endpoint, does not start."""
-    if not settings.endpoints:
-        message = "no endpoints: give --endpoint URL or endpoints: in the file"
+    if not settings.endpoints and not settings.discovery:
+        message = "no endpoints: give --endpoint URL or endpoints: in the file, or discovery:"
         raise ConfigError([Problem("endpoints", message)])
 
 

@@ -62,7 +62,8 @@ def _section(prefix: str, section: type[Section]) -> str:
     """A heading, what the section is for, and a row per setting."""
     heading = f"`{prefix.removesuffix('.')}`" if prefix else "At the top"
     rows = "".join(_rows(prefix, section))
-    return f"\n## {heading}\n\n{inspect.getdoc(section)}\n\n{_COLUMNS}{rows}{_default_bands(section)}"
+    table = f"\n{_COLUMNS}{rows}" if rows else ""
+    return f"\n## {heading}\n\n{inspect.getdoc(section)}\n{table}{_default_bands(section)}"
 
 
 def _rows(prefix: str, section: type[Section]) -> Iterator[str]:

@@ -7,6 +7,7 @@ import logging
 import signal
 import ssl
 
+from penstock.server.discovery.base import Discovery
 from penstock.server.driver import Driver
 from penstock.server.endpoints import Endpoints
 from penstock.server.http1 import HttpServer
@@ -30,12 +31,14 @@ class Gateway:
         server: HttpServer,
         metrics: Metrics,
         endpoints: Endpoints,
+        discovery: Discovery,
     ) -> None:
         self._settings = settings
         self.driver = driver
         self.server = server
         self._metrics = metrics
         self.endpoints = endpoints
+        self._discovery = discovery
         self._targets = endpoints.targets
         self._tasks: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
@@ -59,6 +62,7 @@ class Gateway:
         await self.server.start(host, port, ssl=_tls(self._settings))
         loop = asyncio.get_running_loop()
         self.endpoints.start()
+        self._discovery.start()
         self._tasks = [loop.create_task(self._measure_lag())]
         shown = f"[{host}]" if ":" in host else host or "0.0.0.0"
         logger.info("listening on %s://%s:%d", "https" if self._settings.tls.cert else "http", shown, self.server.port)
@@ -88,6 +92,7 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._discovery.close()
         await self.endpoints.close()
         await self.server.wait_closed(CLOSE_TIMEOUT_S)
         self.endpoints.disconnect()

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from penstock.settings import values
 from penstock.settings.address import same_place
+from penstock.settings.discovery_checks import discovery_checks
 from penstock.settings.locality import contradictions
 from penstock.settings.model import (
     DEFAULT_BANDS,
@@ -39,6 +40,7 @@ _BAND_NAME: TypeAdapter[str] = TypeAdapter(values.BandName)
 def cross_checks(document: Document) -> Found:
     yield from _tls(document)
     yield from _endpoints(document)
+    yield from discovery_checks(document)
     yield from _aliases(document)
     yield from _bands(document)
     yield from _min_shares(document)

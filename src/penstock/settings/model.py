@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from penstock.settings import values
 from penstock.settings.address import host_and_port, split_listen
+from penstock.settings.discovery import SOURCES_MAX, Source
 from penstock.settings.locality import Instance, KvEvents, LmCache
 from penstock.settings.operation import Admin
 from penstock.settings.section import Section, setting
@@ -244,13 +245,14 @@ DEFAULT_BANDS = (
 class Settings(Section):
     """Everything that can be set."""
 
-    later = frozenset({"discovery", "batch", "journal"})
+    later = frozenset({"batch", "journal"})
 
     listen: values.Listen = setting(
         "127.0.0.1:8080", "Where to listen. `:8080` is every interface; port 0 is any free port."
     )
     tls: Tls = Tls()
     endpoints: Annotated[tuple[Endpoint, ...], BeforeValidator(values.items(0, ENDPOINTS_MAX))] = ()
+    discovery: Annotated[tuple[Source, ...], BeforeValidator(values.items(0, SOURCES_MAX))] = ()
     models: Annotated[dict[values.ModelName, Alias], BeforeValidator(values.items(0, ALIASES_MAX))] = setting({}, "")
     queue: Queue = Queue()
     bands: Annotated[tuple[Band, ...], BeforeValidator(values.items(1, BANDS_MAX))] = DEFAULT_BANDS

@@ -1,0 +1,92 @@
+"""What is a source of endpoints, and who keeps it going?
+
+A source tells the *complete* set it knows, again whenever that may have changed. Told so, nothing can be lost, doubled
+or overtaken on the way: an endpoint that is in no set is gone, and one that is in it is there. A source that fails
+tells nothing, so what it told last stands; it is begun again after a pause that grows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from penstock.settings.discovery import Template
+from penstock.settings.model import Endpoint
+from penstock.settings.problems import Refused
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S = 0.2
+PAUSE_S_MAX = 10.0  # an API server that comes back is asked within that
+
+Found = Callable[[Sequence[Endpoint]], None]
+
+
+class SourceError(Exception):
+    """A source can't say what is there. The message is for the operator; what was told before stands."""
+
+
+class Source(Protocol):
+    """Where endpoints are found."""
+
+    @property
+    def name(self) -> str:
+        """As the log and the admin page call it; no two have the same."""
+
+    async def watch(self, found: Found) -> None:
+        """Tell the complete set, again whenever it may have changed. Ends only by a failure or by being cancelled."""
+
+
+class Discovery:
+    """Keeps all sources going."""
+
+    def __init__(self, sources: Iterable[Source], want: Callable[[str, Sequence[Endpoint]], None]) -> None:
+        self._sources = list(sources)
+        self._want = want
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._keep(source)) for source in self._sources]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _keep(self, source: Source) -> None:
+        failures = 0
+        told = ""
+
+        def found(endpoints: Sequence[Endpoint]) -> None:
+            nonlocal failures, told
+            failures, told = 0, ""
+            self._want(source.name, endpoints)
+
+        while True:
+            try:
+                await source.watch(found)
+            except SourceError as error:
+                if str(error) != told:
+                    logger.warning("%s: %s; what it told before stands", source.name, error)
+                told = str(error)
+            except Exception:
+                logger.exception("%s failed; what it told before stands", source.name)
+            failures = min(failures + 1, 16)
+            await asyncio.sleep(min(PAUSE_S * 2 ** (failures - 1), PAUSE_S_MAX) * random.uniform(0.5, 1.0))
+
+
+def described(template: Template, host: str, port: int, *, name: str | None = None, **more: object) -> Endpoint | None:
+    """An endpoint that a source found, as if the settings had listed it; None where it can't be one."""
+    address = f"[{host}]" if ":" in host else host
+    given = {key: getattr(template, key) for key in ("engine", "models", "slots", "api_key", "labels")}
+    try:
+        return Endpoint.model_validate(
+            {**given, "url": f"{template.scheme}://{address}:{port}", "name": name or "", **more}
+        )
+    except (ValueError, Refused) as error:
+        logger.warning("%s:%d is not an endpoint: %s", host, port, " ".join(str(error).split())[:300])
+        return None
