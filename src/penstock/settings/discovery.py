@@ -75,7 +75,7 @@ Selector = Annotated[str, BeforeValidator(_selector), values.Kind("label selecto
 class Template(Section):
     """What all endpoints of a source have in common."""
 
-    engine: Literal["auto", "vllm", "openai"] = setting("auto", "What they speak, as in `endpoints[].engine`.")
+    engine: values.EngineName = setting("auto", "What they speak, as in `endpoints[].engine`.")
     models: values.ServedModels = setting("auto", "The models they serve. `auto` asks each.")
     slots: values.Slots = setting("auto", "How many requests each is sent at a time. `auto` learns it.")
     api_key: values.OptionalSecret = setting(None, "The credential sent to them instead of the caller's.")

@@ -41,7 +41,7 @@ class Endpoint(Section):
         "Its name in `?id=`, response headers, metrics and admin verbs. Default: host and port of `url`.",
         validate_default=True,
     )
-    engine: Literal["auto", "vllm", "sglang", "tgi", "llamacpp", "trtllm", "lmdeploy", "ollama", "openai"] = setting(
+    engine: values.EngineName = setting(
         "auto", "What it speaks beyond the OpenAI API. `auto` asks it; `openai` is anything else."
     )
     models: values.ServedModels = setting("auto", "The models it serves. `auto` asks it.")

@@ -281,6 +281,7 @@ _DURATION, _SIZE, _WHOLE = (
     Kind("whole number", write_whole),
 )
 
+EngineName = Literal["auto", "vllm", "sglang", "tgi", "llamacpp", "trtllm", "lmdeploy", "ollama", "openai"]
 Number = Annotated[float, BeforeValidator(number), Kind("number")]
 Whole = Annotated[int, BeforeValidator(whole), _WHOLE]
 Duration = Annotated[float, BeforeValidator(duration), _DURATION]
