@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
+from unittest.mock import ANY
 
 import openai
 import pytest
@@ -216,6 +218,58 @@ async def test_an_error_inside_of_a_stream_passes_and_counts_as_a_failure(world:
     assert await world.metric("penstock_requests_total", outcome="failed", reason="stream_broken") == 1
 
 
+async def test_an_abort_inside_of_a_stream_is_told_before_it_is_done(world: World) -> None:
+    """As vLLM ends what runs when it gets SIGTERM: by a finish reason that a client may well take for an end."""
+    bad, _ = await pair(world)
+    fault(bad, "abort", after_bytes=1000, count=1)
+    answer = await world.chat(tokens=50, stream=True)
+    error, done = answer.body.split(b"\n\n")[-3:-1]
+    assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "stream_broken"
+    assert done == b"data: [DONE]"
+    assert b'"finish_reason":"abort"' in answer.body
+    assert await world.metric("penstock_requests_total", outcome="failed", reason="stream_broken") == 1
+
+
+@pytest.mark.parametrize("kind", ["abort", "error"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+async def test_a_stream_that_fails_with_its_first_event_is_asked_for_again(world: World, kind: str, path: str) -> None:
+    """As vLLM ends what still queues inside of it: status 200, and then an error, or nothing but `[DONE]`."""
+    bad, good = await pair(world)
+    fault(bad, kind, after_bytes=0, count=1)
+    answer = await world.ask(path=path, body={**chat(stream=True), "prompt": "hello"})
+    assert (answer.status, answer.header("x-penstock-endpoint")) == (200, at(good))
+    assert b"error" not in answer.body
+    assert bad.log.entries[0].status == 200
+    assert await world.metric("penstock_requeues_total", reason="server_error") == 1
+
+
+async def test_where_no_engine_does_better_than_an_empty_stream_the_caller_is_told(world: World) -> None:
+    for engine in await pair(world):
+        fault(engine, "abort", after_bytes=0)
+    answer = await world.chat(stream=True)
+    assert (answer.status, answer.error()["code"]) == (502, "upstream_error")
+
+
+async def test_where_every_engine_fails_at_once_the_last_ones_own_error_passes(world: World) -> None:
+    for engine in await pair(world):
+        fault(engine, "error", after_bytes=0)
+    answer = await world.chat(stream=True)
+    assert answer.status == 200
+    assert answer.events() == [{"error": ANY}]
+    assert answer.body.endswith(b"data: [DONE]\n\n")
+    assert await world.metric("penstock_requests_total", outcome="failed", reason="upstream_error") == 1
+
+
+async def test_a_callers_own_mistake_told_in_the_stream_is_not_asked_again(world: World) -> None:
+    event = b'data: {"error":{"message":"too long","code":400}}\n\n'
+    endpoint, requests = await world.scripted(
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n%b" % (len(event), event)
+    )
+    await world.gateway(endpoints=[endpoint])
+    answer = await world.chat(stream=True)
+    assert (answer.status, answer.body, len(requests)) == (200, event, 1)
+
+
 async def test_a_whole_answer_that_breaks_off_before_its_first_byte_is_asked_for_again(world: World) -> None:
     bad, good = await pair(world)
     fault(bad, "die", after_bytes=0, count=1)
@@ -252,13 +306,13 @@ async def test_an_engine_that_falls_silent_in_mid_answer_is_given_up(world: Worl
 async def test_an_engine_that_sends_its_head_at_once_may_think_before_its_first_token(world: World) -> None:
     """As vLLM does: from the head to the first token `first_byte` is what counts, not `between_bytes`."""
     endpoint, requests = await world.scripted(
-        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 14\r\n\r\n",
-        b"data: [DONE]\n\n",
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 18\r\n\r\n",
+        b'data: {"text":""}\n',
         thinks_s=0.5,
     )
     await world.gateway(endpoints=[endpoint], timeouts={"first_byte": 5, "between_bytes": 0.1})
     answer = await world.chat(stream=True)
-    assert (answer.status, answer.body) == (200, b"data: [DONE]\n\n")
+    assert (answer.status, answer.body) == (200, b'data: {"text":""}\n')
     assert len(requests) == 1
 
 

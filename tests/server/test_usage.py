@@ -271,7 +271,8 @@ def test_an_event_too_large_to_hold_passes_as_it_comes() -> None:
     answer = Answer(streamed=True, hides_usage=True)
     assert answer.take(large) == large
     hidden = b'data: {"choices":[],%b}\n\n' % USAGE
-    assert answer.take(b"y\n\n" + hidden + b"data: [DONE]\n\n") == b"y\n\ndata: [DONE]\n\n"
+    assert answer.take(b"y\n\n" + hidden + b"data: [DONE]\n\n") == b"y\n\n"
+    assert answer.rest() == b"data: [DONE]\n\n"
     assert answer.usage() == Usage(11, 4, 3)
 
 

@@ -539,7 +539,7 @@ async def test_a_fault_that_makes_no_sense_is_refused(fault: dict[str, Any]) -> 
         assert answer.status_code == 400
         assert (await at.http.get("/sim/fault")).json() == {"faults": []}
     if fault.get("kind") == "bogus":
-        assert "refuse, hang, busy, error, die, slow" in answer.json()["error"]["message"]
+        assert "refuse, hang, busy, error, abort, die, slow" in answer.json()["error"]["message"]
 
 
 # KV events, the process ----------------------------------------------------------------------------

@@ -12,12 +12,13 @@ import re
 import msgspec
 
 from penstock.core.request import Usage
-from penstock.server.stream_end import TAIL_BYTES, ended_well
+from penstock.server.stream_end import TAIL_BYTES, ended_well, tells_error
 
 HEAD_BYTES = 1024  # of a stream, kept for Anthropic's message_start, which alone tells the prompt's tokens
 HELD_BYTES_MAX = 65536  # of an event that is not whole yet; a longer one passes as it comes
 _USAGE = re.compile(rb'"usage": ?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 _DATA = b"\ndata:"  # a space may follow
+_DONES = (b"data: [DONE]\n\n", b"data:[DONE]\n\n", b"data: [DONE]\r\n\r\n", b"data:[DONE]\r\n\r\n")
 _NO_CHOICES = re.compile(rb'"choices": ?\[\]')
 _SPLIT = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")  # an event ends with an empty line, of either kind
 
@@ -44,13 +45,14 @@ _decode = msgspec.json.Decoder(_Usage).decode
 class Answer:
     """One answer on its way through."""
 
-    __slots__ = ("_head", "_held", "_hides_usage", "_streamed", "_tail", "tokens")
+    __slots__ = ("_done", "_head", "_held", "_hides_usage", "_streamed", "_tail", "tokens")
 
     def __init__(self, *, streamed: bool, hides_usage: bool) -> None:
         self._streamed = streamed
         self._hides_usage = hides_usage and streamed
         self._head = b""
         self._held = b""
+        self._done = b""  # the last event, until it is known whether the answer is as good as it says
         self._tail = b"\n" if streamed else b""  # an event stands at the beginning of a line
         self.tokens = 0  #: events passed, about as many as tokens
 
@@ -62,14 +64,21 @@ class Answer:
             seen = self._tail + data
             self.tokens += seen.count(_DATA, max(0, len(self._tail) - len(_DATA) + 1))  # one may span two pieces
             self._tail = seen[-TAIL_BYTES:]
-            return self._without_usage(data) if self._hides_usage else data
+            if self._hides_usage:
+                data = self._without_usage(data)
+            if self._done:
+                data, self._done = self._done + data, b""
+            if data.endswith(_DONES):
+                at = data.rfind(b"data:")
+                data, self._done = data[:at], data[at:]
+            return data
         self._tail = (self._tail + data)[-TAIL_BYTES:] if len(data) < TAIL_BYTES else data[-TAIL_BYTES:]
         return data
 
     def rest(self) -> bytes:
         """What is still held when the stream is over."""
-        held, self._held = self._held, b""
-        return held
+        rest, self._held, self._done = self._done + self._held, b"", b""
+        return rest
 
     @property
     def tail(self) -> bytes:
@@ -79,6 +88,10 @@ class Answer:
     def ended_well(self, path: str) -> bool:
         """Whether it is an answer and not a failure, now that it is whole."""
         return not self._streamed or ended_well(path, self._tail)
+
+    def tells_error(self) -> bool:
+        """Whether the engine itself said that it failed."""
+        return tells_error(self._tail)
 
     def mid_event(self) -> bool:
         """Whether it broke off inside an event."""

@@ -20,6 +20,7 @@ from penstock.server.answer import Answer
 from penstock.server.headers import response_headers
 from penstock.server.http1 import Exchange
 from penstock.server.routes import api_of
+from penstock.server.stream_end import stillborn, tells_error
 from penstock.server.upstream import Call, Headers, Upstream, UpstreamError, UpstreamErrorKind
 
 logger = logging.getLogger(__name__)
@@ -157,33 +158,32 @@ class Relay:
             self.progressed()
             return
         if self._error_body is not None:
-            self._error_body += data
-            if len(self._error_body) <= ERROR_BODY_BYTES_MAX:
-                return
-            if self._beating:
-                return  # as much as will be looked at
-            data, self._error_body = bytes(self._error_body), None  # too large to keep: it is the answer
-        self.first_byte()
-        self._commit(data)
+            self._keep_error(self._error_body, data)
+        elif self._sse and stillborn(data):
+            self._error_body = bytearray(data)
+        else:
+            self.first_byte()
+            self._commit(data)
 
     def on_end(self) -> None:
         assert self._head is not None
         status = self._head[0]
         self._call = None
-        if self._error_body is not None and self._is_failure(status):
-            busy = status in (429, 503) or any(text in self._error_body for text in self._engine().refusals)
-            self.failed(Failure.BUSY if busy else Failure.SERVER_ERROR, f"status {status}")
-        elif self._error_body is not None:
-            self._ended_unfit(status)
+        if self._error_body is not None:
+            self._ended_in_error(status, self._error_body)
+            return
+        if not self._committed:
+            self._commit(b"")
+        path = self.exchange.target_path
+        well = self._answer.ended_well(path)
+        if not well and self._may_insert() and not self._answer.tells_error():
+            self.exchange.write(self._broken_event(api_of(path), Reason.STREAM_BROKEN))
+        self.exchange.write(self._answer.rest())
+        self.exchange.end()
+        if well:
+            self.succeeded(status)
         else:
-            if not self._committed:
-                self._commit(b"")
-            self.exchange.write(self._answer.rest())
-            self.exchange.end()
-            if not self._answer.ended_well(self.exchange.target_path):
-                self.failed(Failure.BROKEN, "an error in the stream")
-            else:
-                self.succeeded(status)
+            self.failed(Failure.BROKEN, "an error in the stream")
 
     def on_error(self, error: UpstreamError, /) -> None:
         self._call = None
@@ -260,9 +260,10 @@ class Relay:
             return False
         status, headers = self._head
         if self._beating:
-            self.exchange.write(
-                wire.engine_error_event(api_of(self.exchange.target_path), status, bytes(self._error_body))
-            )
+            event = bytes(self._error_body)
+            if not self._sse:
+                event = wire.engine_error_event(api_of(self.exchange.target_path), status, event)
+            self.exchange.write(event)
             self.exchange.end()
             return True
         extra_names = {name for name, _ in extra}
@@ -270,9 +271,27 @@ class Relay:
         self.exchange.respond(status, kept + self.own_headers() + extra, bytes(self._error_body))
         return True
 
-    def _ended_unfit(self, status: int) -> None:
-        """The answer is whole, but a stream was promised, and it is none."""
-        if status >= 300:
+    def _keep_error(self, kept: bytearray, data: bytes) -> None:
+        """Collect an error that may be taken back, as long as it is small."""
+        kept += data
+        if len(kept) > ERROR_BODY_BYTES_MAX:
+            if self._beating or self._sse:
+                del kept[ERROR_BODY_BYTES_MAX:]
+            else:  # too large to keep: it is the answer
+                self._error_body = None
+                self.first_byte()
+                self._commit(bytes(kept))
+
+    def _ended_in_error(self, status: int, body: bytearray) -> None:
+        """The answer is whole, and it is an error, or cannot follow the head that went out."""
+        if self._is_failure(status):
+            busy = status in (429, 503) or any(text in body for text in self._engine().refusals)
+            self.failed(Failure.BUSY if busy else Failure.SERVER_ERROR, f"status {status}")
+        elif self._sse and not self._packed:
+            if not tells_error(body):
+                self._error_body = None  # a bare `[DONE]` is nothing to pass on in the end
+            self.failed(Failure.SERVER_ERROR, "a stream that failed at once")
+        elif status >= 300:
             self.engine_error([])
             self.succeeded(status)
         else:
@@ -281,9 +300,16 @@ class Relay:
 
     def break_off(self, api: wire.Api, reason: Reason) -> None:
         """End an answer that has begun: with an error event in a stream, else by closing the connection."""
-        if self._sse or self._beating:
-            apart = b"\n\n" if self._answer.mid_event() else b""  # from half an event
-            self.exchange.write(apart + wire.error_event(api, reason, wire.MESSAGE[reason]))
+        if self._may_insert():
+            self.exchange.write(self._broken_event(api, reason))
             self.exchange.end()
         else:
             self.exchange.abort()
+
+    def _may_insert(self) -> bool:
+        """Whether an event of ours can be put into the answer."""
+        return self._beating or (self._sse and self._length is None and not self._packed)
+
+    def _broken_event(self, api: wire.Api, reason: Reason) -> bytes:
+        apart = b"\n\n" if self._answer.mid_event() else b""  # from half an event
+        return apart + wire.error_event(api, reason, wire.MESSAGE[reason])

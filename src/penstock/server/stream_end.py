@@ -15,7 +15,22 @@ _ERROR = re.compile(rb'^(?:data: ?\{"(?:error"|object": ?"error")|event: ?(?:err
 _ABORTED = re.compile(rb'"finish_reason": ?"abort"')
 _FINISHED = re.compile(rb'"finish_reason": ?"')
 _DONE = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
+_OF_CALLER = re.compile(rb'"(?:code|status|status_code)": ?"?4\d\d|"error_type": ?"validation"')
 _WITH_FINISH_REASON = frozenset({"/v1/chat/completions", "/v1/completions"})
+
+
+def stillborn(data: bytes) -> bool:
+    """Whether an answer's first bytes say that there is none: nothing was computed, so another engine may be asked.
+
+    What queues inside an engine gets a bare `[DONE]`, or an error, when the engine stops. An error that is the
+    caller's own would be the same anywhere.
+    """
+    return _DONE.match(data) is not None or (_ERROR.match(data) is not None and _OF_CALLER.search(data) is None)
+
+
+def tells_error(tail: bytes | bytearray) -> bool:
+    """Whether the engine itself said that its stream failed."""
+    return _ERROR.search(tail) is not None
 
 
 def ended_well(path: str, tail: bytes) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.sim.engine_answers import DONE
 from penstock.sim.engine_calls import broken
+from penstock.sim.engine_values import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +26,7 @@ class Exchange:
     """A call under way. `leave` is called exactly once, when nothing more will be written."""
 
     __slots__ = (
-        "_answer", "_begun", "_connection", "_end", "_error_after", "_muted", "_produced", "_sent", "_stream",
+        "_answer", "_begun", "_break", "_connection", "_end", "_error_after", "_muted", "_produced", "_sent", "_stream",
         "engine_id", "entry", "leave",
     )  # fmt: skip
 
@@ -47,14 +48,16 @@ class Exchange:
         self._produced = self._sent = 0
         self._begun = self._muted = False
         self._error_after: int | None = None
+        self._break = self._error
         connection.on_gone = self._gone
         connection.on_writable = self.pump
 
     def misbehave(self, fault: Fault) -> None:
         """Break the answer after some bytes of its body."""
         assert fault.after_bytes is not None
-        if fault.kind == "error":
+        if fault.kind in ("error", "abort"):
             self._error_after = fault.after_bytes
+            self._break = self._error if fault.kind == "error" else self._abort
         elif fault.kind == "hang":
             self._connection.cut_after(fault.after_bytes, self._hang)
         elif fault.kind == "die":
@@ -87,6 +90,9 @@ class Exchange:
             self._begun = True
             self.entry.status = 200
             connection.begin(200, "text/event-stream; charset=utf-8")
+            if self._error_after == 0:
+                self._break()
+                return
             if head := self._answer.head():
                 connection.chunk(head)
         plain = self._produced if self._end is None else self._produced - 1
@@ -94,7 +100,7 @@ class Exchange:
             connection.chunk(self._answer.token(self._sent))
             self._sent += 1
             if self._error_after is not None and connection.body_bytes >= self._error_after:
-                self._error()
+                self._break()
         if self._end is not None and self._sent == plain and not connection.paused and not self._muted:
             self._last(self._end)
 
@@ -119,6 +125,13 @@ class Exchange:
     def _error(self) -> None:
         self._close("error")
         self._connection.chunk(b"data: %b\n\n" % broken().body() + DONE)
+        self._connection.end()
+
+    def _abort(self) -> None:
+        """As vLLM does when it is told to stop: what runs ends as `abort`, what waits with no word of it."""
+        self._close("aborted")
+        last = self._answer.last(self._sent, "abort", Usage(0, 0, self._sent)) if self._error_after else DONE
+        self._connection.chunk(last)
         self._connection.end()
 
     def _hang(self) -> None:

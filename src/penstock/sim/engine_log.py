@@ -15,7 +15,7 @@ import msgspec
 LOG_ENTRIES_MAX = 10_000
 LOG_BODY_BYTES_MAX = 4096  # larger bodies are told by size and checksum
 
-INFERENCE_FAULTS = ("refuse", "hang", "busy", "error", "die")
+INFERENCE_FAULTS = ("refuse", "hang", "busy", "error", "abort", "die")
 METRICS_FAULTS = ("metrics_garbage", "metrics_hang", "metrics_freeze")
 FAULT_KINDS = (*INFERENCE_FAULTS, "slow", *METRICS_FAULTS, "none")
 
@@ -114,6 +114,8 @@ class Faults:
             raise FaultError("count must be at least 1")
         if fault.after_bytes is not None and fault.after_bytes < 0:
             raise FaultError("after_bytes must not be negative")
+        if fault.kind == "abort" and fault.after_bytes is None:
+            raise FaultError("abort needs after_bytes; 0: as one that still waited in the engine")
         if fault.kind == "slow" and not (fault.factor is not None and fault.factor > 0):
             raise FaultError("slow needs a factor above 0")
         return fault
