@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -268,7 +269,8 @@ async def test_openais_client_reads_on_through_heartbeats(world: World) -> None:
     await world.gateway(endpoints=[engine.settings])
     await world.client(request(body=chat()))
     await world.until(lambda: world.picture().running == 1)
-    async with openai.AsyncOpenAI(base_url=f"{world.url}/v1", api_key="x", timeout=0.6, max_retries=0) as client:
+    patience = httpx.Timeout(10.0, read=1.5)
+    async with openai.AsyncOpenAI(base_url=f"{world.url}/v1", api_key="x", timeout=patience, max_retries=0) as client:
 
         async def answered() -> list[str | None]:
             stream = await client.chat.completions.create(**chat(), stream=True)
@@ -278,7 +280,7 @@ async def test_openais_client_reads_on_through_heartbeats(world: World) -> None:
         driver = world.gate.driver
         await world.until(lambda: any(isinstance(j, QueuedJourney) and j.beating for j in driver.journeys()))
         beating_since_s = driver.now()
-        await world.until(lambda: driver.now() > beating_since_s + 0.7)  # longer than its time-out
+        await world.until(lambda: driver.now() > beating_since_s + 1.0)  # longer than its time-out
         engine.go.set()
         assert await task == ["a", "a", None]
 
