@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -269,7 +268,7 @@ async def test_openais_client_reads_on_through_heartbeats(world: World) -> None:
     await world.gateway(endpoints=[engine.settings])
     await world.client(request(body=chat()))
     await world.until(lambda: world.picture().running == 1)
-    patience = httpx.Timeout(10.0, read=1.5)
+    patience = openai.Timeout(10.0, read=1.5)
     async with openai.AsyncOpenAI(base_url=f"{world.url}/v1", api_key="x", timeout=patience, max_retries=0) as client:
 
         async def answered() -> list[str | None]:
