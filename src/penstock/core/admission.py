@@ -20,6 +20,7 @@ class Cause(StrEnum):
     """Why a request is not sent: one closed list."""
 
     NO_BACKEND = "no_backend"  #: no endpoint serves the model, or none of them is alive
+    WARMING = "warming"  #: endpoints are there that have not told yet what they serve
     EJECTED = "ejected"  #: the endpoint failed several times in a row
     HELD = "held"  #: the endpoint refused several times in a row
     SLOTS_FULL = "slots_full"

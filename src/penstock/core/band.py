@@ -9,12 +9,16 @@ O(endpoints), so a band remembers answers: an endpoint found closed is not asked
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from penstock.core.endpoint import Endpoint
 from penstock.core.fairness.tree import Node, QueueTree
 from penstock.core.flow import Entry
+
+if TYPE_CHECKING:
+    from penstock.core.admission import Cause
 
 LIGHT_FLOWS_MAX = 64  # remembered per model; those beyond wait for their turn in the fair order, as they would anyway
 
@@ -52,6 +56,7 @@ class Band:
         self.free_slots = 0.0  # the sum of these
         self.unchecked: dict[Endpoint, None] = {}
         self.bumped: dict[int, Entry] = {}  # what operators put first, by arrival number, in the order they did
+        self.closed: dict[Endpoint, Cause] = {}  # why each was closed when it was last found so
 
     def touch(self, endpoint: Endpoint) -> None:
         """Something happened to the endpoint: ask again whether it is open."""
@@ -64,10 +69,12 @@ class Band:
         """The endpoint was removed."""
         self.touch(endpoint)
         del self.unchecked[endpoint]
+        self.closed.pop(endpoint, None)
 
     def opened(self, endpoint: Endpoint, free_slots: float) -> None:
         """The endpoint was asked, and is open."""
         self.open[endpoint] = free_slots
+        self.closed.pop(endpoint, None)
         self.free_slots += free_slots
 
     def note_light(self, flow: Node, model: str) -> None:

@@ -44,6 +44,8 @@ class Endpoint:
         self._told_slots: int | None = None  # by the engine
         self._slots_by_hand = not spec.adaptive_slots
         self.dispatches_total = 0
+        self.failure: str | None = None  # the last one
+        self.failed_s = 0.0
         self._dispatches_before = 0  # as of the reading before
         self.room = (math.inf, math.inf)  # as of when it was last found open: `admission.room`
         self.modest_room = self.room  # and `admission.modest_room`

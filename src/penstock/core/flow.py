@@ -19,6 +19,7 @@ from penstock.core.request import Request, Usage
 
 if TYPE_CHECKING:
     from penstock.core.endpoint import Endpoint
+    from penstock.core.explain import Trail
     from penstock.core.fairness.tree import Node
     from penstock.core.lease import Lease
     from penstock.core.sources import Source
@@ -59,6 +60,7 @@ class Entry:
         "size_class",
         "source",
         "state",
+        "trail",
         "visit",
         "wait_s_max",
         "waited_s",
@@ -97,6 +99,7 @@ class Entry:
         self.choosy = False  # it may be held for an endpoint it prefers
         self.held_for: tuple[Endpoint, ...] = ()  # the endpoints it prefers to others that it could go to
         self.held_since_s = math.inf
+        self.trail: Trail | None = None  # what is noted of it, for who asks why it waits
 
     @property
     def prompt_bytes(self) -> int:
@@ -127,6 +130,11 @@ class Entry:
         """Its flow, which it has from its appraisal on."""
         assert self.node is not None
         return self.node
+
+    def trail_of(self) -> Trail:
+        """What is noted of it, which begins with its arrival."""
+        assert self.trail is not None
+        return self.trail
 
     def presumed_usage(self) -> Usage:
         """What it cost, where no engine tells: its prompt as estimated, and what was seen of its answer.

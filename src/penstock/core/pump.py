@@ -214,6 +214,7 @@ class Pump:
                 if endpoint.room != UNBOUNDED:
                     self._look_again(endpoint, endpoint.ledger.review_s(now))
             else:
+                band.closed[endpoint] = cause
                 self._look_again(endpoint, admission.lifts_s(cause, endpoint, now=now))
         band.unchecked.clear()
 

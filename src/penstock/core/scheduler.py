@@ -26,6 +26,7 @@ from penstock.core.affinity import Affinity
 from penstock.core.band import Band, BandSettings
 from penstock.core.endpoint import Endpoint, EndpointSpec
 from penstock.core.estimate import Estimator
+from penstock.core.explain import Explanation, Recorder
 from penstock.core.fairness.account import Account
 from penstock.core.fairness.base import Prices
 from penstock.core.fairness.registry import POLICIES as FAIRNESS
@@ -48,11 +49,21 @@ from penstock.core.reserve import Reserve
 from penstock.core.retry import Failure, Verdict
 from penstock.core.routing.registry import RoutingSettings
 from penstock.core.routing.router import Router
-from penstock.core.snapshot import Snapshot, band_now, endpoint_now, queues_of, stopped_models
+from penstock.core.shares import Shares
+from penstock.core.snapshot import (
+    Snapshot,
+    band_now,
+    endpoint_now,
+    models_now,
+    queues_of,
+    requests_now,
+    stopped_models,
+)
 from penstock.core.sources import Source
 from penstock.core.stops import Stops
 from penstock.core.tenants import Allowance, Limits, Tenants
 from penstock.core.timers import Timers
+from penstock.core.waits import Waits
 
 AVOID_S = 1.0  # a request that failed at an endpoint is tried elsewhere for that long
 REFUSED_AVOID_S = 0.1  # a request that was refused; doubles with each refusal of the same request
@@ -111,6 +122,9 @@ class Scheduler:
             tenant_level=settings.tenant_level,
             look_again=self._look_again,
         )
+        self._shares = Shares(len(settings.bands), tenant_level=settings.tenant_level)
+        self._waits = Waits(self._queues, self._pool, self._pump, self._tenants, self._stops, settings.admission)
+        self._recorder = Recorder(self._waits, self._shares, [band.name for band in settings.bands])
         self._account = Account(self._fairness)
         self._key = ORDERINGS[settings.ordering]
         self._estimator = Estimator()
@@ -133,14 +147,15 @@ class Scheduler:
         assert request.id not in self._entries, "request ids are unique among those that have not ended"
         self._seq += 1
         entry = Entry(request, self._seq)
+        self._recorder.arrived(entry, now)
         admits = not self._draining and self._stops.admits(request.model)
         refusal = self._unservable(request, now) if admits else Reason.DRAINING
         if refusal is not None:
-            return [self._refuse(entry, refusal)]
+            return [self._refuse(entry, refusal, now)]
         self._appraise(entry, now)
         limit = self._tenants.admit(request.tenant, tokens=entry.estimated_tokens, now=now)
         if limit is not None:
-            return [self._refuse(entry, Reason.TENANT_LIMIT, limit.retry_after_s)]
+            return [self._refuse(entry, Reason.TENANT_LIMIT, now, limit.retry_after_s)]
         self._entries[request.id] = entry
         entry.move(Event.ADMITTED)
         entry.queued_since_s = now
@@ -162,6 +177,7 @@ class Scheduler:
         entry.move(Event.FIRST_TOKEN)
         entry.output_seen = max(entry.output_seen, 1)
         held = entry.held()
+        self._recorder.first_byte(entry, now)
         self._forecast.first_token(entry.request.model, now - held.dispatched_s)
         endpoint = self._pool.holder(held)
         if endpoint is None:
@@ -238,11 +254,11 @@ class Scheduler:
         entry = self._entries[request_id]
         if entry.state is State.WAITING:
             self._unqueue(entry, Event.CANCELLED)
-            self._end(entry, None, now)
+            self._end(entry, None, now, Reason.CANCELLED)
             return self._pumped(now)  # others may have waited for it
         endpoint = self._release(entry, now)
         entry.move(Event.CANCELLED)
-        self._end(entry, entry.presumed_usage(), now)
+        self._end(entry, entry.presumed_usage(), now, Reason.CLIENT_GONE)
         return self._touched(endpoint, now) if endpoint is not None else self._pumped(now)
 
     # --- endpoints ----------------------------------------------------------------------------------------------
@@ -432,6 +448,7 @@ class Scheduler:
         if entry is None or entry.state is not State.WAITING:
             return []
         self._queues.bands[entry.request.band].bumped.setdefault(entry.seq, entry)
+        self._recorder.bumped(entry)
         return self._pumped(now)
 
     def evicted(self, request_id: str, *, now: float) -> list[Action]:
@@ -440,6 +457,7 @@ class Scheduler:
         if entry is None:
             return []
         if entry.state is not State.WAITING:
+            self._recorder.blamed(entry, Reason.OPERATOR)
             return [Abort(request_id, Reason.OPERATOR)]
         actions: list[Action] = []
         self._evict(entry, Reason.OPERATOR, now, actions)
@@ -525,9 +543,21 @@ class Scheduler:
         """What a tenant has left of its rates; None where it has none."""
         return self._tenants.allowance(tenant, now)
 
+    def explain(self, request_id: str, *, now: float) -> Explanation | None:
+        """Why a request waits or waited: any that has not ended, and those that did lately. None: not known."""
+        entry = self._entries.get(request_id) or self._recorder.find(request_id)
+        if entry is None:
+            return None
+        wait_s = self._estimated_wait_s(entry, now) if entry.state is State.WAITING else None
+        return self._recorder.explain(entry, estimated_wait_s=wait_s, now=now)
+
     def snapshot(self, *, now: float) -> Snapshot:
         """The picture now."""
         queues = self._queues
+        names = [band.settings.name for band in queues.bands]
+        busy = next((band for band in queues.bands if band.tree.waiting), None)
+        flows, flows_more = self._shares.flows(names, now)
+        models, models_more = models_now(queues.bands, self._pool, self._shares, self._waits, now)
         return Snapshot(
             draining=self._draining,
             paused=stopped_models(self._stops.paused),
@@ -536,10 +566,15 @@ class Scheduler:
             waiting_bytes=queues.bytes,
             waiting_tokens=queues.tokens,
             running=len(self._leases),
-            endpoints=[endpoint_now(endpoint, now) for endpoint in self._pool],
-            bands=[band_now(band, now) for band in queues.bands],
+            endpoints=[endpoint_now(endpoint, busy, now) for endpoint in self._pool],
+            bands=[band_now(band, self._shares.share_of_band(band.rank), now) for band in queues.bands],
             queues=queues_of(queues.bands),
             tenants=self._tenants.snapshot(now),
+            models=models,
+            models_more=models_more,
+            flows=flows,
+            flows_more=flows_more,
+            requests=requests_now(queues.bands, self._leases, self._recorder, now),
         )
 
     # --- arrival ------------------------------------------------------------------------------------------------
@@ -607,6 +642,7 @@ class Scheduler:
             self._reject(entry, reason, now, actions)
         else:
             self._arm(entry)
+            self._recorder.waits(entry, now)
 
     def _make_room(self, entry: Entry, now: float, actions: list[Action]) -> bool:
         """Keep the queue within its bounds, at the cost of lower bands. False: the newcomer has to go."""
@@ -625,6 +661,8 @@ class Scheduler:
                 self._evict(entry, Reason.DEADLINE_MISSED, now, actions)
             else:
                 actions.append(self._dispatch(entry, endpoints, now))
+        if self._queues.waiting:
+            self._waits.look(now)
 
     def _dispatch(self, entry: Entry, endpoints: list[Endpoint], now: float) -> Dispatch:
         """Pop the request and take the lease, in one step."""
@@ -640,6 +678,7 @@ class Scheduler:
             self._pump.sent(entry, now)
         else:
             entry.move(Event.DISPATCHED)
+        self._recorder.sent(entry, endpoints, chosen, now)
         tree.lent(node)
         self._account.dispatched(tree, entry)
         if self._tenants.started(request.tenant):
@@ -678,6 +717,7 @@ class Scheduler:
         lease = entry.held()
         del self._leases[lease.serial]
         entry.lease = None
+        self._recorder.released(entry)
         self._tree(entry).returned(entry.node_of())
         if self._tenants.ended(entry.request.tenant):
             self._pump.let_go(entry.request.tenant)
@@ -691,6 +731,7 @@ class Scheduler:
     # --- failure ------------------------------------------------------------------------------------------------
 
     def _blame(self, endpoint: Endpoint, failure: Failure, now: float) -> None:
+        endpoint.failure, endpoint.failed_s = failure, now
         if failure is Failure.CONNECT:
             endpoint.health.probed(up=False)
         elif failure is Failure.BUSY:
@@ -705,6 +746,7 @@ class Scheduler:
     ) -> None:
         """Let it wait again with its age kept, away from the endpoint that did not serve it."""
         self._account.refund(self._tree(entry), entry)
+        self._recorder.requeued(entry, failure, endpoint.name if endpoint is not None else "", now)
         if endpoint is not None:
             avoid_s = AVOID_S
             if failure is Failure.BUSY:
@@ -727,13 +769,14 @@ class Scheduler:
             actions.append(self._dispatch(entry, elsewhere, now))
         elif over or left_s <= 0:
             entry.move(Event.EVICTED)
-            self._end(entry, None, now)
             reason = Reason.DRAINING if over else Reason.QUEUE_TIMEOUT
+            self._end(entry, None, now, reason)
             actions.append(Evict(entry.request.id, reason, self._retry_after_s(entry, reason, now)))
         else:
             self._router.look(entry, now)
             self._enqueue(entry, now)
             self._arm(entry)
+            self._recorder.waits(entry, now)
 
     # --- the queue ----------------------------------------------------------------------------------------------
 
@@ -788,13 +831,16 @@ class Scheduler:
                     self._evict(entry, Reason.DRAINING, now, actions)
         if stop:
             self._stop_at_s = None
-            actions.extend(Abort(entry.request.id, Reason.DRAINING) for entry in self._leases.values())
+            for entry in self._leases.values():
+                self._recorder.blamed(entry, Reason.DRAINING)
+                actions.append(Abort(entry.request.id, Reason.DRAINING))
 
     # --- ends ---------------------------------------------------------------------------------------------------
 
-    def _refuse(self, entry: Entry, reason: Reason, after_s: float | None = None) -> Reject:
+    def _refuse(self, entry: Entry, reason: Reason, now: float, after_s: float | None = None) -> Reject:
         """Refuse what was not even looked at."""
         entry.move(Event.REFUSED)
+        self._recorder.ended(entry, reason, None, now)
         wait_s = retry_after_s(after_s, self._random.random()) if reason not in _NO_RETRY_AFTER else None
         return Reject(entry.request.id, reason, wait_s)
 
@@ -803,23 +849,24 @@ class Scheduler:
             entry.move(Event.REFUSED)
         after_s = self._retry_after_s(entry, reason, now)
         self._tenants.refund(entry.request.tenant, tokens=entry.estimated_tokens, now=now)
+        self._recorder.ended(entry, reason, None, now)
         self._forget(entry)
         actions.append(Reject(entry.request.id, reason, after_s))
 
     def _evict(self, entry: Entry, reason: Reason, now: float, actions: list[Action]) -> None:
         after_s = self._retry_after_s(entry, reason, now)
         self._unqueue(entry, Event.EVICTED)
-        self._end(entry, None, now)
+        self._end(entry, None, now, reason)
         actions.append(Evict(entry.request.id, reason, after_s))
 
     def _fail(self, entry: Entry, failure: Failure, now: float, actions: list[Action]) -> None:
         reason = retry.final_reason(failure)
         began = entry.state is State.STREAMING
         entry.move(Event.FAILED)
-        self._end(entry, entry.presumed_usage() if began else None, now)
+        self._end(entry, entry.presumed_usage() if began else None, now, reason)
         actions.append(Fail(entry.request.id, reason, self._retry_after_s(entry, reason, now)))
 
-    def _end(self, entry: Entry, usage: Usage | None, now: float) -> None:
+    def _end(self, entry: Entry, usage: Usage | None, now: float, reason: Reason | None = None) -> None:
         """An admitted request is over: settle what it was charged. None: it used nothing."""
         used = 0
         if usage is None:
@@ -827,6 +874,7 @@ class Scheduler:
         else:
             self._account.settle(self._tree(entry), entry, usage)
             used = usage.prompt_tokens + usage.completion_tokens
+        self._recorder.ended(entry, reason, usage, now)
         self._tenants.settle(entry.request.tenant, reserved=entry.estimated_tokens, used=used, now=now)
         self._forget(entry)
 

@@ -1,18 +1,33 @@
 """The picture now: frozen values that metrics, the admin page, tests and the simulator share, and how they are taken.
 
-Taking it costs per endpoint, band and model, never per waiting request.
+Taking it costs per endpoint, band, model and tenant, never per waiting request: lists of what may be many are cut to
+what is shown, and say how many more there are.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 import msgspec
 
+from penstock.core.admission import Cause
 from penstock.core.band import Band
 from penstock.core.endpoint import Endpoint
+from penstock.core.explain import Recorder
+from penstock.core.flow import Entry
+from penstock.core.lifecycle import State
+from penstock.core.outcome import Reason
+from penstock.core.pool import Pool
+from penstock.core.shares import FlowSnapshot, ModelMeter, Shares, oldest_s, waited_s
 from penstock.core.tenants import TenantSnapshot
+from penstock.core.waits import Line, Waits
+
+MODELS_SHOWN = 50
+REQUESTS_SHOWN = 40  # in each state
 
 
 class EndpointSnapshot(msgspec.Struct, frozen=True):
@@ -33,6 +48,11 @@ class EndpointSnapshot(msgspec.Struct, frozen=True):
     observed_s_ago: float | None
     time_per_output_token_s: float
     dispatches_total: int
+    closed: (
+        Cause | None
+    )  #: why nothing of the highest band that has work goes there; None: something may, or none waits
+    failure: str | None  #: the last one, whether or not it still matters
+    failed_s_ago: float | None
 
 
 class QueueSnapshot(msgspec.Struct, frozen=True):
@@ -50,6 +70,59 @@ class BandSnapshot(msgspec.Struct, frozen=True):
     name: str
     waiting: int
     oldest_wait_s: float
+    running: int
+    tokens: int  #: of the prompts that wait, estimated
+    share: float  #: of the service over the last minute
+
+
+class ModelSnapshot(msgspec.Struct, frozen=True):
+    """One model at one moment. Totals only grow."""
+
+    name: str
+    waiting: int
+    running: int
+    slots: int  #: of the endpoints in service that serve it
+    endpoints: int  #: that serve it
+    up: int  #: of these, those in service
+    cause: Cause | None  #: what the first of those that wait waits for
+    cause_endpoints: int  #: at how many endpoints
+    kv_usage_min: float | None  #: over the endpoints that tell
+    kv_usage_max: float | None
+    oldest_wait_s: float
+    wait_p50_s: float  #: in the queue, of the last few hundred that were sent
+    wait_p99_s: float
+    dispatched_total: int
+    ended_total: int
+    refused_total: int
+    prompt_tokens_total: int
+    output_tokens_total: int
+
+
+class RequestRow(msgspec.Struct, frozen=True):
+    """One request, in a line."""
+
+    id: str
+    tenant: str
+    band: str
+    model: str
+    state: State
+    age_s: float  #: since it came, or from then to its end
+    waited_s: float
+    prompt_tokens: int  #: estimated, or as the engine told
+    output_tokens: int  #: what came so far, or in all
+    endpoint: str | None
+    cause: Cause | None  #: what it waits for
+    reason: Reason | None  #: why it ended without an answer
+    ended_s_ago: float | None
+    requeues: int
+
+
+class RequestRows(msgspec.Struct, frozen=True):
+    """Some of the requests: those that wait and run for longest, and those that ended last."""
+
+    waiting: list[RequestRow]
+    running: list[RequestRow]
+    ended: list[RequestRow]
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -65,7 +138,12 @@ class Snapshot(msgspec.Struct, frozen=True):
     endpoints: list[EndpointSnapshot]
     bands: list[BandSnapshot]
     queues: list[QueueSnapshot]
-    tenants: list[TenantSnapshot]
+    tenants: list[TenantSnapshot]  #: those with limits
+    models: list[ModelSnapshot]  #: those with most waiting, then running
+    models_more: int
+    flows: list[FlowSnapshot]  #: tenants by band: those with most waiting, then those that got most
+    flows_more: int
+    requests: RequestRows
 
 
 def stopped_models(stopped: Iterable[str | None]) -> list[str]:
@@ -80,16 +158,20 @@ def queues_of(bands: Iterable[Band]) -> list[QueueSnapshot]:
     ]
 
 
-def band_now(band: Band, now: float) -> BandSnapshot:
+def band_now(band: Band, share: float, now: float) -> BandSnapshot:
     oldest = next(iter(band.entries.values()), None)  # in order of entering
     return BandSnapshot(
         name=band.settings.name,
         waiting=band.tree.waiting,
-        oldest_wait_s=oldest.waited_s + now - oldest.queued_since_s if oldest is not None else 0.0,
+        oldest_wait_s=waited_s(oldest, now) if oldest is not None else 0.0,
+        running=band.tree.root.in_flight,
+        tokens=band.tokens,
+        share=share,
     )
 
 
-def endpoint_now(endpoint: Endpoint, now: float) -> EndpointSnapshot:
+def endpoint_now(endpoint: Endpoint, busy: Band | None, now: float) -> EndpointSnapshot:
+    """`busy`: the highest band with work."""
     health, ledger = endpoint.health, endpoint.ledger
     base = ledger.base if ledger.credible(now) else None
     if not health.up:
@@ -116,4 +198,100 @@ def endpoint_now(endpoint: Endpoint, now: float) -> EndpointSnapshot:
         observed_s_ago=now - ledger.asked_s if ledger.asked_s > -math.inf else None,
         time_per_output_token_s=ledger.time_per_output_token_s(now),
         dispatches_total=endpoint.dispatches_total,
+        closed=busy.closed.get(endpoint) if busy is not None else None,
+        failure=endpoint.failure,
+        failed_s_ago=now - endpoint.failed_s if endpoint.failure is not None else None,
+    )
+
+
+def models_now(
+    bands: Sequence[Band], pool: Pool, shares: Shares, waits: Waits, now: float
+) -> tuple[list[ModelSnapshot], int]:
+    """The models with most waiting, and how many more there are."""
+    backlog: Counter[str] = Counter()
+    for band in bands:
+        backlog.update(band.tree.root.backlog)
+    meters = shares.models()
+    names = dict.fromkeys((*backlog, *meters))
+    for endpoint in pool:
+        if endpoint.models is not None:
+            names.update(dict.fromkeys(sorted(endpoint.models)))
+    shown = heapq.nlargest(
+        MODELS_SHOWN, names, key=lambda name: (backlog[name], meters[name].running if name in meters else 0)
+    )
+    serving: dict[str, list[Endpoint]] = {name: [] for name in shown}
+    any_model = [endpoint for endpoint in pool if not endpoint.tells_models]
+    for endpoint in pool:
+        if endpoint.tells_models and endpoint.models is not None:
+            for name in endpoint.models & serving.keys():
+                serving[name].append(endpoint)
+    lines: dict[str, list[Line]] = {}
+    for line in waits.lines():
+        lines.setdefault(line.model, []).append(line)
+    rows = [
+        _model_now(shares.model(name), backlog[name], serving[name] + any_model, lines.get(name, []), now)
+        for name in shown
+    ]
+    return rows, len(names) - len(shown)
+
+
+def _model_now(
+    meter: ModelMeter, waiting: int, endpoints: list[Endpoint], lines: list[Line], now: float
+) -> ModelSnapshot:
+    first = min(lines, key=lambda line: (line.band.rank, line.tenant is not None), default=None)
+    cause = first.span.cause if first is not None else None
+    usages = [usage for e in endpoints if (usage := e.ledger.kv_usage(now)) is not None]
+    p50_s, p99_s = meter.wait_quantiles_s()
+    return ModelSnapshot(
+        name=meter.name,
+        waiting=waiting,
+        running=meter.running,
+        slots=sum(e.slots for e in endpoints if e.in_service),
+        endpoints=len(endpoints),
+        up=sum(e.in_service for e in endpoints),
+        cause=cause,
+        cause_endpoints=sum(first.band.closed.get(e) is cause for e in endpoints) if first is not None else 0,
+        kv_usage_min=min(usages, default=None),
+        kv_usage_max=max(usages, default=None),
+        oldest_wait_s=oldest_s((next(iter(line.entries.values())) for line in lines), now),
+        wait_p50_s=p50_s,
+        wait_p99_s=p99_s,
+        dispatched_total=meter.dispatched,
+        ended_total=meter.ended,
+        refused_total=meter.refused,
+        prompt_tokens_total=meter.prompt_tokens,
+        output_tokens_total=meter.output_tokens,
+    )
+
+
+def requests_now(bands: Sequence[Band], leases: Mapping[int, Entry], recorder: Recorder, now: float) -> RequestRows:
+    """Some of the requests in each state, those that count first."""
+    names = [band.settings.name for band in bands]
+    each = max(1, REQUESTS_SHOWN // len(bands))
+    waiting = [entry for band in bands for entry in islice(band.entries.values(), each)]
+    return RequestRows(
+        waiting=[_row(entry, names, recorder, now) for entry in waiting],
+        running=[_row(entry, names, recorder, now) for entry in islice(leases.values(), REQUESTS_SHOWN)],
+        ended=[_row(entry, names, recorder, now) for entry in islice(recorder.latest(), REQUESTS_SHOWN)],
+    )
+
+
+def _row(entry: Entry, bands: Sequence[str], recorder: Recorder, now: float) -> RequestRow:
+    request, trail = entry.request, entry.trail_of()
+    ended_s, usage, sent = trail.ended_s, trail.usage, trail.sent
+    return RequestRow(
+        id=request.id,
+        tenant=request.tenant,
+        band=bands[request.band],
+        model=request.model,
+        state=entry.state,
+        age_s=(now if ended_s is None else ended_s) - trail.arrived_s,
+        waited_s=waited_s(entry, now) if entry.state is State.WAITING else entry.waited_s,
+        prompt_tokens=usage.prompt_tokens if usage is not None else entry.estimate.prompt_tokens,
+        output_tokens=usage.completion_tokens if usage is not None else entry.output_seen,
+        endpoint=sent.endpoint if sent is not None and entry.state is not State.WAITING else None,
+        cause=recorder.cause(entry),
+        reason=trail.reason,
+        ended_s_ago=None if ended_s is None else now - ended_s,
+        requeues=len(trail.requeues or ()),
     )

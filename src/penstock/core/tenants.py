@@ -214,6 +214,11 @@ class Tenants:
         account = self._accounts.get(tenant)
         return account is not None and account.limits.running is not None and account.running >= account.limits.running
 
+    def limits_running(self, tenant: str) -> bool:
+        """Whether there is a limit on what it runs at all."""
+        account = self._accounts.get(tenant)
+        return account is not None and account.limits.running is not None
+
     def started(self, tenant: str) -> bool:
         """A request was sent. True: that was the last one for now, hold the tenant's flows."""
         account = self._accounts.get(tenant)

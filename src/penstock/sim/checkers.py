@@ -253,8 +253,8 @@ class CheckedScheduler(Scheduler):
         assert entry.charged == entry.cost
         return dispatch
 
-    def _end(self, entry: Entry, usage: Usage | None, now: float) -> None:
-        super()._end(entry, usage, now)
+    def _end(self, entry: Entry, usage: Usage | None, now: float, reason: Reason | None = None) -> None:
+        super()._end(entry, usage, now, reason)
         true_cost = 0.0
         if usage is not None:
             true_cost = self._fairness.cost(

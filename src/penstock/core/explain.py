@@ -1,0 +1,361 @@
+"""Why did, or does, this request wait: what is kept of each request to answer that, and the answer.
+
+Every request carries a `Trail` while it is here, and the last `KEPT` that ended are kept with theirs. On the way only
+references and numbers at hand are noted; whatever has to be worked out (durations per cause, who went before and why)
+is worked out when somebody asks. See docs/decisions/0012-explaining-a-wait.md for what that costs and leaves out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from penstock.core.admission import Cause
+from penstock.core.endpoint import Endpoint
+from penstock.core.fairness.tree import Node
+from penstock.core.flow import Entry
+from penstock.core.lifecycle import State
+from penstock.core.outcome import Reason
+from penstock.core.request import Usage
+from penstock.core.shares import Meter, Shares, waited_s
+from penstock.core.waits import Stay, Waits
+
+KEPT = 1_000  # requests that ended
+DISPATCHES_KEPT = 2_000  # looked through to say who went before
+CANDIDATES_MAX = 3  # of the endpoints that were open, noted with their load
+STAYS_MAX = 32  # visits to the queue told apart; further ones count with the last
+SERVED_SHOWN = 12  # groups of those who went before
+
+
+class Waited(msgspec.Struct, frozen=True):
+    """What it waited for, and how long."""
+
+    cause: Cause
+    seconds: float
+
+
+class Served(msgspec.Struct, frozen=True):
+    """Others for the same model that were sent while it waited."""
+
+    tenant: str
+    band: str
+    why: str  #: "bumped", "band", "turn", "order", "overtook" or "promised"
+    requests: int
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """An endpoint that was open to it when it was sent."""
+
+    endpoint: str
+    leases: int
+    slots: int
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """One dispatch, with what decided it."""
+
+    at_s: float  #: after its arrival
+    endpoint: str
+    open_endpoints: int
+    candidates: list[Candidate]  #: the chosen one first
+    service: float  #: what its flow had got by then, per weight: the least goes next
+    virtual_time: float  #: where its band stood: what the flow served last had got, per weight
+    overtaken: int  #: how often others went first that fitted where it did not
+
+
+class Requeued(msgspec.Struct, frozen=True):
+    """A failure that sent it back to the queue."""
+
+    at_s: float
+    endpoint: str
+    failure: str
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """All that is known of one request. Times are seconds after its arrival, unless they say otherwise."""
+
+    id: str
+    tenant: str
+    band: str
+    model: str
+    flow: list[str]
+    state: State
+    came_s_ago: float
+    prompt_tokens: int  #: estimated, or as the engine told
+    output_tokens: int  #: estimated, or as the engine told
+    waited_s: float
+    waits: list[Waited]  #: the longest first
+    waits_for: Cause | None  #: now
+    closed: dict[Cause, int]  #: now, of the endpoints that serve its model: how many are closed for what
+    estimated_wait_s: float | None  #: from now on
+    before: list[Served]  #: while it waited, of the last `DISPATCHES_KEPT` dispatches
+    before_total: int
+    sent: Sent | None  #: the last time
+    first_byte_s: float | None
+    requeues: list[Requeued]
+    ended_s: float | None
+    reason: Reason | None
+
+
+class Dispatched:
+    """A dispatch as it is noted."""
+
+    __slots__ = ("at_s", "candidates", "endpoint", "entry", "open_endpoints", "serial", "service", "virtual")
+
+    def __init__(self, entry: Entry, endpoints: Sequence[Endpoint], chosen: Endpoint, serial: int, now: float) -> None:
+        self.entry = entry
+        self.at_s = now
+        self.serial = serial
+        self.endpoint = chosen.name
+        self.open_endpoints = len(endpoints)
+        self.candidates = [(e.name, len(e.ledger.leases), e.slots) for e in (chosen, *endpoints[:CANDIDATES_MAX])]
+        node = top(entry.node_of())
+        self.service = node.tag
+        self.virtual = node.parent.virtual if node.parent is not None else 0.0
+
+
+class Trail:
+    """What is noted of one request."""
+
+    __slots__ = (
+        "arrived_s",
+        "bumped",
+        "counted",
+        "ended_s",
+        "first_s",
+        "meter",
+        "reason",
+        "requeues",
+        "sent",
+        "serial",
+        "stay",
+        "stays",
+        "usage",
+    )
+
+    def __init__(self, now: float, serial: int) -> None:
+        self.arrived_s = now
+        self.serial = serial  # of the last dispatch before it came
+        self.meter: Meter | None = None
+        self.stay: Stay | None = None  # the present one
+        self.stays: list[Stay] | None = None
+        self.sent: Dispatched | None = None
+        self.counted = 0.0  # service its meter got for it
+        self.requeues: list[tuple[float, str, str]] | None = None
+        self.first_s: float | None = None
+        self.bumped = False
+        self.usage: Usage | None = None
+        self.ended_s: float | None = None
+        self.reason: Reason | None = None
+
+
+class Recorder:
+    """Notes what happens to requests, and explains it."""
+
+    def __init__(self, waits: Waits, shares: Shares, bands: Sequence[str]) -> None:
+        self._waits = waits
+        self._shares = shares
+        self._bands = bands
+        self._ended: OrderedDict[int, Entry] = OrderedDict()  # by arrival number
+        self._by_id: dict[str, Entry] = {}  # the latest of those that ended and had this id
+        self._sent: deque[Dispatched] = deque(maxlen=DISPATCHES_KEPT)
+        self._serial = 0
+
+    # --- what happens -------------------------------------------------------------------------------------------
+
+    def arrived(self, entry: Entry, now: float) -> None:
+        entry.trail = Trail(now, self._serial)
+
+    def waits(self, entry: Entry, now: float) -> None:
+        """It stays in the queue."""
+        trail = entry.trail_of()
+        if trail.meter is None:
+            trail.meter = self._shares.meter(entry)
+        self._shares.waits(trail.meter, entry)
+        trail.stay = stay = self._waits.enter(entry, now)
+        if stay is not None:
+            if trail.stays is None:
+                trail.stays = [stay]
+            elif len(trail.stays) < STAYS_MAX:
+                trail.stays.append(stay)
+
+    def sent(self, entry: Entry, endpoints: Sequence[Endpoint], chosen: Endpoint, now: float) -> None:
+        """It goes to an endpoint; nothing has counted it there yet."""
+        trail, model = entry.trail_of(), self._shares.model(entry.request.model)
+        if trail.meter is None:
+            trail.meter = self._shares.meter(entry)
+        self._leave(entry, trail, now)
+        self._serial += 1
+        trail.sent = Dispatched(entry, endpoints, chosen, self._serial, now)
+        self._sent.append(trail.sent)
+        trail.meter.running += 1
+        model.running += 1
+        model.dispatched += 1
+        model.waits_s.append(entry.waited_s)
+        trail.counted = entry.cost or entry.work  # a policy that counts nothing has no shares of its own to show
+        self._shares.add(trail.meter, trail.counted, now)
+
+    def first_byte(self, entry: Entry, now: float) -> None:
+        entry.trail_of().first_s = now
+
+    def released(self, entry: Entry) -> None:
+        """It is at no endpoint any more."""
+        meter = entry.trail_of().meter
+        assert meter is not None
+        meter.running -= 1
+        self._shares.model(entry.request.model).running -= 1
+
+    def requeued(self, entry: Entry, failure: str, endpoint: str, now: float) -> None:
+        """It goes back to the queue, and counts for nothing."""
+        trail = entry.trail_of()
+        assert trail.meter is not None
+        trail.requeues = [*(trail.requeues or ())[-STAYS_MAX:], (now, failure, endpoint)]
+        self._shares.add(trail.meter, -trail.counted, now)
+        trail.counted = 0.0
+
+    def bumped(self, entry: Entry) -> None:
+        entry.trail_of().bumped = True
+
+    def blamed(self, entry: Entry, reason: Reason) -> None:
+        """Somebody ends it for a reason, before it is over."""
+        entry.trail_of().reason = reason
+
+    def ended(self, entry: Entry, reason: Reason | None, usage: Usage | None, now: float) -> None:
+        """It is over, and was settled."""
+        trail = entry.trail_of()
+        self._leave(entry, trail, now)
+        trail.ended_s = now
+        trail.reason = trail.reason or reason
+        trail.usage = usage
+        model = self._shares.model(entry.request.model)
+        if trail.sent is None or entry.state in (State.EVICTED, State.REJECTED):
+            model.refused += 1
+        else:
+            model.ended += 1
+            if usage is not None:
+                model.prompt_tokens += usage.prompt_tokens
+                model.output_tokens += usage.completion_tokens
+            if trail.counted and entry.cost and trail.meter is not None:
+                self._shares.add(trail.meter, entry.charged - trail.counted, now)
+        self._keep(entry)
+
+    def _leave(self, entry: Entry, trail: Trail, now: float) -> None:
+        if trail.meter is not None:
+            self._shares.waits_no_more(trail.meter, entry)
+        if trail.stay is not None:
+            self._waits.leave(trail.stay, entry, now)
+            trail.stay = None
+
+    def _keep(self, entry: Entry) -> None:
+        self._ended[entry.seq] = entry
+        self._by_id[entry.request.id] = entry
+        if len(self._ended) > KEPT:
+            _, oldest = self._ended.popitem(last=False)
+            if self._by_id.get(oldest.request.id) is oldest:
+                del self._by_id[oldest.request.id]
+
+    # --- what is told -------------------------------------------------------------------------------------------
+
+    def find(self, request_id: str) -> Entry | None:
+        """One that ended."""
+        return self._by_id.get(request_id)
+
+    def latest(self) -> Iterator[Entry]:
+        """Those that ended, the last one first."""
+        return reversed(self._ended.values())
+
+    def cause(self, entry: Entry) -> Cause | None:
+        """What a waiting request waits for, as last looked at."""
+        stay = entry.trail_of().stay
+        return stay.line.span.cause if stay is not None else None
+
+    def explain(self, entry: Entry, *, estimated_wait_s: float | None, now: float) -> Explanation:
+        request, trail = entry.request, entry.trail_of()
+        start_s, sent, waiting = trail.arrived_s, trail.sent, entry.state is State.WAITING
+        before = self._before(entry)
+        seconds = _seconds(trail.stays or (), now)
+        closed = self._waits.endpoints(self._waits.band(request.band), request.model)[0] if waiting else {}
+        usage = trail.usage
+        return Explanation(
+            id=request.id,
+            tenant=request.tenant,
+            band=self._bands[request.band],
+            model=request.model,
+            flow=list(request.flow),
+            state=entry.state,
+            came_s_ago=now - start_s,
+            prompt_tokens=usage.prompt_tokens if usage is not None else entry.estimate.prompt_tokens,
+            output_tokens=usage.completion_tokens if usage is not None else entry.estimate.output_tokens,
+            waited_s=waited_s(entry, now) if waiting else entry.waited_s,
+            waits=[Waited(c, s) for c, s in sorted(seconds.items(), key=lambda item: -item[1])],
+            waits_for=self._waits.present(trail.stay, now) if trail.stay is not None else None,
+            closed=dict(closed),
+            estimated_wait_s=estimated_wait_s,
+            before=[
+                Served(tenant, self._bands[band], why, count)
+                for (tenant, band, why), count in before.most_common(SERVED_SHOWN)
+            ],
+            before_total=sum(before.values()),
+            sent=_sent(sent, entry) if sent is not None else None,
+            first_byte_s=None if trail.first_s is None else trail.first_s - start_s,
+            requeues=[Requeued(at - start_s, where, what) for at, what, where in trail.requeues or ()],
+            ended_s=None if trail.ended_s is None else trail.ended_s - start_s,
+            reason=trail.reason,
+        )
+
+    def _before(self, entry: Entry) -> Counter[tuple[str, int, str]]:
+        """Whom it saw go first, and why: by tenant, band and reason."""
+        trail = entry.trail_of()
+        until = trail.sent.serial if trail.sent is not None else self._serial + 1
+        ended_s = trail.ended_s if trail.sent is None and trail.ended_s is not None else None
+        served: Counter[tuple[str, int, str]] = Counter()
+        for other in reversed(self._sent):
+            if other.serial <= trail.serial:
+                break
+            its = other.entry
+            late = other.serial >= until or (ended_s is not None and other.at_s >= ended_s)
+            if not late and its is not entry and its.request.model == entry.request.model:
+                served[its.request.tenant, its.request.band, _why(other, entry)] += 1
+        return served
+
+
+def top(node: Node) -> Node:
+    """The flow or group of the highest level that a flow belongs to."""
+    while node.parent is not None and node.parent.parent is not None:
+        node = node.parent
+    return node
+
+
+def _why(first: Dispatched, entry: Entry) -> str:
+    """Why another one went before this one."""
+    other = first.entry
+    if other.trail_of().bumped:
+        return "bumped"
+    if other.request.band != entry.request.band:
+        return "band" if other.request.band < entry.request.band else "promised"
+    if other.node is not entry.node and other.request.flow != entry.request.flow:
+        return "turn"
+    return "order" if (other.key, other.seq) < (entry.key, entry.seq) else "overtook"
+
+
+def _seconds(stays: Iterable[Stay], now: float) -> dict[Cause, float]:
+    total: dict[Cause, float] = {}
+    for stay in stays:
+        for cause, seconds in stay.seconds(now).items():
+            total[cause] = total.get(cause, 0.0) + seconds
+    return total
+
+
+def _sent(sent: Dispatched, entry: Entry) -> Sent:
+    candidates = [Candidate(*candidate) for candidate in dict.fromkeys(sent.candidates)]
+    return Sent(
+        at_s=sent.at_s - entry.trail_of().arrived_s,
+        endpoint=sent.endpoint,
+        open_endpoints=sent.open_endpoints,
+        candidates=candidates,
+        service=sent.service,
+        virtual_time=sent.virtual,
+        overtaken=entry.bypassed,
+    )

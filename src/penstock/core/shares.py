@@ -1,0 +1,208 @@
+"""Who has how much, and got how much of late: one meter per tenant in a band, one per model.
+
+A meter counts what waits and what runs, and adds up the service that was charged, forgetting over a minute. Forgetting
+is done by letting what comes later count for more (all sums grow by the same factor, so shares need no arithmetic
+with time, and 10,000 meters can be compared as they stand); now and then all are scaled down together.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+
+from penstock.core.flow import Entry
+
+SHARE_WINDOW_S = 60.0  # long enough for some long answers, short enough to follow a change of weights
+RESCALE_S = 300 * SHARE_WINDOW_S  # e^300 is far from a float's end, and so is a day's service times it
+METERS_MAX = 25_000  # tenants are bounded at the door (configured ones and `max_dynamic`); this only makes sure
+MODELS_MAX = 1_000
+WAITS_KEPT = 256  # per model, for the quantiles of the wait
+SHOWN_MAX = 50  # tenants in a snapshot; the others are counted
+
+
+class FlowSnapshot(msgspec.Struct, frozen=True):
+    """One tenant in one band."""
+
+    tenant: str
+    band: str
+    weight: float
+    waiting: int
+    running: int
+    oldest_wait_s: float
+    share: float  #: of the service its band got over the last minute
+    fair_share: float | None  #: what its weight entitles it to; None: nothing of it waits, so it gets all it asks for
+
+
+class Meter:
+    """What one tenant has in one band."""
+
+    __slots__ = ("band", "entries", "got", "running", "tenant", "weight")
+
+    def __init__(self, tenant: str, band: int) -> None:
+        self.tenant = tenant
+        self.band = band
+        self.weight = 1.0
+        self.entries: dict[int, Entry] = {}  # that wait, in order of entering
+        self.running = 0
+        self.got = 0.0  # service, in the scale of the moment
+
+
+class ModelMeter:
+    """What one model has. Totals only grow: rates are differences between two snapshots."""
+
+    __slots__ = ("dispatched", "ended", "name", "output_tokens", "prompt_tokens", "refused", "running", "waits_s")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.running = 0
+        self.dispatched = 0
+        self.ended = 0  # after a dispatch
+        self.refused = 0  # rejected or evicted
+        self.prompt_tokens = 0
+        self.output_tokens = 0
+        self.waits_s: deque[float] = deque(maxlen=WAITS_KEPT)  # in the queue, of the latest dispatches
+
+    def wait_quantiles_s(self) -> tuple[float, float]:
+        """The median, and what 99 in 100 stay under."""
+        ordered = sorted(self.waits_s)
+        if not ordered:
+            return 0.0, 0.0
+        return ordered[len(ordered) // 2], ordered[int(0.99 * len(ordered))]
+
+
+class Shares:
+    """All meters."""
+
+    def __init__(self, bands: int, *, tenant_level: int | None) -> None:
+        self._tenant_level = tenant_level
+        self._meters: dict[tuple[int, str], Meter] = {}
+        self._models: dict[str, ModelMeter] = {}
+        self._waiting: dict[Meter, None] = {}  # those with requests that wait
+        self._got = [0.0] * bands  # per band
+        self._epoch_s: float | None = None
+
+    def meter(self, entry: Entry) -> Meter:
+        """The meter of a request's tenant in its band."""
+        request = entry.request
+        key = (request.band, request.tenant)
+        meter = self._meters.get(key)
+        if meter is None:
+            if len(self._meters) >= METERS_MAX:
+                self._forget_some()
+            meter = self._meters[key] = Meter(request.tenant, request.band)
+        level = self._tenant_level
+        if level is not None and level < len(request.weights):
+            meter.weight = request.weights[level]
+        return meter
+
+    def model(self, name: str) -> ModelMeter:
+        """The meter of a model. Beyond `MODELS_MAX` names, one that counts and is not kept."""
+        model = self._models.get(name)
+        if model is None:
+            model = ModelMeter(name)
+            if len(self._models) < MODELS_MAX:
+                self._models[name] = model
+        return model
+
+    def models(self) -> dict[str, ModelMeter]:
+        return self._models
+
+    def waits(self, meter: Meter, entry: Entry) -> None:
+        meter.entries[entry.seq] = entry
+        self._waiting[meter] = None
+
+    def waits_no_more(self, meter: Meter, entry: Entry) -> None:
+        meter.entries.pop(entry.seq, None)
+        if not meter.entries:
+            self._waiting.pop(meter, None)
+
+    def add(self, meter: Meter, service: float, now: float) -> None:
+        """The tenant got service; negative takes some back."""
+        if self._epoch_s is None or now - self._epoch_s > RESCALE_S:
+            self._rescale(now)
+        scaled = service * math.exp((now - (self._epoch_s or 0.0)) / SHARE_WINDOW_S)
+        meter.got += scaled
+        self._got[meter.band] += scaled
+
+    def share_of_band(self, band: int) -> float:
+        """Of all service over the last minute, what went to a band."""
+        total = sum(max(got, 0.0) for got in self._got)
+        return max(self._got[band], 0.0) / total if total > 0 else 0.0
+
+    def flows(self, names: list[str], now: float) -> tuple[list[FlowSnapshot], int]:
+        """The tenants with the most waiting, then those that got most; and how many more are active."""
+        shown = heapq.nlargest(SHOWN_MAX, self._waiting, key=_backlog)
+        active = len(self._waiting)
+        others: list[Meter] = []
+        if active < SHOWN_MAX:
+            least = [got * 1e-3 / SHOWN_MAX for got in self._got]
+            others = [m for m in self._meters.values() if not m.entries and (m.running or m.got > least[m.band] > 0)]
+            active += len(others)
+            shown += heapq.nlargest(SHOWN_MAX - len(shown), others, key=_service)
+        fair = self._fair_units(others)
+        return [self._flow(meter, names[meter.band], fair[meter.band], now) for meter in shown], active - len(shown)
+
+    def _flow(self, meter: Meter, band: str, fair_unit: float, now: float) -> FlowSnapshot:
+        oldest = next(iter(meter.entries.values()), None)
+        total = self._got[meter.band]
+        return FlowSnapshot(
+            tenant=meter.tenant,
+            band=band,
+            weight=meter.weight,
+            waiting=len(meter.entries),
+            running=meter.running,
+            oldest_wait_s=waited_s(oldest, now) if oldest is not None else 0.0,
+            share=min(max(meter.got / total, 0.0), 1.0) if total > 0 else 0.0,
+            fair_share=min(fair_unit * meter.weight, 1.0) if meter.entries else None,
+        )
+
+    def _fair_units(self, others: list[Meter]) -> list[float]:
+        """Per band, what a weight of 1 is due: what those who ask for less leave, by weight among the rest."""
+        weights = [0.0] * len(self._got)
+        got = [0.0] * len(self._got)
+        for meter in self._waiting:
+            weights[meter.band] += meter.weight
+            got[meter.band] += meter.got
+        all_weights = list(weights)
+        for meter in others:
+            all_weights[meter.band] += meter.weight if meter.running else 0.0
+        return [
+            max(mine / total / weight if total > 0 else 0.0, 1.0 / all_weight) if weight > 0 else 0.0
+            for mine, total, weight, all_weight in zip(got, self._got, weights, all_weights, strict=True)
+        ]
+
+    def _rescale(self, now: float) -> None:
+        factor = 0.0 if self._epoch_s is None else math.exp((self._epoch_s - now) / SHARE_WINDOW_S)
+        for meter in self._meters.values():
+            meter.got *= factor
+        self._got = [got * factor for got in self._got]
+        self._epoch_s = now
+
+    def _forget_some(self) -> None:
+        """Drop who has nothing here; a tenth at least, so that this is rare."""
+        idle = [key for key, m in self._meters.items() if not m.entries and not m.running]
+        idle.sort(key=lambda key: self._meters[key].got)
+        for key in idle[: METERS_MAX // 10]:
+            del self._meters[key]
+
+
+def waited_s(entry: Entry, now: float) -> float:
+    """How long a waiting request has waited, all visits to the queue together."""
+    return entry.waited_s + now - entry.queued_since_s
+
+
+def oldest_s(entries: Iterable[Entry], now: float) -> float:
+    """How long the longest of them has waited."""
+    return max((waited_s(entry, now) for entry in entries), default=0.0)
+
+
+def _backlog(meter: Meter) -> tuple[int, float]:
+    return len(meter.entries), meter.got
+
+
+def _service(meter: Meter) -> float:
+    return meter.got
