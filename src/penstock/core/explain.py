@@ -7,20 +7,19 @@ is worked out when somebody asks. See docs/decisions/0012-explaining-a-wait.md f
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from penstock.core.admission import Cause
 from penstock.core.endpoint import Endpoint
-from penstock.core.fairness.tree import Node
 from penstock.core.flow import Entry
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Reason
 from penstock.core.request import Usage
-from penstock.core.shares import Meter, Shares, waited_s
-from penstock.core.waits import Stay, Waits
+from penstock.core.shares import Meter, ModelMeter, Shares, waited_s
+from penstock.core.waits import Stay, Stayed, Waits
 
 KEPT = 1_000  # requests that ended
 DISPATCHES_KEPT = 2_000  # looked through to say who went before
@@ -99,21 +98,16 @@ class Explanation(msgspec.Struct, frozen=True):
     reason: Reason | None
 
 
-class Dispatched:
+class Dispatched(msgspec.Struct):
     """A dispatch as it is noted."""
 
-    __slots__ = ("at_s", "candidates", "endpoint", "entry", "open_endpoints", "serial", "service", "virtual")
-
-    def __init__(self, entry: Entry, endpoints: Sequence[Endpoint], chosen: Endpoint, serial: int, now: float) -> None:
-        self.entry = entry
-        self.at_s = now
-        self.serial = serial
-        self.endpoint = chosen.name
-        self.open_endpoints = len(endpoints)
-        self.candidates = [(e.name, len(e.ledger.leases), e.slots) for e in (chosen, *endpoints[:CANDIDATES_MAX])]
-        node = top(entry.node_of())
-        self.service = node.tag
-        self.virtual = node.parent.virtual if node.parent is not None else 0.0
+    serial: int
+    at_s: float
+    endpoint: str
+    open_endpoints: int
+    candidates: list[tuple[str, int, int]]
+    service: float
+    virtual: float
 
 
 class Trail:
@@ -126,6 +120,7 @@ class Trail:
         "ended_s",
         "first_s",
         "meter",
+        "model",
         "reason",
         "requeues",
         "sent",
@@ -139,8 +134,9 @@ class Trail:
         self.arrived_s = now
         self.serial = serial  # of the last dispatch before it came
         self.meter: Meter | None = None
+        self.model: ModelMeter | None = None
         self.stay: Stay | None = None  # the present one
-        self.stays: list[Stay] | None = None
+        self.stays: list[Stayed] | None = None  # those that are over
         self.sent: Dispatched | None = None
         self.counted = 0.0  # service its meter got for it
         self.requeues: list[tuple[float, str, str]] | None = None
@@ -158,54 +154,72 @@ class Recorder:
         self._waits = waits
         self._shares = shares
         self._bands = bands
-        self._ended: OrderedDict[int, Entry] = OrderedDict()  # by arrival number
+        self._ended: deque[Entry] = deque()
         self._by_id: dict[str, Entry] = {}  # the latest of those that ended and had this id
-        self._sent: deque[Dispatched] = deque(maxlen=DISPATCHES_KEPT)
+        self._sent: deque[tuple[Dispatched, Entry]] = deque(maxlen=DISPATCHES_KEPT)
         self._serial = 0
 
-    # --- what happens -------------------------------------------------------------------------------------------
+    # --- what happens (all of it together has to stay within 2 µs per request: benchmarks/snapshot.py) ------------
 
     def arrived(self, entry: Entry, now: float) -> None:
         entry.trail = Trail(now, self._serial)
 
     def waits(self, entry: Entry, now: float) -> None:
         """It stays in the queue."""
-        trail = entry.trail_of()
-        if trail.meter is None:
-            trail.meter = self._shares.meter(entry)
-        self._shares.waits(trail.meter, entry)
-        trail.stay = stay = self._waits.enter(entry, now)
-        if stay is not None:
-            if trail.stays is None:
-                trail.stays = [stay]
-            elif len(trail.stays) < STAYS_MAX:
-                trail.stays.append(stay)
+        trail = entry.trail
+        assert trail is not None
+        meter = trail.meter
+        if meter is None:
+            meter = trail.meter = self._shares.meter(entry)
+        if not meter.entries:
+            self._shares.begins_to_wait(meter)
+        meter.entries[entry.seq] = entry
+        trail.stay = self._waits.enter(entry, now)
 
     def sent(self, entry: Entry, endpoints: Sequence[Endpoint], chosen: Endpoint, now: float) -> None:
         """It goes to an endpoint; nothing has counted it there yet."""
-        trail, model = entry.trail_of(), self._shares.model(entry.request.model)
-        if trail.meter is None:
-            trail.meter = self._shares.meter(entry)
-        self._leave(entry, trail, now)
+        trail, shares = entry.trail, self._shares
+        assert trail is not None
+        meter, model = trail.meter, trail.model
+        if meter is None:
+            meter = trail.meter = shares.meter(entry)
+        else:
+            self._leave(entry, trail, now)
+        if model is None:
+            model = trail.model = shares.model(entry.request.model)
+        candidates = [(chosen.name, len(chosen.ledger.leases), chosen.ledger.slots)]
+        if len(endpoints) > 1:
+            others = [e for e in endpoints[:CANDIDATES_MAX] if e is not chosen]
+            candidates += [(e.name, len(e.ledger.leases), e.ledger.slots) for e in others]
+        node = entry.node
+        assert node is not None
+        parent = node.parent
+        while parent is not None and parent.parent is not None:
+            node, parent = parent, parent.parent
+        virtual = 0.0 if parent is None else parent.virtual
         self._serial += 1
-        trail.sent = Dispatched(entry, endpoints, chosen, self._serial, now)
-        self._sent.append(trail.sent)
-        trail.meter.running += 1
+        trail.sent = sent = Dispatched(self._serial, now, chosen.name, len(endpoints), candidates, node.tag, virtual)
+        self._sent.append((sent, entry))
+        meter.running += 1
         model.running += 1
         model.dispatched += 1
         model.waits_s.append(entry.waited_s)
         trail.counted = entry.cost or entry.work  # a policy that counts nothing has no shares of its own to show
-        self._shares.add(trail.meter, trail.counted, now)
+        shares.add(meter, trail.counted, now)
 
     def first_byte(self, entry: Entry, now: float) -> None:
-        entry.trail_of().first_s = now
+        trail = entry.trail
+        assert trail is not None
+        trail.first_s = now
 
     def released(self, entry: Entry) -> None:
         """It is at no endpoint any more."""
-        meter = entry.trail_of().meter
-        assert meter is not None
-        meter.running -= 1
-        self._shares.model(entry.request.model).running -= 1
+        trail = entry.trail
+        assert trail is not None
+        assert trail.meter is not None
+        assert trail.model is not None
+        trail.meter.running -= 1
+        trail.model.running -= 1
 
     def requeued(self, entry: Entry, failure: str, endpoint: str, now: float) -> None:
         """It goes back to the queue, and counts for nothing."""
@@ -224,14 +238,16 @@ class Recorder:
 
     def ended(self, entry: Entry, reason: Reason | None, usage: Usage | None, now: float) -> None:
         """It is over, and was settled."""
-        trail = entry.trail_of()
-        self._leave(entry, trail, now)
+        trail = entry.trail
+        assert trail is not None
+        if trail.stay is not None:
+            self._leave(entry, trail, now)
         trail.ended_s = now
         trail.reason = trail.reason or reason
         trail.usage = usage
-        model = self._shares.model(entry.request.model)
-        if trail.sent is None or entry.state in (State.EVICTED, State.REJECTED):
-            model.refused += 1
+        model, state = trail.model, entry.state
+        if model is None or state is State.EVICTED or state is State.REJECTED:
+            self._shares.model(entry.request.model).refused += 1
         else:
             model.ended += 1
             if usage is not None:
@@ -239,22 +255,25 @@ class Recorder:
                 model.output_tokens += usage.completion_tokens
             if trail.counted and entry.cost and trail.meter is not None:
                 self._shares.add(trail.meter, entry.charged - trail.counted, now)
-        self._keep(entry)
-
-    def _leave(self, entry: Entry, trail: Trail, now: float) -> None:
-        if trail.meter is not None:
-            self._shares.waits_no_more(trail.meter, entry)
-        if trail.stay is not None:
-            self._waits.leave(trail.stay, entry, now)
-            trail.stay = None
-
-    def _keep(self, entry: Entry) -> None:
-        self._ended[entry.seq] = entry
+        self._ended.append(entry)
         self._by_id[entry.request.id] = entry
         if len(self._ended) > KEPT:
-            _, oldest = self._ended.popitem(last=False)
+            oldest = self._ended.popleft()
             if self._by_id.get(oldest.request.id) is oldest:
                 del self._by_id[oldest.request.id]
+
+    def _leave(self, entry: Entry, trail: Trail, now: float) -> None:
+        """It waits no more."""
+        meter, stay = trail.meter, trail.stay
+        if meter is not None and meter.entries.pop(entry.seq, None) is not None and not meter.entries:
+            self._shares.waits_no_more(meter)
+        if stay is not None:
+            over = self._waits.leave(stay, entry, now)
+            trail.stay = None
+            if trail.stays is None:
+                trail.stays = [over]
+            elif len(trail.stays) < STAYS_MAX:
+                trail.stays.append(over)
 
     # --- what is told -------------------------------------------------------------------------------------------
 
@@ -264,7 +283,7 @@ class Recorder:
 
     def latest(self) -> Iterator[Entry]:
         """Those that ended, the last one first."""
-        return reversed(self._ended.values())
+        return reversed(self._ended)
 
     def cause(self, entry: Entry) -> Cause | None:
         """What a waiting request waits for, as last looked at."""
@@ -275,7 +294,10 @@ class Recorder:
         request, trail = entry.request, entry.trail_of()
         start_s, sent, waiting = trail.arrived_s, trail.sent, entry.state is State.WAITING
         before = self._before(entry)
-        seconds = _seconds(trail.stays or (), now)
+        stays = trail.stays or []
+        if trail.stay is not None:
+            stays = [*stays, self._waits.so_far(trail.stay, now)]
+        seconds = _seconds(stays)
         closed = self._waits.endpoints(self._waits.band(request.band), request.model)[0] if waiting else {}
         usage = trail.usage
         return Explanation(
@@ -311,26 +333,17 @@ class Recorder:
         until = trail.sent.serial if trail.sent is not None else self._serial + 1
         ended_s = trail.ended_s if trail.sent is None and trail.ended_s is not None else None
         served: Counter[tuple[str, int, str]] = Counter()
-        for other in reversed(self._sent):
-            if other.serial <= trail.serial:
+        for sent, its in reversed(self._sent):
+            if sent.serial <= trail.serial:
                 break
-            its = other.entry
-            late = other.serial >= until or (ended_s is not None and other.at_s >= ended_s)
+            late = sent.serial >= until or (ended_s is not None and sent.at_s >= ended_s)
             if not late and its is not entry and its.request.model == entry.request.model:
-                served[its.request.tenant, its.request.band, _why(other, entry)] += 1
+                served[its.request.tenant, its.request.band, _why(its, entry)] += 1
         return served
 
 
-def top(node: Node) -> Node:
-    """The flow or group of the highest level that a flow belongs to."""
-    while node.parent is not None and node.parent.parent is not None:
-        node = node.parent
-    return node
-
-
-def _why(first: Dispatched, entry: Entry) -> str:
+def _why(other: Entry, entry: Entry) -> str:
     """Why another one went before this one."""
-    other = first.entry
     if other.trail_of().bumped:
         return "bumped"
     if other.request.band != entry.request.band:
@@ -340,10 +353,10 @@ def _why(first: Dispatched, entry: Entry) -> str:
     return "order" if (other.key, other.seq) < (entry.key, entry.seq) else "overtook"
 
 
-def _seconds(stays: Iterable[Stay], now: float) -> dict[Cause, float]:
+def _seconds(stays: Iterable[Stayed]) -> dict[Cause, float]:
     total: dict[Cause, float] = {}
     for stay in stays:
-        for cause, seconds in stay.seconds(now).items():
+        for cause, seconds in stay.seconds().items():
             total[cause] = total.get(cause, 0.0) + seconds
     return total
 

@@ -84,6 +84,7 @@ class Ledger:
         self.slots = slots
         self.epoch = epoch
         self.leases: dict[int, Lease] = {}  # of this epoch, in dispatch order
+        self.reserved = 0  # leases before their first token
         self.unseen: dict[int, Lease] = {}  # the part of them the engine is not known to have taken in
         self.base: Observation | None = None  # the last reading that moved
         self.asked_s = -math.inf  # of the last reading, moved or not
@@ -115,6 +116,7 @@ class Ledger:
         queued = self.outstanding_prefill_tokens + lease.prompt_tokens
         lease.prefill_end_s = lease.dispatched_s + queued / self.prefill_rate + PREFILL_BASE_S
         self.leases[lease.serial] = lease
+        self.reserved += 1
         self.unseen[lease.serial] = lease
         self.outstanding_prefill_tokens += lease.prompt_tokens
         if not lease.streamed:
@@ -127,6 +129,7 @@ class Ledger:
         lease.progress_tokens = 1
         if lease.epoch != self.epoch:
             return
+        self.reserved -= 1
         if not lease.seen:
             self._learn_prefill(lease, now)
             self._take_in(lease)
@@ -156,6 +159,7 @@ class Ledger:
         if lease.epoch != self.epoch:
             return  # its slot went with the old engine process
         del self.leases[lease.serial]
+        self.reserved -= lease.first_token_s is None
         if not lease.seen:
             self._take_in(lease)
         if lease.first_token_s is not None or (self.base is not None and lease.dispatched_s < self.base.asked_s):
@@ -272,6 +276,7 @@ class Ledger:
         self.unseen = {k: x for k, x in self.unseen.items() if x.dispatched_s >= previous_asked_s}
         for lease in self.leases.values():
             lease.epoch = self.epoch
+        self.reserved = sum(lease.first_token_s is None for lease in self.leases.values())
         self.outstanding_prefill_tokens = sum(x.prompt_tokens for x in self.unseen.values())
         self._foreign = 0.0
 

@@ -123,7 +123,14 @@ class Scheduler:
             look_again=self._look_again,
         )
         self._shares = Shares(len(settings.bands), tenant_level=settings.tenant_level)
-        self._waits = Waits(self._queues, self._pool, self._pump, self._tenants, self._stops, settings.admission)
+        self._waits = Waits(
+            self._queues,
+            self._pool,
+            self._pump,
+            tenants=self._tenants,
+            stops=self._stops,
+            settings=settings.admission,
+        )
         self._recorder = Recorder(self._waits, self._shares, [band.name for band in settings.bands])
         self._account = Account(self._fairness)
         self._key = ORDERINGS[settings.ordering]
@@ -426,9 +433,10 @@ class Scheduler:
 
     # --- operators ----------------------------------------------------------------------------------------------
 
-    def paused(self, model: str | None, *, now: float) -> list[Action]:  # noqa: ARG002
+    def paused(self, model: str | None, *, now: float) -> list[Action]:
         """Nothing of this model (None: of any) is sent until `resumed`; who comes waits."""
         self._stops.pause(model)
+        self._waits.look(now, at_once=True)
         return []
 
     def drained(self, model: str | None, *, now: float) -> list[Action]:  # noqa: ARG002

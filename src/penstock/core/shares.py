@@ -17,6 +17,7 @@ import msgspec
 from penstock.core.flow import Entry
 
 SHARE_WINDOW_S = 60.0  # long enough for some long answers, short enough to follow a change of weights
+SCALE_FOR_S = 0.1  # how long one factor serves: an exponential per request would cost more than all else here
 RESCALE_S = 300 * SHARE_WINDOW_S  # e^300 is far from a float's end, and so is a day's service times it
 METERS_MAX = 25_000  # tenants are bounded at the door (configured ones and `max_dynamic`); this only makes sure
 MODELS_MAX = 1_000
@@ -81,9 +82,10 @@ class Shares:
         self._tenant_level = tenant_level
         self._meters: dict[tuple[int, str], Meter] = {}
         self._models: dict[str, ModelMeter] = {}
-        self._waiting: dict[Meter, None] = {}  # those with requests that wait
-        self._got = [0.0] * bands  # per band
-        self._epoch_s: float | None = None
+        self._waiting: list[dict[Meter, None]] = [{} for _ in range(bands)]  # those with requests that wait
+        self._got = [0.0] * bands
+        self._epoch_s = self._scaled_s = -math.inf
+        self._scale = 1.0
 
     def meter(self, entry: Entry) -> Meter:
         """The meter of a request's tenant in its band."""
@@ -111,22 +113,21 @@ class Shares:
     def models(self) -> dict[str, ModelMeter]:
         return self._models
 
-    def waits(self, meter: Meter, entry: Entry) -> None:
-        meter.entries[entry.seq] = entry
-        self._waiting[meter] = None
+    def begins_to_wait(self, meter: Meter) -> None:
+        self._waiting[meter.band][meter] = None
 
-    def waits_no_more(self, meter: Meter, entry: Entry) -> None:
-        meter.entries.pop(entry.seq, None)
-        if not meter.entries:
-            self._waiting.pop(meter, None)
+    def waits_no_more(self, meter: Meter) -> None:
+        del self._waiting[meter.band][meter]
 
     def add(self, meter: Meter, service: float, now: float) -> None:
         """The tenant got service; negative takes some back."""
-        if self._epoch_s is None or now - self._epoch_s > RESCALE_S:
-            self._rescale(now)
-        scaled = service * math.exp((now - (self._epoch_s or 0.0)) / SHARE_WINDOW_S)
-        meter.got += scaled
-        self._got[meter.band] += scaled
+        if now - self._scaled_s > SCALE_FOR_S:
+            if now - self._epoch_s > RESCALE_S:
+                self._rescale(now)
+            self._scaled_s = now
+            self._scale = math.exp((now - self._epoch_s) / SHARE_WINDOW_S)
+        meter.got += service * self._scale
+        self._got[meter.band] += service * self._scale
 
     def share_of_band(self, band: int) -> float:
         """Of all service over the last minute, what went to a band."""
@@ -135,14 +136,19 @@ class Shares:
 
     def flows(self, names: list[str], now: float) -> tuple[list[FlowSnapshot], int]:
         """The tenants with the most waiting, then those that got most; and how many more are active."""
-        shown = heapq.nlargest(SHOWN_MAX, self._waiting, key=_backlog)
-        active = len(self._waiting)
+        waiting = [meter for band in self._waiting for meter in band]
+        shown = waiting
+        if len(waiting) > SHOWN_MAX:
+            longest = heapq.nlargest(SHOWN_MAX, [len(meter.entries) for meter in waiting])[-1]
+            shown = [meter for meter in waiting if len(meter.entries) >= longest]
+        shown = sorted(shown, key=_backlog, reverse=True)[:SHOWN_MAX]
+        active = len(waiting)
         others: list[Meter] = []
         if active < SHOWN_MAX:
             least = [got * 1e-3 / SHOWN_MAX for got in self._got]
             others = [m for m in self._meters.values() if not m.entries and (m.running or m.got > least[m.band] > 0)]
             active += len(others)
-            shown += heapq.nlargest(SHOWN_MAX - len(shown), others, key=_service)
+            shown += heapq.nlargest(SHOWN_MAX - len(shown), others, key=_got)
         fair = self._fair_units(others)
         return [self._flow(meter, names[meter.band], fair[meter.band], now) for meter in shown], active - len(shown)
 
@@ -162,11 +168,8 @@ class Shares:
 
     def _fair_units(self, others: list[Meter]) -> list[float]:
         """Per band, what a weight of 1 is due: what those who ask for less leave, by weight among the rest."""
-        weights = [0.0] * len(self._got)
-        got = [0.0] * len(self._got)
-        for meter in self._waiting:
-            weights[meter.band] += meter.weight
-            got[meter.band] += meter.got
+        weights = [sum([meter.weight for meter in band]) for band in self._waiting]
+        got = [sum([meter.got for meter in band]) for band in self._waiting]
         all_weights = list(weights)
         for meter in others:
             all_weights[meter.band] += meter.weight if meter.running else 0.0
@@ -176,7 +179,7 @@ class Shares:
         ]
 
     def _rescale(self, now: float) -> None:
-        factor = 0.0 if self._epoch_s is None else math.exp((self._epoch_s - now) / SHARE_WINDOW_S)
+        factor = math.exp((self._epoch_s - now) / SHARE_WINDOW_S)
         for meter in self._meters.values():
             meter.got *= factor
         self._got = [got * factor for got in self._got]
@@ -204,5 +207,5 @@ def _backlog(meter: Meter) -> tuple[int, float]:
     return len(meter.entries), meter.got
 
 
-def _service(meter: Meter) -> float:
+def _got(meter: Meter) -> float:
     return meter.got

@@ -189,7 +189,7 @@ def endpoint_now(endpoint: Endpoint, busy: Band | None, now: float) -> EndpointS
         slots=endpoint.slots,
         slots_auto=endpoint.adaptive is not None,
         leases=len(ledger.leases),
-        reserved=sum(lease.first_token_s is None for lease in ledger.leases.values()),
+        reserved=ledger.reserved,
         load=ledger.load(now),
         engine_waiting=base.waiting if base is not None else None,
         engine_running=base.running if base is not None else None,

@@ -118,6 +118,7 @@ class Tenants:
 
     def __init__(self, limits: Mapping[str, Limits]) -> None:
         self._accounts = {name: _Account(its) for name, its in limits.items() if its != Limits()}
+        self.capped = frozenset(name for name, its in limits.items() if its.running is not None)
 
     # --- rates: refused on arrival, settled at the end ------------------------------------------------------
 
@@ -213,11 +214,6 @@ class Tenants:
         """May none of its requests be sent for now?"""
         account = self._accounts.get(tenant)
         return account is not None and account.limits.running is not None and account.running >= account.limits.running
-
-    def limits_running(self, tenant: str) -> bool:
-        """Whether there is a limit on what it runs at all."""
-        account = self._accounts.get(tenant)
-        return account is not None and account.limits.running is not None
 
     def started(self, tenant: str) -> bool:
         """A request was sent. True: that was the last one for now, hold the tenant's flows."""

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
+
 from penstock.core import admission
 from penstock.core.admission import AdmissionSettings, Cause
 from penstock.core.band import Band
@@ -60,30 +62,34 @@ class Line:
         self.entries: dict[int, Entry] = {}  # in order of entering
 
 
-class Stay:
-    """One visit of a request to a line; `end` is None while it lasts."""
+class Stay(msgspec.Struct):
+    """A visit of a request to a line, under way."""
 
-    __slots__ = ("begin", "begin_s", "end", "end_s", "line")
+    line: Line
+    begin: Span
+    begin_s: float
 
-    def __init__(self, line: Line, now: float) -> None:
-        self.line = line
-        self.begin = line.span
-        self.begin_s = now
-        self.end: Span | None = None
-        self.end_s = 0.0
 
-    def seconds(self, now: float) -> Seconds:
+class Stayed(msgspec.Struct):
+    """A visit that is over."""
+
+    begin: Span
+    begin_s: float
+    end: Span
+    end_s: float
+
+    def seconds(self) -> Seconds:
         """How long it waited for what."""
-        end, end_s = (self.line.span, now) if self.end is None else (self.end, self.end_s)
         before = self.begin.up_to(self.begin_s)
-        return {c: s for c, held in end.up_to(end_s).items() if (s := held - before.get(c, 0.0)) > 1e-9}
+        held = self.end.up_to(self.end_s)
+        return {cause: s for cause, until in held.items() if (s := until - before.get(cause, 0.0)) > 1e-9}
 
 
 class Waits:
     """All lines."""
 
     def __init__(
-        self, queues: Queues, pool: Pool, pump: Pump, tenants: Tenants, stops: Stops, settings: AdmissionSettings
+        self, queues: Queues, pool: Pool, pump: Pump, *, tenants: Tenants, stops: Stops, settings: AdmissionSettings
     ) -> None:
         self._queues = queues
         self._pool = pool
@@ -97,7 +103,7 @@ class Waits:
     def enter(self, entry: Entry, now: float) -> Stay | None:
         """A request waits from now on. None where there are too many lines to tell them apart."""
         request = entry.request
-        tenant = request.tenant if self._tenants.limits_running(request.tenant) else None
+        tenant = request.tenant if request.tenant in self._tenants.capped else None
         key = (request.band, request.model, tenant)
         line = self._lines.get(key)
         if line is None:
@@ -111,16 +117,21 @@ class Waits:
         elif not line.entries and now - line.looked_s >= LOOK_S:
             self._look_at(line, now)
         line.entries[entry.seq] = entry
-        return Stay(line, now)
+        return Stay(line, line.span, now)
 
-    def leave(self, stay: Stay, entry: Entry, now: float) -> None:
+    def leave(self, stay: Stay, entry: Entry, now: float) -> Stayed:
         """It waits no more."""
-        stay.end, stay.end_s = stay.line.span, now
-        del stay.line.entries[entry.seq]
+        line = stay.line
+        del line.entries[entry.seq]
+        return Stayed(stay.begin, stay.begin_s, line.span, now)
 
-    def look(self, now: float) -> None:
+    def so_far(self, stay: Stay, now: float) -> Stayed:
+        """As if it were over now."""
+        return Stayed(stay.begin, stay.begin_s, stay.line.span, now)
+
+    def look(self, now: float, *, at_once: bool = False) -> None:
         """The pump can send nothing more: see what keeps each line, unless that was seen a moment ago."""
-        if now - self._round_s < LOOK_S:
+        if now - self._round_s < LOOK_S and not at_once:
             return
         self._round_s = now
         self._forget(now, idle_s=LOOK_S)

@@ -1,0 +1,237 @@
+"""Why a request waited: causes with their durations, who went before it, what decided its dispatch, how it ended."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from penstock.core.admission import AdmissionSettings, Cause
+from penstock.core.band import BandSettings
+from penstock.core.endpoint import EndpointSpec
+from penstock.core.explain import KEPT, Explanation
+from penstock.core.ledger import Observation
+from penstock.core.lifecycle import State
+from penstock.core.outcome import Reason
+from penstock.core.request import Usage
+from penstock.core.retry import Failure
+from penstock.core.scheduler import Scheduler, SchedulerSettings
+from penstock.core.shares import SHOWN_MAX
+from penstock.core.tenants import Limits
+from penstock.sim.checkers import CheckedScheduler
+from tests.core.drive import request, scheduler, the_lease
+
+TWO_BANDS = SchedulerSettings(bands=(BandSettings("high"), BandSettings("low")))
+
+
+def explained(made: CheckedScheduler, request_id: str, now: float) -> Explanation:
+    found = made.explain(request_id, now=now)
+    assert found is not None
+    return found
+
+
+def causes(made: CheckedScheduler, request_id: str, now: float) -> dict[str, object]:
+    return {waited.cause: pytest.approx(waited.seconds, abs=1e-6) for waited in explained(made, request_id, now).waits}
+
+
+def full(now: float, kv_usage: float) -> Observation:
+    return Observation(now, 1, 0, kv_usage=kv_usage, kv_capacity_tokens=10_000, progress=now)
+
+
+def test_a_wait_is_told_cause_by_cause() -> None:
+    made = scheduler(a=2)
+    first = the_lease(made.arrived(request("first"), now=0.0))
+    the_lease(made.arrived(request("second"), now=0.0))
+    made.arrived(request("r"), now=1.0)
+    made.observed("a", full(3.0, 0.99), now=3.0)  # slots are still what keeps it
+    made.finished(first, Usage(1, 1), now=4.0)  # now there is one, but no memory
+    assert causes(made, "r", 5.0) == {"slots_full": 3.0, "kv_full": 1.0}
+    assert explained(made, "r", 5.0).waits_for == Cause.KV_FULL
+    made.observed("a", full(6.0, 0.1), now=6.0)
+    told = explained(made, "r", 9.0)
+    assert (told.state, told.waited_s, told.waits_for) == (State.RUNNING, 5.0, None)
+    assert causes(made, "r", 9.0) == {"slots_full": 3.0, "kv_full": 2.0}
+
+
+def test_a_request_that_never_waited_waited_for_nothing() -> None:
+    made = scheduler(a=1)
+    lease = the_lease(made.arrived(request("r"), now=1.0))
+    made.first_token(lease, now=1.5)
+    made.finished(lease, Usage(7, 9), now=3.0)
+    told = explained(made, "r", 10.0)
+    assert (told.state, told.waits, told.came_s_ago, told.first_byte_s, told.ended_s) == ("completed", [], 9, 0.5, 2.0)
+    assert (told.prompt_tokens, told.output_tokens, told.reason) == (7, 9, None)
+
+
+def test_what_only_one_tenant_waits_for_is_not_what_others_wait_for() -> None:
+    made = scheduler(SchedulerSettings(tenants={"capped": Limits(running=1)}), a=2)
+    first = the_lease(made.arrived(request("c1", tenant="capped"), now=0.0))
+    made.arrived(request("c2", tenant="capped"), now=0.0)
+    the_lease(made.arrived(request("o1", tenant="other"), now=1.0))
+    made.arrived(request("o2", tenant="other"), now=1.0)
+    assert causes(made, "c2", 3.0) == {"tenant_cap": 3.0}
+    assert causes(made, "o2", 3.0) == {"slots_full": 2.0}
+    made.finished(first, now=3.0)
+    assert explained(made, "c2", 3.0).state == State.RUNNING or explained(made, "o2", 3.0).state == State.RUNNING
+
+
+def test_a_model_that_nobody_told_of_yet_is_warming_and_one_without_an_engine_has_none() -> None:
+    made = scheduler(a=1)
+    made.endpoint_changed("a", models=["m"], now=0.0)
+    made.endpoint_down("a", now=0.0)
+    made.arrived(request("r"), now=0.0)
+    assert causes(made, "r", 2.0) == {"no_backend": 2.0}
+    assert explained(made, "r", 2.0).closed == {Cause.NO_BACKEND: 1}
+
+
+def test_a_pause_is_a_cause_from_the_moment_it_begins() -> None:
+    made = scheduler(a=1)
+    the_lease(made.arrived(request("first"), now=0.0))
+    made.arrived(request("r"), now=0.0)
+    made.paused(None, now=2.0)
+    assert causes(made, "r", 5.0) == {"slots_full": 2.0, "paused": 3.0}
+
+
+def test_who_went_before_is_told_with_the_reason() -> None:
+    made = scheduler(TWO_BANDS, a=1)
+    lease = the_lease(made.arrived(request("running", band=1, tenant="x"), now=0.0))
+    made.arrived(request("own", band=1, tenant="mine"), now=0.1)
+    made.arrived(request("r", band=1, tenant="mine"), now=0.2)
+    made.arrived(request("other", band=1, tenant="other"), now=0.3)
+    made.arrived(request("urgent", band=0, tenant="boss"), now=0.4)
+    for at in range(1, 5):
+        lease = the_lease(made.finished(lease, Usage(10, 10), now=float(at)))
+    told = explained(made, "r", 5.0)
+    assert told.state == State.RUNNING
+    assert {(served.tenant, served.band, served.why) for served in told.before} == {
+        ("boss", "high", "band"),
+        ("other", "low", "turn"),
+        ("mine", "low", "order"),
+    }
+    assert told.before_total == 3
+    assert told.sent is not None
+    assert (told.sent.endpoint, told.sent.open_endpoints) == ("a", 1)
+    assert (told.sent.candidates[0].leases, told.sent.candidates[0].slots) == (0, 1)
+
+
+def test_a_bumped_request_is_named_as_such_by_those_it_passed() -> None:
+    made = scheduler(a=1)
+    lease = the_lease(made.arrived(request("running"), now=0.0))
+    made.arrived(request("r"), now=0.0)
+    made.arrived(request("vip"), now=0.0)
+    made.bumped("vip", now=0.5)
+    made.finished(lease, now=1.0)
+    assert [served.why for served in explained(made, "r", 1.0).before] == ["bumped"]
+
+
+def test_requeues_are_told_and_both_waits_count() -> None:
+    made = scheduler(a=1)
+    lease = the_lease(made.arrived(request("r"), now=0.0))
+    made.failed(lease, Failure.BUSY, now=1.0)
+    told = explained(made, "r", 1.05)
+    assert [(step.at_s, step.endpoint, step.failure) for step in told.requeues] == [(1.0, "a", Failure.BUSY)]
+    assert told.waits_for == Cause.SHUNNED
+    assert [endpoint.failure for endpoint in made.snapshot(now=2.0).endpoints] == [Failure.BUSY]
+
+
+def test_refusals_and_evictions_are_explained_too() -> None:
+    made = scheduler(SchedulerSettings(wait_s_max=5.0), a=1)
+    the_lease(made.arrived(request("first"), now=0.0))
+    made.arrived(request("late"), now=0.0)
+    made.expire(now=5.0)
+    told = explained(made, "late", 6.0)
+    assert (told.state, told.reason, told.ended_s) == (State.EVICTED, Reason.QUEUE_TIMEOUT, 5.0)
+    assert causes(made, "late", 6.0) == {"slots_full": 5.0}
+    made.drain(queue_until_s=9.0, stop_at_s=9.0, now=6.0)
+    made.arrived(request("refused"), now=6.0)
+    assert explained(made, "refused", 6.0).reason == Reason.DRAINING
+    assert made.explain("never here", now=6.0) is None
+
+
+def test_what_an_operator_ended_says_so() -> None:
+    made = scheduler(a=1)
+    the_lease(made.arrived(request("running"), now=0.0))
+    made.arrived(request("waiting"), now=0.0)
+    made.evicted("waiting", now=1.0)
+    made.evicted("running", now=1.0)
+    made.cancelled("running", now=1.0)  # the driver reports that it is over
+    assert {explained(made, name, 2.0).reason for name in ("running", "waiting")} == {Reason.OPERATOR}
+
+
+def test_the_last_thousand_are_kept_and_no_more() -> None:
+    made = scheduler(a=1)
+    for at in range(KEPT + 1):
+        made.finished(the_lease(made.arrived(request(f"r{at}"), now=0.0)), now=0.0)
+    assert made.explain("r0", now=1.0) is None
+    assert explained(made, "r1", 1.0).state == State.COMPLETED
+    assert made.snapshot(now=1.0).requests.ended[0].id == f"r{KEPT}"
+
+
+def test_an_id_that_came_twice_means_the_later_one() -> None:
+    made = scheduler(a=1)
+    for at in (1.0, 2.0):
+        made.finished(the_lease(made.arrived(request("same"), now=at)), now=at)
+    assert explained(made, "same", 3.0).came_s_ago == 1.0
+
+
+# --- the picture ------------------------------------------------------------------------------------------------------
+
+
+def test_shares_follow_the_weights_of_those_who_wait() -> None:
+    made = scheduler(a=1)
+    lease = the_lease(made.arrived(request("running", tenant="x"), now=0.0))
+    for at in range(30):
+        made.arrived(request(f"a{at}", tenant="a", weights=(2.0,)), now=0.0)
+        made.arrived(request(f"b{at}", tenant="b", weights=(1.0,)), now=0.0)
+    for at in range(30):
+        lease = the_lease(made.finished(lease, Usage(100, 100), now=at * 0.1))
+    flows = {flow.tenant: flow for flow in made.snapshot(now=3.0).flows}
+    assert flows["a"].share == pytest.approx(2 / 3, abs=0.05)
+    assert flows["a"].fair_share == pytest.approx(2 / 3, abs=0.03)
+    assert flows["b"].fair_share == pytest.approx(1 / 3, abs=0.03)
+    assert (flows["a"].waiting + flows["b"].waiting, flows["a"].oldest_wait_s) == (30, 3.0)
+    assert flows["x"].fair_share is None  # it has all it asked for
+
+
+def test_a_model_says_what_keeps_it_and_at_how_many_endpoints() -> None:
+    made = scheduler(SchedulerSettings(admission=AdmissionSettings(kv_usage_max=0.9)), a=4, b=4)
+    for at in range(2):
+        the_lease(made.arrived(request(f"r{at}"), now=0.0))
+    made.observed("a", full(1.0, 0.93), now=1.0)
+    made.observed("b", full(1.0, 0.95), now=1.0)
+    made.arrived(request("w"), now=1.0)
+    (model,) = made.snapshot(now=3.0).models
+    assert (model.cause, model.cause_endpoints, model.endpoints, model.up) == (Cause.KV_FULL, 2, 2, 2)
+    assert (model.waiting, model.running, model.slots, model.oldest_wait_s) == (1, 2, 8, 2.0)
+    assert model.kv_usage_min == pytest.approx(0.93)
+    assert [endpoint.closed for endpoint in made.snapshot(now=3.0).endpoints] == [Cause.KV_FULL] * 2
+    (row,) = made.snapshot(now=3.0).requests.waiting
+    assert (row.id, row.cause, row.waited_s) == ("w", Cause.KV_FULL, 2.0)
+
+
+def test_lists_are_cut_and_say_how_many_more_there_are() -> None:
+    made = scheduler(a=1)
+    for at in range(SHOWN_MAX + 31):
+        made.arrived(request(f"r{at}", tenant=f"t{at}"), now=0.0)
+    picture = made.snapshot(now=1.0)
+    assert (len(picture.flows), picture.flows_more) == (SHOWN_MAX, 30)  # one of them runs and has nothing waiting
+    assert all(flow.waiting == 1 for flow in picture.flows)
+
+
+def test_meters_of_callers_who_left_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.core.shares.METERS_MAX", 100)
+    made = Scheduler(SchedulerSettings(), random=Random(1))
+    made.endpoint_added(EndpointSpec(name="a", slots=1, models=frozenset({"m"})), now=0.0)
+    for at in range(1_000):
+        made.finished(the_lease(made.arrived(request(f"r{at}", tenant=f"t{at}"), now=0.0)), Usage(1, 1), now=0.0)
+    assert len(made._shares._meters) <= 100
+
+
+def test_shares_survive_a_long_life() -> None:
+    made = scheduler(a=1)
+    for day in range(40):
+        now = day * 86_400.0
+        for tenant in ("a", "a", "b"):
+            made.finished(the_lease(made.arrived(request(f"{day}", tenant=tenant), now=now)), Usage(50, 50), now=now)
+    shares = {flow.tenant: flow.share for flow in made.snapshot(now=now).flows}
+    assert shares == {"a": pytest.approx(2 / 3), "b": pytest.approx(1 / 3)}
