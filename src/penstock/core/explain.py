@@ -2,7 +2,7 @@
 
 Every request carries a `Trail` while it is here, and the last `KEPT` that ended are kept with theirs. On the way only
 references and numbers at hand are noted; whatever has to be worked out (durations per cause, who went before and why)
-is worked out when somebody asks. See docs/decisions/0012-explaining-a-wait.md for what that costs and leaves out.
+is worked out when somebody asks. See docs/decisions/0008-explaining-a-wait.md for what that costs and leaves out.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class Candidate(msgspec.Struct, frozen=True):
     endpoint: str
     leases: int
     slots: int
+    prefill_tokens: int  #: before it at that endpoint, sent and not computed
+    cached_tokens: int  #: of its own prompt, believed to be cached there
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -98,6 +100,9 @@ class Explanation(msgspec.Struct, frozen=True):
     reason: Reason | None
 
 
+Scores = tuple[str, int, int, int, int]  # as in `Candidate`
+
+
 class Dispatched(msgspec.Struct):
     """A dispatch as it is noted."""
 
@@ -105,7 +110,7 @@ class Dispatched(msgspec.Struct):
     at_s: float
     endpoint: str
     open_endpoints: int
-    candidates: list[tuple[str, int, int]]
+    candidates: list[Scores]
     service: float
     virtual: float
 
@@ -187,10 +192,9 @@ class Recorder:
             self._leave(entry, trail, now)
         if model is None:
             model = trail.model = shares.model(entry.request.model)
-        candidates = [(chosen.name, len(chosen.ledger.leases), chosen.ledger.slots)]
+        candidates = [_scores(chosen, entry)]
         if len(endpoints) > 1:
-            others = [e for e in endpoints[:CANDIDATES_MAX] if e is not chosen]
-            candidates += [(e.name, len(e.ledger.leases), e.ledger.slots) for e in others]
+            candidates += [_scores(e, entry) for e in endpoints[:CANDIDATES_MAX] if e is not chosen]
         node = entry.node
         assert node is not None
         parent = node.parent
@@ -342,6 +346,12 @@ class Recorder:
         return served
 
 
+def _scores(endpoint: Endpoint, entry: Entry) -> Scores:
+    ledger = endpoint.ledger
+    cached = entry.matched.get(endpoint.index, 0)
+    return endpoint.name, len(ledger.leases), ledger.slots, ledger.outstanding_prefill_tokens, cached
+
+
 def _why(other: Entry, entry: Entry) -> str:
     """Why another one went before this one."""
     if other.trail_of().bumped:
@@ -362,7 +372,7 @@ def _seconds(stays: Iterable[Stayed]) -> dict[Cause, float]:
 
 
 def _sent(sent: Dispatched, entry: Entry) -> Sent:
-    candidates = [Candidate(*candidate) for candidate in dict.fromkeys(sent.candidates)]
+    candidates = [Candidate(*candidate) for candidate in sent.candidates]
     return Sent(
         at_s=sent.at_s - entry.trail_of().arrived_s,
         endpoint=sent.endpoint,

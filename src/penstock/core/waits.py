@@ -182,6 +182,8 @@ class Waits:
         head = band.tree.head([model])
         if head is None:
             return Cause.TENANT_CAP  # the flows of all that wait are held
+        if head.held_for or now < head.locate_until_s:
+            return Cause.AFFINITY
         misfits = [admission.misfit(head, endpoint, self._settings, now=now) for endpoint in free]
         causes = [cause for cause in misfits if cause is not None]
         if len(causes) == len(misfits):
