@@ -235,3 +235,17 @@ def test_shares_survive_a_long_life() -> None:
             made.finished(the_lease(made.arrived(request(f"{day}", tenant=tenant), now=now)), Usage(50, 50), now=now)
     shares = {flow.tenant: flow.share for flow in made.snapshot(now=now).flows}
     assert shares == {"a": pytest.approx(2 / 3), "b": pytest.approx(1 / 3)}
+
+
+def test_other_bands_while_requests_wait_and_run_lose_no_wait_and_no_share() -> None:
+    made = scheduler(TWO_BANDS, a=1)
+    lease = the_lease(made.arrived(request("running", band=1, tenant="a"), now=0.0))
+    made.arrived(request("r", band=1, tenant="a"), now=0.0)
+    made.reconfigured(SchedulerSettings(bands=(BandSettings("new"), BandSettings("mid"), BandSettings("low"))), now=2.0)
+    assert causes(made, "r", 5.0) == {"slots_full": 5.0}
+    (flow,) = made.snapshot(now=5.0).flows
+    assert (flow.band, flow.waiting, flow.running, flow.share) == ("low", 1, 1, 1.0)
+    lease = the_lease(made.finished(lease, Usage(1, 1), now=6.0))
+    made.finished(lease, Usage(1, 1), now=7.0)
+    assert explained(made, "r", 8.0).band == "low"
+    assert [(f.waiting, f.running) for f in made.snapshot(now=8.0).flows] == [(0, 0)]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from penstock.core.admission import Cause
+from penstock.core.admission import AdmissionSettings, Cause
 from penstock.core.endpoint import Endpoint
 from penstock.core.flow import Entry
 from penstock.core.lifecycle import State
@@ -120,6 +120,7 @@ class Trail:
 
     __slots__ = (
         "arrived_s",
+        "band",
         "bumped",
         "counted",
         "ended_s",
@@ -135,8 +136,9 @@ class Trail:
         "usage",
     )
 
-    def __init__(self, now: float, serial: int) -> None:
+    def __init__(self, now: float, serial: int, band: str) -> None:
         self.arrived_s = now
+        self.band = band  # by its name: ranks change with the settings
         self.serial = serial  # of the last dispatch before it came
         self.meter: Meter | None = None
         self.model: ModelMeter | None = None
@@ -167,7 +169,7 @@ class Recorder:
     # --- what happens (all of it together has to stay within 2 µs per request: benchmarks/snapshot.py) ------------
 
     def arrived(self, entry: Entry, now: float) -> None:
-        entry.trail = Trail(now, self._serial)
+        entry.trail = Trail(now, self._serial, self._bands[entry.request.band])
 
     def waits(self, entry: Entry, now: float) -> None:
         """It stays in the queue."""
@@ -229,8 +231,9 @@ class Recorder:
         """It goes back to the queue, and counts for nothing."""
         trail = entry.trail_of()
         assert trail.meter is not None
+        assert trail.sent is not None
         trail.requeues = [*(trail.requeues or ())[-STAYS_MAX:], (now, failure, endpoint)]
-        self._shares.add(trail.meter, -trail.counted, now)
+        self._shares.correct(trail.meter, -trail.counted, trail.sent.at_s)
         trail.counted = 0.0
 
     def bumped(self, entry: Entry) -> None:
@@ -239,6 +242,27 @@ class Recorder:
     def blamed(self, entry: Entry, reason: Reason) -> None:
         """Somebody ends it for a reason, before it is over."""
         entry.trail_of().reason = reason
+
+    def reconfigured(
+        self, bands: Sequence[str], settings: AdmissionSettings, entries: Iterable[Entry], now: float
+    ) -> None:
+        """Other settings, and bands maybe: who waits goes on waiting in another line."""
+        here = [(entry, entry.trail_of()) for entry in entries]
+        waiting = [(entry, trail) for entry, trail in here if entry.state is State.WAITING and trail.meter is not None]
+        for entry, trail in waiting:
+            self._leave(entry, trail, now)
+        old = {name: rank for rank, name in enumerate(self._bands)}
+        self._bands = bands
+        self._shares.rearranged([old.get(name) for name in bands])
+        self._waits.reconfigured(settings)
+        for entry, trail in here:
+            trail.band = bands[entry.request.band]
+            if trail.meter is not None:
+                trail.meter.running -= entry.lease is not None
+                trail.meter = self._shares.meter(entry)
+                trail.meter.running += entry.lease is not None
+        for entry, _ in waiting:
+            self.waits(entry, now)
 
     def ended(self, entry: Entry, reason: Reason | None, usage: Usage | None, now: float) -> None:
         """It is over, and was settled."""
@@ -257,8 +281,8 @@ class Recorder:
             if usage is not None:
                 model.prompt_tokens += usage.prompt_tokens
                 model.output_tokens += usage.completion_tokens
-            if trail.counted and entry.cost and trail.meter is not None:
-                self._shares.add(trail.meter, entry.charged - trail.counted, now)
+            if entry.charged != trail.counted and entry.cost and trail.meter is not None and trail.sent is not None:
+                self._shares.correct(trail.meter, entry.charged - trail.counted, trail.sent.at_s)
         self._ended.append(entry)
         self._by_id[entry.request.id] = entry
         if len(self._ended) > KEPT:
@@ -307,7 +331,7 @@ class Recorder:
         return Explanation(
             id=request.id,
             tenant=request.tenant,
-            band=self._bands[request.band],
+            band=trail.band,
             model=request.model,
             flow=list(request.flow),
             state=entry.state,
@@ -320,8 +344,7 @@ class Recorder:
             closed=dict(closed),
             estimated_wait_s=estimated_wait_s,
             before=[
-                Served(tenant, self._bands[band], why, count)
-                for (tenant, band, why), count in before.most_common(SERVED_SHOWN)
+                Served(tenant, band, why, count) for (tenant, band, why), count in before.most_common(SERVED_SHOWN)
             ],
             before_total=sum(before.values()),
             sent=_sent(sent, entry) if sent is not None else None,
@@ -331,18 +354,18 @@ class Recorder:
             reason=trail.reason,
         )
 
-    def _before(self, entry: Entry) -> Counter[tuple[str, int, str]]:
+    def _before(self, entry: Entry) -> Counter[tuple[str, str, str]]:
         """Whom it saw go first, and why: by tenant, band and reason."""
         trail = entry.trail_of()
         until = trail.sent.serial if trail.sent is not None else self._serial + 1
         ended_s = trail.ended_s if trail.sent is None and trail.ended_s is not None else None
-        served: Counter[tuple[str, int, str]] = Counter()
+        served: Counter[tuple[str, str, str]] = Counter()
         for sent, its in reversed(self._sent):
             if sent.serial <= trail.serial:
                 break
             late = sent.serial >= until or (ended_s is not None and sent.at_s >= ended_s)
             if not late and its is not entry and its.request.model == entry.request.model:
-                served[its.request.tenant, its.request.band, _why(its, entry)] += 1
+                served[its.request.tenant, its.trail_of().band, _why(its, entry)] += 1
         return served
 
 

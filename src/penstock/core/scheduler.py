@@ -486,6 +486,9 @@ class Scheduler:
         self._tenants.reconfigured(settings.tenants, self._entries.values(), now)
         self._pool.reconfigured(settings.health, stale_after_s=settings.stale_after_s)
         self._pump.reconfigured(settings.admission)
+        self._recorder.reconfigured(
+            [band.name for band in settings.bands], settings.admission, self._entries.values(), now
+        )
         self._budget.share = settings.retry_budget
         self._paced = self._has_pace_limit()
         for endpoint in self._pool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -120,7 +120,7 @@ class Shares:
         del self._waiting[meter.band][meter]
 
     def add(self, meter: Meter, service: float, now: float) -> None:
-        """The tenant got service; negative takes some back."""
+        """The tenant gets service."""
         if now - self._scaled_s > SCALE_FOR_S:
             if now - self._epoch_s > RESCALE_S:
                 self._rescale(now)
@@ -128,6 +128,22 @@ class Shares:
             self._scale = math.exp((now - self._epoch_s) / SHARE_WINDOW_S)
         meter.got += service * self._scale
         self._got[meter.band] += service * self._scale
+
+    def correct(self, meter: Meter, service: float, then: float) -> None:
+        """It was that much more than was added then, or less."""
+        scaled = service * math.exp((then - self._epoch_s) / SHARE_WINDOW_S)
+        meter.got += scaled
+        self._got[meter.band] += scaled
+
+    def rearranged(self, heirs: Sequence[int | None]) -> None:
+        """Bands have other ranks: for each present one, which of the old ones it was. Nobody waits at this moment."""
+        rank = {old: new for new, old in enumerate(heirs) if old is not None}
+        meters = [meter for meter in self._meters.values() if meter.band in rank]
+        for meter in meters:
+            meter.band = rank[meter.band]
+        self._meters = {(meter.band, meter.tenant): meter for meter in meters}
+        self._got = [0.0 if old is None else self._got[old] for old in heirs]
+        self._waiting = [{} for _ in heirs]
 
     def share_of_band(self, band: int) -> float:
         """Of all service over the last minute, what went to a band."""

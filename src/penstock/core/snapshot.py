@@ -266,23 +266,22 @@ def _model_now(
 
 def requests_now(bands: Sequence[Band], leases: Mapping[int, Entry], recorder: Recorder, now: float) -> RequestRows:
     """Some of the requests in each state, those that count first."""
-    names = [band.settings.name for band in bands]
     each = max(1, REQUESTS_SHOWN // len(bands))
     waiting = [entry for band in bands for entry in islice(band.entries.values(), each)]
     return RequestRows(
-        waiting=[_row(entry, names, recorder, now) for entry in waiting],
-        running=[_row(entry, names, recorder, now) for entry in islice(leases.values(), REQUESTS_SHOWN)],
-        ended=[_row(entry, names, recorder, now) for entry in islice(recorder.latest(), REQUESTS_SHOWN)],
+        waiting=[_row(entry, recorder, now) for entry in waiting],
+        running=[_row(entry, recorder, now) for entry in islice(leases.values(), REQUESTS_SHOWN)],
+        ended=[_row(entry, recorder, now) for entry in islice(recorder.latest(), REQUESTS_SHOWN)],
     )
 
 
-def _row(entry: Entry, bands: Sequence[str], recorder: Recorder, now: float) -> RequestRow:
+def _row(entry: Entry, recorder: Recorder, now: float) -> RequestRow:
     request, trail = entry.request, entry.trail_of()
     ended_s, usage, sent = trail.ended_s, trail.usage, trail.sent
     return RequestRow(
         id=request.id,
         tenant=request.tenant,
-        band=bands[request.band],
+        band=trail.band,
         model=request.model,
         state=entry.state,
         age_s=(now if ended_s is None else ended_s) - trail.arrived_s,

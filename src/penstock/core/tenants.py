@@ -118,7 +118,7 @@ class Tenants:
 
     def __init__(self, limits: Mapping[str, Limits]) -> None:
         self._accounts = {name: _Account(its) for name, its in limits.items() if its != Limits()}
-        self.capped = frozenset(name for name, its in limits.items() if its.running is not None)
+        self.capped = _capped(limits)  # tenants with a limit on what runs
 
     # --- rates: refused on arrival, settled at the end ------------------------------------------------------
 
@@ -164,6 +164,7 @@ class Tenants:
             self._accounts,
             {name: _Account(its) for name, its in limits.items() if its != Limits()},
         )
+        self.capped = _capped(limits)
         for name, account in self._accounts.items():
             old = before.get(name)
             if old is not None and account.requests is not None and old.requests is not None:
@@ -259,3 +260,7 @@ class Tenants:
             )
             for name, account in self._accounts.items()
         ]
+
+
+def _capped(limits: Mapping[str, Limits]) -> frozenset[str]:
+    return frozenset(name for name, its in limits.items() if its.running is not None)

@@ -129,6 +129,11 @@ class Waits:
         """As if it were over now."""
         return Stayed(stay.begin, stay.begin_s, stay.line.span, now)
 
+    def reconfigured(self, settings: AdmissionSettings) -> None:
+        """Bands may have changed; nobody is in any line at this moment."""
+        self._settings = settings
+        self._lines.clear()
+
     def look(self, now: float, *, at_once: bool = False) -> None:
         """The pump can send nothing more: see what keeps each line, unless that was seen a moment ago."""
         if now - self._round_s < LOOK_S and not at_once:
