@@ -237,6 +237,7 @@ def test_listen_is_split(listen: str, address: tuple[str, int]) -> None:
 
 KEY_HASH = "sha256:" + "0123456789abcdef" * 4
 
+ROUTING = "predicted_ttft, least_loaded, round_robin, power_of_two, session, prefix, kv, load_balanced_kv or lmetric"
 WRONG_VALUES = {
     "listen: '8080'": "listen: `8080`: expected `host:port` (write `127.0.0.1:8080`)",
     "listen: 8080": "listen: `8080` has no host (write `127.0.0.1:8080`, or `:8080` for every interface)",
@@ -465,13 +466,9 @@ WRONG_VALUES = {
     "admission: {reserved_slots: some}": (
         "admission.reserved_slots: `some`: expected `auto` or a share of at least 0 and less than 1"
     ),
-    "routing: {policy: predicted_ttft}": (
-        "routing.policy: `predicted_ttft` is not supported in this version; expected least_loaded or round_robin"
-    ),
     "routing: {policy: leastloaded}": (
-        "routing.policy: `leastloaded`: expected least_loaded or round_robin (did you mean `least_loaded`?)"
+        f"routing.policy: `leastloaded`: expected {ROUTING} (did you mean `least_loaded`?)"
     ),
-    "routing: {policy: [1]}": "routing.policy: a list: expected least_loaded or round_robin",
     "routing: {locality: lmcache}": (
         "routing.lmcache: names neither a coordinator nor a controller (`locality: lmcache` asks one of them)"
     ),
@@ -495,6 +492,39 @@ WRONG_VALUES = {
     ),
     "routing: {locality: kv_events}\nendpoints: [{url: http://a, kv_events: 'tcp://a'}]": (
         "endpoints[0].kv_events: `tcp://a`: expected tcp://HOST:PORT, with a port from 1 to 65534"
+    ),
+    "routing: {policy: [1]}": f"routing.policy: a list: expected {ROUTING}",
+    "routing: {imbalance_threshold: 0}": ("routing.imbalance_threshold: `0`: expected `inf` or a number, more than 0"),
+    "routing: {imbalance_threshold: 4}": (
+        "routing.imbalance_threshold: means nothing with `policy: predicted_ttft` (write `policy: load_balanced_kv`)"
+    ),
+    "routing: {policy: kv, affinity_escape: 1}": (
+        "routing.affinity_escape: means nothing with `policy: kv` (write `policy: predicted_ttft`)"
+    ),
+    "routing: {policy: lmetric, affinity_wait: 1}": (
+        "routing.affinity_wait: means nothing with `policy: lmetric`, which prefers no endpoint"
+    ),
+    "routing: {affinity_wait: 1m}": "routing.affinity_wait: is not shorter than `queue.max_wait` (`60s`)",
+    "routing: {affinity_wait: -1}": "routing.affinity_wait: `-1`: expected at least 0",
+    "routing: {policy: session, session: {header: null}}": (
+        "routing.session: names nothing that tells a session (give a header, a cookie or a field of the body)"
+    ),
+    "routing: {policy: session, affinity_wait: 1, session: {strict: true}}": (
+        "routing.affinity_wait: means nothing with `session.strict`, which waits for as long as it takes"
+    ),
+    "routing: {policy: kv, session: {strict: true}}": (
+        "routing.session.strict: means nothing with `policy: kv` (write `policy: session`)"
+    ),
+    "routing: {session: {cookie: sid}}": (
+        "routing.session.cookie: is not looked at with `policy: predicted_ttft` (write `policy: session`)"
+    ),
+    "routing: {session: {cookie: 'a b'}}": "routing.session.cookie: `a b` is not a cookie's name",
+    "routing: {locality: other}": "routing.locality: `other`: expected history, kv_events or lmcache",
+    "routing: {policy: prefix, locality: lmcache, lmcache: {coordinator: 'http://a:9'}}": (
+        "routing.locality: `prefix` goes by our own history alone (write `policy: kv`)"
+    ),
+    "routing: {policy: round_robin, locality: lmcache, lmcache: {coordinator: 'http://a:9'}}": (
+        "routing.locality: `round_robin` does not ask where prompts are cached (write `policy: kv`)"
     ),
     "retry: {max_attempts: 0}": "retry.max_attempts: `0`: expected at least 1",
     "retry: {budget: 1.5}": "retry.budget: `1.5`: expected at most 1",
@@ -817,7 +847,7 @@ def test_a_wrong_flag_is_named() -> None:
         "listen: `x`: expected `host:port` (from --listen) (write `x:8080`)",
         "endpoints[0].url: `gpu` is not a URL with a host (from --endpoint) (write `http://gpu`)",
         "endpoints[0].slots: `0`: expected `auto` or a whole number of 1 or more (from --slots)",
-        "routing.policy: `best`: expected least_loaded or round_robin (from --routing)",
+        f"routing.policy: `best`: expected {ROUTING} (from --routing)",
     ]
 
 
@@ -923,7 +953,7 @@ def test_check_says_ok_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
     file = tmp_path / "p.yaml"
     file.write_text("endpoints: [{url: http://a}]")
     assert run_check(str(file)) == 0
-    assert capsys.readouterr().out.startswith("ok: 1 endpoint, 3 bands, routing least_loaded, queue on, config ")
+    assert capsys.readouterr().out.startswith("ok: 1 endpoint, 3 bands, routing predicted_ttft, queue on, config ")
     assert run_check(str(file), "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"ok": True, "problems": []}
 

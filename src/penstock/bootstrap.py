@@ -13,12 +13,13 @@ from penstock.core.band import BandSettings
 from penstock.core.fairness.base import Prices
 from penstock.core.health import HealthSettings
 from penstock.core.queues import QueueBounds
-from penstock.core.routing.registry import POLICIES, RoutingSettings
+from penstock.core.routing.registry import RoutingSettings
 from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.engines.recognise import ENGINES
 from penstock.server.admin.auth import AdminAuth
 from penstock.server.admin.routes import AdminRoutes
 from penstock.server.admin.verbs import EndpointVerbs
+from penstock.server.affinity import Affinities
 from penstock.server.app import App
 from penstock.server.catalog import Catalog
 from penstock.server.discovery.base import Discovery
@@ -80,6 +81,12 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
         tenants={t.name: limits for t in settings.tenants if (limits := core_limits(t.limits)) is not None},
         tenant_weights={t.name: t.weight for t in settings.tenants},
         routing=settings.routing.policy,
+        router=RoutingSettings(
+            affinity_escape_s=settings.routing.affinity_escape,
+            affinity_wait_s=settings.routing.affinity_wait,
+            imbalance_threshold=settings.routing.imbalance_threshold,
+            strict_sessions=settings.routing.session.strict,
+        ),
         attempts_max=settings.retry.max_attempts,
         retry_budget=settings.retry.budget,
         health=HealthSettings(
@@ -124,6 +131,7 @@ def gateway(settings: Settings) -> Gateway:
         asks_usage=settings.accounting.usage == "auto",
         body_bytes_max=limits.max_body,
         locator=locator,
+        affinities=Affinities(settings.routing),
         heartbeats=Heartbeats(
             driver,
             after_s=settings.queue.heartbeat_after,
@@ -165,7 +173,7 @@ def _admin(settings: Settings, driver: Driver, endpoints: Endpoints) -> AdminRou
 def _locator(settings: Settings, driver: Driver, catalog: Catalog) -> Locator | None:
     """Who finds out where prompts are cached, where our own history is not enough and the policy cares."""
     routing = settings.routing
-    if routing.locality == "history" or not POLICIES[routing.policy](RoutingSettings(), Random().random).uses_prefix:
+    if routing.locality == "history":  # nor is any other asked with a policy that would not listen
         return None
     lmcache = None
     if routing.locality == "lmcache":

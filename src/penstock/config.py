@@ -26,12 +26,12 @@ from penstock.settings.model import (
     Observe,
     Queue,
     Retry,
-    Routing,
     Settings,
     Timeouts,
     Tls,
 )
 from penstock.settings.problems import ConfigError, Location, Problem
+from penstock.settings.routing import Routing
 from penstock.settings.section import Section
 from penstock.settings.source import parse
 from penstock.settings.tenancy import Accounting, Fairness, Identity, Prices, Tenant, TenantLimits

@@ -239,12 +239,12 @@ def test_however_a_stream_is_split_the_same_passes_and_the_same_is_read(
     for pieces in ([came], split(came, cuts), [came[at : at + 1] for at in range(len(came))]):
         passed, answer = through(pieces, hides=True)
         assert passed == rest, "what came is what passes and the one event that is hidden"
-        assert answer.usage() == (Usage(11, 4, 3) if hidden >= 0 else None)
+        assert answer.usage() == (Usage(11, 4, 3, cached_told=True) if hidden >= 0 else None)
         assert answer.tokens == (b"\n" + came).count(b"\ndata:")
         assert answer.ended_well(CHAT)
         untouched, answer = through(pieces, hides=False)
         assert untouched == came
-        assert answer.usage() == (Usage(11, 4, 3) if hidden >= 0 else None)
+        assert answer.usage() == (Usage(11, 4, 3, cached_told=True) if hidden >= 0 else None)
 
 
 @given(st.lists(st.binary(max_size=40) | st.sampled_from([b"\n\n", b"\r\n\r\n", b'"choices":[]', USAGE]), max_size=12))
@@ -273,7 +273,7 @@ def test_an_event_too_large_to_hold_passes_as_it_comes() -> None:
     hidden = b'data: {"choices":[],%b}\n\n' % USAGE
     assert answer.take(b"y\n\n" + hidden + b"data: [DONE]\n\n") == b"y\n\n"
     assert answer.rest() == b"data: [DONE]\n\n"
-    assert answer.usage() == Usage(11, 4, 3)
+    assert answer.usage() == Usage(11, 4, 3, cached_told=True)
 
 
 def test_anthropics_prompt_is_told_first_and_its_answer_last_wherever_they_are_split() -> None:
@@ -285,21 +285,24 @@ def test_anthropics_prompt_is_told_first_and_its_answer_last_wherever_they_are_s
         for size in (1, 7, 64, 4096, len(came)):
             pieces = [came[at : at + size] for at in range(0, len(came), size)]
             _, answer = through(pieces, hides=False)
-            assert answer.usage() == Usage(27, count + 1, 20), size
+            assert answer.usage() == Usage(27, count + 1, 20, cached_told=True), size
     assert len(begin) < HEAD_BYTES
 
 
 @pytest.mark.parametrize(
     ("raw", "expected"),
     [
-        (USAGE, Usage(11, 4, 3)),
+        (USAGE, Usage(11, 4, 3, cached_told=True)),
         (b'"usage": {"prompt_tokens": 5, "completion_tokens": 2}', Usage(5, 2, 0)),
         (b'"usage":{"prompt_tokens":5,"completion_tokens":2,"prompt_tokens_details":null}', Usage(5, 2, 0)),
-        (b'"usage":{"input_tokens":5,"input_tokens_details":{"cached_tokens":4},"output_tokens":2}', Usage(5, 2, 4)),
-        (b'"usage":{"input_tokens":5,"cache_read_input_tokens":4,"output_tokens":2}', Usage(9, 2, 4)),
+        (
+            b'"usage":{"input_tokens":5,"input_tokens_details":{"cached_tokens":4},"output_tokens":2}',
+            Usage(5, 2, 4, cached_told=True),
+        ),
+        (b'"usage":{"input_tokens":5,"cache_read_input_tokens":4,"output_tokens":2}', Usage(9, 2, 4, cached_told=True)),
         (b'"usage":{"prompt_tokens":5,"total_tokens":5}', Usage(5, 0, 0)),
         (b'"usage":{"prompt_tokens":1}, "usage":{"prompt_tokens":2}', Usage(2, 0, 0)),
-        (b'"usage":{"prompt_tokens":5,"prompt_tokens_details":{"cached_tokens":9}}', Usage(5, 0, 5)),
+        (b'"usage":{"prompt_tokens":5,"prompt_tokens_details":{"cached_tokens":9}}', Usage(5, 0, 5, cached_told=True)),
         (b'"usage":{"prompt_tokens":-5}', None),
         (b'"usage":{"prompt_tokens":"5"}', None),
         (b'"usage":{"prompt_tokens":99999999999999999999}', None),

@@ -586,6 +586,7 @@ class Scheduler:
             flows=flows,
             flows_more=flows_more,
             requests=requests_now(queues.bands, self._leases, self._recorder, now),
+            sources=self._router.sources.snapshot(now),
         )
 
     # --- arrival ------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from penstock.core.lifecycle import State
 from penstock.core.outcome import Reason
 from penstock.core.pool import Pool
 from penstock.core.shares import FlowSnapshot, ModelMeter, Shares, oldest_s, waited_s
+from penstock.core.sources import SourceSnapshot
 from penstock.core.tenants import TenantSnapshot
 from penstock.core.waits import Line, Waits
 
@@ -144,6 +145,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     flows: list[FlowSnapshot]  #: tenants by band: those with most waiting, then those that got most
     flows_more: int
     requests: RequestRows
+    tenants: list[TenantSnapshot]
+    sources: list[SourceSnapshot]  #: of what is cached where
 
 
 def stopped_models(stopped: Iterable[str | None]) -> list[str]:

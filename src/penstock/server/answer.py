@@ -14,7 +14,7 @@ import msgspec
 from penstock.core.request import Usage
 from penstock.server.stream_end import TAIL_BYTES, ended_well, tells_error
 
-HEAD_BYTES = 1024  # of a stream, kept for Anthropic's message_start, which alone tells the prompt's tokens
+HEAD_BYTES = 1024  # kept: an answer's id, and Anthropic's message_start, which alone tells the prompt's tokens
 HELD_BYTES_MAX = 65536  # of an event that is not whole yet; a longer one passes as it comes
 _USAGE = re.compile(rb'"usage": ?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 _DATA = b"\ndata:"  # a space may follow
@@ -45,12 +45,12 @@ _decode = msgspec.json.Decoder(_Usage).decode
 class Answer:
     """One answer on its way through."""
 
-    __slots__ = ("_done", "_head", "_held", "_hides_usage", "_streamed", "_tail", "tokens")
+    __slots__ = ("_done", "_held", "_hides_usage", "_streamed", "_tail", "head", "tokens")
 
     def __init__(self, *, streamed: bool, hides_usage: bool) -> None:
         self._streamed = streamed
         self._hides_usage = hides_usage and streamed
-        self._head = b""
+        self.head = b""  #: how it began
         self._held = b""
         self._done = b""  # the last event, until it is known whether the answer is as good as it says
         self._tail = b"\n" if streamed else b""  # an event stands at the beginning of a line
@@ -59,8 +59,8 @@ class Answer:
     def take(self, data: bytes) -> bytes:
         """Look at the next bytes; returns those to pass on."""
         if self._streamed:
-            if len(self._head) < HEAD_BYTES:
-                self._head += data[: HEAD_BYTES - len(self._head)]
+            if len(self.head) < HEAD_BYTES:
+                self.head += data[: HEAD_BYTES - len(self.head)]
             seen = self._tail + data
             self.tokens += seen.count(_DATA, max(0, len(self._tail) - len(_DATA) + 1))  # one may span two pieces
             self._tail = seen[-TAIL_BYTES:]
@@ -72,6 +72,8 @@ class Answer:
                 at = data.rfind(b"data:")
                 data, self._done = data[:at], data[at:]
             return data
+        if not self.head:
+            self.head = data[:HEAD_BYTES]
         self._tail = (self._tail + data)[-TAIL_BYTES:] if len(data) < TAIL_BYTES else data[-TAIL_BYTES:]
         return data
 
@@ -100,8 +102,8 @@ class Answer:
     def usage(self) -> Usage | None:
         """What the engine says it cost."""
         usage = read_usage(self._tail)
-        if usage is not None and not usage.prompt_tokens and (first := read_usage(self._head, first=True)) is not None:
-            return Usage(first.prompt_tokens, usage.completion_tokens, first.cached_tokens)
+        if usage is not None and not usage.prompt_tokens and (first := read_usage(self.head, first=True)) is not None:
+            return Usage(first.prompt_tokens, usage.completion_tokens, first.cached_tokens, first.cached_told)
         return usage
 
     def _without_usage(self, data: bytes) -> bytes:
@@ -138,6 +140,7 @@ def read_usage(data: bytes, *, first: bool = False) -> Usage | None:
     numbers = (prompt or 0, completion or 0, cached or 0)
     if (prompt is None and completion is None) or not all(0 <= number < 2**31 for number in numbers):
         return None
+    told = cached is not None
     if details is None and cached:
-        return Usage(numbers[0] + numbers[2], numbers[1], numbers[2])  # Anthropic counts them apart
-    return Usage(numbers[0], numbers[1], min(numbers[2], numbers[0]))
+        return Usage(numbers[0] + numbers[2], numbers[1], numbers[2], told)  # Anthropic counts them apart
+    return Usage(numbers[0], numbers[1], min(numbers[2], numbers[0]), told)

@@ -21,6 +21,7 @@ from penstock.server import body as bodies
 from penstock.server import metrics as metrics_module
 from penstock.server import wire
 from penstock.server.admin.routes import AdminRoutes
+from penstock.server.affinity import RESPONSES_PATH, Affinities
 from penstock.server.body import BadBody, Inflater, Peek
 from penstock.server.catalog import Catalog
 from penstock.server.driver import Driver
@@ -68,6 +69,7 @@ class App:
         asks_usage: bool,
         body_bytes_max: int,
         heartbeats: Heartbeats,
+        affinities: Affinities,
         locator: Locator | None = None,
     ) -> None:
         self._driver = driver
@@ -82,6 +84,7 @@ class App:
         self._body_bytes_max = body_bytes_max
         self._heartbeats = heartbeats
         self._locator = locator
+        self._affinities = affinities
         self._serial = itertools.count(1)
         self._own: dict[str, Callable[[Exchange], None]] = {
             "/health": self._health,
@@ -206,6 +209,7 @@ class App:
         search = None
         if self._locator is not None and pinned is None:
             search = self._locator.search(exchange.target_path, body, target or model)
+        ties = self._affinities.ties(exchange, body, peek, target or model)
         request = Request(
             id=self._unique(request_id),
             model=target or model,
@@ -221,6 +225,9 @@ class App:
             deadline_s=None if caller.deadline_s is None else now + caller.deadline_s,
             priority=caller.priority,
             locate_s=0.0 if search is None else search.wait_s,
+            session=ties.session,
+            prefix=ties.prefix,
+            home=ties.home,
         )
         QueuedJourney(
             exchange,
@@ -236,6 +243,7 @@ class App:
             inflated=inflated,
             injected_usage=asking is not None,
             heartbeats=self._heartbeats if request.streamed and passed.events else None,
+            remember=self._affinities.responses.made if exchange.target_path == RESPONSES_PATH else None,
         ).begin()
         if self._locator is not None and search is not None:
             self._locator.begin(request.id, search)

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+from penstock.server.prefix import Text
+
 
 class BadBody(Exception):  # noqa: N818 - it says what it is
     """The body can't be scheduled; the text says why, to the caller."""
@@ -21,7 +23,7 @@ class BadBody(Exception):  # noqa: N818 - it says what it is
         self.param = param
 
 
-class _Fields(msgspec.Struct, gc=False):
+class _Fields(Text, gc=False):
     model: object = None
     stream: object = None
     max_tokens: object = None
@@ -33,6 +35,7 @@ class _Fields(msgspec.Struct, gc=False):
     priority: object = None
     parameters: object = None  # TGI's
     sampling_params: object = None  # SGLang's own
+    previous_response_id: object = None
 
 
 class Peek(msgspec.Struct, frozen=True, gc=False):
@@ -45,6 +48,8 @@ class Peek(msgspec.Struct, frozen=True, gc=False):
     user: object = None
     service_tier: object = None
     priority: object = None
+    previous_response: object = None  #: the answer this one goes on from
+    text: Text | None = None  #: what the prompt is made of; None: no JSON
 
 
 _decode = msgspec.json.Decoder(_Fields).decode
@@ -92,6 +97,8 @@ def peek(body: bytes) -> Peek:
         user=fields.user,
         service_tier=fields.service_tier,
         priority=fields.priority,
+        previous_response=fields.previous_response_id,
+        text=fields,
     )
 
 

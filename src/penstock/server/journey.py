@@ -49,6 +49,7 @@ class QueuedJourney(Relay):
         "_plain",
         "_progress_at",
         "_queue_s",
+        "_remember",
         "_request_id",
         "_targets",
         "_waiting_since_s",
@@ -76,6 +77,7 @@ class QueuedJourney(Relay):
         inflated: bool,
         injected_usage: bool,
         heartbeats: Heartbeats | None = None,
+        remember: Callable[[bytes, str], None] | None = None,
     ) -> None:
         super().__init__(exchange, body)
         self.request = request
@@ -84,6 +86,7 @@ class QueuedJourney(Relay):
         self.started_s = driver.now()
         self._request_id = request_id
         self._driver = driver
+        self._remember = remember  # how the answer began, and where it was made
         self._targets = targets
         self._metrics = metrics
         self.caller = caller
@@ -200,6 +203,8 @@ class QueuedJourney(Relay):
         usage = self._answer.usage() if status < 400 else Usage(0, 0)  # an engine's refusal cost nothing
         if usage is None and self.api is wire.Api.TGI:
             usage = self._own_usage()
+        if self._remember is not None:
+            self._remember(self._answer.head, self._endpoint)
         self._leave(Outcome.COMPLETED, None)
         self._metrics.used(self, usage, self._answer.tokens)
         self._settle(lambda lease, now: self._driver.scheduler.finished(lease, usage, now=now))

@@ -20,6 +20,7 @@ from penstock.core.outcome import Outcome, Reason
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
 from penstock.core.snapshot import EndpointSnapshot, Snapshot
+from penstock.core.sources import SourceSnapshot
 from penstock.server.series import Counter, Histogram
 
 if TYPE_CHECKING:
@@ -241,6 +242,7 @@ class _Gauges(Collector):
         snapshot = self._snapshot()
         yield from self._queues(snapshot)
         yield from _endpoints(snapshot)
+        yield from _sources(snapshot)
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -281,6 +283,27 @@ def _endpoints(snapshot: Snapshot) -> Iterator[Metric]:
     ]
     for name, text, value in columns:
         yield _gauge(name, text, ["endpoint"], {(e.name,): value(e) for e in snapshot.endpoints})
+
+
+def _sources(snapshot: Snapshot) -> Iterator[Metric]:
+    """How right those are who say where prompts are cached."""
+    columns: list[tuple[str, str, Callable[[SourceSnapshot], float]]] = [
+        ("prefix_hit_tokens", "Prompt tokens that were cached where they were expected.", lambda s: s.hit_tokens),
+        (
+            "prefix_predicted_tokens",
+            "Prompt tokens expected to be cached there.",
+            lambda s: s.predicted_tokens,
+        ),
+        ("prefix_predictions", "Predictions that engines' usage could be held against.", lambda s: s.checks),
+        ("prefix_predictions_wrong", "Of these, far too high.", lambda s: s.wrong),
+    ]
+    for name, text, value in columns:
+        family = CounterMetricFamily(f"penstock_{name}", text, labels=["source"])
+        for source in snapshot.sources:
+            family.add_metric([source.source], value(source))
+        yield family
+    off: dict[tuple[str, ...], float] = {(source.source,): source.off for source in snapshot.sources}
+    yield _gauge("prefix_sources_off", "Endpoints about which a source is not believed now.", ["source"], off)
 
 
 def _gauge(name: str, text: str, labels: list[str], values: Mapping[tuple[str, ...], float]) -> Metric:

@@ -24,10 +24,13 @@ from penstock.settings.model import (
     Endpoint,
     Health,
     Observe,
+    Queue,
     Settings,
     Tls,
 )
 from penstock.settings.problems import Filled, Location, Problem, did_you_mean, show, write_path, written_at
+from penstock.settings.routing import Routing
+from penstock.settings.routing import contradictions as routing_contradictions
 from penstock.settings.section import Section
 from penstock.settings.tenancy import NAMES_WITHOUT_KEYS, Fairness, Identity, Prices, Tenant
 
@@ -46,6 +49,7 @@ def cross_checks(document: Document) -> Found:
     yield from _min_shares(document)
     yield from _fairness(document)
     yield from _tenants(document)
+    yield from _routing(document)
     yield from _health(document)
     yield from _observe(document)
     yield from _locality(document)
@@ -197,6 +201,14 @@ def _is_band_name(value: object) -> bool:
     except ValidationError:
         return False
     return True
+
+
+def _routing(document: Document) -> Found:
+    routing, queue = _valid(Routing, document.get("routing")), _valid(Queue, document.get("queue"))
+    if routing is None or queue is None:
+        return
+    for location, message, suggestion in routing_contradictions(routing, queue.max_wait):
+        yield _problem(("routing", *location), message, suggestion)
 
 
 def _health(document: Document) -> Found:

@@ -6,15 +6,16 @@ served how (tenants, identity, fairness) is in `tenancy`; what all parts have in
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from penstock.settings import values
 from penstock.settings.address import host_and_port, split_listen
 from penstock.settings.discovery import SOURCES_MAX, Source
-from penstock.settings.locality import Instance, KvEvents, LmCache
+from penstock.settings.locality import Instance, KvEvents
 from penstock.settings.operation import Admin
+from penstock.settings.routing import Routing
 from penstock.settings.section import Section, setting
 from penstock.settings.tenancy import Accounting, Fairness, Identity, Tenant
 
@@ -161,23 +162,6 @@ class Admission(Section):
     engine_priority: values.Bool = setting(
         default=False, meaning="Tell engines that know priorities which requests come first."
     )
-
-
-class Routing(Section):
-    """Which of the endpoints that may be sent a request gets it."""
-
-    later = frozenset({"session", "affinity_escape", "affinity_wait", "imbalance_threshold"})
-    later_choices: ClassVar = {
-        "policy": frozenset({"power_of_two", "session", "prefix", "kv", "load_balanced_kv", "predicted_ttft"}),
-    }
-
-    policy: Literal["least_loaded", "round_robin"] = setting("least_loaded", "How it is chosen.")
-    locality: Literal["history", "kv_events", "lmcache"] = setting(
-        "history",
-        "Who tells which endpoint holds a prompt's prefix: our own history, the engines' KV events, or LMCache. "
-        "History stands in where the others know nothing.",
-    )
-    lmcache: LmCache = LmCache()
 
 
 class Retry(Section):

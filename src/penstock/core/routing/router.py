@@ -19,7 +19,7 @@ from penstock.core.routing.base import Context
 from penstock.core.routing.heat import Heat
 from penstock.core.routing.homes import Homes
 from penstock.core.routing.registry import POLICIES, RoutingSettings
-from penstock.core.sources import Source, Sources, SourceSnapshot
+from penstock.core.sources import Source, Sources
 
 SHRINK, GROW = 0.9, 1.01  # of an endpoint's history, when it claims too much and when it is right
 
@@ -155,9 +155,6 @@ class Router:
         self._history.forget(endpoint.index)
         self._exact.forget(endpoint.index)
         self.sources.forget(endpoint.index)
-
-    def snapshot(self, now: float) -> list[SourceSnapshot]:
-        return self.sources.snapshot(now)
 
     # --- inside -------------------------------------------------------------------------------------------------
 

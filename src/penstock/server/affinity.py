@@ -1,0 +1,99 @@
+"""What ties a request to an endpoint: its session, its prompt's beginning, an earlier answer it refers to.
+
+Read at the edge, for the core sees no bodies and no headers. What the routing policy would not look at is not read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from typing import Any
+
+import msgspec
+
+from penstock.server import prefix
+from penstock.server.body import Peek
+from penstock.server.http1 import Exchange
+from penstock.settings.routing import BY_CACHE, BY_SESSION, Routing
+
+SESSION_CHARACTERS_MAX = 256  # of what names a session; a longer name is cut, so sessions may become one
+RESPONSES_MAX = 100_000  # answers remembered, about 20 MB; what refers to one forgotten goes anywhere
+RESPONSE_ID_MAX = 256
+RESPONSES_PATH = "/v1/responses"
+_RESPONSE_ID = re.compile(rb'"id": ?"([^"\\]{1,%d})"' % RESPONSE_ID_MAX)
+
+
+class Ties(msgspec.Struct, frozen=True, gc=False):
+    """What ties one request."""
+
+    session: str | None = None
+    prefix: tuple[int, ...] = ()
+    home: str | None = None
+
+
+class Responses:
+    """Which endpoint made which answer, of APIs that keep answers."""
+
+    def __init__(self) -> None:
+        self._made_at: OrderedDict[str, str] = OrderedDict()
+
+    def made(self, head: bytes, endpoint: str) -> None:
+        """An answer that begins like this was made there."""
+        found = _RESPONSE_ID.search(head)
+        if found is not None:
+            self._made_at[found[1].decode("utf-8", "replace")] = endpoint
+            if len(self._made_at) > RESPONSES_MAX:
+                self._made_at.popitem(last=False)
+
+    def home(self, response_id: object) -> str | None:
+        """Where an answer was made, as far as is remembered."""
+        return self._made_at.get(response_id) if isinstance(response_id, str) else None
+
+
+class Affinities:
+    """Reads ties as the settings say."""
+
+    def __init__(self, routing: Routing) -> None:
+        session = routing.session
+        self.responses = Responses()
+        self._reads_prefix = routing.policy in BY_CACHE
+        self._reads_session = routing.policy in BY_SESSION
+        self._header = None if session.header is None else session.header.encode()
+        self._cookie = None if session.cookie is None else _cookie_pattern(session.cookie)
+        self._field = None if session.body is None else _field_reader(session.body)
+
+    def ties(self, exchange: Exchange, body: bytes, peek: Peek, model: str) -> Ties:
+        """Of a request for this model, its alias resolved."""
+        path = exchange.target_path
+        home = None
+        if path == RESPONSES_PATH and peek.previous_response is not None:
+            home = self.responses.home(peek.previous_response)
+        session = self._session(exchange, body, peek) if self._reads_session else None
+        keys: tuple[int, ...] = ()
+        # What goes on where an earlier answer ended begins with what only the engine knows.
+        if self._reads_prefix and path in prefix.PATHS and peek.previous_response is None and peek.text is not None:
+            keys = prefix.keys(peek.text, model)
+        return Ties(session, keys, home)
+
+    def _session(self, exchange: Exchange, body: bytes, peek: Peek) -> str | None:
+        """The first of header, cookie and body that names one."""
+        name: str | None = None
+        if self._header is not None and (value := exchange.header(self._header)):
+            name = value.decode("latin-1").strip()
+        if not name and self._cookie is not None and (cookies := exchange.header(b"cookie")):
+            found = self._cookie.search(cookies)
+            name = found[1].decode("latin-1").strip() if found is not None else None
+        if not name and self._field is not None and peek.text is not None:
+            field = self._field.decode(body).value
+            if isinstance(field, str | int) and not isinstance(field, bool):
+                name = str(field)
+        return name[:SESSION_CHARACTERS_MAX] if name else None
+
+
+def _cookie_pattern(name: str) -> re.Pattern[bytes]:
+    return re.compile(rb"(?:^|;)\s*" + re.escape(name.encode()) + rb'="?([^;"]*)')
+
+
+def _field_reader(name: str) -> msgspec.json.Decoder[Any]:
+    """Decodes this one field of an object."""
+    return msgspec.json.Decoder(msgspec.defstruct("Field", [("value", object, msgspec.field(name=name, default=None))]))

@@ -1,0 +1,73 @@
+"""Which prompts begin alike? A chain of hashes over a prompt's raw bytes, made once, at the edge.
+
+Each key stands for a chunk of the prompt and all before it, so two requests agree for as many keys as their prompts
+agree in whole chunks. The bytes are hashed as they came: no tokenizer, no JSON objects. What changes the prompt that an
+engine makes of them (the model, an adapter, tools) or keeps caches apart (a cache salt) seeds the chain.
+
+Claude Code puts a billing header with a hash of the request before its system prompt; engines drop it for the sake of
+their caches, so it is left out here too. Python's own hash is keyed anew in each process: no caller can aim at another
+one's keys, and keys mean nothing outside this process.
+"""
+
+from __future__ import annotations
+
+import re
+from struct import iter_unpack
+
+import msgspec
+
+from penstock.core.request import PREFIX_CHUNK_BYTES, PREFIX_KEYS_MAX
+
+PATHS = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate", "/generate_stream"}
+)
+NOTHING = msgspec.Raw()
+_CHUNK = f"{PREFIX_CHUNK_BYTES}s"
+_BILLING = b"x-anthropic-billing-header"
+_BILLING_BYTES = 256  # it is the first block, or is none
+_BILLING_BLOCK = re.compile(rb'\[\s*\{[^{}]*"' + _BILLING + rb'(?:[^"\\]|\\.)*"(?:[^{}]|\{[^{}]*\})*\}\s*,?')
+
+
+class Text(msgspec.Struct, gc=False):
+    """The fields of a body that its prompt is made of, raw. An absent one is empty."""
+
+    system: msgspec.Raw = NOTHING  #: Anthropic's
+    instructions: msgspec.Raw = NOTHING  #: those of OpenAI's responses
+    messages: msgspec.Raw = NOTHING
+    prompt: msgspec.Raw = NOTHING
+    input: msgspec.Raw = NOTHING
+    inputs: msgspec.Raw = NOTHING  #: TGI's
+    tools: msgspec.Raw = NOTHING
+    cache_salt: msgspec.Raw = NOTHING
+    lora_path: msgspec.Raw = NOTHING  #: SGLang's adapter; elsewhere it is the model
+
+
+def keys(text: Text, model: str) -> tuple[int, ...]:
+    """The keys of a prompt's chunks, at most `PREFIX_KEYS_MAX`; none for one shorter than a chunk."""
+    pieces: list[msgspec.Raw | bytes] = [
+        piece
+        for piece in (text.instructions, text.messages, text.prompt, text.input, text.inputs)
+        if piece is not NOTHING
+    ]
+    if text.system is not NOTHING:
+        pieces.insert(0, _without_billing(bytes(text.system)))
+    if not pieces:
+        return ()
+    whole = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+    count = min(len(whole) // PREFIX_CHUNK_BYTES, PREFIX_KEYS_MAX)
+    if not count:
+        return ()
+    key = hash(model)
+    if text.tools is not NOTHING or text.cache_salt is not NOTHING or text.lora_path is not NOTHING:
+        key = hash((key, bytes(text.tools), bytes(text.cache_salt), bytes(text.lora_path)))
+    chain: list[int] = []
+    for chunk in iter_unpack(_CHUNK, whole[: count * PREFIX_CHUNK_BYTES]):
+        key = hash((key, chunk))
+        chain.append(key)
+    return tuple(chain)
+
+
+def _without_billing(system: bytes) -> bytes:
+    if _BILLING not in system[:_BILLING_BYTES]:
+        return system
+    return _BILLING_BLOCK.sub(b"[", system, count=1)
