@@ -145,7 +145,6 @@ class Snapshot(msgspec.Struct, frozen=True):
     flows: list[FlowSnapshot]  #: tenants by band: those with most waiting, then those that got most
     flows_more: int
     requests: RequestRows
-    tenants: list[TenantSnapshot]
     sources: list[SourceSnapshot]  #: of what is cached where
 
 
