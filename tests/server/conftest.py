@@ -10,8 +10,8 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack
-from typing import Any
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any, TypeVar
 
 import pytest
 import uvloop
@@ -29,6 +29,7 @@ CHAT = "/v1/chat/completions"
 NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
 WAIT_S = 10.0  # a bound for what takes milliseconds, on a machine that is busy with other things
 
+S = TypeVar("S")
 Body = bytes | Mapping[str, Any]
 
 
@@ -189,6 +190,10 @@ class World:
 
         raw = await self._stack.enter_async_context(RawEngine(script))
         return {"url": raw.url, "engine": "openai", "models": ["sim"]}, requests
+
+    async def beside(self, service: AbstractAsyncContextManager[S]) -> S:
+        """Something else that lives until the gateway is gone."""
+        return await self._stack.enter_async_context(service)
 
     async def gateway(self, *, slots: int | str = 4, endpoints: list[Any] | None = None, **settings: Any) -> Gateway:
         """A gateway in front of all engines, which has asked them what they serve."""

@@ -81,7 +81,7 @@ class Endpoints:
         self._metrics = metrics
         self._catalog = catalog
         self._parts = parts
-        self._locator = locator
+        self.locator = locator
         self.targets: dict[str, Target] = {}
         self._members: dict[str, _Member] = {}
         self._wanted: dict[str, list[Endpoint]] = {OPERATOR: [], SETTINGS: []}  # in order of precedence
@@ -98,8 +98,8 @@ class Endpoints:
         self._started = True
         for member in self._members.values():
             self._observe(member)
-        if self._locator is not None:
-            self._locator.start()
+        if self.locator is not None:
+            self.locator.start()
 
     async def close(self) -> None:
         """Stop observing. The connections are closed by `disconnect`, when no request needs them any more."""
@@ -110,8 +110,8 @@ class Endpoints:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._locator is not None:
-            await self._locator.close()
+        if self.locator is not None:
+            await self.locator.close()
 
     def disconnect(self) -> None:
         """Close all connections."""
@@ -234,8 +234,8 @@ class Endpoints:
         slots = self._parts.slots_initial if endpoint.slots == "auto" else endpoint.slots
         spec = EndpointSpec(name, slots, models, endpoint.labels, adaptive_slots=endpoint.slots == "auto")
         self._driver.tell(self._driver.scheduler.endpoint_added(spec, now=self._driver.now()))
-        if self._locator is not None:
-            self._locator.endpoint_added(endpoint, target)
+        if self.locator is not None:
+            self.locator.endpoint_added(endpoint, target)
         if self._started:
             logger.info("endpoint %s (%s) came, from %s", name, endpoint.url, source)
             self._observe(member)
@@ -275,8 +275,8 @@ class Endpoints:
     def _forget(self, member: _Member) -> None:
         name = member.spec.name
         self._unobserve(member)
-        if self._locator is not None:
-            self._locator.endpoint_removed(name)
+        if self.locator is not None:
+            self.locator.endpoint_removed(name)
         del self._members[name], self.targets[name]
         self._driver.tell(self._driver.scheduler.endpoint_removed(name, now=self._driver.now()))
         self._catalog.forgotten(name)

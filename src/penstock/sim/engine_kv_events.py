@@ -65,11 +65,11 @@ class KvPublisher:
         self._block_size = block_size
         self._sequence = 0
         self._losing = 0
-        self._prompts: dict[str, list[int]] = {}
+        self._prompts: dict[str, tuple[list[int], str]] = {}  # tokens and salt
         self._left: deque[str] = deque()
 
-    def joined(self, request_id: str, tokens: list[int]) -> None:
-        self._prompts[request_id] = tokens
+    def joined(self, request_id: str, tokens: list[int], salt: str) -> None:
+        self._prompts[request_id] = tokens, salt
 
     def left(self, request_id: str) -> None:
         """The request is gone; its tokens may still be needed for this step's message."""
@@ -139,16 +139,20 @@ class KvPublisher:
     def _stored(self, blocks: BlocksStored) -> dict[str, Any]:
         size = self._block_size
         start, end = blocks.first_block * size, (blocks.first_block + len(blocks.block_hashes)) * size
+        tokens, salt = self._prompts[blocks.request_id]
+        extra_keys: list[list[str] | None] = [None] * len(blocks.block_hashes)
+        if salt and blocks.first_block == 0:
+            extra_keys[0] = [salt]
         return {
             "type": "BlockStored",
             "block_hashes": blocks.block_hashes,
             "parent_block_hash": blocks.parent_hash,
-            "token_ids": self._prompts[blocks.request_id][start:end],
+            "token_ids": tokens[start:end],
             "block_size": size,
             "lora_id": None,
             "medium": "GPU",
             "lora_name": None,
-            "extra_keys": [None] * len(blocks.block_hashes),
+            "extra_keys": extra_keys,
             "group_idx": 0,
             "kv_cache_spec_kind": "full_attention",
         }

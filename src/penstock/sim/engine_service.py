@@ -192,7 +192,7 @@ class ServedEngine:
         except EngineFullError as error:
             raise busy() from error
         if self.kv is not None:
-            self.kv.joined(engine_id, engine_text.tokenize(call.prompt))
+            self.kv.joined(engine_id, engine_text.tokenize(call.prompt), call.cache_salt)
         exchange = Exchange(engine_id, connection, call, entry, self._leave)
         if fault is not None:
             exchange.misbehave(fault)
