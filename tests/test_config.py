@@ -102,7 +102,7 @@ def test_tenants_are_read(tmp_path: Path) -> None:
             weight: 2
             max_band: high
             keys: ["{KEY_HASH.upper()}"]
-            limits: {{running: 32, queued: 500, queued_bytes: 1MiB, requests_per_minute: 600,
+            limits: {{running: 32, queued: 500, queued_bytes: 1MiB, queued_tokens: 9000, requests_per_minute: 600,
                       tokens_per_minute: 2e6}}
           - {{name: anonymous, weight: "0.5", limits: {{running: 1}}}}
           - {{name: überall, keys:, limits:}}
@@ -121,6 +121,7 @@ def test_tenants_are_read(tmp_path: Path) -> None:
         "running": 32,
         "queued": 500,
         "queued_bytes": 2**20,
+        "queued_tokens": 9_000,
         "requests_per_minute": 600,
         "tokens_per_minute": 2_000_000,
     }
@@ -351,6 +352,10 @@ WRONG_VALUES = {
     "bands: [{name: standard, max_wait: 0s}]": "bands[0].max_wait: `0s`: expected more than 0",
     "bands: [{name: standard, max_requests: -1}]": "bands[0].max_requests: `-1`: expected at least 0",
     "bands: [{name: standard, min_share: 1}]": "bands[0].min_share: `1`: expected less than 1",
+    "bands: [{name: standard, shed_target: 5s}]": (
+        "bands[0].shed_target: sheds requests, and this band is not for best effort "
+        "(set `best_effort: true` too, or leave it out)"
+    ),
     "bands: [{name: standard, min_share: -0.1}]": "bands[0].min_share: `-0.1`: expected at least 0",
     "bands: [{name: standard, min_share: 0.5}, {name: b, min_share: 0.5}, {name: c, min_share: 0.5}]": (
         "bands[1].min_share: with those before it, the minimum shares reach 1; expected less than 1 over all bands"

@@ -56,6 +56,8 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
                 requests_max=band.max_requests,
                 bytes_max=band.max_bytes,
                 tokens_max=band.max_tokens,
+                shed_target_s=band.shed_target if band.best_effort else None,
+                shed_interval_s=band.shed_interval,
             )
             for band in settings.bands
         ),

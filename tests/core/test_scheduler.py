@@ -15,6 +15,7 @@ from penstock.core.queues import QueueBounds
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
 from penstock.core.scheduler import AVOID_S, REFUSED_AVOID_S, SchedulerSettings
+from penstock.core.tenants import Limits
 from penstock.sim.checkers import CheckedScheduler
 from tests.core.drive import ends, request, requeued, scheduler, sent, the_lease
 
@@ -103,6 +104,13 @@ def test_the_queue_is_bounded(settings: SchedulerSettings) -> None:
     fill(made, 1)
     refused = [ends(made.arrived(request(str(at), prompt_tokens=10), now=0.0)) for at in range(3)]
     assert refused == [[], [], [("2", "rejected", "queue_full")]]
+
+
+def test_a_tenant_may_not_let_more_tokens_wait_than_it_may() -> None:
+    made = scheduler(SchedulerSettings(tenants={"t": Limits(queued_tokens=25)}), a=1)
+    fill(made, 1)
+    refused = [ends(made.arrived(request(str(at), prompt_tokens=10, tenant="t"), now=0.0)) for at in range(3)]
+    assert refused == [[], [], [("2", "rejected", "tenant_limit")]]
 
 
 def test_a_queue_of_no_length_still_sends_what_finds_a_slot() -> None:

@@ -38,12 +38,20 @@ EVERYTHING = SchedulerSettings(
     bands=(
         BandSettings("high", engine_waiting_max=3, deadline_s=3.0),
         BandSettings("middle", requests_max=20, bytes_max=50_000, tokens_max=12_000, min_share=0.2),
-        BandSettings("low", engine_waiting_max=0, ceiling=0.7, min_share=0.1, wait_s_max=20.0),
+        BandSettings(
+            "low",
+            engine_waiting_max=0,
+            ceiling=0.7,
+            min_share=0.1,
+            wait_s_max=20.0,
+            shed_target_s=1.0,
+            shed_interval_s=0.5,
+        ),
     ),
     bounds=QueueBounds(requests_max=60, bytes_max=150_000, tokens_max=20_000),
     wait_s_max=4.0,
     tenants={
-        "limited": Limits(running=2, queued=10, queued_bytes=60_000, requests_per_minute=600),
+        "limited": Limits(running=2, queued=10, queued_bytes=60_000, queued_tokens=9_000, requests_per_minute=600),
         "one": Limits(queued=20),
     },
     admission=AdmissionSettings(prefill_tokens_max=4_000, time_per_output_token_s_max=0.002),

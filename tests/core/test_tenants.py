@@ -154,15 +154,25 @@ def test_what_is_charged_in_the_end_is_what_was_used(requests: list[tuple[int, i
 
 def test_the_queue_of_a_tenant_is_bounded_by_count_and_bytes() -> None:
     tenants = one(queued=2, queued_bytes=100)
-    tenants.queued("a", 40)
-    tenants.queued("a", 60)
+    tenants.queued("a", 40, 0)
+    tenants.queued("a", 60, 0)
     assert tenants.over_queued("a") is None
-    tenants.queued("a", 0)
+    tenants.queued("a", 0, 0)
     assert tenants.over_queued("a") == "queued"
-    tenants.unqueued("a", 40)
-    tenants.unqueued("a", 0)
-    tenants.queued("a", 41)
+    tenants.unqueued("a", 40, 0)
+    tenants.unqueued("a", 0, 0)
+    tenants.queued("a", 41, 0)
     assert tenants.over_queued("a") == "queued_bytes"
+
+
+def test_the_queue_of_a_tenant_is_bounded_by_estimated_tokens_too() -> None:
+    tenants = one(queued_tokens=100)
+    tenants.queued("a", 0, 60)
+    assert tenants.over_queued("a") is None
+    tenants.queued("a", 0, 41)
+    assert tenants.over_queued("a") == "queued_tokens"
+    tenants.unqueued("a", 0, 60)
+    assert tenants.over_queued("a") is None
 
 
 def test_a_tenant_at_its_running_limit_is_held_until_one_ends() -> None:
@@ -179,7 +189,7 @@ def test_counts_never_go_below_nothing_and_a_held_tenant_starts_nothing() -> Non
     with pytest.raises(AssertionError):
         tenants.ended("a")
     with pytest.raises(AssertionError):
-        tenants.unqueued("a", 0)
+        tenants.unqueued("a", 0, 0)
     tenants.started("a")
     with pytest.raises(AssertionError):
         tenants.started("a")
@@ -190,9 +200,9 @@ def test_a_tenant_without_limits_is_not_even_known() -> None:
     for name in ("free", "stranger"):
         assert tenants.admit(name, tokens=10**9, now=0.0) is None
         tenants.settle(name, reserved=1, used=2, now=0.0)
-        tenants.queued(name, 10**9)
+        tenants.queued(name, 10**9, 0)
         assert tenants.over_queued(name) is None
-        tenants.unqueued(name, 10**9)
+        tenants.unqueued(name, 10**9, 0)
         assert not any((tenants.started(name), tenants.held(name), tenants.ended(name)))
     assert [snapshot.name for snapshot in tenants.snapshot(0.0)] == ["a"]
 
@@ -200,7 +210,7 @@ def test_a_tenant_without_limits_is_not_even_known() -> None:
 def test_the_snapshot_shows_what_a_limited_tenant_has() -> None:
     tenants = one(running=3, queued=5, tokens_per_minute=60)
     tenants.admit("a", tokens=30, now=10.0)
-    tenants.queued("a", 7)
+    tenants.queued("a", 7, 0)
     tenants.started("a")
     (snapshot,) = tenants.snapshot(20.0)
     assert (snapshot.running, snapshot.queued, snapshot.queued_bytes) == (1, 1, 7)

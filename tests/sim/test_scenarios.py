@@ -33,6 +33,10 @@ def test_overload_leaves_the_goodput_whole() -> None:
     kept("overload", 120.0, "late / served")
 
 
+def test_best_effort_work_does_not_stand_and_nobody_else_is_shed() -> None:
+    kept("shedding", 120.0, "")
+
+
 def test_retry_after_tells_the_truth() -> None:
     kept("overload", 120.0, "Retry-After")
 

@@ -36,6 +36,8 @@ class BandSettings(msgspec.Struct, frozen=True):
     requests_max: int | None = None  #: how much may wait; else only the queue's bounds hold
     bytes_max: int | None = None
     tokens_max: int | None = None
+    shed_target_s: float | None = None  #: the wait that a flow may stand at; None: nothing is shed
+    shed_interval_s: float = 5.0  #: for how long it has to
 
 
 class Band:

@@ -160,11 +160,12 @@ class Entry:
 class Leaf:
     """A queue ordered by (key, arrival)."""
 
-    __slots__ = ("_heap", "live")
+    __slots__ = ("_heap", "calm_s", "live")
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, float], int, int, Entry]] = []
         self.live = 0
+        self.calm_s = math.inf  # when a short wait was last seen here; only where queues are not to stand
 
     def __len__(self) -> int:
         return self.live

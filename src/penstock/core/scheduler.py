@@ -19,7 +19,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.core import retry
+from penstock.core import retry, shedding
 from penstock.core.actions import Abort, Action, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.admission import AdmissionSettings
 from penstock.core.affinity import Affinity
@@ -647,6 +647,8 @@ class Scheduler:
             reason = Reason.TENANT_LIMIT
         elif wait_s is not None and now + wait_s + first_token_s > entry.deadline_s:
             reason = Reason.DEADLINE_INFEASIBLE
+        elif shedding.refuses(band.settings, entry, wait_s, now):
+            reason = Reason.OVERLOAD
         elif band.over_bounds() or not self._make_room(entry, now, actions):
             reason = Reason.QUEUE_FULL
         if reason is not None:
@@ -685,6 +687,7 @@ class Scheduler:
         if entry.seq in band.entries:
             if entry.seq not in band.bumped:  # else it is out of turn, and says nothing of how far turns have come
                 tree.serve(entry)
+            shedding.leaves(band.settings, entry, now)
             self._unqueue(entry, Event.DISPATCHED)
             entry.waited_s += now - entry.queued_since_s
             self._pump.sent(entry, now)
@@ -795,34 +798,41 @@ class Scheduler:
     def _enqueue(self, entry: Entry, now: float) -> None:
         entry.queued_since_s = now
         self._queues.push(entry)
-        self._tenants.queued(entry.request.tenant, entry.request.body_bytes)
+        shedding.entered(self._queues.bands[entry.request.band].settings, entry, now)
+        self._tenants.queued(entry.request.tenant, entry.request.body_bytes, entry.estimate.prompt_tokens)
         if self._tenants.held(entry.request.tenant):
             self._pump.hold(entry)
 
     def _unqueue(self, entry: Entry, event: Event) -> None:
         self._queues.remove(entry, event)
-        self._tenants.unqueued(entry.request.tenant, entry.request.body_bytes)
+        self._tenants.unqueued(entry.request.tenant, entry.request.body_bytes, entry.estimate.prompt_tokens)
         self._timers.cancel(entry.seq)
         if entry.choosy:
             self._affinity.left(entry)
 
     def _arm(self, entry: Entry) -> None:
         """See to it that nobody waits longer than it may, or than it helps."""
-        self._timers.set(entry.seq, min(self._may_wait_until_s(entry), self._helps_until_s(entry)))
+        times = (self._may_wait_until_s(entry), self._helps_until_s(entry), self._shed_s(entry))
+        self._timers.set(entry.seq, min(times))
 
     def _may_wait_until_s(self, entry: Entry) -> float:
         return entry.queued_since_s + entry.wait_s_max - entry.waited_s
+
+    def _shed_s(self, entry: Entry) -> float:
+        return shedding.due_s(self._queues.bands[entry.request.band].settings, entry)
 
     def _helps_until_s(self, entry: Entry) -> float:
         return entry.deadline_s - self._forecast.first_token_s(entry.request.model)
 
     def _time_is_up(self, entry: Entry, now: float, actions: list[Action]) -> None:
-        """Its time has come, unless first tokens come sooner by now than when it was armed."""
+        """Its time has come, unless first tokens come sooner by now than when it was armed, or its queue moved on."""
         if self._helps_until_s(entry) <= now:
             self._evict(entry, Reason.DEADLINE_MISSED, now, actions)
         elif self._may_wait_until_s(entry) <= now:
             alive = self._pool.alive(entry.request.model)
             self._evict(entry, Reason.QUEUE_TIMEOUT if alive else Reason.NO_ENDPOINT, now, actions)
+        elif self._shed_s(entry) <= now:
+            self._evict(entry, Reason.OVERLOAD, now, actions)
         else:
             self._arm(entry)
 

@@ -1,9 +1,9 @@
 """Limits: what may one tenant have, whatever its fair share is?
 
 `running` holds: the tenant's flows wait while that many of its requests are at the engines. The others refuse:
-`queued` and `queued_bytes` bound what waits, `requests_per_minute` and `tokens_per_minute` are token buckets that
-hold a minute's worth. A request reserves its estimated tokens on arrival and settles the difference when the truth
-is known, so an account may go into debt and then refuses until it is paid off; a request larger than a whole
+`queued`, `queued_bytes` and `queued_tokens` bound what waits, `requests_per_minute` and `tokens_per_minute` are token
+buckets that hold a minute's worth. A request reserves its estimated tokens on arrival and settles the difference when
+the truth is known, so an account may go into debt and then refuses until it is paid off; a request larger than a whole
 minute's worth is let in when the bucket is full, and leaves that debt. Promised, and tested: from any moment on,
 what is let in stays within rate × time + one bucket (+ the part of the last request beyond a bucket), and what is
 charged in the end is what was used.
@@ -29,6 +29,7 @@ class Limits(msgspec.Struct, frozen=True):
     running: int | None = None
     queued: int | None = None
     queued_bytes: int | None = None
+    queued_tokens: int | None = None  #: of prompts, as estimated
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
 
@@ -48,6 +49,7 @@ class TenantSnapshot(msgspec.Struct, frozen=True):
     running: int
     queued: int
     queued_bytes: int
+    queued_tokens: int
     requests_left: float | None
     tokens_left: float | None
 
@@ -102,13 +104,14 @@ class Bucket:
 class _Account:
     """What one tenant has at this moment."""
 
-    __slots__ = ("limits", "queued", "queued_bytes", "requests", "running", "tokens")
+    __slots__ = ("limits", "queued", "queued_bytes", "queued_tokens", "requests", "running", "tokens")
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.running = 0
         self.queued = 0
         self.queued_bytes = 0
+        self.queued_tokens = 0
         self.requests = None if limits.requests_per_minute is None else Bucket(limits.requests_per_minute)
         self.tokens = None if limits.tokens_per_minute is None else Bucket(limits.tokens_per_minute)
 
@@ -178,17 +181,19 @@ class Tenants:
             if held is not None and entry.state is State.WAITING:
                 held.queued += 1
                 held.queued_bytes += entry.request.body_bytes
+                held.queued_tokens += entry.estimate.prompt_tokens
 
     # --- what waits -----------------------------------------------------------------------------------------
 
-    def queued(self, tenant: str, body_bytes: int) -> None:
+    def queued(self, tenant: str, body_bytes: int, prompt_tokens: int) -> None:
         """A request entered the queue."""
         account = self._accounts.get(tenant)
         if account is not None:
             account.queued += 1
             account.queued_bytes += body_bytes
+            account.queued_tokens += prompt_tokens
 
-    def unqueued(self, tenant: str, body_bytes: int) -> None:
+    def unqueued(self, tenant: str, body_bytes: int, prompt_tokens: int) -> None:
         """A request left the queue, wherever to."""
         account = self._accounts.get(tenant)
         if account is not None:
@@ -196,6 +201,7 @@ class Tenants:
             assert account.queued_bytes >= body_bytes
             account.queued -= 1
             account.queued_bytes -= body_bytes
+            account.queued_tokens -= prompt_tokens
 
     def over_queued(self, tenant: str) -> str | None:
         """The bound that what waits exceeds; asked after a newcomer was queued and could not go on at once."""
@@ -207,6 +213,8 @@ class Tenants:
             return "queued"
         if limits.queued_bytes is not None and account.queued_bytes > limits.queued_bytes:
             return "queued_bytes"
+        if limits.queued_tokens is not None and account.queued_tokens > limits.queued_tokens:
+            return "queued_tokens"
         return None
 
     # --- what runs ------------------------------------------------------------------------------------------
@@ -255,6 +263,7 @@ class Tenants:
                 running=account.running,
                 queued=account.queued,
                 queued_bytes=account.queued_bytes,
+                queued_tokens=account.queued_tokens,
                 requests_left=None if account.requests is None else account.requests.left(now),
                 tokens_left=None if account.tokens is None else account.tokens.left(now),
             )

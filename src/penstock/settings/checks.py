@@ -130,6 +130,9 @@ def _bands(document: Document) -> Found:
             continue
         if band.name in names:
             yield _problem(("bands", index, "name"), f"is the same as that of bands[{names[band.name]}]")
+        if band.shed_target is not None and not band.best_effort:
+            message = "sheds requests, and this band is not for best effort"
+            yield _problem(("bands", index, "shed_target"), message, "set `best_effort: true` too, or leave it out")
         names.setdefault(band.name, index)
     if not bands or None in bands:
         return  # an unknown name may be the one that is misspelled there

@@ -113,7 +113,17 @@ class Band(Section):
         ge=0,
     )
     best_effort: values.Bool = setting(
-        default=False, meaning="A mark for work that may be shed under overload. Nothing sheds it yet."
+        default=False, meaning="Work that may be shed under overload, where `shed_target` says so."
+    )
+    shed_target: values.OptionalDuration = setting(
+        None,
+        "Best-effort bands only: while even the shortest wait of a flow stays above this for `shed_interval`, nobody "
+        "of it waits longer than twice this: 429 `overload`, at once where the estimate says so. Without it nothing is "
+        "shed. `10s` suits work whose callers come back by themselves.",
+        gt=0,
+    )
+    shed_interval: values.Duration = setting(
+        5.0, "How long waits have to stay above `shed_target`. Longer than an answer takes, or bursts are shed.", gt=0
     )
     ceiling: values.Number = setting(1.0, "The share of an endpoint's slots that this band may fill up to.", gt=0, le=1)
     min_share: values.Number = setting(

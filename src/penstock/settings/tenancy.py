@@ -53,6 +53,12 @@ class TenantLimits(Section):
     queued_bytes: values.OptionalSize = setting(
         None, "Bytes that the bodies of its waiting requests may hold. More are refused with 429.", ge=1
     )
+    queued_tokens: values.OptionalWhole = setting(
+        None,
+        "Prompt tokens of its waiting requests, by our estimate. More are refused with 429. One prompt that is larger "
+        "than this can be sent at once, but not wait.",
+        ge=1,
+    )
     requests_per_minute: values.OptionalWhole = setting(
         None, "Requests per minute, of which a minute's worth may come at once. More are refused with 429.", ge=1
     )

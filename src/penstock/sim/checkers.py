@@ -179,6 +179,7 @@ class CheckedScheduler(Scheduler):
         self._ran = Counter(self.books.requests[d.request_id].tenant for d in self.books.leases.values())
         actions = super().reconfigured(settings, now=now)
         assert all(isinstance(action, Dispatch) for action in actions), actions
+        self.books.requests = {name: self._entries[name].request for name in self.books.requests}
         assert [band.settings for band in self._queues.bands] == list(settings.bands)
         assert all(entry.seq in self._queues.bands[entry.request.band].entries for entry in self._waiting())
         return self._checked(actions, now)
@@ -279,6 +280,9 @@ class CheckedScheduler(Scheduler):
 
     def _checked(self, actions: list[Action], now: float) -> list[Action]:
         for action in actions:
+            if isinstance(action, Evict | Reject) and action.reason is Reason.OVERLOAD:
+                band = self._queues.bands[self.books.requests[action.request_id].band]
+                assert band.settings.shed_target_s is not None, f"{action} in a band where nothing is shed"
             self.books.note(action)
         self.books.settle()
         if not self._settings.queue_enabled:
@@ -335,6 +339,7 @@ class CheckedScheduler(Scheduler):
             own = [entry for entry in own if entry.request.tenant == request.tenant]
             assert limits.queued is None or len(own) <= limits.queued
             assert limits.queued_bytes is None or sum(x.request.body_bytes for x in own) <= limits.queued_bytes
+            assert limits.queued_tokens is None or sum(x.estimate.prompt_tokens for x in own) <= limits.queued_tokens
 
     def _check_displaced(
         self, request: Request, actions: Sequence[Action], first_visits: dict[str, tuple[int, int]]
@@ -358,6 +363,7 @@ class CheckedScheduler(Scheduler):
             own = [request for request in waiting if request.tenant == seen.name]
             assert seen.running == running[seen.name]
             assert (seen.queued, seen.queued_bytes) == (len(own), sum(request.body_bytes for request in own))
+            assert seen.queued_tokens == sum(self._entries[request.id].estimate.prompt_tokens for request in own)
             assert seen.limits.running is None or seen.running <= max(seen.limits.running, self._ran[seen.name])
         for tenant, flows in self._pump._held.items():
             assert self._tenants.held(tenant), f"{tenant} may run more, and its flows are held"

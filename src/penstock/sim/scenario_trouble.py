@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from operator import eq
+
+from msgspec import structs
 
 from penstock.sim.report import Measure, Result, at_least, at_most, percentile, ratio
-from penstock.sim.scenario_base import CHAT, STANDARD, Run, Setup, Variant, capacity_per_s, engines, load, run
+from penstock.sim.scenario_base import (
+    BANDS,
+    BATCH,
+    CHAT,
+    STANDARD,
+    Run,
+    Setup,
+    Variant,
+    capacity_per_s,
+    engines,
+    load,
+    run,
+)
 from penstock.sim.workload import Poisson, Stream
 from penstock.sim.world_values import Death, Journey
 
 OVERLOAD_TIMES = 1.75
+SHED_TARGET_S = 5.0
 DEADLINE_S = 5.0  # for the first token; the p99 at 85 % load is near 1 s
 ESTIMATES_S = (5.0, 60.0)  # waits that Retry-After is judged by
 
@@ -62,6 +79,41 @@ def _estimate_errors(done: Run) -> list[float]:
         for j in done.journeys()
         if j.estimate_s is not None and j.dispatched_s is not None and low_s <= j.queue_s <= high_s
     ]
+
+
+def shedding(setup: Setup) -> Result:
+    """A flood of best-effort work at 1.5 times capacity, beside a light tenant in its band and people above it."""
+    capacity = capacity_per_s(engines(), CHAT)
+    streams = (
+        load("flood", CHAT, 1.5 * capacity, band=BATCH),
+        load("light", CHAT, 0.1 * capacity, band=BATCH),
+        load("people", CHAT, 0.15 * capacity),
+    )
+    warm_s = min(60.0, setup.duration_s / 3)
+    sheds = (*BANDS[:BATCH], structs.replace(BANDS[BATCH], shed_target_s=SHED_TARGET_S))
+    plain = run(setup, Variant("nothing is shed"), streams, warm_s=warm_s)
+    shed = run(setup, Variant("shed_target 5 s", bands=sheds), streams, warm_s=warm_s)
+    waits = {done: _waits_s(done, "flood") for done in (plain, shed)}
+    refused = [j for j in shed.journeys(lambda tenant: tenant == "flood") if j.outcome in ("rejected", "evicted")]
+    others = [j for j in shed.journeys(lambda tenant: tenant != "flood") if j.outcome in ("rejected", "evicted")]
+    measures = (
+        Measure("flood's wait / target, p50: nothing is shed", percentile(waits[plain], 0.5) / SHED_TARGET_S),
+        Measure("flood's wait / target, p50: shed", percentile(waits[shed], 0.5) / SHED_TARGET_S, at_most(2.0)),
+        Measure("flood's wait / target, p99: shed", percentile(waits[shed], 0.99) / SHED_TARGET_S, at_most(2.0)),
+        Measure("goodput: shed / nothing is shed", ratio(shed.utilisation(), plain.utilisation()), at_least(0.98)),
+        Measure(
+            "refused of the flood, share at the door",
+            ratio(sum(j.outcome == "rejected" for j in refused), len(refused)),
+        ),
+        Measure("refused of the light tenant and the people", len(others), at_most(0)),
+    )
+    groups = ("flood", "light", "people")
+    lines = tuple(done.line(name, partial(eq, name)) for done in (plain, shed) for name in groups)
+    return Result("shedding", setup.seed, setup.duration_s, measures, lines)
+
+
+def _waits_s(done: Run, tenant: str) -> list[float]:
+    return [j.queue_s for j in done.journeys(lambda name: name == tenant) if j.dispatched_s is not None]
 
 
 def engine_death(setup: Setup) -> Result:

@@ -22,6 +22,7 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario("priorities", "a few high ones among many low ones", 120.0, scenario_bands.priorities),
         Scenario("batch_band", "batch work in the gaps", 120.0, scenario_bands.batch_band),
         Scenario("overload", "1.75 times capacity, with deadlines", 240.0, scenario_trouble.overload),
+        Scenario("shedding", "a flood of best-effort work, shed and not", 240.0, scenario_trouble.shedding),
         Scenario("stale_gauges", "gauges 5 s old against 50 ms", 300.0, scenario_isolation.stale_gauges),
         Scenario("engine_death", "an engine dies and comes back", 120.0, scenario_trouble.engine_death),
         Scenario("cancel_storm", "half of the clients hang up", 120.0, scenario_trouble.cancel_storm),
