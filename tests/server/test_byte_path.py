@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
+import sys
 import zlib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -81,3 +84,16 @@ async def test_who_goes_while_its_body_is_unpacked_is_forgotten(world: World) ->
     await world.until(lambda: world.gate.server.connections == 0)
     assert (await world.chat()).status == 200
     assert len(engine.log.entries) == 1
+
+
+async def test_no_byte_of_many_streams_is_lost_changed_or_moved() -> None:
+    """A small run of the benchmark that does it at 50,000 events a second; three processes, checksums at both ends."""
+    benchmark = Path(__file__).parents[2] / "benchmarks" / "streams.py"
+    options = ("--streams", "64", "--rate", "6400", "--seconds", "0.5", "--json")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(benchmark), *options, stdout=asyncio.subprocess.PIPE
+    )
+    told, _ = await asyncio.wait_for(process.communicate(), 60)
+    figures = json.loads(told)
+    assert (process.returncode, figures["wrong_streams"], figures["completed"]) == (0, 0, 64)
+    assert figures["events"] == 64 * (50 + 4)

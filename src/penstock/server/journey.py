@@ -165,7 +165,8 @@ class QueuedJourney(Relay):
         if self._committed:
             self.break_off(self.api, action.reason)
         else:
-            self.refuse(self.api, action.reason, wire.MESSAGE[action.reason], param=None, retry_after_s=1.0)
+            retry_after_s = None if action.reason is Reason.OPERATOR else 1.0
+            self.refuse(self.api, action.reason, wire.MESSAGE[action.reason], param=None, retry_after_s=retry_after_s)
         self._leave(Outcome.FAILED, action.reason)
         self._driver.tell(self._driver.scheduler.cancelled(self.request.id, now=self._driver.now()))
 
