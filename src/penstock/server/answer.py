@@ -53,7 +53,7 @@ class Answer:
         self.head = b""  #: how it began
         self._held = b""
         self._done = b""  # the last event, until it is known whether the answer is as good as it says
-        self._tail = b"\n" if streamed else b""  # an event stands at the beginning of a line
+        self._tail = bytearray(b"\n" if streamed else b"")  # an event stands at the beginning of a line
         self.tokens = 0  #: events passed, about as many as tokens
 
     def take(self, data: bytes) -> bytes:
@@ -61,9 +61,12 @@ class Answer:
         if self._streamed:
             if len(self.head) < HEAD_BYTES:
                 self.head += data[: HEAD_BYTES - len(self.head)]
-            seen = self._tail + data
-            self.tokens += seen.count(_DATA, max(0, len(self._tail) - len(_DATA) + 1))  # one may span two pieces
-            self._tail = seen[-TAIL_BYTES:]
+            seen = self._tail
+            from_at = max(0, len(seen) - len(_DATA) + 1)  # one may span two pieces
+            seen += data
+            self.tokens += seen.count(_DATA, from_at)
+            if len(seen) > 2 * TAIL_BYTES:  # to cut it at each piece would copy it at each piece
+                del seen[:-TAIL_BYTES]
             if self._hides_usage:
                 data = self._without_usage(data)
             if self._done:
@@ -74,7 +77,9 @@ class Answer:
             return data
         if not self.head:
             self.head = data[:HEAD_BYTES]
-        self._tail = (self._tail + data)[-TAIL_BYTES:] if len(data) < TAIL_BYTES else data[-TAIL_BYTES:]
+        self._tail += data[-TAIL_BYTES:]
+        if len(self._tail) > 2 * TAIL_BYTES:
+            del self._tail[:-TAIL_BYTES]
         return data
 
     def rest(self) -> bytes:
@@ -85,15 +90,15 @@ class Answer:
     @property
     def tail(self) -> bytes:
         """Its last bytes."""
-        return self._tail
+        return bytes(self._tail[-TAIL_BYTES:])
 
     def ended_well(self, path: str) -> bool:
         """Whether it is an answer and not a failure, now that it is whole."""
-        return not self._streamed or ended_well(path, self._tail)
+        return not self._streamed or ended_well(path, self.tail)
 
     def tells_error(self) -> bool:
         """Whether the engine itself said that it failed."""
-        return tells_error(self._tail)
+        return tells_error(self.tail)
 
     def mid_event(self) -> bool:
         """Whether it broke off inside an event."""
@@ -101,7 +106,7 @@ class Answer:
 
     def usage(self) -> Usage | None:
         """What the engine says it cost."""
-        usage = read_usage(self._tail)
+        usage = read_usage(self.tail)
         if usage is not None and not usage.prompt_tokens and (first := read_usage(self.head, first=True)) is not None:
             return Usage(first.prompt_tokens, usage.completion_tokens, first.cached_tokens, first.cached_told)
         return usage
