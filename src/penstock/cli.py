@@ -103,6 +103,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_demo(demo)
 
+    doctor = commands.add_parser(
+        "doctor",
+        help="examine the engines",
+        description="Ask every endpoint what it is and offers; say what is missing, which flag brings it, and what "
+        "Penstock does without it. Exit code 1 when one can't serve what it should.",
+        allow_abbrev=False,
+    )
+    _add_doctor(doctor)
+
     simulate = commands.add_parser(
         "simulate",
         help="run a scenario in virtual time",
@@ -125,6 +134,13 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
 
     demo.add_arguments(parser)
     parser.set_defaults(run=demo.run)
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    from penstock import doctor_cli
+
+    doctor_cli.add_arguments(parser)
+    parser.set_defaults(run=doctor_cli.run)
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:

@@ -23,8 +23,9 @@ def _server_info(page: Json) -> Facts:
 
 
 def _kv_event_sources(page: Json) -> Facts:
-    """Empty when events are off."""
-    return Facts(kv_events=bool(page))
+    """By data-parallel rank; empty when events are off."""
+    sources = [source for source in page.values() if isinstance(source, dict) and source.get("enable_kv_cache_events")]
+    return Facts(kv_events=bool(sources), kv_events_endpoint=text(sources[0].get("endpoint")) if sources else None)
 
 
 def _is_sleeping(page: Json) -> Facts:

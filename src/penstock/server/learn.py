@@ -26,7 +26,10 @@ class Listing(msgspec.Struct, frozen=True):
 
 async def list_models(ask: Ask, engine: Engine) -> Listing:
     """The models and adapters it serves now."""
-    answer = await ask(engine.models_path)
+    return listing_of(await ask(engine.models_path))
+
+
+def listing_of(answer: Answer) -> Listing:
     return Listing(_models(answer), answer.absent)
 
 

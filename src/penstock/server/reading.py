@@ -57,6 +57,11 @@ class Reader:
         return self._pages is not None or bool(self._load_path)
 
     @property
+    def has_page(self) -> bool:
+        """Whether a metrics page was found that makes sense."""
+        return bool(self._metrics_at)
+
+    @property
     def cheap(self) -> bool:
         """Whether there is something cheaper than the page that tells as much."""
         return bool(self._load_path) and self._load_misses < 0
