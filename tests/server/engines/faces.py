@@ -143,6 +143,7 @@ class Face:
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
+        self._is_dead = False
         self.port = 0
 
     @property
@@ -158,7 +159,8 @@ class Face:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """As a process that is killed."""
+        """As a process that is killed: what was accepted in its last moment is not served either."""
+        self._is_dead = True
         if self._server is not None:
             self._server.close()
         for writer in tuple(self._writers):
@@ -167,6 +169,9 @@ class Face:
             await asyncio.wait(self._tasks)
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_dead:
+            writer.transport.abort()
+            return
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
