@@ -13,6 +13,7 @@ import json
 import sys
 import time
 import urllib.request
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -39,7 +40,9 @@ def main() -> None:
         dealer.recv_multipart()
         call(coordinator, "/instances", {"instance_id": instance, "ip": ip, "http_port": 7000 + number})
     hasher = TokenHasher()
+    said: Counter[str] = Counter()
     for number, held in enumerate(work["held"], start=1):
+        said[held["instance"]] += 1
         admit(push, held, number)
         keys, _ = resolve_object_keys(
             token_hasher=hasher, model_name=work["model"], world_size=1, token_ids=held["tokens"], cache_salt=""
@@ -60,7 +63,7 @@ def main() -> None:
             for index, key in enumerate(keys)
         ]
         batch = {
-            "instance_id": held["instance"], "incarnation": held["instance"], "seq": number, "event_type": "store",
+            "instance_id": held["instance"], "incarnation": 1, "seq": said[held["instance"]], "event_type": "store",
             "tier": "l1", "backend": "cpu", "entries": entries, "shared": False, "ts": time.time(),
         }  # fmt: skip
         call(coordinator, "/events", {"batches": [batch]})

@@ -100,6 +100,12 @@ def test_an_endpoint_that_tells_of_too_many_blocks_is_not_believed_further() -> 
     blocks.apply(0, [stored([1, 2, 3], TOKENS[:12])])
     assert (len(blocks), blocks.overflowed) == (2, 1)
     assert blocks.held(prompt_keys(TOKENS, 4)) == 2
+    blocks.apply(0, [Removed([2])])
+    blocks.apply(1, [stored([1, 2, 3], TOKENS[:12])])
+    assert blocks.overflowed == 3  # what ranks hold counts together
+    blocks.forget(0)
+    blocks.apply(1, [stored([2], TOKENS[4:8], parent=1)])
+    assert blocks.held(prompt_keys(TOKENS, 4)) == 2
 
 
 def test_told_changes_add_up_to_what_is_held() -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.engines.kv_events import BlockHash, Cleared, Event, Removed, Stored
 
-BLOCKS_MAX = 500_000  # per rank: 8 million tokens in blocks of 16, more than any engine's memory holds today
+BLOCKS_MAX = 500_000  # per endpoint, all ranks together: 8 million tokens in blocks of 16; about 120 MB
 RANKS_MAX = 64
 ADAPTERS_MAX = 10_000
 PROMPT_BLOCKS_MAX = 65_536  # of one prompt; a million tokens in blocks of 16
@@ -61,7 +61,7 @@ class EndpointBlocks:
         self.adapters: set[str] = set()  #: whose blocks it ever held
         self.orphans = 0  #: blocks left out because what goes before them is not known
         self.overflowed = 0  #: blocks left out because there were too many
-        self._blocks_max = blocks_max
+        self._room = blocks_max
         self._ranks: dict[int, _RankBlocks] = {}
         self._holders: dict[int, int] = {}  # by key: of how many hashes on all ranks
 
@@ -114,9 +114,10 @@ class EndpointBlocks:
         ):
             if block in blocks.keys:
                 blocks.copies[block] = blocks.copies.get(block, 1) + 1
-            elif len(blocks.keys) >= self._blocks_max:
+            elif not self._room:
                 self.overflowed += 1
             else:
+                self._room -= 1
                 blocks.keys[block] = key
                 self._came(key, changes)
 
@@ -131,12 +132,14 @@ class EndpointBlocks:
             elif copies == 2:
                 del blocks.copies[block]
             elif (key := blocks.keys.pop(block, None)) is not None:
+                self._room += 1
                 self._went(key, changes)
 
     def _clear(self, rank: int, changes: Changes) -> None:
         blocks = self._ranks.pop(rank, None)
         if blocks is None:
             return
+        self._room += len(blocks.keys)
         if not self._ranks:
             self._holders.clear()
             changes.cleared = True
