@@ -6,7 +6,16 @@ import math
 
 import pytest
 
-from penstock.core.ledger import EVENTS_MAX, FROZEN_S, PACE_KEPT_S, PREFILL_BASE_S, REVIEW_S, Ledger, Observation
+from penstock.core.ledger import (
+    EVENTS_MAX,
+    FROZEN_S,
+    PACE_KEPT_S,
+    PREFILL_BASE_S,
+    PREFILL_TOKENS_PER_S,
+    REVIEW_S,
+    Ledger,
+    Observation,
+)
 from tests.core.drive import lease
 
 
@@ -217,11 +226,33 @@ def test_the_prefill_rate_is_learned_and_never_zero() -> None:
         own.add(lease(serial, at=float(serial), prompt=0))
         own.first_token(own.leases[serial], serial + (0.5 if serial % 2 else 0.0))
         own.remove(own.leases[serial], serial + 0.6)
-    assert own.prefill_rate == 1.0
+    assert own.prefill_rate == PREFILL_TOKENS_PER_S, "prompts of nothing say nothing"
     for serial in range(10_000, 10_100):
         own.add(lease(serial, at=float(serial), prompt=1000))
         own.first_token(own.leases[serial], serial + 0.5)
+        own.remove(own.leases[serial], serial + 0.6)
     assert own.prefill_rate == pytest.approx(1000 / (0.5 - PREFILL_BASE_S), rel=0.01)
+    for serial in range(10_100, 10_200):  # all but a few tokens of these are cached: they wait for a step
+        own.add(lease(serial, at=float(serial), prompt=10))
+        own.first_token(own.leases[serial], serial + 0.1)
+        own.remove(own.leases[serial], serial + 0.6)
+    assert own.prefill_rate == pytest.approx(1000 / (0.5 - PREFILL_BASE_S), rel=0.3)
+
+
+def test_a_prompt_is_before_the_engine_until_its_first_token_even_if_the_engine_has_taken_it_in() -> None:
+    own = Ledger(stale_after_s=5.0, slots=64)
+    own.add(lease(1, at=0.0, prompt=40_000))
+    own.add(lease(2, at=0.0, prompt=4_000))
+    own.observe(Observation(1.0, running=2, waiting=0, progress=1.0))
+    own.observe(Observation(2.0, running=2, waiting=0, progress=2.0))
+    assert not own.unseen
+    assert own.outstanding_prefill_tokens == 44_000
+    assert own.prefill_left(2.0) == 44_000 - 2.0 * PREFILL_TOKENS_PER_S
+    assert own.prefill_left(60.0) == 4_000, "the second one's prompt comes after the first one's token"
+    own.first_token(own.leases[1], 10.0)
+    assert own.prefill_left(10.0) == own.outstanding_prefill_tokens == 4_000
+    own.first_token(own.leases[2], 11.0)
+    assert own.prefill_left(11.0) == 0
 
 
 def test_while_the_engine_queues_every_dispatch_joins_its_queue_and_what_it_began_leaves_it() -> None:

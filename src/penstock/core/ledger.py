@@ -28,6 +28,7 @@ EVENTS_MAX = 8192  # own dispatches and ends remembered against one reading; pas
 PREFILL_TOKENS_PER_S = 4000.0  # until learned: a mid-size GPU's prefill, so that a first guess errs by little
 PREFILL_TOKENS_PER_S_MAX = 100_000.0
 PREFILL_SAMPLE_S_MAX = 30.0
+PREFILL_SAMPLE_TOKENS = 512  # a prompt of that many is a whole sample of the speed
 PREFILL_BASE_S = 0.05  # one engine step and the way there and back
 PACE_TOKENS_MIN = 8  # fewer say more about the network's buffers than about the engine
 PACE_LEARNING_RATE = 0.2
@@ -86,6 +87,7 @@ class Ledger:
         self.leases: dict[int, Lease] = {}  # of this epoch, in dispatch order
         self.reserved = 0  # leases before their first token
         self.unseen: dict[int, Lease] = {}  # the part of them the engine is not known to have taken in
+        self.prefilling: dict[int, Lease] = {}  # and the part whose prompts are not known to be computed
         self.base: Observation | None = None  # the last reading that moved
         self.asked_s = -math.inf  # of the last reading, moved or not
         self._moved_s = -math.inf
@@ -117,7 +119,7 @@ class Ledger:
         lease.prefill_end_s = lease.dispatched_s + queued / self.prefill_rate + PREFILL_BASE_S
         self.leases[lease.serial] = lease
         self.reserved += 1
-        self.unseen[lease.serial] = lease
+        self.unseen[lease.serial] = self.prefilling[lease.serial] = lease
         self.outstanding_prefill_tokens += lease.prompt_tokens
         if not lease.streamed:
             self._prefill_due_s = min(self._prefill_due_s, lease.prefill_end_s)
@@ -131,8 +133,10 @@ class Ledger:
             return
         self.reserved -= 1
         if not lease.seen:
-            self._learn_prefill(lease, now)
             self._take_in(lease)
+        if lease.serial in self.prefilling:
+            self._learn_prefill(lease, now)
+            self._prefilled(lease)
         self._entered += 1
         self._entered_max = max(self._entered_max, self._entered)
 
@@ -162,6 +166,8 @@ class Ledger:
         self.reserved -= lease.first_token_s is None
         if not lease.seen:
             self._take_in(lease)
+        if lease.serial in self.prefilling:
+            self._prefilled(lease)
         if lease.first_token_s is not None or (self.base is not None and lease.dispatched_s < self.base.asked_s):
             self._entered -= 1
         self._note(now, -1, -(lease.prompt_tokens + lease.output_tokens))
@@ -170,9 +176,20 @@ class Ledger:
         """Let predicted prefill ends pass: answers that do not stream stop counting as waiting."""
         if now < self._prefill_due_s:
             return
-        for lease in [x for x in self.unseen.values() if not x.streamed and x.prefill_end_s <= now]:
-            self._take_in(lease)
-        self._prefill_due_s = min((x.prefill_end_s for x in self.unseen.values() if not x.streamed), default=math.inf)
+        for lease in [x for x in self.prefilling.values() if not x.streamed and x.prefill_end_s <= now]:
+            if not lease.seen:
+                self._take_in(lease)
+            self._prefilled(lease)
+        ends_s = (x.prefill_end_s for x in self.prefilling.values() if not x.streamed)
+        self._prefill_due_s = min(ends_s, default=math.inf)
+
+    def prefill_left(self, now: float) -> float:
+        """Prompt tokens still to be computed, as far as can be told: the first of them since the last was done."""
+        first = next(iter(self.prefilling.values()), None)
+        if first is None:
+            return 0.0
+        begun_s = max(first.dispatched_s, self._last_first_token_s)
+        return self.outstanding_prefill_tokens - min(first.prompt_tokens, (now - begun_s) * self.prefill_rate)
 
     @property
     def prefill_rate(self) -> float:
@@ -182,6 +199,9 @@ class Ledger:
     def _take_in(self, lease: Lease) -> None:
         lease.seen = True
         del self.unseen[lease.serial]
+
+    def _prefilled(self, lease: Lease) -> None:
+        del self.prefilling[lease.serial]
         self.outstanding_prefill_tokens -= lease.prompt_tokens
 
     def _learn_prefill(self, lease: Lease, now: float) -> None:
@@ -189,8 +209,11 @@ class Ledger:
         self._last_first_token_s = now
         # A prompt of a few tokens says how long a step is, a hang says nothing: neither is prefill speed.
         elapsed_s = min(max(elapsed_s, lease.prompt_tokens / PREFILL_TOKENS_PER_S_MAX), PREFILL_SAMPLE_S_MAX)
-        self._prefill_tokens = 0.9 * self._prefill_tokens + lease.prompt_tokens
-        self._prefill_seconds = 0.9 * self._prefill_seconds + elapsed_s
+        # A prompt that is nearly all cached has little to compute, and says as little of the speed.
+        weight = min(1.0, lease.prompt_tokens / PREFILL_SAMPLE_TOKENS)
+        kept = 0.9**weight
+        self._prefill_tokens = kept * self._prefill_tokens + weight * lease.prompt_tokens
+        self._prefill_seconds = kept * self._prefill_seconds + weight * elapsed_s
 
     def _note(self, when: float, leases: int, tokens: int) -> None:
         self._load_until_s = -math.inf
@@ -277,7 +300,8 @@ class Ledger:
         for lease in self.leases.values():
             lease.epoch = self.epoch
         self.reserved = sum(lease.first_token_s is None for lease in self.leases.values())
-        self.outstanding_prefill_tokens = sum(x.prompt_tokens for x in self.unseen.values())
+        self.prefilling = {k: x for k, x in self.prefilling.items() if x.dispatched_s >= previous_asked_s}
+        self.outstanding_prefill_tokens = sum(x.prompt_tokens for x in self.prefilling.values())
         self._foreign = 0.0
 
     def credible(self, now: float) -> bool:

@@ -302,7 +302,7 @@ class CheckedScheduler(Scheduler):
             assert all(lease.epoch <= ledger.epoch for lease in own)
             assert sorted(ledger.leases) == sorted(x.serial for x in own if x.epoch == ledger.epoch)
             assert list(ledger.unseen) == [serial for serial, x in ledger.leases.items() if not x.seen]
-            assert ledger.outstanding_prefill_tokens == sum(x.prompt_tokens for x in ledger.unseen.values())
+            assert ledger.outstanding_prefill_tokens == sum(x.prompt_tokens for x in ledger.prefilling.values())
 
     def _check_queue(self) -> None:
         queues, bounds = self._queues, self._settings.bounds

@@ -33,6 +33,9 @@ def request(job: Job) -> Request:
         output_tokens_max=stream.output_tokens_max,
         streamed=stream.streamed,
         deadline_s=job.deadline_s,
+        session=job.session,
+        prefix=job.blocks,
+        prefix_chunk_bytes=max(1, round(job.block_tokens * job.body_bytes / job.prompt_tokens)),
     )
 
 

@@ -32,6 +32,9 @@ class Job(msgspec.Struct, frozen=True):
     body_bytes: int
     deadline_s: float | None = None  #: of the first token, absolute
     hangs_up_s: float | None = None  #: when the client gives up, absolute
+    blocks: tuple[int, ...] = ()  #: chained hashes of its prompt's full blocks: equal ones are equal prompts so far
+    block_tokens: int = 512  #: the engines of such a world have blocks of this size
+    session: str | None = None
 
 
 # --- lengths ----------------------------------------------------------------------------------------------------

@@ -227,7 +227,8 @@ class World:
             failure = Failure.CONNECT
         else:
             try:
-                node.engine.submit(EngineRequest(job.id, job.prompt_tokens, job.output_tokens), self.now)
+                asked = EngineRequest(job.id, job.prompt_tokens, job.output_tokens, block_hashes=job.blocks)
+                node.engine.submit(asked, self.now)
             except EngineFullError:
                 failure = Failure.BUSY
             except PromptTooLongError:
@@ -282,7 +283,7 @@ class World:
             if progress.usage is not None and progress.finished:
                 self._serve(journey).output_tokens += tokens
                 used = progress.usage
-                usage = Usage(used.prompt_tokens, used.completion_tokens, used.cached_tokens)
+                usage = Usage(used.prompt_tokens, used.completion_tokens, used.cached_tokens, cached_told=True)
                 self._end(journey, "completed")
                 if ours:
                     self._tell(scheduler.finished(journey.lease, usage, now=now))

@@ -51,9 +51,9 @@ class Context:
         """What it would have to compute of this prompt."""
         return max(1, self.prompt_tokens - self.matched.get(endpoint.index, 0))
 
-    def prefill_tokens(self, endpoint: Endpoint) -> int:
+    def prefill_tokens(self, endpoint: Endpoint) -> float:
         """Prompt tokens it was sent and has not computed yet."""
-        return endpoint.ledger.outstanding_prefill_tokens
+        return endpoint.ledger.prefill_left(self.now)
 
     def alive(self) -> Sequence[Endpoint]:
         """All endpoints that are well and serve the model, whether or not they are open now."""

@@ -23,7 +23,7 @@ class Lmetric(RoutingPolicy):
         def score(endpoint: Endpoint) -> tuple[float, int, int]:
             ledger = endpoint.ledger
             uncached = max(1, prompt_tokens - matched.get(endpoint.index, 0))
-            product = (ledger.outstanding_prefill_tokens + uncached) * (ledger.load(now) + 1.0)
+            product = (ledger.prefill_left(now) + uncached) * (ledger.load(now) + 1.0)
             return product, endpoint.dispatches_total, endpoint.index
 
         return min(endpoints, key=score)

@@ -53,7 +53,7 @@ def _holders(endpoints: Sequence[Endpoint], context: Context) -> list[Endpoint]:
 def _cost(endpoint: Endpoint, context: Context) -> float:
     ledger, now = endpoint.ledger, context.now
     uncached = max(1, context.prompt_tokens - context.matched.get(endpoint.index, 0))
-    first_token_s = (ledger.outstanding_prefill_tokens + uncached) / ledger.prefill_rate
+    first_token_s = (ledger.prefill_left(now) + uncached) / ledger.prefill_rate
     # A step takes a base and a part per request in it. With a batch as large as the endpoint takes, that part is about
     # half of the step on the GPUs measured; so the slow-down is half the pace there, in proportion below.
     pace_s = ledger.time_per_output_token_s(now) or PACE_S

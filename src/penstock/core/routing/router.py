@@ -207,7 +207,7 @@ class Router:
 
     def _say(self, source: Source, told: Mapping[int, int], located: Located, now: float) -> None:
         """Let a source that knows better than our history speak, but for prefixes that are just being computed."""
-        tokens, computing = located.tokens, {e.index for e in self._pool if e.ledger.unseen}
+        tokens, computing = located.tokens, {e.index for e in self._pool if e.ledger.prefilling}
         for index, held in told.items():
             if not self.sources.trusted(source, index, now) or (index in computing and tokens.get(index, 0) > held):
                 continue
