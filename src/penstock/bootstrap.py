@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from random import Random
 
+import penstock
 from penstock import clock
 from penstock.config import config_hash
 from penstock.core.admission import AdmissionSettings
@@ -17,8 +18,12 @@ from penstock.core.routing.registry import RoutingSettings
 from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.engines.recognise import ENGINES
 from penstock.server.admin.auth import AdminAuth
+from penstock.server.admin.events import EventLog
+from penstock.server.admin.pages import Pages
+from penstock.server.admin.requests import RequestVerbs
 from penstock.server.admin.routes import AdminRoutes
 from penstock.server.admin.verbs import EndpointVerbs
+from penstock.server.admin.watch import Facts, Watch
 from penstock.server.affinity import Affinities
 from penstock.server.app import App
 from penstock.server.catalog import Catalog
@@ -119,6 +124,8 @@ def gateway(settings: Settings) -> Gateway:
     )
     endpoints.want(SETTINGS, settings.endpoints)
     discovery = Discovery(sources(settings.discovery, os.environ), endpoints.want)
+    events = EventLog()
+    watch = Watch(driver, events, _facts(settings, metrics))
     limits = settings.limits
     names = [band.name for band in settings.bands]
     app = App(
@@ -126,7 +133,7 @@ def gateway(settings: Settings) -> Gateway:
         targets=endpoints.targets,
         metrics=metrics,
         catalog=catalog,
-        admin=_admin(settings, driver, endpoints),
+        admin=_admin(settings, driver, endpoints, events, watch),
         bands=names,
         callers=Callers(settings),
         levels=settings.fairness.levels,
@@ -155,11 +162,26 @@ def gateway(settings: Settings) -> Gateway:
         wall_clock=clock.wall,
     )
     return Gateway(
-        settings=settings, driver=driver, server=server, metrics=metrics, endpoints=endpoints, discovery=discovery
+        settings=settings,
+        driver=driver,
+        server=server,
+        metrics=metrics,
+        endpoints=endpoints,
+        discovery=discovery,
+        watch=watch,
     )
 
 
-def _admin(settings: Settings, driver: Driver, endpoints: Endpoints) -> AdminRoutes:
+def _facts(settings: Settings, metrics: Metrics) -> Facts:
+    shown = config_hash(settings)
+    return Facts(
+        version=penstock.__version__,
+        config_hash=lambda: shown,
+        loop_lag_s=lambda: metrics.loop_lag_s,
+    )
+
+
+def _admin(settings: Settings, driver: Driver, endpoints: Endpoints, events: EventLog, watch: Watch) -> AdminRoutes:
     token, read_token = settings.admin.token, settings.admin.read_token
     auth = AdminAuth(
         token=None if token is None else token.get_secret_value(),
@@ -167,8 +189,11 @@ def _admin(settings: Settings, driver: Driver, endpoints: Endpoints) -> AdminRou
         listens_on=settings.listen_address[0],
         now=driver.now,
     )
-    routes = AdminRoutes(auth)
+    routes = AdminRoutes(auth, events.audit)
+    Pages().add_to(routes)
+    watch.add_to(routes)
     EndpointVerbs(endpoints, driver).add_to(routes)
+    RequestVerbs(driver).add_to(routes)
     return routes
 
 

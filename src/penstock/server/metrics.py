@@ -96,6 +96,7 @@ class Metrics:
             *(self._service, self._pace),
         ):
             registry.register(series)
+        self.loop_lag_s = 0.0
         self.loop_lag = Gauge(
             "penstock_event_loop_lag_seconds", "How late the event loop ran a timer, lately.", registry=registry
         )

@@ -7,6 +7,7 @@ import logging
 import signal
 import ssl
 
+from penstock.server.admin.watch import Watch
 from penstock.server.discovery.base import Discovery
 from penstock.server.driver import Driver
 from penstock.server.endpoints import Endpoints
@@ -32,6 +33,7 @@ class Gateway:
         metrics: Metrics,
         endpoints: Endpoints,
         discovery: Discovery,
+        watch: Watch,
     ) -> None:
         self._settings = settings
         self.driver = driver
@@ -40,6 +42,7 @@ class Gateway:
         self.endpoints = endpoints
         self._discovery = discovery
         self._targets = endpoints.targets
+        self._watch = watch
         self._tasks: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
@@ -63,7 +66,7 @@ class Gateway:
         loop = asyncio.get_running_loop()
         self.endpoints.start()
         self._discovery.start()
-        self._tasks = [loop.create_task(self._measure_lag())]
+        self._tasks = [loop.create_task(self._measure_lag()), loop.create_task(self._watch.run())]
         shown = f"[{host}]" if ":" in host else host or "0.0.0.0"
         logger.info("listening on %s://%s:%d", "https" if self._settings.tls.cert else "http", shown, self.server.port)
 
@@ -92,6 +95,7 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._watch.close()
         await self._discovery.close()
         await self.endpoints.close()
         await self.server.wait_closed(CLOSE_TIMEOUT_S)
@@ -103,7 +107,8 @@ class Gateway:
         while True:
             due_s = self.driver.now() + LAG_INTERVAL_S
             await asyncio.sleep(LAG_INTERVAL_S)
-            self._metrics.loop_lag.set(max(0.0, self.driver.now() - due_s))
+            self._metrics.loop_lag_s = max(0.0, self.driver.now() - due_s)
+            self._metrics.loop_lag.set(self._metrics.loop_lag_s)
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:

@@ -52,10 +52,12 @@ class AdminAuth:
         self._now = now
         self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()  # address: how many, as of when
 
-    def denied(self, head: Head, *, writes: bool) -> Denied | None:
-        """Why the caller may not do this; None when it may."""
+    def denied(self, head: Head, *, writes: bool, public: bool = False) -> Denied | None:
+        """Why the caller may not do this; None when it may. `public`: what shows nothing of the gateway."""
         if self._token is None and self._read_token is None:
-            return self._without_tokens(head)
+            return self._without_tokens(head, public=public)
+        if public:
+            return None
         peer = head.peer[0] if head.peer else ""
         wait_s = self._wait_s(peer)
         if wait_s > 0:
@@ -72,12 +74,14 @@ class AdminAuth:
         self._failed(peer)
         return Denied(Reason.UNAUTHORIZED, "This is not an admin token.")
 
-    def _without_tokens(self, head: Head) -> Denied | None:
+    def _without_tokens(self, head: Head, *, public: bool) -> Denied | None:
         if not self._is_local:
             return Denied(Reason.FORBIDDEN, "/admin is closed: set `admin.token` or listen on a loopback address.")
         host = (head.header(b"host") or b"").decode("latin-1")
         if _is_public_name(host):
             return Denied(Reason.FORBIDDEN, "Without `admin.token`, /admin is only there under a local name.")
+        if public:
+            return None  # whoever follows a link to the page may see it
         origin = (head.header(b"origin") or b"").decode("latin-1").lower()
         foreign = origin and origin.partition("://")[2] != host.lower()
         if foreign or head.header(b"sec-fetch-site") in (b"cross-site", b"same-site"):

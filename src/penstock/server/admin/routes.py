@@ -20,6 +20,7 @@ from penstock.server.http1 import Exchange, Header
 BODY_BYTES_MAX = 1 << 20  # a list of many models; the verbs need a few hundred bytes
 PREFIX = "/admin"
 
+Audit = Callable[[str, str, str, Mapping[str, object], str | None], None]  # who, method, path, body, why refused
 Handler = Callable[[Exchange, Mapping[str, str]], None]
 
 
@@ -37,18 +38,25 @@ class _Route(msgspec.Struct, frozen=True):
     parts: tuple[str, ...]
     handler: Handler
     writes: bool
+    public: bool
 
 
 class AdminRoutes:
     """The table, and the way through it."""
 
-    def __init__(self, auth: AdminAuth) -> None:
+    def __init__(self, auth: AdminAuth, audit: Audit | None = None) -> None:
         self._auth = auth
+        self._audit = audit
         self._routes: dict[str, list[_Route]] = {}  # by method
 
-    def add(self, method: str, path: str, handler: Handler, *, writes: bool | None = None) -> None:
-        """Serve a path. What is not a GET changes something, unless said otherwise."""
-        route = _Route(_split(path), handler, method != "GET" if writes is None else writes)
+    def add(
+        self, method: str, path: str, handler: Handler, *, writes: bool | None = None, public: bool = False
+    ) -> None:
+        """Serve a path. What is not a GET changes something, unless said otherwise.
+
+        `public`: it shows nothing of the gateway, so it needs no token where there are any.
+        """
+        route = _Route(_split(path), handler, method != "GET" if writes is None else writes, public)
         self._routes.setdefault(method, []).append(route)
 
     @staticmethod
@@ -70,7 +78,7 @@ class AdminRoutes:
             else:
                 _deny(exchange, Reason.PATH_NOT_FOUND)
             return 0
-        denied = self._auth.denied(exchange, writes=found[0].writes)
+        denied = self._auth.denied(exchange, writes=found[0].writes, public=found[0].public)
         if denied is not None:
             _deny(exchange, denied.reason, denied.message, denied.retry_after_s)
         return BODY_BYTES_MAX
@@ -80,11 +88,16 @@ class AdminRoutes:
         found = self._find("GET" if exchange.method == "HEAD" else exchange.method, exchange.target_path)
         assert found is not None, "begin refuses what has no route"
         route, names = found
+        refused = None
         try:
             route.handler(exchange, names)
         except AdminError as error:
             body = {"message": str(error), "type": "invalid_request_error", "param": error.param, "code": error.code}
             answer(exchange, {"error": body}, error.status, extra=[(b"x-penstock-reason", error.code.encode())])
+            refused = error.code
+        if route.writes and self._audit is not None:
+            peer = exchange.peer[0] if exchange.peer else ""
+            self._audit(peer, exchange.method, unquote(exchange.target_path), _said(exchange), refused)
 
     def _find(self, method: str, path: str) -> tuple[_Route, dict[str, str]] | None:
         parts = _split(path)
@@ -93,6 +106,14 @@ class AdminRoutes:
             if names is not None:
                 return route, names
         return None
+
+
+def _said(exchange: Exchange) -> Mapping[str, object]:
+    """What the caller sent, for the record."""
+    try:
+        return body_of(exchange)
+    except AdminError:
+        return {}
 
 
 def body_of(exchange: Exchange) -> dict[str, object]:

@@ -1,0 +1,67 @@
+"""What happened lately, for people: a short list in memory, the same lines in the log.
+
+What operators did stands there with who did it. Nobody's prompts, and of what operators sent only names and numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import msgspec
+
+from penstock import clock
+
+logger = logging.getLogger(__name__)
+
+EVENTS_MAX = 200
+TEXT_CHARS_MAX = 300  # names may be as long as callers like
+SHOWN_FIELDS = ("model", "name", "slots", "url")  # of what an operator sent: the rest may hold secrets
+
+Kind = Literal["start", "operator", "endpoint", "queue", "settings"]
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One line."""
+
+    serial: int
+    at: float  #: Unix time
+    kind: Kind
+    text: str
+
+
+class EventLog:
+    """The last events."""
+
+    def __init__(self, *, wall: Callable[[], float] = clock.wall) -> None:
+        self._wall = wall
+        self._events: deque[Event] = deque(maxlen=EVENTS_MAX)
+        self._serial = 0
+
+    def note(self, kind: Kind, text: str) -> None:
+        """Add a line, here and to the log."""
+        text = printable(text)
+        self._serial += 1
+        self._events.append(Event(self._serial, self._wall(), kind, text))
+        logger.info("%s: %s", kind, text)
+
+    def latest(self, count: int = EVENTS_MAX) -> list[Event]:
+        """The last ones first."""
+        return list(self._events)[: -count - 1 : -1]
+
+    def audit(self, peer: str, method: str, path: str, body: Mapping[str, object], refused: str | None) -> None:
+        """An operator did something, or was refused."""
+        said = " ".join(f"{key}={body[key]}" for key in SHOWN_FIELDS if key in body)
+        verb = "remove" if method == "DELETE" else ""
+        words = " ".join(word for word in (verb, *path.split("/")[2:], said) if word)
+        self.note("operator", f"{words} (by {peer or 'unknown'})" + (f": refused, {refused}" if refused else ""))
+
+
+def printable(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
+    """A text that stays on its line, whatever a caller called itself."""
+    short = text if len(text) <= chars_max else text[: chars_max - 1] + "…"
+    if short.isprintable():
+        return short
+    return "".join(char if char.isprintable() else "·" for char in short)

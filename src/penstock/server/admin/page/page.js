@@ -1,0 +1,356 @@
+// The live page: listens to /admin/events, shows each frame, sends verbs. The token goes in the Authorization header
+// only, so that no other site's page can act here.
+
+import { Curve } from "./curves.js";
+import { Table, count, percent, seconds, text } from "./tables.js";
+
+const $ = (id) => document.getElementById(id);
+const CAUSES = {
+  no_backend: "no endpoint for the model is alive", warming: "endpoints have not told yet what they serve",
+  ejected: "taken out after failures", held: "it refuses requests as too many", slots_full: "all slots are taken",
+  engine_queue: "enough waits inside the engine", prefill_full: "enough prompt tokens are being computed",
+  kv_full: "its KV memory is full", pace: "it is slower per token than allowed", shunned: "it just refused this request",
+  class_share: "the last slots are kept for tenants under their share", tenant_cap: "the tenant runs as many as it may",
+  affinity: "held for the endpoint that has its cache or session", paused: "an operator stopped it",
+  turn: "others are served first",
+};
+const cause = (word) => (word ? `${word}: ${CAUSES[word] ?? ""}` : "");
+const TONES = { ok: "● ok", busy: "▲ busy", bad: "■ attention" };
+const STATES = { up: "● up", down: "■ down", ejected: "■ ejected", held: "▲ held", draining: "▲ draining" };
+
+let token = sessionStorage.getItem("penstock-token") || "";
+let state = null;
+let filter = "";
+let tab = null;
+
+// --- what is shown --------------------------------------------------------------------------------------------
+
+const tables = {
+  models: new Table($("models"), [
+    { title: "model", value: (m) => text(m.name), name: true },
+    { title: "waiting", value: (m) => count(m.waiting), num: true, tone: (m) => (m.waiting ? "busy" : "") },
+    { title: "running / slots", value: (m) => `${count(m.running)} / ${count(m.slots)}`, num: true, part: (m) => m.running / (m.slots || 1) },
+    { title: "oldest", value: (m) => (m.waiting ? seconds(m.oldest_wait_s) : ""), num: true },
+    { title: "wait p50 · p99", hint: "of the last few hundred that were sent", value: (m) => `${seconds(m.wait_p50_s)} · ${seconds(m.wait_p99_s)}`, num: true, low: true },
+    { title: "endpoints", value: (m) => `${m.up} of ${m.endpoints}`, num: true, tone: (m) => (m.up < m.endpoints ? "bad" : "") },
+    { title: "why they wait", value: (m) => (m.waiting ? cause(m.cause) : ""), wide: true },
+    { title: "", verbs: (m) => stopVerbs(m.name) },
+  ], { key: (m) => m.name, limit: 12, empty: "No model is known yet." }),
+  bands: new Table($("bands"), [
+    { title: "band", value: (b) => text(b.name), name: true },
+    { title: "waiting", value: (b) => count(b.waiting), num: true, tone: (b) => (b.waiting ? "busy" : "") },
+    { title: "running", value: (b) => count(b.running), num: true },
+    { title: "oldest", value: (b) => (b.waiting ? seconds(b.oldest_wait_s) : ""), num: true },
+    { title: "prompt tokens", value: (b) => count(b.tokens), num: true, low: true },
+    { title: "share", hint: "of the service over the last minute", value: (b) => percent(b.share), num: true, part: (b) => b.share },
+  ], { key: (b) => b.name, limit: 8, empty: "" }),
+  tenants: new Table($("tenants"), [
+    { title: "tenant", value: (t) => text(t.tenant), name: true },
+    { title: "band", value: (t) => text(t.band) },
+    { title: "weight", value: (t) => String(t.weight), num: true, low: true },
+    { title: "share got / fair", hint: "of its band's service over the last minute; the line marks the fair share of those who wait", value: (t) => `${percent(t.share)} / ${t.fair_share == null ? "all it asks" : percent(t.fair_share)}`, num: true, part: (t) => t.share, mark: (t) => t.fair_share },
+    { title: "waiting", value: (t) => count(t.waiting), num: true, tone: (t) => (t.waiting ? "busy" : "") },
+    { title: "running", value: (t) => count(t.running), num: true },
+    { title: "oldest", value: (t) => (t.waiting ? seconds(t.oldest_wait_s) : ""), num: true },
+  ], { key: (t) => `${t.band} ${t.tenant}`, limit: 15, empty: "Nobody asks for anything." }),
+  endpoints: new Table($("endpoints"), [
+    { title: "endpoint", value: (e) => text(e.name), name: true },
+    { title: "state", value: (e) => STATES[e.state] ?? e.state, tone: (e) => (e.state === "up" ? "" : e.state === "down" || e.state === "ejected" ? "bad" : "busy") },
+    { title: "running / slots", value: (e) => `${e.leases} / ${e.slots}${e.slots_auto ? " auto" : ""}`, num: true, part: (e) => e.leases / (e.slots || 1) },
+    { title: "engine runs", hint: "as the engine says", value: (e) => count(e.engine_running), num: true, low: true },
+    { title: "engine queue", hint: "as the engine says", value: (e) => count(e.engine_waiting), num: true },
+    { title: "KV", value: (e) => percent(e.kv_usage), num: true, part: (e) => e.kv_usage ?? 0, hot: (e) => e.kv_usage >= 0.9 },
+    { title: "ms / token", value: (e) => (e.time_per_output_token_s ? (e.time_per_output_token_s * 1000).toFixed(1) : "–"), num: true, low: true },
+    { title: "reading", hint: "age of the last reading of its gauges", value: (e) => (e.observed_s_ago == null ? "none" : seconds(e.observed_s_ago)), num: true, low: true, tone: (e) => (e.observed_s_ago > 5 ? "busy" : "") },
+    { title: "takes nothing because", value: (e) => cause(e.closed), low: true },
+    { title: "last failure", value: (e) => (e.failure ? `${e.failure}, ${seconds(e.failed_s_ago)} ago` : ""), low: true },
+    { title: "", verbs: (e) => [e.state === "draining" ? ["endpoint-resume", "Resume"] : ["endpoint-drain", "Drain"], ["endpoint-slots", "Slots"], ["endpoint-remove", "Remove"]] },
+  ], { key: (e) => e.name, limit: 24, empty: "No endpoint is configured or discovered." }),
+  requests: new Table($("requests"), [
+    { title: "id", value: (r) => text(r.id, 40), name: true },
+    { title: "tenant", value: (r) => text(r.tenant, 40), name: true },
+    { title: "band", value: (r) => text(r.band), low: true },
+    { title: "model", value: (r) => text(r.model, 40), name: true, low: true },
+    { title: "state", value: (r) => r.state, tone: (r) => (["rejected", "evicted", "failed"].includes(r.state) ? "bad" : "") },
+    { title: "waited", value: (r) => seconds(r.waited_s), num: true },
+    { title: "age", hint: "since it came; of those that ended, from then to the end", value: (r) => seconds(r.age_s), num: true, low: true },
+    { title: "tokens in · out", value: (r) => `${count(r.prompt_tokens)} · ${count(r.output_tokens)}`, num: true, low: true },
+    { title: "why", value: (r) => (r.cause ? cause(r.cause) : r.reason ?? (r.endpoint ? `at ${text(r.endpoint, 40)}` : "")) + (r.requeues ? ` (requeued ${r.requeues}×)` : "") },
+    { title: "", verbs: (r) => [["explain", "Explain"], ...(r.state === "waiting" ? [["bump", "Bump"]] : []), ...(["waiting", "running", "streaming"].includes(r.state) ? [["cancel", "Cancel"]] : [])] },
+  ], { key: (r) => r.id, limit: 20, empty: "None." }),
+  events: new Table($("events"), [
+    { title: "at", value: (e) => new Date(e.at * 1000).toLocaleTimeString("en-GB"), num: false },
+    { title: "kind", value: (e) => e.kind, low: true },
+    { title: "what", value: (e) => text(e.text, 320), wide: true },
+  ], { key: (e) => e.serial, limit: 12, empty: "Nothing happened yet." }),
+};
+
+const curves = {
+  waiting: new Curve($("curves"), "waiting", count),
+  running: new Curve($("curves"), "running", count),
+  oldest_s: new Curve($("curves"), "oldest wait", seconds),
+  kv_max: new Curve($("curves"), "fullest KV", percent, { top: 1 }),
+  sent_per_s: new Curve($("curves"), "sent per s", count),
+  tokens_per_s: new Curve($("curves"), "tokens per s", count),
+};
+
+function stopVerbs(model) {
+  const stopped = state.paused.includes(model) || state.drained.includes(model);
+  return stopped ? [["model-resume", "Resume"]] : [["model-pause", "Pause"], ["model-drain", "Drain"]];
+}
+
+function put(node, value) { if (node.textContent !== value) node.textContent = value; }
+
+function numbers(entries) {
+  const list = $("numbers");
+  entries.forEach(([name, value], at) => {
+    let pair = list.children[at];
+    if (!pair) {
+      pair = list.appendChild(document.createElement("div"));
+      pair.append(document.createElement("dt"), document.createElement("dd"));
+    }
+    put(pair.firstChild, name);
+    put(pair.lastChild, value);
+  });
+}
+
+const matches = (...fields) => !filter || fields.some((field) => String(field ?? "").toLowerCase().includes(filter));
+
+function show() {
+  const s = state;
+  const began = performance.now();
+  put($("facts"), `${s.version} · settings ${s.settings.slice(0, 8)} · up ${seconds(s.up_s)} · loop lag ${(s.loop_lag_s * 1000).toFixed(1)} ms`);
+  put($("sentence"), text(s.headline, 600));
+  put($("tone"), TONES[s.tone] ?? s.tone);
+  $("tone").className = s.tone;
+  document.title = s.waiting ? `${s.waiting} wait – Penstock` : "Penstock";
+  numbers([
+    ["waiting", count(s.waiting)], ["running", `${count(s.running)} of ${count(s.now.slots)}`],
+    ["oldest", s.waiting ? seconds(s.now.oldest_s) : "–"], ["sent", `${(s.now.sent_per_s ?? 0).toFixed(1)}/s`],
+    ["refused", `${(s.now.refused_per_s ?? 0).toFixed(1)}/s`], ["tokens", `${count(s.now.tokens_per_s ?? 0)}/s`],
+  ]);
+  tables.models.update(s.models.filter((m) => matches(m.name, m.cause)), filter ? 0 : s.models_more);
+  tables.bands.update(s.bands);
+  tables.tenants.update(s.tenants.filter((t) => matches(t.tenant, t.band)), filter ? 0 : s.tenants_more);
+  tables.endpoints.update(s.endpoints.filter((e) => matches(e.name, e.state, e.closed)), filter ? 0 : s.endpoints_more);
+  showRequests();
+  tables.events.update(s.events.filter((e) => matches(e.text, e.kind)));
+  drawCurves();
+  window.penstockFrame = { at: s.at, ms: performance.now() - began };
+}
+
+function showRequests() {
+  const { requests, waiting, running } = state;
+  const chosen = tab ?? (requests.waiting.length ? "waiting" : requests.running.length ? "running" : "ended");
+  const totals = { waiting, running, ended: null };
+  for (const name of ["waiting", "running", "ended"]) {
+    let button = $("tabs").querySelector(`[data-tab="${name}"]`);
+    if (!button) {
+      button = $("tabs").appendChild(document.createElement("button"));
+      button.dataset.tab = name;
+      button.addEventListener("click", () => { tab = name; showRequests(); });
+    }
+    put(button, totals[name] == null ? "last ended" : `${name} ${count(totals[name])}`);
+    button.setAttribute("aria-pressed", String(name === chosen));
+  }
+  const rows = requests[chosen].filter((r) => matches(r.id, r.tenant, r.model, r.band, r.cause, r.reason, r.endpoint));
+  const total = totals[chosen];
+  tables.requests.update(rows, total == null || filter ? 0 : Math.max(0, total - requests[chosen].length));
+}
+
+function drawCurves() {
+  const style = getComputedStyle(document.documentElement);
+  const colours = { blue: style.getPropertyValue("--blue"), fill: style.getPropertyValue("--fill"), line: style.getPropertyValue("--line") };
+  for (const curve of Object.values(curves)) curve.draw(state.at, colours);
+}
+
+// --- the connection -------------------------------------------------------------------------------------------
+
+function headers(more = {}) {
+  return token ? { ...more, authorization: `Bearer ${token}` } : more;
+}
+
+function linked(on, label) {
+  put($("link"), label);
+  $("link").className = on ? "pill" : "pill off";
+  document.body.classList.toggle("stale", !on && state !== null);
+}
+
+function notice(message) {
+  put($("notice"), message);
+  $("notice").hidden = !message;
+}
+
+async function message(answer) {
+  try { return (await answer.json()).error.message; } catch { return `answered ${answer.status}`; }
+}
+
+async function listen() {
+  const answer = await fetch("events", { headers: headers(), cache: "no-store", signal: stop.signal });
+  if (!answer.ok) {
+    const said = await message(answer);
+    const error = new Error(said);
+    error.denied = [401, 403].includes(answer.status);
+    throw error;
+  }
+  const history = await fetch("history", { headers: headers(), cache: "no-store" });
+  if (history.ok) {
+    const { coarse_s, coarse, fine } = await history.json();
+    const now = Date.now() / 1000;
+    loadCurves = (at) => { for (const name in curves) curves[name].load(coarse[name], coarse_s, fine[name], at ?? now); };
+  }
+  linked(true, "live");
+  notice("");
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    rest += value;
+    const frames = rest.split("\n\n");
+    rest = frames.pop();
+    const last = frames.map((frame) => frame.split("\n").find((line) => line.startsWith("data: "))).filter(Boolean).pop();
+    if (last) take(JSON.parse(last.slice(6)));
+  }
+}
+
+let loadCurves = null;
+let stop = new AbortController();
+
+function take(frame) {
+  state = frame;
+  if (loadCurves) { loadCurves(frame.at); loadCurves = null; }
+  for (const name in curves) if (frame.now[name] != null) curves[name].add(frame.at, frame.now[name]);
+  if (!document.hidden) show();
+}
+
+const pause = (ms) => new Promise((resolve) => {
+  const timer = setTimeout(resolve, ms);
+  stop.signal.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });
+});
+
+async function forever() {
+  let wait = 500;
+  for (;;) {
+    try {
+      await listen();
+      wait = 500;
+      linked(false, "reconnecting");
+    } catch (error) {
+      if (error.denied) {
+        linked(false, "no access");
+        notice(error.message);
+        wait = 5000;
+      } else if (error.name !== "AbortError") {
+        linked(false, "reconnecting");
+        wait = Math.min(wait * 1.5, 5000);
+      }
+    }
+    await pause(wait);
+    if (stop.signal.aborted) { stop = new AbortController(); wait = 500; }
+  }
+}
+
+// --- verbs ----------------------------------------------------------------------------------------------------
+
+async function act(method, path, body) {
+  const answer = await fetch(path, { method, headers: headers({ "content-type": "application/json" }), body: body && JSON.stringify(body) }).catch(() => null);
+  notice(answer === null ? "Penstock could not be reached." : answer.ok ? "" : await message(answer));
+  return answer?.ok ? answer.json() : null;
+}
+
+function ask(question, value) {
+  const input = $("ask-value");
+  put($("ask-text"), question);
+  input.hidden = value === undefined;
+  input.value = value ?? "";
+  put($("ask-yes"), value === undefined ? "Yes" : "Set");
+  const dialog = $("ask");
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.onclose = () => resolve(dialog.returnValue !== "yes" ? null : value === undefined ? true : input.value.trim());
+    dialog.returnValue = "no";
+  });
+}
+
+async function explain(id) {
+  const told = await act("GET", `requests/${encodeURIComponent(id)}`);
+  if (!told) return;
+  put($("explain-title"), `Request ${text(id, 140)}`);
+  $("explain-story").replaceChildren(...told.story.map((line) => {
+    const item = document.createElement("li");
+    item.textContent = text(line, 2000);
+    return item;
+  }));
+  const waited = told.explanation.waits.reduce((sum, part) => sum + part.seconds, 0) || 1;
+  $("explain-bars").replaceChildren(...told.explanation.waits.map((part) => {
+    const bar = document.createElement("div");
+    bar.textContent = `${part.cause} ${seconds(part.seconds)}`;
+    bar.style.setProperty("--part", `${Math.round((100 * part.seconds) / waited)}%`);
+    return bar;
+  }));
+  if (!$("explain").open) $("explain").showModal();
+}
+
+const VERBS = {
+  explain: (id) => explain(id),
+  bump: (id) => act("POST", `requests/${encodeURIComponent(id)}/bump`),
+  cancel: async (id) => (await ask(`Cancel request ${text(id)}?`)) && act("POST", `requests/${encodeURIComponent(id)}/cancel`),
+  pause: async () => (await ask("Pause everything? Nothing more is sent; who comes waits.")) && act("POST", "pause", {}),
+  drain: async () => (await ask("Drain everything? New requests are refused; who waits is served.")) && act("POST", "drain", {}),
+  resume: () => act("POST", "resume", {}),
+  "model-pause": async (model) => (await ask(`Pause ${text(model)}?`)) && act("POST", "pause", { model }),
+  "model-drain": async (model) => (await ask(`Drain ${text(model)}? New requests for it are refused.`)) && act("POST", "drain", { model }),
+  "model-resume": (model) => act("POST", "resume", { model }),
+  "endpoint-drain": (name) => act("POST", `endpoints/${encodeURIComponent(name)}/drain`),
+  "endpoint-resume": (name) => act("POST", `endpoints/${encodeURIComponent(name)}/resume`),
+  "endpoint-remove": async (name) => (await ask(`Remove ${text(name)}? What runs there may end.`)) && act("DELETE", `endpoints/${encodeURIComponent(name)}`),
+  "endpoint-slots": async (name) => {
+    const now = state.endpoints.find((e) => e.name === name);
+    const slots = await ask(`Slots of ${text(name)} (a number, or auto)`, now ? String(now.slots_auto ? "auto" : now.slots) : "");
+    if (slots) await act("POST", `endpoints/${encodeURIComponent(name)}/slots`, { slots: slots === "auto" ? slots : Number(slots) });
+  },
+};
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("button[data-verb]");
+  if (button) VERBS[button.dataset.verb](button.closest("tr")?.dataset.key);
+});
+$("find").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if ($("find-id").value.trim()) explain($("find-id").value.trim());
+});
+$("add").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  if (await act("POST", "endpoints", { url: $("add-url").value.trim() })) $("add-url").value = "";
+});
+$("login").addEventListener("submit", (event) => event.preventDefault());
+$("token").addEventListener("change", () => {
+  token = $("token").value.trim();
+  sessionStorage.setItem("penstock-token", token);
+  stop.abort();
+});
+$("filter").addEventListener("input", () => {
+  filter = $("filter").value.trim().toLowerCase();
+  if (state) show();
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "/" && !/INPUT|TEXTAREA/.test(event.target.tagName)) {
+    event.preventDefault();
+    $("filter").focus();
+  }
+});
+document.addEventListener("visibilitychange", () => { if (!document.hidden && state) show(); });
+window.addEventListener("resize", () => { if (state) drawCurves(); });
+
+const THEMES = ["", "light", "dark"];
+function theme(name) {
+  if (name) document.documentElement.dataset.theme = name;
+  else delete document.documentElement.dataset.theme;
+  localStorage.setItem("penstock-theme", name);
+  if (state) drawCurves();
+}
+$("theme").addEventListener("click", () => theme(THEMES[(THEMES.indexOf(localStorage.getItem("penstock-theme") ?? "") + 1) % 3]));
+theme(localStorage.getItem("penstock-theme") ?? "");
+$("token").value = token;
+forever();

@@ -1,0 +1,138 @@
+// A table that is updated in place: rows are kept by key, and only what changed is written. All text goes in as
+// textContent, so a name can be anything and stays a name.
+
+const PRINTABLE = /[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+
+export function text(value, most = 80) {
+  const plain = String(value ?? "").replace(PRINTABLE, "·");
+  return plain.length > most ? plain.slice(0, most - 1) + "…" : plain;
+}
+
+export function seconds(value) {
+  if (value == null) return "–";
+  if (value < 1) return `${Math.round(value * 1000)} ms`;
+  if (value < 60) return `${value.toFixed(1)} s`;
+  if (value < 3600) return `${Math.floor(value / 60)}m ${Math.floor(value % 60)}s`;
+  return `${Math.floor(value / 3600)}h ${Math.floor((value % 3600) / 60)}m`;
+}
+
+export function count(value) {
+  if (value == null) return "–";
+  if (value >= 1e6) return `${(value / 1e6).toFixed(1)}M`;
+  if (value >= 1e4) return `${(value / 1e3).toFixed(0)}k`;
+  return Math.round(value).toLocaleString("en");
+}
+
+export const percent = (value) => (value == null ? "–" : `${Math.round(value * 100)} %`);
+
+const put = (node, value) => { if (node.textContent !== value) node.textContent = value; };
+
+function setClass(node, value) { if (node.className !== value) node.className = value; }
+
+// A column: {title, value(row) -> text, name, num, low (hidden on phones), tone(row), part(row) 0..1, hot, mark(row),
+// verbs(row) -> [[verb, label, disabled]]}
+export class Table {
+  constructor(section, columns, { key, limit, empty }) {
+    Object.assign(this, { columns, key, limit, shown: limit, rows: new Map(), last: [], more: 0 });
+    const scroll = section.appendChild(document.createElement("div"));
+    scroll.className = "scroll";
+    scroll.tabIndex = 0;
+    const table = scroll.appendChild(document.createElement("table"));
+    const head = table.createTHead().insertRow();
+    for (const column of columns) {
+      const cell = head.appendChild(document.createElement("th"));
+      cell.scope = "col";
+      cell.textContent = column.title;
+      if (column.hint) cell.title = column.hint;
+      cell.className = this.classes(column);
+    }
+    this.body = table.createTBody();
+    this.empty = section.appendChild(document.createElement("div"));
+    this.empty.className = "empty";
+    this.empty.textContent = empty;
+    this.foot = section.appendChild(document.createElement("button"));
+    this.foot.hidden = true;
+    this.foot.addEventListener("click", () => {
+      this.shown = this.shown === this.limit ? Infinity : this.limit;
+      this.update(this.last, this.more);
+    });
+  }
+
+  classes(column) {
+    return [column.num && "num", column.low && "low"].filter(Boolean).join(" ");
+  }
+
+  update(rows, more = 0) {
+    this.last = rows;
+    this.more = more;
+    const visible = rows.slice(0, this.shown);
+    const left = new Map(this.rows);
+    let before = this.body.firstChild;
+    for (const row of visible) {
+      const key = this.key(row);
+      let line = this.rows.get(key);
+      if (!line) this.rows.set(key, (line = this.make()));
+      left.delete(key);
+      this.fill(line, row);
+      if (line.element !== before) this.body.insertBefore(line.element, before);
+      else before = before.nextSibling;
+    }
+    for (const [key, line] of left) {
+      line.element.remove();
+      this.rows.delete(key);
+    }
+    this.empty.hidden = rows.length > 0;
+    const hidden = rows.length - visible.length + more;
+    this.foot.hidden = hidden === 0 && rows.length <= this.limit;
+    const label = hidden ? `and ${hidden.toLocaleString("en")} more${rows.length > visible.length ? " – show" : ""}` : "show fewer";
+    put(this.foot, label);
+    this.foot.disabled = hidden === more && hidden > 0 && rows.length <= this.limit;
+  }
+
+  make() {
+    const element = document.createElement("tr");
+    const cells = this.columns.map((column) => {
+      const cell = element.insertCell();
+      cell.className = this.classes(column);
+      return cell;
+    });
+    return { element, cells, row: null, verbs: "" };
+  }
+
+  fill(line, row) {
+    line.element.dataset.key = this.key(row);
+    this.columns.forEach((column, at) => {
+      const cell = line.cells[at];
+      if (column.verbs) return this.fillVerbs(line, cell, column.verbs(row));
+      const value = column.value(row);
+      put(cell, value);
+      const classes = [this.classes(column), column.name && "name", column.wide && "wide", column.tone?.(row)];
+      if (column.name) {
+        cell.dir = "auto";
+        if (cell.title !== value) cell.title = value;
+      }
+      if (column.part) {
+        classes.push("bar", column.hot?.(row) && "hot");
+        cell.style.setProperty("--part", `${Math.round(100 * Math.min(1, column.part(row) ?? 0))}%`);
+      }
+      if (column.mark) {
+        const mark = column.mark(row);
+        if (mark != null) classes.push("mark");
+        cell.style.setProperty("--mark", `${Math.round(100 * Math.min(0.99, mark ?? 0))}%`);
+      }
+      setClass(cell, classes.filter(Boolean).join(" "));
+    });
+  }
+
+  fillVerbs(line, cell, verbs) {
+    const wanted = verbs.map((verb) => verb.join()).join(";");
+    if (line.verbs === wanted) return;
+    line.verbs = wanted;
+    cell.replaceChildren(...verbs.map(([verb, label]) => {
+      const button = document.createElement("button");
+      button.dataset.verb = verb;
+      button.textContent = label;
+      return button;
+    }));
+  }
+}
