@@ -71,7 +71,21 @@ def _holding(snapshot: Snapshot) -> str:
     reason = _reason(first, snapshot)
     others = sum(1 for _ in models) - 1 + snapshot.models_more
     more = f" (and {first.waiting:,} of them; {_count(others, 'other model', 'other models')} too)" if others else ""
-    return f"Holding {snapshot.waiting:,}: {reason}{more}. Oldest {seconds(oldest_s)}."
+    return f"Holding {snapshot.waiting:,}{_whose(snapshot)}: {reason}{more}. Oldest {seconds(oldest_s)}."
+
+
+def _whose(snapshot: Snapshot) -> str:
+    """Who waits, where that is mostly one tenant."""
+    waiting: dict[str, int] = {}
+    for flow in snapshot.flows:
+        waiting[flow.tenant] = waiting.get(flow.tenant, 0) + flow.waiting
+    if len(waiting) < 2 and not snapshot.flows_more:
+        return ""
+    tenant = max(waiting, key=waiting.__getitem__, default="")
+    most = waiting.get(tenant, 0)
+    if most * 2 < snapshot.waiting:
+        return ""
+    return f", {'all' if most == snapshot.waiting else f'{most:,}'} from {_name(tenant)}"
 
 
 def _reason(model: ModelSnapshot, snapshot: Snapshot) -> str:

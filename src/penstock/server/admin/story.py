@@ -86,7 +86,7 @@ def _sent(told: Explanation) -> list[str]:
     lines = [
         (
             f"Sent after {seconds(sent.at_s)} to {printable(sent.endpoint, 60)}, one of {sent.open_endpoints} open:"
-            f" {chosen.leases} of {chosen.slots} slots taken, {chosen.prefill_tokens:,} prompt tokens to compute{cached}."
+            f" {chosen.leases} of {chosen.slots} slots taken, {chosen.prefill_tokens:,} prompt tokens queued{cached}."
             f" Its flow had got {sent.service:,.0f} for its weight, the turn stood at {sent.virtual_time:,.0f}."
         )
     ]

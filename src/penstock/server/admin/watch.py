@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import msgspec
 
 import penstock
 from penstock import clock
 from penstock.core.snapshot import EndpointSnapshot, Snapshot
-from penstock.server.admin.events import EventLog
+from penstock.server.admin.events import EventLog, printable
 from penstock.server.admin.headline import headline, tone
 from penstock.server.admin.history import History
 from penstock.server.admin.routes import AdminError, AdminRoutes, answer
@@ -28,6 +29,9 @@ INTERVAL_S = 1.0
 LISTENERS_MAX = 32
 ENDPOINTS_SHOWN = 256
 EVENTS_SHOWN = 50
+NAME_CHARS_MAX = 200  # longer than any that people use, short enough for a frame of hundreds
+_NAMES = ("name", "tenant", "model")
+Row = TypeVar("Row", bound=msgspec.Struct)
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-store"),
@@ -125,14 +129,18 @@ class Watch:
             "running": snapshot.running,
             "waiting_tokens": snapshot.waiting_tokens,
             "waiting_bytes": snapshot.waiting_bytes,
-            "models": snapshot.models,
+            "models": [short(model) for model in snapshot.models],
             "models_more": snapshot.models_more,
             "bands": snapshot.bands,
-            "tenants": snapshot.flows,
+            "tenants": [short(flow) for flow in snapshot.flows],
             "tenants_more": snapshot.flows_more,
             "endpoints": shown,
             "endpoints_more": len(endpoints) - len(shown),
-            "requests": snapshot.requests,
+            "requests": {
+                "waiting": [short(row) for row in snapshot.requests.waiting],
+                "running": [short(row) for row in snapshot.requests.running],
+                "ended": [short(row) for row in snapshot.requests.ended],
+            },
             "events": self._events.latest(EVENTS_SHOWN),
         }
 
@@ -178,6 +186,13 @@ class Watch:
         if waits is not self._stopped[1]:
             self._events.note("queue", headline(snapshot) if waits else "nobody waits for long any more")
         self._stopped = (snapshot.draining, waits)
+
+
+def short(row: Row) -> Row:
+    """A row whose names are fit to be shown: callers choose them, also ones of ten kilobytes."""
+    names = {key: printable(name, NAME_CHARS_MAX) for key in _NAMES if (name := getattr(row, key, None)) is not None}
+    changed = {key: name for key, name in names.items() if name != getattr(row, key)}
+    return msgspec.structs.replace(row, **changed) if changed else row
 
 
 def _is_long(snapshot: Snapshot) -> bool:

@@ -1,6 +1,7 @@
 // Small curves of the last hour: one canvas each, the same time axis, the largest value written beside the present one.
 
 const HOUR_S = 3600;
+const LEAST_S = 120;
 
 export class Curve {
   constructor(parent, label, format, { top } = {}) {
@@ -39,8 +40,9 @@ export class Curve {
     // One column per pixel holds the largest value in it, so that no spike is lost and a frame costs the same always.
     const columns = new Float64Array(width).fill(-1);
     let largest = 0;
+    const span = Math.min(HOUR_S, Math.max(LEAST_S, now - points[0][0])); // all there is, an hour at most
     for (const [at, value] of points) {
-      const column = Math.floor(((at - now + HOUR_S) / HOUR_S) * (width - 1));
+      const column = Math.floor(((at - now + span) / span) * (width - 1));
       if (column < 0 || column >= width) continue;
       if (value > columns[column]) columns[column] = value;
       if (value > largest) largest = value;
@@ -75,6 +77,6 @@ export class Curve {
     context.fill();
     context.lineWidth = 1;
     this.value.textContent = this.format(points[points.length - 1][1]);
-    this.most.textContent = `  max ${this.format(largest)}`;
+    this.most.textContent = `  max ${this.format(largest)} in ${span < HOUR_S ? `${Math.round(span / 60)} min` : "1 h"}`;
   }
 }
