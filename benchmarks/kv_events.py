@@ -5,7 +5,7 @@
 Needs vLLM and a small model (`ENGINES_DIR`, default ~/.cache/penstock-engines: `vllm/bin/vllm` and `tiny-llama/`), and
 pyzmq. A gateway in this process routes by `kv` with `locality: kv_events`; conversations, shared system prompts, raw
 prompts and salted ones go through it, to engines with so few blocks that most of what was cached is soon evicted. Of
-the messages with events every 100th is lost on the way. Half-way one engine is killed and started again, empty.
+the messages with events every 200th is lost on the way. Half-way one engine is killed and started again, empty.
 Foretold is what the scheduler believed at dispatch of the endpoint it chose, in tokens; found is the answer's
 `usage.prompt_tokens_details.cached_tokens`. A loss shows with the next message only, so that the request between may be
 foretold wrongly. With a concurrency of more than 1, what is foretold may be evicted for another request before its own
@@ -272,7 +272,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--blocks", type=int, default=100, help=f"blocks of {BLOCK_TOKENS} tokens in each engine")
-    parser.add_argument("--lose-every", type=int, default=100, help="messages of which one is lost; 0: none")
+    parser.add_argument("--lose-every", type=int, default=200, help="messages of which one is lost; 0: none")
     parser.add_argument("--patience", type=float, default=LOCATE_S, help="seconds a request may wait for its tokens")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--logs", default="/tmp", help="where the engines' logs go")

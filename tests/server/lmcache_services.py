@@ -32,6 +32,7 @@ class _Service:
         self._raw = RawEngine(self._serve)
         self.asked: list[tuple[str, Any]] = []
         self.broken: bytes | None = None  #: answered to everything instead
+        self.hangs = False  #: never answers
 
     async def __aenter__(self) -> Self:
         await self._raw.__aenter__()
@@ -47,6 +48,9 @@ class _Service:
             method, path, _ = head.split(b"\r\n")[0].decode().split(" ")
             value = json.loads(body) if body else None
             self.asked.append((path, value))
+            if self.hangs:
+                await peer.gone()
+                return
             status, answer = self.answer(method, path.partition("?")[0], value)
             data = json.dumps(answer).encode() if self.broken is None else self.broken
             await peer.send(b"HTTP/1.1 %d x\r\ncontent-length: %d\r\n\r\n%s" % (status, len(data), data))

@@ -121,10 +121,16 @@ async def test_nobody_waits_for_a_dead_service_until_it_is_back(monkeypatch: pyt
         assert await held(asked) == {}
         assert not asked.in_time
     async with FakeController() as controller, asking(Controller(controller.url), a="x") as asked:
-        monkeypatch.setattr(lmcache, "LATE_S", -1.0)
-        await held(asked)
-        assert not asked.in_time
+        monkeypatch.setattr(lmcache, "LATE_S", 0.01)
+        controller.hangs = True
+        asking_it = asyncio.ensure_future(held(asked))
+        async with asyncio.timeout(10):
+            while asked.in_time:
+                await asyncio.sleep(0.001)
+        assert not asking_it.done()
+        asking_it.cancel()
         monkeypatch.undo()
+        controller.hangs = False
         await held(asked)
         assert asked.in_time
 

@@ -55,7 +55,12 @@ async def following(world: World, **routing: Any) -> list[KvSource]:
 async def settled(world: World, sources: list[KvSource]) -> None:
     """Wait until all that idle engines said has been heard."""
     pools = [engine.engine.pool for engine in world.engines]
-    await world.until(lambda: [pool.cached for pool in pools] == [len(source.blocks) for source in sources])
+
+    def heard(source: KvSource) -> set[object]:
+        ranks = source.blocks._ranks
+        return set(ranks[0].keys) if ranks else set()
+
+    await world.until(lambda: [set(pool._cached) for pool in pools] == [heard(source) for source in sources])
 
 
 async def warm(engine: EngineServer, prompt: str, world: World) -> None:
@@ -194,6 +199,15 @@ async def test_a_service_that_talks_nonsense_costs_only_the_hit(world: World, br
     controller.broken = broken
     answers = [await world.chat(LONG[0]) for _ in range(3)]
     assert len({endpoint_of(answer) for answer in answers}) == 1
+
+
+async def test_a_service_that_hangs_is_waited_for_once(world: World) -> None:
+    controller = await world.beside(FakeController())
+    await cluster(world, {"controller": controller.url})
+    controller.hangs = True
+    waited_ms = [int((await world.chat(prompt)).header("x-penstock-queue-ms") or "") for prompt in LONG]
+    assert 450 < waited_ms[0] < 2000
+    assert max(waited_ms[1:]) < 450
 
 
 async def test_a_dead_service_costs_only_the_hit(world: World) -> None:

@@ -116,7 +116,7 @@ class Clock:
 async def at(url: str, clock: Clock | None = None, **more: Any) -> AsyncIterator[Tokenizer]:
     target = Target(Upstream(url), "secret")
     try:
-        yield Tokenizer({"gpu-0": target}, choose=lambda _: "gpu-0", now=clock or Clock(), **more)
+        yield Tokenizer({"gpu-0": target}, choose=lambda _: ["gone", "gpu-0"], now=clock or Clock(), **more)
     finally:
         target.upstream.close()
 
@@ -222,3 +222,24 @@ async def test_only_so_many_questions_are_open_at_a_time(monkeypatch: pytest.Mon
         going.set()
         assert await first == array("I", [1])
         assert tokenizer.endpoint("sim") == "gpu-0"
+
+
+async def test_an_engine_that_is_slow_is_left_alone_before_it_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_module, "LATE_S", 0.01)
+    going = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await going.wait()
+        await peer.send(b'HTTP/1.1 200 x\r\ncontent-length: 15\r\n\r\n{"tokens": [1]}')
+        await peer.gone()
+
+    async with RawEngine(script) as raw, at(raw.url) as tokenizer:
+        first = asyncio.ensure_future(tokenizer.ask(about("x"), "gpu-0"))
+        async with asyncio.timeout(10):
+            while tokenizer.endpoint("sim") is not None:
+                await asyncio.sleep(0.001)
+        assert not first.done()
+        going.set()
+        assert await first == array("I", [1])
+        assert tokenizer.endpoint("sim") is None

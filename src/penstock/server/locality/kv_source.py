@@ -54,6 +54,7 @@ class KvSource:
         self._headers = headers
         self._context = context
         self._tell = tell
+        self._missed = False  # and it was said
 
     async def run(self) -> None:
         """Follow it until cancelled."""
@@ -64,6 +65,9 @@ class KvSource:
                 heard = await self._follow(await self.addresses())
             except Exception:
                 logger.exception("KV events of %s failed", self.name)
+            if not heard and not self._missed:
+                logger.warning("no KV events of %s are heard (%s): its history is used", self.name, self._setting)
+            self._missed = not heard
             pause_s = PAUSE_S if heard else min(2 * pause_s, PAUSE_S_MAX)
             await asyncio.sleep(pause_s)
 

@@ -25,7 +25,7 @@ from penstock.server.upstream import Upstream, UpstreamException
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 2.0
-LATE_S = 0.25  # an answer that took longer came too late for most
+LATE_S = 0.5  # an answer that took longer came too late for most
 ANSWER_BYTES_MAX = 64 << 20
 NAMES_S = 30.0  # how long what was learned of instances and models is believed
 SPACES_MAX = 8  # model names and world sizes looked under for one prompt
@@ -142,7 +142,14 @@ class LmCache:
     async def lookup(self, tokens: array[int], models: Collection[str], salt: str) -> dict[str, int]:
         """How many tokens of a prompt each endpoint could load; those with none are left out."""
         loop = asyncio.get_running_loop()
-        asked_s = loop.time()
+        late = False
+
+        def is_late() -> None:
+            nonlocal late
+            late = True
+            self._judge(in_time=False)
+
+        timer = loop.call_later(LATE_S, is_late)
         held: dict[str, int] = {}
         failed = 0
         for answer in await asyncio.gather(
@@ -155,17 +162,17 @@ class LmCache:
                 raise answer
             else:
                 _merge(held, answer)
-        self._judge(in_time=failed < len(self._services) and loop.time() - asked_s <= LATE_S)
+        timer.cancel()
+        self._judge(in_time=failed < len(self._services) and not late)
         named = await self._names() if held else {}
         return {endpoint: held[instance] for endpoint, instance in named.items() if held.get(instance, 0) > 0}
 
     def _judge(self, *, in_time: bool) -> None:
         if in_time != self.in_time:
-            logger.log(
-                logging.INFO if in_time else logging.WARNING,
-                "LMCache answers %s" if in_time else "LMCache does not answer %s: requests no longer wait for it",
-                "in time",
-            )
+            if in_time:
+                logger.info("LMCache answers in time again")
+            else:
+                logger.warning("LMCache does not answer in time: requests no longer wait for it")
         self.in_time = in_time
 
     async def _names(self) -> dict[str, str]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOCATE_S = LATE_S  # a look-up takes 2 to 10 ms; the rest is for an engine in the middle of a step
+LOCATE_S = LATE_S  # a look-up takes 2 to 10 ms; the rest is for machines that are busy with more than they can do
 OPEN_MAX = 256  # look-ups at a time
 OPEN_LATE_MAX = 2  # while answers come too late
 PROMPT_BYTES_MIN = 64  # shorter ones fill no block of any engine
@@ -66,7 +66,7 @@ class Locator:
         self._targets: dict[str, Target] = {}
         self.tokenizer = Tokenizer(
             self._targets,
-            choose=lambda model: driver.scheduler.least_loaded(model, now=driver.now()),
+            choose=self._able,
             now=driver.now,
         )
         self.sources: dict[str, KvSource] = {}
@@ -74,6 +74,12 @@ class Locator:
         self._context: zmq.asyncio.Context | None = None
         self._started = False
         self._open: dict[str, asyncio.Task[None]] = {}  # look-ups under way, by request
+
+    def _able(self, model: str) -> list[str]:
+        """Who could be asked for a prompt's tokens, the least loaded one first."""
+        scheduler, now = self._driver.scheduler, self._driver.now()
+        first = scheduler.least_loaded(model, now=now)
+        return [] if first is None else [first, *scheduler.serving(model, now=now)]
 
     # --- endpoints ------------------------------------------------------------------------------------------------
 

@@ -6,10 +6,11 @@ Nobody has to wait for the answer. So many questions are open at a time, each fo
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 
 import msgspec
@@ -24,7 +25,7 @@ OPEN_MAX = 64  # questions at a time: more would take from the engines what they
 TIMEOUT_S = 1.0
 TOKENS_MAX = 8_000_000  # remembered: 32 MB
 ANSWER_BYTES_MAX = 32 << 20
-LATE_S = 0.25  # an answer that took longer came too late for most
+LATE_S = 0.5  # an answer that took longer came too late for most
 REST_S = 2.0  # after a failure or a late answer; doubles with each one after it
 REST_S_MAX = 120.0  # and at once where the answer says that there is no such path
 
@@ -37,13 +38,13 @@ _decode = msgspec.json.Decoder(_Answer).decode
 
 
 class Tokenizer:
-    """Asks the endpoint that `choose` names for a model."""
+    """Asks one of the endpoints that `choose` names for a model, in order of preference."""
 
     def __init__(
         self,
         targets: Mapping[str, Target],
         *,
-        choose: Callable[[str], str | None],
+        choose: Callable[[str], Iterable[str]],
         now: Callable[[], float],
         tokens_max: int = TOKENS_MAX,
     ) -> None:
@@ -72,10 +73,9 @@ class Tokenizer:
         """Who could be asked now; None: nobody."""
         if self._open >= OPEN_MAX:
             return None
-        name = self._choose(model)
-        if name is None or name not in self._targets or self._resting.get(name, (0.0,))[0] > self._now():
-            return None
-        return name
+        now = self._now()
+        able = (name for name in self._choose(model) if name in self._targets)
+        return next((name for name in able if self._resting.get(name, (0.0,))[0] <= now), None)
 
     def endpoint_removed(self, name: str) -> None:
         self._resting.pop(name, None)
@@ -87,7 +87,8 @@ class Tokenizer:
             return None
         headers = [(b"content-type", b"application/json"), *target.own_headers()]
         self._open += 1
-        asked_s = self._now()
+        late = asyncio.get_running_loop().call_later(LATE_S, self._rest, endpoint, "it is too slow")
+        rested = self._resting.get(endpoint)
         try:
             answer = await target.upstream.fetch(
                 "POST",
@@ -100,9 +101,7 @@ class Tokenizer:
             if answer.status == 200:
                 tokens = array("I", _decode(answer.body).tokens)
                 self._remember(_key(question), tokens)
-                if self._now() - asked_s > LATE_S:
-                    self._rest(endpoint, "it is too slow")
-                else:
+                if self._resting.get(endpoint) == rested:
                     self._resting.pop(endpoint, None)
                 return tokens
             unable = answer.status in (401, 403, 404, 405, 501) and b"NotFoundError" not in answer.body
@@ -113,6 +112,7 @@ class Tokenizer:
         except (msgspec.DecodeError, RecursionError, OverflowError):
             self._rest(endpoint, "its answer makes no sense")
         finally:
+            late.cancel()
             self._open -= 1
         return None
 
