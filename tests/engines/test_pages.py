@@ -31,6 +31,7 @@ EXPECTED = {
     "trtllm-serve.facts": (9, 2, 0.6, 16000, 1200, 3.0, 150, 0.3),
     "triton.facts": (8, 2, 0.4, 16000, 24, None, None, None),
     "lmdeploy-0.18.facts": (3, 5, 0.7, None, 30, None, None, 0.2),
+    "llamacpp-b1-0c1e570.real": (4, 3, None, None, 8786, None, None, None),
     "llamacpp-kv.facts": (4, 2, 0.125, None, 128, None, None, None),
 }
 

@@ -41,7 +41,6 @@ LLAMACPP = Engine(
         waiting=("llamacpp:requests_deferred",),
         kv_usage=("llamacpp:kv_cache_usage_ratio",),  # until 2025
         progress=("llamacpp:n_decode_total", "llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total"),
-        prefix_hits=("llamacpp:prompt_tokens_cached_total",),
     ),
     refusals=(b"Loading model", b"no slot available"),
     flags={"metrics": "--metrics", "load": "--slots"},
