@@ -159,7 +159,7 @@ class Relay:
             return
         if self._error_body is not None:
             self._keep_error(self._error_body, data)
-        elif self._sse and stillborn(data):
+        elif self._sse and not self._packed and stillborn(data):
             self._error_body = bytearray(data)
         else:
             self.first_byte()
