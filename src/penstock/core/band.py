@@ -90,7 +90,9 @@ class Band:
     def light_flows(self, model: str) -> list[Node]:
         """The flows with requests waiting for a model that were light when last looked at, in fair order."""
         flows = self._light.get(model, ())
-        return sorted((node for node in flows if model in node.backlog and not node.held), key=_by_tag)
+        ranked = [(node.tag, node.index, node) for node in flows if model in node.backlog and not node.held]
+        ranked.sort()
+        return [node for _, _, node in ranked]
 
     def no_longer_light(self, flow: Node, model: str) -> None:
         """It is over its share now; its next request will be judged anew."""
@@ -154,10 +156,6 @@ class Band:
             or (settings.bytes_max is not None and self.bytes > settings.bytes_max)
             or (settings.tokens_max is not None and self.tokens > settings.tokens_max)
         )
-
-
-def _by_tag(node: Node) -> tuple[float, int]:
-    return node.tag, node.index
 
 
 def _size_class(tokens: int) -> int:

@@ -172,10 +172,13 @@ class Scheduler:
             return actions
         self._pump.arrived(entry, now)
         self._enqueue(entry, now)
-        self._hand_out(now, actions)
+        if self._pump.may_go(entry, now):
+            self._hand_out(now, actions)
         if entry.state is State.WAITING:
+            before = len(actions)
             self._admit_to_wait(entry, now, actions)
-            self._hand_out(now, actions)  # who was displaced may have stood in another's way
+            if len(actions) > before:  # who was refused or displaced may have stood in another's way
+                self._hand_out(now, actions)
         return actions
 
     def first_token(self, lease: int, *, now: float) -> list[Action]:
