@@ -9,7 +9,7 @@ import os
 import sys
 
 import penstock
-from penstock import config_cli, endpoint_cli, keys_cli
+from penstock import config_cli, endpoint_cli, keys_cli, operator_cli
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -86,6 +86,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     endpoint_cli.add_arguments(endpoint)
     endpoint.set_defaults(run=endpoint_cli.run)
+
+    operator_cli.add_commands(commands)
 
     engine = commands.add_parser(
         "engine",

@@ -58,6 +58,7 @@ from penstock.core.snapshot import (
     queues_of,
     requests_now,
     stopped_models,
+    tight,
 )
 from penstock.core.sources import Source
 from penstock.core.stops import Stops
@@ -570,6 +571,7 @@ class Scheduler:
         queues = self._queues
         names = [band.settings.name for band in queues.bands]
         busy = next((band for band in queues.bands if band.tree.waiting), None)
+        no_room = tight(busy, self._waits)
         flows, flows_more = self._shares.flows(names, now)
         models, models_more = models_now(queues.bands, self._pool, self._shares, self._waits, now)
         return Snapshot(
@@ -580,7 +582,7 @@ class Scheduler:
             waiting_bytes=queues.bytes,
             waiting_tokens=queues.tokens,
             running=len(self._leases),
-            endpoints=[endpoint_now(endpoint, busy, now) for endpoint in self._pool],
+            endpoints=[endpoint_now(endpoint, busy, no_room, now) for endpoint in self._pool],
             bands=[band_now(band, self._shares.share_of_band(band.rank), now) for band in queues.bands],
             queues=queues_of(queues.bands),
             tenants=self._tenants.snapshot(now),

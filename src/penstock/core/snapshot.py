@@ -28,6 +28,7 @@ from penstock.core.tenants import TenantSnapshot
 from penstock.core.waits import Line, Waits
 
 MODELS_SHOWN = 50
+_SIZES = (Cause.KV_FULL, Cause.PREFILL_FULL)  # what may keep a request from an endpoint that takes smaller ones
 REQUESTS_SHOWN = 40  # in each state
 
 
@@ -172,8 +173,18 @@ def band_now(band: Band, share: float, now: float) -> BandSnapshot:
     )
 
 
-def endpoint_now(endpoint: Endpoint, busy: Band | None, now: float) -> EndpointSnapshot:
-    """`busy`: the highest band with work."""
+def tight(busy: Band | None, waits: Waits) -> dict[Endpoint, Cause]:
+    """The endpoints that are open to the highest band with work, but have no room for the first in its line."""
+    lines = [line for line in waits.lines() if line.band is busy and line.span.cause in _SIZES]
+    if busy is None or not lines:
+        return {}
+    return {e: line.span.cause for line in lines for e in busy.open if e.serves(line.model)}
+
+
+def endpoint_now(
+    endpoint: Endpoint, busy: Band | None, tight: Mapping[Endpoint, Cause], now: float
+) -> EndpointSnapshot:
+    """`busy`: the highest band with work; `tight`: what is open to it, and why that does not help."""
     health, ledger = endpoint.health, endpoint.ledger
     base = ledger.base if ledger.credible(now) else None
     if not health.up:
@@ -200,7 +211,7 @@ def endpoint_now(endpoint: Endpoint, busy: Band | None, now: float) -> EndpointS
         observed_s_ago=now - ledger.asked_s if ledger.asked_s > -math.inf else None,
         time_per_output_token_s=ledger.time_per_output_token_s(now),
         dispatches_total=endpoint.dispatches_total,
-        closed=busy.closed.get(endpoint) if busy is not None else None,
+        closed=(busy.closed.get(endpoint) or tight.get(endpoint)) if busy is not None else None,
         failure=endpoint.failure,
         failed_s_ago=now - endpoint.failed_s if endpoint.failure is not None else None,
     )
@@ -252,7 +263,7 @@ def _model_now(
         endpoints=len(endpoints),
         up=sum(e.in_service for e in endpoints),
         cause=cause,
-        cause_endpoints=sum(first.band.closed.get(e) is cause for e in endpoints) if first is not None else 0,
+        cause_endpoints=sum(_closed(first.band, e, cause) for e in endpoints) if first is not None else 0,
         kv_usage_min=min(usages, default=None),
         kv_usage_max=max(usages, default=None),
         oldest_wait_s=oldest_s((next(iter(line.entries.values())) for line in lines), now),
@@ -264,6 +275,11 @@ def _model_now(
         prompt_tokens_total=meter.prompt_tokens,
         output_tokens_total=meter.output_tokens,
     )
+
+
+def _closed(band: Band, endpoint: Endpoint, cause: Cause | None) -> bool:
+    """Whether that is what keeps the endpoint from taking the first in line."""
+    return band.closed.get(endpoint) is cause or (cause in _SIZES and endpoint in band.open)
 
 
 def requests_now(bands: Sequence[Band], leases: Mapping[int, Entry], recorder: Recorder, now: float) -> RequestRows:

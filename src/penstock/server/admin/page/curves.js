@@ -32,7 +32,7 @@ export class Curve {
     const scale = window.devicePixelRatio || 1;
     const width = canvas.clientWidth;
     const height = canvas.clientHeight;
-    if (!width || !points.length) return;
+    if (!width || !points.length) return 0;
     if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
       canvas.width = Math.round(width * scale);
       canvas.height = Math.round(height * scale);
@@ -77,6 +77,7 @@ export class Curve {
     context.fill();
     context.lineWidth = 1;
     this.value.textContent = this.format(points[points.length - 1][1]);
-    this.most.textContent = `  max ${this.format(largest)} in ${span < HOUR_S ? `${Math.round(span / 60)} min` : "1 h"}`;
+    this.most.textContent = `  max ${this.format(largest)}`;
+    return span;
   }
 }

@@ -42,13 +42,13 @@ const tables = {
     { title: "running", value: (b) => count(b.running), num: true },
     { title: "oldest", value: (b) => (b.waiting ? seconds(b.oldest_wait_s) : ""), num: true },
     { title: "prompt tokens", value: (b) => count(b.tokens), num: true, low: true },
-    { title: "share", hint: "of the service over the last minute", value: (b) => percent(b.share), num: true, part: (b) => b.share },
+    { title: "share of all", hint: "of all service over the last minute", value: (b) => percent(b.share), num: true, part: (b) => b.share },
   ], { key: (b) => b.name, limit: 8, empty: "" }),
   tenants: new Table($("tenants"), [
     { title: "tenant", value: (t) => text(t.tenant), name: true },
     { title: "band", value: (t) => text(t.band) },
     { title: "weight", value: (t) => String(t.weight), num: true, low: true },
-    { title: "share got / fair", hint: "of its band's service over the last minute; the line marks the fair share of those who wait", value: (t) => `${percent(t.share)} / ${t.fair_share == null ? "all it asks" : percent(t.fair_share)}`, num: true, part: (t) => t.share, mark: (t) => t.fair_share },
+    { title: "share of band: got / fair", hint: "of its band's service over the last minute; the line marks the fair share of those who wait", value: (t) => `${percent(t.share)} / ${t.fair_share == null ? "all it asks" : percent(t.fair_share)}`, num: true, part: (t) => t.share, mark: (t) => t.fair_share },
     { title: "waiting", value: (t) => count(t.waiting), num: true, tone: (t) => (t.waiting ? "busy" : "") },
     { title: "running", value: (t) => count(t.running), num: true },
     { title: "oldest", value: (t) => (t.waiting ? seconds(t.oldest_wait_s) : ""), num: true },
@@ -161,7 +161,9 @@ function showRequests() {
 function drawCurves() {
   const style = getComputedStyle(document.documentElement);
   const colours = { blue: style.getPropertyValue("--blue"), fill: style.getPropertyValue("--fill"), line: style.getPropertyValue("--line") };
-  for (const curve of Object.values(curves)) curve.draw(state.at, colours);
+  let span = 0;
+  for (const curve of Object.values(curves)) span = curve.draw(state.at, colours) || span;
+  put($("span"), span ? `Curves: the last ${span < 3600 ? `${Math.round(span / 60)} min` : "hour"}.` : "");
 }
 
 // --- the connection -------------------------------------------------------------------------------------------

@@ -1,0 +1,144 @@
+"""`penstock status`, `queue`, `explain`, `pause`, `resume`, `drain`: the page's words and verbs, in a shell."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+from urllib.parse import quote
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from penstock import admin_client, views
+from penstock.admin_client import AdminClient, GatewayError
+
+EXIT_BUSY = 3  # of `status`: something needs a look; 0 is well, 1 is no answer
+
+_Parsers = Any  # argparse does not name the type of its subparsers
+_STOPS = {
+    "pause": "send nothing more; who comes waits",
+    "drain": "let nothing new in; who waits is served",
+    "resume": "take pauses and drains back",
+}
+
+
+def add_commands(commands: _Parsers) -> None:
+    """Add all of these to the program's commands."""
+    status = _command(commands, "status", "say how it stands, in a sentence", _status)
+    status.add_argument("--json", action="store_true", help="print the whole state as JSON")
+    status.add_argument("--check", action="store_true", help=f"exit {EXIT_BUSY} where something needs a look")
+
+    queue = _command(commands, "queue", "show who waits and why; bump or cancel a request", _queue)
+    queue.add_argument("verb", nargs="?", choices=["list", "bump", "cancel"], default="list", help="default: list")
+    queue.add_argument("ids", nargs="*", metavar="ID", help="requests to bump or cancel")
+    queue.add_argument("--json", action="store_true", help="print JSON")
+
+    explain = _command(commands, "explain", "say why a request waits or waited", _explain)
+    explain.add_argument("id", metavar="ID", help="a request's id (x-request-id)")
+    explain.add_argument("--json", action="store_true", help="print JSON")
+
+    for verb, meaning in _STOPS.items():
+        stop = _command(commands, verb, meaning, _stop)
+        stop.add_argument("model", metavar="MODEL", nargs="?", help="one model (default: all)")
+        stop.add_argument("--json", action="store_true", help="print JSON")
+        stop.set_defaults(verb=verb)
+
+    top = _command(commands, "top", "watch it live in the terminal", _top)
+    top.add_argument("--once", action="store_true", help="print it once and leave (also where nobody sees it)")
+
+
+def _command(commands: _Parsers, name: str, meaning: str, run: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=meaning, description=meaning.capitalize() + ".", allow_abbrev=False
+    )
+    admin_client.add_arguments(parser)
+    parser.set_defaults(run=_told(run))
+    return parser
+
+
+def _told(run: Any) -> Any:
+    """Where the gateway can't be reached or refuses, say so in a line."""
+
+    def told(args: argparse.Namespace) -> int:
+        try:
+            return int(run(admin_client.client(args), args))
+        except GatewayError as error:
+            print(f"penstock: {error}", file=sys.stderr)
+            return 1
+
+    return told
+
+
+def _status(client: AdminClient, args: argparse.Namespace) -> int:
+    state = client.call("GET", "/admin/state")
+    if args.json:
+        print(json.dumps(state))
+    else:
+        console = Console(highlight=False)
+        console.print(views.headline(state))
+        console.print(views.numbers(state))
+    return EXIT_BUSY if args.check and state["tone"] != "ok" else 0
+
+
+def _queue(client: AdminClient, args: argparse.Namespace) -> int:
+    if args.verb == "list":
+        state = client.call("GET", "/admin/state")
+        if args.json:
+            print(json.dumps({key: state[key] for key in ("headline", "waiting", "tenants", "requests")}))
+            return 0
+        console = Console(highlight=False)
+        console.print(views.headline(state))
+        if state["waiting"]:
+            console.print(views.tenants(state, 20), views.requests(state, "waiting", 40), sep="\n")
+        return 0
+    if not args.ids:
+        raise GatewayError(f"which request? `penstock queue {args.verb} ID`")
+    failed = False
+    for name in args.ids:
+        try:
+            answer = client.call("POST", f"/admin/requests/{quote(name, safe='')}/{args.verb}")
+        except GatewayError as error:
+            print(f"penstock: {error}", file=sys.stderr)
+            failed = True
+        else:
+            print(json.dumps(answer) if args.json else f"{views.plain(name)}: {answer['state']}")
+    return 1 if failed else 0
+
+
+def _explain(client: AdminClient, args: argparse.Namespace) -> int:
+    told = client.call("GET", f"/admin/requests/{quote(args.id, safe='')}")
+    if args.json:
+        print(json.dumps(told))
+        return 0
+    console = Console(highlight=False)
+    for line in told["story"]:
+        console.print(Text(views.plain(line, 2_000)))
+    candidates = (told["explanation"]["sent"] or {}).get("candidates", [])
+    if len(candidates) > 1:
+        table = Table("open then", "leases", "slots", "prefill tokens", "cached", box=None, padding=(0, 1))
+        for one in candidates:
+            figures = (str(one[key]) for key in ("leases", "slots", "prefill_tokens", "cached_tokens"))
+            table.add_row(Text(views.plain(one["endpoint"])), *figures)
+        console.print(table)
+    return 0
+
+
+def _stop(client: AdminClient, args: argparse.Namespace) -> int:
+    answer = client.call("POST", f"/admin/{args.verb}", {"model": args.model} if args.model else {})
+    if args.json:
+        print(json.dumps(answer))
+    else:
+        stopped = [f"{key}: {', '.join(map(views.plain, answer[key]))}" for key in ("paused", "drained") if answer[key]]
+        print(f"{'; '.join(stopped) or 'nothing is stopped'}; {answer['waiting']} wait")
+    return 0
+
+
+def _top(client: AdminClient, args: argparse.Namespace) -> int:
+    console = Console(highlight=False)
+    if args.once or not console.is_terminal:
+        console.print(views.screen(client.call("GET", "/admin/state"), console.width, None))
+        return 0
+    return views.live(lambda: client.call("GET", "/admin/state"), console)
