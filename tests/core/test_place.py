@@ -40,6 +40,15 @@ def test_the_callers_own_priority_counts_for_its_place() -> None:
     assert (places["urgent"].position, places["patient"].position) == (1, 2)
 
 
+def test_whom_an_operator_put_first_stands_first() -> None:
+    core = scheduler(a=1)
+    for name in ("running", "first", "second", "third"):
+        core.arrived(request(name), now=0.0)
+    core.bumped("third", now=1.0)
+    places = core.places(["first", "second", "third"], now=1.0)
+    assert {name: place.position for name, place in places.items()} == {"third": 1, "first": 2, "second": 3}
+
+
 def test_who_stands_further_back_is_told_to_wait_longer() -> None:
     core = scheduler(a=1)
     lease = the_lease(core.arrived(request("running"), now=0.0))

@@ -8,10 +8,11 @@ O(k log k) for each line concerned, never more than all that waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from penstock.core.band import Band
 from penstock.core.flow import Entry, Leaf
 
 
@@ -23,18 +24,18 @@ class Place(msgspec.Struct, frozen=True):
     waited_s: float  #: all its visits to the queue together
 
 
-def ranked(entries: Iterable[Entry]) -> Iterator[tuple[Entry, int, float]]:
+def ranked(entries: Iterable[Entry], bands: Sequence[Band]) -> Iterator[tuple[Entry, int, float]]:
     """Entries that wait, each with its position and the work before it in its own line."""
+
+    def turn(entry: Entry) -> tuple[bool, tuple[int, float], int]:
+        return entry.seq not in bands[entry.request.band].bumped, entry.key, entry.seq
+
     asked: dict[Leaf, set[int]] = {}
     for entry in entries:
         asked.setdefault(entry.node_of().leaves[entry.request.model], set()).add(entry.seq)
     for leaf, wanted in asked.items():
         ahead = 0.0
-        for position, entry in enumerate(sorted(leaf.waiting(), key=_age), 1):
+        for position, entry in enumerate(sorted(leaf.waiting(), key=turn), 1):
             if entry.seq in wanted:
                 yield entry, position, ahead
             ahead += entry.work
-
-
-def _age(entry: Entry) -> tuple[tuple[int, float], int]:
-    return entry.key, entry.seq

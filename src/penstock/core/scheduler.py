@@ -551,7 +551,7 @@ class Scheduler:
                 self._estimated_wait_s(entry, now, ahead=ahead),
                 entry.waited_s + now - entry.queued_since_s,
             )
-            for entry, position, ahead in ranked(waiting)
+            for entry, position, ahead in ranked(waiting, self._queues.bands)
         }
 
     def allowance(self, tenant: str, *, now: float) -> Allowance | None:
