@@ -87,3 +87,24 @@ def test_a_restart_is_no_pace() -> None:
         Observation(asked_s=1.0, running=1.0, waiting=0.0, progress=9.0, pace_s_total=99.0, pace_tokens_total=900.0)
     )
     assert made.time_per_output_token_s(1.0) == 0.0
+
+
+def test_requests_at_the_door_count_before_the_gauges_show_them() -> None:
+    made = ledger(asked_s=0.0, running=0.0, waiting=0.0)
+    frozen = Observation(asked_s=1.0, running=0.0, waiting=0.0, kv_usage=0.5, in_all=12.0)
+    made.observe(frozen)
+    assert made.load(1.0) == 12.0
+    made.add(lease(1, 1.5))
+    assert made.load(1.5) == 13.0
+    assert made.engine_queue(12, 1.5) == 1.0, "its slots are taken by others"
+    made.observe(Observation(asked_s=2.0, running=13.0, waiting=0.0, kv_usage=0.5, in_all=13.0))
+    assert made.load(2.0) == 13.0, "now the gauges show them"
+
+
+def test_a_door_that_tells_only_a_part_lowers_nothing() -> None:
+    made = ledger(in_all=3.0)
+    assert made.load(0.0) == 14.0
+    own = lease(1, 1.0)
+    made.add(own)
+    made.observe(Observation(asked_s=2.0, running=0.0, waiting=0.0, in_all=1.0))
+    assert made.load(2.0) == 1.0, "the one at its door is ours"

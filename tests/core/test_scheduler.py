@@ -529,6 +529,14 @@ def test_an_endpoint_is_wanted_while_requests_wait_that_it_could_serve() -> None
     assert not made.wanted("b", now=0.0)
 
 
+def test_an_endpoint_with_room_is_not_wanted_by_what_waits_for_something_else() -> None:
+    made = scheduler(SchedulerSettings(tenants={"t": Limits(running=1)}), a=8)
+    made.arrived(request("runs", tenant="t"), now=0.0)
+    made.arrived(request("held", tenant="t"), now=0.0)
+    assert made.snapshot(now=0.0).waiting == 1
+    assert not made.wanted("a", now=0.0), "a newer reading would not help it"
+
+
 def test_a_wake_up_for_somebody_who_left_in_the_same_moment_does_nothing() -> None:
     made = scheduler(SchedulerSettings(wait_s_max=5.0), a=1)
     fill(made, 1)

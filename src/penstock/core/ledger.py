@@ -50,13 +50,14 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     started_s: float | None = None  #: the engine process's start, wall clock; a change means a restart
     pace_s_total: float | None = None  #: counters: seconds spent between output tokens, in all,
     pace_tokens_total: float | None = None  #: and between how many
+    in_all: float | None = None  #: requests at its door, running or not: moves at once, and may tell only a part
     prefix_hit_ratio: float | None = None  #: of prompts found in its cache, as it counts; told on, not acted on
 
     def sane(self) -> bool:
         """Whether these can be an engine's numbers at all."""
         kv_usage = self.kv_usage or 0.0
         gauges = (self.running, self.waiting, kv_usage, self.kv_capacity_tokens or 0)
-        rest = (self.progress or 0.0, self.started_s or 0.0)
+        rest = (self.progress or 0.0, self.started_s or 0.0, self.in_all or 0.0)
         finite = all(0.0 <= number < math.inf for number in gauges + rest)
         return finite and kv_usage <= KV_USAGE_SANE_MAX and self.running + self.waiting <= REQUESTS_SANE_MAX
 
@@ -98,6 +99,7 @@ class Ledger:
         self._entered = 0  # own requests seen to begin since the base was asked, less those that ended
         self._entered_max = 0
         self._foreign = 0.0
+        self._at_the_door = 0.0  # others' requests that the last reading's gauges did not show yet
         self._prefill_due_s = math.inf
         self._prefill_tokens = PREFILL_TOKENS_PER_S
         self._prefill_seconds = 1.0
@@ -238,7 +240,9 @@ class Ledger:
         previous_asked_s, self.asked_s = self.asked_s, reading.asked_s
         self._load_until_s = -math.inf
         base = self.base
+        self._at_the_door = 0.0
         if base is not None and reading.same_as(base):
+            self._count_at_the_door(reading)
             return False
         restarted = base is not None and restarted_between(base, reading)
         if restarted:
@@ -256,7 +260,14 @@ class Ledger:
             self._drop_event()
         foreign = max(0.0, reading.running + reading.waiting - (len(self.leases) - self._net))
         self._foreign += 0.3 * (foreign - self._foreign)
+        self._count_at_the_door(reading)
         return restarted
+
+    def _count_at_the_door(self, reading: Observation) -> None:
+        """Others' requests that came since the engine's last step: its gauges will show them when the next one ends."""
+        if reading.in_all is not None:
+            self._at_the_door = max(0.0, reading.in_all - self.load(reading.asked_s))
+            self._load_until_s = -math.inf
 
     def glimpse(self, part: Glimpse, now: float) -> None:
         """Take in a part of a reading, where it differs from the last whole one.
@@ -337,7 +348,7 @@ class Ledger:
         own = len(self.leases)
         if self.credible(now):
             assert self.base is not None
-            self._load = max(own, self.base.running + self.base.waiting + self._net)
+            self._load = max(own, self.base.running + self.base.waiting + self._net) + self._at_the_door
             self._load_until_s = self.asked_s + self.stale_after_s
             if self._moved_s + FROZEN_S >= now:
                 self._load_until_s = min(self._load_until_s, self._moved_s + FROZEN_S)
@@ -357,7 +368,7 @@ class Ledger:
             # It queues, so it ran all it could then, whatever we believed of its size. More began than ended since:
             # it can run so many more (or `waiting` had only counted what came in since its last step).
             return max(0.0, base.waiting + self._net - self._entered_max)
-        others = max(0.0, base.running - (len(self.leases) - self._net))
+        others = max(0.0, base.running - (len(self.leases) - self._net)) + self._at_the_door
         return max(0.0, unseen - max(0.0, slots - (len(self.leases) - unseen) - others))
 
     def review_s(self, now: float) -> float:

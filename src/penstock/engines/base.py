@@ -108,6 +108,8 @@ class Engine(msgspec.Struct, frozen=True):
     load_path: str = ""  #: something smaller than the page that tells running and waiting
     load: Callable[[object], Load | None] | None = None
     load_leads: bool = False  #: it is fresher than the page; otherwise it only stands in where there is no page
+    door_path: str = ""  #: tells how many requests are open at its door
+    door: Callable[[object], float | None] | None = None
     models_path: str = "/v1/models"
     documents: tuple[Document, ...] = ()
     # --- reading its page

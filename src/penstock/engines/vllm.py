@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.engines.base import Document, Engine, Facts, Json, Priority, Series, flag, text, whole
+from penstock.engines.base import Document, Engine, Facts, Json, Priority, Series, count, flag, text, whole
 
 
 def _version(page: Json) -> Facts:
@@ -32,12 +32,18 @@ def _is_sleeping(page: Json) -> Facts:
     return Facts(sleeping=flag(page.get("is_sleeping")))
 
 
+def _server_load(answer: object) -> float | None:
+    return count(answer.get("server_load")) if isinstance(answer, dict) else None
+
+
 VLLM = Engine(
     name="vllm",
     title="vLLM",
     owned_by=("vllm",),
     page_prefixes=(b"vllm:",),
     metrics=("/metrics",),
+    door_path="/load",  # a constant 0 without --enable-server-load-tracking; of several API servers, one's share
+    door=_server_load,
     documents=(
         Document("/version", _version),
         Document("/server_info?config_format=json", _server_info),

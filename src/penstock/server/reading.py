@@ -35,6 +35,8 @@ class Reader:
         self._metrics_at = ""  # where a page was found
         self._load_path = ""
         self._load_misses = 0
+        self._door_path = ""
+        self._door_misses = 0
         self._last: Observation | None = None
         self._heard_s = -math.inf
         self._took_s = 0.0  # how long the engine takes to answer, at least that
@@ -48,6 +50,8 @@ class Reader:
         self._metrics_at = ""
         self._load_path = engine.load_path
         self._load_misses = 0
+        self._door_path = engine.door_path
+        self._door_misses = 0
         self._last = None
         self.facts = Facts()
 
@@ -75,6 +79,8 @@ class Reader:
         if self._load_path and (reading is None or self._engine.load_leads):
             load = await self._load()
         reading = _fused(reading, load, asked_s=asked_s)
+        if reading is not None and self._door_path:
+            reading = await self._with_door(reading)
         before, self._last = self._last, reading or self._last
         self.restarted = before is not None and reading is not None and restarted_between(before, reading)
         return reading
@@ -107,6 +113,19 @@ class Reader:
                 self.facts = pages.facts(answer.body)
                 return reading
         return None
+
+    async def _with_door(self, reading: Observation) -> Observation:
+        """The reading with the number of requests at the engine's door. One that says 0 beside work does not count."""
+        assert self._engine is not None
+        assert self._engine.door is not None
+        answer = await self._ask(self._door_path)
+        in_all = self._engine.door(answer.json())
+        if in_all is None or (in_all == 0 and reading.running + reading.waiting > 0):
+            self._door_misses += bool(answer.status)
+            if self._door_misses >= TRIES_BEFORE_GIVING_UP:
+                self._door_path = ""
+            return reading
+        return msgspec.structs.replace(reading, in_all=in_all)
 
     async def _get(self, path: str) -> Answer:
         if not path.startswith(":"):

@@ -32,8 +32,8 @@ FOUND: dict[str, tuple[dict[str, Route], str, str | None, list[State]]] = {
 }
 
 
-async def examine(url: str, *, tries: bool = False, **settings: Any) -> Report:
-    return await Doctor(timeout_s=0.2, tries=tries).examine(Endpoint(url=url, **settings))
+async def examine(url: str, *, tries: bool = False, timeout_s: float = 5.0, **settings: Any) -> Report:
+    return await Doctor(timeout_s=timeout_s, tries=tries).examine(Endpoint(url=url, **settings))
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -103,7 +103,7 @@ async def test_an_engine_that_accepts_and_never_answers_is_given_up(world: Faces
         writer.close()
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
-    report = await examine(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    report = await examine(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", timeout_s=0.2)
     server.close()
     assert report.problems == ["first byte timeout: not complete within 0.2 s"]
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.engines.base import Priority
+from penstock.server.reading import TRIES_BEFORE_GIVING_UP
 from tests.server.conftest import chat
 from tests.server.engines import faces
 from tests.server.engines.conftest import Faces
@@ -52,6 +53,7 @@ async def test_recognising_most_engines_costs_one_question_and_none_is_asked_wha
     assert set(face.asked) == {
         "/health",
         "/v1/models",
+        "/load",
         "/metrics",
         *(d.path for d in world.target(face).engine.documents),
     }
@@ -71,6 +73,16 @@ async def test_load_is_read_from_wherever_it_is_told(
     await world.until(lambda: world.endpoint(face).engine_running is not None)
     endpoint = world.endpoint(face)
     assert (endpoint.engine_running, endpoint.engine_waiting) == (running, waiting)
+
+
+async def test_what_is_at_the_door_of_vllm_counts_unless_it_is_not_tracked(world: Faces) -> None:
+    tracks = await world.face({**faces.VLLM, "/load": faces.doc({"server_load": 9})})
+    not_tracking = await world.face(faces.VLLM)
+    await world.behind(tracks, not_tracking)
+    await world.until(lambda: world.endpoint(tracks).load == 9)
+    await world.until(lambda: not_tracking.asked.count("/metrics") > TRIES_BEFORE_GIVING_UP + 2)
+    assert world.endpoint(not_tracking).load == 3
+    assert not_tracking.asked.count("/load") == TRIES_BEFORE_GIVING_UP
 
 
 async def test_slots_that_are_all_busy_do_not_tell_whether_others_wait(world: Faces) -> None:
