@@ -51,6 +51,8 @@ def contradictions(
 ) -> Iterator[tuple[tuple[str | int, ...], str, str | None]]:
     """Where, what and perhaps what instead: values that are fine one by one, but would do nothing together."""
     locality = routing.get("locality") or "history"
+    if locality not in ("history", "kv_events", "lmcache"):
+        return
     services = routing.get("lmcache")
     asked = [
         key for key in LmCache.model_fields if isinstance(services, Mapping) and services.get(key) not in (None, "")

@@ -90,7 +90,7 @@ class KvSource:
         for stream in streams:
             await stream.connected.wait()
         self.listening = True
-        logger.info("KV events of %s are followed (%d ranks)", self.name, len(streams))
+        logger.info("KV events of %s are followed (ranks: %d)", self.name, len(streams))
 
     def _take(self, rank: int, events: Sequence[Event]) -> None:
         self._changed(self.blocks.apply(rank, events))
