@@ -145,9 +145,9 @@ class Locator:
         if changes.cleared:
             driver.tell(scheduler.kv_cleared(name, now=now))
         if changes.removed:
-            driver.tell(scheduler.kv_removed(name, changes.removed, now=now))
+            driver.tell(scheduler.kv_removed(name, [*changes.removed], now=now))
         if changes.stored:
-            driver.tell(scheduler.kv_stored(name, changes.stored, now=now))
+            driver.tell(scheduler.kv_stored(name, [*changes.stored], now=now))
 
     # --- requests -------------------------------------------------------------------------------------------------
 
