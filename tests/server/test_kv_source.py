@@ -13,7 +13,7 @@ import zmq
 import zmq.asyncio
 
 from penstock.engines.kv_blocks import Changes, prompt_keys
-from penstock.server.locality import kv_stream
+from penstock.server.locality import kv_source, kv_stream
 from penstock.server.locality.kv_source import KvSource
 from penstock.server.upstream import Upstream
 from tests.server.raw_engine import Peer, RawEngine
@@ -57,6 +57,9 @@ class Publisher:
         self.kept.append(frames)
         if not lose:
             await self._pub.send_multipart([b"kv", *frames])
+
+    async def shout(self, frames: list[bytes]) -> None:
+        await self._pub.send_multipart(frames)
 
     async def _replay(self) -> None:
         while True:
@@ -260,6 +263,25 @@ async def test_an_engine_that_tells_nothing_is_listened_to_where_the_settings_sa
         while not len(source.blocks):  # nothing says where it replays, so what came before is unknown
             await publisher.say(stored(1))
             await asyncio.sleep(0.01)
+
+
+def test_a_publisher_that_breaks_again_and_again_is_tried_less_and_less_often() -> None:
+    pauses = [kv_source.PAUSE_S]
+    for _ in range(6):
+        pauses.append(kv_source.pause_after(pauses[-1], lasted_s=0.1))
+    assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert kv_source.pause_after(5.0, lasted_s=60.0) == 0.2
+
+
+@pytest.mark.parametrize("frames", [[b"kv"], [b"kv", b"short", b"x"], [b"kv", bytes(8), bytes(5 << 20)]])
+async def test_what_no_engine_would_send_ends_the_session(publishers: list[Publisher], frames: list[bytes]) -> None:
+    publishers.append(publisher := Publisher())
+    await publisher.say(stored(1))
+    async with telling(publisher) as url, listening(publisher, "auto", url=url) as (source, ear):
+        await until(lambda: source.blocks.held(KEYS) == 1)
+        await publisher.shout(frames)
+        await until(lambda: ear.cleared)
+        await until(lambda: source.blocks.held(KEYS) == 1)  # and another one begins
 
 
 async def test_it_waits_for_an_engine_that_is_not_there_yet(publishers: list[Publisher]) -> None:

@@ -28,6 +28,7 @@ AUTO = "auto"
 DEFAULT_PORT = 5557  # of vLLM's documentation, for the first rank; replays one above
 PAUSE_S = 0.2
 PAUSE_S_MAX = 5.0
+STEADY_S = 30.0  # a session that lasted so long was no failure to begin one
 ASK_TIMEOUT_S = 2.0
 
 
@@ -59,8 +60,9 @@ class KvSource:
     async def run(self) -> None:
         """Follow it until cancelled."""
         pause_s = PAUSE_S
+        loop = asyncio.get_running_loop()
         while True:
-            heard = False
+            heard, began_s = False, loop.time()
             try:
                 heard = await self._follow(await self.addresses())
             except Exception:
@@ -68,8 +70,8 @@ class KvSource:
             if not heard and not self._missed:
                 logger.warning("no KV events of %s are heard (%s): its history is used", self.name, self._setting)
             self._missed = not heard
-            pause_s = PAUSE_S if heard else min(2 * pause_s, PAUSE_S_MAX)
             await asyncio.sleep(pause_s)
+            pause_s = pause_after(pause_s, loop.time() - began_s)
 
     async def _follow(self, addresses: Sequence[Address]) -> bool:
         """Listen to all ranks until one of them is lost. Whether anybody was there."""
@@ -129,6 +131,11 @@ class KvSource:
             except (UpstreamException, msgspec.DecodeError, RecursionError):
                 continue
         return []
+
+
+def pause_after(pause_s: float, lasted_s: float) -> float:
+    """How long to wait before the session after the next. Each begins with a replay, which is not for nothing."""
+    return PAUSE_S if lasted_s >= STEADY_S else min(2 * pause_s, PAUSE_S_MAX)
 
 
 def _vllm(told: Any) -> list[tuple[int, int, int | None]]:

@@ -25,7 +25,7 @@ from penstock.engines.kv_events import Event, decode
 logger = logging.getLogger(__name__)
 
 QUEUED_MESSAGES_MAX = 10_000
-MESSAGE_BYTES_MAX = 64 << 20
+MESSAGE_BYTES_MAX = 4 << 20  # one step of an engine: some 100 KB at the very most
 REPLAYED_MESSAGES_MAX = 100_000  # engines keep 10,000
 CONNECT_TIMEOUT_S = 5.0
 REPLAY_TIMEOUT_S = 2.0  # without a message of a replay: vLLM serves them between steps, 0.1 s apart when idle
