@@ -17,6 +17,7 @@ import gc
 import json
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -35,6 +36,9 @@ from penstock.core.request import Request, Usage
 from penstock.core.scheduler import Scheduler, SchedulerSettings
 
 SLOTS = 64
+INDEX_KEYS = 28_000  # per endpoint; it may hold 30,000
+CONVERSATION_KEYS = 14
+SHARED_KEYS = 2  # with which all begin
 BASE = {"depth": 10_000, "tenants": 1_000, "endpoints": 64}
 SWEEPS = {
     "depth": (100, 1_000, 10_000, 100_000),
@@ -77,8 +81,33 @@ class Bench:
         self.calls: list[float] = []  # seconds of single facts, of late
         for name in self.endpoints:
             self.scheduler.endpoint_added(EndpointSpec(name, SLOTS, frozenset({"m"})), now=0.0)
+        self.conversations = 0
+        if routing not in ("least_loaded", "round_robin", "power_of_two", "session"):
+            self.fill_index()
         for _ in range(endpoints * SLOTS + depth):
             self.arrive()
+
+    def fill_index(self) -> None:
+        """Let every endpoint hold all the keys it may: conversations of its own, that begin alike."""
+        history = self.scheduler._router._history
+        self.conversations = len(self.endpoints) * INDEX_KEYS // CONVERSATION_KEYS
+        began, self.index_bytes = time.perf_counter(), 0
+        tracemalloc.start()
+        for at in range(self.conversations):
+            history.store(at % len(self.endpoints), self.conversation(at))
+        self.index_bytes, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        self.index_s = time.perf_counter() - began
+
+    def conversation(self, at: int) -> tuple[int, ...]:
+        first = (at + 1) << 32
+        return (*range(SHARED_KEYS), *range(first, first + CONVERSATION_KEYS))
+
+    def prefix(self) -> tuple[int, ...]:
+        """The keys of a prompt: the next turn of some conversation."""
+        if not self.conversations:
+            return ()
+        return self.conversation(self.random.randrange(self.conversations))
 
     def arrive(self) -> None:
         self.serial += 1
@@ -91,6 +120,7 @@ class Bench:
             flow=(tenant,),
             body_bytes=self.random.randrange(400, 8000),
             streamed=True,
+            prefix=self.prefix(),
         )
         self.tell(request.id, lambda: self.scheduler.arrived(request, now=self.now))
 
@@ -156,8 +186,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=20_000, help="requests per row (default 20000)")
     parser.add_argument("--routing", default="least_loaded")
+    parser.add_argument("--index", action="store_true", help="only: how large is a full index of prefixes")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if args.index:
+        bench = Bench(100, 1, 64, routing="predicted_ttft")
+        history = bench.scheduler._router._history
+        held = sum(history.held(at) for at in range(64))
+        print(f"{held:,} keys at 64 endpoints, {len(history):,} distinct: {bench.index_bytes / held:.0f} bytes per key")
+        return 0
     rows = []
     for swept, values in SWEEPS.items():
         for value in values:

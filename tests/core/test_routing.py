@@ -53,5 +53,5 @@ def test_least_loaded_counts_load_for_its_size_and_takes_turns_when_equal() -> N
     large.ledger.add(lease(5))
     large.ledger.add(lease(6))
     assert router.choose(some, context()) is large
-    large.dispatches_total = 1
+    large.last_lease = 1
     assert router.choose(some, context()) is small

@@ -44,6 +44,7 @@ class Endpoint:
         self._told_slots: int | None = None  # by the engine
         self._slots_by_hand = not spec.adaptive_slots
         self.dispatches_total = 0
+        self.last_lease = 0  # serial of the last lease granted: ties go to whoever was given one longest ago
         self.failure: str | None = None  # the last one
         self.failed_s = 0.0
         self._dispatches_before = 0  # as of the reading before

@@ -371,7 +371,7 @@ class Recorder:
 
 def _scores(endpoint: Endpoint, entry: Entry) -> Scores:
     ledger = endpoint.ledger
-    cached = entry.matched.get(endpoint.index, 0)
+    cached = entry.located.tokens(endpoint.index)
     return endpoint.name, len(ledger.leases), ledger.slots, ledger.outstanding_prefill_tokens, cached
 
 

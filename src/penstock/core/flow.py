@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.estimate import Estimate
 from penstock.core.lifecycle import Event, State, after
+from penstock.core.locality import NOWHERE
 from penstock.core.request import Request, Usage
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 
 _NOTHING = Estimate(1, 1)
-_NOWHERE: Mapping[int, int] = {}
 
 
 class Entry:
@@ -49,8 +49,8 @@ class Entry:
         "key",
         "lease",
         "locate_until_s",
+        "located",
         "looked_up",
-        "matched",
         "node",
         "output_seen",
         "queued_since_s",
@@ -89,7 +89,7 @@ class Entry:
         self.charged_output = 0  # the completion tokens in that
         self.output_seen = 0  # completion tokens that came so far
         self.deadline_s = math.inf  # for the first token
-        self.matched: Mapping[int, int] = _NOWHERE  # prompt tokens held, by endpoint index, as last looked at
+        self.located = NOWHERE  # who holds how much of its prompt, as last looked at
         self.cached_tokens = 0  # of its prompt: where most is held, and once it is sent, where it was sent
         self.source: Source | None = None  # who says so
         self.blocks: tuple[tuple[int, ...], int] | None = None  # keys of its token blocks, and their size
@@ -113,9 +113,8 @@ class Entry:
 
     def uncached_at(self, endpoint: int) -> int:
         """Prompt tokens that an endpoint would have to compute."""
-        matched = self.matched
         tokens = self.estimate.prompt_tokens
-        return max(1, tokens - matched.get(endpoint, 0)) if matched else tokens
+        return max(1, tokens - self.located.tokens(endpoint)) if self.located is not NOWHERE else tokens
 
     @property
     def estimated_tokens(self) -> int:

@@ -29,6 +29,8 @@ PREFILL_TOKENS_PER_S = 4000.0  # until learned: a mid-size GPU's prefill, so tha
 PREFILL_TOKENS_PER_S_MAX = 100_000.0
 PREFILL_SAMPLE_S_MAX = 30.0
 PREFILL_SAMPLE_TOKENS = 512  # a prompt of that many is a whole sample of the speed
+PREFILL_SAMPLES_MIN = 5.0
+PREFILL_GUESS_S = 0.25  # what the first guess counts for: a few samples outweigh it
 PREFILL_BASE_S = 0.05  # one engine step and the way there and back
 PACE_TOKENS_MIN = 8  # fewer say more about the network's buffers than about the engine
 PACE_LEARNING_RATE = 0.2
@@ -101,8 +103,9 @@ class Ledger:
         self._foreign = 0.0
         self._at_the_door = 0.0  # others' requests that the last reading's gauges did not show yet
         self._prefill_due_s = math.inf
-        self._prefill_tokens = PREFILL_TOKENS_PER_S
-        self._prefill_seconds = 1.0
+        self._prefill_tokens = PREFILL_TOKENS_PER_S * PREFILL_GUESS_S
+        self._prefill_seconds = PREFILL_GUESS_S
+        self._prefill_samples = 0.0
         self._last_first_token_s = -math.inf
         self.outstanding_prefill_tokens = 0
         self._pace_s: float | None = None
@@ -194,6 +197,11 @@ class Ledger:
         return self.outstanding_prefill_tokens - min(first.prompt_tokens, (now - begun_s) * self.prefill_rate)
 
     @property
+    def rate_known(self) -> bool:
+        """Whether its prefill speed was seen often enough to go by."""
+        return self._prefill_samples >= PREFILL_SAMPLES_MIN
+
+    @property
     def prefill_rate(self) -> float:
         """Learned prefill speed, tokens per second."""
         return max(1.0, self._prefill_tokens / self._prefill_seconds)
@@ -214,6 +222,7 @@ class Ledger:
         # A prompt that is nearly all cached has little to compute, and says as little of the speed.
         weight = min(1.0, lease.prompt_tokens / PREFILL_SAMPLE_TOKENS)
         kept = 0.9**weight
+        self._prefill_samples += weight
         self._prefill_tokens = kept * self._prefill_tokens + weight * lease.prompt_tokens
         self._prefill_seconds = kept * self._prefill_seconds + weight * elapsed_s
 

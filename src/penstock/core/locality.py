@@ -6,19 +6,31 @@ how many endpoints there are, nor on how much each holds.
 
 Each endpoint's keys are bounded. The ones not used for the longest time go first, by generations: what is stored or
 used goes to the young one; when that is full it becomes the old one, and what was in the old one and not used since is
-dropped, a few keys with each that is stored. So no call pays for many. Memory: about 60 bytes per key and endpoint and
-150 per distinct key (measured, `benchmarks/scheduler.py --index`).
+dropped, a few keys with each that is stored. So no call pays for many. Memory: 180 bytes for a key that one endpoint
+holds, 60 for each further one (measured, `benchmarks/scheduler.py --index`); at most 350 MB for 64 endpoints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+
+from penstock.core.sources import Source
 
 HISTORY_KEYS_MAX = 30_000  # per endpoint: 15 MB of prompts, 4 million tokens
 EXACT_KEYS_MAX = 131_072  # per endpoint: 2 million tokens in blocks of 16
 KEYS_MIN = 64
 GENERATIONS = 3  # young, old, and the one that is being dropped
 DROPS_PER_KEY = 2  # more than one: so the dropped generation is gone before the next one is
+
+Levels = list[tuple[int, int]]  # endpoints as bits, and how many of the leading blocks they hold
+
+
+def bits_of(bits: int) -> Iterator[int]:
+    """The numbers of the bits that are set."""
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low
 
 
 class _Held:
@@ -118,27 +130,35 @@ class PrefixIndex:
 
     def match(self, keys: Sequence[int]) -> dict[int, int]:
         """How many of the leading blocks each endpoint holds; those that hold none are left out."""
-        matched: dict[int, int] = {}
+        return {self._endpoint_of[n]: depth for bits, depth in self.levels(keys) for n in bits_of(bits)}
+
+    def levels(self, keys: Sequence[int]) -> Levels:
+        """The same by depth: which endpoints (as bits) hold exactly so many of them, the fewest first."""
+        levels: Levels = []
         if not keys:
-            return matched
+            return levels
         get = self._holders.get
         bits, depth = get(keys[0], 0), 0
         for key in keys:
             if not bits:
-                return matched
+                return levels
             still = bits & get(key, 0)
             if still != bits:
-                self._note(bits & ~still, depth, matched)
+                levels.append((bits & ~still, depth))
                 bits = still
             depth += 1
-        self._note(bits, depth, matched)
-        return matched
+        if bits:
+            levels.append((bits, depth))
+        return levels
 
-    def _note(self, bits: int, depth: int, matched: dict[int, int]) -> None:
-        while bits:
-            bit = bits & -bits
-            matched[self._endpoint_of[bit.bit_length() - 1]] = depth
-            bits ^= bit
+    def bit(self, endpoint: int) -> int:
+        """The endpoint in `levels`; 0 if nothing was ever told of it."""
+        held = self._held.get(endpoint)
+        return 0 if held is None else held.bit
+
+    def endpoint_of(self, number: int) -> int:
+        """The endpoint whose bit has this number."""
+        return self._endpoint_of[number]
 
     def _join(self, endpoint: int) -> _Held:
         number = next(n for n in range(len(self._endpoint_of) + 1) if n not in self._endpoint_of)
@@ -157,3 +177,42 @@ class PrefixIndex:
             self._holders[key] = left
         else:
             del self._holders[key]
+
+
+class Located:
+    """Where a prompt is cached, as far as is known."""
+
+    __slots__ = ("_index", "levels", "per_key", "said", "told")
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
+        self.levels: Levels = []  # by our history
+        self.per_key = 0.0  # tokens that a key of it stands for
+        self.told: dict[int, int] = {}  # tokens by endpoint index, from those who know better than our history
+        self.said: dict[int, Source] = {}  # and who they are
+
+    def tokens(self, endpoint: int) -> int:
+        """How many tokens of the prompt an endpoint is believed to hold."""
+        if endpoint in self.told:
+            return self.told[endpoint]
+        bit = self._index.bit(endpoint)
+        for bits, depth in self.levels:
+            if bits & bit:
+                return int(depth * self.per_key)
+        return 0
+
+    @property
+    def most(self) -> int:
+        """The most that any endpoint holds."""
+        most = max(self.told.values(), default=0)
+        for bits, depth in reversed(self.levels):
+            if not self.told or any(self._index.endpoint_of(n) not in self.told for n in bits_of(bits)):
+                return max(most, int(depth * self.per_key))
+        return most
+
+    def leave_out(self, doubted: int) -> None:
+        """Forget what our history says of these endpoints (bits)."""
+        self.levels = [(bits & ~doubted, depth) for bits, depth in self.levels if bits & ~doubted]
+
+
+NOWHERE = Located(PrefixIndex(KEYS_MIN))

@@ -722,6 +722,7 @@ class Scheduler:
         self._leases[lease.serial] = entry
         chosen.ledger.add(lease)
         chosen.dispatches_total += 1
+        chosen.last_lease = lease.serial
         self._affinity.used(chosen)
         self._budget.dispatched()
         queued = any(request.model in band.tree.root.backlog for band in self._queues.bands)

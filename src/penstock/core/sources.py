@@ -52,11 +52,11 @@ class Sources:
     def __init__(self) -> None:
         self._records: dict[tuple[Source, int], _Record] = {}  # bounded by the number of endpoints
         self._totals: dict[Source, list[int]] = {source: [0, 0, 0, 0] for source in Source}
-        self._any_off = False
+        self.any_off = False  # were some ever found wrong
 
     def trusted(self, source: Source, endpoint: int, now: float) -> bool:
         """Whether to believe what it says about an endpoint."""
-        if not self._any_off:
+        if not self.any_off:
             return True
         record = self._records.get((source, endpoint))
         return record is None or now >= record.off_until_s
@@ -79,7 +79,7 @@ class Sources:
         if record.checks >= CHECKS_MIN and record.wrong > WRONG_SHARE_MAX:
             record.checks, record.wrong = 0, 0.0
             record.off_until_s = now + OFF_S
-            self._any_off = True
+            self.any_off = True
         return not wrong
 
     def forget(self, endpoint: int) -> None:

@@ -32,10 +32,10 @@ class Context:
         alive: Callable[[], Sequence[Endpoint]] = tuple,
     ) -> None:
         self.request = request
-        self.prompt_tokens = prompt_tokens  #: as estimated
+        self.prompt_tokens = prompt_tokens  #: as estimated, without the part that most endpoints hold
         self.output_tokens = output_tokens
         self.now = now
-        self.matched = matched  #: tokens held, by endpoint index; where it is not the same nearly everywhere
+        self.matched = matched  #: tokens held of these, by endpoint index
         self.home = home  #: where its session is at home, while that one is alive
         self._alive = alive
 
@@ -64,6 +64,7 @@ class RoutingPolicy:
     """Chooses late: at dispatch, among endpoints that admission leaves open."""
 
     uses_prefix: ClassVar[bool] = False  #: wants to know who holds how much of the prompt
+    weighs_load: ClassVar[bool] = False  #: then what most endpoints hold, or should hold, is no reason to go to one
     uses_session: ClassVar[bool] = False  #: wants to know where the session is at home
 
     def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
@@ -76,6 +77,6 @@ class RoutingPolicy:
 
 
 def least_loaded(endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
-    """The one with the least load for its size; the one given the least so far among equals."""
+    """The one with the least load for its size; among equals the one whose last request is the longest ago."""
     now = context.now
-    return min(endpoints, key=lambda e: (e.ledger.load(now) / max(1, e.slots), e.dispatches_total, e.index))
+    return min(endpoints, key=lambda e: (e.ledger.load(now) / max(1, e.slots), e.last_lease, e.index))

@@ -1,7 +1,7 @@
 """Which prefixes are asked for so often that another endpoint should hold them too?
 
 A system prompt that everybody shares is held by one endpoint at first; if that were a reason to go there, all would
-pile onto it. So uses are counted per prefix (the longest that is held anywhere), fading over ten seconds. A prefix with
+pile onto it. So uses are counted per prefix (the longest held anywhere), fading over half a minute. A prefix with
 more than a few uses per endpoint that holds it is *hot*: it does not count, the request goes by load, and wherever it
 goes there is one endpoint more that holds it. A conversation's own prefix grows with every turn, so it stays cool.
 """
@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 
-FADE_S = 10.0
+FADE_S = 30.0
 USES_MAX = 4.0  # per endpoint that holds it: computing it once more is then shared by that many
+LARGE_TOKENS = 4_000  # about a second's work; what takes longer has to be shared by more
 PREFIXES_MAX = 4_096  # counted at a time
 
 
@@ -34,6 +35,6 @@ class Heat:
         uses, at_s = self._uses.get(key, (0.0, now))
         return uses * math.exp((at_s - now) / FADE_S)
 
-    def hot(self, key: int, holders: int, now: float) -> bool:
-        """Whether it should be held by more endpoints than it is."""
-        return self.uses(key, now) > USES_MAX * holders
+    def hot(self, key: int, tokens: int, holders: int, now: float) -> bool:
+        """Whether a prefix of so many tokens should be held by more endpoints than it is."""
+        return self.uses(key, now) > USES_MAX * holders * (1.0 + tokens / LARGE_TOKENS)

@@ -1,7 +1,8 @@
 """Routing: the endpoint with the least load for its size.
 
 Load is the ledger's (own leases, corrected by observations, DESIGN §4.4), so a burst between two readings spreads
-instead of herding. Endpoints that are equally loaded take turns by what they were given so far.
+instead of herding. Endpoints that are equally loaded take turns: so one that comes late is not given all that the
+others were given before.
 """
 
 from __future__ import annotations

@@ -24,6 +24,6 @@ class Lmetric(RoutingPolicy):
             ledger = endpoint.ledger
             uncached = max(1, prompt_tokens - matched.get(endpoint.index, 0))
             product = (ledger.prefill_left(now) + uncached) * (ledger.load(now) + 1.0)
-            return product, endpoint.dispatches_total, endpoint.index
+            return product, endpoint.last_lease, endpoint.index
 
         return min(endpoints, key=score)

@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.core.endpoint import Endpoint
-from penstock.core.routing.base import Context, RoutingPolicy
+from penstock.core.ledger import PREFILL_TOKENS_PER_S
+from penstock.core.routing.base import Context, RoutingPolicy, least_loaded
 
 AFFINITY_SHARE = 0.8  # of the longest match: near enough to be as good
 DECODE_WEIGHT = 0.2  # how much a second of slower decoding counts against a second of waiting for the first token
+PLAY, PLAY_S = 0.1, 0.02  # costs are not known better than that: what differs by less goes by load, and by turns
 PACE_S = 0.02  # per output token, until learned; a mid-size GPU's
 
 
@@ -24,6 +26,7 @@ class PredictedTtft(RoutingPolicy):
     """Least cost, by cache where that is nearly as cheap."""
 
     uses_prefix = True
+    weighs_load = True
 
     def __init__(self, escape_s: float) -> None:
         self._escape_s = escape_s
@@ -31,14 +34,16 @@ class PredictedTtft(RoutingPolicy):
     def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
         if len(endpoints) == 1:
             return endpoints[0]
+        rates = [e.ledger.prefill_rate for e in endpoints if e.ledger.rate_known]
+        fastest = max(rates, default=PREFILL_TOKENS_PER_S)
+        costs = {e: _cost(e, context, fastest) for e in endpoints}
+        least = min(costs.values())
         if context.matched:
-            near = _holders(endpoints, context)
+            near = [e for e in _holders(endpoints, context) if costs[e] <= least + self._escape_s]
             if near:
-                costs = {e: _cost(e, context) for e in endpoints}
-                least = min(costs.values())
-                near = [e for e in near if costs[e] <= least + self._escape_s]
-                return min(near or endpoints, key=lambda e: (costs[e], e.dispatches_total, e.index))
-        return min(endpoints, key=lambda e: (_cost(e, context), e.dispatches_total, e.index))
+                least = min(costs[e] for e in near)
+                costs = {e: costs[e] for e in near}
+        return least_loaded([e for e, cost in costs.items() if cost <= least * (1.0 + PLAY) + PLAY_S], context)
 
     def preferred(self, context: Context) -> Sequence[Endpoint]:
         return _holders(context.alive(), context) if context.matched else ()
@@ -50,10 +55,12 @@ def _holders(endpoints: Sequence[Endpoint], context: Context) -> list[Endpoint]:
     return [e for e in endpoints if matched.get(e.index, 0) >= AFFINITY_SHARE * most] if most else []
 
 
-def _cost(endpoint: Endpoint, context: Context) -> float:
+def _cost(endpoint: Endpoint, context: Context, fastest: float) -> float:
+    """Seconds. An endpoint not seen at work yet is taken to be as fast as the fastest: else it never would be seen."""
     ledger, now = endpoint.ledger, context.now
+    rate = ledger.prefill_rate if ledger.rate_known else fastest
     uncached = max(1, context.prompt_tokens - context.matched.get(endpoint.index, 0))
-    first_token_s = (ledger.prefill_left(now) + uncached) / ledger.prefill_rate
+    first_token_s = (ledger.prefill_left(now) + uncached) / rate
     # A step takes a base and a part per request in it. With a batch as large as the endpoint takes, that part is about
     # half of the step on the GPUs measured; so the slow-down is half the pace there, in proportion below.
     pace_s = ledger.time_per_output_token_s(now) or PACE_S

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from penstock.core.endpoint import Endpoint
 from penstock.core.flow import Entry
 from penstock.core.lease import Lease
-from penstock.core.locality import EXACT_KEYS_MAX, PrefixIndex
+from penstock.core.locality import EXACT_KEYS_MAX, NOWHERE, Located, PrefixIndex, bits_of
 from penstock.core.pool import Pool
 from penstock.core.request import Request, Usage
 from penstock.core.routing.base import Context
@@ -22,18 +22,6 @@ from penstock.core.routing.registry import POLICIES, RoutingSettings
 from penstock.core.sources import Source, Sources
 
 SHRINK, GROW = 0.9, 1.01  # of an endpoint's history, when it claims too much and when it is right
-
-
-class Located:
-    """Where a prompt is cached."""
-
-    __slots__ = ("depth", "holders", "said", "tokens")
-
-    def __init__(self) -> None:
-        self.tokens: dict[int, int] = {}  # by endpoint index
-        self.said: dict[int, Source] = {}  # who says so, where it is not our history
-        self.depth = 0  # keys of the longest prefix in our history …
-        self.holders = 0  # … and how many endpoints hold it
 
 
 class Router:
@@ -65,31 +53,31 @@ class Router:
     def look(self, entry: Entry, now: float) -> None:
         """Find out who holds how much of a request's prompt now."""
         if self._policy.uses_prefix:
-            entry.matched = matched = self._located(entry, now).tokens
-            entry.cached_tokens = max(matched.values()) if matched else 0
+            entry.located = located = self._located(entry, now)
+            entry.cached_tokens = located.most
 
     def choose(self, entry: Entry, endpoints: Sequence[Endpoint], now: float) -> Endpoint:
         """One of the endpoints, and it goes there: so will its prefix be, and its session live."""
         request, policy = entry.request, self._policy
         if policy.uses_prefix:
             located = self._located(entry, now)
-            entry.matched = located.tokens
+            entry.located = located
             chosen = policy.choose(endpoints, self._context(entry, located, now))
-            entry.cached_tokens = located.tokens.get(chosen.index, 0)
+            entry.cached_tokens = located.tokens(chosen.index)
             entry.source = located.said.get(chosen.index, Source.HISTORY)
             if request.prefix:
-                if located.depth:
-                    self._heat.used(request.prefix[located.depth - 1], now)
+                if located.levels:
+                    self._heat.used(request.prefix[located.levels[-1][1] - 1], now)
                 self._history.store(chosen.index, request.prefix)
         else:
-            chosen = policy.choose(endpoints, self._context(entry, _UNKNOWN, now))
+            chosen = policy.choose(endpoints, self._context(entry, NOWHERE, now))
         if request.session is not None and policy.uses_session:
             self._homes.moved(request.model, request.session, chosen.name)
         return chosen
 
     def preferred(self, entry: Entry, now: float) -> Sequence[Endpoint]:
         """The endpoints a request may wait for, of those alive. Changes nothing."""
-        located = self._located(entry, now) if self._policy.uses_prefix else _UNKNOWN
+        located = self._located(entry, now) if self._policy.uses_prefix else NOWHERE
         return self._policy.preferred(self._context(entry, located, now))
 
     def home(self, request: Request, now: float) -> Endpoint | None:
@@ -160,41 +148,53 @@ class Router:
 
     def _context(self, entry: Entry, located: Located, now: float) -> Context:
         request = entry.request
+        matched, common = self._telling(request, located, now) if located.most else (located.told, 0)
         return Context(
             request,
-            prompt_tokens=entry.estimate.prompt_tokens,
+            prompt_tokens=max(1, entry.estimate.prompt_tokens - common),
             output_tokens=entry.estimate.output_tokens,
             now=now,
-            matched=self._telling(request, located, now) if located.tokens else located.tokens,
+            matched=matched,
             home=self.home(request, now),
             alive=lambda: self._pool.usable(request, now),
         )
 
-    def _telling(self, request: Request, located: Located, now: float) -> Mapping[int, int]:
-        """What is held, without that which half of the endpoints hold, or which is so much in demand that it should be
-        held by more: it tells nothing about where to go, and all would pile onto the one who had it first.
+    def _telling(self, request: Request, located: Located, now: float) -> tuple[dict[int, int], int]:
+        """Who holds more than half of the endpoints do, and how much more; and how many tokens these do.
+
+        What half of them hold tells nothing about where to go, and what is so much in demand that it should be held by
+        more tells the wrong thing: all would pile onto the one who had it first.
         """
-        matched, depth = located.tokens, located.depth
-        if depth and self._heat.hot(request.prefix[depth - 1], located.holders, now):
-            return {}
         half = max(2, (self._pool.serving(request.model) + 1) // 2)
-        if len(matched) < half:
-            return matched
-        common = sorted(matched.values(), reverse=True)[half - 1]
-        return {index: tokens for index, tokens in matched.items() if tokens > common}
+        if located.told or not self._policy.weighs_load:
+            held = {e.index: tokens for e in self._pool if (tokens := located.tokens(e.index))}
+            if not self._policy.weighs_load:
+                return held, 0
+            common = sorted(held.values(), reverse=True)[half - 1] if len(held) >= half else 0
+            return {index: tokens - common for index, tokens in held.items() if tokens > common}, common
+        bits, depth = located.levels[-1]
+        if self._heat.hot(request.prefix[depth - 1], int(depth * located.per_key), bits.bit_count(), now):
+            return {}, 0
+        telling: list[tuple[int, int]] = []
+        holders, common = 0, 0
+        for bits, depth in reversed(located.levels):
+            holders += bits.bit_count()
+            if holders >= half:
+                common = int(depth * located.per_key)
+                break
+            telling.append((bits, int(depth * located.per_key)))
+        endpoint_of = self._history.endpoint_of
+        return {endpoint_of(n): tokens - common for bits, tokens in telling for n in bits_of(bits)}, common
 
     def _located(self, entry: Entry, now: float) -> Located:
-        request, trusted = entry.request, self.sources.trusted
-        located = Located()
-        tokens = located.tokens
+        request, sources = entry.request, self.sources
+        located = Located(self._history)
         if request.prefix:
-            per_key = entry.estimate.prompt_tokens * request.prefix_chunk_bytes / max(1, entry.prompt_bytes)
-            for index, count in self._history.match(request.prefix).items():
-                if trusted(Source.HISTORY, index, now):
-                    tokens[index] = int(count * per_key)
-                if count > located.depth:
-                    located.depth, located.holders = count, 0
-                located.holders += count == located.depth
+            located.levels = self._history.levels(request.prefix)
+            if located.levels and sources.any_off:
+                doubted = [e for e in self._pool if not sources.trusted(Source.HISTORY, e.index, now)]
+                located.leave_out(sum(self._history.bit(e.index) for e in doubted))
+            located.per_key = entry.estimate.prompt_tokens * request.prefix_chunk_bytes / max(1, entry.prompt_bytes)
         if entry.blocks is not None:
             keys, block_tokens = entry.blocks
             held = self._exact.match(keys)
@@ -207,20 +207,16 @@ class Router:
 
     def _say(self, source: Source, told: Mapping[int, int], located: Located, now: float) -> None:
         """Let a source that knows better than our history speak, but for prefixes that are just being computed."""
-        tokens, computing = located.tokens, {e.index for e in self._pool if e.ledger.prefilling}
+        computing = {e.index for e in self._pool if e.ledger.prefilling}
         for index, held in told.items():
-            if not self.sources.trusted(source, index, now) or (index in computing and tokens.get(index, 0) > held):
+            if not self.sources.trusted(source, index, now) or (index in computing and located.tokens(index) > held):
                 continue
             located.said[index] = source
-            tokens.pop(index, None)
-            if held:
-                tokens[index] = held
+            located.told[index] = held
 
     def _resize(self, endpoint: Endpoint, *, right: bool) -> None:
         """What an engine holds is less than its memory: answers take some. Its errors tell how much less."""
         history, index = self._history, endpoint.index
-        limit = history.limit_of(index) * GROW + 1 if right else history.held(index) * SHRINK
-        history.limit(index, int(limit))
-
-
-_UNKNOWN = Located()
+        limit = history.limit_of(index)
+        limit = int(limit * GROW) + 1 if right else int(min(limit, history.held(index)) * SHRINK)
+        history.limit(index, limit)
