@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import platform
 import signal
@@ -40,6 +41,13 @@ class Scenario:
     connections: int
     stream_step_ms: int = 0  #: streams of 100 events, one per step
     rate: float = 0.0
+
+    def seconds(self, least_s: float) -> float:
+        """How long to measure: whole streams, so that each one's own request counts, or a thousand paced requests."""
+        if self.stream_step_ms:
+            stream_s = self.stream_step_ms * engine.EVENTS / 1000
+            return math.ceil(least_s / stream_s) * stream_s
+        return 3 * least_s if self.rate else least_s
 
 
 SCENARIOS = [
@@ -150,8 +158,7 @@ def rounds(proxies: list[Proxy], scenarios: list[Scenario], args: argparse.Names
                 urllib.request.urlopen(step, timeout=5.0).close()
             shift = number % len(proxies)
             for proxy in proxies[shift:] + proxies[:shift]:
-                seconds = args.seconds * (3 if scenario.rate else 1)
-                figures = proxy.measure(scenario, seconds, args.warm_up)
+                figures = proxy.measure(scenario, scenario.seconds(args.seconds), args.warm_up)
                 print(f"round {number + 1} {scenario.name} {proxy.name}: {_brief(figures)}", file=sys.stderr)
                 yield {"round": number, "scenario": scenario.name, "proxy": proxy.name, **figures}
 
