@@ -237,7 +237,7 @@ def main() -> int:
     parser.add_argument("--against", default="sglang-router", help="whose cost is 1 (default sglang-router)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0, help="of one measurement; three times that for latency")
-    parser.add_argument("--warm-up", type=float, default=1.0)
+    parser.add_argument("--warm-up", type=float, default=2.0)
     parser.add_argument("--json", type=Path, help="write every measurement here")
     args = parser.parse_args()
     wanted = args.scenarios.split(",")

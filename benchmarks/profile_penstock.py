@@ -1,7 +1,8 @@
 """Where does Penstock's own time go? The gateway under a profiler, with the engine and the client of `overhead.py`.
 
-How to read it. cProfile charges calls more than what they do, so small functions look dearer than they are: read the
-list as a ranking. The first table adds up own time by module; C functions count where they are called from.
+How to read it. It is CPU time: others on the machine don't show. cProfile charges calls more than what they do, so
+small functions look dearer than they are: read the list as a ranking. The first table adds up own time, and calls per
+request, by module; C functions count where they are called from, and sending and receiving count for the loop.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pstats
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -30,7 +32,7 @@ async def _serve(path: str, client: list[str]) -> tuple[cProfile.Profile, dict[s
     await gateway.start()
     process = await asyncio.create_subprocess_exec(*client, stdout=subprocess.PIPE)
     await asyncio.sleep(1.5)
-    profile = cProfile.Profile()
+    profile = cProfile.Profile(time.thread_time)
     profile.enable()
     assert process.stdout is not None
     line = await process.stdout.readline()
