@@ -13,7 +13,7 @@ from penstock.server import series
 from penstock.server.metrics import Metrics  # it switches prometheus_client's `_created` series off
 
 BOUNDS = (0.001, 0.5, 1, 10)
-assert Metrics
+assert Metrics is not None
 
 
 def page(*collectors: series.Counter | series.Histogram) -> bytes:

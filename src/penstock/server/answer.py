@@ -18,6 +18,8 @@ HEAD_BYTES = 1024  # kept: an answer's id, and Anthropic's message_start, which 
 HELD_BYTES_MAX = 65536  # of an event that is not whole yet; a longer one passes as it comes
 _USAGE = re.compile(rb'"usage": ?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 _DATA = b"\ndata:"  # a space may follow
+_DATA_BEFORE = len(_DATA) - 1  # of it may have come with the piece before
+TAIL_BYTES_MAX = 2 * TAIL_BYTES
 _DONES = (b"data: [DONE]\n\n", b"data:[DONE]\n\n", b"data: [DONE]\r\n\r\n", b"data:[DONE]\r\n\r\n")
 _NO_CHOICES = re.compile(rb'"choices": ?\[\]')
 _SPLIT = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")  # an event ends with an empty line, of either kind
@@ -62,10 +64,10 @@ class Answer:
             if len(self.head) < HEAD_BYTES:
                 self.head += data[: HEAD_BYTES - len(self.head)]
             seen = self._tail
-            from_at = max(0, len(seen) - len(_DATA) + 1)  # one may span two pieces
+            since = len(seen)
             seen += data
-            self.tokens += seen.count(_DATA, from_at)
-            if len(seen) > 2 * TAIL_BYTES:  # to cut it at each piece would copy it at each piece
+            self.tokens += seen.count(_DATA, since - _DATA_BEFORE if since > _DATA_BEFORE else 0)
+            if since > TAIL_BYTES_MAX:  # to cut it at each piece would copy it at each piece
                 del seen[:-TAIL_BYTES]
             if self._hides_usage:
                 data = self._without_usage(data)
@@ -78,7 +80,7 @@ class Answer:
         if not self.head:
             self.head = data[:HEAD_BYTES]
         self._tail += data[-TAIL_BYTES:]
-        if len(self._tail) > 2 * TAIL_BYTES:
+        if len(self._tail) > TAIL_BYTES_MAX:
             del self._tail[:-TAIL_BYTES]
         return data
 
@@ -112,16 +114,15 @@ class Answer:
         return usage
 
     def _without_usage(self, data: bytes) -> bytes:
-        data = self._held + data
-        whole = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
-        if whole < 4:
-            if len(data) <= HELD_BYTES_MAX:
-                self._held = data
-                return b""
-            self._held = b""
-            return data
-        self._held = data[whole:]
-        data = data[:whole]
+        if self._held:
+            data, self._held = self._held + data, b""
+        if not data.endswith(b"\n\n"):  # as a rule engines send whole events
+            whole = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
+            if whole < 4:
+                if len(data) > HELD_BYTES_MAX:
+                    return data
+                whole = 0
+            data, self._held = data[:whole], data[whole:]
         if b'"choices":[]' not in data and b'"choices": []' not in data:
             return data
         return b"".join(
