@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test check bench lock clean
+.PHONY: demo test test-page check bench lock clean
 .DEFAULT_GOAL := test
 
 .venv/core.stamp: requirements.lock pyproject.toml
@@ -26,6 +26,12 @@ else
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m "not timing"
 	$(BIN)/python -m pytest -m timing
 endif
+
+# The live page in a browser: CHROMIUM, one of the system's, or one that is fetched now.
+test-page: .venv/dev.stamp
+	$(BIN)/pip install --quiet --disable-pip-version-check playwright==1.65.2
+	test -n "$(CHROMIUM)" || command -v chromium google-chrome || $(BIN)/playwright install --with-deps chromium
+	$(BIN)/python -m pytest tests/page $(ARGS)
 
 check: .venv/dev.stamp
 	$(BIN)/ruff check .

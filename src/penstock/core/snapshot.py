@@ -286,6 +286,8 @@ def requests_now(bands: Sequence[Band], leases: Mapping[int, Entry], recorder: R
     """Some of the requests in each state, those that count first."""
     each = max(1, REQUESTS_SHOWN // len(bands))
     waiting = [entry for band in bands for entry in islice(band.entries.values(), each)]
+    for band in bands:
+        waiting += islice(band.entries.values(), each, each + REQUESTS_SHOWN - len(waiting))
     return RequestRows(
         waiting=[_row(entry, recorder, now) for entry in waiting],
         running=[_row(entry, recorder, now) for entry in islice(leases.values(), REQUESTS_SHOWN)],

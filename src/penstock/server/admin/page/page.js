@@ -119,6 +119,7 @@ const matches = (...fields) => !filter || fields.some((field) => String(field ??
 function show() {
   const s = state;
   const began = performance.now();
+  drawCurves(); // first, while the layout is clean: it asks for sizes
   put($("facts"), `${s.version} · settings ${s.settings.slice(0, 8)} · up ${seconds(s.up_s)} · loop lag ${(s.loop_lag_s * 1000).toFixed(1)} ms`);
   put($("sentence"), text(s.headline, 600));
   put($("tone"), TONES[s.tone] ?? s.tone);
@@ -135,7 +136,6 @@ function show() {
   tables.endpoints.update(s.endpoints.filter((e) => matches(e.name, e.state, e.closed)), filter ? 0 : s.endpoints_more);
   showRequests();
   tables.events.update(s.events.filter((e) => matches(e.text, e.kind)));
-  drawCurves();
   window.penstockFrame = { at: s.at, ms: performance.now() - began };
 }
 

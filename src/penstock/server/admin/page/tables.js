@@ -29,6 +29,12 @@ const put = (node, value) => { if (node.textContent !== value) node.textContent 
 
 function setClass(node, value) { if (node.className !== value) node.className = value; }
 
+// Writing a style that is there already would cost a layout all the same.
+function setPart(cell, name, part) {
+  const value = `${Math.round(100 * part)}%`;
+  if (cell.style.getPropertyValue(name) !== value) cell.style.setProperty(name, value);
+}
+
 // A column: {title, value(row) -> text, name, num, low (hidden on phones), tone(row), part(row) 0..1, hot, mark(row),
 // verbs(row) -> [[verb, label, disabled]]}
 export class Table {
@@ -94,6 +100,7 @@ export class Table {
     const cells = this.columns.map((column) => {
       const cell = element.insertCell();
       cell.className = this.classes(column);
+      if (column.name) cell.dir = "auto";
       return cell;
     });
     return { element, cells, row: null, verbs: "" };
@@ -107,18 +114,15 @@ export class Table {
       const value = column.value(row);
       put(cell, value);
       const classes = [this.classes(column), column.name && "name", column.wide && "wide", column.tone?.(row)];
-      if (column.name) {
-        cell.dir = "auto";
-        if (cell.title !== value) cell.title = value;
-      }
+      if (column.name && cell.title !== value) cell.title = value;
       if (column.part) {
         classes.push("bar", column.hot?.(row) && "hot");
-        cell.style.setProperty("--part", `${Math.round(100 * Math.min(1, column.part(row) ?? 0))}%`);
+        setPart(cell, "--part", Math.min(1, column.part(row) ?? 0));
       }
       if (column.mark) {
         const mark = column.mark(row);
         if (mark != null) classes.push("mark");
-        cell.style.setProperty("--mark", `${Math.round(100 * Math.min(0.99, mark ?? 0))}%`);
+        if (mark != null) setPart(cell, "--mark", Math.min(0.99, mark));
       }
       setClass(cell, classes.filter(Boolean).join(" "));
     });

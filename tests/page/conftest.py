@@ -1,0 +1,50 @@
+"""A browser that looks at the gateway of the server tests' world. Run by `make test-page`, which gets the browser."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator
+
+import pytest
+from playwright.async_api import Page, async_playwright
+
+from tests.server.conftest import World, pytest_asyncio_loop_factories, world
+
+__all__ = ["pytest_asyncio_loop_factories", "world"]
+
+WAIT_MS = 20_000
+
+
+class Window:
+    """A page that is open, and what went wrong on it."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.errors: list[str] = []
+        page.set_default_timeout(WAIT_MS)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("dialog", lambda dialog: self.errors.append(f"dialog: {dialog.message}"))
+        page.on("console", lambda said: self.errors.append(said.text) if "Content Security" in said.text else None)
+
+    async def open(self, world: World) -> None:
+        await self.page.goto(f"{world.url}/admin/")
+
+    async def says(self, text: str, where: str = "#sentence") -> None:
+        """Wait until a text stands somewhere."""
+        await self.page.wait_for_function(
+            "([where, text]) => document.querySelector(where)?.textContent.includes(text)", arg=[where, text]
+        )
+
+
+@pytest.fixture
+async def window(world: World) -> AsyncIterator[Window]:
+    """Closed before the gateway is, as `world` looks that no connection is left."""
+    found = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        page = await browser.new_page(viewport={"width": 1400, "height": 1000})
+        shown = Window(page)
+        yield shown
+        await browser.close()
+    assert shown.errors == []
