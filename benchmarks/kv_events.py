@@ -118,6 +118,7 @@ class Workload:
         self._systems = [self._text(200) for _ in range(4)]
         self._talks: list[list[dict[str, str]]] = [self._new() for _ in range(10)]
         self._raw = [self._text(250) for _ in range(4)]
+        self._busy: set[int] = set()
 
     def _text(self, words: int) -> str:
         return " ".join(self._random.choices(WORDS, k=words))
@@ -125,15 +126,15 @@ class Workload:
     def _new(self) -> list[dict[str, str]]:
         return [{"role": "system", "content": self._random.choice(self._systems)}]
 
-    def next(self) -> tuple[str, dict[str, Any], list[dict[str, str]] | None]:
-        """Path, body, and the conversation to be continued by the answer."""
+    def next(self) -> tuple[str, dict[str, Any], int | None]:
+        """Path, body, and which conversation has to be continued by the answer before it goes on."""
         random = self._random
         common = {"model": "tiny-llama", "max_tokens": random.randint(2, 40), "temperature": 0}
         kind = random.random()
         if kind < 0.2:
             prompt = random.choice(self._raw)[: random.randint(300, 1400)] + self._text(random.randint(1, 30))
             return "/v1/completions", {**common, "prompt": prompt}, None
-        index = random.randrange(len(self._talks))
+        index = random.choice([number for number in range(len(self._talks)) if number not in self._busy])
         if sum(len(message["content"]) for message in self._talks[index]) > 2800:
             self._talks[index] = self._new()
         talk = self._talks[index]
@@ -141,7 +142,16 @@ class Workload:
         body = {**common, "messages": list(talk)}
         if index == 0:
             body["cache_salt"] = "a tenant's own"
-        return "/v1/chat/completions", body, talk
+        self._busy.add(index)
+        return "/v1/chat/completions", body, index
+
+    def answered(self, index: int, content: str | None) -> None:
+        """The engine's turn; None: there was none."""
+        self._busy.discard(index)
+        if content is None:
+            self._talks[index].pop()
+        else:
+            self._talks[index].append({"role": "assistant", "content": content})
 
 
 class Trial:
@@ -177,12 +187,14 @@ class Trial:
             for _ in left:
                 path, body, talk = workload.next()
                 answer = await upstream.fetch("POST", path, headers=JSON, body=json.dumps(body).encode(), timeout_s=120)
+                content = None
                 if answer.status != 200:
                     self.failed += 1
                     print(f"failed: {answer.status} {answer.body[:200]!r}")
                 elif talk is not None:
-                    message = json.loads(answer.body)["choices"][0]["message"]
-                    talk.append({"role": "assistant", "content": message["content"] or ""})
+                    content = json.loads(answer.body)["choices"][0]["message"]["content"] or ""
+                if talk is not None:
+                    workload.answered(talk, content)
 
         await asyncio.gather(*(client() for _ in range(concurrency)))
         upstream.close()

@@ -489,6 +489,9 @@ WRONG_VALUES = {
     "endpoints: [{url: http://a, kv_events: auto}]": (
         "endpoints[0].kv_events: are not listened to with `locality: history` (write `locality: kv_events`)"
     ),
+    "discovery: [{dns: {name: vllm, port: 80, kv_events: auto}}]": (
+        "discovery[0].dns.kv_events: are not listened to with `locality: history` (write `locality: kv_events`)"
+    ),
     "endpoints: [{url: http://a, lmcache_instance: e1}]": (
         "endpoints[0].lmcache_instance: means nothing with `locality: history` (write `locality: lmcache`)"
     ),

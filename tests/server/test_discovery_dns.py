@@ -107,10 +107,10 @@ def asking(server: NameServer, name: str = "vllm.svc.", **settings: Any) -> DnsS
 async def test_every_address_of_a_name_is_an_endpoint(server: NameServer) -> None:
     server.ttl_s = 0
     server.records = {("vllm.svc.", "A"): ["10.0.0.2", "10.0.0.1"], ("vllm.svc.", "AAAA"): ["fd00::1"]}
-    async with watching(asking(server, slots=3, labels={"zone": "a"})) as seen:
+    async with watching(asking(server, slots=3, labels={"zone": "a"}, kv_events="auto")) as seen:
         await seen.until(lambda: seen.told)
         assert seen.names() == ["10.0.0.1:8000", "10.0.0.2:8000", "[fd00::1]:8000"]
-        assert [(e.slots, e.labels) for e in seen.endpoints] == [(3, {"zone": "a"})] * 3
+        assert [(e.slots, e.labels, e.kv_events) for e in seen.endpoints] == [(3, {"zone": "a"}, "auto")] * 3
         server.records = {("vllm.svc.", "A"): ["10.0.0.2", "10.0.0.3"]}
         await seen.until(lambda: seen.names() == ["10.0.0.2:8000", "10.0.0.3:8000"])
 

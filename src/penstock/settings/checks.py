@@ -227,12 +227,7 @@ def _observe(document: Document) -> Found:
 
 
 def _locality(document: Document) -> Found:
-    routing, endpoints = document.get("routing"), document.get("endpoints")
-    listed = endpoints if isinstance(endpoints, list | tuple) else []
-    for location, message, suggestion in contradictions(
-        routing if isinstance(routing, Mapping) else {},
-        [endpoint if isinstance(endpoint, Mapping) else {} for endpoint in listed],
-    ):
+    for location, message, suggestion in contradictions(document):
         yield _problem(location, message, suggestion)
 
 

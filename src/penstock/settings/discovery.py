@@ -83,6 +83,7 @@ class Template(Section):
         {}, "Labels that each gets."
     )
     scheme: Literal["http", "https"] = setting("http", "How they are spoken to.")
+    kv_events: Literal["off", "auto"] = setting("off", "Whether their KV events are followed, where each tells.")
 
 
 class Dns(Template):

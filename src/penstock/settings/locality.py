@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -46,38 +46,55 @@ class LmCache(Section):
     controller: OptionalUrl = setting(None, "Its older controller, which names one holder of each chunk.")
 
 
-def contradictions(
-    routing: Mapping[str, object], endpoints: list[Mapping[str, object]]
-) -> Iterator[tuple[tuple[str | int, ...], str, str | None]]:
+Place = tuple[str | int, ...]
+Found = Iterator[tuple[Place, str, str | None]]
+
+
+def contradictions(document: Mapping[str, object]) -> Found:
     """Where, what and perhaps what instead: values that are fine one by one, but would do nothing together."""
+    routing = _mapping(document.get("routing"))
     locality = routing.get("locality") or "history"
     if locality not in ("history", "kv_events", "lmcache"):
         return
-    services = routing.get("lmcache")
-    asked = [
-        key for key in LmCache.model_fields if isinstance(services, Mapping) and services.get(key) not in (None, "")
-    ]
-    if locality == "lmcache" and not asked:
-        yield (
-            ("routing", "lmcache"),
-            "names neither a coordinator nor a controller",
-            "`locality: lmcache` asks one of them",
-        )
-    if locality != "lmcache":
-        for key in asked:
-            yield ("routing", "lmcache", key), f"is not asked with `locality: {locality}`", "write `locality: lmcache`"
-    published = [endpoint.get("kv_events") not in (None, "off", False) for endpoint in endpoints]
-    if locality == "kv_events" and find_spec("zmq") is None:
-        yield ("routing", "locality"), "`kv_events` needs pyzmq", "pip install 'penstock[kv]'"
-    if locality == "kv_events" and endpoints and not any(published):
-        yield ("routing", "locality"), "is `kv_events`, but no endpoint has any", "give endpoints `kv_events: auto`"
+    endpoints = [_mapping(endpoint) for endpoint in _items(document.get("endpoints"))]
+    published = list(_published(document))
+    if locality == "kv_events":
+        if find_spec("zmq") is None:
+            yield ("routing", "locality"), "`kv_events` needs pyzmq", "pip install 'penstock[kv]'"
+        if endpoints and not published and not document.get("discovery"):
+            yield ("routing", "locality"), "is `kv_events`, but no endpoint has any", "give endpoints `kv_events: auto`"
+    else:
+        for place in published:
+            yield place, f"are not listened to with `locality: {locality}`", "write `locality: kv_events`"
+    services = _mapping(routing.get("lmcache"))
+    asked = [key for key in LmCache.model_fields if services.get(key) not in (None, "")]
+    if locality == "lmcache":
+        if not asked:
+            message = "names neither a coordinator nor a controller"
+            yield ("routing", "lmcache"), message, "`locality: lmcache` asks one of them"
+        return
+    for key in asked:
+        yield ("routing", "lmcache", key), f"is not asked with `locality: {locality}`", "write `locality: lmcache`"
     for index, endpoint in enumerate(endpoints):
-        if locality != "kv_events" and published[index]:
-            yield (
-                ("endpoints", index, "kv_events"),
-                f"are not listened to with `locality: {locality}`",
-                "write `locality: kv_events`",
-            )
-        if locality != "lmcache" and endpoint.get("lmcache_instance"):
+        if endpoint.get("lmcache_instance"):
             message = f"means nothing with `locality: {locality}`"
             yield ("endpoints", index, "lmcache_instance"), message, "write `locality: lmcache`"
+
+
+def _published(document: Mapping[str, object]) -> Iterator[Place]:
+    """Where KV events are asked for."""
+    for index, endpoint in enumerate(_items(document.get("endpoints"))):
+        if _mapping(endpoint).get("kv_events") not in (None, "off", False):
+            yield "endpoints", index, "kv_events"
+    for index, source in enumerate(_items(document.get("discovery"))):
+        for kind, template in _mapping(source).items():
+            if _mapping(template).get("kv_events") not in (None, "off", False):
+                yield "discovery", index, str(kind), "kv_events"
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _items(value: object) -> Sequence[object]:
+    return value if isinstance(value, list | tuple) else ()

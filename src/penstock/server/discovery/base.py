@@ -82,7 +82,7 @@ class Discovery:
 def described(template: Template, host: str, port: int, *, name: str | None = None, **more: object) -> Endpoint | None:
     """An endpoint that a source found, as if the settings had listed it; None where it can't be one."""
     address = f"[{host}]" if ":" in host else host
-    given = {key: getattr(template, key) for key in ("engine", "models", "slots", "api_key", "labels")}
+    given = {key: getattr(template, key) for key in ("engine", "models", "slots", "api_key", "labels", "kv_events")}
     try:
         return Endpoint.model_validate(
             {**given, "url": f"{template.scheme}://{address}:{port}", "name": name or "", **more}
