@@ -4,23 +4,47 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.health import HOLD_S, HOLD_S_MAX, Health, HealthSettings
+from penstock.core.health import HOLD_S, HOLD_S_MAX, TRIAL_LEASES, Health, HealthSettings, Presence
 
 
 def fresh() -> Health:
     return Health(HealthSettings(), up=True)
 
 
-def test_three_failures_in_a_row_eject_and_each_time_twice_as_long() -> None:
+def test_three_failures_in_a_row_eject_and_then_each_one_twice_as_long() -> None:
     health, lengths = fresh(), []
+    for _ in range(2):
+        health.failed(0.0)
+        assert not health.ejected(0.0)
     for at in range(0, 700, 100):
-        for _ in range(2):
-            health.failed(at)
-            assert not health.ejected(at)
         health.failed(at)
         assert health.ejected(at)
         lengths.append(health.ejected_until_s - at)
     assert lengths == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+
+
+def test_whoever_returns_is_tried_out_with_twice_as_many_each_round() -> None:
+    health = fresh()
+    assert health.trial is None
+    health.probed(up=False, presence=Presence.LOADING)
+    assert health.presence is Presence.LOADING
+    health.probed(up=True)
+    allowed: list[int | None] = [health.trial]
+    for answers in (2, 4, 2):
+        for _ in range(answers):
+            health.answered(16)
+        allowed.append(health.trial)
+    assert allowed == [2, 6, 14, None]
+
+
+def test_an_ejected_endpoint_is_on_trial_when_its_time_is_over() -> None:
+    health = fresh()
+    for _ in range(3):
+        health.failed(0.0)
+    health.succeeded()  # one good answer
+    health.failed(1.0)
+    assert not health.ejected(1.0)
+    assert health.trial == TRIAL_LEASES
 
 
 def test_one_good_answer_forgives_all() -> None:

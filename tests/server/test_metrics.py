@@ -46,7 +46,13 @@ ALIASES = {
     "vllm_router:reservations": "gauge",
     "vllm_router:queue_cancellations_total": "counter",
 }
-NOT_ZERO = {"penstock_slots", "penstock_endpoint_up", "penstock_config_info", "penstock_observation_age_seconds"}
+NOT_ZERO = {
+    "penstock_slots",
+    "penstock_endpoint_up",
+    "penstock_endpoint_state",
+    "penstock_config_info",
+    "penstock_observation_age_seconds",
+}
 
 
 async def families(world: World) -> list[Metric]:

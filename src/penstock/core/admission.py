@@ -23,6 +23,8 @@ class Cause(StrEnum):
     WARMING = "warming"  #: endpoints are there that have not told yet what they serve
     EJECTED = "ejected"  #: the endpoint failed several times in a row
     HELD = "held"  #: the endpoint refused several times in a row
+    RETURNING = "returning"  #: the endpoint just came back and is tried out with a few requests
+    STUCK = "stuck"  #: the endpoint has shown no movement for long
     SLOTS_FULL = "slots_full"
     ENGINE_QUEUE = "engine_queue"  #: enough waits inside the engine already
     PREFILL_FULL = "prefill_full"  #: enough prompt tokens are being computed already
@@ -112,7 +114,7 @@ def misfit(entry: Entry, endpoint: Endpoint, settings: AdmissionSettings, *, now
 
 def lifts_s(cause: Cause, endpoint: Endpoint, *, now: float) -> float:
     """When time alone may next lift a cause that keeps requests from the endpoint; infinity when it won't."""
-    if cause in (Cause.NO_BACKEND, Cause.PAUSED):
+    if cause in (Cause.NO_BACKEND, Cause.PAUSED, Cause.RETURNING, Cause.STUCK):
         return math.inf
     if cause is Cause.SLOTS_FULL and len(endpoint.ledger.leases) >= endpoint.slots:
         return math.inf  # a lease has to end

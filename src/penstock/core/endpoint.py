@@ -95,7 +95,8 @@ class Endpoint:
     def observed(self, reading: Observation, now: float) -> bool:
         """Take in a reading. Returns True when the slots changed with it."""
         before, ledger = self.ledger.base, self.ledger
-        ledger.observe(reading)
+        if ledger.observe(reading):
+            self.health.returned()
         if self.adaptive is None or ledger.base is before or before is None:
             return False
         sent = self.dispatches_total - self._dispatches_before

@@ -1,9 +1,14 @@
 """May an endpoint be used at all: the probe's verdict, and what its answers say (DESIGN §4.11).
 
-Three separate things. *Down*: a probe, or a refused connection, found nobody there; only a probe brings it back.
-*Ejected*: it answered several requests in a row with errors; it is left out for a time that doubles with each
-ejection, and one good answer forgives all. *Held*: it refused several requests in a row as busy (429, 503); it is
-left alone for a moment. A single refusal concerns only the request that got it (`Entry.avoid`).
+Three separate things. *Presence*: a probe, or a refused connection, found nobody there, or somebody who can't serve
+now (loading, sleeping, stopping, hung); only a probe brings it back. *Ejected*: it answered several requests in a row
+with errors; it is left out for a time that doubles with each ejection, and one good answer forgives all. *Held*: it
+refused several requests in a row as busy (429, 503); it is left alone for a moment. A single refusal concerns only the
+request that got it (`Entry.avoid`).
+
+Whoever returns, from an ejection or from being away, is *on trial*: it gets a few requests, two more for each answer
+that begins, and all it can take once it runs as many as it has slots. After an ejection, a failure on trial before any
+good answer ejects it again at once.
 
 When too few of a model's endpoints are left, ejection is ignored ("panic", as in Envoy): a bad verdict on most of
 them is more likely our mistake or a bad input than that many broken engines. Down endpoints stay out even then.
@@ -11,11 +16,27 @@ them is more likely our mistake or a bad input than that many broken engines. Do
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 
 HOLD_AFTER = 2  # refusals in a row; one may be bad luck
 HOLD_S = 0.1  # a few engine steps
 HOLD_S_MAX = 5.0  # a restarting engine is found again by then
+
+
+TRIAL_LEASES = 2  # at first; each answer that begins allows so many more, so each batch is twice the one before
+
+
+class Presence(StrEnum):
+    """What a probe found: one closed list."""
+
+    UP = "up"
+    DOWN = "down"  #: nobody there
+    LOADING = "loading"  #: it says that it is not ready yet
+    SLEEPING = "sleeping"  #: it was put to sleep, and its memory given away
+    STOPPING = "stopping"  #: it ends what it runs and takes nothing new
+    HUNG = "hung"  #: it accepts connections and answers none
 
 
 class HealthSettings(msgspec.Struct, frozen=True):
@@ -30,11 +51,23 @@ class HealthSettings(msgspec.Struct, frozen=True):
 class Health:
     """The verdict on one endpoint."""
 
-    __slots__ = ("_ejections", "_failures", "_refusals", "ejected_until_s", "held_until_s", "settings", "up")
+    __slots__ = (
+        "_ejections",
+        "_failures",
+        "_refusals",
+        "ejected_until_s",
+        "held_until_s",
+        "presence",
+        "settings",
+        "trial",
+        "up",
+    )
 
     def __init__(self, settings: HealthSettings, *, up: bool) -> None:
         self.settings = settings
+        self.presence = Presence.UP if up else Presence.DOWN
         self.up = up
+        self.trial: int | None = None  #: leases it may hold while it is on trial
         self.ejected_until_s = 0.0
         self.held_until_s = 0.0
         self._failures = 0
@@ -49,11 +82,18 @@ class Health:
     def failed(self, now: float) -> None:
         """A request got an error or no answer."""
         self._failures += 1
-        if self._failures >= self.settings.eject_after:
+        on_trial = self.trial is not None and self._ejections > 0 and now >= self.ejected_until_s
+        if self._failures >= self.settings.eject_after or on_trial:
             self._failures = 0
             for_s = min(self.settings.eject_for_s * 2**self._ejections, self.settings.eject_for_s_max)
             self._ejections = min(self._ejections + 1, 32)
             self.ejected_until_s = now + for_s
+            self.trial = TRIAL_LEASES
+
+    def answered(self, slots: int) -> None:
+        """An answer began: whoever is on trial may take more."""
+        if self.trial is not None:
+            self.trial = self.trial + TRIAL_LEASES if self.trial + TRIAL_LEASES < slots else None
 
     def refused(self, now: float) -> None:
         """A request was turned away as one too many."""
@@ -61,11 +101,17 @@ class Health:
         if self._refusals >= HOLD_AFTER:
             self.held_until_s = now + min(HOLD_S * 2 ** (self._refusals - HOLD_AFTER), HOLD_S_MAX)
 
-    def probed(self, *, up: bool) -> None:
-        """A probe came back. An endpoint that returns starts with a clean slate."""
+    def probed(self, *, up: bool, presence: Presence = Presence.DOWN) -> None:
+        """A probe came back; `presence` says how it is not up. An endpoint that returns starts with a clean slate."""
         if up and not self.up:
-            self.succeeded()
+            self.returned()
         self.up = up
+        self.presence = Presence.UP if up else presence
+
+    def returned(self) -> None:
+        """A new process, or an old one that comes back: nothing of before counts, and it is tried out."""
+        self.succeeded()
+        self.trial = TRIAL_LEASES
 
     def ejected(self, now: float) -> bool:
         return now < self.ejected_until_s

@@ -91,6 +91,7 @@ class Ledger:
         self.reserved = 0  # leases before their first token
         self.unseen: dict[int, Lease] = {}  # the part of them the engine is not known to have taken in
         self.prefilling: dict[int, Lease] = {}  # and the part whose prompts are not known to be computed
+        self.life_s = -math.inf  #: when an answer last showed that the engine works
         self.base: Observation | None = None  # the last reading that moved
         self.asked_s = -math.inf  # of the last reading, moved or not
         self._moved_s = -math.inf
@@ -132,7 +133,7 @@ class Ledger:
 
     def first_token(self, lease: Lease, now: float) -> None:
         """The engine has taken the request in and finished its prefill."""
-        lease.first_token_s = lease.progress_s = now
+        self.life_s = lease.first_token_s = lease.progress_s = now
         lease.progress_tokens = 1
         if lease.epoch != self.epoch:
             return
@@ -147,6 +148,7 @@ class Ledger:
 
     def progressed(self, lease: Lease, output_tokens: int, now: float) -> None:
         """An answer has grown to that many tokens: learn how fast the endpoint makes them."""
+        self.life_s = now
         made = output_tokens - lease.progress_tokens
         if made < PACE_TOKENS_MIN or lease.epoch != self.epoch:
             return
@@ -330,6 +332,21 @@ class Ledger:
             return False
         frozen = now >= self._moved_s + FROZEN_S
         return not (frozen and (self.base.running + self.base.waiting > 0 or self._net != 0))
+
+    @property
+    def moved_s(self) -> float:
+        """When the engine last showed that it works, by an answer or by its gauges."""
+        return max(self.life_s, self._moved_s)
+
+    def stuck(self, now: float) -> bool:
+        """Whether it does not move although it should: streams under way, its gauges answer, nothing changes in either.
+
+        Answers that do not stream show nothing until they end, and gauges that are not to be had show nothing at all;
+        neither is held against it.
+        """
+        if now < self.moved_s + FROZEN_S or now >= self.asked_s + self.stale_after_s:
+            return False
+        return any(x.streamed and now >= x.dispatched_s + FROZEN_S for x in self.leases.values())
 
     # --- what follows from both ---------------------------------------------------------------------------------
 

@@ -95,19 +95,23 @@ class Pool:
             return Cause.PAUSED
         if health.held(now):
             return Cause.HELD
-        if health.ejected(now) and not self._panics(endpoint, now):
-            return Cause.EJECTED
-        return None
+        if health.ejected(now):
+            return None if self._panics(endpoint, now) else Cause.EJECTED
+        ledger = endpoint.ledger
+        if health.trial is not None and len(ledger.leases) >= health.trial:
+            return Cause.RETURNING
+        return Cause.STUCK if ledger.leases and ledger.stuck(now) else None
 
     def usable(self, request: Request, now: float) -> list[Endpoint]:
-        """Endpoints a request may go to without waiting for its turn: alive, and its own where it is pinned."""
-        return [
-            e
-            for e in self
-            if e.serves(request.model)
-            and (request.pinned is None or e.name == request.pinned)
-            and self.unhealthy(e, now) is None
-        ]
+        """Endpoints a request may go to without waiting for its turn: alive, and its own where it is pinned.
+
+        Where all that are alive are being tried out, they are used: a request that can't wait is not refused for that.
+        """
+        found: dict[Cause | None, list[Endpoint]] = {}
+        for e in self:
+            if e.serves(request.model) and (request.pinned is None or e.name == request.pinned):
+                found.setdefault(self.unhealthy(e, now), []).append(e)
+        return found.get(None) or found.get(Cause.RETURNING) or []
 
     def slots(self, model: str) -> int:
         """Slots of the endpoints that are in service and serve the model."""

@@ -32,7 +32,7 @@ from penstock.core.fairness.base import Prices
 from penstock.core.fairness.registry import POLICIES as FAIRNESS
 from penstock.core.fairness.tree import QueueTree
 from penstock.core.flow import Entry
-from penstock.core.health import HealthSettings
+from penstock.core.health import HealthSettings, Presence
 from penstock.core.lease import Lease
 from penstock.core.ledger import Glimpse, Observation
 from penstock.core.lifecycle import Event, State
@@ -194,6 +194,7 @@ class Scheduler:
         if endpoint is None:
             return []
         endpoint.ledger.first_token(held, now)
+        endpoint.health.answered(endpoint.slots)
         if len(endpoint.ledger.leases) >= endpoint.slots:
             return []  # closed before and after
         return self._touched(endpoint, now)
@@ -216,9 +217,10 @@ class Scheduler:
         """The last byte of an answer was read from the engine. `usage`: what it truly cost, where that is known."""
         entry = self._leases[lease]
         model = entry.request.model
+        held = entry.held()
         if usage is not None:
-            self._router.answered(entry.held(), usage, now)
-        self._forecast.lease_ended(model, entry.work, now - entry.held().dispatched_s)
+            self._router.answered(held, usage, now)
+        self._forecast.lease_ended(model, entry.work, now - held.dispatched_s)
         endpoint = self._release(entry, now)
         entry.move(Event.FINISHED)
         if usage is not None and usage.prompt_tokens > 0:
@@ -231,6 +233,8 @@ class Scheduler:
             return self._pumped(now)
         was_ejected = endpoint.health.ejected(now)
         endpoint.health.succeeded()
+        if held.first_token_s is None:  # an answer of no bytes
+            endpoint.health.answered(endpoint.slots)
         if was_ejected:
             self._health_changed(now)
         return self._touched(endpoint, now)
@@ -284,9 +288,9 @@ class Scheduler:
         """A probe found it alive."""
         return self._probed(name, up=True, now=now)
 
-    def endpoint_down(self, name: str, *, now: float) -> list[Action]:
-        """A probe found nobody there. What runs there is left to its own connection's fate."""
-        return self._probed(name, up=False, now=now)
+    def endpoint_down(self, name: str, *, presence: Presence = Presence.DOWN, now: float) -> list[Action]:
+        """A probe found nobody there, or nobody who serves. What runs there is left to its own connection's fate."""
+        return self._probed(name, up=False, presence=presence, now=now)
 
     def endpoint_changed(
         self,
@@ -430,6 +434,10 @@ class Scheduler:
         return endpoint.near_limit(now) and any(
             endpoint.serves(model) for band in self._queues.bands for model in band.tree.models()
         )
+
+    def moved_s(self, name: str) -> float:
+        """When an endpoint last showed that it works; minus infinity: never yet."""
+        return self._pool[name].ledger.moved_s
 
     def knows(self, model: str, *, now: float) -> bool | None:
         """Whether some endpoint serves the model; None while one may yet: it has not told, or is being replaced."""
@@ -977,9 +985,9 @@ class Scheduler:
         self._health_changed(now)
         return self._touched(endpoint, now)
 
-    def _probed(self, name: str, *, up: bool, now: float) -> list[Action]:
+    def _probed(self, name: str, *, up: bool, now: float, presence: Presence = Presence.DOWN) -> list[Action]:
         endpoint = self._pool[name]
-        endpoint.health.probed(up=up)
+        endpoint.health.probed(up=up, presence=presence)
         self._health_changed(now)
         return self._touched(endpoint, now)
 

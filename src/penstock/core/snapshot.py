@@ -19,6 +19,7 @@ from penstock.core.band import Band
 from penstock.core.endpoint import Endpoint
 from penstock.core.explain import Recorder
 from penstock.core.flow import Entry
+from penstock.core.health import Presence
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Reason
 from penstock.core.pool import Pool
@@ -32,11 +33,17 @@ _SIZES = (Cause.KV_FULL, Cause.PREFILL_FULL)  # what may keep a request from an 
 REQUESTS_SHOWN = 40  # in each state
 
 
+# "down" to "hung" are a probe's words, "draining" is an operator's; "stuck" and what follows come from its answers.
+AWAY = ("down", "loading", "sleeping", "stopping", "hung")
+STATES = ("up", *AWAY, "draining", "stuck", "ejected", "held")
+STOPPING_S = 10.0  # whoever takes no connection, but has moved a stream so lately, is about to end, and not gone
+
+
 class EndpointSnapshot(msgspec.Struct, frozen=True):
     """One endpoint at one moment."""
 
     name: str
-    state: str  #: "up", "draining" (by an operator), "down", "ejected" or "held"
+    state: str  #: one of `STATES`
     models: list[str] | None  #: None: it has not told
     slots: int
     slots_auto: bool  #: found out, so they may change
@@ -185,19 +192,11 @@ def endpoint_now(
     endpoint: Endpoint, busy: Band | None, tight: Mapping[Endpoint, Cause], now: float
 ) -> EndpointSnapshot:
     """`busy`: the highest band with work; `tight`: what is open to it, and why that does not help."""
-    health, ledger = endpoint.health, endpoint.ledger
+    ledger = endpoint.ledger
     base = ledger.base if ledger.credible(now) else None
-    if not health.up:
-        state = "down"
-    elif endpoint.drained:
-        state = "draining"
-    elif health.ejected(now):
-        state = "ejected"
-    else:
-        state = "held" if health.held(now) else "up"
     return EndpointSnapshot(
         name=endpoint.name,
-        state=state,
+        state=_state(endpoint, now),
         models=sorted(endpoint.models) if endpoint.models is not None else None,
         slots=endpoint.slots,
         slots_auto=endpoint.adaptive is not None,
@@ -314,3 +313,17 @@ def _row(entry: Entry, recorder: Recorder, now: float) -> RequestRow:
         ended_s_ago=None if ended_s is None else now - ended_s,
         requeues=len(trail.requeues or ()),
     )
+
+
+def _state(endpoint: Endpoint, now: float) -> str:
+    health, ledger = endpoint.health, endpoint.ledger
+    if not health.up:
+        is_working = ledger.leases and now < ledger.life_s + STOPPING_S
+        return Presence.STOPPING if is_working and health.presence is Presence.DOWN else health.presence
+    if endpoint.drained:
+        return "draining"
+    if ledger.stuck(now):
+        return "stuck"
+    if health.ejected(now):
+        return "ejected"
+    return "held" if health.held(now) else "up"

@@ -17,6 +17,7 @@ import msgspec
 import penstock
 from penstock.core.outcome import Reason
 from penstock.core.request import Request
+from penstock.core.snapshot import AWAY
 from penstock.server import body as bodies
 from penstock.server import metrics as metrics_module
 from penstock.server import wire
@@ -339,7 +340,7 @@ class App:
 
     def _ready(self, exchange: Exchange) -> None:
         snapshot = self._driver.scheduler.snapshot(now=self._driver.now())
-        served = {model for e in snapshot.endpoints if e.state != "down" for model in (e.models or ())}
+        served = {model for e in snapshot.endpoints if e.state not in AWAY for model in (e.models or ())}
         known = {model for e in snapshot.endpoints for model in (e.models or ())}
         _json(
             exchange,
@@ -349,7 +350,8 @@ class App:
                 "models": sorted(served),
                 "missing": {
                     "models": sorted(known - served),
-                    "endpoints": [e.name for e in snapshot.endpoints if e.state == "down" or e.models is None],
+                    "endpoints": [e.name for e in snapshot.endpoints if e.state in AWAY or e.models is None],
+                    "states": {e.name: e.state for e in snapshot.endpoints if e.state != "up"},
                 },
             },
         )

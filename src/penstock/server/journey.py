@@ -212,9 +212,9 @@ class QueuedJourney(Relay):
 
     def failed(self, failure: Failure, detail: str) -> None:
         logger.debug("%s at %s: %s, %s", self.request.id, self._endpoint, failure, detail)
-        unreachable = self._targets[self._endpoint].unreachable
-        if failure is Failure.CONNECT and unreachable is not None:
-            unreachable()
+        target = self._targets.get(self._endpoint)
+        if failure in (Failure.CONNECT, Failure.RESET) and target is not None and target.unreachable is not None:
+            target.unreachable()
         self._settle(lambda lease, now: self._driver.scheduler.failed(lease, failure, now=now))
 
     def _own_usage(self) -> Usage | None:

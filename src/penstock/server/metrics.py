@@ -19,7 +19,7 @@ from penstock.core.actions import Dispatch, Requeue
 from penstock.core.outcome import Outcome, Reason
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
-from penstock.core.snapshot import EndpointSnapshot, Snapshot
+from penstock.core.snapshot import STATES, EndpointSnapshot, Snapshot
 from penstock.core.sources import SourceSnapshot
 from penstock.server.series import Counter, Histogram
 
@@ -284,6 +284,10 @@ def _endpoints(snapshot: Snapshot) -> Iterator[Metric]:
     ]
     for name, text, value in columns:
         yield _gauge(name, text, ["endpoint"], {(e.name,): value(e) for e in snapshot.endpoints})
+    states: dict[tuple[str, ...], float] = {
+        (e.name, state): float(e.state == state) for e in snapshot.endpoints for state in STATES
+    }
+    yield _gauge("endpoint_state", "1 for the state it is in.", ["endpoint", "state"], states)
 
 
 def _sources(snapshot: Snapshot) -> Iterator[Metric]:

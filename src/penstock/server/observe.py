@@ -15,15 +15,17 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from penstock.core.health import Presence
 from penstock.engines.base import Engine, Facts, Model
 from penstock.engines.openai import OPENAI
 from penstock.server import learn
 from penstock.server.ask import Ask, asking
 from penstock.server.driver import Driver
 from penstock.server.learn import Listing
+from penstock.server.probe import Prober
 from penstock.server.reading import Reader
 from penstock.server.relay import Target
-from penstock.server.upstream import Upstream, UpstreamErrorKind, UpstreamException
+from penstock.server.upstream import Upstream, UpstreamException
 
 __all__ = ["Model", "ObserveSettings", "Observer"]
 
@@ -66,7 +68,9 @@ class Observer:
         self._reader = Reader(self._ask, driver.now, self._ask_port)
         self._ports: dict[int, Upstream] = {}  # of the same host, for an engine whose page is at another one
         self._full_due_s = 0.0
-        self._up = True
+        self._probes = target.upstream.unpooled()  # a kept connection still answers when nobody takes new ones
+        self._probe_ask = asking(self._probes, target.own_headers(), timeout_s=settings.timeout_s)
+        self._prober = Prober(settings.timeout_s)
         self._poked = asyncio.Event()
         self._met = asyncio.Event()  # it became known what can be read
         self._told: list[str] | None = None
@@ -85,7 +89,7 @@ class Observer:
                 group.create_task(self._forever(self._probe, self._probe_pause))
                 group.create_task(self._forever(self._read_gauges, self._gauges_pause))
         finally:
-            for upstream in self._ports.values():
+            for upstream in (self._probes, *self._ports.values()):
                 upstream.close()
 
     def poke(self) -> None:
@@ -113,32 +117,36 @@ class Observer:
 
     async def _probe_pause(self) -> None:
         pause_s = self._settings.probe_interval_s
-        if not self._up or self._is_new or (self._asks_models and self._told is None):
+        unsure = self._prober.presence is not Presence.UP or self._prober.silent
+        if unsure or self._is_new or (self._asks_models and self._told is None):
             pause_s = min(DOWN_PROBE_S, pause_s)
         await self._pause(self._poked, pause_s)
 
     async def _probe(self) -> None:
-        up = await self._alive()
-        if up != self._up:
-            self._up = up
+        scheduler, prober = self._driver.scheduler, self._prober
+        before, asked_s = prober.presence, self._driver.now()
+        answer = await self._probe_ask((self.engine or OPENAI).probe_path)
+        if answer.ok and self.facts.sleeping is not None and self.engine is not None:
+            self.facts = await learn.learn_facts(self._ask, self.engine)  # it can be put to sleep at any time
+        presence = prober.judged(answer, asked_s=asked_s, now=self._driver.now(), moved_s=scheduler.moved_s(self._name))
+        if before is not Presence.UP and presence is Presence.UP:
             self._is_new = True
-            logger.info("endpoint %s is %s", self._name, "up" if up else "down")
-        if up and (self._is_new or self._asks_models or self._told is None):
+        if presence is Presence.UP and (self._is_new or self._asks_models or self._told is None):
             await self._learn()
-        scheduler, now = self._driver.scheduler, self._driver.now()
-        tell = scheduler.endpoint_up if up else scheduler.endpoint_down
-        self._driver.tell(tell(self._name, now=now))
+        if presence is Presence.UP and self._sleeps():
+            presence = prober.presence = Presence.SLEEPING
+        if presence is not before:
+            logger.info("endpoint %s is %s", self._name, presence)
+        if presence is Presence.UP:
+            self._driver.tell(scheduler.endpoint_up(self._name, now=self._driver.now()))
+            return
+        self._driver.tell(scheduler.endpoint_down(self._name, presence=presence, now=self._driver.now()))
+        if presence is Presence.HUNG and before is not Presence.HUNG:
+            self._target.upstream.give_up("the engine answers nothing")  # they are tried elsewhere
 
-    async def _alive(self) -> bool:
-        """Whether anything answers that is no error. A path that is unknown there is an answer too."""
-        answer = await self._ask((self.engine or OPENAI).probe_path)
-        if answer.failure is not None:
-            # Slow is not dead: an engine busy with a long step answers late. Its requests' own time-outs judge it.
-            return self._up and answer.failure.error.kind in (
-                UpstreamErrorKind.FIRST_BYTE_TIMEOUT,
-                UpstreamErrorKind.IDLE_TIMEOUT,
-            )
-        return answer.status < 500
+    def _sleeps(self) -> bool:
+        page = self._reader.facts.sleeping
+        return bool(self.facts.sleeping if page is None else page)
 
     # --- what it is, and serves -------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ is bounded by who sends (a lease each), how many stay idle by the limits.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -140,6 +141,22 @@ class Upstream:
             ssl_context=self._ssl,
             loop=self._loop,
         )
+
+    def unpooled(self) -> Upstream:
+        """Another one to the same place, with a new connection for every request."""
+        address = self._address
+        return Upstream(
+            f"{'https' if address.is_tls else 'http'}://{address.authority}{address.prefix}",
+            timeouts=self.timeouts,
+            limits=dataclasses.replace(self.limits, idle_connections_max=0),
+            ssl_context=self._ssl,
+            loop=self._loop,
+        )
+
+    def give_up(self, detail: str) -> None:
+        """End every call that has no payload yet as if it had timed out: the engine is known to answer nothing."""
+        for connection in tuple(self._open):
+            connection.give_up(detail)
 
     def send(self, method: str, target: str, headers: Sequence[tuple[bytes, bytes]], body: bytes, sink: Sink) -> Call:
         """Send a request, and return at once. A request line or header with a line break is a ValueError."""

@@ -125,6 +125,11 @@ class UpstreamConnection(asyncio.Protocol):
         """End the call as one whose connection was lost."""
         self.fail(UpstreamErrorKind.RESET if self._is_silent else UpstreamErrorKind.BROKEN, detail)
 
+    def give_up(self, detail: str) -> None:
+        """End the call as one that timed out, unless an answer has begun."""
+        if self.call is not None and self._phase <= _PAYLOAD:
+            self.fail(UpstreamErrorKind.FIRST_BYTE_TIMEOUT, detail)
+
     def check(self, now: float) -> None:
         """Time out what was quiet for too long. `heard` saves a look at the clock per chunk."""
         call = self.call

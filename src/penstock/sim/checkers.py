@@ -21,6 +21,7 @@ from typing import Literal
 from penstock.core.actions import Abort, Action, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.endpoint import Endpoint, EndpointSpec
 from penstock.core.flow import Entry
+from penstock.core.health import Presence
 from penstock.core.ledger import Observation
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Outcome, Reason
@@ -193,8 +194,8 @@ class CheckedScheduler(Scheduler):
     def endpoint_up(self, name: str, *, now: float) -> list[Action]:
         return self._checked(super().endpoint_up(name, now=now), now)
 
-    def endpoint_down(self, name: str, *, now: float) -> list[Action]:
-        return self._checked(super().endpoint_down(name, now=now), now)
+    def endpoint_down(self, name: str, *, presence: Presence = Presence.DOWN, now: float) -> list[Action]:
+        return self._checked(super().endpoint_down(name, presence=presence, now=now), now)
 
     def endpoint_changed(
         self,

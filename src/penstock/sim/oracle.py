@@ -214,7 +214,8 @@ class Oracle:
         if not health.up or endpoint.drained or now < health.held_until_s:
             return False
         if now >= health.ejected_until_s:
-            return True
+            leases = endpoint.ledger.leases
+            return (health.trial is None or len(leases) < health.trial) and not endpoint.ledger.stuck(now)
         peers = [e for e in self._scheduler._pool if e.health.up and not e.drained and e.shares_models(endpoint)]
         well = sum(now >= e.health.ejected_until_s for e in peers)
         return well / len(peers) < self._scheduler._settings.health.panic_threshold
