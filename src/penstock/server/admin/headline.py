@@ -7,7 +7,7 @@ first, for it explains the rest; then the model with the most waiting; then endp
 from __future__ import annotations
 
 from penstock.core.admission import Cause
-from penstock.core.snapshot import EndpointSnapshot, ModelSnapshot, Snapshot
+from penstock.core.snapshot import AWAY, EndpointSnapshot, ModelSnapshot, Snapshot
 from penstock.server.admin.events import printable
 
 NAME_CHARS_MAX = 60
@@ -18,6 +18,8 @@ WHY: dict[Cause, str] = {
     Cause.WARMING: "{model} waits for endpoints that have not told yet what they serve",
     Cause.EJECTED: "{model}'s endpoints were taken out after failures",
     Cause.HELD: "{model}'s engines refuse requests as too many",
+    Cause.RETURNING: "{model}'s endpoints just came back and are tried out first",
+    Cause.STUCK: "{model}'s engines have shown no movement for long",
     Cause.SLOTS_FULL: "{model} has all slots taken",
     Cause.ENGINE_QUEUE: "{model}'s engines queue enough already",
     Cause.PREFILL_FULL: "{model}'s engines have enough prompts to compute",
@@ -31,6 +33,12 @@ WHY: dict[Cause, str] = {
     Cause.TURN: "{model} is being handed out in turn",
 }
 assert WHY.keys() == set(Cause)
+_OUT = {
+    **{state: state for state in AWAY},
+    "stuck": "stuck",
+    "ejected": "taken out after failures",
+    "draining": "drained",
+}
 
 
 def headline(snapshot: Snapshot) -> str:
@@ -55,7 +63,7 @@ def headline(snapshot: Snapshot) -> str:
 
 def tone(snapshot: Snapshot) -> str:
     """How bad it is: "ok", "busy" or "bad"."""
-    out = [endpoint for endpoint in snapshot.endpoints if endpoint.state in ("down", "ejected")]
+    out = [endpoint for endpoint in snapshot.endpoints if endpoint.state in (*AWAY, "stuck", "ejected")]
     dead = any(model.endpoints and not model.up for model in snapshot.models)
     if snapshot.draining or snapshot.paused or dead or not snapshot.endpoints:
         return "bad"
@@ -114,7 +122,7 @@ def _trouble(snapshot: Snapshot) -> str:
     if not snapshot.endpoints:
         return "No endpoint is configured or discovered."
     said = []
-    for state, word in (("down", "down"), ("ejected", "taken out after failures"), ("draining", "drained")):
+    for state, word in _OUT.items():
         names = [endpoint.name for endpoint in snapshot.endpoints if endpoint.state == state]
         if names:
             listed = _name(names[0]) if len(names) == 1 else f"{len(names)} of {len(snapshot.endpoints)} endpoints"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from penstock.core.snapshot import Snapshot
+from penstock.core.snapshot import AWAY, Snapshot
 
 SAMPLES_MAX = 3_600
 FINE_SAMPLES = 300
@@ -39,7 +39,7 @@ class History:
         values = {
             "waiting": float(snapshot.waiting),
             "running": float(snapshot.running),
-            "slots": float(sum(e.slots for e in snapshot.endpoints if e.state != "down")),
+            "slots": float(sum(e.slots for e in snapshot.endpoints if e.state not in AWAY)),
             "oldest_s": max((band.oldest_wait_s for band in snapshot.bands), default=0.0),
             "kv_max": max((e.kv_usage or 0.0 for e in snapshot.endpoints), default=0.0),
             **self.rates,

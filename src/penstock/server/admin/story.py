@@ -13,6 +13,8 @@ CAUSES: dict[Cause, str] = {
     Cause.WARMING: "the endpoints had not told yet what they serve",
     Cause.EJECTED: "the endpoints were out after failures",
     Cause.HELD: "the engines refused requests as too many",
+    Cause.RETURNING: "the endpoints had just come back and were tried out first",
+    Cause.STUCK: "the engines had shown no movement for long",
     Cause.SLOTS_FULL: "all slots were taken",
     Cause.ENGINE_QUEUE: "enough waited inside the engines",
     Cause.PREFILL_FULL: "the engines had enough prompts to compute",

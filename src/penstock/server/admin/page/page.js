@@ -7,7 +7,7 @@ import { Table, count, percent, seconds, text } from "./tables.js";
 const $ = (id) => document.getElementById(id);
 const CAUSES = {
   no_backend: "no endpoint for the model is alive", warming: "endpoints have not told yet what they serve",
-  ejected: "taken out after failures", held: "it refuses requests as too many", slots_full: "all slots are taken",
+  ejected: "taken out after failures", held: "it refuses requests as too many", returning: "it just came back and is tried out first", stuck: "it has shown no movement for long", slots_full: "all slots are taken",
   engine_queue: "enough waits inside the engine", prefill_full: "enough prompt tokens are being computed",
   kv_full: "its KV memory is full", pace: "it is slower per token than allowed", shunned: "it just refused this request",
   class_share: "the last slots are kept for tenants under their share", tenant_cap: "the tenant runs as many as it may",
@@ -16,7 +16,7 @@ const CAUSES = {
 };
 const cause = (word) => (word ? `${word}: ${CAUSES[word] ?? ""}` : "");
 const TONES = { ok: "● ok", busy: "▲ busy", bad: "■ attention" };
-const STATES = { up: "● up", down: "■ down", ejected: "■ ejected", held: "▲ held", draining: "▲ draining" };
+const STATES = { up: "● up", down: "■ down", loading: "▲ loading", sleeping: "▲ sleeping", stopping: "▲ stopping", hung: "■ hung", stuck: "■ stuck", ejected: "■ ejected", held: "▲ held", draining: "▲ draining" };
 
 let token = sessionStorage.getItem("penstock-token") || "";
 let state = null;
@@ -55,7 +55,7 @@ const tables = {
   ], { key: (t) => `${t.band} ${t.tenant}`, limit: 15, empty: "Nobody asks for anything." }),
   endpoints: new Table($("endpoints"), [
     { title: "endpoint", value: (e) => text(e.name), name: true },
-    { title: "state", value: (e) => STATES[e.state] ?? e.state, tone: (e) => (e.state === "up" ? "" : e.state === "down" || e.state === "ejected" ? "bad" : "busy") },
+    { title: "state", value: (e) => STATES[e.state] ?? e.state, tone: (e) => (e.state === "up" ? "" : ["down", "hung", "stuck", "ejected"].includes(e.state) ? "bad" : "busy") },
     { title: "running / slots", value: (e) => `${e.leases} / ${e.slots}${e.slots_auto ? " auto" : ""}`, num: true, part: (e) => e.leases / (e.slots || 1) },
     { title: "engine runs", hint: "as the engine says", value: (e) => count(e.engine_running), num: true, low: true },
     { title: "engine queue", hint: "as the engine says", value: (e) => count(e.engine_waiting), num: true },
