@@ -114,10 +114,12 @@ def misfit(entry: Entry, endpoint: Endpoint, settings: AdmissionSettings, *, now
 
 def lifts_s(cause: Cause, endpoint: Endpoint, *, now: float) -> float:
     """When time alone may next lift a cause that keeps requests from the endpoint; infinity when it won't."""
-    if cause in (Cause.NO_BACKEND, Cause.PAUSED, Cause.RETURNING, Cause.STUCK):
+    if cause in (Cause.NO_BACKEND, Cause.PAUSED, Cause.STUCK):
         return math.inf
     if cause is Cause.SLOTS_FULL and len(endpoint.ledger.leases) >= endpoint.slots:
         return math.inf  # a lease has to end
+    if cause is Cause.RETURNING:
+        return endpoint.health.trial_until_s
     if cause in (Cause.HELD, Cause.EJECTED):
         ends_s = (endpoint.health.held_until_s, endpoint.health.ejected_until_s)
         return min(end_s for end_s in ends_s if end_s > now)

@@ -96,7 +96,7 @@ class Endpoint:
         """Take in a reading. Returns True when the slots changed with it."""
         before, ledger = self.ledger.base, self.ledger
         if ledger.observe(reading):
-            self.health.returned()
+            self.health.returned(now)
         if self.adaptive is None or ledger.base is before or before is None:
             return False
         sent = self.dispatches_total - self._dispatches_before

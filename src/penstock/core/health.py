@@ -7,8 +7,8 @@ refused several requests in a row as busy (429, 503); it is left alone for a mom
 request that got it (`Entry.avoid`).
 
 Whoever returns, from an ejection or from being away, is *on trial*: it gets a few requests, two more for each answer
-that begins, and all it can take once it runs as many as it has slots. After an ejection, a failure on trial before any
-good answer ejects it again at once.
+that begins, and all it can take once it runs as many as it has slots, or some seconds are over. After an ejection, a
+failure on trial before any good answer ejects it again at once.
 
 When too few of a model's endpoints are left, ejection is ignored ("panic", as in Envoy): a bad verdict on most of
 them is more likely our mistake or a bad input than that many broken engines. Down endpoints stay out even then.
@@ -26,6 +26,9 @@ HOLD_S_MAX = 5.0  # a restarting engine is found again by then
 
 
 TRIAL_LEASES = 2  # at first; each answer that begins allows so many more, so each batch is twice the one before
+
+
+TRIAL_S = 10.0  # what an engine does to a crowd it does in the first seconds: compile, fill its caches, or die
 
 
 class Presence(StrEnum):
@@ -60,6 +63,7 @@ class Health:
         "presence",
         "settings",
         "trial",
+        "trial_until_s",
         "up",
     )
 
@@ -68,6 +72,7 @@ class Health:
         self.presence = Presence.UP if up else Presence.DOWN
         self.up = up
         self.trial: int | None = None  #: leases it may hold while it is on trial
+        self.trial_until_s = 0.0
         self.ejected_until_s = 0.0
         self.held_until_s = 0.0
         self._failures = 0
@@ -82,13 +87,13 @@ class Health:
     def failed(self, now: float) -> None:
         """A request got an error or no answer."""
         self._failures += 1
-        on_trial = self.trial is not None and self._ejections > 0 and now >= self.ejected_until_s
+        on_trial = self._ejections > 0 and self.ejected_until_s <= now < self.trial_until_s
         if self._failures >= self.settings.eject_after or on_trial:
             self._failures = 0
             for_s = min(self.settings.eject_for_s * 2**self._ejections, self.settings.eject_for_s_max)
             self._ejections = min(self._ejections + 1, 32)
             self.ejected_until_s = now + for_s
-            self.trial = TRIAL_LEASES
+            self._try_out(self.ejected_until_s)
 
     def answered(self, slots: int) -> None:
         """An answer began: whoever is on trial may take more."""
@@ -101,17 +106,24 @@ class Health:
         if self._refusals >= HOLD_AFTER:
             self.held_until_s = now + min(HOLD_S * 2 ** (self._refusals - HOLD_AFTER), HOLD_S_MAX)
 
-    def probed(self, *, up: bool, presence: Presence = Presence.DOWN) -> None:
+    def probed(self, *, up: bool, presence: Presence = Presence.DOWN, now: float) -> None:
         """A probe came back; `presence` says how it is not up. An endpoint that returns starts with a clean slate."""
         if up and not self.up:
-            self.returned()
+            self.returned(now)
         self.up = up
         self.presence = Presence.UP if up else presence
 
-    def returned(self) -> None:
+    def returned(self, now: float) -> None:
         """A new process, or an old one that comes back: nothing of before counts, and it is tried out."""
         self.succeeded()
-        self.trial = TRIAL_LEASES
+        self._try_out(now)
+
+    def on_trial(self, leases: int, now: float) -> bool:
+        """Whether it holds as many as it may while it is tried out."""
+        return self.trial is not None and leases >= self.trial and now < self.trial_until_s
+
+    def _try_out(self, from_s: float) -> None:
+        self.trial, self.trial_until_s = TRIAL_LEASES, from_s + TRIAL_S
 
     def ejected(self, now: float) -> bool:
         return now < self.ejected_until_s

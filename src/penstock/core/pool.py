@@ -98,7 +98,7 @@ class Pool:
         if health.ejected(now):
             return None if self._panics(endpoint, now) else Cause.EJECTED
         ledger = endpoint.ledger
-        if health.trial is not None and len(ledger.leases) >= health.trial:
+        if health.trial is not None and health.on_trial(len(ledger.leases), now):
             return Cause.RETURNING
         return Cause.STUCK if ledger.leases and ledger.stuck(now) else None
 

@@ -762,7 +762,7 @@ class Scheduler:
     def _blame(self, endpoint: Endpoint, failure: Failure, now: float) -> None:
         endpoint.failure, endpoint.failed_s = failure, now
         if failure is Failure.CONNECT:
-            endpoint.health.probed(up=False)
+            endpoint.health.probed(up=False, now=now)
         elif failure is Failure.BUSY:
             endpoint.health.refused(now)
         else:
@@ -987,7 +987,7 @@ class Scheduler:
 
     def _probed(self, name: str, *, up: bool, now: float, presence: Presence = Presence.DOWN) -> list[Action]:
         endpoint = self._pool[name]
-        endpoint.health.probed(up=up, presence=presence)
+        endpoint.health.probed(up=up, presence=presence, now=now)
         self._health_changed(now)
         return self._touched(endpoint, now)
 

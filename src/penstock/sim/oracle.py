@@ -215,7 +215,9 @@ class Oracle:
             return False
         if now >= health.ejected_until_s:
             leases = endpoint.ledger.leases
-            return (health.trial is None or len(leases) < health.trial) and not endpoint.ledger.stuck(now)
+            return (
+                health.trial is None or len(leases) < health.trial or now >= health.trial_until_s
+            ) and not endpoint.ledger.stuck(now)
         peers = [e for e in self._scheduler._pool if e.health.up and not e.drained and e.shares_models(endpoint)]
         well = sum(now >= e.health.ejected_until_s for e in peers)
         return well / len(peers) < self._scheduler._settings.health.panic_threshold
