@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from penstock.engines.lmcache import directory_prefixes, layout_prefixes
 from penstock.server.locality import lmcache
-from penstock.server.locality.lmcache import Controller, Coordinator, LmCache, directory_prefixes, layout_prefixes
+from penstock.server.locality.lmcache import Controller, Coordinator, LmCache
 from tests.server.lmcache_services import FakeController, FakeCoordinator
 
 TOKENS = list(range(1000))  # three chunks and some

@@ -14,12 +14,13 @@ import asyncio
 import logging
 import socket
 from array import array
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Collection, Mapping
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import msgspec
 
+from penstock.engines.lmcache import alone, directory_prefixes, field, items, layout_prefixes, space
 from penstock.server.upstream import Upstream, UpstreamException
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,6 @@ LATE_S = 0.5  # an answer that took longer came too late for most
 ANSWER_BYTES_MAX = 64 << 20
 NAMES_S = 30.0  # how long what was learned of instances and models is believed
 SPACES_MAX = 8  # model names and world sizes looked under for one prompt
-CHUNK_TOKENS = 256  # LMCache's default, where an answer doesn't tell
 _JSON = [(b"content-type", b"application/json")]
 
 
@@ -56,7 +56,7 @@ class Coordinator:
 
     async def held(self, tokens: array[int], models: Collection[str], salt: str) -> dict[str, int]:
         self._list_spaces()
-        spaces = [space for space in self._spaces if space[0] in models][:SPACES_MAX]
+        spaces = [known for known in self._spaces if known[0] in models][:SPACES_MAX]
         found: dict[str, int] = {}
         ids = list(tokens)
         for model, world_size in spaces or [(model, 1) for model in models]:
@@ -67,8 +67,8 @@ class Coordinator:
 
     async def addresses(self) -> dict[str, str]:
         answer = await _get(self.upstream, "/instances")
-        instances = answer if isinstance(answer, list) else _field(answer, "instances")
-        return _alone((_field(item, "instance_id"), _field(item, "ip")) for item in _items(instances))
+        instances = answer if isinstance(answer, list) else field(answer, "instances")
+        return alone((field(item, "instance_id"), field(item, "ip")) for item in items(instances))
 
     def close(self) -> None:
         if self._listing is not None:
@@ -83,11 +83,11 @@ class Coordinator:
 
     async def _list(self) -> None:
         try:
-            keys = _items(_field(await _get(self.upstream, "/directory/keys?limit=1000"), "keys"))
+            keys = items(field(await _get(self.upstream, "/directory/keys?limit=1000"), "keys"))
         except LookupFailedError as failure:
             logger.debug("LMCache's directory is not listed: %s", failure)
             keys = []
-        self._spaces = sorted({space for item in keys if (space := _space(_field(item, "key"))) is not None})
+        self._spaces = sorted({found for item in keys if (found := space(field(item, "key"))) is not None})
         # While nothing is stored there its first chunk may come at any moment.
         self._spaces_until_s = asyncio.get_running_loop().time() + (NAMES_S if self._spaces else 1.0)
 
@@ -107,8 +107,8 @@ class Controller:
 
     async def addresses(self) -> dict[str, str]:
         answer = await _post(self.upstream, "/query_worker_info", {"instance_id": "all", "worker_ids": None})
-        infos = _items(_field(answer, "worker_infos"))
-        return _alone((_field(info, "instance_id"), _field(info, "ip")) for info in infos)
+        infos = items(field(answer, "worker_infos"))
+        return alone((field(info, "instance_id"), field(info, "ip")) for info in infos)
 
 
 class LookupFailedError(Exception):
@@ -202,72 +202,9 @@ class LmCache:
         }
 
 
-# --- what answers say ---------------------------------------------------------------------------------------------
-
-
-def layout_prefixes(answer: object, prompt_tokens: int) -> dict[str, int]:
-    """A controller's `{"layout_info": {instance: [location, tokens]}}`. Every instance counts, not only the first."""
-    layout = _field(answer, "layout_info")
-    found: dict[str, int] = {}
-    for instance, place in layout.items() if isinstance(layout, dict) else ():
-        tokens = place[1] if isinstance(place, list) and len(place) >= 2 else None
-        if isinstance(tokens, int) and tokens > 0:
-            found[str(instance)] = min(tokens, prompt_tokens)
-    return found
-
-
-def directory_prefixes(answer: object, prompt_tokens: int) -> dict[str, int]:
-    """A coordinator's list of chunks and who holds them: the leading chunks that an instance can load wholly.
-
-    A chunk has a part for each rank; it can be loaded when every part is in the instance's own memory or shared.
-    """
-    parts: dict[str, list[tuple[set[str], bool]]] = {}  # by chunk, in order: who holds each part, or everybody
-    size = 0
-    for result in _items(_field(answer, "results")):
-        chunk = _field(_field(result, "key"), "chunk_hash_hex")
-        if not isinstance(chunk, str):
-            break
-        placements = _items(_field(result, "placements"))
-        own = {str(_field(at, "instance_id")) for at in placements if _field(at, "tier") == "l1"}
-        shared = any(_field(at, "shared") is True for at in placements)
-        parts.setdefault(chunk, []).append((own, shared))
-        size = max(size, len(_items(_field(result, "token_ids"))))
-    if not parts:
-        return {}
-    size = size or min(CHUNK_TOKENS, prompt_tokens // len(parts))
-    everyone = {instance for held in parts.values() for own, _ in held for instance in own}
-    found: dict[str, int] = {}
-    for instance in everyone:
-        chunks = 0
-        for held in parts.values():
-            if not all(shared or instance in own for own, shared in held):
-                break
-            chunks += 1
-        if chunks:
-            found[instance] = min(chunks * size, prompt_tokens)
-    return found
-
-
-def _space(key: object) -> tuple[str, int] | None:
-    """Model name and world size of a stored chunk; the latter is the top byte of its rank."""
-    model, rank = _field(key, "model_name"), _field(key, "kv_rank")
-    if not isinstance(model, str) or not isinstance(rank, int):
-        return None
-    return model, max(1, rank >> 24 & 0xFF)
-
-
 def _merge(found: dict[str, int], more: Mapping[str, int]) -> None:
     for instance, tokens in more.items():
         found[instance] = max(found.get(instance, 0), tokens)
-
-
-def _alone(named: Iterable[tuple[object, object]]) -> dict[str, str]:
-    """ip → instance, of ips that one instance has for itself."""
-    by_ip: dict[str, set[str]] = {}
-    for instance, ip in named:
-        if isinstance(instance, str) and isinstance(ip, str):
-            by_ip.setdefault(ip, set()).add(instance)
-    return {ip: next(iter(instances)) for ip, instances in by_ip.items() if len(instances) == 1}
 
 
 async def _ip(host: str) -> str:
@@ -276,14 +213,6 @@ async def _ip(host: str) -> str:
     except OSError:
         return ""
     return str(found[0][4][0]) if found else ""
-
-
-def _field(value: object, name: str) -> Any:
-    return value.get(name) if isinstance(value, dict) else None
-
-
-def _items(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 async def _post(upstream: Upstream, path: str, value: object) -> object:
