@@ -35,6 +35,12 @@ TENANTS = {"one": 1.0, "two": 2.0, "half": 0.5, "limited": 1.0}  # and their wei
 EXPIRIES_MAX = 1000  # calls of `expire` between two events; more would be a busy loop
 
 
+def _prompt(random: Random) -> tuple[int, ...]:
+    """One of a few conversations, at one of its turns."""
+    first = random.randrange(4) * 100
+    return (1, 2, *range(first, first + random.randrange(12)))
+
+
 @dataclass
 class Engine:
     """What the world knows of an engine, beside what the scheduler believes."""
@@ -146,12 +152,33 @@ class Chaos:
             pinned=random.choice("abc") if random.random() < 0.05 else None,
             deadline_s=self.now + random.expovariate(0.5) if random.random() < 0.2 else None,
             priority=random.choice((0, 0, 0, -1, 2**63)),
+            session=random.choice("stuv") if random.random() < 0.5 else None,
+            prefix=_prompt(random) if random.random() < 0.5 else (),
+            prefix_chunk_bytes=100,
+            home=random.choice("abcq") if random.random() < 0.05 else None,
+            locate_s=random.choice((0.0, 0.0, 0.3)),
         )
         self._carry_out(self.scheduler.arrived(request, now=self.now))
+        if request.locate_s:
+            self.at(self.now + random.expovariate(10.0), partial(self._locate, request.id))
         if random.random() < 0.3:
             self.at(self.now + random.expovariate(1.0), partial(self._hang_up, request.id))
         if self._made < self.requests:
             self.at(self.now + random.choice((0.0, random.expovariate(20.0))), self._arrive)
+
+    def _locate(self, request_id: str) -> None:
+        random, scheduler, now = self.random, self.scheduler, self.now
+        keys, name = _prompt(random), random.choice("abcq")
+        match random.randrange(4):
+            case 0:
+                self._carry_out(scheduler.cached(request_id, {name: 300} if random.random() < 0.5 else {}, now=now))
+            case 1:
+                self._carry_out(scheduler.kv_removed(name, keys[1:], now=now))
+            case 2:
+                self._carry_out(scheduler.kv_cleared(name, now=now))
+            case _:
+                self._carry_out(scheduler.kv_stored(name, keys, now=now))
+                self._carry_out(scheduler.located(request_id, keys, 16, now=now))
 
     def _hang_up(self, request_id: str) -> None:
         books = self.scheduler.books

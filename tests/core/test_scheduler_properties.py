@@ -19,6 +19,7 @@ from penstock.core.ordering import ORDERINGS
 from penstock.core.queues import QueueBounds
 from penstock.core.request import Request
 from penstock.core.routing.registry import POLICIES as ROUTING
+from penstock.core.routing.registry import RoutingSettings
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.tenants import Limits
 from tests.core.chaos import Chaos
@@ -117,6 +118,13 @@ def test_nothing_leaks_and_nothing_is_lost(world: str, seed: int) -> None:
     prove_nothing_is_left(chaos)
 
 
+ROUTERS = [
+    RoutingSettings(),
+    RoutingSettings(affinity_wait_s=0.5),
+    RoutingSettings(affinity_escape_s=0.1, affinity_wait_s=0.2, imbalance_threshold=2.0, strict_sessions=True),
+]
+
+
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(
     seed=st.integers(0, 2**32),
@@ -125,6 +133,9 @@ def test_nothing_leaks_and_nothing_is_lost(world: str, seed: int) -> None:
     attempts_max=st.integers(1, 4),
     retry_budget=st.sampled_from([0.0, 0.2]),
     routing=st.sampled_from(sorted(ROUTING)),
+    router=st.sampled_from(
+        [RoutingSettings(), RoutingSettings(affinity_wait_s=0.5), RoutingSettings(0.1, 0.2, 2.0, True)]
+    ),
     trouble=st.sampled_from([0.0, 0.3, 1.0]),
     kv_capacity_tokens=st.sampled_from([None, 5_000]),
     levels=st.integers(0, 2),

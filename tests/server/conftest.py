@@ -264,6 +264,13 @@ class World:
     async def chat(self, content: str = "hello", **more: Any) -> Answer:
         return await self.ask(body=chat(content, **more))
 
+    async def chat_with(self, headers: Mapping[str, str], **more: Any) -> Answer:
+        return await self.ask(body=chat(**more), headers=headers)
+
+    async def client_for(self, body: Body, headers: Mapping[str, str] | None = None) -> Client:
+        """A request, sent; its answer is left to the caller."""
+        return await self.client(request(body=body, headers=headers))
+
     async def streaming(self, content: str = "hello", **more: Any) -> Client:
         """A streamed request, sent."""
         return await self.client(request(body=chat(content, stream=True, **more)))
