@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from penstock.core.ledger import Observation
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
 from penstock.core.routing.heat import FADE_S, PREFIXES_MAX, Heat
@@ -180,6 +181,28 @@ def test_what_failed_was_not_cached_and_what_restarted_holds_nothing() -> None:
     made.finished(lease, now=2.0)
     made.endpoint_removed("a", now=3.0)
     assert len(made._router._history) == 0
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_an_endpoint_that_was_away_holds_nothing_until_its_gauges_tell_that_it_is_the_same(*, same: bool) -> None:
+    made = scheduler(settings("kv", wait_s=0.0), a=8, b=1)
+
+    def goes(name: str, now: float) -> str:
+        actions = made.arrived(prompt(name, 1, 2, 3), now=now)
+        made.finished(the_lease(actions), now=now)
+        return sent(actions)[0][1]
+
+    made.observed("a", Observation(0.0, 0, 0, progress=100.0), now=0.0)
+    assert [goes("first", 0.5), goes("second", 0.5)] == ["a", "a"]
+    made.endpoint_down("a", now=1.0)
+    assert goes("third", 1.5) == "b"
+    made.endpoint_up("a", now=2.0)
+    assert goes("fourth", 2.5) == "b", "b holds it; of a that is not known"
+    made.observed("a", Observation(3.0, 0, 0, progress=200.0 if same else 5.0), now=3.0)
+    assert set(made._router._history.match((1, 2, 3))) == ({0, 1} if same else {1})
+    made.endpoint_down("b", now=4.0)
+    made.endpoint_up("b", now=5.0)
+    assert set(made._router._history.match((1, 2, 3))) == ({0} if same else set()), "b has no gauges to tell"
 
 
 def test_an_engine_that_holds_less_than_believed_is_believed_to_hold_less() -> None:

@@ -352,8 +352,8 @@ class Scheduler:
         epoch = endpoint.ledger.epoch
         if reading is not None and endpoint.observed(reading, now):
             self._pool.changed()
-        if endpoint.ledger.epoch != epoch:
-            self._router.restarted(endpoint)
+        if reading is not None:
+            self._router.read(endpoint, restarted=endpoint.ledger.epoch != epoch)
         return self._touched(endpoint, now)
 
     # --- where prefixes are cached ------------------------------------------------------------------------------
@@ -763,6 +763,7 @@ class Scheduler:
         endpoint.failure, endpoint.failed_s = failure, now
         if failure is Failure.CONNECT:
             endpoint.health.probed(up=False, now=now)
+            self._router.down(endpoint)
         elif failure is Failure.BUSY:
             endpoint.health.refused(now)
         else:
@@ -988,6 +989,10 @@ class Scheduler:
     def _probed(self, name: str, *, up: bool, now: float, presence: Presence = Presence.DOWN) -> list[Action]:
         endpoint = self._pool[name]
         endpoint.health.probed(up=up, presence=presence, now=now)
+        if up:
+            self._router.answers(endpoint)
+        else:
+            self._router.down(endpoint)
         self._health_changed(now)
         return self._touched(endpoint, now)
 

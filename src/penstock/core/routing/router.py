@@ -35,6 +35,7 @@ class Router:
         self._exact = PrefixIndex(EXACT_KEYS_MAX)
         self._homes = Homes()
         self._heat = Heat()
+        self._doubted: dict[int, Endpoint] = {}  # did not answer, and may be other processes by now
         self._choose_policy(policy, settings)
 
     def reconfigured(self, policy: str, settings: RoutingSettings) -> None:
@@ -133,16 +134,28 @@ class Router:
     def cleared(self, endpoint: Endpoint) -> None:
         self._exact.clear(endpoint.index)
 
-    def restarted(self, endpoint: Endpoint) -> None:
-        """Another process answers there, with an empty cache."""
-        self._history.clear(endpoint.index)
-        self.sources.forget(endpoint.index)
+    def down(self, endpoint: Endpoint) -> None:
+        """Nobody answers there. Until its gauges tell whether it is the same process, it holds nothing that we know."""
+        self._doubted[endpoint.index] = endpoint
+
+    def answers(self, endpoint: Endpoint) -> None:
+        """Somebody answers there. Where it has no gauges to tell, it is taken for a new process."""
+        if endpoint.index in self._doubted and endpoint.ledger.base is None:
+            self.read(endpoint, restarted=True)
+
+    def read(self, endpoint: Endpoint, *, restarted: bool) -> None:
+        """Its gauges were read: another process answers there, with an empty cache, or still the same."""
+        if restarted:
+            self._history.clear(endpoint.index)
+            self.sources.forget(endpoint.index)
+        self._doubted.pop(endpoint.index, None)
 
     def gone(self, endpoint: Endpoint) -> None:
         """The endpoint is no longer one of ours."""
         self._history.forget(endpoint.index)
         self._exact.forget(endpoint.index)
         self.sources.forget(endpoint.index)
+        self._doubted.pop(endpoint.index, None)
 
     # --- inside -------------------------------------------------------------------------------------------------
 
@@ -191,9 +204,10 @@ class Router:
         located = Located(self._history)
         if request.prefix:
             located.levels = self._history.levels(request.prefix)
-            if located.levels and sources.any_off:
-                doubted = [e for e in self._pool if not sources.trusted(Source.HISTORY, e.index, now)]
-                located.leave_out(sum(self._history.bit(e.index) for e in doubted))
+            if located.levels and (sources.any_off or self._doubted):
+                wrong = [e for e in self._pool if not sources.trusted(Source.HISTORY, e.index, now)]
+                doubted = dict.fromkeys((*(e.index for e in wrong), *self._doubted))
+                located.leave_out(sum(self._history.bit(index) for index in doubted))
             located.per_key = entry.estimate.prompt_tokens * request.prefix_chunk_bytes / max(1, entry.prompt_bytes)
         if entry.blocks is not None:
             keys, block_tokens = entry.blocks
