@@ -417,7 +417,8 @@ class Ledger:
 
 
 def restarted_between(before: Observation, after: Observation) -> bool:
-    """Whether two readings are of different engine processes."""
-    if before.started_s is not None and after.started_s is not None:
-        return abs(after.started_s - before.started_s) > 1.0
+    """Whether two readings are of different engine processes. Counters never fall, even where one follows at once."""
+    told = before.started_s is not None and after.started_s is not None
+    if told and abs((after.started_s or 0.0) - (before.started_s or 0.0)) > 1.0:
+        return True
     return before.progress is not None and after.progress is not None and after.progress < before.progress
