@@ -81,7 +81,7 @@ def tenants(state: State, most: int) -> Table:
 def endpoints(state: State, most: int) -> Table:
     table = _table("endpoint", "state", ">run/slots", ">queue", ">KV", "", ">ms/tok", ">read", "closed for")
     for one in state["endpoints"][:most]:
-        usage, age_s = one["kv_usage"], one["observed_s_ago"]
+        usage, age_s = one["kv_usage_believed"], one["observed_s_ago"]
         table.add_row(
             _name(one["name"], 18),
             Text(STATES.get(one["state"], plain(one["state"])), style="" if one["state"] == "up" else "bold red"),

@@ -249,3 +249,17 @@ def test_other_bands_while_requests_wait_and_run_lose_no_wait_and_no_share() -> 
     made.finished(lease, Usage(1, 1), now=7.0)
     assert explained(made, "r", 8.0).band == "low"
     assert [(f.waiting, f.running) for f in made.snapshot(now=8.0).flows] == [(0, 0)]
+
+
+def test_a_lower_band_waits_for_its_turn_while_a_higher_one_waits_for_room() -> None:
+    made = scheduler(TWO_BANDS, a=1)
+    lease = the_lease(made.arrived(request("running"), now=0.0))
+    made.arrived(request("low", band=1), now=0.0)
+    made.arrived(request("high", band=0), now=1.0)
+    made.observed("a", None, now=1.0)
+    assert explained(made, "high", 3.0).waits_for == Cause.SLOTS_FULL
+    assert explained(made, "low", 3.0).waits_for == Cause.TURN
+    the_lease(made.finished(lease, Usage(1, 1), now=3.0))
+    made.observed("a", None, now=3.5)
+    assert causes(made, "low", 4.0) == {"slots_full": 2.0, "turn": 2.0}
+    assert made.snapshot(now=4.0).models[0].cause == Cause.SLOTS_FULL

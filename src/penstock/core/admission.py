@@ -35,7 +35,7 @@ class Cause(StrEnum):
     TENANT_CAP = "tenant_cap"  #: the tenant runs as many as it may
     AFFINITY = "affinity"  #: it is held for an endpoint that has its session or its prompt in its cache
     PAUSED = "paused"  #: an operator drains the endpoint, or has paused the model or all
-    TURN = "turn"  #: others are served first
+    TURN = "turn"  #: others are served first: higher bands, or flows that got less
 
 
 MODEST_PREFILL_TOKENS = 2048  # one step's budget of most engines: computed at once, nothing waits behind it

@@ -53,6 +53,7 @@ class EndpointSnapshot(msgspec.Struct, frozen=True):
     engine_waiting: float | None  #: as last observed; None where nothing credible was
     engine_running: float | None
     kv_usage: float | None
+    kv_usage_believed: float | None  #: with what was sent since the reading
     prefix_hit_ratio: float | None  #: share of prompt tokens its cache held, as the engine counts
     observed_s_ago: float | None
     time_per_output_token_s: float
@@ -207,6 +208,7 @@ def endpoint_now(
         engine_running=base.running if base is not None else None,
         kv_usage=base.kv_usage if base is not None else None,
         prefix_hit_ratio=base.prefix_hit_ratio if base is not None else None,
+        kv_usage_believed=ledger.kv_usage(now),
         observed_s_ago=now - ledger.asked_s if ledger.asked_s > -math.inf else None,
         time_per_output_token_s=ledger.time_per_output_token_s(now),
         dispatches_total=endpoint.dispatches_total,

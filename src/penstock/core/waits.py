@@ -165,6 +165,8 @@ class Waits:
         if tenant is not None and self._tenants.held(tenant):
             return Cause.TENANT_CAP
         closed, free = self.endpoints(band, model)
+        if (free or not _OUT.issuperset(closed)) and self._higher(band, model):
+            return Cause.TURN
         if free:
             return self._despite_room(band, model, free, now)
         if not closed:
@@ -181,6 +183,10 @@ class Waits:
             return Counter(band.closed.values()), list(band.open)
         closed = Counter(cause for e, cause in band.closed.items() if e.serves(model))
         return closed, [e for e in band.open if e.serves(model)]
+
+    def _higher(self, band: Band, model: str) -> bool:
+        """Whether higher bands wait for the model too: whatever room there will be is theirs."""
+        return any(model in higher.tree.root.backlog for higher in self._queues.bands[: band.rank])
 
     def _despite_room(self, band: Band, model: str, free: list[Endpoint], now: float) -> Cause:
         """Some endpoint is open to the band, and yet nothing of the line was sent."""
@@ -215,4 +221,4 @@ def dominant(closed: Counter[Cause]) -> Cause:
 
 
 _ORDER = {cause: rank for rank, cause in enumerate(Cause)}
-_OUT = frozenset({Cause.NO_BACKEND, Cause.EJECTED, Cause.PAUSED})
+_OUT = frozenset({Cause.NO_BACKEND, Cause.EJECTED, Cause.PAUSED, Cause.HELD})

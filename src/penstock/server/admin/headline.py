@@ -7,10 +7,11 @@ first, for it explains the rest; then the model with the most waiting; then endp
 from __future__ import annotations
 
 from penstock.core.admission import Cause
-from penstock.core.snapshot import AWAY, EndpointSnapshot, ModelSnapshot, Snapshot
+from penstock.core.snapshot import AWAY, ModelSnapshot, Snapshot
 from penstock.server.admin.events import printable
 
 NAME_CHARS_MAX = 60
+KV_FULL_SHOWN = 0.85  # below that nobody would call an engine's memory full
 
 # What a cause means for a model: `{model}` waits because …
 WHY: dict[Cause, str] = {
@@ -71,15 +72,17 @@ def tone(snapshot: Snapshot) -> str:
 
 
 def _holding(snapshot: Snapshot) -> str:
-    oldest_s = max((band.oldest_wait_s for band in snapshot.bands), default=0.0)
+    bands = [band for band in snapshot.bands if band.waiting]
+    longest = max(bands, key=lambda band: band.oldest_wait_s)
+    oldest = f"Oldest {seconds(longest.oldest_wait_s)}{f' ({longest.name})' if len(bands) > 1 else ''}."
     models = [model for model in snapshot.models if model.waiting]
     if not models:
-        return f"Holding {snapshot.waiting:,}. Oldest {seconds(oldest_s)}."
+        return f"Holding {snapshot.waiting:,}. {oldest}"
     first = models[0]
-    reason = _reason(first, snapshot)
+    reason = _reason(first)
     others = sum(1 for _ in models) - 1 + snapshot.models_more
-    more = f" (and {first.waiting:,} of them; {_count(others, 'other model', 'other models')} too)" if others else ""
-    return f"Holding {snapshot.waiting:,}{_whose(snapshot)}: {reason}{more}. Oldest {seconds(oldest_s)}."
+    more = f" ({first.waiting:,} of them; {_count(others, 'other model', 'other models')} too)" if others else ""
+    return f"Holding {snapshot.waiting:,}{_whose(snapshot)}: {reason}{more}. {oldest}"
 
 
 def _whose(snapshot: Snapshot) -> str:
@@ -96,7 +99,7 @@ def _whose(snapshot: Snapshot) -> str:
     return f", {'all' if most == snapshot.waiting else f'{most:,}'} from {_name(tenant)}"
 
 
-def _reason(model: ModelSnapshot, snapshot: Snapshot) -> str:
+def _reason(model: ModelSnapshot) -> str:
     """Why the model's requests wait, with the numbers that show it."""
     name = _name(model.name)
     if model.cause is None:
@@ -104,12 +107,12 @@ def _reason(model: ModelSnapshot, snapshot: Snapshot) -> str:
     why = WHY[model.cause].format(model=name)
     serving = f"{model.cause_endpoints} of {_count(model.endpoints, 'engine', 'engines')}"
     if model.cause is Cause.KV_FULL and model.cause_endpoints:
-        usages = [
-            endpoint.kv_usage
-            for endpoint in snapshot.endpoints
-            if endpoint.closed is Cause.KV_FULL and endpoint.kv_usage is not None and _serves(endpoint, model.name)
-        ]
-        return f"{why}, {serving} ≥ {int(min(usages) * 100)} %" if usages else f"{why}, {serving}"
+        usage = model.kv_usage_min if model.cause_endpoints == model.endpoints else model.kv_usage_max
+        if usage is None:
+            return f"{why}, {serving}"
+        if usage < KV_FULL_SHOWN:  # much is left, but what comes next is larger
+            return f"{why}: its next request does not fit on {serving}, {usage:.0%} used".replace("%", " %")
+        return f"{why}, {serving} ≥ {int(usage * 100)} %"
     if model.cause is Cause.SLOTS_FULL:
         return f"{why}, {model.running:,} of {model.slots:,} on {_count(model.endpoints, 'engine', 'engines')}"
     if model.cause in (Cause.ENGINE_QUEUE, Cause.PREFILL_FULL, Cause.PACE, Cause.HELD) and model.cause_endpoints:
@@ -128,10 +131,6 @@ def _trouble(snapshot: Snapshot) -> str:
             listed = _name(names[0]) if len(names) == 1 else f"{len(names)} of {len(snapshot.endpoints)} endpoints"
             said.append(f"{listed} {'is' if len(names) == 1 else 'are'} {word}.")
     return " ".join(said)
-
-
-def _serves(endpoint: EndpointSnapshot, model: str) -> bool:
-    return endpoint.models is None or model in endpoint.models
 
 
 def _name(name: str) -> str:

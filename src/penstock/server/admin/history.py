@@ -41,7 +41,7 @@ class History:
             "running": float(snapshot.running),
             "slots": float(sum(e.slots for e in snapshot.endpoints if e.state not in AWAY)),
             "oldest_s": max((band.oldest_wait_s for band in snapshot.bands), default=0.0),
-            "kv_max": max((e.kv_usage or 0.0 for e in snapshot.endpoints), default=0.0),
+            "kv_max": max((e.kv_usage_believed or 0.0 for e in snapshot.endpoints), default=0.0),
             **self.rates,
         }
         for name, ring in self._rings.items():

@@ -25,7 +25,7 @@ CAUSES: dict[Cause, str] = {
     Cause.TENANT_CAP: "its tenant ran as many requests as it may",
     Cause.AFFINITY: "it was held for the endpoint that has its cache or session",
     Cause.PAUSED: "an operator had paused sending",
-    Cause.TURN: "others were served in turn",
+    Cause.TURN: "others were served first: higher bands, or flows that had got less",
 }
 assert CAUSES.keys() == set(Cause)
 

@@ -12,7 +12,7 @@ const CAUSES = {
   kv_full: "its KV memory is full", pace: "it is slower per token than allowed", shunned: "it just refused this request",
   class_share: "the last slots are kept for tenants under their share", tenant_cap: "the tenant runs as many as it may",
   affinity: "held for the endpoint that has its cache or session", paused: "an operator stopped it",
-  turn: "others are served first",
+  turn: "others go first: higher bands, or flows that got less",
 };
 const cause = (word) => (word ? `${word}: ${CAUSES[word] ?? ""}` : "");
 const TONES = { ok: "● ok", busy: "▲ busy", bad: "■ attention" };
@@ -59,7 +59,7 @@ const tables = {
     { title: "running / slots", value: (e) => `${e.leases} / ${e.slots}${e.slots_auto ? " auto" : ""}`, num: true, part: (e) => e.leases / (e.slots || 1) },
     { title: "engine runs", hint: "as the engine says", value: (e) => count(e.engine_running), num: true, low: true },
     { title: "engine queue", hint: "as the engine says", value: (e) => count(e.engine_waiting), num: true },
-    { title: "KV", value: (e) => percent(e.kv_usage), num: true, part: (e) => e.kv_usage ?? 0, hot: (e) => e.kv_usage >= 0.9 },
+    { title: "KV", hint: "memory in use, with what was sent since the last reading", value: (e) => percent(e.kv_usage_believed), num: true, part: (e) => e.kv_usage_believed ?? 0, hot: (e) => e.kv_usage_believed >= 0.9 },
     { title: "ms / token", value: (e) => (e.time_per_output_token_s ? (e.time_per_output_token_s * 1000).toFixed(1) : "–"), num: true, low: true },
     { title: "reading", hint: "age of the last reading of its gauges", value: (e) => (e.observed_s_ago == null ? "none" : seconds(e.observed_s_ago)), num: true, low: true, tone: (e) => (e.observed_s_ago > 5 ? "busy" : "") },
     { title: "takes nothing because", value: (e) => cause(e.closed), low: true },
