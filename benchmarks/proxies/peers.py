@@ -51,7 +51,7 @@ def _program(place: Place, name: str, *inside: str) -> str | None:
     return shutil.which(name)
 
 
-def penstock(place: Place, slots: int = 256) -> Start:
+def penstock(place: Place, slots: int = 256, more: str = "") -> Start:
     """Queueing, fairness between tenants with keys, limits, bands, metrics: all on. So many slots for each engine."""
     from penstock.server.identity import key_hash  # noqa: PLC0415 - only where Penstock itself is measured
 
@@ -65,7 +65,7 @@ def penstock(place: Place, slots: int = 256) -> Start:
         "penstock.yaml",
         f"listen: 127.0.0.1:{place.port}\nendpoints:\n{endpoints}tenants:\n{tenants}identity: {{require_key: true}}\n"
         "bands:\n  - {name: interactive, max_engine_waiting: 3}\n  - {name: standard, max_engine_waiting: 2}\n"
-        "  - {name: batch, max_engine_waiting: 0, best_effort: true}\n",
+        f"  - {{name: batch, max_engine_waiting: 0, best_effort: true}}\n{more}",
     )
     return Start([sys.executable, "-m", "penstock", "serve", "-c", path], key=KEYS[0])
 
@@ -73,6 +73,11 @@ def penstock(place: Place, slots: int = 256) -> Start:
 def penstock_queued(place: Place) -> Start:
     """The same with 24 slots for each engine: with more connections than 48, most requests wait their turn."""
     return penstock(place, slots=24)
+
+
+def penstock_least_loaded(place: Place) -> Start:
+    """The same without a look at prompts: the least loaded engine is chosen, and no prompt is too long to be sent."""
+    return penstock(place, more="routing: {policy: least_loaded}\nadmission: {max_prefill_tokens: 1000000000}\n")
 
 
 def nginx(place: Place) -> Start | None:
@@ -193,6 +198,7 @@ def _router_flags(place: Place, warning: str = "warn") -> list[str]:
 PROXIES: dict[str, Callable[[Place], Start | None]] = {
     "penstock": penstock,
     "penstock-queued": penstock_queued,
+    "penstock-least-loaded": penstock_least_loaded,
     "nginx": nginx,
     "haproxy": haproxy,
     "envoy": envoy,
