@@ -96,7 +96,7 @@ async def test_requests_that_a_hung_engine_took_are_served_elsewhere(
         gate.endpoints.resume(well.url.removeprefix("http://"))
         assert (await caught).header("x-penstock-endpoint") == well.url.removeprefix("http://")
         assert world.picture().endpoints[0].state == "hung"
-        assert (await world.ask("GET", "/ready")).json()["missing"]["states"] == {"hung": "hung"}
+        assert (await world.ask("GET", "/ready")).json()["states"] == {"hung": "hung"}
         assert await world.metric("penstock_endpoint_state", endpoint="hung", state="hung") == 1
         await gate.close()
 

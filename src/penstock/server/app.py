@@ -351,8 +351,8 @@ class App:
                 "missing": {
                     "models": sorted(known - served),
                     "endpoints": [e.name for e in snapshot.endpoints if e.state in AWAY or e.models is None],
-                    "states": {e.name: e.state for e in snapshot.endpoints if e.state != "up"},
                 },
+                "states": {e.name: e.state for e in snapshot.endpoints if e.state != "up"},
             },
         )
 
