@@ -42,7 +42,7 @@ def waiting_entry(name: str, seq: int = 1, **more: Any) -> Entry:
     entry = Entry(request(name, **more), seq)
     entry.move(Event.ADMITTED)
     of = entry.request
-    entry.estimate = Estimator().estimate(of.tenant, of.model, of.body_bytes, of.output_tokens_max)
+    entry.expect(Estimator().estimate(of.tenant, of.model, of.body_bytes, of.output_tokens_max))
     entry.work = entry.estimate.prompt_tokens + 2.0 * entry.estimate.output_tokens
     return entry
 

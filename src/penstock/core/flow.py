@@ -61,6 +61,7 @@ class Entry:
         "source",
         "state",
         "trail",
+        "uncached_tokens",
         "visit",
         "wait_s_max",
         "waited_s",
@@ -90,6 +91,7 @@ class Entry:
         self.output_seen = 0  # completion tokens that came so far
         self.deadline_s = math.inf  # for the first token
         self.located = NOWHERE  # who holds how much of its prompt, as last looked at
+        self.uncached_tokens = 1  # of its prompt, to be computed
         self.cached_tokens = 0  # of its prompt: where most is held, and once it is sent, where it was sent
         self.source: Source | None = None  # who says so
         self.blocks: tuple[tuple[int, ...], int] | None = None  # keys of its token blocks, and their size
@@ -106,10 +108,16 @@ class Entry:
         own = self.request.prompt_bytes
         return self.request.body_bytes if own is None else own
 
-    @property
-    def uncached_tokens(self) -> int:
-        """Prompt tokens to compute, at the endpoint that holds most of it or, once it is sent, where it was sent."""
-        return max(1, self.estimate.prompt_tokens - self.cached_tokens)
+    def expect(self, estimate: Estimate) -> None:
+        """It is estimated to be this large, and not known to be cached anywhere."""
+        self.estimate = estimate
+        self.believe_cached(0)
+
+    def believe_cached(self, tokens: int) -> None:
+        """So much of its prompt need not be computed: where most is held or, once it is sent, where it was sent."""
+        self.cached_tokens = tokens
+        left = self.estimate.prompt_tokens - tokens
+        self.uncached_tokens = left if left > 0 else 1
 
     def uncached_at(self, endpoint: int) -> int:
         """Prompt tokens that an endpoint would have to compute."""

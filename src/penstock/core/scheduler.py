@@ -617,9 +617,10 @@ class Scheduler:
     def _appraise(self, entry: Entry, now: float) -> None:
         """Estimate what it will cost, and find its flow and its place in there."""
         request = entry.request
-        entry.estimate = estimate = self._estimator.estimate(
+        estimate = self._estimator.estimate(
             request.tenant, request.model, entry.prompt_bytes, request.output_tokens_max
         )
+        entry.expect(estimate)
         self._router.look(entry, now)
         entry.choosy = self._affinity.choosy(entry, now)
         entry.work = entry.uncached_tokens + WORK_PER_OUTPUT_TOKEN * estimate.output_tokens

@@ -55,7 +55,7 @@ class Router:
         """Find out who holds how much of a request's prompt now."""
         if self._policy.uses_prefix:
             entry.located = located = self._located(entry, now)
-            entry.cached_tokens = located.most
+            entry.believe_cached(located.most)
 
     def choose(self, entry: Entry, endpoints: Sequence[Endpoint], now: float) -> Endpoint:
         """One of the endpoints, and it goes there: so will its prefix be, and its session live."""
@@ -64,7 +64,7 @@ class Router:
             located = self._located(entry, now)
             entry.located = located
             chosen = policy.choose(endpoints, self._context(entry, located, now))
-            entry.cached_tokens = located.tokens(chosen.index)
+            entry.believe_cached(located.tokens(chosen.index))
             entry.source = located.said.get(chosen.index, Source.HISTORY)
             if request.prefix:
                 if located.levels:
