@@ -103,9 +103,6 @@ def main() -> int:
         page, size = page_s(bench)
         figures = (f"{snapshot_s(bench) * 1e3:.2f}", f"{page * 1e3:.2f}", f"{size:,}")
         table.add_row(f"{depth:,}", f"{tenants:,}", f"{endpoints:,}", *figures)
-        console.print(
-            f"{depth:,} waiting, {endpoints} endpoints: an open page {page * 1e3:.2f} ms a second, {size:,} bytes"
-        )
     console.print(table)
     bench = Bench(10_000, 1_000, 64)
     gc.collect()

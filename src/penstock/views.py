@@ -20,7 +20,7 @@ from penstock.server.admin.headline import seconds
 
 INTERVAL_S = 1.0
 MARKS = {"ok": ("● ok", "bold blue"), "busy": ("▲ busy", "bold yellow"), "bad": ("■ attention", "bold red")}
-STATES = {"up": "● up", "down": "■ down", "ejected": "■ ejected", "held": "▲ held", "draining": "▲ draining"}
+BAD = ("down", "hung", "stuck", "ejected")  # states of endpoints; of the others all but "up" need a look
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 State = dict[str, Any]
@@ -84,7 +84,7 @@ def endpoints(state: State, most: int) -> Table:
         usage, age_s = one["kv_usage_believed"], one["observed_s_ago"]
         table.add_row(
             _name(one["name"], 18),
-            Text(STATES.get(one["state"], plain(one["state"])), style="" if one["state"] == "up" else "bold red"),
+            _state(one["state"]),
             f"{one['leases']}/{one['slots']}",
             "–" if one["engine_waiting"] is None else f"{one['engine_waiting']:.0f}",
             "–" if usage is None else f"{usage:.0%}",
@@ -187,6 +187,13 @@ def _more(table: Table, rows: list[Any], most: int, beyond: int) -> Table:
 
 def _name(value: object, width: int) -> Text:
     return Text(plain(value, width), no_wrap=True, overflow="ellipsis")
+
+
+def _state(state: str) -> Text:
+    if state == "up":
+        return Text("● up")
+    is_bad = state in BAD
+    return Text(f"{'■' if is_bad else '▲'} {plain(state, 12)}", style="bold red" if is_bad else "bold yellow")
 
 
 def _waiting(count: int) -> Text:

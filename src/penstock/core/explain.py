@@ -166,7 +166,7 @@ class Recorder:
         self._sent: deque[tuple[Dispatched, Entry]] = deque(maxlen=DISPATCHES_KEPT)
         self._serial = 0
 
-    # --- what happens (all of it together has to stay within 2 µs per request: benchmarks/snapshot.py) ------------
+    # --- what happens (each request pays for all of it: benchmarks/snapshot.py) -----------------------------------
 
     def arrived(self, entry: Entry, now: float) -> None:
         entry.trail = Trail(now, self._serial, self._bands[entry.request.band])
