@@ -141,4 +141,7 @@ def _top(client: AdminClient, args: argparse.Namespace) -> int:
     if args.once or not console.is_terminal:
         console.print(views.screen(client.call("GET", "/admin/state"), console.width, None))
         return 0
-    return views.live(lambda: client.call("GET", "/admin/state"), console)
+    try:
+        views.live(lambda: client.call("GET", "/admin/state"), console)
+    except KeyboardInterrupt:
+        return 0  # the way to leave it

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -150,7 +150,7 @@ def screen(state: State, width: int, height: int | None) -> RenderableType:
     return Group(*parts)
 
 
-def live(ask: Callable[[], State], console: Console) -> int:
+def live(ask: Callable[[], State], console: Console) -> NoReturn:
     """Once a second until Ctrl-C. A gateway that is away is asked again; the last picture stays."""
     state: State | None = None
     with Live(console=console, screen=True, auto_refresh=False) as shown:
