@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test test-page check bench lock clean
+.PHONY: demo test test-page test-postgres check bench lock clean
 .DEFAULT_GOAL := test
 
 .venv/core.stamp: requirements.lock pyproject.toml
@@ -32,6 +32,10 @@ test-page: .venv/dev.stamp
 	$(BIN)/pip install --quiet --disable-pip-version-check playwright==1.65.2
 	test -n "$(CHROMIUM)" || command -v chromium google-chrome || $(BIN)/playwright install --with-deps chromium
 	$(BIN)/python -m pytest tests/page $(ARGS)
+
+# The tests that need a PostgreSQL server (Debian: apt-get install postgresql): here a missing one is a failure.
+test-postgres: .venv/dev.stamp
+	PENSTOCK_TEST_POSTGRES=required $(BIN)/python -m pytest -k postgres tests/conformance/test_store.py tests/batch
 
 check: .venv/dev.stamp
 	$(BIN)/ruff check .

@@ -18,13 +18,14 @@ CORE_RANDOM = "penstock.core.scheduler"
 
 # A folder or file of the package, and what of the package it must not import.
 FORBIDDEN = {
-    "core": ("bootstrap", "cli", "clock", "config", "demo", "engines", "journal", "server", "settings", "sim"),
+    "core": ("batch", "bootstrap", "cli", "clock", "config", "demo", "engines", "journal", "server", "settings", "sim"),
     "config": ("bootstrap", "cli", "server", "sim"),
     "settings": ("bootstrap", "cli", "server", "sim"),
     "engines": ("bootstrap", "cli", "server", "sim"),
     "journal": ("bootstrap", "cli", "server", "sim"),
+    "batch": ("bootstrap", "cli", "server", "sim"),
     "server": ("bootstrap", "cli", "sim"),
-    "sim": ("bootstrap", "cli", "server"),
+    "sim": ("batch", "bootstrap", "cli", "server"),
 }
 CLOCKLESS = ("core", "sim/engine.py", "sim/engine_blocks.py", "sim/checkers.py", "sim/world.py", "sim/workload.py")
 CLOCKS = {"time", "datetime"}

@@ -40,6 +40,7 @@ class Connection(asyncio.Protocol):
     """One client connection."""
 
     __slots__ = (
+        "_body_paused",
         "_counted_bytes",
         "_exchange",
         "_limits",
@@ -82,6 +83,7 @@ class Connection(asyncio.Protocol):
         self._write_paused = False
         self._stalled_bytes = sys.maxsize  # output that waited when we last looked
         self._linger_bytes = 0
+        self._body_paused = False  # by the handler, which takes the body piece by piece
         self._counted_bytes = 0  # of the body under way, in the server's sum
         self._timer = DeadlineTimer(loop, self._expired)
 
@@ -238,6 +240,8 @@ class Connection(asyncio.Protocol):
         limits = self._limits
         if self._state == _HEAD:
             self._timer.set(self._received_s + limits.header_timeout_s)
+        elif self._exchange is not None and self._exchange.on_body is not None:
+            self._arm(limits.body_timeout_s)  # of any size, so only a standstill is too long
         elif self._count(reader.body_bytes):
             deadline_s = self._loop.time() + limits.body_timeout_s
             self._timer.set(min(deadline_s, self._received_s + limits.body_timeout_total_s))
@@ -266,6 +270,8 @@ class Connection(asyncio.Protocol):
             return
         if body_bytes_max is not None:
             reader.body_bytes_max = body_bytes_max
+        if exchange.on_body is not None:
+            reader.pour(exchange.on_body)
         if reader.body_left_bytes > reader.body_bytes_max:
             raise RefusedError(Refusal.REQUEST_TOO_LARGE, "the body is too large")
         if expect is not None and exchange.http_version == "1.1" and not exchange.started:
@@ -282,7 +288,23 @@ class Connection(asyncio.Protocol):
         self.server.bodies_bytes -= self._counted_bytes
         self._counted_bytes = 0
 
+    def pause_body(self) -> None:
+        if self._state == _BODY and not self._body_paused:
+            self._body_paused = True
+            self._stream.pause_reading()
+            self._arm(self._limits.gone_look_s)
+
+    def resume_body(self) -> None:
+        if not self._body_paused:
+            return
+        self._body_paused = False
+        if self._transport is not None and not self._reading_paused and not self._transport.is_closing():
+            self._transport.resume_reading()
+            if self._state == _BODY:
+                self._arm(self._limits.body_timeout_s)
+
     def _complete(self, reader: RequestReader) -> None:
+        self.resume_body()
         if self._counted_bytes:
             self._uncount()
         exchange = self._exchange
@@ -344,6 +366,7 @@ class Connection(asyncio.Protocol):
     def _linger(self) -> None:
         """The answer is out before the request was in: close in a way that does not destroy the answer."""
         self._state = _LINGER
+        self.resume_body()
         self._uncount()
         self._reader.close()
         if self._stream.can_write_eof() and not self._stream.is_closing():
@@ -390,7 +413,7 @@ class Connection(asyncio.Protocol):
                 self.abort()
         elif state == _IDLE:
             self._close()
-        elif state == _BUSY:
+        elif state == _BUSY or (state == _BODY and self._body_paused):
             self._look_for_client()
         elif state in (_HEAD, _BODY):
             self._refuse(Refusal.CLIENT_TIMEOUT, "the request did not arrive in time")
@@ -399,7 +422,7 @@ class Connection(asyncio.Protocol):
 
     def _look_for_client(self) -> None:
         """Reading has stopped, so no hang-up is told to us: ask the kernel."""
-        if self._reading_paused:
+        if self._reading_paused or self._body_paused:
             poller = select.poll()
             poller.register(self._stream.get_extra_info("socket").fileno(), _HUNG_UP)
             if poller.poll(0):

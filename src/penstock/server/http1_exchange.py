@@ -67,6 +67,7 @@ class Exchange:
         "http_version",
         "lookup",
         "method",
+        "on_body",
         "on_disconnect",
         "on_pause",
         "on_resume",
@@ -96,6 +97,8 @@ class Exchange:
         self.received_s = received_s  # loop time of the first byte
         self.started = False
         self.ended = False
+        # Set in Handler.begin: takes the body as it comes, of any size; `body` stays empty. It must not raise.
+        self.on_body: Callable[[bytes], None] | None = None
         # The client is gone before end(): at most once, never after end() or abort().
         self.on_disconnect: Callable[[], None] | None = None
         # The write buffer is over, or under, its marks. No on_resume follows an on_disconnect.
@@ -109,6 +112,15 @@ class Exchange:
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header; `name` in lower case."""
         return self.lookup.get(name)
+
+    def pause_body(self) -> None:
+        """Take no more of the body for now. What was read already may still come."""
+        if self._connection is not None:
+            self._connection.pause_body()
+
+    def resume_body(self) -> None:
+        if self._connection is not None:
+            self._connection.resume_body()
 
     @property
     def gone(self) -> bool:
@@ -214,7 +226,7 @@ class Exchange:
     def _detach(self) -> None:
         """Forget the connection and the callbacks: what they hold must not outlive the exchange."""
         self._connection = None
-        self.on_disconnect = self.on_pause = self.on_resume = None
+        self.on_body = self.on_disconnect = self.on_pause = self.on_resume = None
 
     def _head(self, connection: Connection, status: int, headers: Sequence[Header], framing: bytes) -> bytes:
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status]

@@ -15,6 +15,8 @@ import httptools
 from penstock.server.http1_limits import Refusal, ServerLimits
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.server.http1_exchange import Exchange, Header
 
 _BLANK_LINE: Final = b"\r\n\r\n"
@@ -46,6 +48,7 @@ class RequestReader:
         "_limits",
         "_parser",
         "_refused",
+        "_sink",
         "_tail",
         "_upgrade",
         "_url",
@@ -70,6 +73,7 @@ class RequestReader:
         self._chunked = False
         self._body: bytes | bytearray = b""  # a bytearray from the second piece on
         self._body_bytes = 0
+        self._sink: Callable[[bytes], None] | None = None  # takes this request's body as it comes
         self._wire_bytes = 0  # of a chunked body with its framing
         self.body_left_bytes = 0  # of a body of known length
         self.body_bytes_max = limits.body_bytes_max
@@ -81,6 +85,7 @@ class RequestReader:
         """Let go of the parser, which holds our bound methods: a cycle."""
         self._parser = None
         self._body = b""
+        self._sink = None
 
     def feed(self, data: bytes, at: int) -> int:
         """Read on from `at`; returns where it stopped. Raises RefusedError."""
@@ -165,8 +170,12 @@ class RequestReader:
 
     @property
     def body_bytes(self) -> int:
-        """So much of the body is here."""
-        return self._body_bytes
+        """So much of the body is kept here."""
+        return 0 if self._sink is not None else self._body_bytes
+
+    def pour(self, sink: Callable[[bytes], None]) -> None:
+        """Hand this request's body over piece by piece instead of keeping it."""
+        self._sink = sink
 
     @property
     def expects_body(self) -> bool:
@@ -176,6 +185,7 @@ class RequestReader:
     def take_body(self) -> bytes:
         """The whole body; the next request's head is read from here on."""
         body, self._body = self._body, b""
+        self._sink = None
         self._in_head = True
         self.body_done = False
         return body if isinstance(body, bytes) else bytes(body)
@@ -212,7 +222,9 @@ class RequestReader:
             # The parser wraps what a callback raises, so it is kept as well.
             self._refused = RefusedError(Refusal.REQUEST_TOO_LARGE, "the body is too large")
             raise self._refused
-        if not self._body:
+        if self._sink is not None:
+            self._sink(data)
+        elif not self._body:
             self._body = data
         elif isinstance(self._body, bytearray):
             self._body += data

@@ -1,0 +1,1 @@
+"""Files and batches: work that uses what is idle."""

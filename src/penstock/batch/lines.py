@@ -1,0 +1,227 @@
+"""Is an input file what it should be? Read line by line as its bytes come, with every problem and its line number.
+
+Pure, and bounded: it keeps the line under way (up to `line_bytes_max`), a digest of eight bytes per `custom_id`, and
+the first `PROBLEMS_MAX` problems. It is used twice: at the upload, so that a bad file says so at once, and before a
+batch runs, when its endpoint is known.
+
+Prompts that begin alike shall run after one another, so that engines find them in their caches: each request gets a
+number made of a hash of its prompt's first 256 bytes and one of its first 2048. Sorted by it, those that share a long
+beginning stand together, within those that share a short one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from zlib import crc32
+
+import msgspec
+
+from penstock.batch.values import NewItem, Problem
+
+PROBLEMS_MAX = 1_000  # told; what is wrong with more lines is told as one number
+CUSTOM_ID_CHARACTERS_MAX = 512
+MODEL_CHARACTERS_MAX = 256
+MODELS_MAX = 100  # in one batch: each is a stream of its own to the runner
+_NEAR_BYTES, _FAR_BYTES = 256, 2048
+_BOM = b"\xef\xbb\xbf"
+
+
+class Wrong(Exception):  # noqa: N818 - it says what it is
+    """A line is no request."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
+class _Line(msgspec.Struct, gc=False):
+    custom_id: object = None
+    method: object = None
+    url: object = None
+    body: msgspec.Raw = msgspec.Raw()
+
+
+class _Body(msgspec.Struct, gc=False):
+    model: object = None
+    stream: object = None
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+
+
+class Request(msgspec.Struct, frozen=True, gc=False):
+    """A line, read."""
+
+    custom_id: str
+    url: str
+    model: str
+    prefix: int
+    body: bytes
+
+
+_line = msgspec.json.Decoder(_Line).decode
+_body = msgspec.json.Decoder(_Body).decode
+
+
+class Reader:
+    """Reads one input file."""
+
+    def __init__(
+        self,
+        *,
+        urls: Callable[[str], bool],
+        lines_max: int,
+        line_bytes_max: int,
+        endpoint: str | None = None,
+        on_item: Callable[[NewItem], None] | None = None,
+    ) -> None:
+        self._urls = urls
+        self._lines_max = lines_max
+        self._line_bytes_max = line_bytes_max
+        self._endpoint = endpoint  # of the batch; None: not known yet
+        self._on_item = on_item
+        self._rest = bytearray()
+        self._skipping = False  # the rest of a line that is too long
+        self._at = 0  # where the line under way begins
+        self._line = 0
+        self._seen: set[bytes] = set()
+        self._ended = False
+        self.models: dict[str, int] = {}  # and the first line of each
+        self.requests = 0
+        self.problems: list[Problem] = []
+        self.more_problems = 0
+
+    def feed(self, data: bytes) -> None:
+        """The next bytes."""
+        begin = 0
+        while (end := data.find(b"\n", begin)) >= 0:
+            self._piece(data[begin:end])
+            self._take(1)
+            begin = end + 1
+        self._piece(data[begin:])
+
+    def end(self) -> None:
+        """That was all."""
+        if self._rest or self._skipping:
+            self._take(0)
+        if not self.requests and not self.problems:
+            self._wrong(Wrong("empty_file", "The file is empty. A batch needs at least one request."), None)
+        if self.more_problems:
+            text = f"{self.more_problems} more lines have problems; only the first {PROBLEMS_MAX} are listed."
+            self.problems.append(Problem("more_errors", text))
+            self.more_problems = 0
+
+    # --- lines ------------------------------------------------------------------------------------------------
+
+    def _piece(self, data: bytes) -> None:
+        """Some bytes of the line under way."""
+        if self._skipping:
+            self._at += len(data)
+        elif len(self._rest) + len(data) > self._line_bytes_max:
+            self._skipping = True
+            self._at += len(self._rest) + len(data)
+            self._rest.clear()
+        else:
+            self._rest += data
+
+    def _take(self, break_bytes: int) -> None:
+        """The line is whole."""
+        self._line += 1
+        line, self._rest = bytes(self._rest), bytearray()
+        at, self._at = self._at, self._at + len(line) + break_bytes
+        if self._skipping:
+            self._skipping = False
+            text = f"The line is longer than {self._line_bytes_max} bytes."
+            self._wrong(Wrong("line_too_large", text), self._line)
+            return
+        if not line.strip() and not line.endswith(b"\r"):
+            return  # an empty line is no request, and no mistake
+        try:
+            self._accept(line, at)
+        except Wrong as wrong:
+            self._wrong(wrong, self._line)
+
+    def _accept(self, line: bytes, at: int) -> None:
+        if self._line > self._lines_max:
+            if not self._ended:
+                self._ended = True
+                raise Wrong("too_many_lines", f"The file has more than {self._lines_max} lines.")
+            return
+        request = read_line(line, first=self._line == 1)
+        if not self._urls(request.url):
+            raise Wrong("invalid_url", f"`{request.url[:100]}` is not served for batches.", "url")
+        if self._endpoint is not None and request.url != self._endpoint:
+            text = f"The line's url `{request.url[:100]}` is not the batch's endpoint `{self._endpoint}`."
+            raise Wrong("mismatched_url", text, "url")
+        digest = hashlib.blake2b(request.custom_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        if digest in self._seen:
+            text = f"The custom_id `{request.custom_id[:100]}` was used in an earlier line; each has to be unique."
+            raise Wrong("duplicate_custom_id", text, "custom_id")
+        self._seen.add(digest)
+        if request.model not in self.models and len(self.models) >= MODELS_MAX:
+            raise Wrong("too_many_models", f"One batch may ask for {MODELS_MAX} models.", "body.model")
+        self.models.setdefault(request.model, self._line)
+        self.requests += 1
+        if self._on_item is not None:
+            item = NewItem(self._line, request.custom_id, request.model, request.prefix, at, len(line))
+            self._on_item(item)
+
+    def _wrong(self, wrong: Wrong, line: int | None) -> None:
+        if len(self.problems) < PROBLEMS_MAX:
+            self.problems.append(Problem(wrong.code, str(wrong), wrong.param, line))
+        else:
+            self.more_problems += 1
+
+
+def read_line(line: bytes, *, first: bool = False) -> Request:
+    """A line as a request. Raises `Wrong`."""
+    if first and line.startswith(_BOM):
+        raise Wrong("byte_order_mark", "The file begins with a byte order mark. Save it as UTF-8 without one.")
+    if line.endswith(b"\r"):
+        raise Wrong("invalid_line_ending", "The line ends with CRLF. Lines end with LF alone.")
+    try:
+        fields = _line(line)
+        str(line, "utf-8")
+    except UnicodeDecodeError as error:
+        raise Wrong("invalid_encoding", f"The line is not valid UTF-8 (byte {error.start}).") from None
+    except msgspec.ValidationError:
+        raise Wrong("invalid_json_line", "The line is not a JSON object.") from None
+    except (msgspec.DecodeError, RecursionError):
+        raise Wrong("invalid_json_line", "This line is not parseable as valid JSON.") from None
+    custom_id, url = fields.custom_id, fields.url
+    if not isinstance(custom_id, str) or not custom_id:
+        raise Wrong("missing_required_parameter", "`custom_id` has to be a non-empty string.", "custom_id")
+    if len(custom_id) > CUSTOM_ID_CHARACTERS_MAX:
+        text = f"`custom_id` has more than {CUSTOM_ID_CHARACTERS_MAX} characters."
+        raise Wrong("invalid_custom_id", text, "custom_id")
+    if "\0" in custom_id:
+        raise Wrong("invalid_custom_id", "`custom_id` holds a null character.", "custom_id")
+    if fields.method != "POST":
+        raise Wrong("invalid_method", "`method` has to be POST.", "method")
+    if not isinstance(url, str) or not url:
+        raise Wrong("missing_required_parameter", "`url` is missing.", "url")
+    body = bytes(fields.body)
+    if not body:
+        raise Wrong("missing_required_parameter", "`body` is missing.", "body")
+    model, prefix = _read_body(body)
+    return Request(custom_id, url, model, prefix, body)
+
+
+def _read_body(body: bytes) -> tuple[str, int]:
+    """The model that it asks for, and the key of its prompt's beginning."""
+    try:
+        fields = _body(body)
+    except (msgspec.DecodeError, RecursionError):
+        raise Wrong("invalid_body", "`body` has to be a JSON object.", "body") from None
+    if fields.stream not in (None, False):
+        raise Wrong("stream_unsupported", "`stream` can't be used in a batch.", "body.stream")
+    if not isinstance(fields.model, str) or not fields.model:
+        raise Wrong("missing_required_parameter", "`model` has to be a non-empty string.", "body.model")
+    if len(fields.model) > MODEL_CHARACTERS_MAX or "\0" in fields.model:
+        text = f"`model` has more than {MODEL_CHARACTERS_MAX} characters, or a null character."
+        raise Wrong("invalid_model", text, "body.model")
+    prompt = bytes(fields.messages) or bytes(fields.prompt) or bytes(fields.input)
+    # 63 bits, for databases' integers have a sign.
+    return fields.model, (crc32(prompt[:_NEAR_BYTES]) >> 1) << 32 | crc32(prompt[:_FAR_BYTES])

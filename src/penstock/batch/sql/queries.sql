@@ -1,0 +1,181 @@
+-- Every statement of the store, by name. `:name` is a parameter. What stands in /*postgres: … */ is for PostgreSQL,
+-- where several gateways write at once; SQLite has one writer.
+
+-- name: add_file
+INSERT INTO files (id, tenant, kind, filename, bytes, lines, created_at, expires_at, status, details, batch)
+VALUES (:id, :tenant, :kind, :filename, :bytes, :lines, :created_at, :expires_at, :status, :details, :batch)
+
+-- name: usage_of
+SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM files WHERE tenant = :tenant AND status <> 'gone'
+
+-- name: add_chunk
+INSERT INTO chunks (file, seq, data) VALUES (:file, :seq, :data)
+
+-- name: end_upload
+UPDATE files SET bytes = :bytes, lines = :lines, status = :status, details = :details
+WHERE id = :id AND status = 'uploading'
+
+-- name: file
+SELECT id, tenant, kind, filename, bytes, lines, created_at, expires_at, status, details, batch
+FROM files WHERE id = :id AND tenant = :tenant AND status IN ('processed', 'error')
+AND (expires_at IS NULL OR expires_at > :now)
+
+-- name: files_down
+SELECT id, tenant, kind, filename, bytes, lines, created_at, expires_at, status, details, batch
+FROM files WHERE tenant = :tenant AND status IN ('processed', 'error') AND (expires_at IS NULL OR expires_at > :now)
+AND (:any_kind = 1 OR kind = :kind OR kind = :other_kind)
+AND (:first = 1 OR (created_at, id) < (:after_at, :after_id))
+ORDER BY created_at DESC, id DESC LIMIT :limit
+
+-- name: files_up
+SELECT id, tenant, kind, filename, bytes, lines, created_at, expires_at, status, details, batch
+FROM files WHERE tenant = :tenant AND status IN ('processed', 'error') AND (expires_at IS NULL OR expires_at > :now)
+AND (:any_kind = 1 OR kind = :kind OR kind = :other_kind)
+AND (:first = 1 OR (created_at, id) > (:after_at, :after_id))
+ORDER BY created_at, id LIMIT :limit
+
+-- name: users_of_file
+SELECT COUNT(*) FROM batches WHERE input_file = :id AND ended_at IS NULL
+
+-- name: drop_file
+UPDATE files SET status = 'gone' WHERE id = :id
+
+-- name: drop_expired
+-- What an open batch still reads stays until that one has ended.
+UPDATE files SET status = 'gone' WHERE status <> 'gone' AND expires_at <= :now
+AND NOT EXISTS (SELECT 1 FROM batches WHERE input_file = files.id AND ended_at IS NULL)
+
+-- name: drop_stale_uploads
+UPDATE files SET status = 'gone' WHERE status = 'uploading' AND created_at <= :before
+
+-- name: chunks
+SELECT data FROM chunks WHERE file = :file AND seq BETWEEN :first AND :last ORDER BY seq
+
+-- name: gone
+SELECT id, kind, batch FROM files WHERE status = 'gone' LIMIT 1
+
+-- name: erase_chunks
+DELETE FROM chunks WHERE file = :file AND seq IN (SELECT seq FROM chunks WHERE file = :file LIMIT :limit)
+
+-- name: erase_results
+UPDATE items SET result = NULL WHERE batch = :batch AND line IN
+(SELECT line FROM items WHERE batch = :batch AND state = :state AND result IS NOT NULL LIMIT :limit)
+
+-- name: erase_file
+DELETE FROM files WHERE id = :id
+
+-- name: files_of_batch
+SELECT COUNT(*) FROM files WHERE batch = :batch
+
+-- name: open_usage_of
+SELECT COUNT(*), COALESCE(SUM(total), 0) FROM batches WHERE tenant = :tenant AND ended_at IS NULL
+
+-- name: add_batch
+INSERT INTO batches (id, tenant, user_name, endpoint, input_file, time_window, created_at, deadline, status, keep_s,
+  total, completed, failed, output_bytes, error_bytes, input_tokens, cached_tokens, output_tokens,
+  metadata, models, problems, times)
+VALUES (:id, :tenant, :user, :endpoint, :input_file, :window, :created_at, :deadline, :status, :keep_s,
+  :total, 0, 0, 0, 0, 0, 0, 0, :metadata, :models, :problems, :times)
+
+-- name: batch
+SELECT id, tenant, user_name, endpoint, input_file, time_window, created_at, deadline, status, output_file, error_file,
+  keep_s, total, completed, failed, output_bytes, error_bytes, input_tokens, cached_tokens, output_tokens,
+  metadata, models, problems, times
+FROM batches WHERE id = :id
+
+-- name: batch_to_change
+SELECT id, tenant, user_name, endpoint, input_file, time_window, created_at, deadline, status, output_file, error_file,
+  keep_s, total, completed, failed, output_bytes, error_bytes, input_tokens, cached_tokens, output_tokens,
+  metadata, models, problems, times
+FROM batches WHERE id = :id /*postgres: FOR UPDATE */
+
+-- name: batches
+SELECT id, tenant, user_name, endpoint, input_file, time_window, created_at, deadline, status, output_file, error_file,
+  keep_s, total, completed, failed, output_bytes, error_bytes, input_tokens, cached_tokens, output_tokens,
+  metadata, models, problems, times
+FROM batches WHERE tenant = :tenant AND (:first = 1 OR (created_at, id) < (:after_at, :after_id))
+ORDER BY created_at DESC, id DESC LIMIT :limit
+
+-- name: open_batches
+SELECT id, tenant, user_name, endpoint, input_file, time_window, created_at, deadline, status, output_file, error_file,
+  keep_s, total, completed, failed, output_bytes, error_bytes, input_tokens, cached_tokens, output_tokens,
+  metadata, models, problems, times
+FROM batches WHERE ended_at IS NULL ORDER BY deadline, created_at, id LIMIT :limit
+
+-- name: take_batch
+-- One gateway reads a batch's file or makes its end; another may take over when that one is gone.
+UPDATE batches SET handler = :runner WHERE id = :id AND status = :status AND (handler IS NULL OR handler = :runner
+  OR handler NOT IN (SELECT name FROM runners WHERE until > :now))
+
+-- name: move_batch
+UPDATE batches SET status = :status, times = :times, ended_at = :ended_at, total = :total, models = :models,
+  problems = :problems, output_file = :output_file, error_file = :error_file WHERE id = :id
+
+-- name: count_results
+UPDATE batches SET completed = completed + :completed, failed = failed + :failed,
+  output_bytes = output_bytes + :output_bytes, error_bytes = error_bytes + :error_bytes,
+  input_tokens = input_tokens + :input_tokens, cached_tokens = cached_tokens + :cached_tokens,
+  output_tokens = output_tokens + :output_tokens WHERE id = :id
+
+-- name: forgotten
+SELECT id FROM batches WHERE ended_at <= :before
+AND NOT EXISTS (SELECT 1 FROM files WHERE files.batch = batches.id) LIMIT 1
+
+-- name: erase_batch
+DELETE FROM batches WHERE id = :id
+
+-- name: without_files
+-- Ended batches whose items serve no file any more.
+SELECT id FROM batches WHERE ended_at IS NOT NULL
+AND NOT EXISTS (SELECT 1 FROM files WHERE files.batch = batches.id)
+AND EXISTS (SELECT 1 FROM items WHERE items.batch = batches.id) LIMIT 1
+
+-- name: add_item
+INSERT INTO items (batch, line, custom_id, model, prefix, at, size, state, attempts)
+VALUES (:batch, :line, :custom_id, :model, :prefix, :at, :size, 0, 0)
+
+-- name: erase_items
+DELETE FROM items WHERE batch = :batch AND line IN (SELECT line FROM items WHERE batch = :batch LIMIT :limit)
+
+-- name: claim
+UPDATE items SET state = 1, runner = :runner WHERE batch = :batch AND line IN (
+  SELECT line FROM items WHERE batch = :batch AND model = :model AND state = 0
+  ORDER BY prefix, line LIMIT :limit /*postgres: FOR UPDATE SKIP LOCKED */)
+AND EXISTS (SELECT 1 FROM batches WHERE id = :batch AND status = 'in_progress')
+RETURNING line, custom_id, model, prefix, at, size, attempts
+
+-- name: end_item
+UPDATE items SET state = :state, result = :result, runner = NULL
+WHERE batch = :batch AND line = :line AND state = 1 AND runner = :runner
+
+-- name: give_back
+UPDATE items SET state = 0, runner = NULL, attempts = attempts + :attempts
+WHERE batch = :batch AND line = :line AND state = 1 AND runner = :runner
+
+-- name: pending
+SELECT line, custom_id, model, prefix, at, size, attempts FROM items
+WHERE batch = :batch AND state = 0 LIMIT :limit /*postgres: FOR UPDATE */
+
+-- name: end_pending
+UPDATE items SET state = 3, result = :result WHERE batch = :batch AND line = :line AND state = 0
+
+-- name: pending_by_model
+SELECT model, COUNT(*) FROM items WHERE batch = :batch AND state = 0 GROUP BY model
+
+-- name: results
+SELECT line, result FROM items WHERE batch = :batch AND line > :after AND state = :state AND result IS NOT NULL
+ORDER BY line LIMIT :limit
+
+-- name: beat
+INSERT INTO runners (name, until) VALUES (:runner, :until)
+ON CONFLICT (name) DO UPDATE SET until = excluded.until
+
+-- name: release_lost
+UPDATE items SET state = 0, runner = NULL
+WHERE state = 1 AND runner NOT IN (SELECT name FROM runners WHERE until > :now)
+
+-- name: forget_runners
+DELETE FROM runners WHERE until <= :before
+
+-- name: forget_all_runners
+DELETE FROM runners

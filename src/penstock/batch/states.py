@@ -1,0 +1,72 @@
+"""The states of a batch: which are there, and what leads from one to the next?
+
+Pure. A batch is read (`validating`), its items run (`in_progress`), and it ends in one of four ways. What its items
+said so far is kept in all of them. `finalizing` is passed in the same transaction that makes the files, so pollers may
+never see it. Whoever changes a status asks this table; a change that is not in it is a mistake of ours.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+
+
+class Status(StrEnum):
+    """Where a batch stands, in the words of the API."""
+
+    VALIDATING = "validating"  #: its file is being read; nothing runs
+    FAILED = "failed"  #: its file is not as it should be; nothing ran
+    IN_PROGRESS = "in_progress"  #: its items run, or wait for their turn
+    FINALIZING = "finalizing"  #: all have ended, its files are being made
+    COMPLETED = "completed"  #: all have ended, well or not
+    EXPIRED = "expired"  #: its window was over before all had run
+    CANCELLING = "cancelling"  #: nothing more is begun; what runs may end
+    CANCELLED = "cancelled"  #: it was stopped, and what had run is kept
+
+
+class Event(StrEnum):
+    """What moves a batch on."""
+
+    VALID = "valid"
+    INVALID = "invalid"
+    ALL_ENDED = "all_ended"
+    FILES_MADE = "files_made"
+    WINDOW_OVER = "window_over"
+    CANCEL = "cancel"
+    STOPPED = "stopped"
+
+
+class ItemState(IntEnum):
+    """Where one line of a batch stands, as the store keeps it."""
+
+    PENDING = 0
+    CLAIMED = 1  #: a runner holds it
+    COMPLETED = 2  #: its answer is a line of the output file
+    FAILED = 3  #: it is a line of the error file, run or not
+
+
+TRANSITIONS: dict[tuple[Status, Event], Status] = {
+    (Status.VALIDATING, Event.VALID): Status.IN_PROGRESS,
+    (Status.VALIDATING, Event.INVALID): Status.FAILED,
+    (Status.VALIDATING, Event.CANCEL): Status.CANCELLING,
+    (Status.IN_PROGRESS, Event.ALL_ENDED): Status.FINALIZING,
+    (Status.IN_PROGRESS, Event.WINDOW_OVER): Status.EXPIRED,
+    (Status.IN_PROGRESS, Event.CANCEL): Status.CANCELLING,
+    (Status.FINALIZING, Event.FILES_MADE): Status.COMPLETED,
+    (Status.CANCELLING, Event.STOPPED): Status.CANCELLED,
+}
+OPEN = (Status.VALIDATING, Status.IN_PROGRESS, Status.FINALIZING, Status.CANCELLING)
+
+
+def after(status: Status, event: Event) -> Status:
+    """The next status. A step that is not in the table is a KeyError: ours, never the caller's."""
+    return TRANSITIONS[status, event]
+
+
+def may(status: Status, event: Event) -> bool:
+    """Whether that can happen now."""
+    return (status, event) in TRANSITIONS
+
+
+def is_open(status: Status) -> bool:
+    """Whether there is still something to do."""
+    return status in OPEN

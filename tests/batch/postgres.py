@@ -1,0 +1,94 @@
+"""A PostgreSQL server for a test: its own, on a socket in a folder of its own, gone afterwards.
+
+Debian's package brings the binaries. `PENSTOCK_TEST_POSTGRES=required` turns a missing one into a failure: that is
+`make test-postgres`.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+REQUIRED = os.environ.get("PENSTOCK_TEST_POSTGRES") == "required"
+
+
+def binary(name: str) -> str | None:
+    """Debian keeps the server's own programs out of the path."""
+    places = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
+    return shutil.which(name) or (str(places[-1]) if places else None)
+
+
+def require() -> None:
+    """Skip, with the reason, where there is no server to start; fail where one is required."""
+    missing = [name for name in ("initdb", "postgres") if binary(name) is None]
+    try:
+        import psycopg  # noqa: F401, PLC0415
+    except ImportError:
+        missing.append("psycopg")
+    if missing:
+        reason = f"PostgreSQL is not here: {', '.join(missing)} missing"
+        if REQUIRED:
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """A server that lives as long as this; its URL. It refuses to run as root, so root lends it another user."""
+    folder = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
+    user = {"user": "nobody", "group": pwd.getpwnam("nobody").pw_gid} if os.geteuid() == 0 else {}
+    if user:
+        shutil.chown(folder, "nobody")
+    data = folder / "data"
+    options = {"cwd": folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **user}
+    initdb, postgres = binary("initdb"), binary("postgres")
+    assert initdb is not None
+    assert postgres is not None
+    settings = ["-c", "listen_addresses=", "-c", f"unix_socket_directories={folder}", "-c", "fsync=off"]
+    try:
+        subprocess.run(  # type: ignore[call-overload]
+            [initdb, "-D", data, "-U", "penstock", "-A", "trust", "--no-sync", "--no-instructions"],
+            check=True,
+            **options,
+        )
+        running = subprocess.Popen([postgres, "-D", data, *settings], **options)  # type: ignore[call-overload]
+        try:
+            url = f"postgresql://penstock@/postgres?host={folder}"
+            _wait_for(url)
+            yield url
+        finally:
+            running.terminate()
+            running.wait(30)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait_for(url: str) -> None:
+    import psycopg  # noqa: PLC0415
+
+    for attempt in range(600):
+        try:
+            psycopg.connect(url).close()
+        except psycopg.OperationalError:
+            if attempt == 599:
+                raise
+            subprocess.run(["sleep", "0.05"], check=True)
+        else:
+            return
+
+
+def fresh(url: str) -> None:
+    """Empty the database."""
+    import psycopg  # noqa: PLC0415
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA public CASCADE")
+        connection.execute("CREATE SCHEMA public")
