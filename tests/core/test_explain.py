@@ -263,3 +263,11 @@ def test_a_lower_band_waits_for_its_turn_while_a_higher_one_waits_for_room() -> 
     made.observed("a", None, now=3.5)
     assert causes(made, "low", 4.0) == {"slots_full": 2.0, "turn": 2.0}
     assert made.snapshot(now=4.0).models[0].cause == Cause.SLOTS_FULL
+
+
+def test_what_ended_keeps_no_keys_of_its_prompt() -> None:
+    made = scheduler(a=1)
+    lease = the_lease(made.arrived(request("r", prefix=tuple(range(5_000))), now=0.0))
+    made.finished(lease, Usage(1, 1), now=1.0)
+    (kept,) = made._recorder.latest()
+    assert (kept.request.prefix, kept.blocks, kept.looked_up) == ((), None, None)

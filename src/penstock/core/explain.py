@@ -11,18 +11,20 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.core.admission import AdmissionSettings, Cause
 from penstock.core.endpoint import Endpoint
 from penstock.core.flow import Entry
 from penstock.core.lifecycle import State
+from penstock.core.locality import NOWHERE
 from penstock.core.outcome import Reason
 from penstock.core.request import Usage
 from penstock.core.shares import Meter, ModelMeter, Shares, waited_s
 from penstock.core.waits import Stay, Stayed, Waits
 
 KEPT = 1_000  # requests that ended
-DISPATCHES_KEPT = 2_000  # looked through to say who went before
+DISPATCHES_KEPT = 1_000  # looked through to say who went before
 CANDIDATES_MAX = 3  # of the endpoints that were open, noted with their load
 STAYS_MAX = 32  # visits to the queue told apart; further ones count with the last
 SERVED_SHOWN = 12  # groups of those who went before
@@ -283,6 +285,7 @@ class Recorder:
                 model.output_tokens += usage.completion_tokens
             if entry.charged != trail.counted and entry.cost and trail.meter is not None and trail.sent is not None:
                 self._shares.correct(trail.meter, entry.charged - trail.counted, trail.sent.at_s)
+        _strip(entry)
         self._ended.append(entry)
         self._by_id[entry.request.id] = entry
         if len(self._ended) > KEPT:
@@ -367,6 +370,14 @@ class Recorder:
             if not late and its is not entry and its.request.model == entry.request.model:
                 served[its.request.tenant, its.trail_of().band, _why(its, entry)] += 1
         return served
+
+
+def _strip(entry: Entry) -> None:
+    """Let go of what only routing needed: a long prompt's keys are many times larger than all else."""
+    if entry.request.prefix:
+        entry.request = replace(entry.request, prefix=())
+    entry.blocks = entry.looked_up = None
+    entry.located = NOWHERE
 
 
 def _scores(endpoint: Endpoint, entry: Entry) -> Scores:
