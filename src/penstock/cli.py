@@ -154,7 +154,7 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
 
 def _serve(args: argparse.Namespace) -> int:
     from penstock import bootstrap
-    from penstock.config import ConfigError, Flags, load, require_endpoints
+    from penstock.config import ConfigError, Flags, Settings, load, require_endpoints
 
     flags = Flags(
         endpoints=tuple(args.endpoint),
@@ -163,9 +163,14 @@ def _serve(args: argparse.Namespace) -> int:
         routing=args.routing,
         no_queue=args.no_queue,
     )
-    try:
+
+    def read() -> Settings:
         settings = load(args.config, os.environ, flags)
         require_endpoints(settings)
+        return settings
+
+    try:
+        settings = read()
     except ConfigError as error:
         for problem in error.problems:
             print(f"penstock: {problem.line()}", file=sys.stderr)
@@ -176,7 +181,7 @@ def _serve(args: argparse.Namespace) -> int:
 
     async def run() -> None:
         try:
-            gateway = bootstrap.gateway(settings)
+            gateway = bootstrap.gateway(settings, read)
         except ConfigError as error:  # what only shows where it runs
             for problem in error.problems:
                 print(f"penstock: {problem.line()}", file=sys.stderr)

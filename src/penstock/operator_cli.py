@@ -1,4 +1,4 @@
-"""`penstock status`, `queue`, `explain`, `pause`, `resume`, `drain`: the page's words and verbs, in a shell."""
+"""`penstock status`, `queue`, `explain`, `pause`, `resume`, `drain`, `reload`: what the page can do, in a shell."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from penstock import admin_client, views
 from penstock.admin_client import AdminClient, GatewayError
+from penstock.settings.reloading import Change
 
 EXIT_BUSY = 3  # of `status`: something needs a look; 0 is well, 1 is no answer
 
@@ -45,6 +46,9 @@ def add_commands(commands: _Parsers) -> None:
         stop.add_argument("model", metavar="MODEL", nargs="?", help="one model (default: all)")
         stop.add_argument("--json", action="store_true", help="print JSON")
         stop.set_defaults(verb=verb)
+
+    reload = _command(commands, "reload", "let it read its settings again", _reload)
+    reload.add_argument("--json", action="store_true", help="print JSON")
 
     top = _command(commands, "top", "watch it live in the terminal", _top)
     top.add_argument("--once", action="store_true", help="print it once and leave (also where nobody sees it)")
@@ -133,6 +137,18 @@ def _stop(client: AdminClient, args: argparse.Namespace) -> int:
     else:
         stopped = [f"{key}: {', '.join(map(views.plain, answer[key]))}" for key in ("paused", "drained") if answer[key]]
         print(f"{'; '.join(stopped) or 'nothing is stopped'}; {answer['waiting']} wait")
+    return 0
+
+
+def _reload(client: AdminClient, args: argparse.Namespace) -> int:
+    answer = client.call("POST", "/admin/reload", {})
+    if args.json:
+        print(json.dumps(answer))
+        return 0
+    for change in answer["changes"]:
+        print(views.plain(Change(**change).line(), 200))
+    count = len(answer["changes"])
+    print(f"{count or 'no'} change{'' if count == 1 else 's'}; settings {answer['hash']}")
     return 0
 
 

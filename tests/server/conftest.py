@@ -7,6 +7,7 @@ was told to the loop's exception handler and nothing was logged as an error. The
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -17,7 +18,7 @@ import pytest
 import uvloop
 
 from penstock.bootstrap import gateway
-from penstock.config import from_mapping
+from penstock.config import Settings, from_mapping
 from penstock.core.snapshot import Snapshot
 from penstock.server.serve import Gateway
 from penstock.sim.engine_log import Fault, LogEntry
@@ -153,6 +154,7 @@ class World:
         self.clients: list[Client] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.port = 0  # of the gateway
+        self.document: dict[str, Any] = {}  # the settings, as a reload would read them
         self._gateway: Gateway | None = None
         self._stack = AsyncExitStack()
 
@@ -195,18 +197,21 @@ class World:
         """Something else that lives until the gateway is gone."""
         return await self._stack.enter_async_context(service)
 
+    def settings(self) -> Settings:
+        return from_mapping(copy.deepcopy(self.document))
+
     async def gateway(self, *, slots: int | str = 4, endpoints: list[Any] | None = None, **settings: Any) -> Gateway:
         """A gateway in front of all engines, which has asked them what they serve."""
         if endpoints is None:
             endpoints = [{"url": engine.url, "slots": slots} for engine in self.engines]
-        document = {
+        self.document = {
             "listen": "127.0.0.1:0",
             "endpoints": endpoints,
             "observe": {"interval": 0.05, "fast_interval": 0.02},
             "health": {"probe_interval": 0.1},
             **settings,
         }
-        self._gateway = gate = gateway(from_mapping(document))
+        self._gateway = gate = gateway(self.settings(), self.settings)
         await gate.start()
         self.port = gate.server.port
         if self.engines:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from penstock.bootstrap import scheduler_settings
 from penstock.config import from_mapping
 from penstock.core.endpoint import EndpointSpec
 from penstock.core.request import Request
 from penstock.core.scheduler import Scheduler
 from penstock.server.identity import Caller, Callers, key_hash
+from penstock.server.parts import scheduler_settings
 from tests.server.conftest import CHAT, Answer, World, chat, request
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"

@@ -54,8 +54,12 @@ class Affinities:
     """Reads ties as the settings say."""
 
     def __init__(self, routing: Routing) -> None:
-        session = routing.session
         self.responses = Responses()
+        self.reconfigured(routing)
+
+    def reconfigured(self, routing: Routing) -> None:
+        """Read them as these say from now on. Which endpoint made which answer stays known."""
+        session = routing.session
         self._reads_prefix = routing.policy in BY_CACHE
         self._reads_session = routing.policy in BY_SESSION
         self._header = None if session.header is None else session.header.encode()

@@ -99,6 +99,16 @@ class App:
             "/v1/models": self._models,
         }
 
+    def reconfigured(self, *, bands: Sequence[str], asks_usage: bool, body_bytes_max: int) -> None:
+        """For requests that come from now on."""
+        self._bands = bands
+        self._asks_usage = asks_usage
+        self._body_bytes_max = body_bytes_max
+
+    def relocate(self, locator: Locator | None) -> None:
+        """Somebody else finds out where prompts are cached."""
+        self._locator = locator
+
     # --- the server's hooks ---------------------------------------------------------------------------------
 
     def begin(self, exchange: Exchange) -> int | None:

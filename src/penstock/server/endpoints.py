@@ -24,8 +24,9 @@ from penstock.server.catalog import Catalog
 from penstock.server.driver import Driver
 from penstock.server.locality.locator import Locator
 from penstock.server.metrics import Metrics
-from penstock.server.observe import Model, Observer
+from penstock.server.observe import Model, Observer, ObserveSettings
 from penstock.server.relay import Target
+from penstock.server.upstream import UpstreamTimeouts
 from penstock.settings.address import same_place
 from penstock.settings.model import ENDPOINTS_MAX, Endpoint
 
@@ -41,6 +42,8 @@ class Parts(msgspec.Struct, frozen=True):
 
     target: Callable[[Endpoint], Target]
     observer: Callable[[Endpoint, Target, Callable[[str, list[Model]], None]], Observer]
+    observe: ObserveSettings
+    timeouts: UpstreamTimeouts
     slots_initial: int
     leave_s: float  #: how long what runs at an endpoint that nobody wants may take to end
 
@@ -90,6 +93,7 @@ class Endpoints:
         self._cut: list[Target] = []  # replaced under their name: closed when what runs there has ended
         self._sweeper: asyncio.Task[None] | None = None
         self._started = False
+        self._closing: asyncio.Task[None] | None = None  # of a locator that was replaced
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -105,8 +109,7 @@ class Endpoints:
         """Stop observing. The connections are closed by `disconnect`, when no request needs them any more."""
         self._started = False
         tasks = [member.task for member in self._members.values() if member.task is not None]
-        if self._sweeper is not None:
-            tasks.append(self._sweeper)
+        tasks += [task for task in (self._sweeper, self._closing) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -117,6 +120,27 @@ class Endpoints:
         """Close all connections."""
         for target in (*self.targets.values(), *self._cut):
             target.upstream.close()
+
+    def reconfigured(self, parts: Parts) -> None:
+        """Make what comes like this, and tell what is there as much of it as it can follow."""
+        self._parts = parts
+        for member in self._members.values():
+            member.target.upstream.retime(parts.timeouts)
+            member.observer.reconfigured(parts.observe, parts.timeouts)
+
+    def relocate(self, locator: Locator | None) -> None:
+        """Somebody else finds out where prompts are cached. What the one before told is forgotten."""
+        before, self.locator = self.locator, locator
+        now = self._driver.now()
+        for name, member in self._members.items():
+            if before is not None:
+                self._driver.tell(self._driver.scheduler.kv_cleared(name, now=now))
+            if locator is not None:
+                locator.endpoint_added(member.spec, member.target)
+        if before is not None:
+            self._closing = asyncio.get_running_loop().create_task(before.close())
+        if locator is not None and self._started:
+            locator.start()
 
     # --- what is wanted -------------------------------------------------------------------------------------------
 

@@ -51,12 +51,16 @@ class Heartbeats:
 
     def __init__(self, driver: Driver, *, after_s: float, wait_s_max: float) -> None:
         self._driver = driver
-        self._after_s = after_s  # 0: only those who would time out
-        self._wait_s_max = wait_s_max  # a client that waits longer than that by itself needs nothing
+        self.reconfigured(after_s=after_s, wait_s_max=wait_s_max)
         self._pulses: dict[str, _Pulse] = {}
         self._timers: Timers[str] = Timers()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+
+    def reconfigured(self, *, after_s: float, wait_s_max: float) -> None:
+        """For streams that come from now on."""
+        self._after_s = after_s  # 0: only those who would time out
+        self._wait_s_max = wait_s_max  # a client that waits longer than that by itself needs nothing
 
     def watch(self, name: str, waiter: Waiter, read_timeout: bytes | None) -> bool:
         """Look after a stream until its answer begins. True: it may be told while an engine works on it."""

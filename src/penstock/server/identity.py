@@ -88,7 +88,15 @@ class Callers:
     """Tells callers apart, by the settings."""
 
     def __init__(self, settings: Settings) -> None:
+        self._tenants: dict[str, _Known] = {}
+        self._dynamic = Names(settings.identity.max_dynamic)
+        self._dynamic_users = Names(settings.identity.max_dynamic)  # of all tenants that are not listed, together
+        self.reconfigured(settings)
+
+    def reconfigured(self, settings: Settings) -> None:
+        """Go by these from now on. Names that count as themselves go on doing so."""
         identity = settings.identity
+        self._dynamic.limit = self._dynamic_users.limit = identity.max_dynamic
         self._ranks = {band.name: rank for rank, band in enumerate(settings.bands)}
         self._deadlines_s = [band.deadline for band in settings.bands]
         self._default_band = self._ranks[settings.default_band]
@@ -105,8 +113,6 @@ class Callers:
             for tenant in settings.tenants
             for key in tenant.keys
         }
-        self._dynamic = Names(identity.max_dynamic)
-        self._dynamic_users = Names(identity.max_dynamic)  # of all tenants that are not listed, together
 
     def refused(self, header: Header, repeats: Callable[[bytes], bool]) -> Unauthorized | None:
         """Whether the head alone tells that the caller is not served, so that its body need not be read.
@@ -201,13 +207,16 @@ class Callers:
         return name if tenant.users.admit(name if listed else (tenant.name, name), now) else OTHER
 
     def _known(self, tenant: Tenant, users_max: int) -> _Known:
+        before = self._tenants.get(tenant.name)
+        users = Names(users_max) if before is None else before.users
+        users.limit = users_max
         return _Known(
             name=tenant.name,
             weight=tenant.weight,
             band_max=self._ranks[tenant.max_band] if tenant.max_band else self._band_max,
             limits=core_limits(tenant.limits),
             has_keys=bool(tenant.keys),
-            users=Names(users_max),
+            users=users,
             label=tenant.name,
         )
 

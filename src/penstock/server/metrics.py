@@ -55,7 +55,7 @@ class Metrics:
         router_aliases: bool = False,
     ) -> None:
         self.registry = registry = CollectorRegistry()
-        self._bands = bands
+        self._bands = list(bands)  # shared with the gauges
         self._models: set[str] = set()
         self._requests = Counter("penstock_requests", "Requests that ended.", ["model", "band", "outcome", "reason"])
         self._queue_wait = Histogram(
@@ -100,25 +100,51 @@ class Metrics:
         self.loop_lag = Gauge(
             "penstock_event_loop_lag_seconds", "How late the event loop ran a timer, lately.", registry=registry
         )
-        Gauge("penstock_config_info", "The settings in force.", ["hash"], registry=registry).labels(config_hash).set(1)
-        for tenant in (*tenants, OTHER):
-            self._service.labels(tenant)
-        for band in bands:
-            for outcome in Outcome:
-                self._queue_wait.labels(band, outcome)
+        self._config = Gauge("penstock_config_info", "The settings in force.", ["hash"], registry=registry)
+        self._reload = Gauge(
+            "penstock_config_reload_ok", "0 after a reload that was refused, until one is not.", registry=registry
+        )
+        self.reloaded(config_hash)
+        self._tenants: list[str] = []
+        self._aliases = _RouterAliases(snapshot, self)
+        self._with_aliases = False
         for reason in Reason:
             self._rejections.labels(reason)
         for failure in Failure:
             self._requeues.labels(failure)
         self._cancellations.labels()
         self._overhead.labels()
-        self._start_at_zero(OTHER)
-        registry.register(_Gauges(snapshot, bands, self._known_models))
-        if router_aliases:
-            registry.register(_RouterAliases(snapshot, self))
+        registry.register(_Gauges(snapshot, self._bands, self._known_models))
         self._alias_rejections: dict[Reason, int] = dict.fromkeys(_REJECTED_WITH_429, 0)
         self._admissions = 0
         self._cancelled = 0
+        self.reconfigured(bands=bands, tenants=tenants, router_aliases=router_aliases)
+
+    def reconfigured(self, *, bands: Sequence[str], tenants: Sequence[str], router_aliases: bool) -> None:
+        """Other bands and tenants from now on. What was counted stays, but for tenants that are gone."""
+        for gone in set(self._tenants) - {*tenants, OTHER}:
+            self._service.remove(gone)
+        self._tenants = [*tenants, OTHER]
+        for tenant in self._tenants:
+            self._service.labels(tenant)
+        self._bands[:] = bands
+        for band in bands:
+            for outcome in Outcome:
+                self._queue_wait.labels(band, outcome)
+        for model in (*self._models, OTHER):
+            self._start_at_zero(model)
+        if router_aliases and not self._with_aliases:
+            self.registry.register(self._aliases)
+        elif self._with_aliases and not router_aliases:
+            self.registry.unregister(self._aliases)
+        self._with_aliases = router_aliases
+
+    def reloaded(self, config_hash: str | None) -> None:
+        """These settings are in force now; None: others were refused."""
+        self._reload.set(config_hash is not None)
+        if config_hash is not None:
+            self._config.clear()
+            self._config.labels(config_hash).set(1)
 
     def queue_wait_samples(self) -> Iterable[Metric]:
         return self._queue_wait.collect()

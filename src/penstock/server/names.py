@@ -40,7 +40,7 @@ class Names:
 
     def __init__(self, limit: int) -> None:
         assert limit > 0
-        self._limit = limit
+        self.limit = limit  #: may change; who is in stays until idle
         self._seen_s: OrderedDict[Hashable, float] = OrderedDict()  # the one not seen for longest comes first
 
     def __len__(self) -> int:
@@ -49,7 +49,7 @@ class Names:
     def admit(self, name: Hashable, now: float) -> bool:
         """Does the name count as itself?"""
         seen = self._seen_s
-        if name not in seen and len(seen) >= self._limit:
+        if name not in seen and len(seen) >= self.limit:
             idlest = next(iter(seen))
             if now - seen[idlest] < IDLE_S:
                 return False

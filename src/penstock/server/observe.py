@@ -25,7 +25,7 @@ from penstock.server.learn import Listing
 from penstock.server.probe import Prober
 from penstock.server.reading import Reader
 from penstock.server.relay import Target
-from penstock.server.upstream import Upstream, UpstreamException
+from penstock.server.upstream import Upstream, UpstreamException, UpstreamTimeouts
 
 __all__ = ["Model", "ObserveSettings", "Observer"]
 
@@ -91,6 +91,12 @@ class Observer:
         finally:
             for upstream in (self._probes, *self._ports.values()):
                 upstream.close()
+
+    def reconfigured(self, settings: ObserveSettings, timeouts: UpstreamTimeouts) -> None:
+        """Ask as often as these say, beginning with the next pause."""
+        self._settings = settings
+        for upstream in (self._probes, *self._ports.values()):
+            upstream.retime(timeouts)
 
     def poke(self) -> None:
         """A request found nobody there: probe it now, and then often until it is back, maybe as another."""

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import signal
-import ssl
 
 from penstock.server.admin.watch import Watch
 from penstock.server.discovery.base import Discovery
@@ -14,7 +13,7 @@ from penstock.server.driver import Driver
 from penstock.server.endpoints import Endpoints
 from penstock.server.http1 import HttpServer
 from penstock.server.metrics import Metrics
-from penstock.settings.model import Settings
+from penstock.server.reload import Reload, tls_context
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +28,7 @@ class Gateway:
     def __init__(
         self,
         *,
-        settings: Settings,
+        reload: Reload,
         driver: Driver,
         server: HttpServer,
         metrics: Metrics,
@@ -37,7 +36,7 @@ class Gateway:
         discovery: Discovery,
         watch: Watch,
     ) -> None:
-        self._settings = settings
+        self.reload = reload
         self.driver = driver
         self.server = server
         self._metrics = metrics
@@ -53,9 +52,7 @@ class Gateway:
         """Serve until the first SIGTERM or SIGINT, drain, stop. A second signal forces."""
         await self.start()
         _look_for_garbage_rarely()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+        self.listen_to_signals()
         try:
             await self._stop.wait()
             await self.drain()
@@ -64,14 +61,23 @@ class Gateway:
 
     async def start(self) -> None:
         """Listen and observe. Ready to queue when this returns; no engine was asked yet."""
-        host, port = self._settings.listen_address
-        await self.server.start(host, port, ssl=_tls(self._settings))
+        settings = self.reload.settings
+        host, port = settings.listen_address
+        self.reload.tls = tls_context(settings)
+        await self.server.start(host, port, ssl=self.reload.tls)
         loop = asyncio.get_running_loop()
         self.endpoints.start()
         self._discovery.start()
         self._tasks = [loop.create_task(self._measure_lag()), loop.create_task(self._watch.run())]
         shown = f"[{host}]" if ":" in host else host or "0.0.0.0"
-        logger.info("listening on %s://%s:%d", "https" if self._settings.tls.cert else "http", shown, self.server.port)
+        logger.info("listening on %s://%s:%d", "https" if settings.tls.cert else "http", shown, self.server.port)
+
+    def listen_to_signals(self) -> None:
+        """SIGTERM and SIGINT stop, SIGHUP reloads."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, self.reload.on_signal)
 
     def stop(self) -> None:
         """Ask to stop; asked again, at once."""
@@ -81,7 +87,7 @@ class Gateway:
 
     async def drain(self) -> None:
         """Admit nothing more; serve what waits and what runs, within their time-outs."""
-        queue = self._settings.queue
+        queue = self.reload.settings.queue
         logger.info("draining: no new requests; waiting ones are served for %g s", queue.drain_timeout)
         self.driver.drain(queue_s=queue.drain_timeout, run_s=max(queue.drain_timeout, queue.stop_timeout))
         idle = asyncio.ensure_future(self.driver.idle())
@@ -119,11 +125,3 @@ def _look_for_garbage_rarely() -> None:
     gc.collect()
     gc.freeze()  # what was made at the start stays
     gc.set_threshold(GARBAGE_OBJECTS)
-
-
-def _tls(settings: Settings) -> ssl.SSLContext | None:
-    if not settings.tls.cert:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(settings.tls.cert, settings.tls.key)
-    return context

@@ -129,6 +129,11 @@ class Upstream:
         self._is_closed = False
         self._requests_total = self._connects_total = self._retries_total = 0
 
+    def retime(self, timeouts: UpstreamTimeouts) -> None:
+        """Other time-outs, also for what is under way."""
+        self.timeouts = timeouts
+        self._tick_s = timeouts.tick_s
+
     def at_port(self, port: int) -> Upstream:
         """Another one to the same host, without this one's path prefix."""
         address = self._address

@@ -45,12 +45,16 @@ class Denied(msgspec.Struct, frozen=True):
 class AdminAuth:
     """Decides by a request's head; its body is not needed."""
 
-    def __init__(self, *, token: str | None, read_token: str | None, listens_on: str, now: Callable[[], float]) -> None:
-        self._token = _digest(token)
-        self._read_token = _digest(read_token)
+    def __init__(self, token: str | None, read_token: str | None, *, listens_on: str, now: Callable[[], float]) -> None:
+        self.reconfigured(token, read_token)
         self._is_local = is_loopback(listens_on)
         self._now = now
         self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()  # address: how many, as of when
+
+    def reconfigured(self, token: str | None, read_token: str | None) -> None:
+        """Other tokens from now on."""
+        self._token = _digest(token)
+        self._read_token = _digest(read_token)
 
     def denied(self, head: Head, *, writes: bool, public: bool = False) -> Denied | None:
         """Why the caller may not do this; None when it may. `public`: what shows nothing of the gateway."""

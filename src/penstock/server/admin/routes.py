@@ -92,8 +92,7 @@ class AdminRoutes:
         try:
             route.handler(exchange, names)
         except AdminError as error:
-            body = {"message": str(error), "type": "invalid_request_error", "param": error.param, "code": error.code}
-            answer(exchange, {"error": body}, error.status, extra=[(b"x-penstock-reason", error.code.encode())])
+            answer_error(exchange, error)
             refused = error.code
         if route.writes and self._audit is not None:
             peer = exchange.peer[0] if exchange.peer else ""
@@ -133,6 +132,13 @@ def answer(exchange: Exchange, value: object, status: int = 200, *, extra: list[
     """Answer with JSON that nobody keeps."""
     headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store"), *(extra or ())]
     exchange.respond(status, headers, msgspec.json.encode(value))
+
+
+def answer_error(exchange: Exchange, error: AdminError, **more: object) -> None:
+    """Answer with a refusal, in the shape of all errors; `more` stands beside it."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    body = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
+    answer(exchange, {"error": body, **more}, error.status, extra=[(b"x-penstock-reason", error.code.encode())])
 
 
 def _deny(

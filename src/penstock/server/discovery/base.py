@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from penstock.settings.discovery import Template
@@ -44,18 +44,43 @@ class Discovery:
     """Keeps all sources going."""
 
     def __init__(self, sources: Iterable[Source], want: Callable[[str, Sequence[Endpoint]], None]) -> None:
-        self._sources = list(sources)
+        self._sources = {source.name: source for source in sources}
         self._want = want
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._keep(source)) for source in self._sources]
+        for source in self._sources.values():
+            self._begin(source)
+
+    def reconfigured(self, sources: Iterable[Source], *, kept: Collection[str]) -> None:
+        """These from now on; those that are `kept` (by name) did not change and go on. Who is gone wants nothing."""
+        before, self._sources = self._sources, {}
+        for source in sources:
+            self._sources[source.name] = before[source.name] if source.name in kept else source
+        for name in before:
+            if name not in self._sources or name not in kept:
+                self._end(name)
+            if name not in self._sources:
+                self._want(name, ())
+        for name, source in self._sources.items():
+            if name not in self._tasks:
+                self._begin(source)
 
     async def close(self) -> None:
-        for task in self._tasks:
+        for name in list(self._tasks):
+            self._end(name)
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def _begin(self, source: Source) -> None:
+        self._tasks[source.name] = asyncio.get_running_loop().create_task(self._keep(source))
+
+    def _end(self, name: str) -> None:
+        task = self._tasks.pop(name, None)
+        if task is not None:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
 
     async def _keep(self, source: Source) -> None:
         failures = 0

@@ -301,6 +301,7 @@ const VERBS = {
   pause: async () => (await ask("Pause everything? Nothing more is sent; who comes waits.")) && act("POST", "pause", {}),
   drain: async () => (await ask("Drain everything? New requests are refused; who waits is served.")) && act("POST", "drain", {}),
   resume: () => act("POST", "resume", {}),
+  reload: async () => (await ask("Read the settings again? Bad ones change nothing.")) && act("POST", "reload", {}),
   "model-pause": async (model) => (await ask(`Pause ${text(model)}?`)) && act("POST", "pause", { model }),
   "model-drain": async (model) => (await ask(`Drain ${text(model)}? New requests for it are refused.`)) && act("POST", "drain", { model }),
   "model-resume": (model) => act("POST", "resume", { model }),

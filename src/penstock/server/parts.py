@@ -1,0 +1,173 @@
+"""What does each part of the gateway need of the settings? Asked when it is made, and again when it is told new ones.
+
+Both ways ask here, so a gateway that was told new settings is what it would be if it had been started with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.core.admission import AdmissionSettings
+from penstock.core.band import BandSettings
+from penstock.core.fairness.base import Prices
+from penstock.core.health import HealthSettings
+from penstock.core.queues import QueueBounds
+from penstock.core.routing.registry import RoutingSettings
+from penstock.core.scheduler import SchedulerSettings
+from penstock.engines.recognise import ENGINES
+from penstock.server.catalog import Catalog
+from penstock.server.driver import Driver
+from penstock.server.endpoints import Parts
+from penstock.server.http1 import ServerLimits
+from penstock.server.identity import core_limits
+from penstock.server.locality.lmcache import Controller, Coordinator, LmCache, Service
+from penstock.server.locality.locator import Locator
+from penstock.server.observe import Model, Observer, ObserveSettings
+from penstock.server.relay import Target
+from penstock.server.upstream import Upstream, UpstreamTimeouts
+from penstock.settings.model import Endpoint, Settings
+
+
+def scheduler_settings(settings: Settings) -> SchedulerSettings:
+    """The part of the settings that decides."""
+    queue, health, admission = settings.queue, settings.health, settings.admission
+    prices, levels = settings.fairness.prices, settings.fairness.levels
+    return SchedulerSettings(
+        bands=tuple(
+            BandSettings(
+                name=band.name,
+                engine_waiting_max=band.max_engine_waiting,
+                ceiling=band.ceiling,
+                min_share=band.min_share,
+                wait_s_max=band.max_wait,
+                deadline_s=band.deadline,
+                time_per_output_token_s_max=band.max_time_per_output_token,
+                requests_max=band.max_requests,
+                bytes_max=band.max_bytes,
+                tokens_max=band.max_tokens,
+                shed_target_s=band.shed_target if band.best_effort else None,
+                shed_interval_s=band.shed_interval,
+            )
+            for band in settings.bands
+        ),
+        queue_enabled=queue.enabled,
+        bounds=QueueBounds(requests_max=queue.max_requests, bytes_max=queue.max_bytes, tokens_max=queue.max_tokens),
+        wait_s_max=queue.max_wait,
+        fairness=settings.fairness.policy,
+        prices=Prices(prompt=prices.prompt, cached_prompt=prices.cached_prompt, completion=prices.completion),
+        levels=levels,
+        tenant_level=levels.index("tenant")
+        if "tenant" in levels
+        else levels.index("user")
+        if "user" in levels
+        else None,
+        ordering=settings.ordering,
+        admission=AdmissionSettings(
+            kv_usage_max=admission.max_kv_usage,
+            prefill_tokens_max=admission.max_prefill_tokens,
+            time_per_output_token_s_max=admission.max_time_per_output_token,
+            reserved_share=None if admission.reserved_slots == "auto" else admission.reserved_slots,
+        ),
+        engine_priority=admission.engine_priority,
+        tenants={t.name: limits for t in settings.tenants if (limits := core_limits(t.limits)) is not None},
+        tenant_weights={t.name: t.weight for t in settings.tenants},
+        routing=settings.routing.policy,
+        router=RoutingSettings(
+            affinity_escape_s=settings.routing.affinity_escape,
+            affinity_wait_s=settings.routing.affinity_wait,
+            imbalance_threshold=settings.routing.imbalance_threshold,
+            strict_sessions=settings.routing.session.strict,
+        ),
+        attempts_max=settings.retry.max_attempts,
+        retry_budget=settings.retry.budget,
+        health=HealthSettings(
+            eject_after=health.eject_after,
+            eject_for_s=health.eject_for,
+            eject_for_s_max=health.eject_for_max,
+            panic_threshold=health.panic_threshold,
+        ),
+        stale_after_s=max(3 * settings.observe.interval, 2.0),
+    )
+
+
+def server_limits(settings: Settings) -> ServerLimits:
+    """What a client may send, and how long it may take."""
+    limits, timeouts = settings.limits, settings.timeouts
+    return ServerLimits(
+        header_bytes_max=limits.max_header,
+        body_bytes_max=limits.max_body,
+        bodies_bytes_max=max(settings.queue.max_bytes, limits.max_body),
+        connections_max=limits.max_connections,
+        header_timeout_s=timeouts.client_header,
+        body_timeout_s=timeouts.client_body,
+        write_timeout_s=timeouts.client_write,
+    )
+
+
+def wait_s_max(settings: Settings) -> float:
+    """The longest that anybody may wait."""
+    return max(band.max_wait or settings.queue.max_wait for band in settings.bands)
+
+
+def aliases(settings: Settings) -> dict[str, str]:
+    """What callers may say, and what engines know it as."""
+    return {alias: target.to for alias, target in settings.models.items()}
+
+
+def admin_tokens(settings: Settings) -> tuple[str | None, str | None]:
+    """For everything, and for looking only."""
+    full, reads = settings.admin.token, settings.admin.read_token
+    return full.get_secret_value() if full else None, reads.get_secret_value() if reads else None
+
+
+def locator(settings: Settings, driver: Driver, catalog: Catalog) -> Locator | None:
+    """Who finds out where prompts are cached, where our own history is not enough and the policy cares."""
+    routing = settings.routing
+    if routing.locality == "history":  # nor is any other asked with a policy that would not listen
+        return None
+    lmcache = None
+    if routing.locality == "lmcache":
+        named = routing.lmcache
+        services: list[Service] = [Coordinator(named.coordinator)] if named.coordinator else []
+        services += [Controller(named.controller)] if named.controller else []
+        lmcache = LmCache(services)
+    return Locator(driver, lmcache=lmcache, names_of=catalog.names_of)
+
+
+def endpoint_parts(settings: Settings, driver: Driver) -> Parts:
+    """How the parts of an endpoint are made, whenever it comes."""
+    observe = ObserveSettings(
+        interval_s=settings.observe.interval,
+        fast_interval_s=settings.observe.fast_interval,
+        probe_interval_s=settings.health.probe_interval,
+    )
+    timeouts = UpstreamTimeouts(
+        connect_s=settings.timeouts.connect,
+        first_byte_s=settings.timeouts.first_byte,
+        between_bytes_s=settings.timeouts.between_bytes,
+    )
+
+    def target(endpoint: Endpoint) -> Target:
+        key = endpoint.api_key
+        upstream = Upstream(endpoint.url, timeouts=timeouts)
+        return Target(upstream, key.get_secret_value() if key is not None else None)
+
+    def observer(endpoint: Endpoint, target: Target, on_models: Callable[[str, list[Model]], None]) -> Observer:
+        return Observer(
+            endpoint.name,
+            target,
+            driver,
+            observe,
+            engine=ENGINES.get(endpoint.engine),
+            asks_models=endpoint.models == "auto",
+            on_models=on_models,
+        )
+
+    return Parts(
+        target=target,
+        observer=observer,
+        observe=observe,
+        timeouts=timeouts,
+        slots_initial=settings.admission.slots_initial,
+        leave_s=settings.queue.stop_timeout,
+    )
