@@ -90,7 +90,7 @@ async def test_bad_settings_change_nothing_and_say_why(world: World, caplog: pyt
     assert {"tenants[0].wieght", "bands[0].ceiling"} <= paths
     assert "did you mean `weight`?" in answer.body.decode()
     assert before == 1.0 == await world.metric("penstock_config_info", hash=shown)
-    assert await world.metric("penstock_config_reload_ok") == 0.0
+    assert await world.metric("penstock_config_reload_failed") == 1
     state = (await world.ask("GET", "/admin/state")).json()
     assert state["settings"] == shown
     assert any(event["text"].startswith("not reloaded, nothing changed: ") for event in state["events"])
@@ -98,7 +98,7 @@ async def test_bad_settings_change_nothing_and_say_why(world: World, caplog: pyt
     assert (await world.chat()).status == 200
 
     assert await reloaded(world, tenants=[{"name": "a", "weight": 2}], bands=BANDS, default_band="low")
-    assert await world.metric("penstock_config_reload_ok") == 1.0
+    assert await world.metric("penstock_config_reload_failed") == 0
     assert await world.metric("penstock_config_info", hash=shown) == 0.0
 
 

@@ -102,7 +102,7 @@ class Metrics:
         )
         self._config = Gauge("penstock_config_info", "The settings in force.", ["hash"], registry=registry)
         self._reload = Gauge(
-            "penstock_config_reload_ok", "0 after a reload that was refused, until one is not.", registry=registry
+            "penstock_config_reload_failed", "1 after a reload that was refused, until one is not.", registry=registry
         )
         self.reloaded(config_hash)
         self._tenants: list[str] = []
@@ -141,7 +141,7 @@ class Metrics:
 
     def reloaded(self, config_hash: str | None) -> None:
         """These settings are in force now; None: others were refused."""
-        self._reload.set(config_hash is not None)
+        self._reload.set(config_hash is None)
         if config_hash is not None:
             self._config.clear()
             self._config.labels(config_hash).set(1)
