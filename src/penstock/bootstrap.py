@@ -21,6 +21,8 @@ from penstock.server.admin.verbs import EndpointVerbs
 from penstock.server.admin.watch import Facts, Watch
 from penstock.server.affinity import Affinities
 from penstock.server.app import App
+from penstock.server.batch.lane import GatewayLane
+from penstock.server.batch.parts import batch_lane
 from penstock.server.catalog import Catalog
 from penstock.server.discovery.base import Discovery
 from penstock.server.discovery.sources import sources
@@ -65,7 +67,17 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
     callers, affinities = Callers(settings), Affinities(settings.routing)
     heartbeats = Heartbeats(driver, after_s=settings.queue.heartbeat_after, wait_s_max=parts.wait_s_max(settings))
     routes = AdminRoutes(auth, events.audit)
+    batch = None
+    if settings.batch.enabled:
+        lane = GatewayLane(
+            submit=lambda *request: app.submit(*request),  # noqa: PLW0108 - the app comes after it
+            caller=lambda tenant, user: callers.inside(tenant, user, driver.now()),
+            knows=lambda model: scheduler.knows(model, now=driver.now()),
+            aliases=lambda: catalog.aliases,
+        )
+        batch = batch_lane(settings.batch, lane, driver, callers, metrics)
     app = App(
+        batch=None if batch is None else batch.routes,
         driver=driver,
         targets=endpoints.targets,
         metrics=metrics,
@@ -118,4 +130,5 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         endpoints=endpoints,
         discovery=discovery,
         watch=watch,
+        batch=batch,
     )

@@ -269,6 +269,7 @@ def test_what_did_not_run_ends_in_the_error_file(store: Store, event: Event | No
         assert store.claim("batch_1", "m", 5, "r") == []  # nothing more is begun
     while store.end_pending("batch_1", "code", "text"):
         pass
+    assert store.move("batch_1", Event.ALL_ENDED, T) is None  # and will never be, whatever ends now
     assert store.move("batch_1", end, T) is None  # five still run
     store.finish([done(item) for item in ran[10:]], "r")
     ended = store.move("batch_1", end, T)

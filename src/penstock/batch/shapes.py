@@ -31,6 +31,8 @@ def file_object(file: File) -> dict[str, object]:
 def batch_object(batch: Batch) -> dict[str, object]:
     """A batch, as the API shows it."""
     names = batch.names()
+    times = msgspec.structs.asdict(batch.when())
+    del times["expiring"]
     problems = msgspec.json.decode(batch.problems, type=list[Problem])
     return {
         "id": batch.id,
@@ -45,7 +47,7 @@ def batch_object(batch: Batch) -> dict[str, object]:
         "error_file_id": batch.error_file,
         "created_at": int(batch.created_at),
         "expires_at": int(batch.deadline),
-        **msgspec.structs.asdict(batch.when()),
+        **times,
         "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
         "usage": {
             "input_tokens": batch.input_tokens,

@@ -62,9 +62,7 @@ class SqlStore:
 
     def end_file(self, file: File, quota: Quota) -> None:
         with self.database.transaction():
-            changed = self.database.run(
-                "end_upload", id=file.id, bytes=file.bytes, lines=file.lines, status=file.status, details=file.details
-            )
+            changed = self.database.run("end_upload", **msgspec.structs.asdict(file))
             assert changed == 1, "ended once"
             self._check_quota(file.tenant, quota, files=0, size=0)
 
@@ -184,6 +182,8 @@ class SqlStore:
                 found = msgspec.structs.replace(found, total=total)
             if event in _ENDS and found.left:
                 return None
+            if event is Event.ALL_ENDED and found.when().expiring:
+                return None
             status = after(found.state, event)
             marks: dict[str, Any] = {_MARKS[status]: int(now)}
             if status is Status.FINALIZING:
@@ -263,7 +263,8 @@ class SqlStore:
 
     def end_pending(self, batch: str, code: str, message: str) -> int:
         with self.database.transaction():
-            if self._to_change(batch) is None:
+            found = self._to_change(batch)
+            if found is None:
                 return 0
             items = [Item(*row) for row in self.database.rows("pending", batch=batch, limit=STEP_ROWS)]
             ended = _Sum()
@@ -272,6 +273,9 @@ class SqlStore:
                 if self.database.run("end_pending", batch=batch, line=item.line, result=text):
                     ended.add(Result(batch, item.line, ItemState.FAILED, text))
             self._count_results({batch: ended})
+            if items and found.state is Status.IN_PROGRESS and not found.when().expiring:
+                times = msgspec.structs.replace(found.when(), expiring=True)
+                self._write(msgspec.structs.replace(found, times=_json(times)), None)
         return len(items)
 
     def beat(self, runner: str, until: float) -> None:

@@ -65,6 +65,7 @@ class Times(msgspec.Struct, frozen=True):
     expired_at: int | None = None
     cancelling_at: int | None = None
     cancelled_at: int | None = None
+    expiring: bool = False  #: its window is over, and something of it will not run; not shown
 
 
 class Batch(msgspec.Struct, frozen=True):

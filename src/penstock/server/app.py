@@ -23,6 +23,7 @@ from penstock.server import metrics as metrics_module
 from penstock.server import wire
 from penstock.server.admin.routes import AdminRoutes
 from penstock.server.affinity import RESPONSES_PATH, Affinities
+from penstock.server.batch.routes import BatchRoutes
 from penstock.server.body import BadBody, Inflater, Peek
 from penstock.server.catalog import Catalog
 from penstock.server.driver import Driver
@@ -72,7 +73,9 @@ class App:
         heartbeats: Heartbeats,
         affinities: Affinities,
         locator: Locator | None = None,
+        batch: BatchRoutes | None = None,
     ) -> None:
+        self._batch = batch
         self._driver = driver
         self._targets = targets
         self._metrics = metrics
@@ -116,6 +119,8 @@ class App:
         path = exchange.target_path
         if self._admin.owns(path):
             return self._admin.begin(exchange)
+        if self._batch is not None and self._batch.owns(path):
+            return self._batch.begin(exchange)
         own = path in self._own or path.startswith("/v1/models/")
         if not own and route(path) is None:
             self._refuse(exchange, Reason.PATH_NOT_FOUND)
@@ -133,6 +138,8 @@ class App:
             own(exchange)
         elif self._admin.owns(path):
             self._admin.complete(exchange)
+        elif self._batch is not None and self._batch.owns(path):
+            self._batch.complete(exchange)
         elif path.startswith("/v1/models/"):
             self._model(exchange, unquote(path.removeprefix("/v1/models/")))
         else:
@@ -159,6 +166,12 @@ class App:
 
     # --- the engines' paths ---------------------------------------------------------------------------------
 
+    def submit(self, exchange: Exchange, caller: Caller, journey: type[QueuedJourney]) -> None:
+        """Let a request that was made inside go the way of all others."""
+        passed = route(exchange.target_path)
+        assert passed is not None
+        self._pass_through(exchange, passed, exchange.body, caller=caller, journey=journey)
+
     def _inflate(self, exchange: Exchange, passed: Route, inflater: Inflater) -> None:
         """Unpack a body bit by bit, others' work in between, and go on with it."""
         if exchange.gone:
@@ -176,12 +189,21 @@ class App:
         else:
             self._pass_through(exchange, passed, inflater.body(), inflated=True)
 
-    def _pass_through(self, exchange: Exchange, passed: Route, body: bytes, *, inflated: bool = False) -> None:
+    def _pass_through(
+        self,
+        exchange: Exchange,
+        passed: Route,
+        body: bytes,
+        *,
+        inflated: bool = False,
+        caller: Caller | None = None,
+        journey: type[QueuedJourney] = QueuedJourney,
+    ) -> None:
         request_id = self._request_id(exchange)
         try:
             peek = self._peek(exchange, body)
             model = peek.model or self._sole_model(passed)
-            caller = self._caller(exchange, peek)
+            caller = caller or self._caller(exchange, peek)
             target = self._catalog.aliases.get(model)
             if target is not None:
                 body = self._rename(exchange, body, target)
@@ -240,7 +262,7 @@ class App:
             prefix=ties.prefix,
             home=ties.home,
         )
-        QueuedJourney(
+        journey(
             exchange,
             body if asking is None else asking,
             request,

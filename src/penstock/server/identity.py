@@ -159,6 +159,36 @@ class Callers:
             priority=_priority(priority),
         )
 
+    def owner(self, header: Header, peer: str, caller: Caller) -> str:
+        """To whom what this caller leaves here belongs: its own name, also where its flow has to be `other`.
+
+        Names that share a flow for an hour must not share files for ever.
+        """
+        if caller.has_key or caller.tenant != OTHER:
+            return caller.tenant
+        name = _first_name(header, self._tenant_headers) or ANONYMOUS
+        known = self._tenants.get(name)
+        return name if known is None or not known.has_keys or self._trusted(peer) else ANONYMOUS
+
+    def inside(self, tenant: str, user: str, now: float) -> Caller:
+        """A caller that is not here any more: whose batch runs. It has the lowest band."""
+        known = self._tenants.get(tenant)
+        if known is None:
+            listed = tenant in (ANONYMOUS, OTHER) or self._dynamic.admit(tenant, now)
+            known = self._unlisted(tenant) if listed else self._tenants.get(OTHER) or self._unlisted(OTHER)
+        return Caller(
+            tenant=known.name,
+            user=user,
+            has_key=True,  # nothing of its head goes upstream
+            weight=known.weight,
+            band=len(self._ranks) - 1,
+            band_lowered=False,
+            limits=known.limits,
+            tenant_label=known.label,
+            deadline_s=None,
+            priority=0,
+        )
+
     # --- who ------------------------------------------------------------------------------------------------
 
     def _key(self, header: Header) -> _Key | Unauthorized | None:

@@ -8,6 +8,7 @@ import logging
 import signal
 
 from penstock.server.admin.watch import Watch
+from penstock.server.batch.parts import BatchLane
 from penstock.server.discovery.base import Discovery
 from penstock.server.driver import Driver
 from penstock.server.endpoints import Endpoints
@@ -35,7 +36,9 @@ class Gateway:
         endpoints: Endpoints,
         discovery: Discovery,
         watch: Watch,
+        batch: BatchLane | None = None,
     ) -> None:
+        self._batch = batch
         self.reload = reload
         self.driver = driver
         self.server = server
@@ -68,6 +71,8 @@ class Gateway:
         loop = asyncio.get_running_loop()
         self.endpoints.start()
         self._discovery.start()
+        if self._batch is not None:
+            self._batch.start()
         self._tasks = [loop.create_task(self._measure_lag()), loop.create_task(self._watch.run())]
         shown = f"[{host}]" if ":" in host else host or "0.0.0.0"
         logger.info("listening on %s://%s:%d", "https" if settings.tls.cert else "http", shown, self.server.port)
@@ -89,6 +94,8 @@ class Gateway:
         """Admit nothing more; serve what waits and what runs, within their time-outs."""
         queue = self.reload.settings.queue
         logger.info("draining: no new requests; waiting ones are served for %g s", queue.drain_timeout)
+        if self._batch is not None:
+            self._batch.drain()
         self.driver.drain(queue_s=queue.drain_timeout, run_s=max(queue.drain_timeout, queue.stop_timeout))
         idle = asyncio.ensure_future(self.driver.idle())
         forced = asyncio.ensure_future(self._force.wait())
@@ -105,6 +112,8 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._watch.close()
+        if self._batch is not None:
+            await self._batch.close()
         await self._discovery.close()
         await self.endpoints.close()
         await self.server.wait_closed(CLOSE_TIMEOUT_S)

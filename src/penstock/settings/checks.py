@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from penstock.settings import values
 from penstock.settings.address import same_place
+from penstock.settings.batch import batch_checks
 from penstock.settings.discovery_checks import discovery_checks
 from penstock.settings.locality import contradictions
 from penstock.settings.model import (
@@ -53,6 +54,7 @@ def cross_checks(document: Document) -> Found:
     yield from _health(document)
     yield from _observe(document)
     yield from _locality(document)
+    yield from batch_checks(document)
 
 
 def _problem(location: Location, message: str, suggestion: str | None = None) -> tuple[Location, Problem]:

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from penstock.settings import values
 from penstock.settings.address import host_and_port, split_listen
+from penstock.settings.batch import Batch
 from penstock.settings.discovery import SOURCES_MAX, Source
 from penstock.settings.locality import Instance, KvEvents
 from penstock.settings.operation import Admin
@@ -239,7 +240,7 @@ DEFAULT_BANDS = (
 class Settings(Section):
     """Everything that can be set."""
 
-    later = frozenset({"batch", "journal"})
+    later = frozenset({"journal"})
 
     listen: values.Listen = setting(
         "127.0.0.1:8080", "Where to listen. `:8080` is every interface; port 0 is any free port."
@@ -268,6 +269,7 @@ class Settings(Section):
     observe: Observe = Observe()
     metrics: Metrics = Metrics()
     admin: Admin = Admin()
+    batch: Batch = Batch()
 
     @field_validator("identity")
     @classmethod

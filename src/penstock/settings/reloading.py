@@ -54,6 +54,7 @@ RULES: dict[str, Rule] = {
     "observe": Rule("with the next reading"),
     "metrics": Rule("with the next scrape"),
     "admin": Rule("at once; pages that look on with an old token may finish looking"),
+    "batch": Rule("the store is opened once, and batches under way keep to its limits", restarts=True),
 }
 
 

@@ -12,7 +12,8 @@ SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM files WHERE tenant = :tenant AND s
 INSERT INTO chunks (file, seq, data) VALUES (:file, :seq, :data)
 
 -- name: end_upload
-UPDATE files SET bytes = :bytes, lines = :lines, status = :status, details = :details
+UPDATE files SET filename = :filename, expires_at = :expires_at, bytes = :bytes, lines = :lines, status = :status,
+  details = :details
 WHERE id = :id AND status = 'uploading'
 
 -- name: file

@@ -1,0 +1,103 @@
+"""When will a batch be done, and will it miss its window? From how fast its tenant's items have ended of late.
+
+Pure. A tenant's batches run one after another, the earliest deadline first, so what stands before a batch counts with
+it. Forgetting is exponential over `MEMORY_S`: long enough to smooth over single long answers, short enough to see that
+interactive traffic takes the engines in the morning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.batch.states import Status
+from penstock.batch.values import Batch
+
+MEMORY_S = 60.0
+SEEN_S_MIN = 3.0  # a pace over less would be a guess
+
+
+class Outlook(msgspec.Struct, frozen=True):
+    """How it stands with one open batch."""
+
+    id: str
+    tenant: str
+    models: tuple[str, ...]
+    status: str
+    total: int
+    completed: int
+    failed: int
+    created_at: float
+    deadline: float
+    per_s: float  #: items of its tenant that end, per second
+    estimated_end: float | None  #: None: nothing ends at present
+    misses_window: bool
+
+
+class _Tenant:
+    def __init__(self, now: float) -> None:
+        self.since = self.at = now
+        self.weight = 0.0
+
+
+class Pace:
+    """Watches open batches."""
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, _Tenant] = {}
+        self._ended: dict[str, int] = {}  # by batch
+
+    def look(self, batches: Sequence[Batch], now: float) -> list[Outlook]:
+        """The outlook of all open batches, those with the earliest deadline first."""
+        self._count(batches, now)
+        ahead: dict[str, int] = {}
+        found: list[Outlook] = []
+        for batch in sorted(batches, key=lambda b: (b.deadline, b.created_at, b.id)):
+            ahead[batch.tenant] = left = ahead.get(batch.tenant, 0) + batch.left
+            per_s = self._per_s(batch.tenant, now)
+            end = now + left / per_s if per_s > 0 else None
+            runs = batch.status in (Status.VALIDATING, Status.IN_PROGRESS)
+            stalled = end is None and now - self._tenants[batch.tenant].since > MEMORY_S
+            misses = runs and (now >= batch.deadline or stalled or (end is not None and end > batch.deadline))
+            found.append(
+                Outlook(
+                    id=batch.id,
+                    tenant=batch.tenant,
+                    models=batch.names(),
+                    status=batch.status,
+                    total=batch.total,
+                    completed=batch.completed,
+                    failed=batch.failed,
+                    created_at=batch.created_at,
+                    deadline=batch.deadline,
+                    per_s=per_s,
+                    estimated_end=end if runs else None,
+                    misses_window=misses,
+                )
+            )
+        return found
+
+    def _count(self, batches: Sequence[Batch], now: float) -> None:
+        tenants: dict[str, int] = {}
+        ended: dict[str, int] = {}
+        for batch in batches:
+            ended[batch.id] = batch.completed + batch.failed
+            new = ended[batch.id] - self._ended.get(batch.id, ended[batch.id])
+            tenants[batch.tenant] = tenants.get(batch.tenant, 0) + max(0, new)
+        for name, new in tenants.items():
+            tenant = self._tenants.get(name)
+            if tenant is None:
+                tenant = self._tenants[name] = _Tenant(now)
+            tenant.weight = tenant.weight * math.exp((tenant.at - now) / MEMORY_S) + new
+            tenant.at = now
+        self._tenants = {name: self._tenants[name] for name in tenants}
+        self._ended = ended
+
+    def _per_s(self, name: str, now: float) -> float:
+        tenant = self._tenants[name]
+        seen_s = now - tenant.since
+        if seen_s < SEEN_S_MIN or tenant.weight < 0.5:
+            return 0.0
+        return tenant.weight / (-math.expm1(-seen_s / MEMORY_S) * MEMORY_S)

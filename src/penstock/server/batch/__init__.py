@@ -1,0 +1,1 @@
+"""Files and batches over HTTP, and the way of their items to the scheduler."""

@@ -1,0 +1,85 @@
+"""From settings to the batch lane: the one place where its parts are put together."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from penstock import clock
+from penstock.batch.keeper import Keeper
+from penstock.batch.runner import Runner
+from penstock.batch.sqlite import SqliteStore
+from penstock.batch.store import Store, StoreError
+from penstock.batch.thread import StoreThread
+from penstock.batch.values import Quota
+from penstock.server.batch.batches import Batches
+from penstock.server.batch.calls import Calls
+from penstock.server.batch.files import FileRules, Files
+from penstock.server.batch.lane import GatewayLane
+from penstock.server.batch.metrics import BatchMetrics
+from penstock.server.batch.routes import BatchRoutes
+from penstock.server.driver import Driver
+from penstock.server.identity import Callers
+from penstock.server.metrics import Metrics
+from penstock.settings.batch import Batch
+from penstock.settings.problems import ConfigError, Problem
+
+
+class BatchLane:
+    """All of it: what the gateway starts, drains and closes."""
+
+    def __init__(self, routes: BatchRoutes, calls: Calls, keeper: Keeper) -> None:
+        self.routes = routes
+        self.keeper = keeper
+        self._calls = calls
+
+    def start(self) -> None:
+        self.keeper.start()
+
+    def drain(self) -> None:
+        """Take nothing new; items that wait go back, those that run may end."""
+        self.routes.draining = True
+        self.keeper.stop()
+
+    async def close(self) -> None:
+        await self._calls.close()
+        await self.keeper.close()
+
+
+def batch_lane(settings: Batch, lane: GatewayLane, driver: Driver, callers: Callers, metrics: Metrics) -> BatchLane:
+    """The batch lane of a gateway. ConfigError where its folder can't be used."""
+    limits = settings.limits
+    quota = Quota(files=limits.files, bytes=limits.bytes, batches=limits.batches, items=limits.items)
+    store = StoreThread(_opening(settings))
+    name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    runner = Runner(store, lane, name=name, wall=clock.wall, now=driver.now)
+    keeper = Keeper(store, runner, lane, lines_max=limits.max_lines, line_bytes_max=limits.max_line, wall=clock.wall)
+    rules = FileRules(quota, limits.max_file, limits.max_lines, limits.max_line, settings.keep)
+    files = Files(store, rules, urls=lane.takes, wall=clock.wall)
+    batches = Batches(store, keeper, quota, urls=lane.takes, keep_s=settings.keep, wall=clock.wall)
+    calls = Calls(metrics.refused)
+    registry: CollectorRegistry = metrics.registry
+    registry.register(BatchMetrics(keeper, runner))
+    return BatchLane(BatchRoutes(calls, callers, files, batches, now=driver.now), calls, keeper)
+
+
+def _opening(settings: Batch) -> Callable[[], Store]:
+    """How to open the store. A folder is tried at once; a database may come later."""
+    if settings.store == "postgres":
+        from penstock.batch.postgres import PostgresStore  # noqa: PLC0415 - an extra, which may be missing
+
+        assert settings.url is not None
+        url = settings.url.get_secret_value()
+        return lambda: PostgresStore(url)
+    assert settings.data is not None
+    try:
+        store = SqliteStore(Path(settings.data))
+    except StoreError as error:
+        message = str(error).removeprefix("batch.data: ")
+        raise ConfigError([Problem("batch.data", message)]) from None
+    return lambda: store
