@@ -62,6 +62,13 @@ class Affinity:
         self._look_again(fitting[0], until_s)
         return []
 
+    def at_home(self, entry: Entry, endpoint: Endpoint, now: float) -> bool:
+        """Whether it would lose nothing by going there, that it has to wait for or is better served with elsewhere."""
+        if entry.choosy and (now < entry.locate_until_s or self.only(entry, now) not in (None, endpoint)):
+            return False
+        preferred = self._router.preferred(entry, now)
+        return not preferred or endpoint in preferred
+
     def only(self, entry: Entry, now: float) -> Endpoint | None:
         """The one endpoint it may go to, for as long as that is alive."""
         request, router = entry.request, self._router

@@ -42,7 +42,7 @@ class Served(msgspec.Struct, frozen=True):
 
     tenant: str
     band: str
-    why: str  #: "bumped", "band", "turn", "order", "overtook" or "promised"
+    why: str  #: "bumped", "band", "turn", "order", "overtook", "promised" or "followed"
     requests: int
 
 
@@ -66,6 +66,7 @@ class Sent(msgspec.Struct, frozen=True):
     service: float  #: what its flow had got by then, per weight: the least goes next
     virtual_time: float  #: where its band stood: what the flow served last had got, per weight
     overtaken: int  #: how often others went first that fitted where it did not
+    followed: str | None = None  #: the request it followed out of its turn, for its prompt begins the same
 
 
 class Requeued(msgspec.Struct, frozen=True):
@@ -115,6 +116,7 @@ class Dispatched(msgspec.Struct):
     candidates: list[Scores]
     service: float
     virtual: float
+    followed: str | None
 
 
 class Trail:
@@ -206,7 +208,9 @@ class Recorder:
             node, parent = parent, parent.parent
         virtual = 0.0 if parent is None else parent.virtual
         self._serial += 1
-        trail.sent = sent = Dispatched(self._serial, now, chosen.name, len(endpoints), candidates, node.tag, virtual)
+        trail.sent = sent = Dispatched(
+            self._serial, now, chosen.name, len(endpoints), candidates, node.tag, virtual, entry.follows
+        )
         self._sent.append((sent, entry))
         meter.running += 1
         model.running += 1
@@ -368,7 +372,7 @@ class Recorder:
                 break
             late = sent.serial >= until or (ended_s is not None and sent.at_s >= ended_s)
             if not late and its is not entry and its.request.model == entry.request.model:
-                served[its.request.tenant, its.trail_of().band, _why(its, entry)] += 1
+                served[its.request.tenant, its.trail_of().band, _why(sent, its, entry)] += 1
         return served
 
 
@@ -386,12 +390,14 @@ def _scores(endpoint: Endpoint, entry: Entry) -> Scores:
     return endpoint.name, len(ledger.leases), ledger.slots, ledger.outstanding_prefill_tokens, cached
 
 
-def _why(other: Entry, entry: Entry) -> str:
+def _why(sent: Dispatched, other: Entry, entry: Entry) -> str:
     """Why another one went before this one."""
     if other.trail_of().bumped:
         return "bumped"
     if other.request.band != entry.request.band:
         return "band" if other.request.band < entry.request.band else "promised"
+    if sent.followed is not None:
+        return "followed"
     if other.node is not entry.node and other.request.flow != entry.request.flow:
         return "turn"
     return "order" if (other.key, other.seq) < (entry.key, entry.seq) else "overtook"
@@ -415,4 +421,5 @@ def _sent(sent: Dispatched, entry: Entry) -> Sent:
         service=sent.service,
         virtual_time=sent.virtual,
         overtaken=entry.bypassed,
+        followed=sent.followed,
     )

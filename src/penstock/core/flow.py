@@ -44,6 +44,7 @@ class Entry:
         "cost",
         "deadline_s",
         "estimate",
+        "follows",
         "held_for",
         "held_since_s",
         "key",
@@ -53,10 +54,12 @@ class Entry:
         "looked_up",
         "node",
         "output_seen",
+        "overtaken_from",
         "queued_since_s",
         "refusals",
         "request",
         "seq",
+        "siblings",
         "size_class",
         "source",
         "state",
@@ -101,6 +104,9 @@ class Entry:
         self.choosy = False  # it may be held for an endpoint it prefers
         self.held_for: tuple[Endpoint, ...] = ()  # the endpoints it prefers to others that it could go to
         self.held_since_s = math.inf
+        self.siblings: tuple[int, ...] = ()  # the keys by which it is found, while it waits, by others of its prefix
+        self.follows: str | None = None  # the request it follows to its endpoint, out of its turn
+        self.overtaken_from = 0  # where its leaf's count of such stood when it came
         self.trail: Trail | None = None  # what is noted of it, for who asks why it waits
 
     @property
@@ -167,11 +173,12 @@ class Entry:
 class Leaf:
     """A queue ordered by (key, arrival)."""
 
-    __slots__ = ("_heap", "calm_s", "live")
+    __slots__ = ("_heap", "calm_s", "live", "overtaken")
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, float], int, int, Entry]] = []
         self.live = 0
+        self.overtaken = 0  # how often one went before its turn in here, following another of its prefix
         self.calm_s = math.inf  # when a short wait was last seen here; only where queues are not to stand
 
     def __len__(self) -> int:
@@ -179,6 +186,7 @@ class Leaf:
 
     def push(self, entry: Entry) -> None:
         entry.visit += 1
+        entry.overtaken_from = self.overtaken
         heapq.heappush(self._heap, (entry.key, entry.seq, entry.visit, entry))
         self.live += 1
 

@@ -18,6 +18,8 @@ from penstock.core.band import Band, BandSettings
 from penstock.core.endpoint import Endpoint
 from penstock.core.fairness.tree import Node, QueueTree
 from penstock.core.flow import Entry
+from penstock.core.grouping import Group, Grouping
+from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.pool import Pool
 from penstock.core.queues import Queues
 from penstock.core.reserve import FREES_MAX, Reserve
@@ -51,6 +53,7 @@ class Pump:
         *,
         stops: Stops,
         affinity: Affinity,
+        grouping: Grouping,
         tenant_level: int | None,
         look: Callable[[Entry, float], bool],
         look_again: Callable[[Endpoint, float], None],
@@ -61,6 +64,8 @@ class Pump:
         self._tenants = tenants
         self._stops = stops
         self._affinity = affinity
+        self._grouping = grouping
+        self._starved: dict[int, Entry] = {}  # overtaken as often as may be: room is kept for them
         self._tenant_level = tenant_level
         self._passed: list[Entry] = []  # in this turn: requests that did not fit
         self._kept: set[Endpoint] = set()  # in this turn: endpoints whose room is kept for some of them
@@ -88,6 +93,8 @@ class Pump:
                 self._passed = [x for x in self._passed if any(e.serves(x.request.model) for e in found[1])]
                 for overtaken in self._passed:
                     overtaken.bypassed += 1
+                    if overtaken.bypassed == BYPASS_MAX:
+                        self._starved[overtaken.seq] = overtaken
                 return found
         return None
 
@@ -204,6 +211,8 @@ class Pump:
         if head is None:
             return None  # all flows are held
         free_to_head = [e for e in free if e not in self._kept] if self._kept else free
+        if self._grouping.any and (found := self._follower(band, head, models, free_to_head, now)) is not None:
+            return found
         endpoints = self._fitting(head, free_to_head, now)
         if not endpoints and head.request.prefix and self._look(head, now):
             endpoints = self._fitting(head, free_to_head, now)
@@ -231,6 +240,41 @@ class Pump:
                 band.closed[endpoint] = cause
                 self._look_again(endpoint, admission.lifts_s(cause, endpoint, now=now))
         band.unchecked.clear()
+
+    # --- those with the same prefix -------------------------------------------------------------------------------
+
+    def _follower(self, band: Band, head: Entry, models: list[str], free: list[Endpoint], now: float) -> Found | None:
+        """One that may follow, out of its turn, the last one that was sent somewhere in its turn."""
+        for endpoint in free:
+            group = self._grouping.group(endpoint, now)
+            if group is None or self._room_is_kept(endpoint, now):
+                continue
+            for entry in self._grouping.candidates(group):
+                if entry is head:
+                    break  # it is its turn
+                if entry.request.band == band.rank and entry.request.model in models:
+                    if not self._may_follow(entry, group, models, now):
+                        continue
+                    entry.follows = group.leader.id
+                    if not self._fitting(head, free, now) and not (head.choosy and self._affinity.holds(head, now)):
+                        self._passed.append(head)
+                    return entry, [endpoint]
+        return None
+
+    def _room_is_kept(self, endpoint: Endpoint, now: float) -> bool:
+        """Whether one that was overtaken as often as may be waits for room there."""
+        self._starved = {seq: x for seq, x in self._starved.items() if x.state not in TERMINAL}
+        waiting = (x for x in self._starved.values() if x.state is State.WAITING)
+        return any(endpoint.serves(x.request.model) and not x.shuns(endpoint.name, now) for x in waiting)
+
+    def _may_follow(self, entry: Entry, group: Group, models: list[str], now: float) -> bool:
+        """Whether it may go out of its turn, has room there, and no better place to go to."""
+        if self._tenants.held(entry.request.tenant):
+            return False
+        if not self._grouping.in_order(entry) or not self._grouping.in_bound(entry, models):
+            return False
+        self._look(entry, now)
+        return self._affinity.at_home(entry, group.endpoint, now) and bool(self._fitting(entry, [group.endpoint], now))
 
     # --- room -------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from penstock.core.fairness.base import Prices
 from penstock.core.fairness.registry import POLICIES as FAIRNESS
 from penstock.core.fairness.tree import QueueTree
 from penstock.core.flow import Entry
+from penstock.core.grouping import Grouping
 from penstock.core.health import HealthSettings, Presence
 from penstock.core.lease import Lease
 from penstock.core.ledger import Glimpse, Observation
@@ -111,6 +112,8 @@ class Scheduler:
         self._stops = Stops()
         self._router = Router(settings.routing, settings.router, self._pool, draw=random.random)
         self._affinity = Affinity(self._router, self._look_again)
+        self._account = Account(self._fairness)
+        self._grouping = Grouping(settings.router, self._account, by_arrival=settings.ordering == "fcfs")
         self._pump = Pump(
             self._queues,
             self._pool,
@@ -119,6 +122,7 @@ class Scheduler:
             self._tenants,
             stops=self._stops,
             affinity=self._affinity,
+            grouping=self._grouping,
             look=self._look,
             tenant_level=settings.tenant_level,
             look_again=self._look_again,
@@ -133,7 +137,6 @@ class Scheduler:
             settings=settings.admission,
         )
         self._recorder = Recorder(self._waits, self._shares, [band.name for band in settings.bands])
-        self._account = Account(self._fairness)
         self._key = ORDERINGS[settings.ordering]
         self._estimator = Estimator()
         self._forecast = Forecast()
@@ -334,6 +337,7 @@ class Scheduler:
         self._queues.forget(endpoint)
         self._router.gone(endpoint)
         self._affinity.used(endpoint)
+        self._grouping.gone(endpoint)
         self._timers.cancel(name)
         self._health_changed(now)
         return self._pumped(now)
@@ -494,6 +498,9 @@ class Scheduler:
         before, self._settings = self._settings, settings
         self._router.reconfigured(settings.routing, settings.router)
         self._rearrange(before)
+        waiting = [entry for entry in self._entries.values() if entry.state is State.WAITING]
+        by_arrival = settings.ordering == "fcfs"
+        self._grouping.reconfigured(settings.router, self._account, waiting, by_arrival=by_arrival)
         self._reserve.share = self._reserved_share()
         self._tenants.reconfigured(settings.tenants, self._entries.values(), now)
         self._pool.reconfigured(settings.health, stale_after_s=settings.stale_after_s)
@@ -670,6 +677,7 @@ class Scheduler:
             self._reject(entry, reason, now, actions)
         else:
             self._arm(entry)
+            self._grouping.waits(entry)
             self._recorder.waits(entry, now)
 
     def _make_room(self, entry: Entry, now: float, actions: list[Action]) -> bool:
@@ -699,15 +707,18 @@ class Scheduler:
         entry.cost = self._account.estimated_cost(entry)
         band = self._queues.bands[request.band]
         if entry.seq in band.entries:
-            if entry.seq not in band.bumped:  # else it is out of turn, and says nothing of how far turns have come
-                tree.serve(entry)
-            shedding.leaves(band.settings, entry, now)
+            self._grouping.sent(entry, chosen, now)
+            if entry.follows is None:
+                if entry.seq not in band.bumped:  # else it is out of turn, and says nothing of how far turns have come
+                    tree.serve(entry)
+                shedding.leaves(band.settings, entry, now)
             self._unqueue(entry, Event.DISPATCHED)
             entry.waited_s += now - entry.queued_since_s
             self._pump.sent(entry, now)
         else:
             entry.move(Event.DISPATCHED)
         self._recorder.sent(entry, endpoints, chosen, now)
+        entry.follows = None
         tree.lent(node)
         self._account.dispatched(tree, entry)
         if self._tenants.started(request.tenant):
@@ -807,6 +818,7 @@ class Scheduler:
             self._router.look(entry, now)
             self._enqueue(entry, now)
             self._arm(entry)
+            self._grouping.waits(entry)
             self._recorder.waits(entry, now)
 
     # --- the queue ----------------------------------------------------------------------------------------------
@@ -825,6 +837,8 @@ class Scheduler:
         self._timers.cancel(entry.seq)
         if entry.choosy:
             self._affinity.left(entry)
+        if entry.siblings:
+            self._grouping.left(entry)
 
     def _arm(self, entry: Entry) -> None:
         """See to it that nobody waits longer than it may, or than it helps."""

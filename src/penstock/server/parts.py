@@ -77,6 +77,8 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
             affinity_wait_s=settings.routing.affinity_wait,
             imbalance_threshold=settings.routing.imbalance_threshold,
             strict_sessions=settings.routing.session.strict,
+            prefix_group=settings.routing.prefix_group,
+            prefix_group_tokens=settings.routing.prefix_group_tokens,
         ),
         attempts_max=settings.retry.max_attempts,
         retry_budget=settings.retry.budget,

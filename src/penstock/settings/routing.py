@@ -93,6 +93,16 @@ class Routing(Section):
         "prefix. No open endpoint is kept waiting longer.",
         ge=0,
     )
+    prefix_group: values.Whole = setting(
+        4,
+        "How many waiting requests whose prompts begin like one that was just sent may follow it to its endpoint, "
+        "ahead of their turn. Each flow gets ahead of the others by no more than so many requests. `0`: none.",
+        ge=0,
+        le=64,
+    )
+    prefix_group_tokens: values.Whole = setting(
+        1024, "How many tokens two prompts have to share at their beginning to go together.", ge=1
+    )
     imbalance_threshold: Threshold = setting(
         math.inf,
         "With `policy: load_balanced_kv`: from this difference on between the longest and the shortest queue of all "

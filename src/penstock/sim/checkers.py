@@ -21,6 +21,7 @@ from typing import Literal
 from penstock.core.actions import Abort, Action, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.endpoint import Endpoint, EndpointSpec
 from penstock.core.flow import Entry
+from penstock.core.grouping import OVERTAKEN_MAX
 from penstock.core.health import Presence
 from penstock.core.ledger import Observation
 from penstock.core.lifecycle import State
@@ -107,6 +108,7 @@ class CheckedScheduler(Scheduler):
         self.books = Books()
         self._oracle = Oracle(self)
         self._facts = 0
+        self._overtaken: Counter[str] = Counter()  # waiting requests, by those of their flow that followed another
         self._ran: Counter[str] = Counter()  # requests of each tenant at engines when limits last changed
 
     # --- facts --------------------------------------------------------------------------------------------------
@@ -249,11 +251,24 @@ class CheckedScheduler(Scheduler):
         if self._settings.queue_enabled and entry.request.pinned is None:
             assert now + self._forecast.first_token_s(entry.request.model) <= entry.deadline_s
             self._oracle.check_choice(entry, endpoints, now)
+        if entry.follows is not None:
+            self._note_overtaken(entry)
         charged = entry.charged
         assert charged == 0.0, f"{entry.request} was charged {charged} before it was sent"
         dispatch = super()._dispatch(entry, endpoints, now)
         assert entry.charged == entry.cost
         return dispatch
+
+    def _note_overtaken(self, entry: Entry) -> None:
+        """It follows another one, before those that stand before it in its own flow: so often each, and no more."""
+        self._overtaken = Counter({name: count for name, count in self._overtaken.items() if name in self._entries})
+        for other in self._queues.bands[entry.request.band].entries.values():
+            same = other.node is entry.node and other.request.model == entry.request.model
+            if same and (other.key, other.seq) < (entry.key, entry.seq):
+                self._overtaken[other.request.id] += 1
+                assert self._settings.ordering == "fcfs", f"{entry.request} overtakes where an order was asked for"
+                assert other.key[0] == entry.key[0], f"{entry.request} overtakes what its caller wants first"
+                assert self._overtaken[other.request.id] <= OVERTAKEN_MAX * other.visit
 
     def _end(self, entry: Entry, usage: Usage | None, now: float, reason: Reason | None = None) -> None:
         super()._end(entry, usage, now, reason)
@@ -326,6 +341,9 @@ class CheckedScheduler(Scheduler):
                 tokens[entry.request.model] += entry.estimate.prompt_tokens
             assert (band.tokens, band.tokens_of) == (sum(tokens.values()), tokens)
             assert band.tree.waiting == len(own)
+        assert sum(len(x.siblings) for x in entries) == sum(
+            len(own) for flows in self._grouping._waiting.values() for own in flows.values()
+        ), "those who wait are found by their prefixes, and nobody else"
         assert len(self._entries) == len(self.books.requests) == len(waiting) + len(self._leases)
         assert not (self._draining and self._queue_until_s is None and waiting), "the drain is over, and some wait"
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from penstock.core import admission
 from penstock.core.band import Band
 from penstock.core.endpoint import Endpoint
+from penstock.core.estimate import BYTES_PER_TOKEN
 from penstock.core.fairness.tree import Node
 from penstock.core.flow import Entry
 from penstock.core.ledger import REVIEW_S
@@ -40,6 +41,10 @@ class Oracle:
         scheduler = self._scheduler
         if entry.seq not in scheduler._queues.bands[entry.request.band].entries:
             return
+        if entry.follows is not None:
+            self._check_follower(entry, endpoints, now)
+            self._check_strict(entry, endpoints, now)
+            return
         passed = set(scheduler._pump._passed)  # they were counted as overtaken just now, by this very choice
         expected = self._choice(now, known=True, discount=passed)
         assert expected is not None, f"at {now} {entry.request} is sent, and nobody may be"
@@ -51,6 +56,32 @@ class Oracle:
     def check_nobody_waits_in_vain(self, now: float) -> None:
         choice = self._choice(now, known=False, discount=set())
         assert choice is None, f"at {now} {choice[0].request} waits, and {choice[1]} are open to it"
+
+    def _check_follower(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
+        """It goes before its turn: to where one with the same prefix went, within the bound, at nobody's cost."""
+        scheduler, (endpoint,) = self._scheduler, endpoints
+        band, router = scheduler._queues.bands[entry.request.band], scheduler._settings.router
+        group = scheduler._grouping._groups[endpoint]
+        assert 0 < group.left <= router.prefix_group
+        assert group.leader.id == entry.follows
+        depth = max(1, round(router.prefix_group_tokens * BYTES_PER_TOKEN / entry.request.prefix_chunk_bytes))
+        assert entry.request.prefix[:depth] == group.leader.prefix[:depth] != ()
+        assert len(entry.request.prefix) >= depth
+        assert self._fits(entry, endpoint, now)
+        assert self._open(endpoint, band, now)
+        assert not self._tenant_held(entry)
+        assert not _any_held(entry)
+        preferred = scheduler._router.preferred(entry, now)
+        assert not preferred or endpoint in preferred
+        waiting = [x for x in band.entries.values() if x.bypassed >= BYPASS_MAX and x not in scheduler._pump._passed]
+        kept = [x for x in waiting if endpoint.serves(x.request.model) and not x.shuns(endpoint.name, now)]
+        assert not kept, f"{entry.request} takes room that is kept for {kept[0].request}"
+        cost = scheduler._account.full_cost(entry)
+        line = list(self._order(band, [endpoint]))
+        for level, node in enumerate(_path(entry)):
+            rivals = [_path(x)[level] for x in line if _path(x)[:level] == _path(entry)[:level]]
+            lead = (node.tag - min(rival.tag for rival in rivals)) * node.weight
+            assert lead + cost <= router.prefix_group * cost + 1e-6, f"{entry.request} gets {lead} ahead of its turn"
 
     def _check_leaf_order(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
         """Within one flow and model nobody goes first but for those who don't fit, or may not run, or were bumped."""

@@ -28,6 +28,14 @@ class Account:
             completion_tokens=entry.estimate.output_tokens,
         )
 
+    def full_cost(self, entry: Entry) -> float:
+        """What it is estimated to count for if nothing of its prompt is cached."""
+        return self._policy.cost(
+            prompt_tokens=entry.estimate.prompt_tokens,
+            cached_tokens=0,
+            completion_tokens=entry.estimate.output_tokens,
+        )
+
     def recounted(self, entry: Entry) -> None:
         """Another policy counts from now on, and no tree has been charged by it: note what it would have been."""
         entry.charged = 0.0

@@ -26,6 +26,8 @@ class RoutingSettings(msgspec.Struct, frozen=True):
     affinity_wait_s: float = 0.0
     imbalance_threshold: float = math.inf
     strict_sessions: bool = False  #: a session goes nowhere but home while that one is alive
+    prefix_group: int = 4  #: so many that wait may follow one with the same prefix to its endpoint; 0: nobody
+    prefix_group_tokens: int = 1_024  #: what two prompts have to share to have the same prefix
 
 
 Draw = Callable[[], float]

@@ -35,6 +35,7 @@ WHY_FIRST = {
     "promised": "a lower band, by its promised share or where this one did not fit",
     "turn": "their flow had got less for its weight",
     "order": "before it in its own flow",
+    "followed": "followed a request with the same prefix",
     "overtook": "behind it in its own flow, but fitted where it did not",
 }
 

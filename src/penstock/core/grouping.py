@@ -1,0 +1,161 @@
+"""Which of those who wait may follow a request to its endpoint, because their prompts begin alike (S4.11)?
+
+A prompt's cache is worth most right after it was filled. Who is sent in its turn leads a *group*: up to K waiting
+requests whose prompts share at least `prefix_group_tokens` with its own may go to the same endpoint before others' turn
+comes, whenever that endpoint is open to them, until the next one goes there in its turn.
+
+Turns stay fair: a flow may be ahead of the one whose turn it is by K of its requests at their full price, so the bound
+of fairness grows by K * c_max. In its own flow a request is overtaken by followers a limited number of
+times, and only where arrival is the order. Who waits is found by keys at depths that double, those who share most first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
+
+from penstock.core.endpoint import Endpoint
+from penstock.core.estimate import BYTES_PER_TOKEN
+from penstock.core.fairness.account import Account
+from penstock.core.fairness.tree import Node
+from penstock.core.flow import Entry
+from penstock.core.request import Request
+from penstock.core.routing.registry import RoutingSettings
+
+CANDIDATES_MAX = 8  # flows looked at to find one follower; the ones that may not go are looked at last the next time
+GROUP_S = 30.0  # what an engine under load computed earlier than that may be gone from its cache
+OVERTAKEN_MAX = (
+    32  # times that one request is overtaken in its own flow: as often as by those that fit where it does not
+)
+EPSILON = 1e-9
+
+
+class Group:
+    """Who went to an endpoint in its turn, and how many may follow it."""
+
+    __slots__ = ("endpoint", "leader", "left", "until_s")
+
+    def __init__(self, endpoint: Endpoint, leader: Request, left: int, until_s: float) -> None:
+        self.endpoint = endpoint
+        self.leader = leader
+        self.left = left
+        self.until_s = until_s
+
+
+class Grouping:
+    """The waiting by how their prompts begin, and the group of each endpoint."""
+
+    def __init__(self, settings: RoutingSettings, account: Account, *, by_arrival: bool) -> None:
+        self._waiting: dict[int, dict[Node, dict[int, Entry]]] = {}  # key -> flow -> by arrival number
+        self._groups: dict[Endpoint, Group] = {}
+        self.reconfigured(settings, account, (), by_arrival=by_arrival)
+
+    def reconfigured(
+        self, settings: RoutingSettings, account: Account, waiting: Iterable[Entry], *, by_arrival: bool
+    ) -> None:
+        """Other settings, and those that wait may stand in other flows now."""
+        self._account = account
+        self.size = settings.prefix_group
+        self._tokens_min = settings.prefix_group_tokens
+        self._by_arrival = by_arrival
+        self._waiting.clear()
+        self._groups.clear()
+        for entry in waiting:
+            entry.siblings = ()
+            self.waits(entry)
+
+    @property
+    def any(self) -> bool:
+        """Whether anybody waits who could follow, and anybody was sent who could be followed."""
+        return bool(self._waiting and self._groups)
+
+    # --- what happens -------------------------------------------------------------------------------------------
+
+    def waits(self, entry: Entry) -> None:
+        """It stays in the queue."""
+        if not self.size or not entry.request.prefix:
+            return
+        node = entry.node_of()
+        entry.siblings = keys = self._keys(entry.request)
+        for key in keys:
+            self._waiting.setdefault(key, {}).setdefault(node, {})[entry.seq] = entry
+
+    def left(self, entry: Entry) -> None:
+        """It waits no more."""
+        node = entry.node_of()
+        for key in entry.siblings:
+            flows = self._waiting[key]
+            own = flows[node]
+            del own[entry.seq]
+            if not own:
+                del flows[node]
+                if not flows:
+                    del self._waiting[key]
+        entry.siblings = ()
+
+    def sent(self, entry: Entry, endpoint: Endpoint, now: float) -> None:
+        """It is sent there, and stood in the queue until now: as a follower, or in its turn."""
+        if entry.follows is not None:
+            self._groups[endpoint].left -= 1
+            leaf = entry.node_of().leaves[entry.request.model]
+            if leaf.head() is not entry:
+                leaf.overtaken += 1
+        elif self.size and entry.request.prefix:
+            self._groups[endpoint] = Group(endpoint, entry.request, self.size, now + GROUP_S)
+
+    def gone(self, endpoint: Endpoint) -> None:
+        """There is no such endpoint any more."""
+        self._groups.pop(endpoint, None)
+
+    # --- who may follow -----------------------------------------------------------------------------------------
+
+    def group(self, endpoint: Endpoint, now: float) -> Group | None:
+        """The group that may still grow there."""
+        group = self._groups.get(endpoint)
+        return None if group is None or group.left <= 0 or now >= group.until_s else group
+
+    def candidates(self, group: Group) -> Iterator[Entry]:
+        """Of each flow the one that waits longest, those first who share most with the leader."""
+        looked_at = 0
+        seen: set[int] = set()
+        for key in reversed(self._keys(group.leader)):
+            flows = self._waiting.get(key)
+            for node in list(islice(flows, CANDIDATES_MAX - looked_at)) if flows else ():
+                entry = next(iter(flows[node].values()))  # type: ignore[index]
+                if entry.seq not in seen:
+                    seen.add(entry.seq)
+                    looked_at += 1
+                    yield entry
+                flows[node] = flows.pop(node)  # type: ignore[index,union-attr]
+
+    def in_bound(self, entry: Entry, models: Collection[str]) -> bool:
+        """Whether its flow may be served now, out of its turn, with regard to all who wait for one of the models."""
+        may_lead = (self.size - 1) * self._account.full_cost(entry) + EPSILON
+        node = entry.node_of()
+        while (parent := node.parent) is not None:
+            if node.held:
+                return False
+            turns = [first.tag for model in models if (first := parent.first(model)) is not None]
+            if not turns or (node.tag - min(turns)) * node.weight > may_lead:
+                return False
+            node = parent
+        return True
+
+    def in_order(self, entry: Entry) -> bool:
+        """Whether it may go before those who stand before it in its own flow."""
+        leaf = entry.node_of().leaves[entry.request.model]
+        head = leaf.head()
+        if head is None or head is entry:
+            return True
+        if not self._by_arrival or head.key[0] != entry.key[0]:
+            return False
+        return leaf.overtaken - head.overtaken_from < OVERTAKEN_MAX
+
+    def _keys(self, request: Request) -> tuple[int, ...]:
+        """The keys it is found by: of its prompt up to the least that counts, twice that, and so on."""
+        prefix, keys = request.prefix, []
+        depth = max(1, round(self._tokens_min * BYTES_PER_TOKEN / request.prefix_chunk_bytes))
+        while depth <= len(prefix):
+            keys.append(prefix[depth - 1])
+            depth *= 2
+        return tuple(keys)
