@@ -5,8 +5,8 @@ requests whose prompts share at least `prefix_group_tokens` with its own may go 
 comes, whenever that endpoint is open to them, until the next one goes there in its turn.
 
 Turns stay fair: a flow may be ahead of the one whose turn it is by K of its requests at their full price, so the bound
-of fairness grows by K * c_max. In its own flow a request is overtaken by followers a limited number of
-times, and only where arrival is the order. Who waits is found by keys at depths that double, those who share most first.
+of fairness grows by K * c_max. In its own flow a request is overtaken by followers a limited number of times, and only
+where arrival is the order. Who waits is found by keys at depths that double, those who share most first.
 """
 
 from __future__ import annotations
