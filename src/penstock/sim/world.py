@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from random import Random
 
@@ -24,6 +24,7 @@ from penstock.core.retry import Failure
 from penstock.core.scheduler import Scheduler
 from penstock.sim import translate
 from penstock.sim.engine import Engine, EngineFullError, EngineRequest, Progress, PromptTooLongError
+from penstock.sim.rivals import Rival, RoundRobinPassthrough
 from penstock.sim.workload import InFlight, Job, Source
 from penstock.sim.world_values import Journey, Node, Sample, Service, Who, WorldSettings
 
@@ -54,6 +55,7 @@ class World:
         sink: Callable[[Journey], None] | None = None,
         watch: Watch | None = None,
         progress: Callable[[float, float], None] | None = None,
+        rival: Callable[[Sequence[Node]], Rival] = RoundRobinPassthrough,
     ) -> None:
         self.settings = settings
         self.now = 0.0
@@ -69,11 +71,13 @@ class World:
         self._progress = progress  # told how far it is, and of how much
         self._sources = list(sources)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._bypassed = 0
+        self._open_sources = 0  # that have more to send
         self.nodes = {
             spec.name: Node(spec, Engine(spec.config, seed=settings.seed * 1000 + number))
             for number, spec in enumerate(settings.engines)
         }
+        self._node_list = list(self.nodes.values())
+        self._rival = rival(self._node_list)  # sends what goes past the gateway
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
@@ -82,6 +86,8 @@ class World:
         self._begin()
         end_s = self.settings.duration_s
         while self._heap and self._heap[0][0] <= end_s:
+            if self.settings.ends_idle and not self._open_sources and not self.journeys:
+                return
             when, _, event = heapq.heappop(self._heap)
             self._let_time_pass(when)
             self.now = when
@@ -111,6 +117,7 @@ class World:
                 for _ in range(arrivals.requests):
                     self.at(source.stream.start_s, partial(self._again, source))
             else:
+                self._open_sources += 1
                 self._next_of(source, iter(source.open_jobs()).__next__)
         self.at(self.settings.sample_s, self._sample)
 
@@ -129,6 +136,7 @@ class World:
         try:
             job = following()
         except StopIteration:
+            self._open_sources -= 1
             return
         self.at(job.at_s, partial(self._open_arrival, source, following, job))
 
@@ -145,9 +153,9 @@ class World:
         if job.hangs_up_s is not None:
             self.at(job.hangs_up_s, partial(self._hang_up, journey))
         if job.stream.bypass:
-            self._bypassed += 1
-            nodes = list(self.nodes.values())
-            self._submit(journey, nodes[self._bypassed % len(nodes)], 0, 0)
+            number = self._rival.choose(job)
+            self._rival.sent(job, number)
+            self._submit(journey, self._node_list[number], 0, 0)
             return
         self._tell(self.scheduler.arrived(translate.request(job), now=self.now))
         if not journey.outcome and journey.dispatched_s is None:
@@ -171,6 +179,8 @@ class World:
         journey.node = None
         self._wait(journey, waits=False)
         del self.journeys[journey.job.id]
+        if journey.job.stream.bypass:
+            self._rival.ended(journey.job)
         arrivals = journey.job.stream.arrivals
         if isinstance(arrivals, InFlight):
             pause_s = arrivals.think_s if outcome == "completed" else arrivals.retry_s
@@ -278,6 +288,8 @@ class World:
             if progress.first:
                 journey.first_s = now
                 self._serve(journey).prompt_tokens += journey.job.prompt_tokens
+                if not ours:
+                    self._rival.first_token(journey.job)
                 if seen:
                     self._tell(scheduler.first_token(journey.lease, now=now))
             if progress.usage is not None and progress.finished:

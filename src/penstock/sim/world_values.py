@@ -42,6 +42,7 @@ class WorldSettings:
     probe_s: float = 0.5
     deaths: tuple[Death, ...] = ()
     sample_s: float = 1.0
+    ends_idle: bool = False  #: as soon as the workload is over and all of it done
     checked: bool = False  #: check the invariants after every fact
 
 
