@@ -195,10 +195,14 @@ class Located:
         """How many tokens of the prompt an endpoint is believed to hold."""
         if endpoint in self.told:
             return self.told[endpoint]
+        return int(self.depth(endpoint) * self.per_key)
+
+    def depth(self, endpoint: int) -> int:
+        """How many of its leading blocks it was sent, by our history."""
         bit = self._index.bit(endpoint)
         for bits, depth in self.levels:
             if bits & bit:
-                return int(depth * self.per_key)
+                return depth
         return 0
 
     @property

@@ -734,6 +734,8 @@ class Scheduler:
             output_tokens=entry.estimate.output_tokens,
             cached_tokens=entry.cached_tokens,
             source=entry.source,
+            prefix=request.prefix,
+            follows_twin=entry.follows_twin,
             streamed=request.streamed,
             prefill_end_s=now,
         )

@@ -66,8 +66,10 @@ class Router:
             chosen = policy.choose(endpoints, self._context(entry, located, now))
             entry.believe_cached(located.tokens(chosen.index))
             entry.source = located.said.get(chosen.index, Source.HISTORY)
+            entry.follows_twin = False
             if request.prefix:
                 if located.levels:
+                    entry.follows_twin = self._being_computed(request, located.depth(chosen.index), chosen)
                     self._heat.used(request.prefix[located.levels[-1][1] - 1], now)
                 self._history.store(chosen.index, request.prefix)
         else:
@@ -102,15 +104,20 @@ class Router:
             return
         if lease.epoch != endpoint.ledger.epoch:
             return
+        predicted = lease.cached_tokens
+        if lease.source is Source.HISTORY:  # which knows shares; tokens were estimated
+            predicted = round(predicted * usage.prompt_tokens / max(1, predicted + lease.prompt_tokens))
+        if lease.follows_twin:
+            predicted = min(predicted, usage.cached_tokens)
         right = self.sources.check(
             lease.source,
             endpoint.index,
-            predicted=lease.cached_tokens,
+            predicted=predicted,
             cached=usage.cached_tokens,
             prompt_tokens=usage.prompt_tokens,
             now=now,
         )
-        if lease.source is Source.HISTORY and lease.cached_tokens:
+        if lease.source is Source.HISTORY and predicted and not lease.follows_twin:
             self._resize(endpoint, right=right)
 
     def failed(self, entry: Entry, lease: Lease) -> None:
@@ -227,6 +234,14 @@ class Router:
                 continue
             located.said[index] = source
             located.told[index] = held
+
+    @staticmethod
+    def _being_computed(request: Request, depth: int, endpoint: Endpoint) -> bool:
+        """Whether what it holds of a prompt was sent there but a moment ago, so that no engine need have it yet."""
+        if not depth:
+            return False
+        last, key = depth - 1, request.prefix[depth - 1]
+        return any(len(x.prefix) > last and x.prefix[last] == key for x in endpoint.ledger.prefilling.values())
 
     def _resize(self, endpoint: Endpoint, *, right: bool) -> None:
         """What an engine holds is less than its memory: answers take some. Its errors tell how much less."""

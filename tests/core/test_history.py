@@ -1,0 +1,49 @@
+"""Our own history of who was sent what: when does a wrong promise mean that an engine holds less than we believe?"""
+
+from __future__ import annotations
+
+from penstock.core.request import Usage
+from penstock.core.routing.registry import RoutingSettings
+from penstock.core.scheduler import SchedulerSettings
+from penstock.core.sources import SourceSnapshot
+from penstock.sim.checkers import CheckedScheduler
+from tests.core.drive import request, scheduler, the_lease
+
+KEYS = tuple(range(10))  # of 128 tokens each
+BYTES = 5120
+
+
+def history(made: CheckedScheduler, now: float) -> SourceSnapshot:
+    return next(seen for seen in made.snapshot(now=now).sources if seen.source == "history")
+
+
+def kv() -> CheckedScheduler:
+    return scheduler(SchedulerSettings(routing="kv", router=RoutingSettings()), a=8)
+
+
+def prompt(made: CheckedScheduler, name: str, now: float) -> int:
+    return the_lease(made.arrived(request(name, body_bytes=BYTES, prefix=KEYS, prefix_chunk_bytes=512), now=now))
+
+
+def test_a_sibling_of_what_is_just_being_computed_is_no_proof_of_a_small_cache() -> None:
+    made = kv()
+    first = prompt(made, "first", 0.0)
+    for number in range(20):  # an engine computes the same again for those that come before the first is done
+        made.finished(prompt(made, f"sibling{number}", 0.1), Usage(1280, 5, 0, cached_told=True), now=0.2)
+    limit = made._router._history.limit_of(0)
+    made.finished(first, Usage(1280, 5, 0, cached_told=True), now=1.0)
+    assert limit == made._router._history.limit_of(0)
+    assert (history(made, 1.0).wrong, history(made, 1.0).off) == (0, 0)
+    made.finished(prompt(made, "later", 2.0), Usage(1280, 5, 0, cached_told=True), now=3.0)
+    assert history(made, 3.0).wrong == 1, "by now it should have been there"
+
+
+def test_a_prompt_of_fewer_tokens_than_its_bytes_suggest_is_no_proof_of_a_small_cache() -> None:
+    made = kv()
+    limit = made._router._history.limit_of(0)
+    made.finished(prompt(made, "first", 0.0), Usage(1280, 5, 0, cached_told=True), now=0.5)
+    for number in range(10):
+        lease = prompt(made, f"again{number}", 1.0 + number)
+        made.finished(lease, Usage(700, 5, 690, cached_told=True), now=1.5 + number)
+    assert history(made, 20.0).wrong == 0
+    assert made._router._history.limit_of(0) >= limit
