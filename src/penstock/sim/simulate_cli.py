@@ -11,6 +11,7 @@ import msgspec
 from rich.console import Console
 
 from penstock import clock
+from penstock.sim import trace_cli
 from penstock.sim.report import Result, show
 from penstock.sim.scenarios import SCENARIOS, Scenario, Setup
 
@@ -27,12 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", metavar="N,N,…", help="several, side by side")
     parser.add_argument("--duration", metavar="S", type=float, help="simulated seconds, instead of the scenario's own")
     parser.add_argument("--check", action="store_true", help="check all invariants after every event (slow)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per seed")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per seed; with a trace, one list")
     parser.add_argument("--list", action="store_true", help="list the scenarios")
+    trace_cli.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when all goals were met, 1 when one was missed, 2 for wrong flags."""
+    """0 when all goals were met, 1 when one was missed (or a trace is broken), 2 for wrong flags."""
     if args.list:
         _list(json=args.json)
         return EXIT_OK
@@ -41,6 +43,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"penstock simulate: {problem}", file=sys.stderr)
         return EXIT_USAGE
     seeds = _seeds(args.seeds) if args.seeds else [args.seed]
+    if args.trace is not None:
+        line = ProgressLine("trace", shown=sys.stderr.isatty())
+        code = trace_cli.simulate(args, seeds, line.say)
+        line.clear()
+        return code
     names = list(SCENARIOS) if args.scenario == "all" else [args.scenario]
     met = [_simulate(SCENARIOS[name], seeds, args) for name in names]
     return EXIT_OK if all(met) else EXIT_MISSED
@@ -64,9 +71,11 @@ def _simulate(scenario: Scenario, seeds: list[int], args: argparse.Namespace) ->
 
 
 def _problem(args: argparse.Namespace) -> str | None:
-    if args.scenario is None:
-        return "--scenario is missing; --list shows what there is"
-    if args.scenario not in SCENARIOS and args.scenario != "all":
+    if args.trace is not None and args.scenario is not None:
+        return "--scenario and --trace are two different workloads; name one"
+    if args.scenario is None and args.trace is None:
+        return "--scenario (--list shows what there is) or --trace is missing"
+    if args.trace is None and args.scenario not in SCENARIOS and args.scenario != "all":
         near = difflib.get_close_matches(args.scenario, SCENARIOS, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(SCENARIOS)}"
         return f"there is no scenario {args.scenario!r}; {hint}"
@@ -104,10 +113,12 @@ class ProgressLine:
     _told: float = field(default_factory=clock.now)
 
     def tell(self, variant: str, now_s: float, duration_s: float) -> None:
+        self.say(f"{self.scenario}, seed {self.seed}, {variant}: {now_s:.0f} of {duration_s:.0f} simulated seconds")
+
+    def say(self, done: str) -> None:
         if not self.shown or clock.now() < self._told + 0.2:
             return
         self._told = clock.now()
-        done = f"{self.scenario}, seed {self.seed}, {variant}: {now_s:.0f} of {duration_s:.0f} simulated seconds"
         print(f"\r\x1b[K{done}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:

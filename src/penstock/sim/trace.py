@@ -11,12 +11,12 @@ import csv
 import gzip
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
-from typing import IO, Annotated
+from typing import Annotated, BinaryIO
 
 import msgspec
 
@@ -75,6 +75,7 @@ class Trace:
 
     def __init__(self, path: Path, format_name: str | None = None) -> None:
         self.path = path
+        self._file: BinaryIO | None = None
         lines = self._lines()
         first = next(lines, None)
         lines.close()
@@ -90,6 +91,12 @@ class Trace:
     def stamped_in_ticks(self) -> bool:
         """Whether requests of a few seconds share one stamp."""
         return self.format == "mooncake"
+
+    @property
+    def share(self) -> float:
+        """How much of the file was read, by the run that reads it now."""
+        file = self._file
+        return 1.0 if file is None or file.closed else file.tell() / max(1, self.path.stat().st_size)
 
     def rows(self) -> Iterator[Row]:
         """All requests, in order."""
@@ -134,12 +141,16 @@ class Trace:
                 raise self._wrong(1, f"names no column {needed!r}, which the format {self.format} has")
         return names
 
-    def _lines(self) -> Iterator[tuple[int, bytes]]:
+    def _lines(self) -> Generator[tuple[int, bytes], None, None]:
         """Lines that are not blank, with their numbers."""
         number = 0
         try:
-            with self._open() as file:
-                while line := file.readline(LINE_BYTES_MAX + 1):
+            with self.path.open("rb") as file:
+                self._file = file
+                zipped = file.read(2) == GZIP_MAGIC
+                file.seek(0)
+                text = gzip.GzipFile(fileobj=file) if zipped else file
+                while line := text.readline(LINE_BYTES_MAX + 1):
                     number += 1
                     if len(line) > LINE_BYTES_MAX:
                         raise self._wrong(number, f"is longer than {LINE_BYTES_MAX} bytes")
@@ -149,11 +160,6 @@ class Trace:
             raise self._wrong(number + 1, f"can't be unpacked: {error}") from None
         except OSError as error:
             raise TraceError(f"{self.path} can't be read: {error.strerror or error}") from None
-
-    def _open(self) -> IO[bytes]:
-        with self.path.open("rb") as file:
-            zipped = file.read(2) == GZIP_MAGIC
-        return gzip.open(self.path, "rb") if zipped else self.path.open("rb")
 
     def _wrong(self, number: int, what: str) -> TraceError:
         return TraceError(f"{self.path}, line {number}: {what}")

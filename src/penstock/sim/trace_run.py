@@ -109,7 +109,8 @@ def run(trace: Trace, routing: str, seed: int, options: Options, tell: Tell | No
     )
     world.run()
     outcome.still_waiting(world.now)
-    return _figures(routing, seed, source, outcome, watch, world), watch.curves(outcome.ttft_s)
+    figures = _figures((routing, seed), source, outcome, watch, world)
+    return figures, watch.curves(outcome.ttft_s)
 
 
 def _scheduler(routing: str, options: Options) -> SchedulerSettings:
@@ -194,13 +195,11 @@ def cached(world: World) -> tuple[int, int]:
     return sum(g.prefix_cache_queries_total for g in gauges), sum(g.prefix_cache_hits_total for g in gauges)
 
 
-def _figures(
-    routing: str, seed: int, source: TraceSource, outcome: _Outcomes, watch: _Watch, world: World
-) -> Figures:
+def _figures(named: tuple[str, int], source: TraceSource, outcome: _Outcomes, watch: _Watch, world: World) -> Figures:
     asked, hit = cached(world)
     return Figures(
-        routing=routing,
-        seed=seed,
+        routing=named[0],
+        seed=named[1],
         ttft_mean_s=_mean(outcome.ttft_s),
         ttft_p50_s=percentile(outcome.ttft_s, 0.5),
         ttft_p99_s=percentile(outcome.ttft_s, 0.99),

@@ -87,5 +87,7 @@ class TraceSource(Source):
         if tenant not in self._streams:
             if len(self._streams) >= TENANTS_MAX:
                 return self._stream_of("other") if "other" in self._streams else self.stream
-            self._streams[tenant] = Stream(tenant, Recorded(), Constant(1), Constant(1), band=self._band, bypass=self._bypass)
+            self._streams[tenant] = Stream(
+                tenant, Recorded(), Constant(1), Constant(1), band=self._band, bypass=self._bypass
+            )
         return self._streams[tenant]

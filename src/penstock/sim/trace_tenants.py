@@ -1,8 +1,8 @@
 """How fair was it to the tenants of a trace: how far did those apart who wanted service at the same time?
 
 Two measures, of service as done (a prompt token 1, an output token 2). *Service gap*: the furthest that two tenants
-moved apart over any time in which both had requests waiting at the gateway all along. *Jain's index*: over each minute, of the tenants
-that waited through all of it; the worst minute. And for people: the time to first token of the lighter half of tenants.
+moved apart over any time in which both had requests waiting at the gateway all along. *Jain's index*: over each
+minute, of the tenants that waited through all of it. And for people: the time to first token of the lighter half.
 """
 
 from __future__ import annotations

@@ -34,19 +34,19 @@ class PredictedTtft(RoutingPolicy):
     def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
         if len(endpoints) == 1:
             return endpoints[0]
-        rates = [e.ledger.prefill_rate for e in endpoints if e.ledger.rate_known]
-        fastest = max(rates, default=PREFILL_TOKENS_PER_S)
-        costs = {e: _cost(e, context, fastest) for e in endpoints}
-        least = min(costs.values())
+        costs = _costs(endpoints, context)
         if context.matched:
-            near = [e for e in _holders(endpoints, context) if costs[e] <= least + self._escape_s]
-            if near:
-                least = min(costs[e] for e in near)
-                costs = {e: costs[e] for e in near}
+            costs = self._near(costs, context) or costs
+        least = min(costs.values())
         return least_loaded([e for e, cost in costs.items() if cost <= least * (1.0 + PLAY) + PLAY_S], context)
 
     def preferred(self, context: Context) -> Sequence[Endpoint]:
-        return _holders(context.alive(), context) if context.matched else ()
+        return list(self._near(_costs(context.alive(), context), context)) if context.matched else ()
+
+    def _near(self, costs: dict[Endpoint, float], context: Context) -> dict[Endpoint, float]:
+        """Of these, the ones that hold most of the prompt and are not much dearer than the cheapest."""
+        dearest = min(costs.values(), default=0.0) + self._escape_s
+        return {e: costs[e] for e in _holders(list(costs), context) if costs[e] <= dearest}
 
 
 def _holders(endpoints: Sequence[Endpoint], context: Context) -> list[Endpoint]:
@@ -55,8 +55,14 @@ def _holders(endpoints: Sequence[Endpoint], context: Context) -> list[Endpoint]:
     return [e for e in endpoints if matched.get(e.index, 0) >= AFFINITY_SHARE * most] if most else []
 
 
+def _costs(endpoints: Sequence[Endpoint], context: Context) -> dict[Endpoint, float]:
+    """An endpoint not seen at work yet is taken to be as fast as the fastest: else it never would be seen."""
+    fastest = max((e.ledger.prefill_rate for e in endpoints if e.ledger.rate_known), default=PREFILL_TOKENS_PER_S)
+    return {e: _cost(e, context, fastest) for e in endpoints}
+
+
 def _cost(endpoint: Endpoint, context: Context, fastest: float) -> float:
-    """Seconds. An endpoint not seen at work yet is taken to be as fast as the fastest: else it never would be seen."""
+    """Seconds."""
     ledger, now = endpoint.ledger, context.now
     rate = ledger.prefill_rate if ledger.rate_known else fastest
     uncached = max(1, context.prompt_tokens - context.matched.get(endpoint.index, 0))
