@@ -45,7 +45,6 @@ class Entry:
         "deadline_s",
         "estimate",
         "follows",
-        "follows_twin",
         "held_for",
         "held_since_s",
         "key",
@@ -65,6 +64,7 @@ class Entry:
         "source",
         "state",
         "trail",
+        "twin_computing",
         "uncached_tokens",
         "visit",
         "wait_s_max",
@@ -98,7 +98,7 @@ class Entry:
         self.uncached_tokens = 1  # of its prompt, to be computed
         self.cached_tokens = 0  # of its prompt: where most is held, and once it is sent, where it was sent
         self.source: Source | None = None  # who says so
-        self.follows_twin = False  # what is believed cached is just being computed, for another request
+        self.twin_computing = False  # what is believed cached is just being computed, for another request
         self.blocks: tuple[tuple[int, ...], int] | None = None  # keys of its token blocks, and their size
         self.looked_up: tuple[Source, Mapping[str, int]] | None = None  # who answered, and tokens by endpoint
         self.locate_until_s = -math.inf  # so long it waits to be told where its prompt is cached

@@ -26,8 +26,8 @@ class Lease(msgspec.Struct, gc=False):
     prefill_end_s: float  #: predicted; where the first token can't be seen, the prefill counts as over then
     cached_tokens: int = 0  #: of the prompt, believed to be there already
     source: Source | None = None  #: who says so
-    prefix: tuple[int, ...] = ()  #: chain hashes of the prompt's chunks
-    follows_twin: bool = False  #: what is believed cached is just being computed there, for another request
+    prefix: tuple[int, ...] = ()  #: chain hashes of the prompt's chunks, while they are computed
+    twin_computing: bool = False  #: what is believed cached is just being computed there, for another request
     seen: bool = False
     first_token_s: float | None = None
     progress_s: float = 0.0  #: when its output was last looked at

@@ -215,6 +215,7 @@ class Ledger:
     def _prefilled(self, lease: Lease) -> None:
         del self.prefilling[lease.serial]
         self.outstanding_prefill_tokens -= lease.prompt_tokens
+        lease.prefix = ()  # of use only to tell that it is being computed
 
     def _learn_prefill(self, lease: Lease, now: float) -> None:
         elapsed_s = now - max(lease.dispatched_s, self._last_first_token_s) - PREFILL_BASE_S

@@ -735,7 +735,7 @@ class Scheduler:
             cached_tokens=entry.cached_tokens,
             source=entry.source,
             prefix=request.prefix,
-            follows_twin=entry.follows_twin,
+            twin_computing=entry.twin_computing,
             streamed=request.streamed,
             prefill_end_s=now,
         )

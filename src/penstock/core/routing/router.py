@@ -66,10 +66,10 @@ class Router:
             chosen = policy.choose(endpoints, self._context(entry, located, now))
             entry.believe_cached(located.tokens(chosen.index))
             entry.source = located.said.get(chosen.index, Source.HISTORY)
-            entry.follows_twin = False
+            entry.twin_computing = False
             if request.prefix:
                 if located.levels:
-                    entry.follows_twin = self._being_computed(request, located.depth(chosen.index), chosen)
+                    entry.twin_computing = self._being_computed(request, located.depth(chosen.index), chosen)
                     self._heat.used(request.prefix[located.levels[-1][1] - 1], now)
                 self._history.store(chosen.index, request.prefix)
         else:
@@ -107,7 +107,7 @@ class Router:
         predicted = lease.cached_tokens
         if lease.source is Source.HISTORY:  # which knows shares; tokens were estimated
             predicted = round(predicted * usage.prompt_tokens / max(1, predicted + lease.prompt_tokens))
-        if lease.follows_twin:
+        if lease.twin_computing:
             predicted = min(predicted, usage.cached_tokens)
         right = self.sources.check(
             lease.source,
@@ -117,7 +117,7 @@ class Router:
             prompt_tokens=usage.prompt_tokens,
             now=now,
         )
-        if lease.source is Source.HISTORY and predicted and not lease.follows_twin:
+        if lease.source is Source.HISTORY and predicted and not lease.twin_computing:
             self._resize(endpoint, right=right)
 
     def failed(self, entry: Entry, lease: Lease) -> None:
