@@ -115,6 +115,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         version=penstock.__version__,
         config_hash=lambda: reload.hash,
         loop_lag_s=lambda: metrics.loop_lag_s,
+        batches=tuple if batch is None else lambda: batch.keeper.outlook,
     )
     watch = Watch(driver, events, facts)
     Pages().add_to(routes)

@@ -9,7 +9,7 @@ import os
 import sys
 
 import penstock
-from penstock import config_cli, endpoint_cli, keys_cli, operator_cli
+from penstock import batch_cli, config_cli, endpoint_cli, keys_cli, operator_cli
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -88,6 +88,14 @@ def _parser() -> argparse.ArgumentParser:
     endpoint.set_defaults(run=endpoint_cli.run)
 
     operator_cli.add_commands(commands)
+
+    batch = commands.add_parser(
+        "batch",
+        help="run files of requests when nothing else does",
+        description="List, show, cancel or run batches at a running gateway (its `batch.data` switches them on).",
+    )
+    batch_cli.add_arguments(batch)
+    batch.set_defaults(run=batch_cli.run)
 
     engine = commands.add_parser(
         "engine",

@@ -83,7 +83,7 @@ class Keeper:
             try:
                 open_batches = await self._store.do(lambda store: store.open_batches(OPEN_MAX))
                 self._runner.open_batches(open_batches)
-                self.outlook = self._pace.look(open_batches, self._wall())
+                self._forecast(open_batches)
                 for batch in open_batches:
                     await self._move_on(batch)
                 pause_s = LOOK_S
@@ -97,6 +97,14 @@ class Keeper:
             except TimeoutError:
                 pass
             self._look.clear()
+
+    def _forecast(self, batches: list[Batch]) -> None:
+        before = {one.id for one in self.outlook if one.misses_window}
+        self.outlook = self._pace.look(batches, self._wall())
+        for one in self.outlook:
+            if one.misses_window and one.id not in before:
+                left = one.total - one.completed - one.failed
+                logger.warning("%s will miss its window: %d left, %.1f/s", one.id, left, one.per_s)
 
     async def _move_on(self, batch: Batch) -> None:
         now = self._wall()

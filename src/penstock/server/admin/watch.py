@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -29,6 +29,7 @@ INTERVAL_S = 1.0
 LISTENERS_MAX = 32
 ENDPOINTS_SHOWN = 256
 EVENTS_SHOWN = 50
+BATCHES_SHOWN = 50
 NAME_CHARS_MAX = 200  # longer than any that people use, short enough for a frame of hundreds
 _NAMES = ("name", "tenant", "model")
 Row = TypeVar("Row", bound=msgspec.Struct)
@@ -45,6 +46,7 @@ class Facts(msgspec.Struct, frozen=True):
     version: str
     config_hash: Callable[[], str]
     loop_lag_s: Callable[[], float]
+    batches: Callable[[], Sequence[object]] = tuple  #: those that have not ended, most pressing first
 
 
 class Watch:
@@ -141,6 +143,7 @@ class Watch:
                 "running": [short(row) for row in snapshot.requests.running],
                 "ended": [short(row) for row in snapshot.requests.ended],
             },
+            "batches": self._facts.batches()[:BATCHES_SHOWN],
             "events": self._events.latest(EVENTS_SHOWN),
         }
 
