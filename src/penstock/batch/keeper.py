@@ -23,7 +23,6 @@ from penstock.batch.values import Batch, NewItem, Problem
 logger = logging.getLogger(__name__)
 
 OPEN_MAX = 1_000  # open batches looked after; those with later deadlines wait until some have ended
-CLAIM_S = 30.0  # claims are good for so long without a word: longer than a stopped loop, shorter than patience
 STOP_S = 600.0  # what runs of a cancelled or expired batch may take to its end
 PURGE_S = 5.0
 READ_BYTES = 4 * CHUNK_BYTES  # read of a file at once, some ten milliseconds of the store's thread
@@ -40,6 +39,7 @@ class Keeper:
         *,
         lines_max: int,
         line_bytes_max: int,
+        claim_s: float,
         wall: Callable[[], float],
     ) -> None:
         self._store = store
@@ -47,6 +47,7 @@ class Keeper:
         self._lane = lane
         self._lines_max = lines_max
         self._line_bytes_max = line_bytes_max
+        self._claim_s = claim_s
         self._wall = wall
         self._pace = Pace()
         self._look = asyncio.Event()
@@ -186,11 +187,11 @@ class Keeper:
     async def _beat(self) -> None:
         async def beat() -> None:
             now, name = self._wall(), self._runner.name
-            await self._store.do(lambda store: store.beat(name, now + CLAIM_S))
+            await self._store.do(lambda store: store.beat(name, now + self._claim_s))
             if await self._store.do(lambda store: store.release_lost(now)):
                 self.wake()
 
-        await self._again(beat, CLAIM_S / 5, "the batch store can't be reached")
+        await self._again(beat, self._claim_s / 5, "the batch store can't be reached")
 
     async def _purge(self) -> None:
         async def purge() -> None:

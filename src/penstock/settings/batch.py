@@ -41,6 +41,9 @@ class Batch(Section):
         None, "With `store: postgres`: `postgresql://user:password@host/database`. Never logged or shown."
     )
     keep: values.Duration = setting(30 * 86_400.0, "How long files are kept that say nothing else.", ge=3600)
+    claim_timeout: values.Duration = setting(
+        30.0, "How long a gateway's claims on requests outlive its last word, where several share a store.", ge=1
+    )
     limits: BatchLimits = BatchLimits()
 
     @property

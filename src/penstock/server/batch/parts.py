@@ -58,7 +58,15 @@ def batch_lane(settings: Batch, lane: GatewayLane, driver: Driver, callers: Call
     store = StoreThread(_opening(settings))
     name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     runner = Runner(store, lane, name=name, wall=clock.wall, now=driver.now)
-    keeper = Keeper(store, runner, lane, lines_max=limits.max_lines, line_bytes_max=limits.max_line, wall=clock.wall)
+    keeper = Keeper(
+        store,
+        runner,
+        lane,
+        lines_max=limits.max_lines,
+        line_bytes_max=limits.max_line,
+        claim_s=settings.claim_timeout,
+        wall=clock.wall,
+    )
     rules = FileRules(quota, limits.max_file, limits.max_lines, limits.max_line, settings.keep)
     files = Files(store, rules, urls=lane.takes, wall=clock.wall)
     batches = Batches(store, keeper, quota, urls=lane.takes, keep_s=settings.keep, wall=clock.wall)

@@ -1,0 +1,141 @@
+"""What a `kill -9` costs: gateways as processes of their own, killed while they run a batch.
+
+Small versions of `benchmarks/batch.py kill` and `two`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from penstock.sim.engine_server import EngineServer
+from penstock.sim.profiles import EngineConfig
+from tests.batch import postgres
+
+ITEMS = 150
+WAIT_S = 40.0
+
+
+class Gateways:
+    """Processes in front of one engine."""
+
+    def __init__(self, folder: Path, engine: EngineServer, stack: AsyncExitStack) -> None:
+        self._folder = folder
+        self.engine = engine
+        self._stack = stack
+
+    async def start(self, port: int, **batch: Any) -> asyncio.subprocess.Process:
+        file = self._folder / f"{port}.json"
+        settings = {
+            "listen": f"127.0.0.1:{port}",
+            "endpoints": [{"url": self.engine.url, "slots": 4}],
+            "observe": {"interval": 0.1, "fast_interval": 0.05},
+            "batch": batch,
+        }
+        file.write_text(json.dumps(settings))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "penstock", "serve", "-c", str(file), "--log-level", "error"
+        )
+        self._stack.push_async_callback(self.stop, process, signal.SIGKILL)
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                assert process.returncode is None, "it ended at once"
+                try:
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                except OSError:
+                    await asyncio.sleep(0.02)
+                else:
+                    writer.close()
+                    return process
+
+    async def stop(self, process: asyncio.subprocess.Process, number: int = signal.SIGKILL) -> None:
+        if process.returncode is None:
+            process.send_signal(number)
+            await process.wait()
+
+    async def seen(self, count: int) -> None:
+        """Until the engine saw so many requests."""
+        async with asyncio.timeout(WAIT_S):
+            while len(self.engine.log.entries) < count:
+                await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+async def gateways(tmp_path: Path) -> AsyncIterator[Gateways]:
+    async with AsyncExitStack() as stack:
+        engine = EngineServer(EngineConfig(step_s=0.01), model="sim")
+        await engine.start(port=0)
+        stack.push_async_callback(engine.close)
+        yield Gateways(tmp_path, engine, stack)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def client(port: int) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=3)
+
+
+async def begin(api: openai.AsyncOpenAI) -> str:
+    body = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+    url = "/v1/chat/completions"
+    lines = [{"custom_id": f"r{n}", "method": "POST", "url": url, "body": body} for n in range(ITEMS)]
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    file = await api.files.create(file=("in.jsonl", data), purpose="batch")
+    made = await api.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="1h")
+    return made.id
+
+
+async def each_has_one_result(api: openai.AsyncOpenAI, batch: str) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while (found := await api.batches.retrieve(batch)).status == "in_progress":
+            await asyncio.sleep(0.05)
+    assert found.status == "completed"
+    assert found.request_counts is not None
+    assert (found.request_counts.completed, found.request_counts.failed) == (ITEMS, 0)
+    assert found.output_file_id is not None
+    text = (await api.files.content(found.output_file_id)).text
+    assert sorted(json.loads(line)["custom_id"] for line in text.splitlines()) == sorted(f"r{n}" for n in range(ITEMS))
+
+
+async def test_killed_again_and_again_every_item_has_one_result(gateways: Gateways, tmp_path: Path) -> None:
+    port, data = free_port(), str(tmp_path / "data")
+    api, batch = client(port), ""
+    for kill in range(3):
+        process = await gateways.start(port, data=data)
+        batch = batch or await begin(api)
+        await gateways.seen(25 * (kill + 1))
+        await gateways.stop(process)
+    before = len(gateways.engine.log.entries)
+    await gateways.start(port, data=data)
+    await each_has_one_result(api, batch)
+    assert before < ITEMS  # there was something left
+    assert len(gateways.engine.log.entries) <= ITEMS + 3 * (4 + 256)  # what was under way or not yet written, once more
+    await api.close()
+
+
+async def test_two_gateways_share_a_batch_on_postgres_and_one_is_killed(gateways: Gateways) -> None:
+    postgres.require()
+    with postgres.server() as url:
+        store = {"store": "postgres", "url": url, "claim_timeout": "2s"}
+        ports = [free_port(), free_port()]
+        killed, _ = await asyncio.gather(*(gateways.start(port, **store) for port in ports))
+        api = client(ports[1])
+        batch = await begin(api)
+        await gateways.seen(60)
+        await gateways.stop(killed)
+        await each_has_one_result(api, batch)
+        await api.close()
