@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -65,7 +66,7 @@ def server() -> Iterator[str]:
             _wait_for(url)
             yield url
         finally:
-            running.terminate()
+            running.send_signal(signal.SIGINT)  # at once, whoever is connected
             running.wait(30)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
