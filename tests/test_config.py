@@ -28,6 +28,7 @@ from penstock.config import (
 )
 from penstock.config_docs import reference_markdown
 from penstock.settings.explain import NOT_YET, nested, sections
+from penstock.settings.roles import role_warnings
 from penstock.settings.source import FILE_BYTES_MAX
 
 ROOT = Path(__file__).parent.parent
@@ -1059,3 +1060,33 @@ def test_any_file_and_any_environment_give_settings_or_a_config_error(
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
     for line in check(str(file), env):
         assert line.isprintable()
+
+
+# --- roles --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "warning"),
+    [
+        ("{url: http://a, labels: {role: prefill}}", "the model has `role: prefill` endpoints and none"),
+        ("{url: http://a, models: [m], labels: {role: decode}}", "model `m` has `role: decode` endpoints and none"),
+        ("{url: http://a, labels: {role: prefil}}", "endpoints[0].labels.role: `prefil` is none of"),
+    ],
+)
+def test_check_warns_of_roles_that_do_not_come_together(
+    endpoints: str, warning: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(f"endpoints: [{endpoints}]")
+    assert run_check(str(file)) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("ok: 1 endpoint")
+    assert printed.err.startswith(f"warning: {warning}")
+    assert run_check(str(file), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["warnings"][0].startswith(warning)
+
+
+def test_pairs_and_endpoints_without_roles_are_nothing_to_warn_of() -> None:
+    pair = [{"url": f"http://{role}", "labels": {"role": role}} for role in ("prefill", "decode")]
+    assert role_warnings(from_mapping({"endpoints": pair})) == []
+    assert role_warnings(from_mapping({"endpoints": [{"url": "http://a"}]})) == []

@@ -163,6 +163,7 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
 def _serve(args: argparse.Namespace) -> int:
     from penstock import bootstrap
     from penstock.config import ConfigError, Flags, Settings, load, require_endpoints
+    from penstock.settings.roles import role_warnings
 
     flags = Flags(
         endpoints=tuple(args.endpoint),
@@ -183,6 +184,8 @@ def _serve(args: argparse.Namespace) -> int:
         for problem in error.problems:
             print(f"penstock: {problem.line()}", file=sys.stderr)
         return 2
+    for warning in role_warnings(settings):
+        print(f"penstock: warning: {warning}", file=sys.stderr)
     logging.basicConfig(
         level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )

@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict
 
 from penstock.config import ConfigError, Problem, load, summary
+from penstock.settings.roles import role_warnings
 
 EXIT_OK, EXIT_WRONG, EXIT_UNREADABLE = 0, 1, 2
 
@@ -22,15 +23,20 @@ def run_check(args: argparse.Namespace) -> int:
     """Problems go to stderr, one per line; with `--json` everything is one object on stdout."""
     problems: tuple[Problem, ...] = ()
     code, message = EXIT_OK, ""
+    warnings: list[str] = []
     try:
-        message = summary(load(args.file, os.environ))
+        settings = load(args.file, os.environ)
+        message, warnings = summary(settings), role_warnings(settings)
     except ConfigError as error:
         problems, code = error.problems, EXIT_UNREADABLE if error.unreadable else EXIT_WRONG
     if args.json:
-        print(json.dumps({"ok": not problems, "problems": [asdict(problem) for problem in problems]}))
+        result = {"ok": not problems, "problems": [asdict(problem) for problem in problems]}
+        print(json.dumps(result | ({"warnings": warnings} if warnings else {})))
     elif problems:
         for problem in problems:
             print(problem.line(), file=sys.stderr)
     else:
         print(message)
+        for warning in warnings:
+            print(f"warning: {warning}", file=sys.stderr)
     return code

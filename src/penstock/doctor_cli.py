@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.config import ConfigError, Flags, load, require_endpoints
+from penstock.core.roles import Role, one_sided, role_of
 from penstock.doctor import Doctor, Report, State
 from penstock.settings.model import Settings
 
@@ -64,11 +65,15 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_UNREADABLE
     reports = asyncio.run(_examine(settings, Doctor(timeout_s=args.timeout, tries=args.tries)))
     problems = unserved(settings, reports)
+    warnings = one_role(settings, reports)
     if args.json:
-        print(msgspec.json.encode({"endpoints": reports, "problems": problems}).decode())
+        result = {"endpoints": reports, "problems": problems} | ({"warnings": warnings} if warnings else {})
+        print(msgspec.json.encode(result).decode())
     else:
         width = None if sys.stdout.isatty() else WIDTH_IN_FILES
         show(reports, problems, tried=args.tries, console=Console(width=width))
+        for warning in warnings:
+            print(f"warning: {warning}")
     return EXIT_PROBLEM if problems or any(report.problems for report in reports) else EXIT_OK
 
 
@@ -81,6 +86,15 @@ def unserved(settings: Settings, reports: Sequence[Report]) -> list[str]:
         for alias, target in settings.models.items()
         if target.to not in served
     ]
+
+
+def one_role(settings: Settings, reports: Sequence[Report]) -> list[str]:
+    """Models whose endpoints that can be used play one role of two."""
+    roles: dict[str, list[Role]] = {}
+    for endpoint, report in zip(settings.endpoints, reports, strict=True):
+        for model in report.models:
+            roles.setdefault(model.name, []).append(role_of(endpoint.labels))
+    return [f"model `{model}` {what}" for model, what in one_sided(roles).items()]
 
 
 async def _examine(settings: Settings, doctor: Doctor) -> list[Report]:

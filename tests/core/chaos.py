@@ -16,7 +16,7 @@ from random import Random
 
 from msgspec.structs import replace
 
-from penstock.core.actions import Abort, Action, Dispatch, Evict, Fail, Reject
+from penstock.core.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject
 from penstock.core.band import BandSettings
 from penstock.core.endpoint import EndpointSpec
 from penstock.core.fairness.base import Prices
@@ -53,7 +53,8 @@ class Engine:
     process: int = 1
     progress: float = 0.0
     gauges: str = "honest"
-    leases: dict[int, Dispatch] = field(default_factory=dict)
+    leases: dict[int, Dispatch | Decode] = field(default_factory=dict)
+    role: str = "both"
     last: Observation | None = None
 
 
@@ -70,6 +71,7 @@ class Chaos:
     kv_capacity_tokens: int | None = None
     drain: bool = False
     operators: bool = False  #: they remove, drain, pause, bump and cancel, and take it back
+    roles: bool = False  #: some endpoints only compute prompts, some only answer
     kind: type[CheckedScheduler] = CheckedScheduler
 
     def __post_init__(self) -> None:
@@ -91,8 +93,16 @@ class Chaos:
         heapq.heappush(self._heap, (when, self._events, event))
 
     def run(self) -> None:
-        for name, slots, models in (("a", 4, "x"), ("b", 3, "xy"), ("c", 2, "y")):
-            self._add_engine(name, slots, frozenset(models))
+        kinds = [("a", 4, "x", "both"), ("b", 3, "xy", "both"), ("c", 2, "y", "both")]
+        if self.roles:
+            kinds = [
+                ("a", 3, "xy", "prefill"),
+                ("b", 3, "xy", "decode"),
+                ("c", 2, "y", "both"),
+                ("d", 2, "x", "decode"),
+            ]
+        for name, slots, models, role in kinds:
+            self._add_engine(name, slots, frozenset(models), role)
         self.at(0.0, self._arrive)
         if self.drain:
             self.at(self.requests * 0.01, self._drain)
@@ -122,7 +132,7 @@ class Chaos:
         for action in actions:
             self.trace.append((self.now, action))
             match action:
-                case Dispatch():
+                case Dispatch() | Decode():
                     self._serve(action)
                 case Abort():
                     self.at(self.now + 0.01, partial(self._hang_up, action.request_id))
@@ -157,6 +167,7 @@ class Chaos:
             prefix_chunk_bytes=100,
             home=random.choice("abcq") if random.random() < 0.05 else None,
             locate_s=random.choice((0.0, 0.0, 0.3)),
+            divisible=not self.roles or random.random() < 0.9,
         )
         self._carry_out(self.scheduler.arrived(request, now=self.now))
         if request.locate_s:
@@ -191,13 +202,19 @@ class Chaos:
 
     # --- engines ------------------------------------------------------------------------------------------------
 
-    def _add_engine(self, name: str, slots: int, models: frozenset[str]) -> None:
-        self.engines[name] = Engine(name, slots, models)
-        self._carry_out(self.scheduler.endpoint_added(EndpointSpec(name=name, slots=slots), now=self.now))
+    def _add_engine(self, name: str, slots: int, models: frozenset[str], role: str) -> None:
+        self.engines[name] = Engine(name, slots, models, role=role)
+        self._carry_out(self.scheduler.endpoint_added(self._spec(name), now=self.now))
         self.at(self.now + 0.2, partial(self._tell_models, name))
         self.at(self.now + self.random.random(), partial(self._observe, name))
         self.at(self.now + self.random.random(), partial(self._trouble, name))
         self.at(self.now + self.random.random(), partial(self._probe, name))
+
+    def _spec(self, name: str) -> EndpointSpec:
+        engine = self.engines[name]
+        return EndpointSpec(
+            name=name, slots=engine.slots, labels={} if engine.role == "both" else {"role": engine.role}
+        )
 
     def _tell_models(self, name: str) -> None:
         if self.engines[name].removed:
@@ -205,18 +222,23 @@ class Chaos:
         models = self.engines[name].models
         self._carry_out(self.scheduler.endpoint_changed(name, models=models, now=self.now))
 
-    def _serve(self, dispatch: Dispatch) -> None:
+    def _serve(self, dispatch: Dispatch | Decode) -> None:
         engine, random = self.engines[dispatch.endpoint], self.random
         engine.leases[dispatch.lease] = dispatch
         begins_s = self.now + random.expovariate(20.0)
-        streamed = self.scheduler.books.requests[dispatch.request_id].streamed
-        if random.random() < self.trouble or not engine.up:
+        divided = isinstance(dispatch, Dispatch) and dispatch.decode is not None
+        streamed = self.scheduler.books.requests[dispatch.request_id].streamed and not divided
+        there = engine.up and not engine.removed
+        if random.random() < self.trouble or not there:
             causes = [failure for failure in Failure if failure is not Failure.BROKEN]
-            failure = Failure.CONNECT if not engine.up else random.choice(causes)
-            broken = random.random() < 0.2
+            failure = random.choice(causes) if there else Failure.CONNECT
+            broken = random.random() < 0.2 and not divided
             if broken and streamed:
                 self.at(begins_s, partial(self._begin, dispatch))
             self.at(begins_s + 0.05 * broken, partial(self._fail, dispatch, Failure.BROKEN if broken else failure))
+            return
+        if divided and random.random() < 0.95:  # else its engine refuses the request itself, for good
+            self.at(begins_s, partial(self._prefilled, dispatch))
             return
         if streamed:
             self.at(begins_s, partial(self._begin, dispatch))
@@ -225,17 +247,22 @@ class Chaos:
             self.at(begins_s + (ends_s - begins_s) * at / 3, partial(self._progress, dispatch, 60 * at))
         self.at(ends_s, partial(self._finish, dispatch))
 
-    def _begin(self, dispatch: Dispatch) -> None:
+    def _prefilled(self, dispatch: Dispatch | Decode) -> None:
+        if self.engines[dispatch.endpoint].leases.pop(dispatch.lease, None):
+            self.engines[dispatch.endpoint].progress += 1
+            self._carry_out(self.scheduler.prefilled(dispatch.lease, self._usage(), now=self.now))
+
+    def _begin(self, dispatch: Dispatch | Decode) -> None:
         if dispatch.lease in self.engines[dispatch.endpoint].leases:
             self._begun.add(dispatch.lease)
             self.engines[dispatch.endpoint].progress += 1
             self._carry_out(self.scheduler.first_token(dispatch.lease, now=self.now))
 
-    def _progress(self, dispatch: Dispatch, output_tokens: int) -> None:
+    def _progress(self, dispatch: Dispatch | Decode, output_tokens: int) -> None:
         if dispatch.lease in self._begun and dispatch.lease in self.engines[dispatch.endpoint].leases:
             self._carry_out(self.scheduler.progressed(dispatch.lease, output_tokens, now=self.now))
 
-    def _finish(self, dispatch: Dispatch) -> None:
+    def _finish(self, dispatch: Dispatch | Decode) -> None:
         if self.engines[dispatch.endpoint].leases.pop(dispatch.lease, None):
             self.engines[dispatch.endpoint].progress += 1
             self._carry_out(self.scheduler.finished(dispatch.lease, self._usage(), now=self.now))
@@ -246,7 +273,7 @@ class Chaos:
         usage = Usage(prompt_tokens, random.choice((0, 1, 40, 4000)), cached_tokens=random.choice((0, prompt_tokens)))
         return random.choice((usage, usage, None, Usage(0, 0)))
 
-    def _fail(self, dispatch: Dispatch, failure: Failure) -> None:
+    def _fail(self, dispatch: Dispatch | Decode, failure: Failure) -> None:
         if self.engines[dispatch.endpoint].leases.pop(dispatch.lease, None):
             failure = Failure.BROKEN if dispatch.lease in self._begun else failure
             self._carry_out(self.scheduler.failed(dispatch.lease, failure, now=self.now))
@@ -409,7 +436,7 @@ class Chaos:
     def _come_back(self, name: str) -> None:
         engine = self.engines[name]
         engine.removed, engine.process, engine.progress = False, engine.process + 1, 0.0
-        self._carry_out(self.scheduler.endpoint_added(EndpointSpec(name=name, slots=engine.slots), now=self.now))
+        self._carry_out(self.scheduler.endpoint_added(self._spec(name), now=self.now))
         self._tell_models(name)
 
     def _restore(self) -> None:

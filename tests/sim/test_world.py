@@ -211,3 +211,22 @@ def test_json_gives_one_object_per_seed(capsys: pytest.CaptureFixture[str]) -> N
     results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [result["seed"] for result in results] == [1, 2]
     assert all(result["measures"] and result["lines"] for result in results)
+
+
+# --- two phases -------------------------------------------------------------------------------------------------
+
+
+def test_prompts_are_computed_at_one_engine_and_answered_at_another_on_virtual_time() -> None:
+    roles = ("prefill", "decode", "decode")
+    engines = tuple(
+        EngineSpec(f"{role}-{number}", replace(CONFIG, max_num_seqs=8), 8, role) for number, role in enumerate(roles)
+    )
+    deaths = (Death("decode-1", 6.0, 4.0), Death("prefill-0", 12.0, 3.0))
+    made = world(CALM, BUSY, engines=engines, deaths=deaths)
+    ended = [journey for journey in made.done if journey.outcome]
+    assert len(ended) > 100
+    assert {journey.outcome for journey in ended} <= {"completed", "failed"}
+    assert all(journey.reason == "stream_broken" for journey in ended if journey.outcome == "failed")
+    divided = [journey for journey in ended if journey.transferred]
+    assert len(divided) > len(ended) / 2
+    assert len(ended) > len(divided), "while no prefill engine was there, decode engines did it all"

@@ -19,6 +19,15 @@ class Dispatch(msgspec.Struct, frozen=True, gc=False):
     lease: int  #: serial of the lease, to be named in every report
     queue_s: float  #: the time it spent in the queue, all visits together
     rank: int | None = None  #: for the engine's own queue, lower first; None: the engine's order is left alone
+    decode: str | None = None  #: only its prompt is computed there; this endpoint is leased to answer it
+
+
+class Decode(msgspec.Struct, frozen=True, gc=False):
+    """The prompt is computed: send the request on to the endpoint that answers it, under its own lease."""
+
+    request_id: str
+    endpoint: str
+    lease: int  #: named in every report from now on; the prefill's is over
 
 
 class Requeue(msgspec.Struct, frozen=True, gc=False):
@@ -59,4 +68,4 @@ class Abort(msgspec.Struct, frozen=True, gc=False):
     reason: Reason
 
 
-Action = Dispatch | Requeue | Reject | Evict | Fail | Abort
+Action = Dispatch | Decode | Requeue | Reject | Evict | Fail | Abort

@@ -14,6 +14,7 @@ import msgspec
 from penstock.core.band import BandSettings
 from penstock.core.endpoint import Endpoint
 from penstock.core.flow import Entry
+from penstock.core.roles import Role
 
 
 class Cause(StrEnum):
@@ -102,6 +103,13 @@ def modest_room(endpoint: Endpoint, settings: AdmissionSettings, *, now: float) 
     return prefill_tokens, tokens - MODEST_KV_SHARE * capacity if capacity else tokens
 
 
+def kv_tokens(entry: Entry, endpoint: Endpoint) -> int:
+    """What a request takes of an endpoint's KV memory: its prompt alone where it is answered elsewhere."""
+    if endpoint.role is Role.PREFILL and not entry.whole:
+        return entry.estimate.prompt_tokens
+    return entry.estimated_tokens
+
+
 def misfit(entry: Entry, endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> Cause | None:
     """Why this request may not go to an endpoint that is open to its band; None when it may."""
     if entry.avoid is not None and entry.shuns(endpoint.name, now):
@@ -109,7 +117,7 @@ def misfit(entry: Entry, endpoint: Endpoint, settings: AdmissionSettings, *, now
     prefill_tokens, tokens = room(endpoint, settings, now=now)
     if entry.uncached_at(endpoint.index) > prefill_tokens:
         return Cause.PREFILL_FULL
-    return Cause.KV_FULL if entry.estimated_tokens > tokens else None
+    return Cause.KV_FULL if kv_tokens(entry, endpoint) > tokens else None
 
 
 def lifts_s(cause: Cause, endpoint: Endpoint, *, now: float) -> float:

@@ -74,7 +74,7 @@ class Affinity:
         request, router = entry.request, self._router
         if request.home is not None and (home := router.alive(request.home, request, now)) is not None:
             return home
-        return router.home(request, now) if router.strict else None
+        return router.home(request, now, whole=entry.whole) if router.strict else None
 
     def held_until_s(self, entry: Entry, fitting: list[Endpoint], now: float) -> float:
         """Until when a request that was held goes to none of these; `now` or earlier: it goes."""

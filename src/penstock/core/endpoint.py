@@ -11,6 +11,7 @@ import msgspec
 from penstock.core.health import Health, HealthSettings
 from penstock.core.ledger import Ledger, Observation
 from penstock.core.limit import ARRIVALS_MAX, ENGINE_WAITING_MAX, AdaptiveSlots
+from penstock.core.roles import role_of
 
 NEAR_LIMIT = 0.75  # of its slots or memory in use; below, what waits does not wait for what a reading tells
 
@@ -37,6 +38,7 @@ class Endpoint:
         self.models = spec.models
         self.tells_models = True
         self.labels = spec.labels
+        self.role = role_of(spec.labels)
         self.first_epoch = epoch
         self.ledger = Ledger(slots=spec.slots, stale_after_s=stale_after_s, epoch=epoch)
         self.health = Health(health, up=True)

@@ -67,6 +67,8 @@ class Sent(msgspec.Struct, frozen=True):
     virtual_time: float  #: where its band stood: what the flow served last had got, per weight
     overtaken: int  #: how often others went first that fitted where it did not
     followed: str | None = None  #: the request it followed out of its turn, for its prompt begins the same
+    decode_endpoint: str | None = None  #: which answers it; None: the same
+    decode_at_s: float | None = None  #: when it was handed over; None: its prompt is still being computed
 
 
 class Requeued(msgspec.Struct, frozen=True):
@@ -117,6 +119,8 @@ class Dispatched(msgspec.Struct):
     service: float
     virtual: float
     followed: str | None
+    decode: str | None = None
+    decode_s: float | None = None
 
 
 class Trail:
@@ -223,6 +227,16 @@ class Recorder:
         trail = entry.trail
         assert trail is not None
         trail.first_s = now
+
+    def divided(self, entry: Entry, endpoint: str) -> None:
+        """Only its prompt is computed where it was sent."""
+        if (sent := entry.trail_of().sent) is not None:
+            sent.decode = endpoint
+
+    def handed_over(self, entry: Entry, endpoint: str, now: float) -> None:
+        """Its prompt is computed, and it goes on to who answers it."""
+        if (sent := entry.trail_of().sent) is not None:
+            sent.decode, sent.decode_s = endpoint, now
 
     def released(self, entry: Entry) -> None:
         """It is at no endpoint any more."""
@@ -422,4 +436,6 @@ def _sent(sent: Dispatched, entry: Entry) -> Sent:
         virtual_time=sent.virtual,
         overtaken=entry.bypassed,
         followed=sent.followed,
+        decode_endpoint=sent.decode,
+        decode_at_s=None if sent.decode_s is None else sent.decode_s - entry.trail_of().arrived_s,
     )

@@ -69,6 +69,7 @@ class Entry:
         "visit",
         "wait_s_max",
         "waited_s",
+        "whole",
         "work",
     )
 
@@ -109,6 +110,7 @@ class Entry:
         self.siblings: tuple[int, ...] = ()  # the keys by which it is found, while it waits, by others of its prefix
         self.follows: str | None = None  # the request it follows to its endpoint, out of its turn
         self.overtaken_from = 0  # where its leaf's count of such stood when it came
+        self.whole = True  # its prompt is computed where it is answered; asked only where endpoints have roles
         self.trail: Trail | None = None  # what is noted of it, for who asks why it waits
 
     @property

@@ -28,10 +28,24 @@ class Lease(msgspec.Struct, gc=False):
     source: Source | None = None  #: who says so
     prefix: tuple[int, ...] = ()  #: chain hashes of the prompt's chunks, while they are computed
     twin_computing: bool = False  #: what is believed cached is just being computed there, for another request
+    transferred_tokens: int = 0  #: of the prompt, computed elsewhere: they take memory, and nothing else
+    pending: bool = False  #: its prompt is still being computed elsewhere, its engine knows nothing of it
+    taken_s: float = -1.0  #: when its slot was taken, where it was sent later than that
+    cached_told: bool = False  #: of a divided request: whether who computed its prompt told `cached_tokens`
     seen: bool = False
     first_token_s: float | None = None
     progress_s: float = 0.0  #: when its output was last looked at
     progress_tokens: int = 0  #: and how much of it there was
+
+    @property
+    def tokens(self) -> int:
+        """What it takes of its engine's memory."""
+        return self.prompt_tokens + self.transferred_tokens + self.output_tokens
+
+    @property
+    def began_s(self) -> float:
+        """When its request left the queue."""
+        return self.dispatched_s if self.taken_s < 0 else self.taken_s
 
     def ends_s(self, time_per_output_token_s: float, now: float) -> float:
         """When it is expected to end, at that pace. One that outlasts its estimate is given half of it once more."""

@@ -89,6 +89,8 @@ class Ledger:
         self.epoch = epoch
         self.leases: dict[int, Lease] = {}  # of this epoch, in dispatch order
         self.reserved = 0  # leases before their first token
+        self.pending = 0  # of these, how many were not sent yet, and how many tokens they will take
+        self.pending_tokens = 0
         self.unseen: dict[int, Lease] = {}  # the part of them the engine is not known to have taken in
         self.prefilling: dict[int, Lease] = {}  # and the part whose prompts are not known to be computed
         self.life_s = -math.inf  #: when an answer last showed that the engine works
@@ -129,7 +131,33 @@ class Ledger:
         self.outstanding_prefill_tokens += lease.prompt_tokens
         if not lease.streamed:
             self._prefill_due_s = min(self._prefill_due_s, lease.prefill_end_s)
-        self._note(lease.dispatched_s, 1, lease.prompt_tokens + lease.output_tokens)
+        self._note(lease.dispatched_s, 1, lease.tokens)
+
+    def reserve(self, lease: Lease) -> None:
+        """A slot is held for a request whose prompt is computed elsewhere: this engine does not know of it yet."""
+        assert lease.serial not in self.leases
+        lease.epoch = self.epoch
+        lease.pending = lease.seen = True
+        self.leases[lease.serial] = lease
+        self.reserved += 1
+        self._count_pending(lease, 1)
+
+    def begin(self, lease: Lease, now: float) -> None:
+        """It is sent now, as if it had come just now."""
+        self._give_up_pending(lease)
+        lease.taken_s, lease.dispatched_s, lease.seen = lease.dispatched_s, now, False
+        self.add(lease)
+
+    def _give_up_pending(self, lease: Lease) -> None:
+        del self.leases[lease.serial]
+        lease.pending = False
+        self.reserved -= 1
+        self._count_pending(lease, -1)
+
+    def _count_pending(self, lease: Lease, one: int) -> None:
+        self._load_until_s = -math.inf
+        self.pending += one
+        self.pending_tokens += one * lease.tokens
 
     def first_token(self, lease: Lease, now: float) -> None:
         """The engine has taken the request in and finished its prefill."""
@@ -169,6 +197,9 @@ class Ledger:
         """The lease ended, however it did."""
         if lease.epoch != self.epoch:
             return  # its slot went with the old engine process
+        if lease.pending:
+            self._give_up_pending(lease)
+            return
         del self.leases[lease.serial]
         self.reserved -= lease.first_token_s is None
         if not lease.seen:
@@ -177,7 +208,7 @@ class Ledger:
             self._prefilled(lease)
         if lease.first_token_s is not None or (self.base is not None and lease.dispatched_s < self.base.asked_s):
             self._entered -= 1
-        self._note(now, -1, -(lease.prompt_tokens + lease.output_tokens))
+        self._note(now, -1, -lease.tokens)
 
     def advance(self, now: float) -> None:
         """Let predicted prefill ends pass: answers that do not stream stop counting as waiting."""
@@ -270,7 +301,7 @@ class Ledger:
             self._take_in(lease)
         while self._events and self._events[0][0] < reading.asked_s:
             self._drop_event()
-        foreign = max(0.0, reading.running + reading.waiting - (len(self.leases) - self._net))
+        foreign = max(0.0, reading.running + reading.waiting - (len(self.leases) - self.pending - self._net))
         self._foreign += 0.3 * (foreign - self._foreign)
         self._count_at_the_door(reading)
         return restarted
@@ -278,7 +309,7 @@ class Ledger:
     def _count_at_the_door(self, reading: Observation) -> None:
         """Others' requests that came since the engine's last step: its gauges will show them when the next one ends."""
         if reading.in_all is not None:
-            self._at_the_door = max(0.0, reading.in_all - self.load(reading.asked_s))
+            self._at_the_door = max(0.0, reading.in_all + self.pending - self.load(reading.asked_s))
             self._load_until_s = -math.inf
 
     def glimpse(self, part: Glimpse, now: float) -> None:
@@ -318,7 +349,7 @@ class Ledger:
         connection is lost and the driver reports so.
         """
         self.epoch += 1
-        self.leases = {k: x for k, x in self.leases.items() if x.dispatched_s >= previous_asked_s}
+        self.leases = {k: x for k, x in self.leases.items() if x.dispatched_s >= previous_asked_s or x.pending}
         self.unseen = {k: x for k, x in self.unseen.items() if x.dispatched_s >= previous_asked_s}
         for lease in self.leases.values():
             lease.epoch = self.epoch
@@ -347,7 +378,7 @@ class Ledger:
         """
         if now < self.moved_s + FROZEN_S or now >= self.asked_s + self.stale_after_s:
             return False
-        return any(x.streamed and now >= x.dispatched_s + FROZEN_S for x in self.leases.values())
+        return any(x.streamed and not x.pending and now >= x.dispatched_s + FROZEN_S for x in self.leases.values())
 
     # --- what follows from both ---------------------------------------------------------------------------------
 
@@ -375,7 +406,8 @@ class Ledger:
         own = len(self.leases)
         if self.credible(now):
             assert self.base is not None
-            self._load = max(own, self.base.running + self.base.waiting + self._net) + self._at_the_door
+            at_engine = self.base.running + self.base.waiting + self._net
+            self._load = max(own, at_engine + self.pending) + self._at_the_door
             self._load_until_s = self.asked_s + self.stale_after_s
             if self._moved_s + FROZEN_S >= now:
                 self._load_until_s = min(self._load_until_s, self._moved_s + FROZEN_S)
@@ -395,7 +427,7 @@ class Ledger:
             # It queues, so it ran all it could then, whatever we believed of its size. More began than ended since:
             # it can run so many more (or `waiting` had only counted what came in since its last step).
             return max(0.0, base.waiting + self._net - self._entered_max)
-        others = max(0.0, base.running - (len(self.leases) - self._net)) + self._at_the_door
+        others = max(0.0, base.running - (len(self.leases) - self.pending - self._net)) + self._at_the_door
         return max(0.0, unseen - max(0.0, slots - (len(self.leases) - unseen) - others))
 
     def review_s(self, now: float) -> float:
@@ -414,7 +446,7 @@ class Ledger:
             return None
         if not base.kv_capacity_tokens:
             return base.kv_usage
-        return max(0.0, base.kv_usage + self._net_tokens / base.kv_capacity_tokens)
+        return max(0.0, base.kv_usage + (self._net_tokens + self.pending_tokens) / base.kv_capacity_tokens)
 
 
 def restarted_between(before: Observation, after: Observation) -> bool:

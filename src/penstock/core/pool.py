@@ -13,6 +13,7 @@ from penstock.core.endpoint import Endpoint, EndpointSpec
 from penstock.core.health import HealthSettings
 from penstock.core.lease import Lease
 from penstock.core.request import Request
+from penstock.core.roles import Role, Roles
 
 SLOTS_CACHED_MAX = 1_000
 GONE_MAX = 1_000  # models remembered that nobody serves any more
@@ -31,6 +32,7 @@ class Pool:
         self._slots: dict[str, int] = {}  # per model, until something changes
         self._serving: dict[str, int] = {}  # likewise
         self.uniform = True  # all endpoints serve the same models
+        self.roles = Roles()
 
     def __iter__(self) -> Iterator[Endpoint]:
         return iter(self._endpoints.values())
@@ -84,7 +86,7 @@ class Pool:
 
     def alive(self, model: str) -> bool:
         """Whether an endpoint that serves the model is in service."""
-        return any(e.in_service for e in self if e.serves(model))
+        return any(e.in_service and e.role is not Role.PREFILL for e in self if e.serves(model))
 
     def unhealthy(self, endpoint: Endpoint, now: float) -> Cause | None:
         """Why nothing may go to the endpoint at all."""
@@ -102,33 +104,41 @@ class Pool:
             return Cause.RETURNING
         return Cause.STUCK if ledger.leases and ledger.stuck(now) else None
 
-    def usable(self, request: Request, now: float) -> list[Endpoint]:
+    def usable(self, request: Request, now: float, *, whole: bool = False) -> list[Endpoint]:
         """Endpoints a request may go to without waiting for its turn: alive, and its own where it is pinned.
+
+        Of those with roles, the ones that may compute its prompt; `whole`: it is not divided.
 
         Where all that are alive are being tried out, they are used: a request that can't wait is not refused for that.
         """
         found: dict[Cause | None, list[Endpoint]] = {}
         for e in self:
             if e.serves(request.model) and (request.pinned is None or e.name == request.pinned):
+                if self.roles.any and request.pinned is None and not self.roles.computes(e, request.model, whole=whole):
+                    continue
                 found.setdefault(self.unhealthy(e, now), []).append(e)
         return found.get(None) or found.get(Cause.RETURNING) or []
 
     def slots(self, model: str) -> int:
-        """Slots of the endpoints that are in service and serve the model."""
+        """Slots of the endpoints that are in service and answer for the model."""
         slots = self._slots.get(model)
         if slots is None:
             if len(self._slots) >= SLOTS_CACHED_MAX:
                 self._slots.clear()
-            slots = self._slots[model] = sum(e.slots for e in self if e.in_service and e.serves(model))
+            slots = self._slots[model] = sum(
+                e.slots for e in self if e.in_service and e.role is not Role.PREFILL and e.serves(model)
+            )
         return slots
 
     def serving(self, model: str) -> int:
-        """Endpoints that are in service and serve the model."""
+        """Endpoints that are in service and compute prompts for the model."""
         count = self._serving.get(model)
         if count is None:
             if len(self._serving) >= SLOTS_CACHED_MAX:
                 self._serving.clear()
-            count = self._serving[model] = sum(e.in_service and e.serves(model) for e in self)
+            count = self._serving[model] = sum(
+                e.in_service and e.serves(model) and self.roles.computes(e, model, whole=False) for e in self
+            )
         return count
 
     def reconfigured(self, health: HealthSettings, *, stale_after_s: float) -> None:
@@ -142,10 +152,11 @@ class Pool:
         """An endpoint's slots, models or verdict changed."""
         self._slots.clear()
         self._serving.clear()
+        self.roles.changed(self)
         self.uniform = len({e.models if e.tells_models else None for e in self}) <= 1
 
     def _panics(self, endpoint: Endpoint, now: float) -> bool:
-        """Whether so few of the endpoints that share its models are left that ejections are ignored."""
-        up = [e for e in self if e.in_service and e.shares_models(endpoint)]
+        """Whether so few of the endpoints that share its models (and its role) are left that ejections are ignored."""
+        up = [e for e in self if e.in_service and e.role is endpoint.role and e.shares_models(endpoint)]
         healthy = sum(not e.health.ejected(now) for e in up)
         return healthy < len(up) * self._health.panic_threshold

@@ -23,6 +23,7 @@ from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.pool import Pool
 from penstock.core.queues import Queues
 from penstock.core.reserve import FREES_MAX, Reserve
+from penstock.core.roles import Role
 from penstock.core.stops import Stops
 from penstock.core.tenants import Tenants
 
@@ -231,7 +232,9 @@ class Pump:
         for endpoint in band.unchecked:
             cause = self.closed(endpoint, band.settings, now)
             if cause is None:
-                band.opened(endpoint, endpoint.slots - endpoint.ledger.load(now))
+                # Slots are counted where requests are answered: what only computes prompts has none to keep.
+                answers = endpoint.role is not Role.PREFILL
+                band.opened(endpoint, endpoint.slots - endpoint.ledger.load(now) if answers else 0.0)
                 endpoint.room = admission.room(endpoint, self._settings, now=now)
                 endpoint.modest_room = admission.modest_room(endpoint, self._settings, now=now)
                 if endpoint.room != UNBOUNDED:
@@ -286,18 +289,52 @@ class Pump:
         prompt_tokens, tokens = entry.estimate.prompt_tokens, entry.estimated_tokens
         cached = entry.cached_tokens > 0
         fitting: list[Endpoint] = []
-        modest = self._reserve.light_come(model, now) and not self._under_share(_top(entry.node_of()), model, now)
+        modest = self._is_modest(entry, now)
+        if self._pool.roles.any:
+            endpoints = self._computing(entry, endpoints, now)
         for endpoint in endpoints:
             prefill_room, kv_room = endpoint.modest_room if modest else endpoint.room
             if cached:
                 prompt_tokens = entry.uncached_at(endpoint.index)
-            if prompt_tokens > prefill_room or tokens > kv_room or not endpoint.serves(model):
+            if tokens > kv_room and admission.kv_tokens(entry, endpoint) > kv_room:
+                continue
+            if prompt_tokens > prefill_room or not endpoint.serves(model):
                 continue
             if entry.avoid is not None and entry.shuns(endpoint.name, now):
                 self._look_again(endpoint, entry.shuns_until_s(endpoint.name))
             else:
                 fitting.append(endpoint)
         return self._affinity.allowed(entry, fitting, now) if entry.choosy else fitting
+
+    def _is_modest(self, entry: Entry, now: float) -> bool:
+        """Whether it has to leave room for light flows."""
+        model = entry.request.model
+        light_come = self._reserve.light_come(model, now)
+        return light_come and not self._under_share(_top(entry.node_of()), model, now)
+
+    # --- roles ------------------------------------------------------------------------------------------------
+
+    def _computing(self, entry: Entry, endpoints: Iterable[Endpoint], now: float) -> list[Endpoint]:
+        """Those that may compute its prompt: prefill endpoints only where there is one now that would answer it."""
+        roles, model = self._pool.roles, entry.request.model
+        computing = [e for e in endpoints if roles.computes(e, model, whole=entry.whole)]
+        if any(e.role is Role.PREFILL for e in computing) and not self.partners(entry, now):
+            return [e for e in computing if e.role is not Role.PREFILL]
+        return computing
+
+    def partners(self, entry: Entry, now: float) -> list[Endpoint]:
+        """The decode endpoints that have room for a divided request now."""
+        model, modest, found = entry.request.model, self._is_modest(entry, now), []
+        for endpoint in self._queues.bands[entry.request.band].open:
+            if endpoint.role is not Role.DECODE or endpoint in self._kept or not endpoint.serves(model):
+                continue
+            if entry.estimated_tokens > (endpoint.modest_room if modest else endpoint.room)[1]:
+                continue
+            if entry.avoid is not None and entry.shuns(endpoint.name, now):
+                self._look_again(endpoint, entry.shuns_until_s(endpoint.name))
+            else:
+                found.append(endpoint)
+        return found
 
     def _overtake(self, band: Band, models: list[str], free: list[Endpoint], now: float) -> Found | None:
         """The first of those behind the head that fits somewhere, unless someone passed over too often needs it.

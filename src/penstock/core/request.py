@@ -31,6 +31,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     prefix: tuple[int, ...] = ()  #: chain hashes of the prompt's chunks, so equal keys mean equal prompts up to there
     prefix_chunk_bytes: int = PREFIX_CHUNK_BYTES  #: how much of the prompt each key stands for
     home: str | None = None  #: the endpoint that keeps what it refers to: goes there for as long as that one is alive
+    divisible: bool = True  #: its prompt may be computed at one endpoint and its answer made at another
     locate_s: float = 0.0  #: it may wait so long for `located` or `cached` to tell where its prompt is cached
 
 

@@ -20,10 +20,11 @@ from typing import Literal
 import msgspec
 
 from penstock.core import retry, shedding
-from penstock.core.actions import Abort, Action, Dispatch, Evict, Fail, Reject, Requeue
+from penstock.core.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.admission import AdmissionSettings
 from penstock.core.affinity import Affinity
 from penstock.core.band import Band, BandSettings
+from penstock.core.disagg import Pending, whole_usage
 from penstock.core.endpoint import Endpoint, EndpointSpec
 from penstock.core.estimate import Estimator
 from penstock.core.explain import Explanation, Recorder
@@ -48,6 +49,7 @@ from penstock.core.reconfigure import NeedsRestartError, needing_restart, resett
 from penstock.core.request import Request, Usage
 from penstock.core.reserve import Reserve
 from penstock.core.retry import Failure, Verdict
+from penstock.core.roles import Role
 from penstock.core.routing.registry import RoutingSettings
 from penstock.core.routing.router import Router
 from penstock.core.shares import Shares
@@ -96,6 +98,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True):
     retry_budget: float = 0.2
     health: HealthSettings = HealthSettings()
     stale_after_s: float = 5.0  #: readings older than that are not used
+    divided_tokens_min: int = 0  #: shorter prompts are not computed apart from their answers
 
 
 class Scheduler:
@@ -143,7 +146,8 @@ class Scheduler:
         self._budget = retry.RetryBudget(settings.retry_budget)
         self._timers: Timers[int | str] = Timers()  # an arrival number, or an endpoint's name
         self._entries: dict[str, Entry] = {}  # every request that has not ended
-        self._leases: dict[int, Entry] = {}  # every lease that was not released
+        self._leases: dict[int, Entry] = {}  # every lease that was not released, but for pending ones
+        self._pending = Pending(self._pool)
         self._seq = 0
         self._lease_serial = 0
         self._paced = self._has_pace_limit()
@@ -192,7 +196,7 @@ class Scheduler:
         entry.output_seen = max(entry.output_seen, 1)
         held = entry.held()
         self._recorder.first_byte(entry, now)
-        self._forecast.first_token(entry.request.model, now - held.dispatched_s)
+        self._forecast.first_token(entry.request.model, now - held.began_s)
         endpoint = self._pool.holder(held)
         if endpoint is None:
             return []
@@ -223,7 +227,9 @@ class Scheduler:
         held = entry.held()
         if usage is not None:
             self._router.answered(held, usage, now)
-        self._forecast.lease_ended(model, entry.work, now - held.dispatched_s)
+            if held.transferred_tokens:
+                usage = whole_usage(usage, held.cached_tokens, cached_told=held.cached_told)
+        self._forecast.lease_ended(model, entry.work, now - held.began_s)
         endpoint = self._release(entry, now)
         entry.move(Event.FINISHED)
         if usage is not None and usage.prompt_tokens > 0:
@@ -234,13 +240,33 @@ class Scheduler:
         self._end(entry, usage or entry.presumed_usage(), now)
         if endpoint is None:
             return self._pumped(now)
-        was_ejected = endpoint.health.ejected(now)
-        endpoint.health.succeeded()
         if held.first_token_s is None:  # an answer of no bytes
             endpoint.health.answered(endpoint.slots)
-        if was_ejected:
-            self._health_changed(now)
-        return self._touched(endpoint, now)
+        self._well(endpoint, now)
+        return self._pumped(now)
+
+    def prefilled(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
+        """The prompt of a divided request is computed: its prefill lease ends, and its decode lease begins."""
+        entry = self._leases.pop(lease)
+        held = entry.held()
+        if usage is not None:
+            self._router.answered(held, usage, now)
+        if (endpoint := self._pool.holder(held)) is not None:
+            endpoint.ledger.first_token(held, now)
+            endpoint.ledger.remove(held, now)
+            endpoint.health.answered(endpoint.slots)
+            self._well(endpoint, now)
+        if self._pending.lost(entry) and (others := self._partners(entry, now)):
+            self._pending.drop(entry, now)
+            self._reserve_decode(entry, others, now)
+        entry.lease = following = self._pending.begin(entry, now)
+        following.cached_tokens = held.cached_tokens if usage is None else usage.cached_tokens
+        following.cached_told = usage is not None and usage.cached_told
+        self._leases[following.serial] = entry
+        self._recorder.handed_over(entry, following.endpoint, now)
+        actions: list[Action] = [Decode(entry.request.id, following.endpoint, following.serial)]
+        self._hand_out(now, actions)
+        return actions
 
     def failed(self, lease: int, failure: Failure, *, now: float) -> list[Action]:
         """The dispatch failed. Before the first byte the request may go back to the queue."""
@@ -443,6 +469,11 @@ class Scheduler:
         """When an endpoint last showed that it works; minus infinity: never yet."""
         return self._pool[name].ledger.moved_s
 
+    @property
+    def divides(self) -> bool:
+        """Whether any endpoint only computes prompts, or only answers."""
+        return self._pool.roles.any
+
     def knows(self, model: str, *, now: float) -> bool | None:
         """Whether some endpoint serves the model; None while one may yet: it has not told, or is being replaced."""
         return self._pool.knows(model, now)
@@ -628,6 +659,9 @@ class Scheduler:
             request.tenant, request.model, entry.prompt_bytes, request.output_tokens_max
         )
         entry.expect(estimate)
+        if self._pool.roles.any:
+            short = estimate.prompt_tokens < self._settings.divided_tokens_min
+            entry.whole = not request.divisible or request.pinned is not None or short
         self._router.look(entry, now)
         entry.choosy = self._affinity.choosy(entry, now)
         entry.work = entry.uncached_tokens + WORK_PER_OUTPUT_TOKEN * estimate.output_tokens
@@ -643,7 +677,7 @@ class Scheduler:
     def _send_or_refuse(self, entry: Entry, now: float, actions: list[Action]) -> None:
         """A request that never waits: to an endpoint now, or not at all."""
         request = entry.request
-        endpoints = self._pool.usable(request, now)
+        endpoints = self._usable(entry, now)
         reason = Reason.NO_ENDPOINT
         if request.pinned is not None and (pinned := self._pool[request.pinned]).health.up:
             reason = Reason.DRAINING if pinned.drained else Reason.ENDPOINT_OVERLOADED
@@ -704,6 +738,8 @@ class Scheduler:
         """Pop the request and take the lease, in one step."""
         request, tree, node = entry.request, self._tree(entry), entry.node_of()
         chosen = self._router.choose(entry, endpoints, now)
+        divides = chosen.role is Role.PREFILL and not entry.whole
+        partners = self._partners(entry, now) if divides else []
         entry.cost = self._account.estimated_cost(entry)
         band = self._queues.bands[request.band]
         if entry.seq in band.entries:
@@ -740,6 +776,11 @@ class Scheduler:
             prefill_end_s=now,
         )
         assert not self._settings.queue_enabled or len(chosen.ledger.leases) < chosen.slots
+        decode = None
+        if divides:
+            lease.output_tokens, lease.streamed = 1, True  # its one token ends it, so its prefill's end is seen
+            decode = self._reserve_decode(entry, partners, now)
+            self._recorder.divided(entry, decode)
         entry.lease = lease
         self._leases[lease.serial] = entry
         chosen.ledger.add(lease)
@@ -753,13 +794,37 @@ class Scheduler:
         rank = None
         if self._settings.engine_priority:
             rank = request.band * BAND_RANKS + min(node.waiting + node.in_flight, BAND_RANKS - 1)
-        return Dispatch(request.id, chosen.name, lease.serial, entry.waited_s, rank)
+        return Dispatch(request.id, chosen.name, lease.serial, entry.waited_s, rank, decode)
+
+    def _usable(self, entry: Entry, now: float) -> list[Endpoint]:
+        """Where it may be sent without waiting for its turn: prefill endpoints only with one that would answer it."""
+        usable = self._pool.usable(entry.request, now, whole=entry.whole)
+        if entry.whole or not self._pool.roles.any or self._partners(entry, now):
+            return usable
+        return [e for e in usable if e.role is not Role.PREFILL]
+
+    def _partners(self, entry: Entry, now: float) -> list[Endpoint]:
+        """The decode endpoints that may be leased for it: those with room, or where slots do not limit, the well."""
+        if self._settings.queue_enabled:
+            return self._pump.partners(entry, now)
+        usable = self._pool.usable(entry.request, now, whole=True)
+        return [e for e in usable if e.role is Role.DECODE]
+
+    def _reserve_decode(self, entry: Entry, partners: list[Endpoint], now: float) -> str:
+        self._lease_serial += 1
+        lease = self._pending.reserve(entry, partners, self._lease_serial, now)
+        endpoint = self._pool[lease.endpoint]
+        assert not self._settings.queue_enabled or len(endpoint.ledger.leases) <= endpoint.slots
+        self._queues.touch(endpoint)
+        return lease.endpoint
 
     def _release(self, entry: Entry, now: float) -> Endpoint | None:
         """Give the slot back, exactly once. None when its endpoint is gone."""
         lease = entry.held()
         del self._leases[lease.serial]
         entry.lease = None
+        if self._pending.leases and (answering := self._pending.drop(entry, now)) is not None:
+            self._queues.touch(answering)
         self._recorder.released(entry)
         self._tree(entry).returned(entry.node_of())
         if self._tenants.ended(entry.request.tenant):
@@ -772,6 +837,14 @@ class Scheduler:
         return endpoint
 
     # --- failure ------------------------------------------------------------------------------------------------
+
+    def _well(self, endpoint: Endpoint, now: float) -> None:
+        """It did what was asked of it."""
+        was_ejected = endpoint.health.ejected(now)
+        endpoint.health.succeeded()
+        if was_ejected:
+            self._health_changed(now)
+        self._queues.touch(endpoint)
 
     def _blame(self, endpoint: Endpoint, failure: Failure, now: float) -> None:
         endpoint.failure, endpoint.failed_s = failure, now
@@ -800,7 +873,7 @@ class Scheduler:
         over = self._draining and self._queue_until_s is None
         elsewhere: list[Endpoint] = []
         if not self._settings.queue_enabled and not over and self._stops.sends(entry.request.model):
-            elsewhere = [e for e in self._pool.usable(entry.request, now) if not entry.shuns(e.name, now)]
+            elsewhere = [e for e in self._usable(entry, now) if not entry.shuns(e.name, now)]
             if self._tenants.held(entry.request.tenant):
                 elsewhere = []
         if not self._settings.queue_enabled and not over and not elsewhere:

@@ -23,6 +23,7 @@ from penstock.core.health import Presence
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Reason
 from penstock.core.pool import Pool
+from penstock.core.roles import Role
 from penstock.core.shares import FlowSnapshot, ModelMeter, Shares, oldest_s, waited_s
 from penstock.core.sources import SourceSnapshot
 from penstock.core.tenants import TenantSnapshot
@@ -44,11 +45,13 @@ class EndpointSnapshot(msgspec.Struct, frozen=True):
 
     name: str
     state: str  #: one of `STATES`
+    role: str  #: both, prefill or decode
     models: list[str] | None  #: None: it has not told
     slots: int
     slots_auto: bool  #: found out, so they may change
     leases: int
     reserved: int  #: leases before their first token
+    pending: int  #: of these, for requests whose prompts are still being computed elsewhere
     load: float
     engine_waiting: float | None  #: as last observed; None where nothing credible was
     engine_running: float | None
@@ -198,11 +201,13 @@ def endpoint_now(
     return EndpointSnapshot(
         name=endpoint.name,
         state=_state(endpoint, now),
+        role=endpoint.role,
         models=sorted(endpoint.models) if endpoint.models is not None else None,
         slots=endpoint.slots,
         slots_auto=endpoint.adaptive is not None,
         leases=len(ledger.leases),
         reserved=ledger.reserved,
+        pending=ledger.pending,
         load=ledger.load(now),
         engine_waiting=base.waiting if base is not None else None,
         engine_running=base.running if base is not None else None,
@@ -260,7 +265,7 @@ def _model_now(
         name=meter.name,
         waiting=waiting,
         running=meter.running,
-        slots=sum(e.slots for e in endpoints if e.in_service),
+        slots=sum(e.slots for e in endpoints if e.in_service and e.role is not Role.PREFILL),
         endpoints=len(endpoints),
         up=sum(e.in_service for e in endpoints),
         cause=cause,
@@ -309,7 +314,9 @@ def _row(entry: Entry, recorder: Recorder, now: float) -> RequestRow:
         waited_s=waited_s(entry, now) if entry.state is State.WAITING else entry.waited_s,
         prompt_tokens=usage.prompt_tokens if usage is not None else entry.estimate.prompt_tokens,
         output_tokens=usage.completion_tokens if usage is not None else entry.output_seen,
-        endpoint=sent.endpoint if sent is not None and entry.state is not State.WAITING else None,
+        endpoint=(sent.endpoint if sent.decode_s is None else sent.decode)
+        if sent is not None and entry.state is not State.WAITING
+        else None,
         cause=recorder.cause(entry),
         reason=trail.reason,
         ended_s_ago=None if ended_s is None else now - ended_s,

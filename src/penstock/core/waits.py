@@ -23,6 +23,7 @@ from penstock.core.flow import Entry
 from penstock.core.pool import Pool
 from penstock.core.pump import Pump
 from penstock.core.queues import Queues
+from penstock.core.roles import Role
 from penstock.core.stops import Stops
 from penstock.core.tenants import Tenants
 
@@ -176,6 +177,8 @@ class Waits:
 
     def endpoints(self, band: Band, model: str) -> tuple[Counter[Cause], list[Endpoint]]:
         """Of the endpoints that serve a model: how many are closed to a band for which cause, and which are open."""
+        if self._pool.roles.any:
+            return self._endpoints_by_role(band, model)
         if self._pool.uniform:
             first = next(iter(self._pool), None)
             if first is None or not first.serves(model):
@@ -183,6 +186,21 @@ class Waits:
             return Counter(band.closed.values()), list(band.open)
         closed = Counter(cause for e, cause in band.closed.items() if e.serves(model))
         return closed, [e for e in band.open if e.serves(model)]
+
+    def _endpoints_by_role(self, band: Band, model: str) -> tuple[Counter[Cause], list[Endpoint]]:
+        """The same for those that may compute the first one's prompt; where none may answer it, what keeps these."""
+        head, roles = band.tree.head([model]), self._pool.roles
+        whole = head is not None and head.whole
+        serving = [e for e in self._pool if e.serves(model)]
+        computing = [e for e in serving if roles.computes(e, model, whole=whole)]
+        closed = Counter(band.closed[e] for e in computing if e in band.closed)
+        free = [e for e in computing if e in band.open]
+        answering = [e for e in serving if e.role is Role.DECODE]
+        if whole or any(e in band.open for e in answering):
+            return closed, free
+        if any(e.role is Role.PREFILL for e in free):
+            closed.update(band.closed[e] for e in answering if e in band.closed)
+        return closed, [e for e in free if e.role is not Role.PREFILL]
 
     def _higher(self, band: Band, model: str) -> bool:
         """Whether higher bands wait for the model too: whatever room there will be is theirs."""
@@ -195,11 +213,16 @@ class Waits:
             return Cause.TENANT_CAP  # the flows of all that wait are held
         if head.held_for or now < head.locate_until_s:
             return Cause.AFFINITY
-        misfits = [admission.misfit(head, endpoint, self._settings, now=now) for endpoint in free]
+        misfits = [self._misfit(head, endpoint, now) for endpoint in free]
         causes = [cause for cause in misfits if cause is not None]
         if len(causes) == len(misfits):
             return dominant(Counter(causes))
         return Cause.CLASS_SHARE if self._pump.kept(model, now) > 0 else Cause.TURN
+
+    def _misfit(self, head: Entry, endpoint: Endpoint, now: float) -> Cause | None:
+        cause = admission.misfit(head, endpoint, self._settings, now=now)
+        divides = endpoint.role is Role.PREFILL and not head.whole
+        return Cause.KV_FULL if cause is None and divides and not self._pump.partners(head, now) else cause
 
     def _look_at(self, line: Line, now: float) -> None:
         cause = self.cause(line.band, line.model, line.tenant, now)

@@ -17,10 +17,11 @@ import msgspec
 import penstock
 from penstock.core.outcome import Reason
 from penstock.core.request import Request
-from penstock.core.snapshot import AWAY
+from penstock.core.roles import Role, one_sided
+from penstock.core.snapshot import AWAY, Snapshot
 from penstock.server import body as bodies
 from penstock.server import metrics as metrics_module
-from penstock.server import wire
+from penstock.server import two_phase, wire
 from penstock.server.admin.routes import AdminRoutes
 from penstock.server.affinity import RESPONSES_PATH, Affinities
 from penstock.server.batch.routes import BatchRoutes
@@ -261,6 +262,7 @@ class App:
             session=ties.session,
             prefix=ties.prefix,
             home=ties.home,
+            divisible=not self._driver.scheduler.divides or two_phase.divisible(exchange.target_path, body),
         )
         journey(
             exchange,
@@ -383,6 +385,7 @@ class App:
                 "missing": {
                     "models": sorted(known - served),
                     "endpoints": [e.name for e in snapshot.endpoints if e.state in AWAY or e.models is None],
+                    **_roles_missing(snapshot),
                 },
                 "states": {e.name: e.state for e in snapshot.endpoints if e.state != "up"},
             },
@@ -421,6 +424,16 @@ class _Refused(Exception):  # noqa: N818
         super().__init__(message)
         self.reason = reason
         self.param = param
+
+
+def _roles_missing(snapshot: Snapshot) -> dict[str, dict[str, str]]:
+    """Models whose endpoints in service play one role of two; nothing where no endpoint has a role."""
+    roles: dict[str, list[Role]] = {}
+    for e in snapshot.endpoints:
+        for model in (e.models or ()) if e.state not in AWAY else ():
+            roles.setdefault(model, []).append(Role(e.role))
+    missing = one_sided(roles)
+    return {"roles": missing} if missing else {}
 
 
 def _is_multipart(exchange: Exchange) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from penstock import clock
-from penstock.core.actions import Abort, Action, Dispatch, Evict, Fail, Reject, Requeue
+from penstock.core.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.scheduler import Scheduler
 
 Fact = Callable[..., list[Action]]
@@ -23,6 +23,7 @@ class Journey(Protocol):
     """One request on its way, as the driver knows it."""
 
     def dispatched(self, action: Dispatch, /) -> None: ...
+    def decoding(self, action: Decode, /) -> None: ...
     def requeued(self, action: Requeue, /) -> None: ...
     def ended(self, action: Reject | Evict | Fail, /) -> None: ...
     def aborted(self, action: Abort, /) -> None: ...
@@ -98,6 +99,8 @@ class Driver:
             return  # it ended while this action stood in line
         if isinstance(action, Dispatch):
             journey.dispatched(action)
+        elif isinstance(action, Decode):
+            journey.decoding(action)
         elif isinstance(action, Requeue):
             journey.requeued(action)
         elif isinstance(action, Abort):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from penstock.core.actions import Abort, Action, Dispatch, Evict, Fail, Reject, Requeue
+from penstock.core.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
+from penstock.core.disagg import whole_usage
 from penstock.core.outcome import Outcome, Reason
 from penstock.core.place import Place
 from penstock.core.request import Request, Usage
@@ -26,6 +27,7 @@ from penstock.server.identity import Caller
 from penstock.server.metrics import Metrics
 from penstock.server.own_usage import own_usage
 from penstock.server.relay import Relay, Target
+from penstock.server.two_phase import TwoPhase, prefill_body
 from penstock.server.upstream import Headers
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class QueuedJourney(Relay):
         "_remember",
         "_request_id",
         "_targets",
+        "_two",
         "_waiting_since_s",
         "api",
         "band",
@@ -97,6 +100,7 @@ class QueuedJourney(Relay):
         self._plain = False  # its answer may have to follow a heartbeat, so it must not be compressed
         self._progress_at = PROGRESS_TOKENS
         self._lease: int | None = None
+        self._two: TwoPhase | None = None  # where its prompt is computed apart from its answer
         self._endpoint = ""
         self._queue_s = 0.0  # in finished visits to the queue
         self._waiting_since_s: float | None = self.started_s
@@ -120,10 +124,24 @@ class QueuedJourney(Relay):
         self._queue_s = action.queue_s
         self._waiting_since_s = None
         self._metrics.dispatched(self, action)
-        target = self._targets[action.endpoint]
-        rank = None
-        if action.rank is not None and target.priority is not None:
-            rank = action.rank * target.priority.value
+        self._two = None if action.decode is None else TwoPhase(self, action.endpoint, action.rank)
+        self._ask(self._targets[action.endpoint], action.rank, prefills=self._two)
+
+    def decoding(self, action: Decode, /) -> None:
+        assert self._two is not None
+        self._lease = action.lease
+        self._endpoint = action.endpoint
+        self._metrics.decoding(self, action, self._two)
+        target = self._targets.get(action.endpoint)
+        if target is None:
+            self.failed(Failure.CONNECT, "the endpoint was removed meanwhile")
+            return
+        self._ask(target, self._two.rank)
+
+    def _ask(self, target: Target, rank: int | None, *, prefills: TwoPhase | None = None) -> None:
+        """Send the request to an engine: the whole of it, or what is its part."""
+        if rank is not None:
+            rank = None if target.priority is None else rank * target.priority.value
         headers = request_headers(
             self.exchange.headers,
             api_key=target.api_key,
@@ -131,7 +149,7 @@ class QueuedJourney(Relay):
             inflated=self._inflated,
             has_key=self._has_key,
             ranked=rank is not None,
-            plain=self._plain,
+            plain=self._plain or prefills is not None,
         )
         self._asked_load = (
             target.engine.orca and not self.request.streamed and self.exchange.header(orca.ASK[0]) is None
@@ -141,7 +159,11 @@ class QueuedJourney(Relay):
         body = self.body
         if rank is not None and not is_multipart(self.exchange.header(b"content-type")):
             body = set_field(body, "priority", b"%d" % rank)
-        self.send(target, headers, body)
+        if prefills is not None:
+            body = prefill_body(self.exchange.target_path, body)
+        elif self._two is not None:
+            body = self._two.decode_body(body)
+        self.send(target, headers, body, prefills)
 
     def requeued(self, action: Requeue, /) -> None:
         self._waiting_since_s = self._driver.now()
@@ -176,6 +198,8 @@ class QueuedJourney(Relay):
         headers: Headers = [(b"x-request-id", self._request_id), (b"x-penstock-band", self.band.encode())]
         if self._endpoint:
             headers.append((b"x-penstock-endpoint", self._endpoint.encode()))
+        if self._two is not None:
+            headers.append((b"x-penstock-prefill", self._two.prefill.encode()))
         headers.append((b"x-penstock-queue-ms", b"%d" % (self.waited_s() * 1000)))
         if self.caller.limits is not None:
             allowance = self._driver.scheduler.allowance(self.caller.tenant, now=self._driver.now())
@@ -189,6 +213,11 @@ class QueuedJourney(Relay):
         now = self.first_s = self._driver.now()
         assert self._lease is not None
         self._driver.tell(self._driver.scheduler.first_token(self._lease, now=now))
+
+    def prefilled(self, two: TwoPhase) -> None:
+        """Its prompt is computed."""
+        self._call = None
+        self._settle(lambda lease, now: self._driver.scheduler.prefilled(lease, two.usage, now=now))
 
     def progressed(self) -> None:
         tokens = self._answer.tokens
@@ -204,6 +233,8 @@ class QueuedJourney(Relay):
         usage = self._answer.usage() if status < 400 else Usage(0, 0)  # an engine's refusal cost nothing
         if usage is None and self.api is wire.Api.TGI:
             usage = self._own_usage()
+        if usage is not None and self._two is not None and (computed := self._two.usage) is not None:
+            usage = whole_usage(usage, computed.cached_tokens, cached_told=computed.cached_told)
         if self._remember is not None:
             self._remember(self._answer.head, self._endpoint)
         self._leave(Outcome.COMPLETED, None)

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock.core.actions import Dispatch, Requeue
+from penstock.core.actions import Decode, Dispatch, Requeue
 from penstock.core.outcome import Outcome, Reason
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
@@ -25,6 +25,7 @@ from penstock.server.series import Counter, Histogram
 
 if TYPE_CHECKING:
     from penstock.server.journey import QueuedJourney
+    from penstock.server.two_phase import TwoPhase
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 MODELS_MAX = 500  # model labels; more are `other`
@@ -33,6 +34,7 @@ _WAITS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60,
 _TIMES_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 _PACES_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
 _OVERHEADS_S = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25)
+_TRANSFERS = ("named", "none")  # whether the engine said where the KV is to be fetched
 _REJECTED_WITH_429 = (
     Reason.QUEUE_FULL,
     Reason.ENDPOINT_OVERLOADED,
@@ -62,6 +64,15 @@ class Metrics:
             "penstock_queue_wait_seconds", "Time in the queue.", ["band", "outcome"], bounds=_WAITS_S
         )
         self._dispatches = Counter("penstock_dispatches", "Leases granted.", ["endpoint"])
+        self._prefills = Counter(
+            "penstock_prefills", "Prompts computed for another endpoint to answer.", ["endpoint", "transfer"]
+        )
+        self._prefill_time = Histogram(
+            "penstock_prefill_seconds",
+            "From a divided request's dispatch to its prompt being computed.",
+            ["model", "band"],
+            bounds=_TIMES_S,
+        )
         self._rejections = Counter("penstock_rejections", "Requests refused before they entered the queue.", ["reason"])
         self._requeues = Counter("penstock_requeues", "Requests sent back to the queue by a failure.", ["reason"])
         self._cancellations = Counter("penstock_queue_cancellations", "Waiting requests whose client hung up.")
@@ -93,7 +104,7 @@ class Metrics:
         for series in (
             *(self._requests, self._queue_wait, self._dispatches, self._rejections, self._requeues),
             *(self._cancellations, self._ttft, self._request_time, self._overhead, self._tokens),
-            *(self._service, self._pace),
+            *(self._service, self._pace, self._prefills, self._prefill_time),
         ):
             registry.register(series)
         self.loop_lag_s = 0.0
@@ -160,6 +171,8 @@ class Metrics:
         """Its series end: endpoints come and go, and each name is a series."""
         with contextlib.suppress(KeyError):
             self._dispatches.remove(name)
+        for transfer in _TRANSFERS:
+            self._prefills.remove(name, transfer)
 
     # --- what happened ----------------------------------------------------------------------------------------
 
@@ -167,6 +180,13 @@ class Metrics:
         self._admissions += 1
         self._dispatches.labels(action.endpoint).inc()
         self._overhead.labels().observe(max(0.0, journey.elapsed_s() - action.queue_s))
+
+    def decoding(self, journey: QueuedJourney, action: Decode, two: TwoPhase) -> None:
+        """A divided request's prompt is computed, and it goes on to the endpoint that answers."""
+        self._dispatches.labels(action.endpoint).inc()
+        self._prefills.labels(two.prefill, _TRANSFERS[two.params is None]).inc()
+        labels = self.model_label(journey.request.model), journey.band
+        self._prefill_time.labels(*labels).observe(journey.elapsed_s() - two.since_s)
 
     def requeued(self, action: Requeue) -> None:
         self._requeues.labels(action.cause).inc()

@@ -89,6 +89,7 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
             panic_threshold=health.panic_threshold,
         ),
         stale_after_s=max(3 * settings.observe.interval, 2.0),
+        divided_tokens_min=settings.routing.divide_from,
     )
 
 

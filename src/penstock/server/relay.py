@@ -21,7 +21,7 @@ from penstock.server.headers import response_headers
 from penstock.server.http1 import Exchange
 from penstock.server.routes import api_of
 from penstock.server.stream_end import stillborn, tells_error
-from penstock.server.upstream import Call, Headers, Upstream, UpstreamError, UpstreamErrorKind
+from penstock.server.upstream import Call, Headers, Sink, Upstream, UpstreamError, UpstreamErrorKind
 
 logger = logging.getLogger(__name__)
 
@@ -125,13 +125,14 @@ class Relay:
 
     # --- the engine's side ----------------------------------------------------------------------------------
 
-    def send(self, target: Target, headers: Headers, body: bytes) -> None:
+    def send(self, target: Target, headers: Headers, body: bytes, sink: Sink | None = None) -> None:
+        """Ask an engine. The answer goes to the client, unless somebody else (`sink`) is to have it."""
         self._head = None
         self._error_body = None
         self._length = None
         self._packed = self._sse = False
         self._target = target
-        self._call = target.upstream.send(self.exchange.method, self.target, headers, body, self)
+        self._call = target.upstream.send(self.exchange.method, self.target, headers, body, sink or self)
         self.exchange.on_pause = self._call.pause
         self.exchange.on_resume = self._call.resume
 
@@ -270,6 +271,17 @@ class Relay:
         kept = [(name, value) for name, value in response_headers(headers) if name.lower() not in extra_names]
         self.exchange.respond(status, kept + self.own_headers() + extra, bytes(self._error_body))
         return True
+
+    def refused_in_prefill(self, status: int, body: bytearray) -> None:
+        """The engine that was to compute the prompt says no, or fails."""
+        self._call = None
+        self._error_body = body
+        self._sse = False
+        self._ended_in_error(status, body)
+
+    def no_answer(self) -> None:
+        """What came is nothing to pass on."""
+        self._call = self._head = self._error_body = None
 
     def _keep_error(self, kept: bytearray, data: bytes) -> None:
         """Collect an error that may be taken back, as long as it is small."""

@@ -113,6 +113,12 @@ class Routing(Section):
         "Who tells which endpoint holds a prompt's prefix: our own history, the engines' KV events, or LMCache. "
         "History stands in where the others know nothing.",
     )
+    divide_from: values.Whole = setting(
+        0,
+        "Where endpoints have the labels `role: prefill` and `role: decode`: prompts of at least so many tokens, by "
+        "our estimate, are computed apart from their answers; a decode endpoint computes shorter ones itself.",
+        ge=0,
+    )
     lmcache: LmCache = LmCache()
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Literal
 
-from penstock.core.actions import Abort, Action, Dispatch, Evict, Fail, Reject, Requeue
+from penstock.core.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.endpoint import Endpoint, EndpointSpec
 from penstock.core.flow import Entry
 from penstock.core.grouping import OVERTAKEN_MAX
@@ -28,6 +28,7 @@ from penstock.core.lifecycle import State
 from penstock.core.outcome import Outcome, Reason
 from penstock.core.request import Request, Usage
 from penstock.core.retry import Failure
+from penstock.core.roles import Role
 from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.core.sources import Source
 from penstock.sim.oracle import Oracle
@@ -45,7 +46,8 @@ class Books:
         self.between: set[str] = set()  # told of, and not yet answered for
         self.waiting: set[str] = set()
         self.requeued: set[str] = set()  # of those not ended, which were back in the queue at least once
-        self.leases: dict[int, Dispatch] = {}
+        self.leases: dict[int, Dispatch | Decode] = {}
+        self.answering: dict[str, str] = {}  # of requests whose prompts are computed: who will answer
         self.lease_of: dict[str, int] = {}
         self.outcomes: Counter[Outcome] = Counter()
 
@@ -57,6 +59,7 @@ class Books:
     def released(self, lease: int) -> str:
         request_id = self.leases.pop(lease).request_id
         del self.lease_of[request_id]
+        self.answering.pop(request_id, None)
         return request_id
 
     def ended(self, request_id: str, outcome: Outcome) -> None:
@@ -75,6 +78,14 @@ class Books:
                 assert action.lease not in self.leases, action
                 self.waiting.discard(request_id)
                 self.between.discard(request_id)
+                self.leases[action.lease] = action
+                self.lease_of[request_id] = action.lease
+                if action.decode is not None:
+                    self.answering[request_id] = action.decode
+            case Decode():
+                assert request_id in self.between, action
+                assert action.lease not in self.leases, action
+                self.between.remove(request_id)
                 self.leases[action.lease] = action
                 self.lease_of[request_id] = action.lease
             case Requeue():
@@ -139,6 +150,17 @@ class CheckedScheduler(Scheduler):
         self.books.between.add(request_id)
         actions = super().failed(lease, failure, now=now)
         assert any(isinstance(a, Requeue | Fail) and a.request_id == request_id for a in actions)
+        return self._checked(actions, now)
+
+    def prefilled(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
+        promised = self.books.answering[self.books.leases[lease].request_id]
+        was_up = (endpoint := self._pool.get(promised)) is not None and endpoint.health.up
+        request_id = self.books.released(lease)
+        self.books.between.add(request_id)
+        actions = super().prefilled(lease, usage, now=now)
+        following = [a for a in actions if isinstance(a, Decode)]
+        assert [a.request_id for a in following] == [request_id]
+        assert following[0].endpoint == promised or not was_up, f"{following} although {promised} was promised"
         return self._checked(actions, now)
 
     def cancelled(self, request_id: str, *, now: float) -> list[Action]:
@@ -248,6 +270,7 @@ class CheckedScheduler(Scheduler):
                 assert self._stops.sends(entry.request.model), f"{entry.request} is sent, and its model is paused"
                 assert self._oracle.healthy(endpoint, now), f"{endpoint} is not well, and is given {entry.request}"
                 assert len(endpoint.ledger.leases) < endpoint.slots, f"{endpoint} is full, and is given {entry.request}"
+                assert entry.request.pinned is not None or self._oracle._computes(entry, endpoint)
         if self._settings.queue_enabled and entry.request.pinned is None:
             assert now + self._forecast.first_token_s(entry.request.model) <= entry.deadline_s
             self._oracle.check_choice(entry, endpoints, now)
@@ -257,6 +280,8 @@ class CheckedScheduler(Scheduler):
         assert charged == 0.0, f"{entry.request} was charged {charged} before it was sent"
         dispatch = super()._dispatch(entry, endpoints, now)
         assert entry.charged == entry.cost
+        divided = not entry.whole and self._pool[dispatch.endpoint].role is Role.PREFILL
+        assert divided == (dispatch.decode is not None), dispatch
         return dispatch
 
     def _note_overtaken(self, entry: Entry) -> None:
@@ -269,6 +294,15 @@ class CheckedScheduler(Scheduler):
                 assert self._settings.ordering == "fcfs", f"{entry.request} overtakes where an order was asked for"
                 assert other.key[0] == entry.key[0], f"{entry.request} overtakes what its caller wants first"
                 assert self._overtaken[other.request.id] <= OVERTAKEN_MAX * other.visit
+
+    def _reserve_decode(self, entry: Entry, partners: list[Endpoint], now: float) -> str:
+        for endpoint in partners:
+            assert endpoint.role is Role.DECODE
+            assert endpoint.serves(entry.request.model)
+            if self._settings.queue_enabled:
+                assert self._oracle.healthy(endpoint, now), f"{endpoint} is not well, and is to answer {entry.request}"
+                assert len(endpoint.ledger.leases) < endpoint.slots, f"{endpoint} is full, and is to answer"
+        return super()._reserve_decode(entry, partners, now)
 
     def _end(self, entry: Entry, usage: Usage | None, now: float, reason: Reason | None = None) -> None:
         super()._end(entry, usage, now, reason)
@@ -311,14 +345,23 @@ class CheckedScheduler(Scheduler):
     def _check_leases(self) -> None:
         held = {serial: (entry.request.id, entry.held().endpoint) for serial, entry in self._leases.items()}
         assert held == {serial: (d.request_id, d.endpoint) for serial, d in self.books.leases.items()}
-        leases = [entry.held() for entry in self._leases.values()]
+        pending = self._pending.leases
+        promised = {self._entries_by_seq(seq): lease.endpoint for seq, lease in pending.items()}
+        assert promised == self.books.answering
+        leases = [*(entry.held() for entry in self._leases.values()), *pending.values()]
         for endpoint in self._pool:
             ledger = endpoint.ledger
             own = [lease for lease in leases if self._pool.holder(lease) is endpoint]
             assert all(lease.epoch <= ledger.epoch for lease in own)
             assert sorted(ledger.leases) == sorted(x.serial for x in own if x.epoch == ledger.epoch)
+            waits = [x for x in own if x.pending]
+            assert (ledger.pending, ledger.pending_tokens) == (len(waits), sum(x.tokens for x in waits))
+            assert ledger.reserved == sum(x.first_token_s is None for x in ledger.leases.values())
             assert list(ledger.unseen) == [serial for serial, x in ledger.leases.items() if not x.seen]
             assert ledger.outstanding_prefill_tokens == sum(x.prompt_tokens for x in ledger.prefilling.values())
+
+    def _entries_by_seq(self, seq: int) -> str:
+        return next(entry.request.id for entry in self._leases.values() if entry.seq == seq)
 
     def _check_queue(self) -> None:
         queues, bounds = self._queues, self._settings.bounds

@@ -64,6 +64,7 @@ class _Sequence:
         "shared",
         "started_at",
         "tokens",
+        "transferred",
     )  # fmt: skip
 
     def __init__(self, request: EngineRequest, *, output: int, key: tuple[int, int]) -> None:
@@ -78,6 +79,7 @@ class _Sequence:
         self.started_at: float | None = None
         self.cached: int | None = None  # prompt tokens found in the cache when first admitted
         self.blocked_at = -1
+        self.transferred = request.prompt_tokens - 1 if request.transferred else 0
         self.forget()
 
     def forget(self) -> None:
@@ -360,14 +362,15 @@ class Engine:
         self.pool.share(known)
         sequence.shared.extend(known)
         sequence.published = hits
-        sequence.computed = hits * size
+        sequence.computed = max(hits * size, sequence.transferred)
+        sequence.transferred = 0  # once preempted, it has to compute everything itself
         sequence.chunk = min(sequence.tokens - sequence.computed, budget)
         self._grow(sequence, self._blocks_for(sequence.computed + sequence.chunk) - hits)
         self._publish(sequence, sequence.computed + sequence.chunk)
         if sequence.cached is None:
             sequence.cached = sequence.computed
             self._queries += sequence.tokens
-            self._hits += sequence.computed
+            self._hits += hits * size
         return True
 
     def _blocks_for(self, tokens: int) -> int:

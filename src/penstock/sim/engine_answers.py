@@ -51,6 +51,7 @@ class Answer:
         self.created = created
         self.start = start
         self.include_usage = include_usage
+        self.transfer: dict[str, Any] = {}  # what another engine needs to go on from here
 
     def _template(self, event: bytes) -> None:
         self._before, self._after = event.split(_MARK_JSON)
@@ -96,7 +97,8 @@ class ChatAnswer(Answer):
     def whole(self, reason: str, usage: Usage) -> bytes:
         message = {"role": "assistant", "content": self.text(usage.completion_tokens), "tool_calls": []}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
-        return encode(self._envelope("chat.completion") | {"choices": [choice], "usage": openai_usage(usage)})
+        answer = self._envelope("chat.completion") | {"choices": [choice], "usage": openai_usage(usage)}
+        return encode(answer | self.transfer)
 
 
 class CompletionAnswer(Answer):
@@ -124,7 +126,7 @@ class CompletionAnswer(Answer):
 
     def whole(self, reason: str, usage: Usage) -> bytes:
         chunk = self._chunk(self.text(usage.completion_tokens), reason)
-        return encode(chunk | {"usage": openai_usage(usage)})
+        return encode(chunk | {"usage": openai_usage(usage)} | self.transfer)
 
 
 class ResponsesAnswer(Answer):

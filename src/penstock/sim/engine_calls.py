@@ -91,6 +91,8 @@ class _Body(msgspec.Struct):
     max_output_tokens: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    min_tokens: int | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Body)
@@ -107,6 +109,7 @@ class Call(msgspec.Struct):
     priority: int
     cache_salt: str
     answer: Answer
+    kv_transfer: dict[str, Any]
 
 
 class CallReader:
@@ -148,6 +151,7 @@ class CallReader:
             priority=_priority(body.priority, priority),
             cache_salt=body.cache_salt or "",
             answer=answer,
+            kv_transfer=body.kv_transfer_params or {},
         )
 
     def prompt(self, path: str, raw: bytes) -> bytes:
@@ -173,6 +177,9 @@ class CallReader:
             return max(1, drawn), "stop"
         if limit < 1:
             raise bad_request(f"max_tokens must be at least 1, got {limit}.", "max_tokens")
+        if body.min_tokens is not None and body.min_tokens > limit:
+            message = f"min_tokens must be less than or equal to max_tokens={limit}, got {body.min_tokens}."
+            raise bad_request(message, "min_tokens")
         room = self._context_tokens_max - prompt_tokens
         if limit > room > 0:
             raise bad_request(

@@ -36,6 +36,7 @@ class LogEntry(msgspec.Struct):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     tokens: int = 0
+    kv_transfer: str = ""  # promised, used, or stale: asked to use what did not fit
     started: float | None = None
     first_token: float | None = None
     finished: float | None = None

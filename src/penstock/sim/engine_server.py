@@ -24,6 +24,7 @@ from penstock.sim.engine_http import Connection, HttpRequest
 from penstock.sim.engine_kv_events import KvEventsError, KvPublisher
 from penstock.sim.engine_log import Fault, FaultError
 from penstock.sim.engine_service import ServedEngine
+from penstock.sim.engine_transfer import HELD_S
 from penstock.sim.profiles import PROFILES, EngineConfig
 
 if TYPE_CHECKING:
@@ -51,9 +52,10 @@ class EngineServer:
         kv_events: str | None = None,
         kv_replay: str | None = None,
         hard_exit: bool = False,
+        kv_transfer_s: float | None = None,
     ) -> None:
         config = replace(config or EngineConfig(), kv_events=kv_events is not None)
-        self.service = ServedEngine(config, model=model, seed=seed)
+        self.service = ServedEngine(config, model=model, seed=seed, kv_transfer_s=kv_transfer_s)
         self.engine = self.service.engine
         self.log = self.service.log
         self.faults = self.service.faults
@@ -278,6 +280,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--priority", action="store_true", help="serve by (priority, arrival), lower first")
     parser.add_argument("--kv-events", metavar="tcp://HOST:PORT", help="publish KV events here (ZMQ)")
     parser.add_argument("--kv-replay", metavar="tcp://HOST:PORT", help="replay lost KV events here (ZMQ)")
+    parser.add_argument(
+        "--kv-transfer",
+        metavar="SECONDS",
+        type=float,
+        nargs="?",
+        const=HELD_S,
+        help="compute prompts for other engines and go on from theirs (`kv_transfer_params`); blocks are held so long",
+    )
     parser.add_argument("--seed", type=int, default=0)
 
 
@@ -310,6 +320,7 @@ def run(args: argparse.Namespace) -> int:
             kv_events=args.kv_events,
             kv_replay=args.kv_replay,
             hard_exit=True,
+            kv_transfer_s=args.kv_transfer,
         )
     except ValueError as error:
         return _complain(str(error))

@@ -17,11 +17,13 @@ from penstock.sim.engine import Engine, EngineConfig, EngineFullError, EngineReq
 from penstock.sim.engine_calls import CallError, CallReader, bad_request, broken, busy
 from penstock.sim.engine_exchange import Exchange
 from penstock.sim.engine_log import Fault, Faults, LogEntry, RequestLog
+from penstock.sim.engine_transfer import Transfers
 
 if TYPE_CHECKING:
     import asyncio
 
     from penstock.sim.engine import Progress
+    from penstock.sim.engine_calls import Call
     from penstock.sim.engine_http import Connection, HttpRequest
     from penstock.sim.engine_kv_events import KvPublisher
 
@@ -31,7 +33,7 @@ CATCH_UP_S = 0.05  # a timer this late is made up for; later, the machine was bu
 class ServedEngine:
     """The engine model on the loop's clock. `start` and `stop` are its owner's."""
 
-    def __init__(self, config: EngineConfig, *, model: str, seed: int) -> None:
+    def __init__(self, config: EngineConfig, *, model: str, seed: int, kv_transfer_s: float | None = None) -> None:
         self.config = config
         self.model = model
         self.engine = Engine(config, seed=seed)
@@ -43,6 +45,7 @@ class ServedEngine:
         self.kv: KvPublisher | None = None
         self.successes = {"stop": 0, "length": 0, "abort": 0, "error": 0}
         self._tag = os.urandom(4).hex()  # so that no two engines give the same id to an answer
+        self._transfers = None if kv_transfer_s is None else Transfers(self._tag, held_s=kv_transfer_s)
         self._requests = 0
         self._exchanges: dict[str, Exchange] = {}  # those the engine still works on
         self._open: set[Exchange] = set()  # those still owed bytes
@@ -176,6 +179,7 @@ class ServedEngine:
         hashes = engine_text.block_hashes(
             call.prompt, block_size=self.config.block_size, seed=f"{self.model}\n{call.cache_salt}"
         )
+        transferred = self._transfer(call, engine_id, hashes, entry)
         engine_request = EngineRequest(
             id=engine_id,
             prompt_tokens=call.prompt_tokens,
@@ -183,6 +187,7 @@ class ServedEngine:
             priority=call.priority,
             block_hashes=hashes,
             finish_reason=call.finish_reason,
+            transferred=transferred,
         )
         self.engine.slow_factor = self.faults.slow_factor
         try:
@@ -199,3 +204,18 @@ class ServedEngine:
         self._exchanges[engine_id] = exchange
         self._open.add(exchange)
         self._arm()
+
+    def _transfer(self, call: Call, engine_id: str, hashes: tuple[int, ...], entry: LogEntry) -> bool:
+        """Whether the prompt's KV comes from another engine; or promise this one's to another."""
+        if self._transfers is None or not call.kv_transfer:
+            return False
+        now = time.time()
+        if call.kv_transfer.get("do_remote_decode"):
+            entry.kv_transfer = "promised"
+            call.answer.transfer = {
+                "kv_transfer_params": self._transfers.promise(engine_id, hashes, call.prompt_tokens, now)
+            }
+            return False
+        comes = self._transfers.comes(call.kv_transfer, hashes, call.prompt_tokens, now)
+        entry.kv_transfer = "used" if comes else "stale"
+        return comes

@@ -26,6 +26,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     priority: int = 0
     block_hashes: tuple[int, ...] = ()
     finish_reason: str = "length"
+    transferred: bool = False  # its prompt's KV comes from another engine, all but the last token
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):

@@ -19,6 +19,7 @@ from penstock.core.flow import Entry
 from penstock.core.ledger import REVIEW_S
 from penstock.core.pump import BYPASS_MAX, RESERVE_REVIEW_S, WINDOW
 from penstock.core.reserve import SHARE_MAX
+from penstock.core.roles import Role
 
 if TYPE_CHECKING:
     from penstock.sim.checkers import CheckedScheduler
@@ -91,6 +92,7 @@ class Oracle:
             same = other.node is entry.node and other.request.model == entry.request.model
             if same and (other.key, other.seq) < (entry.key, entry.seq) and not self._tenant_held(other):
                 fitting = [endpoint for endpoint in endpoints if self._fits(other, endpoint, now)]
+                fitting = self._answered(other, fitting, self._known_open(other), now)
                 fit = bool(self._allowed(other, fitting, now))
                 assert not fit, f"{entry.request} overtook {other.request}"
 
@@ -106,7 +108,9 @@ class Oracle:
                 head = next(self._order(band, [endpoint]), None)
                 scarce = head is not None and self._kept_back(head.request.model, band.open, now, known=True)
                 if head is not None and not self._tenant_held(head) and not scarce:
-                    fits = self._fits(head, endpoint, now) and self._allowed(head, [endpoint], now)
+                    fitting = [endpoint] if self._fits(head, endpoint, now) else []
+                    answering = [e for e in self._known_open(head) if self._open(e, band, now)]
+                    fits = self._allowed(head, self._answered(head, fitting, answering, now), now)
                     assert not fits, f"{entry.request} was sent before {head.request} of {band.settings.name}"
 
     # --- the naive pump -----------------------------------------------------------------------------------------
@@ -141,6 +145,8 @@ class Oracle:
             looked_at = 0
             for entry in line:
                 fitting = [e for e in free if e not in kept and self._fits(entry, e, now, known=known)]
+                rest = [e for e in free if e not in kept]
+                fitting = self._answered(entry, fitting, rest, now, known=known)
                 if allowed := self._allowed(entry, fitting, now):
                     return entry, allowed
                 if entry.choosy and self._scheduler._affinity.holds(entry, now):
@@ -182,18 +188,51 @@ class Oracle:
         """
         scheduler = self._scheduler
         reserve, slots = scheduler._reserve, scheduler._pool.slots(model)
-        assert slots == sum(e.slots for e in scheduler._pool if e.in_service and e.serves(model))
+        answering = [e for e in scheduler._pool if e.role is not Role.PREFILL]
+        assert slots == sum(e.slots for e in answering if e.in_service and e.serves(model))
         kept = reserve.kept_lately(model) if reserve.share is None else int(reserve.share * slots)
         if not known and reserve.share is None:
             kept = int(slots * SHARE_MAX) if self._light_come(model, now) else 0
-        return kept > 0 and sum(e.slots - e.ledger.load(now) for e in endpoints if e.serves(model)) <= kept
+        return (
+            kept > 0
+            and sum(e.slots - e.ledger.load(now) for e in endpoints if e in answering and e.serves(model)) <= kept
+        )
 
     def _fits(self, entry: Entry, endpoint: Endpoint, now: float, *, known: bool = True) -> bool:
         if not endpoint.serves(entry.request.model) or entry.shuns(endpoint.name, now):
             return False
+        if not self._computes(entry, endpoint):
+            return False
         room = admission.modest_room if self._is_modest(entry, now, known=known) else admission.room
         prefill_tokens, tokens = room(endpoint, self._scheduler._settings.admission, now=now)
-        return entry.uncached_at(endpoint.index) <= prefill_tokens and entry.estimated_tokens <= tokens
+        prompt_alone = endpoint.role is Role.PREFILL and not entry.whole
+        needed = entry.estimate.prompt_tokens if prompt_alone else entry.estimated_tokens
+        return entry.uncached_at(endpoint.index) <= prefill_tokens and needed <= tokens
+
+    def _computes(self, entry: Entry, endpoint: Endpoint) -> bool:
+        """Whether its role lets an endpoint compute a request's prompt."""
+        well = [e for e in self._scheduler._pool if e.in_service and e.serves(entry.request.model)]
+        if endpoint.role is Role.PREFILL:
+            return not entry.whole and any(e.role is Role.DECODE for e in well)
+        if endpoint.role is Role.DECODE:
+            return entry.whole or not any(e.role is Role.PREFILL for e in well)
+        return True
+
+    def _known_open(self, entry: Entry) -> list[Endpoint]:
+        scheduler = self._scheduler
+        return [e for e in scheduler._queues.bands[entry.request.band].open if e not in scheduler._pump._kept]
+
+    def _answered(
+        self, entry: Entry, fitting: list[Endpoint], free: list[Endpoint], now: float, *, known: bool = True
+    ) -> list[Endpoint]:
+        """Without prefill endpoints where none of those that are free would answer what they compute."""
+        room = admission.modest_room if self._is_modest(entry, now, known=known) else admission.room
+        settings = self._scheduler._settings.admission
+        for e in free:
+            answers = e.role is Role.DECODE and e.serves(entry.request.model) and not entry.shuns(e.name, now)
+            if answers and entry.estimated_tokens <= room(e, settings, now=now)[1]:
+                return fitting
+        return [e for e in fitting if e.role is not Role.PREFILL]
 
     def _allowed(self, entry: Entry, fitting: list[Endpoint], now: float) -> list[Endpoint]:
         """Where it may go of where it fits: nowhere while it waits for an endpoint that it prefers."""
@@ -249,7 +288,8 @@ class Oracle:
             return (
                 health.trial is None or len(leases) < health.trial or now >= health.trial_until_s
             ) and not endpoint.ledger.stuck(now)
-        peers = [e for e in self._scheduler._pool if e.health.up and not e.drained and e.shares_models(endpoint)]
+        peers = [e for e in self._scheduler._pool if e.in_service and e.role is endpoint.role]
+        peers = [e for e in peers if e.shares_models(endpoint)]
         well = sum(now >= e.health.ejected_until_s for e in peers)
         return well / len(peers) < self._scheduler._settings.health.panic_threshold
 

@@ -17,6 +17,7 @@ def endpoint_spec(spec: EngineSpec) -> EndpointSpec:
         slots=spec.slots if spec.slots is not None else SLOTS_INITIAL,
         models=frozenset({"sim"}),
         adaptive_slots=spec.slots is None,
+        labels={} if spec.role == "both" else {"role": spec.role},
     )
 
 

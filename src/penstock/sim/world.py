@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from random import Random
 
-from penstock.core.actions import Abort, Action, Dispatch, Requeue
+from penstock.core.actions import Abort, Action, Decode, Dispatch, Requeue
 from penstock.core.ledger import Observation
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
@@ -205,10 +205,17 @@ class World:
                 journey.dispatched_s, journey.queue_s = self.now, action.queue_s
                 self._wait(journey, waits=False)
                 self._watch.dispatched(self, journey, action)
+                journey.prefills = action.decode is not None
+                submit = partial(self._submit, journey, node, node.life, action.lease)
+                self.at(self.now + self.settings.network_s, submit)
+            elif isinstance(action, Decode):
+                node = self.nodes[action.endpoint]
+                journey.lease, journey.node, journey.prefills, journey.transferred = action.lease, node, False, True
                 submit = partial(self._submit, journey, node, node.life, action.lease)
                 self.at(self.now + self.settings.network_s, submit)
             elif isinstance(action, Requeue):
                 journey.node, journey.requeues = None, journey.requeues + 1
+                journey.transferred = False
                 self._wait(journey, waits=True)
             elif isinstance(action, Abort):
                 self.at(self.now, partial(self._hang_up, journey))
@@ -237,7 +244,11 @@ class World:
             failure = Failure.CONNECT
         else:
             try:
-                asked = EngineRequest(job.id, job.prompt_tokens, job.output_tokens, block_hashes=job.blocks)
+                output_tokens = 1 if journey.prefills else job.output_tokens
+                transferred = journey.transferred
+                asked = EngineRequest(
+                    job.id, job.prompt_tokens, output_tokens, block_hashes=job.blocks, transferred=transferred
+                )
                 node.engine.submit(asked, self.now)
             except EngineFullError:
                 failure = Failure.BUSY
@@ -267,6 +278,11 @@ class World:
         journeys = node.journeys
         for progress in node.engine.step(self.now):
             journey = journeys[progress.id]
+            if journey.prefills:
+                del journeys[progress.id]
+                done = partial(self._prefilled, journey, journey.lease, progress)
+                self.at(self.now + self.settings.network_s, done)
+                continue
             tokens = journey.output_tokens = journey.output_tokens + progress.tokens
             if progress.finish_reason is not None:
                 del journeys[progress.id]
@@ -276,6 +292,14 @@ class World:
         if heard:
             self.at(self.now + self.settings.network_s, partial(self._hear, heard))
         self._run_engine(node)
+
+    def _prefilled(self, journey: Journey, lease: int, progress: Progress) -> None:
+        if journey.outcome or journey.lease != lease or progress.usage is None:
+            return
+        journey.node = None
+        used = progress.usage
+        usage = Usage(used.prompt_tokens, used.completion_tokens, used.cached_tokens, cached_told=True)
+        self._tell(self.scheduler.prefilled(lease, usage, now=self.now))
 
     def _hear(self, heard: list[tuple[Journey, int, Progress]]) -> None:
         """What a step made arrives at the gateway."""

@@ -17,6 +17,7 @@ class EngineSpec:
     name: str
     config: EngineConfig
     slots: int | None = None  #: None: not told, it has to find out
+    role: str = "both"  #: prefill, decode or both
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Journey:
 
     __slots__ = (
         "dispatched_s", "ended_s", "estimate_s", "first_s", "job", "lease", "node", "outcome", "output_tokens",
-        "queue_s", "reason", "requeues", "retry_after_s", "source", "waits",
+        "prefills", "queue_s", "reason", "requeues", "retry_after_s", "source", "transferred", "waits",
     )  # fmt: skip
 
     def __init__(self, job: Job, source: Source) -> None:
@@ -69,6 +70,8 @@ class Journey:
         self.retry_after_s: float | None = None
         self.estimate_s: float | None = None  #: the wait that was foretold at arrival
         self.requeues = 0
+        self.prefills = False  #: only its prompt is computed where it is
+        self.transferred = False  #: its prompt's KV comes from elsewhere
         self.waits = False  #: in the gateway's queue
 
 

@@ -83,12 +83,13 @@ class Router:
         located = self._located(entry, now) if self._policy.uses_prefix else NOWHERE
         return self._policy.preferred(self._context(entry, located, now))
 
-    def home(self, request: Request, now: float) -> Endpoint | None:
-        """Where its session lives, while that one is alive."""
+    def home(self, request: Request, now: float, *, whole: bool) -> Endpoint | None:
+        """Where its session lives, while that one is alive and may compute its prompt."""
         if request.session is None or not self._policy.uses_session:
             return None
         name = self._homes.get(request.model, request.session)
-        return None if name is None else self.alive(name, request, now)
+        home = None if name is None else self.alive(name, request, now)
+        return home if home is not None and self._pool.roles.computes(home, request.model, whole=whole) else None
 
     def alive(self, name: str, request: Request, now: float) -> Endpoint | None:
         """An endpoint by name, if it is well and serves the request's model."""
@@ -175,8 +176,8 @@ class Router:
             output_tokens=entry.estimate.output_tokens,
             now=now,
             matched=matched,
-            home=self.home(request, now),
-            alive=lambda: self._pool.usable(request, now),
+            home=self.home(request, now, whole=entry.whole),
+            alive=lambda: self._pool.usable(request, now, whole=entry.whole),
         )
 
     def _telling(self, request: Request, located: Located, now: float) -> tuple[dict[int, int], int]:
@@ -187,7 +188,9 @@ class Router:
         """
         half = max(2, (self._pool.serving(request.model) + 1) // 2)
         if located.told or not self._policy.weighs_load:
-            held = {e.index: tokens for e in self._pool if (tokens := located.tokens(e.index))}
+            roles, model = self._pool.roles, request.model
+            telling_ones = [e for e in self._pool if roles.computes(e, model, whole=False)] if roles.any else self._pool
+            held = {e.index: tokens for e in telling_ones if (tokens := located.tokens(e.index))}
             if not self._policy.weighs_load:
                 return held, 0
             common = sorted(held.values(), reverse=True)[half - 1] if len(held) >= half else 0

@@ -1,0 +1,132 @@
+"""A request in two phases: its prompt computed at one engine, its answer made by another.
+
+As vLLM's connectors have it: the first engine is asked for one token, with `kv_transfer_params` that say that another
+one will go on; its answer names where the KV is, and that is spliced into the request for the second engine, whose
+answer goes to the client byte for byte. Of the first answer nothing does, unless the engine refuses the request itself.
+Where the first engine names nothing (it has no connector), the second computes the prompt again: slow, not wrong.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.core.request import Usage
+from penstock.core.retry import Failure
+from penstock.server.answer import read_usage
+from penstock.server.body import set_field
+from penstock.server.upstream import Headers, UpstreamError
+
+if TYPE_CHECKING:
+    from penstock.server.journey import QueuedJourney
+
+PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})  # where engines know `kv_transfer_params`
+ANSWER_BYTES_MAX = 4 * 1024 * 1024  # of a prefill: one token, and 8 bytes or so for each 16 tokens of the prompt
+_ASKED = (
+    b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,'
+    b'"remote_host":null,"remote_port":null}'
+)
+
+
+class _Shape(msgspec.Struct, gc=False):
+    """What decides whether a request can be divided, and what a prefill must not be asked for."""
+
+    kv_transfer_params: object = None
+    n: object = None
+    best_of: object = None
+    use_beam_search: object = None
+    echo: object = None
+    prompt_logprobs: object = None
+    prompt: object = None
+    stream_options: object = None
+    max_completion_tokens: object = None
+    min_tokens: object = None
+
+
+class _Prefilled(msgspec.Struct, gc=False):
+    kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_shape = msgspec.json.Decoder(_Shape).decode
+_prefilled = msgspec.json.Decoder(_Prefilled).decode
+
+
+def divisible(path: str, body: bytes) -> bool:
+    """Whether a request that `peek` has accepted has one prompt, one answer, and no say of its own in transfers."""
+    if path not in PATHS:
+        return False
+    shape = _shape(body)
+    several = any(wish not in (None, 0, 1, False) for wish in (shape.n, shape.best_of, shape.use_beam_search))
+    of_the_prompt = bool(shape.echo) or shape.prompt_logprobs is not None
+    prompt = shape.prompt
+    prompts = isinstance(prompt, list) and not all(type(token) is int for token in prompt)
+    return not (several or of_the_prompt or prompts or shape.kv_transfer_params is not None)
+
+
+def prefill_body(path: str, body: bytes) -> bytes:
+    """The same request for its prompt alone: one token, not streamed, its KV to be fetched."""
+    shape = _shape(body)
+    body = set_field(body, "max_tokens", b"1")
+    if path == "/v1/chat/completions" or shape.max_completion_tokens is not None:
+        body = set_field(body, "max_completion_tokens", b"1")
+    if shape.min_tokens is not None:
+        body = set_field(body, "min_tokens", b"0")
+    if shape.stream_options is not None:
+        body = set_field(body, "stream_options", b"null")
+    body = set_field(body, "stream", b"false")
+    return set_field(body, "kv_transfer_params", _ASKED)
+
+
+class TwoPhase:
+    """The first phase of one journey, and what it left for the second. It is the sink of the prefill's call."""
+
+    __slots__ = ("_body", "_journey", "_status", "params", "prefill", "rank", "since_s", "usage")
+
+    def __init__(self, journey: QueuedJourney, prefill: str, rank: int | None) -> None:
+        self._journey = journey
+        self._status = 0
+        self._body = bytearray()
+        self.prefill = prefill  #: the endpoint that computes the prompt
+        self.rank = rank  #: among those that wait at the engines
+        self.since_s = journey.elapsed_s()
+        self.params: bytes | None = None  #: JSON, as the prefill's engine wrote it
+        self.usage: Usage | None = None
+
+    def decode_body(self, body: bytes) -> bytes:
+        return body if self.params is None else set_field(body, "kv_transfer_params", self.params)
+
+    # --- the prefill's answer -------------------------------------------------------------------------------
+
+    def on_response(self, status: int, headers: Headers, /) -> None:
+        self._status = status
+        self._journey.on_response(status, headers)
+
+    def on_data(self, data: bytes, /) -> None:
+        self._body += data
+        if len(self._body) > ANSWER_BYTES_MAX:
+            self._journey.hang_up()
+            self._useless("an answer to a prefill that does not end")
+
+    def on_end(self) -> None:
+        if not 200 <= self._status < 300:
+            self._journey.refused_in_prefill(self._status, self._body)
+            return
+        body = bytes(self._body)
+        self._body.clear()
+        try:
+            params = bytes(_prefilled(body).kv_transfer_params)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self._useless("no answer to a prefill")
+            return
+        self.params = params if params.startswith(b"{") else None
+        self.usage = read_usage(body)
+        self._journey.prefilled(self)
+
+    def on_error(self, error: UpstreamError, /) -> None:
+        self._journey.on_error(error)
+
+    def _useless(self, detail: str) -> None:
+        self._body.clear()
+        self._journey.no_answer()
+        self._journey.failed(Failure.SERVER_ERROR, detail)

@@ -1,0 +1,32 @@
+"""Roles of endpoints in the settings: do prefill and decode endpoints come together?
+
+Labels are free, and endpoints may still be found or added, so what looks wrong here is a warning and refuses nothing.
+"""
+
+from __future__ import annotations
+
+from penstock.core.roles import LABELS, Role, one_sided, role_of
+from penstock.settings.model import Settings
+
+_ANY = ""  # the models that endpoints are asked for
+
+
+def role_warnings(settings: Settings) -> list[str]:
+    """What is told about roles by `penstock check`, `penstock doctor` and at start."""
+    warnings = []
+    roles: dict[str, list[Role]] = {}
+    for index, endpoint in enumerate(settings.endpoints):
+        said = next((endpoint.labels[name] for name in LABELS if name in endpoint.labels), None)
+        if said is not None and said not in list(Role):
+            warnings.append(
+                f"endpoints[{index}].labels.role: `{said}` is none of prefill, decode, both; it counts as both"
+            )
+        for model in (_ANY,) if endpoint.models == "auto" else endpoint.models:
+            roles.setdefault(model, []).append(role_of(endpoint.labels))
+    if settings.discovery:
+        return warnings  # what is found brings labels of its own
+    if _ANY in roles:  # these may serve any model, so only all of them together tell
+        roles = {_ANY: [role for played in roles.values() for role in played]}
+    for model, what in one_sided(roles).items():
+        warnings.append(f"model `{model}` {what}" if model else f"the model {what}")
+    return warnings
