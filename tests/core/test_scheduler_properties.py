@@ -83,15 +83,15 @@ WORLDS: dict[str, Callable[[int], Chaos]] = {
         seed, replace(ONE_BAND, queue_enabled=False), requests=200, operators=True
     ),
     "operators_and_a_fixed_reserve": lambda seed: Chaos(seed, RESERVED, requests=250, trouble=0.1, operators=True),
-    "roles": lambda seed: Chaos(seed, EVERYTHING, requests=500, trouble=0.2, roles=True),
+    "roles": lambda seed: Chaos(seed, EVERYTHING, requests=200, trouble=0.2, roles=True),
     "roles_and_little_kv_memory": lambda seed: Chaos(
-        seed, THREE_BANDS, requests=400, trouble=0.2, roles=True, kv_capacity_tokens=20_000
+        seed, THREE_BANDS, requests=200, trouble=0.2, roles=True, kv_capacity_tokens=20_000
     ),
     "roles_and_operators": lambda seed: Chaos(
-        seed, replace(EVERYTHING, divided_tokens_min=50), requests=300, trouble=0.2, roles=True, operators=True
+        seed, replace(EVERYTHING, divided_tokens_min=50), requests=200, trouble=0.2, roles=True, operators=True
     ),
     "roles_with_queueing_off": lambda seed: Chaos(
-        seed, replace(ONE_BAND, queue_enabled=False), requests=300, roles=True
+        seed, replace(ONE_BAND, queue_enabled=False), requests=200, roles=True
     ),
     "drained_half_way": lambda seed: Chaos(seed, replace(ONE_BAND, wait_s_max=30.0), requests=400, drain=True),
 }
