@@ -83,11 +83,16 @@ def room(endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> tupl
     ledger = endpoint.ledger
     outstanding = ledger.outstanding_prefill_tokens
     prefill_tokens = settings.prefill_tokens_max - outstanding if outstanding else math.inf
+    free = kv_tokens_free(endpoint, settings, now=now)
+    return prefill_tokens, free if free is not None and ledger.load(now) > 0 else math.inf
+
+
+def kv_tokens_free(endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> float | None:
+    """How many tokens of KV memory are left below the ceiling, negative above it; None where the engine can't tell."""
+    ledger = endpoint.ledger
     capacity = ledger.base.kv_capacity_tokens if ledger.base is not None else None
     kv_usage = ledger.kv_usage(now) if capacity else None
-    if capacity and kv_usage is not None and ledger.load(now) > 0:
-        return prefill_tokens, (settings.kv_usage_max - kv_usage) * capacity
-    return prefill_tokens, math.inf
+    return (settings.kv_usage_max - kv_usage) * capacity if capacity and kv_usage is not None else None
 
 
 def modest_room(endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> tuple[float, float]:

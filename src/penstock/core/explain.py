@@ -20,6 +20,7 @@ from penstock.core.lifecycle import State
 from penstock.core.locality import NOWHERE
 from penstock.core.outcome import Reason
 from penstock.core.request import Usage
+from penstock.core.routing.router import Router
 from penstock.core.shares import Meter, ModelMeter, Shares, waited_s
 from penstock.core.waits import Stay, Stayed, Waits
 
@@ -54,6 +55,7 @@ class Candidate(msgspec.Struct, frozen=True):
     slots: int
     prefill_tokens: int  #: before it at that endpoint, sent and not computed
     cached_tokens: int  #: of its own prompt, believed to be cached there
+    score: float | None  #: what the routing policy compared; None where there was no choice
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -63,6 +65,7 @@ class Sent(msgspec.Struct, frozen=True):
     endpoint: str
     open_endpoints: int
     candidates: list[Candidate]  #: the chosen one first
+    scored_by: str | None  #: what the candidates' scores are
     service: float  #: what its flow had got by then, per weight: the least goes next
     virtual_time: float  #: where its band stood: what the flow served last had got, per weight
     overtaken: int  #: how often others went first that fitted where it did not
@@ -105,7 +108,7 @@ class Explanation(msgspec.Struct, frozen=True):
     reason: Reason | None
 
 
-Scores = tuple[str, int, int, int, int]  # as in `Candidate`
+Scores = tuple[str, int, int, int, int, float | None]  # as in `Candidate`
 
 
 class Dispatched(msgspec.Struct):
@@ -116,6 +119,7 @@ class Dispatched(msgspec.Struct):
     endpoint: str
     open_endpoints: int
     candidates: list[Scores]
+    scored_by: str | None
     service: float
     virtual: float
     followed: str | None
@@ -165,10 +169,11 @@ class Trail:
 class Recorder:
     """Notes what happens to requests, and explains it."""
 
-    def __init__(self, waits: Waits, shares: Shares, bands: Sequence[str]) -> None:
+    def __init__(self, waits: Waits, shares: Shares, bands: Sequence[str], router: Router) -> None:
         self._waits = waits
         self._shares = shares
         self._bands = bands
+        self._router = router
         self._ended: deque[Entry] = deque()
         self._by_id: dict[str, Entry] = {}  # the latest of those that ended and had this id
         self._sent: deque[tuple[Dispatched, Entry]] = deque(maxlen=DISPATCHES_KEPT)
@@ -202,9 +207,12 @@ class Recorder:
             self._leave(entry, trail, now)
         if model is None:
             model = trail.model = shares.model(entry.request.model)
-        candidates = [_scores(chosen, entry)]
         if len(endpoints) > 1:
-            candidates += [_scores(e, entry) for e in endpoints[:CANDIDATES_MAX] if e is not chosen]
+            scored_by, score = self._router.scored()
+            compared = [chosen, *(e for e in endpoints[:CANDIDATES_MAX] if e is not chosen)]
+            candidates = [_scores(e, entry, score(e) if score is not None else None) for e in compared]
+        else:
+            scored_by, candidates = None, [_scores(chosen, entry, None)]
         node = entry.node
         assert node is not None
         parent = node.parent
@@ -213,7 +221,15 @@ class Recorder:
         virtual = 0.0 if parent is None else parent.virtual
         self._serial += 1
         trail.sent = sent = Dispatched(
-            self._serial, now, chosen.name, len(endpoints), candidates, node.tag, virtual, entry.follows
+            self._serial,
+            now,
+            chosen.name,
+            len(endpoints),
+            candidates,
+            scored_by,
+            node.tag,
+            virtual,
+            entry.follows,
         )
         self._sent.append((sent, entry))
         meter.running += 1
@@ -398,10 +414,10 @@ def _strip(entry: Entry) -> None:
     entry.located = NOWHERE
 
 
-def _scores(endpoint: Endpoint, entry: Entry) -> Scores:
+def _scores(endpoint: Endpoint, entry: Entry, score: float | None) -> Scores:
     ledger = endpoint.ledger
     cached = entry.located.tokens(endpoint.index)
-    return endpoint.name, len(ledger.leases), ledger.slots, ledger.outstanding_prefill_tokens, cached
+    return endpoint.name, len(ledger.leases), ledger.slots, ledger.outstanding_prefill_tokens, cached, score
 
 
 def _why(sent: Dispatched, other: Entry, entry: Entry) -> str:
@@ -432,6 +448,7 @@ def _sent(sent: Dispatched, entry: Entry) -> Sent:
         endpoint=sent.endpoint,
         open_endpoints=sent.open_endpoints,
         candidates=candidates,
+        scored_by=sent.scored_by,
         service=sent.service,
         virtual_time=sent.virtual,
         overtaken=entry.bypassed,

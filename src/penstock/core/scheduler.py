@@ -139,7 +139,7 @@ class Scheduler:
             stops=self._stops,
             settings=settings.admission,
         )
-        self._recorder = Recorder(self._waits, self._shares, [band.name for band in settings.bands])
+        self._recorder = Recorder(self._waits, self._shares, [band.name for band in settings.bands], self._router)
         self._key = ORDERINGS[settings.ordering]
         self._estimator = Estimator()
         self._forecast = Forecast()
@@ -619,7 +619,9 @@ class Scheduler:
         busy = next((band for band in queues.bands if band.tree.waiting), None)
         no_room = tight(busy, self._waits)
         flows, flows_more = self._shares.flows(names, now)
-        models, models_more = models_now(queues.bands, self._pool, self._shares, self._waits, now)
+        limits = self._settings.admission
+        models, models_more = models_now(queues.bands, self._pool, self._shares, self._waits, settings=limits, now=now)
+        tenants = self._tenants.snapshot(now)
         return Snapshot(
             draining=self._draining,
             paused=stopped_models(self._stops.paused),
@@ -628,10 +630,12 @@ class Scheduler:
             waiting_bytes=queues.bytes,
             waiting_tokens=queues.tokens,
             running=len(self._leases),
-            endpoints=[endpoint_now(endpoint, busy, no_room, now) for endpoint in self._pool],
+            kv_usage_ceiling=limits.kv_usage_max,
+            endpoints=[endpoint_now(endpoint, busy, no_room, limits, now) for endpoint in self._pool],
             bands=[band_now(band, self._shares.share_of_band(band.rank), now) for band in queues.bands],
             queues=queues_of(queues.bands),
-            tenants=self._tenants.snapshot(now),
+            tenants=tenants,
+            tenants_more=len(self._tenants) - len(tenants),
             models=models,
             models_more=models_more,
             flows=flows,

@@ -22,6 +22,7 @@ RESCALE_S = 300 * SHARE_WINDOW_S  # e^300 is far from a float's end, and so is a
 METERS_MAX = 25_000  # tenants are bounded at the door (configured ones and `max_dynamic`); this only makes sure
 MODELS_MAX = 1_000
 WAITS_KEPT = 256  # per model, for the quantiles of the wait
+ALONE_SHARE = 0.98  # of its band's service: who was there before fades out within some minutes
 SHOWN_MAX = 50  # tenants in a snapshot; the others are counted
 
 
@@ -35,6 +36,8 @@ class FlowSnapshot(msgspec.Struct, frozen=True):
     running: int
     oldest_wait_s: float
     share: float  #: of the service its band got over the last minute
+    share_of_all: float  #: of the service all bands got over the last minute
+    is_alone: bool  #: nobody else in its band waits, or got anything to speak of: shares of the band say nothing
     fair_share: float | None  #: what its weight entitles it to; None: nothing of it waits, so it gets all it asks for
 
 
@@ -166,11 +169,14 @@ class Shares:
             active += len(others)
             shown += heapq.nlargest(SHOWN_MAX - len(shown), others, key=_got)
         fair = self._fair_units(others)
-        return [self._flow(meter, names[meter.band], fair[meter.band], now) for meter in shown], active - len(shown)
+        all_got = sum(max(got, 0.0) for got in self._got)
+        rows = [self._flow(meter, names[meter.band], fair[meter.band], all_got, now) for meter in shown]
+        return rows, active - len(shown)
 
-    def _flow(self, meter: Meter, band: str, fair_unit: float, now: float) -> FlowSnapshot:
+    def _flow(self, meter: Meter, band: str, fair_unit: float, all_got: float, now: float) -> FlowSnapshot:
         oldest = next(iter(meter.entries.values()), None)
         total = self._got[meter.band]
+        others_wait = len(self._waiting[meter.band]) > bool(meter.entries)
         return FlowSnapshot(
             tenant=meter.tenant,
             band=band,
@@ -179,6 +185,8 @@ class Shares:
             running=meter.running,
             oldest_wait_s=waited_s(oldest, now) if oldest is not None else 0.0,
             share=min(max(meter.got / total, 0.0), 1.0) if total > 0 else 0.0,
+            share_of_all=min(max(meter.got / all_got, 0.0), 1.0) if all_got > 0 else 0.0,
+            is_alone=not others_wait and (total <= 0 or meter.got >= ALONE_SHARE * total),
             fair_share=min(fair_unit * meter.weight, 1.0) if meter.entries else None,
         )
 

@@ -14,7 +14,7 @@ from itertools import islice
 
 import msgspec
 
-from penstock.core.admission import Cause
+from penstock.core.admission import AdmissionSettings, Cause, kv_tokens_free
 from penstock.core.band import Band
 from penstock.core.endpoint import Endpoint
 from penstock.core.explain import Recorder
@@ -57,6 +57,7 @@ class EndpointSnapshot(msgspec.Struct, frozen=True):
     engine_running: float | None
     kv_usage: float | None
     kv_usage_believed: float | None  #: with what was sent since the reading
+    kv_tokens_free: int | None  #: below the ceiling, by the same belief
     prefix_hit_ratio: float | None  #: share of prompt tokens its cache held, as the engine counts
     observed_s_ago: float | None
     time_per_output_token_s: float
@@ -64,6 +65,7 @@ class EndpointSnapshot(msgspec.Struct, frozen=True):
     closed: (
         Cause | None
     )  #: why nothing of the highest band that has work goes there; None: something may, or none waits
+    needed_tokens: int | None  #: by the first in line, where that is what keeps it from there
     failure: str | None  #: the last one, whether or not it still matters
     failed_s_ago: float | None
 
@@ -86,6 +88,16 @@ class BandSnapshot(msgspec.Struct, frozen=True):
     running: int
     tokens: int  #: of the prompts that wait, estimated
     share: float  #: of the service over the last minute
+    min_share: float  #: of it, promised while the band has work; 0: none
+
+
+class HeadSnapshot(msgspec.Struct, frozen=True):
+    """The request that goes next for a model."""
+
+    band: str
+    tenant: str
+    tokens: int  #: its prompt and its answer, estimated: what it takes of KV memory
+    kv_tokens_free: int | None  #: the most that one endpoint has left below the ceiling, where they tell
 
 
 class ModelSnapshot(msgspec.Struct, frozen=True):
@@ -99,6 +111,7 @@ class ModelSnapshot(msgspec.Struct, frozen=True):
     up: int  #: of these, those in service
     cause: Cause | None  #: what the first of those that wait waits for
     cause_endpoints: int  #: at how many endpoints
+    head: HeadSnapshot | None  #: the first of those that wait
     kv_usage_min: float | None  #: over the endpoints that tell
     kv_usage_max: float | None
     oldest_wait_s: float
@@ -148,10 +161,12 @@ class Snapshot(msgspec.Struct, frozen=True):
     waiting_bytes: int
     waiting_tokens: int
     running: int
+    kv_usage_ceiling: float  #: of each endpoint: what would go beyond is not sent
     endpoints: list[EndpointSnapshot]
     bands: list[BandSnapshot]
     queues: list[QueueSnapshot]
-    tenants: list[TenantSnapshot]  #: those with limits
+    tenants: list[TenantSnapshot]  #: those with limits: the ones with most waiting, then running
+    tenants_more: int
     models: list[ModelSnapshot]  #: those with most waiting, then running
     models_more: int
     flows: list[FlowSnapshot]  #: tenants by band: those with most waiting, then those that got most
@@ -181,23 +196,39 @@ def band_now(band: Band, share: float, now: float) -> BandSnapshot:
         running=band.tree.root.in_flight,
         tokens=band.tokens,
         share=share,
+        min_share=band.settings.min_share,
     )
 
 
-def tight(busy: Band | None, waits: Waits) -> dict[Endpoint, Cause]:
+class Misfit(msgspec.Struct, frozen=True):
+    """What keeps the first in a line from an endpoint that takes smaller ones."""
+
+    cause: Cause
+    tokens: int  #: what it needs
+
+
+def tight(busy: Band | None, waits: Waits) -> dict[Endpoint, Misfit]:
     """The endpoints that are open to the highest band with work, but have no room for the first in its line."""
     lines = [line for line in waits.lines() if line.band is busy and line.span.cause in _SIZES]
     if busy is None or not lines:
         return {}
-    return {e: line.span.cause for line in lines for e in busy.open if e.serves(line.model)}
+    misfits = [(line.model, Misfit(line.span.cause, head_of(line).estimated_tokens)) for line in lines]
+    return {e: misfit for model, misfit in misfits for e in busy.open if e.serves(model)}
+
+
+def head_of(line: Line) -> Entry:
+    """The request of a line that goes next."""
+    return line.band.tree.head([line.model]) or next(iter(line.entries.values()))
 
 
 def endpoint_now(
-    endpoint: Endpoint, busy: Band | None, tight: Mapping[Endpoint, Cause], now: float
+    endpoint: Endpoint, busy: Band | None, tight: Mapping[Endpoint, Misfit], settings: AdmissionSettings, now: float
 ) -> EndpointSnapshot:
     """`busy`: the highest band with work; `tight`: what is open to it, and why that does not help."""
     ledger = endpoint.ledger
     base = ledger.base if ledger.credible(now) else None
+    closed = busy.closed.get(endpoint) if busy is not None else None
+    misfit = tight.get(endpoint) if closed is None else None
     return EndpointSnapshot(
         name=endpoint.name,
         state=_state(endpoint, now),
@@ -214,17 +245,19 @@ def endpoint_now(
         kv_usage=base.kv_usage if base is not None else None,
         prefix_hit_ratio=base.prefix_hit_ratio if base is not None else None,
         kv_usage_believed=ledger.kv_usage(now),
+        kv_tokens_free=_whole(kv_tokens_free(endpoint, settings, now=now)),
         observed_s_ago=now - ledger.asked_s if ledger.asked_s > -math.inf else None,
         time_per_output_token_s=ledger.time_per_output_token_s(now),
         dispatches_total=endpoint.dispatches_total,
-        closed=(busy.closed.get(endpoint) or tight.get(endpoint)) if busy is not None else None,
+        closed=closed if misfit is None else misfit.cause,
+        needed_tokens=misfit.tokens if misfit is not None and misfit.cause is Cause.KV_FULL else None,
         failure=endpoint.failure,
         failed_s_ago=now - endpoint.failed_s if endpoint.failure is not None else None,
     )
 
 
 def models_now(
-    bands: Sequence[Band], pool: Pool, shares: Shares, waits: Waits, now: float
+    bands: Sequence[Band], pool: Pool, shares: Shares, waits: Waits, *, settings: AdmissionSettings, now: float
 ) -> tuple[list[ModelSnapshot], int]:
     """The models with most waiting, and how many more there are."""
     backlog: Counter[str] = Counter()
@@ -248,14 +281,27 @@ def models_now(
     for line in waits.lines():
         lines.setdefault(line.model, []).append(line)
     rows = [
-        _model_now(shares.model(name), backlog[name], serving[name] + any_model, lines.get(name, []), now)
+        _model_now(
+            shares.model(name),
+            backlog[name],
+            serving[name] + any_model,
+            lines.get(name, []),
+            settings=settings,
+            now=now,
+        )
         for name in shown
     ]
     return rows, len(names) - len(shown)
 
 
 def _model_now(
-    meter: ModelMeter, waiting: int, endpoints: list[Endpoint], lines: list[Line], now: float
+    meter: ModelMeter,
+    waiting: int,
+    endpoints: list[Endpoint],
+    lines: list[Line],
+    *,
+    settings: AdmissionSettings,
+    now: float,
 ) -> ModelSnapshot:
     first = min(lines, key=lambda line: (line.band.rank, line.tenant is not None), default=None)
     cause = first.span.cause if first is not None else None
@@ -270,6 +316,7 @@ def _model_now(
         up=sum(e.in_service for e in endpoints),
         cause=cause,
         cause_endpoints=sum(_closed(first.band, e, cause) for e in endpoints) if first is not None else 0,
+        head=_head_now(first, endpoints, settings, now) if first is not None else None,
         kv_usage_min=min(usages, default=None),
         kv_usage_max=max(usages, default=None),
         oldest_wait_s=oldest_s((next(iter(line.entries.values())) for line in lines), now),
@@ -283,6 +330,21 @@ def _model_now(
     )
 
 
+def _head_now(line: Line, endpoints: list[Endpoint], settings: AdmissionSettings, now: float) -> HeadSnapshot:
+    entry = head_of(line)
+    free = [left for e in endpoints if (left := kv_tokens_free(e, settings, now=now)) is not None]
+    return HeadSnapshot(
+        band=line.band.settings.name,
+        tenant=entry.request.tenant,
+        tokens=entry.estimated_tokens,
+        kv_tokens_free=_whole(max(free, default=None)),
+    )
+
+
+def _whole(tokens: float | None) -> int | None:
+    return None if tokens is None else max(0, int(tokens))
+
+
 def _closed(band: Band, endpoint: Endpoint, cause: Cause | None) -> bool:
     """Whether that is what keeps the endpoint from taking the first in line."""
     return band.closed.get(endpoint) is cause or (cause in _SIZES and endpoint in band.open)
@@ -294,6 +356,7 @@ def requests_now(bands: Sequence[Band], leases: Mapping[int, Entry], recorder: R
     waiting = [entry for band in bands for entry in islice(band.entries.values(), each)]
     for band in bands:
         waiting += islice(band.entries.values(), each, each + REQUESTS_SHOWN - len(waiting))
+    waiting.sort(key=lambda entry: entry.request.band)  # in a band the one that came first stays first
     return RequestRows(
         waiting=[_row(entry, recorder, now) for entry in waiting],
         running=[_row(entry, recorder, now) for entry in islice(leases.values(), REQUESTS_SHOWN)],

@@ -13,6 +13,7 @@ Only tenants that have limits are known here, so memory is bounded by the settin
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -21,6 +22,7 @@ from penstock.core.flow import Entry
 from penstock.core.lifecycle import State
 
 MINUTE_S = 60.0
+SHOWN_MAX = 50  # tenants in a snapshot; the others are counted
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -255,7 +257,13 @@ class Tenants:
 
     # --- the picture ----------------------------------------------------------------------------------------
 
-    def snapshot(self, now: float) -> list[TenantSnapshot]:
+    def __len__(self) -> int:
+        """How many have limits."""
+        return len(self._accounts)
+
+    def snapshot(self, now: float, *, most: int = SHOWN_MAX) -> list[TenantSnapshot]:
+        """The tenants with most waiting, then running."""
+        shown = heapq.nlargest(most, self._accounts.items(), key=lambda item: (item[1].queued, item[1].running))
         return [
             TenantSnapshot(
                 name=name,
@@ -267,7 +275,7 @@ class Tenants:
                 requests_left=None if account.requests is None else account.requests.left(now),
                 tokens_left=None if account.tokens is None else account.tokens.left(now),
             )
-            for name, account in self._accounts.items()
+            for name, account in shown
         ]
 
 

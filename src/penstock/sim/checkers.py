@@ -421,7 +421,7 @@ class CheckedScheduler(Scheduler):
     def _check_tenants(self) -> None:
         running = Counter(self.books.requests[d.request_id].tenant for d in self.books.leases.values())
         waiting = [self.books.requests[request_id] for request_id in self.books.waiting]
-        for seen in self._tenants.snapshot(0.0):
+        for seen in self._tenants.snapshot(0.0, most=len(self._tenants)):
             own = [request for request in waiting if request.tenant == seen.name]
             assert seen.running == running[seen.name]
             assert (seen.queued, seen.queued_bytes) == (len(own), sum(request.body_bytes for request in own))

@@ -66,10 +66,15 @@ class RoutingPolicy:
     uses_prefix: ClassVar[bool] = False  #: wants to know who holds how much of the prompt
     weighs_load: ClassVar[bool] = False  #: then what most endpoints hold, or should hold, is no reason to go to one
     uses_session: ClassVar[bool] = False  #: wants to know where the session is at home
+    scores_by: ClassVar[str | None] = None  #: what `score` is, for people; None: it compares no numbers
 
     def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
         """One of `endpoints` (never empty, all serve the request's model)."""
         raise NotImplementedError
+
+    def score(self, endpoint: Endpoint, context: Context) -> float:
+        """What it has just compared endpoints by, for explanations. Nothing decides by it."""
+        return endpoint.ledger.load(context.now) / max(1, endpoint.slots)
 
     def preferred(self, context: Context) -> Sequence[Endpoint]:  # noqa: ARG002
         """The endpoints worth waiting for, of those alive; empty where any will do. Changes nothing."""

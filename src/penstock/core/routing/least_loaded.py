@@ -16,5 +16,7 @@ from penstock.core.routing.base import Context, RoutingPolicy, least_loaded
 class LeastLoaded(RoutingPolicy):
     """Least load per slot."""
 
+    scores_by = "load per slot"
+
     def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
         return least_loaded(endpoints, context)

@@ -16,14 +16,10 @@ class Lmetric(RoutingPolicy):
     """Least product."""
 
     uses_prefix = True
+    scores_by = "new prompt tokens × batch"
 
     def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
-        matched, now, prompt_tokens = context.matched, context.now, context.prompt_tokens
+        return min(endpoints, key=lambda e: (self.score(e, context), e.last_lease, e.index))
 
-        def score(endpoint: Endpoint) -> tuple[float, int, int]:
-            ledger = endpoint.ledger
-            uncached = max(1, prompt_tokens - matched.get(endpoint.index, 0))
-            product = (ledger.prefill_left(now) + uncached) * (ledger.load(now) + 1.0)
-            return product, endpoint.last_lease, endpoint.index
-
-        return min(endpoints, key=score)
+    def score(self, endpoint: Endpoint, context: Context) -> float:
+        return (context.prefill_tokens(endpoint) + context.uncached_tokens(endpoint)) * (context.load(endpoint) + 1.0)

@@ -15,6 +15,8 @@ from penstock.core.routing.base import Context, RoutingPolicy, least_loaded
 class PowerOfTwo(RoutingPolicy):
     """The less loaded of two."""
 
+    scores_by = "load per slot"
+
     def __init__(self, draw: Callable[[], float]) -> None:
         self._draw = draw  # from 0 up to 1
 

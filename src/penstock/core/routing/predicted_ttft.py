@@ -27,18 +27,23 @@ class PredictedTtft(RoutingPolicy):
 
     uses_prefix = True
     weighs_load = True
+    scores_by = "predicted cost, s"
 
     def __init__(self, escape_s: float) -> None:
         self._escape_s = escape_s
+        self._compared: dict[Endpoint, float] = {}  # in the last decision
 
     def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
         if len(endpoints) == 1:
             return endpoints[0]
-        costs = _costs(endpoints, context)
+        costs = self._compared = _costs(endpoints, context)
         if context.matched:
             costs = self._near(costs, context) or costs
         least = min(costs.values())
         return least_loaded([e for e, cost in costs.items() if cost <= least * (1.0 + PLAY) + PLAY_S], context)
+
+    def score(self, endpoint: Endpoint, context: Context) -> float:  # noqa: ARG002
+        return self._compared[endpoint]
 
     def preferred(self, context: Context) -> Sequence[Endpoint]:
         return list(self._near(_costs(context.alive(), context), context)) if context.matched else ()

@@ -17,6 +17,7 @@ class Prefix(RoutingPolicy):
 
     uses_prefix = True
     uses_session = True
+    scores_by = "tokens held"
 
     def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
         matched = context.matched
@@ -27,6 +28,9 @@ class Prefix(RoutingPolicy):
             assert context.home is not None
             return context.home
         return least_loaded(endpoints, context)
+
+    def score(self, endpoint: Endpoint, context: Context) -> float:
+        return context.matched_tokens(endpoint)
 
     def preferred(self, context: Context) -> Sequence[Endpoint]:
         matched = context.matched

@@ -36,6 +36,7 @@ class Router:
         self._homes = Homes()
         self._heat = Heat()
         self._doubted: dict[int, Endpoint] = {}  # did not answer, and may be other processes by now
+        self._decided: Context | None = None
         self._choose_policy(policy, settings)
 
     def reconfigured(self, policy: str, settings: RoutingSettings) -> None:
@@ -63,7 +64,8 @@ class Router:
         if policy.uses_prefix:
             located = self._located(entry, now)
             entry.located = located
-            chosen = policy.choose(endpoints, self._context(entry, located, now))
+            self._decided = self._context(entry, located, now)
+            chosen = policy.choose(endpoints, self._decided)
             entry.believe_cached(located.tokens(chosen.index))
             entry.source = located.said.get(chosen.index, Source.HISTORY)
             entry.twin_computing = False
@@ -73,10 +75,18 @@ class Router:
                     self._heat.used(request.prefix[located.levels[-1][1] - 1], now)
                 self._history.store(chosen.index, request.prefix)
         else:
-            chosen = policy.choose(endpoints, self._context(entry, NOWHERE, now))
+            self._decided = self._context(entry, NOWHERE, now)
+            chosen = policy.choose(endpoints, self._decided)
         if request.session is not None and policy.uses_session:
             self._homes.moved(request.model, request.session, chosen.name)
         return chosen
+
+    def scored(self) -> tuple[str | None, Callable[[Endpoint], float] | None]:
+        """What endpoints were compared by in the last decision, while nothing has changed since; None: no numbers."""
+        policy, decided = self._policy, self._decided
+        if policy.scores_by is None or decided is None:
+            return None, None
+        return policy.scores_by, lambda endpoint: policy.score(endpoint, decided)
 
     def preferred(self, entry: Entry, now: float) -> Sequence[Endpoint]:
         """The endpoints a request may wait for, of those alive. Changes nothing."""
