@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test test-page test-postgres check bench lock clean
+.PHONY: demo test test-page shots test-postgres check bench lock clean
 .DEFAULT_GOAL := test
 
 .venv/core.stamp: requirements.lock pyproject.toml
@@ -32,6 +32,12 @@ test-page: .venv/dev.stamp
 	$(BIN)/pip install --quiet --disable-pip-version-check playwright==1.65.2
 	test -n "$(CHROMIUM)" || command -v chromium google-chrome || $(BIN)/playwright install --with-deps chromium
 	$(BIN)/python -m pytest tests/page $(ARGS)
+
+# The pictures in docs/live-page.md, taken anew: two minutes, with the browser of `test-page`.
+shots: .venv/dev.stamp
+	$(BIN)/pip install --quiet --disable-pip-version-check playwright==1.65.2
+	test -n "$(CHROMIUM)" || command -v chromium google-chrome || $(BIN)/playwright install --with-deps chromium
+	$(BIN)/python scripts/live_page_shots $(ARGS)
 
 # The tests that need a PostgreSQL server (Debian: apt-get install postgresql): here a missing one is a failure.
 test-postgres: .venv/dev.stamp

@@ -279,14 +279,15 @@ def _gateway(engines: Sequence[str], port: int, *flags: str) -> contextlib.Abstr
 
 
 async def _free_port(wanted: int) -> int:
-    """The wanted port if nobody has it, else 0: any."""
+    """The wanted port if nobody has it, else any."""
     try:
         server = await asyncio.start_server(lambda _, __: None, "127.0.0.1", wanted)
     except OSError:
-        return 0
+        server = await asyncio.start_server(lambda _, __: None, "127.0.0.1", 0)
+    port: int = server.sockets[0].getsockname()[1]
     server.close()
     await server.wait_closed()
-    return wanted
+    return port
 
 
 async def _demo(seconds: float, port: int, *, once: bool) -> int:
@@ -307,9 +308,11 @@ async def _demo(seconds: float, port: int, *, once: bool) -> int:
                 f"{len(LIGHT)} light tenants ask for {LIGHT_TOKENS} tokens {LIGHT_PER_S:g} times a second each; "
                 f"the engines run {2 * SLOTS} at once."
             )
-            async with _gateway(engines, 0, "--no-queue", "--routing", "round_robin") as url:
+            port = await _free_port(port)  # one for both, so that whoever watches the page sees both
+            console.print(f"Watch it: http://127.0.0.1:{port}/admin/\n", soft_wrap=True, highlight=False)
+            async with _gateway(engines, port, "--no-queue", "--routing", "round_robin") as url:
                 off = await _load(url, seconds, "1 of 2: queueing off", console)
-            on_url = await stack.enter_async_context(_gateway(engines, await _free_port(port)))
+            on_url = await stack.enter_async_context(_gateway(engines, port))
             on = await _load(on_url, seconds, "2 of 2: queueing on", console)
             console.print(_comparison(off, on))
             if not any(tally.done for tally in on.values()):
@@ -321,7 +324,9 @@ async def _demo(seconds: float, port: int, *, once: bool) -> int:
                 soft_wrap=True,
                 highlight=False,
             )
-            console.print(f"  curl {on_url}/metrics\n", soft_wrap=True, highlight=False)
+            console.print(f"  curl {on_url}/metrics", soft_wrap=True, highlight=False)
+            console.print(f"  penstock top --url {on_url}", soft_wrap=True, highlight=False)
+            console.print(f"  {on_url}/admin/   (the live page, in a browser)\n", soft_wrap=True, highlight=False)
             if not once:
                 console.print("Serving until Ctrl-C.")
                 for number in (signal.SIGINT, signal.SIGTERM):

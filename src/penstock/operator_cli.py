@@ -122,9 +122,11 @@ def _explain(client: AdminClient, args: argparse.Namespace) -> int:
         console.print(Text(views.plain(line, 2_000)))
     candidates = (told["explanation"]["sent"] or {}).get("candidates", [])
     if len(candidates) > 1:
-        table = Table("open then", "leases", "slots", "prefill tokens", "cached", box=None, padding=(0, 1))
+        score = told["explanation"]["sent"]["scored_by"] or "score"
+        table = Table("open then", "leases", "slots", "prefill tokens", "cached", score, box=None, padding=(0, 1))
         for one in candidates:
-            figures = (str(one[key]) for key in ("leases", "slots", "prefill_tokens", "cached_tokens"))
+            figures = [str(one[key]) for key in ("leases", "slots", "prefill_tokens", "cached_tokens")]
+            figures.append("" if one["score"] is None else f"{one['score']:.3g}")
             table.add_row(Text(views.plain(one["endpoint"])), *figures)
         console.print(table)
     return 0

@@ -61,36 +61,44 @@ def models(state: State, most: int) -> Table:
 
 
 def tenants(state: State, most: int) -> Table:
-    table = _table("tenant", "band", ">weight", ">got", ">fair", ">wait", ">run", ">oldest", "share")
+    table = _table("tenant", "band", ">wait", ">oldest", ">run", ">got 1m", "", "in its band")
     for flow in state["tenants"][:most]:
-        fair = flow["fair_share"]
         table.add_row(
             _name(flow["tenant"], 20),
             _name(flow["band"], 11),
-            f"{flow['weight']:g}",
-            f"{flow['share']:.0%}",
-            "" if fair is None else f"{fair:.0%}",
             _waiting(flow["waiting"]),
-            str(flow["running"]),
             seconds(flow["oldest_wait_s"]) if flow["waiting"] else "",
-            _bar(flow["share"], 8),
+            str(flow["running"]),
+            f"{flow['share_of_all']:.0%}",
+            _bar(flow["share_of_all"], 4),
+            _in_band(flow),
         )
     return _more(table, state["tenants"], most, state["tenants_more"])
 
 
+def _in_band(flow: State) -> str:
+    """Its share of what its band got over the last minute, and what would be fair."""
+    if flow["is_alone"]:
+        return "alone"
+    fair = flow["fair_share"]
+    if fair is None or (flow["share"] < fair and flow["oldest_wait_s"] < 1.0):  # else it would wait for its due
+        return f"{flow['share']:.0%}, all it asks"
+    return f"{flow['share']:.0%}, fair {fair:.0%}"
+
+
 def endpoints(state: State, most: int) -> Table:
-    table = _table("endpoint", "state", ">run/slots", ">queue", ">KV", "", ">ms/tok", ">read", "closed for")
+    table = _table("endpoint", "state", ">sent/slots", ">KV/ceil", "", ">ms/tok", ">queues", ">said", "closed for")
     for one in state["endpoints"][:most]:
         usage, age_s = one["kv_usage_believed"], one["observed_s_ago"]
         table.add_row(
             _name(one["name"], 18),
             _state(one["state"]),
             f"{one['leases']}/{one['slots']}",
-            "–" if one["engine_waiting"] is None else f"{one['engine_waiting']:.0f}",
-            "–" if usage is None else f"{usage:.0%}",
+            "–" if usage is None else f"{usage * 100:.0f}/{state['kv_usage_ceiling']:.0%}",
             _bar(usage or 0.0, 4),
             f"{one['time_per_output_token_s'] * 1000:.1f}",
-            "–" if age_s is None else seconds(age_s),
+            "–" if one["engine_waiting"] is None else f"{one['engine_waiting']:.0f}",
+            "–" if age_s is None else f"-{seconds(age_s)}",
             one["closed"] or "",
         )
     return _more(table, state["endpoints"], most, state["endpoints_more"])

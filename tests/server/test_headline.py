@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.admission import AdmissionSettings, Cause
+from penstock.core.band import BandSettings
 from penstock.core.ledger import Observation
 from penstock.core.lifecycle import State
 from penstock.core.scheduler import SchedulerSettings
-from penstock.server.admin.headline import WHY, headline, tone
+from penstock.server.admin.headline import headline, tone
+from penstock.server.admin.reasons import WHY, endpoint_why, model_why
 from penstock.server.admin.story import CAUSES
 from penstock.sim.checkers import CheckedScheduler
 from tests.core.drive import request, scheduler, the_lease
@@ -35,14 +37,40 @@ def held_by_kv(a: float, b: float, *, prompt_tokens: int = 10) -> CheckedSchedul
 
 def test_it_names_model_cause_and_the_numbers_that_show_it() -> None:
     made = held_by_kv(0.93, 0.97)
-    assert said(made, 5.2) == "Holding 1: m is saturated on KV, 2 of 2 engines ≥ 93 %. Oldest 4.2 s."
+    assert (
+        said(made, 5.2) == "Holding 1: m is saturated on KV memory, 2 of 2 engines ≥ 90 %, the ceiling. Oldest 4.2 s."
+    )
     assert tone(made.snapshot(now=5.2)) == "busy"
 
 
-def test_memory_that_is_not_full_but_too_little_is_not_called_full() -> None:
-    made = held_by_kv(0.6, 0.6, prompt_tokens=60_000)
-    expected = "Holding 1: m is saturated on KV: its next request does not fit on 2 of 2 engines, 60 % used."
+def test_memory_that_is_not_full_but_too_little_is_told_with_what_is_needed_and_what_is_free() -> None:
+    made = held_by_kv(0.6, 0.7, prompt_tokens=60_000)
+    needs, where = "needs ~60,010 tokens of KV memory (prompt and answer)", "(2 of 2 engines, 60–70 % used)"
+    expected = f"Holding 1: m's next request {needs}, at most 30,000 are free below the ceiling of 90 % {where}."
     assert said(made, 1.5) == f"{expected} Oldest 500 ms."
+    picture = made.snapshot(now=1.5)
+    assert model_why(picture.models[0], picture, named=False).startswith(f"its next request {needs}")
+    assert [endpoint_why(endpoint, picture) for endpoint in picture.endpoints] == [
+        "next request needs ~60,010 KV tokens, 30,000 free below the ceiling of 90 %",
+        "next request needs ~60,010 KV tokens, 20,000 free below the ceiling of 90 %",
+    ]
+
+
+def test_an_endpoint_over_its_ceiling_says_both() -> None:
+    picture = held_by_kv(0.93, 0.97).snapshot(now=2.0)
+    assert endpoint_why(picture.endpoints[0], picture) == "93 % of its KV memory is used, the ceiling is 90 %"
+
+
+def test_who_is_next_and_who_waits_behind_by_priority_is_told_apart() -> None:
+    bands = (BandSettings("high"), BandSettings("mid"), BandSettings("low"))
+    made = scheduler(SchedulerSettings(bands=bands), a=1)
+    the_lease(made.arrived(request("r", tenant="x"), now=0.0))
+    for at, (band, tenant) in enumerate([(0, "chat"), (1, "search"), (1, "docs"), (1, "web"), *[(2, "nightly")] * 4]):
+        made.arrived(request(f"w{at}", band=band, tenant=tenant), now=float(at))
+    assert said(made, 9.0) == (
+        "Holding 8: m has all slots taken, 1 of 1 on 1 engine. Next: 1 high (from chat);"
+        " behind it by priority: 3 mid, 4 low (all from nightly). Oldest 9.0 s (high)."
+    )
 
 
 def test_endpoints_that_are_missing_are_told_whether_somebody_waits_or_not() -> None:

@@ -289,7 +289,7 @@ class Pump:
         prompt_tokens, tokens = entry.estimate.prompt_tokens, entry.estimated_tokens
         cached = entry.cached_tokens > 0
         fitting: list[Endpoint] = []
-        modest = self._is_modest(entry, now)
+        modest = self.is_modest(entry, now)
         if self._pool.roles.any:
             endpoints = self._computing(entry, endpoints, now)
         for endpoint in endpoints:
@@ -306,7 +306,7 @@ class Pump:
                 fitting.append(endpoint)
         return self._affinity.allowed(entry, fitting, now) if entry.choosy else fitting
 
-    def _is_modest(self, entry: Entry, now: float) -> bool:
+    def is_modest(self, entry: Entry, now: float) -> bool:
         """Whether it has to leave room for light flows."""
         model = entry.request.model
         light_come = self._reserve.light_come(model, now)
@@ -324,7 +324,7 @@ class Pump:
 
     def partners(self, entry: Entry, now: float) -> list[Endpoint]:
         """The decode endpoints that have room for a divided request now."""
-        model, modest, found = entry.request.model, self._is_modest(entry, now), []
+        model, modest, found = entry.request.model, self.is_modest(entry, now), []
         for endpoint in self._queues.bands[entry.request.band].open:
             if endpoint.role is not Role.DECODE or endpoint in self._kept or not endpoint.serves(model):
                 continue

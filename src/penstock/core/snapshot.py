@@ -97,7 +97,7 @@ class HeadSnapshot(msgspec.Struct, frozen=True):
     band: str
     tenant: str
     tokens: int  #: its prompt and its answer, estimated: what it takes of KV memory
-    kv_tokens_free: int | None  #: the most that one endpoint has left below the ceiling, where they tell
+    kv_tokens_free: int | None  #: the most that one of the cause's endpoints has left below the ceiling, if they tell
 
 
 class ModelSnapshot(msgspec.Struct, frozen=True):
@@ -112,7 +112,7 @@ class ModelSnapshot(msgspec.Struct, frozen=True):
     cause: Cause | None  #: what the first of those that wait waits for
     cause_endpoints: int  #: at how many endpoints
     head: HeadSnapshot | None  #: the first of those that wait
-    kv_usage_min: float | None  #: over the endpoints that tell
+    kv_usage_min: float | None  #: over the endpoints that tell; where one cause holds at some, over these
     kv_usage_max: float | None
     oldest_wait_s: float
     wait_p50_s: float  #: in the queue, of the last few hundred that were sent
@@ -305,7 +305,8 @@ def _model_now(
 ) -> ModelSnapshot:
     first = min(lines, key=lambda line: (line.band.rank, line.tenant is not None), default=None)
     cause = first.span.cause if first is not None else None
-    usages = [usage for e in endpoints if (usage := e.ledger.kv_usage(now)) is not None]
+    where = [e for e in endpoints if first is not None and _closed(first.band, e, cause)]
+    usages = [usage for e in where or endpoints if (usage := e.ledger.kv_usage(now)) is not None]
     p50_s, p99_s = meter.wait_quantiles_s()
     return ModelSnapshot(
         name=meter.name,
@@ -315,8 +316,8 @@ def _model_now(
         endpoints=len(endpoints),
         up=sum(e.in_service for e in endpoints),
         cause=cause,
-        cause_endpoints=sum(_closed(first.band, e, cause) for e in endpoints) if first is not None else 0,
-        head=_head_now(first, endpoints, settings, now) if first is not None else None,
+        cause_endpoints=len(where),
+        head=_head_now(first, where or endpoints, settings, now) if first is not None else None,
         kv_usage_min=min(usages, default=None),
         kv_usage_max=max(usages, default=None),
         oldest_wait_s=oldest_s((next(iter(line.entries.values())) for line in lines), now),

@@ -217,7 +217,8 @@ class Waits:
         causes = [cause for cause in misfits if cause is not None]
         if len(causes) == len(misfits):
             return dominant(Counter(causes))
-        return Cause.CLASS_SHARE if self._pump.kept(model, now) > 0 else Cause.TURN
+        is_kept = self._pump.kept(model, now) > 0 or self._pump.is_modest(head, now)
+        return Cause.CLASS_SHARE if is_kept else Cause.TURN
 
     def _misfit(self, head: Entry, endpoint: Endpoint, now: float) -> Cause | None:
         cause = admission.misfit(head, endpoint, self._settings, now=now)

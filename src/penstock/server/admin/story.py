@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.core.admission import Cause
-from penstock.core.explain import Explanation, Served
+from penstock.core.explain import Explanation, Sent, Served
 from penstock.core.lifecycle import State
 from penstock.server.admin.events import printable
 from penstock.server.admin.headline import seconds
@@ -18,14 +18,14 @@ CAUSES: dict[Cause, str] = {
     Cause.SLOTS_FULL: "all slots were taken",
     Cause.ENGINE_QUEUE: "enough waited inside the engines",
     Cause.PREFILL_FULL: "the engines had enough prompts to compute",
-    Cause.KV_FULL: "the engines' KV memory was full",
+    Cause.KV_FULL: "the engines had too little KV memory free below their ceiling",
     Cause.PACE: "the engines were too slow per token to be given more",
     Cause.SHUNNED: "the endpoint had just refused or failed it",
-    Cause.CLASS_SHARE: "the last slots were kept for tenants under their share",
+    Cause.CLASS_SHARE: "the last slots and memory were kept for tenants under their share",
     Cause.TENANT_CAP: "its tenant ran as many requests as it may",
     Cause.AFFINITY: "it was held for the endpoint that has its cache or session",
     Cause.PAUSED: "an operator had paused sending",
-    Cause.TURN: "others were served first: higher bands, or flows that had got less",
+    Cause.TURN: "others were served first: higher bands, or tenants that had got less for their weight",
 }
 assert CAUSES.keys() == set(Cause)
 
@@ -33,10 +33,10 @@ WHY_FIRST = {
     "bumped": "bumped by an operator",
     "band": "a higher band goes first",
     "promised": "a lower band, by its promised share or where this one did not fit",
-    "turn": "their flow had got less for its weight",
-    "order": "before it in its own flow",
+    "turn": "that tenant had got less for its weight",
+    "order": "before it in its own flow (the same tenant and model)",
     "followed": "followed a request with the same prefix",
-    "overtook": "behind it in its own flow, but fitted where it did not",
+    "overtook": "behind it in its own flow (the same tenant and model), but fitted where it did not",
 }
 
 
@@ -56,7 +56,8 @@ def story(told: Explanation) -> list[str]:
     elif told.sent is not None or told.waited_s:
         lines.append(f"Waited {seconds(told.waited_s)}.")
     if told.before_total:
-        lines.append(f"{told.before_total:,} went first: " + "; ".join(map(_served, told.before)) + ".")
+        served = "; ".join(_served(one, told) for one in told.before)
+        lines.append(f"{told.before_total:,} went first: {served}.")
     lines += [
         f"After {seconds(step.at_s)} {step.endpoint or 'its endpoint'} failed it ({step.failure}): back to the queue."
         for step in told.requeues
@@ -81,6 +82,24 @@ def _present(told: Explanation) -> str:
     )
 
 
+def _scored(sent: Sent) -> str:
+    """What the routing policy compared, where it had a choice and numbers."""
+    scored = [one for one in sent.candidates if one.score is not None]
+    if len(scored) < 2:
+        return ""
+    others = ", ".join(f"{one.score:.3g} at {printable(one.endpoint, 40)}" for one in scored[1:])
+    return f" Chosen by {sent.scored_by}: {scored[0].score:.3g} there, {others}."
+
+
+def _turn(told: Explanation, sent: Sent) -> str:
+    """Where it stood in the turns of its band."""
+    who = "tenant" if told.flow[:1] == [told.tenant] else "flow"
+    return (
+        f"In the turns of its band, which go to who got least, its {who} stood at {sent.service:,.0f}"
+        f" (service by weight), the one served last at {sent.virtual_time:,.0f}."
+    )
+
+
 def _sent(told: Explanation) -> list[str]:
     sent = told.sent
     assert sent is not None
@@ -90,7 +109,7 @@ def _sent(told: Explanation) -> list[str]:
         (
             f"Sent after {seconds(sent.at_s)} to {printable(sent.endpoint, 60)}, one of {sent.open_endpoints} open:"
             f" {chosen.leases} of {chosen.slots} slots taken, {chosen.prefill_tokens:,} prompt tokens queued{cached}."
-            f" Its flow had got {sent.service:,.0f} for its weight, the turn stood at {sent.virtual_time:,.0f}."
+            f"{_scored(sent)} {_turn(told, sent)}"
         )
     ]
     if sent.overtaken:
@@ -100,5 +119,8 @@ def _sent(told: Explanation) -> list[str]:
     return lines
 
 
-def _served(served: Served) -> str:
-    return f"{served.requests:,} of {printable(served.tenant, 40)} ({served.band}), {WHY_FIRST[served.why]}"
+def _served(served: Served, told: Explanation) -> str:
+    why = WHY_FIRST[served.why]
+    if served.why == "turn" and served.tenant == told.tenant:
+        why = "another flow of this tenant (user or model), which had got less for its weight"
+    return f"{served.requests:,} of {printable(served.tenant, 40)} ({served.band}), {why}"

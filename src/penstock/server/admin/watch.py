@@ -15,10 +15,12 @@ import msgspec
 
 import penstock
 from penstock import clock
-from penstock.core.snapshot import EndpointSnapshot, Snapshot
+from penstock.core.snapshot import EndpointSnapshot, ModelSnapshot, Snapshot
+from penstock.server.admin.episode import Episode
 from penstock.server.admin.events import EventLog, printable
 from penstock.server.admin.headline import headline, tone
 from penstock.server.admin.history import History
+from penstock.server.admin.reasons import endpoint_why, model_why
 from penstock.server.admin.routes import AdminError, AdminRoutes, answer
 from penstock.server.driver import Driver
 from penstock.server.http1 import Exchange
@@ -60,7 +62,8 @@ class Watch:
         self._listeners: dict[Exchange, bool] = {}  # and whether each has yet to take what it was sent
         self._started_s = driver.now()
         self._before: dict[str, str] = {}  # endpoints' states at the last tick
-        self._stopped: tuple[bool, bool] = (False, False)
+        self._was_draining = False
+        self._episode = Episode()
         self._tick = 0
 
     def add_to(self, routes: AdminRoutes) -> None:
@@ -85,7 +88,7 @@ class Watch:
         """Look once."""
         snapshot, now = self._snapshot(), self._driver.now()
         self._history.add(snapshot, now)
-        self._note_changes(snapshot)
+        self._note_changes(snapshot, now)
         self._tick += 1
         if self._listeners:
             self._send(self._frame(snapshot))
@@ -131,12 +134,16 @@ class Watch:
             "running": snapshot.running,
             "waiting_tokens": snapshot.waiting_tokens,
             "waiting_bytes": snapshot.waiting_bytes,
-            "models": [short(model) for model in snapshot.models],
+            "models": [
+                _with_why(_short_model(model), model_why(model, snapshot, named=False) if model.waiting else None)
+                for model in snapshot.models
+            ],
             "models_more": snapshot.models_more,
             "bands": snapshot.bands,
             "tenants": [short(flow) for flow in snapshot.flows],
             "tenants_more": snapshot.flows_more,
-            "endpoints": shown,
+            "kv_usage_ceiling": snapshot.kv_usage_ceiling,
+            "endpoints": [_with_why(endpoint, endpoint_why(endpoint, snapshot)) for endpoint in shown],
             "endpoints_more": len(endpoints) - len(shown),
             "requests": {
                 "waiting": [short(row) for row in snapshot.requests.waiting],
@@ -169,7 +176,7 @@ class Watch:
     def _snapshot(self) -> Snapshot:
         return self._driver.scheduler.snapshot(now=self._driver.now())
 
-    def _note_changes(self, snapshot: Snapshot) -> None:
+    def _note_changes(self, snapshot: Snapshot, now: float) -> None:
         """Events that are found by comparing: endpoints that came, went, failed or recovered; work that had to wait."""
         states = {endpoint.name: endpoint.state for endpoint in snapshot.endpoints}
         failures = {endpoint.name: endpoint.failure for endpoint in snapshot.endpoints}
@@ -183,12 +190,11 @@ class Watch:
         for name in self._before.keys() - states.keys():
             self._events.note("endpoint", f"{name} was removed")
         self._before = states
-        if snapshot.draining and not self._stopped[0]:
+        if snapshot.draining and not self._was_draining:
             self._events.note("queue", "draining: nothing new is let in")
-        waits = _is_long(snapshot)
-        if waits is not self._stopped[1]:
-            self._events.note("queue", headline(snapshot) if waits else "nobody waits for long any more")
-        self._stopped = (snapshot.draining, waits)
+        self._was_draining = snapshot.draining
+        if line := self._episode.look(snapshot, now):
+            self._events.note("queue", line)
 
 
 def short(row: Row) -> Row:
@@ -198,9 +204,13 @@ def short(row: Row) -> Row:
     return msgspec.structs.replace(row, **changed) if changed else row
 
 
-def _is_long(snapshot: Snapshot) -> bool:
-    """Whether somebody has waited long enough for people to notice."""
-    return max((band.oldest_wait_s for band in snapshot.bands), default=0.0) > 2.0
+def _short_model(model: ModelSnapshot) -> ModelSnapshot:
+    head = model.head
+    return short(model if head is None else msgspec.structs.replace(model, head=short(head)))
+
+
+def _with_why(row: msgspec.Struct, why: str | None) -> dict[str, object]:
+    return {**msgspec.structs.asdict(row), "why": why}
 
 
 def _troubled_first(endpoint: EndpointSnapshot) -> tuple[bool, bool]:

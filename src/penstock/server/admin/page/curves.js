@@ -1,7 +1,7 @@
 // Small curves of the last hour: one canvas each, the same time axis, the largest value written beside the present one.
 
 const HOUR_S = 3600;
-const LEAST_S = 120;
+const LEAST_S = 10; // else the first seconds would jump
 
 export class Curve {
   constructor(parent, label, format, { top } = {}) {

@@ -9,73 +9,82 @@ const CAUSES = {
   no_backend: "no endpoint for the model is alive", warming: "endpoints have not told yet what they serve",
   ejected: "taken out after failures", held: "it refuses requests as too many", returning: "it just came back and is tried out first", stuck: "it has shown no movement for long", slots_full: "all slots are taken",
   engine_queue: "enough waits inside the engine", prefill_full: "enough prompt tokens are being computed",
-  kv_full: "its KV memory is full", pace: "it is slower per token than allowed", shunned: "it just refused this request",
-  class_share: "the last slots are kept for tenants under their share", tenant_cap: "the tenant runs as many as it may",
+  kv_full: "too little KV memory is free below the ceiling", pace: "it is slower per token than allowed", shunned: "it just refused this request",
+  class_share: "the last slots and memory are kept for tenants under their share", tenant_cap: "the tenant runs as many as it may",
   affinity: "held for the endpoint that has its cache or session", paused: "an operator stopped it",
-  turn: "others go first: higher bands, or flows that got less",
+  turn: "higher bands, or tenants that got less for their weight, first",
 };
-const cause = (word) => (word ? `${word}: ${CAUSES[word] ?? ""}` : "");
+const cause = (word, why) => (word ? `${word}: ${why ?? CAUSES[word] ?? ""}` : "");
+const oldest = (row) => (row.waiting ? seconds(row.oldest_wait_s) : "");
 const TONES = { ok: "● ok", busy: "▲ busy", bad: "■ attention" };
+const ORDERS = {
+  waiting: "Highest band first, in each band who came first; between tenants turns decide. A heading sorts.",
+  running: "Who was sent first. A heading sorts.",
+  ended: "The last one first. A heading sorts.",
+};
 const STATES = { up: "● up", down: "■ down", loading: "▲ loading", sleeping: "▲ sleeping", stopping: "▲ stopping", hung: "■ hung", stuck: "■ stuck", ejected: "■ ejected", held: "▲ held", draining: "▲ draining" };
 
 let token = sessionStorage.getItem("penstock-token") || "";
 let state = null;
 let filter = "";
 let tab = null;
+let eldest = null; // of the requests that wait, the one that has waited longest
 
 // --- what is shown --------------------------------------------------------------------------------------------
 
 const tables = {
   models: new Table($("models"), [
     { title: "model", value: (m) => text(m.name), name: true },
-    { title: "waiting", value: (m) => count(m.waiting), num: true, tone: (m) => (m.waiting ? "busy" : "") },
+    { title: "waiting", value: (m) => count(m.waiting), num: true, by: (m) => m.waiting, tone: (m) => (m.waiting ? "busy" : "") },
     { title: "running / slots", value: (m) => `${count(m.running)} / ${count(m.slots)}`, num: true, part: (m) => m.running / (m.slots || 1) },
-    { title: "oldest", value: (m) => (m.waiting ? seconds(m.oldest_wait_s) : ""), num: true },
-    { title: "wait p50 · p99", hint: "of the last few hundred that were sent", value: (m) => `${seconds(m.wait_p50_s)} · ${seconds(m.wait_p99_s)}`, num: true, low: true },
+    { title: "oldest", value: oldest, num: true, by: (m) => m.oldest_wait_s },
+    { title: "waited p50 · p99 (last 256 sent)", hint: "in the queue, of those that were sent; who still waits does not count", value: (m) => `${seconds(m.wait_p50_s)} · ${seconds(m.wait_p99_s)}`, num: true, low: true },
     { title: "endpoints", value: (m) => `${m.up} of ${m.endpoints}`, num: true, tone: (m) => (m.up < m.endpoints ? "bad" : "") },
-    { title: "why they wait", value: (m) => (m.waiting ? cause(m.cause) : ""), wide: true },
+    { title: "why they wait", value: (m) => (m.waiting ? cause(m.cause, m.why) : ""), wide: true },
     { title: "", verbs: (m) => stopVerbs(m.name) },
   ], { key: (m) => m.name, limit: 12, empty: "No model is known yet." }),
   bands: new Table($("bands"), [
     { title: "band", value: (b) => text(b.name), name: true },
     { title: "waiting", value: (b) => count(b.waiting), num: true, tone: (b) => (b.waiting ? "busy" : "") },
+    { title: "waiting prompt tokens", hint: "of the prompts that wait, estimated", value: (b) => count(b.tokens), num: true, low: true },
+    { title: "oldest", value: oldest, num: true },
     { title: "running", value: (b) => count(b.running), num: true },
-    { title: "oldest", value: (b) => (b.waiting ? seconds(b.oldest_wait_s) : ""), num: true },
-    { title: "prompt tokens", value: (b) => count(b.tokens), num: true, low: true },
-    { title: "share of all", hint: "of all service over the last minute", value: (b) => percent(b.share), num: true, part: (b) => b.share },
+    { title: "share got", hint: "of the tokens all bands got over the last minute, by price", value: (b) => percent(b.share), num: true, part: (b) => b.share, mark: (b) => b.min_share || null },
+    { title: "promised", hint: "min_share: what the band gets while it has work, whatever waits above it", value: promised, wide: true, low: true },
   ], { key: (b) => b.name, limit: 8, empty: "" }),
   tenants: new Table($("tenants"), [
     { title: "tenant", value: (t) => text(t.tenant), name: true },
     { title: "band", value: (t) => text(t.band) },
-    { title: "weight", value: (t) => String(t.weight), num: true, low: true },
-    { title: "share of band: got / fair", hint: "of its band's service over the last minute; the line marks the fair share of those who wait", value: (t) => `${percent(t.share)} / ${t.fair_share == null ? "all it asks" : percent(t.fair_share)}`, num: true, part: (t) => t.share, mark: (t) => t.fair_share },
-    { title: "waiting", value: (t) => count(t.waiting), num: true, tone: (t) => (t.waiting ? "busy" : "") },
-    { title: "running", value: (t) => count(t.running), num: true },
-    { title: "oldest", value: (t) => (t.waiting ? seconds(t.oldest_wait_s) : ""), num: true },
+    { title: "waiting", value: (t) => count(t.waiting), num: true, by: (t) => t.waiting, tone: (t) => (t.waiting ? "busy" : "") },
+    { title: "oldest", value: oldest, num: true, by: (t) => (t.waiting ? t.oldest_wait_s : -1) },
+    { title: "running", value: (t) => count(t.running), num: true, by: (t) => t.running },
+    { title: "share got", hint: "of the tokens all tenants got over the last minute, by price", value: (t) => percent(t.share_of_all), num: true, by: (t) => t.share_of_all, part: (t) => t.share_of_all },
+    { title: "within its band: got, fair", hint: "of what its band got over the last minute; fair by weight, among the tenants of the band", value: within, low: true },
+    { title: "weight", value: (t) => String(t.weight), num: true, low: true, by: (t) => t.weight },
   ], { key: (t) => `${t.band} ${t.tenant}`, limit: 15, empty: "Nobody asks for anything." }),
   endpoints: new Table($("endpoints"), [
     { title: "endpoint", value: (e) => text(e.name), name: true },
     { title: "state", value: (e) => STATES[e.state] ?? e.state, tone: (e) => (e.state === "up" ? "" : ["down", "hung", "stuck", "ejected"].includes(e.state) ? "bad" : "busy") },
-    { title: "running / slots", value: (e) => `${e.leases} / ${e.slots}${e.slots_auto ? " auto" : ""}`, num: true, part: (e) => e.leases / (e.slots || 1) },
-    { title: "engine runs", hint: "as the engine says", value: (e) => count(e.engine_running), num: true, low: true },
-    { title: "engine queue", hint: "as the engine says", value: (e) => count(e.engine_waiting), num: true },
-    { title: "KV", hint: "memory in use, with what was sent since the last reading", value: (e) => percent(e.kv_usage_believed), num: true, part: (e) => e.kv_usage_believed ?? 0, hot: (e) => e.kv_usage_believed >= 0.9 },
+    { title: "running / slots", hint: "requests that Penstock has there now, from dispatch to the last byte", value: (e) => `${e.leases} / ${e.slots}${e.slots_auto ? " auto" : ""}`, num: true, part: (e) => e.leases / (e.slots || 1) },
+    { title: "engine said", hint: "its own gauges, and how old that reading is; what was sent since is not in it", value: (e) => said(e), by: (e) => e.engine_waiting ?? -1, tone: (e) => (e.observed_s_ago > 5 ? "busy" : "") },
+    { title: "KV used / ceiling", hint: "memory in use with what was sent since the reading; the line marks the ceiling, admission.max_kv_usage", value: (e) => (e.kv_usage_believed == null ? "–" : `${Math.round(e.kv_usage_believed * 100)} / ${percent(state.kv_usage_ceiling)}`), num: true, by: (e) => e.kv_usage_believed ?? -1, part: (e) => e.kv_usage_believed ?? 0, mark: (e) => (e.kv_usage_believed == null ? null : state.kv_usage_ceiling), hot: (e) => e.kv_usage_believed >= state.kv_usage_ceiling },
+    { title: "KV tokens free", hint: "below the ceiling", value: (e) => count(e.kv_tokens_free), num: true, low: true, by: (e) => e.kv_tokens_free ?? -1 },
     { title: "ms / token", value: (e) => (e.time_per_output_token_s ? (e.time_per_output_token_s * 1000).toFixed(1) : "–"), num: true, low: true },
-    { title: "reading", hint: "age of the last reading of its gauges", value: (e) => (e.observed_s_ago == null ? "none" : seconds(e.observed_s_ago)), num: true, low: true, tone: (e) => (e.observed_s_ago > 5 ? "busy" : "") },
-    { title: "takes nothing because", value: (e) => cause(e.closed), low: true },
+    { title: "takes nothing because", value: (e) => cause(e.closed, e.why), wide: true, low: true },
     { title: "last failure", value: (e) => (e.failure ? `${e.failure}, ${seconds(e.failed_s_ago)} ago` : ""), low: true },
     { title: "", verbs: (e) => [e.state === "draining" ? ["endpoint-resume", "Resume"] : ["endpoint-drain", "Drain"], ["endpoint-slots", "Slots"], ["endpoint-remove", "Remove"]] },
   ], { key: (e) => e.name, limit: 24, empty: "No endpoint is configured or discovered." }),
-  requests: new Table($("requests"), [
+  requests: new Table($("listed"), [
     { title: "id", value: (r) => text(r.id, 40), name: true },
     { title: "tenant", value: (r) => text(r.tenant, 40), name: true },
     { title: "band", value: (r) => text(r.band), low: true },
     { title: "model", value: (r) => text(r.model, 40), name: true, low: true },
-    { title: "state", value: (r) => r.state, tone: (r) => (["rejected", "evicted", "failed"].includes(r.state) ? "bad" : "") },
-    { title: "waited", value: (r) => seconds(r.waited_s), num: true },
-    { title: "age", hint: "since it came; of those that ended, from then to the end", value: (r) => seconds(r.age_s), num: true, low: true },
-    { title: "tokens in · out", value: (r) => `${count(r.prompt_tokens)} · ${count(r.output_tokens)}`, num: true, low: true },
-    { title: "why", value: (r) => (r.cause ? cause(r.cause) : r.reason ?? (r.endpoint ? `at ${text(r.endpoint, 40)}` : "")) + (r.requeues ? ` (requeued ${r.requeues}×)` : "") },
+    { title: "state", value: (r) => (r === eldest ? `${r.state}, oldest` : r.state), tone: (r) => (["rejected", "evicted", "failed"].includes(r.state) ? "bad" : "") },
+    { title: "waited", value: (r) => seconds(r.waited_s), num: true, by: (r) => r.waited_s },
+    { title: "age", hint: "since it came; of those that ended, from then to the end", value: (r) => seconds(r.age_s), num: true, low: true, by: (r) => r.age_s },
+    { title: "prompt tokens", hint: "estimated until it ends", value: (r) => count(r.prompt_tokens), num: true, low: true, by: (r) => r.prompt_tokens },
+    { title: "answered", hint: "tokens so far", value: (r) => count(r.output_tokens), num: true, low: true, by: (r) => r.output_tokens },
+    { title: "why", value: (r) => (r.cause ? cause(r.cause) : r.reason ?? (r.endpoint ? `at ${text(r.endpoint, 40)}` : "")) + (r.requeues ? ` (requeued ${r.requeues}×)` : ""), wide: true },
     { title: "", verbs: (r) => [["explain", "Explain"], ...(r.state === "waiting" ? [["bump", "Bump"]] : []), ...(["waiting", "running", "streaming"].includes(r.state) ? [["cancel", "Cancel"]] : [])] },
   ], { key: (r) => r.id, limit: 20, empty: "None." }),
   events: new Table($("events"), [
@@ -93,6 +102,25 @@ const curves = {
   sent_per_s: new Curve($("curves"), "sent per s", count),
   tokens_per_s: new Curve($("curves"), "tokens per s", count),
 };
+
+function promised(band) {
+  if (band.min_share) return `${percent(band.min_share)} while it has work`;
+  const above = state.bands.slice(0, state.bands.findIndex((b) => b.name === band.name));
+  return band.waiting && above.some((b) => b.waiting) ? "none: waits for higher bands" : "none";
+}
+
+function within(tenant) {
+  if (tenant.is_alone) return "alone in its band";
+  const got = percent(tenant.share);
+  // Who has less than is fair and yet hardly waits does not ask for more.
+  const content = tenant.fair_share == null || (tenant.share < tenant.fair_share && tenant.oldest_wait_s < 1);
+  return content ? `${got}, gets all it asks for` : `${got}, fair ${percent(tenant.fair_share)}`;
+}
+
+function said(endpoint) {
+  if (endpoint.observed_s_ago == null) return "nothing yet";
+  return `${count(endpoint.engine_running)} run, ${count(endpoint.engine_waiting)} queue, ${seconds(endpoint.observed_s_ago)} ago`;
+}
 
 function stopVerbs(model) {
   const stopped = state.paused.includes(model) || state.drained.includes(model);
@@ -126,8 +154,8 @@ function show() {
   $("tone").className = s.tone;
   document.title = s.waiting ? `${s.waiting} wait – Penstock` : "Penstock";
   numbers([
-    ["waiting", count(s.waiting)], ["running", `${count(s.running)} of ${count(s.now.slots)}`],
-    ["oldest", s.waiting ? seconds(s.now.oldest_s) : "–"], ["sent", `${(s.now.sent_per_s ?? 0).toFixed(1)}/s`],
+    ["waiting", count(s.waiting)], ["running", `${count(s.running)} of ${count(s.now.slots)} slots`],
+    ["oldest waits", s.waiting ? seconds(s.now.oldest_s) : "–"], ["sent", `${(s.now.sent_per_s ?? 0).toFixed(1)}/s`],
     ["refused", `${(s.now.refused_per_s ?? 0).toFixed(1)}/s`], ["tokens", `${count(s.now.tokens_per_s ?? 0)}/s`],
   ]);
   tables.models.update(s.models.filter((m) => matches(m.name, m.cause)), filter ? 0 : s.models_more);
@@ -153,7 +181,12 @@ function showRequests() {
     put(button, totals[name] == null ? "last ended" : `${name} ${count(totals[name])}`);
     button.setAttribute("aria-pressed", String(name === chosen));
   }
+  eldest = requests.waiting.reduce((most, r) => (r.waited_s > (most?.waited_s ?? -1) ? r : most), null);
+  put($("order"), ORDERS[chosen]);
   const rows = requests[chosen].filter((r) => matches(r.id, r.tenant, r.model, r.band, r.cause, r.reason, r.endpoint));
+  const at = rows.indexOf(eldest);
+  const last = tables.requests.limit - 1;
+  if (at > last) rows.splice(last, 0, ...rows.splice(at, 1)); // it is what people ask for
   const total = totals[chosen];
   tables.requests.update(rows, total == null || filter ? 0 : Math.max(0, total - requests[chosen].length));
 }
@@ -163,13 +196,20 @@ function drawCurves() {
   const colours = { blue: style.getPropertyValue("--blue"), fill: style.getPropertyValue("--fill"), line: style.getPropertyValue("--line") };
   let span = 0;
   for (const curve of Object.values(curves)) span = curve.draw(state.at, colours) || span;
-  put($("span"), span ? `Curves: the last ${span < 3600 ? `${Math.round(span / 60)} min` : "hour"}.` : "");
+  const since = state.up_s < 3600 ? `since the start, ${seconds(span)} ago` : "the last hour";
+  put($("span"), span ? `Curves: ${since}.` : "");
 }
 
 // --- the connection -------------------------------------------------------------------------------------------
 
 function headers(more = {}) {
   return token ? { ...more, authorization: `Bearer ${token}` } : more;
+}
+
+// Without tokens the gateway lets in only who is on its machine, and only where it listens on loopback.
+function access(asked) {
+  $("login").hidden = !token && !asked;
+  $("open").hidden = Boolean(token) || asked;
 }
 
 function linked(on, label) {
@@ -202,6 +242,7 @@ async function listen() {
     loadCurves = (at) => { for (const name in curves) curves[name].load(coarse[name], coarse_s, fine[name], at ?? now); };
   }
   linked(true, "live");
+  access(false);
   notice("");
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -241,6 +282,7 @@ async function forever() {
     } catch (error) {
       if (error.denied) {
         linked(false, "no access");
+        access(true);
         notice(error.message);
         wait = 5000;
       } else if (error.name !== "AbortError") {

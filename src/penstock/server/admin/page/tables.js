@@ -36,10 +36,11 @@ function setPart(cell, name, part) {
 }
 
 // A column: {title, value(row) -> text, name, num, low (hidden on phones), tone(row), part(row) 0..1, hot, mark(row),
+// by(row) -> what its heading sorts by, the largest first; once more: as the rows came,
 // verbs(row) -> [[verb, label, disabled]]}
 export class Table {
   constructor(section, columns, { key, limit, empty }) {
-    Object.assign(this, { columns, key, limit, shown: limit, rows: new Map(), last: [], more: 0 });
+    Object.assign(this, { columns, key, limit, shown: limit, rows: new Map(), last: [], more: 0, sorted: null });
     const scroll = section.appendChild(document.createElement("div"));
     scroll.className = "scroll";
     scroll.tabIndex = 0;
@@ -48,7 +49,8 @@ export class Table {
     for (const column of columns) {
       const cell = head.appendChild(document.createElement("th"));
       cell.scope = "col";
-      cell.textContent = column.title;
+      if (column.by) this.sortable(column, cell);
+      else cell.textContent = column.title;
       if (column.hint) cell.title = column.hint;
       cell.className = this.classes(column);
     }
@@ -64,6 +66,17 @@ export class Table {
     });
   }
 
+  sortable(column, cell) {
+    const button = cell.appendChild(document.createElement("button"));
+    button.textContent = column.title;
+    button.addEventListener("click", () => {
+      this.sorted = this.sorted === column ? null : column;
+      for (const other of cell.parentNode.children) other.removeAttribute("aria-sort");
+      if (this.sorted) cell.setAttribute("aria-sort", "descending");
+      this.update(this.last, this.more);
+    });
+  }
+
   classes(column) {
     return [column.num && "num", column.low && "low"].filter(Boolean).join(" ");
   }
@@ -71,7 +84,8 @@ export class Table {
   update(rows, more = 0) {
     this.last = rows;
     this.more = more;
-    const visible = rows.slice(0, this.shown);
+    const by = this.sorted?.by;
+    const visible = (by ? [...rows].sort((a, b) => by(b) - by(a)) : rows).slice(0, this.shown);
     const left = new Map(this.rows);
     let before = this.body.firstChild;
     for (const row of visible) {
