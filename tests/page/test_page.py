@@ -5,18 +5,31 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from playwright.async_api import Page
+
 from tests.page.conftest import Window
 from tests.server.conftest import World, chat, request
 from tests.server.test_admin_state import crowded, let_go
 
 FRAME_MS_MAX = 100
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
-LONG_TASKS = """() => new Promise((done) => {
-    const found = [];
-    new PerformanceObserver((list) => found.push(...list.getEntries().map((e) => e.duration)))
-        .observe({ type: "longtask" });
-    setTimeout(() => done(found), 5000);
-})"""
+FRAMES = 6
+
+
+async def cpu_ms_per_frame(page: Page) -> float:
+    """All the page's thread does for a frame, in its CPU time: what else the machine has to do does not count."""
+    browser = await page.context.new_cdp_session(page)
+    await browser.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    async def spent() -> tuple[float, int]:
+        told = await browser.send("Performance.getMetrics")
+        metrics = {metric["name"]: metric["value"] for metric in told["metrics"]}
+        return metrics["TaskDuration"] * 1000, await page.evaluate("window.penstockFrame.count")
+
+    before_ms, first = await spent()
+    await page.wait_for_function("(last) => window.penstockFrame.count >= last", arg=first + FRAMES)
+    after_ms, last = await spent()
+    return (after_ms - before_ms) / (last - first)
 
 
 async def test_it_shows_a_flood_as_it_comes_and_goes(world: World, window: Window) -> None:
@@ -135,9 +148,8 @@ async def test_a_thousand_tenants_and_256_endpoints_stay_quick(world: World, win
     for section in ("#tenants", "#endpoints", "#listed"):
         await window.page.click(f"{section} > button")
     assert await window.page.locator("#endpoints tbody tr").count() == 256
-    long_tasks: list[float] = await window.page.evaluate(LONG_TASKS)
-    # Half of those there are: tasks are timed by the clock, and a machine busy with other things stretches some.
-    assert sorted([0.0, *long_tasks])[len(long_tasks) // 2] < FRAME_MS_MAX, long_tasks
-    assert (await window.page.evaluate("window.penstockFrame.ms")) < FRAME_MS_MAX
+    frame_ms = await cpu_ms_per_frame(window.page)
+    print(f"a frame takes {frame_ms:.0f} ms: script, layout and paint of the page's thread")  # shown by ARGS=-rP
+    assert frame_ms < FRAME_MS_MAX
     await let_go(clients)
     await world.until(lambda: world.picture().waiting == 0)

@@ -164,7 +164,7 @@ function show() {
   tables.endpoints.update(s.endpoints.filter((e) => matches(e.name, e.state, e.closed)), filter ? 0 : s.endpoints_more);
   showRequests();
   tables.events.update(s.events.filter((e) => matches(e.text, e.kind)));
-  window.penstockFrame = { at: s.at, ms: performance.now() - began };
+  window.penstockFrame = { at: s.at, ms: performance.now() - began, count: (window.penstockFrame?.count ?? 0) + 1 };
 }
 
 function showRequests() {
