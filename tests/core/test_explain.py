@@ -271,3 +271,68 @@ def test_what_ended_keeps_no_keys_of_its_prompt() -> None:
     made.finished(lease, Usage(1, 1), now=1.0)
     (kept,) = made._recorder.latest()
     assert (kept.request.prefix, kept.blocks, kept.looked_up) == ((), None, None)
+
+
+def test_the_picture_names_the_request_that_goes_next_and_what_it_needs() -> None:
+    settings = SchedulerSettings(bands=TWO_BANDS.bands, admission=AdmissionSettings(kv_usage_max=0.9))
+    made = scheduler(settings, a=8)
+    the_lease(made.arrived(request("running"), now=0.0))
+    reading = Observation(1.0, 1, 0, kv_usage=0.8, kv_capacity_tokens=10_000, progress=1)
+    made.observed("a", reading, now=1.0)
+    made.arrived(request("later", band=1, tenant="night", prompt_tokens=2_000), now=1.0)
+    made.arrived(request("next", band=0, tenant="chat", prompt_tokens=3_000, output_tokens=100), now=1.0)
+    picture = made.snapshot(now=1.0)
+    head = picture.models[0].head
+    assert head is not None
+    assert (head.band, head.tenant, head.tokens, head.kv_tokens_free) == ("high", "chat", 3_100, 1_000)
+    assert (picture.endpoints[0].needed_tokens, picture.endpoints[0].kv_tokens_free) == (3_100, 1_000)
+    assert picture.kv_usage_ceiling == 0.9
+
+
+def test_a_share_of_its_band_is_not_told_of_a_tenant_without_rivals() -> None:
+    made = scheduler(TWO_BANDS, a=1)
+    lease = the_lease(made.arrived(request("r", band=0, tenant="chat"), now=0.0))
+    for at, tenant in enumerate(("docs", "web")):
+        made.arrived(request(f"w{at}", band=1, tenant=tenant), now=0.0)
+        lease = the_lease(made.finished(lease, Usage(100, 100), now=1.0 + at))
+    flows = {flow.tenant: flow for flow in made.snapshot(now=2.0).flows}
+    assert {name: flow.is_alone for name, flow in flows.items()} == {"chat": True, "docs": False, "web": False}
+    assert flows["chat"].share == 1.0
+    assert sum(flow.share_of_all for flow in flows.values()) == pytest.approx(1.0)
+
+
+def test_limited_tenants_are_cut_too_and_those_that_wait_are_shown() -> None:
+    limits = {f"t{at}": Limits(queued=9) for at in range(SHOWN_MAX + 7)}
+    made = scheduler(SchedulerSettings(tenants=limits), a=1)
+    made.arrived(request("running"), now=0.0)
+    made.arrived(request("waiting", tenant=f"t{SHOWN_MAX + 6}"), now=0.0)
+    picture = made.snapshot(now=1.0)
+    assert (len(picture.tenants), picture.tenants_more) == (SHOWN_MAX, 7)
+    assert picture.tenants[0].name == f"t{SHOWN_MAX + 6}"
+
+
+@pytest.mark.parametrize(
+    ("policy", "by", "loaded", "free"),
+    [("least_loaded", "load per slot", 0.5, 0.0), ("round_robin", None, None, None)],
+)
+def test_a_dispatch_keeps_what_the_policy_compared(
+    policy: str, by: str | None, loaded: float | None, free: float | None
+) -> None:
+    made = scheduler(SchedulerSettings(routing=policy), a=2, b=2)
+    the_lease(made.arrived(request("first"), now=0.0))
+    the_lease(made.arrived(request("r"), now=0.0))
+    sent = explained(made, "r", 1.0).sent
+    assert sent is not None
+    assert (sent.endpoint, sent.scored_by) == ("b", by)
+    assert [(one.endpoint, one.score) for one in sent.candidates] == [("b", free), ("a", loaded)]
+
+
+def test_predicted_costs_are_seconds() -> None:
+    made = scheduler(SchedulerSettings(routing="predicted_ttft"), a=4, b=4)
+    the_lease(made.arrived(request("first", prompt_tokens=10_000), now=0.0))
+    the_lease(made.arrived(request("r", prompt_tokens=100), now=0.0))
+    sent = explained(made, "r", 1.0).sent
+    assert sent is not None
+    assert (sent.endpoint, sent.scored_by) == ("b", "predicted cost, s")
+    chosen, other = (one.score or 0.0 for one in sent.candidates)
+    assert 0.0 < chosen < other

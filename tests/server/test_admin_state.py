@@ -12,6 +12,7 @@ import pytest
 
 from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.core.snapshot import Snapshot
+from penstock.server.admin.episode import Episode
 from penstock.server.admin.events import EVENTS_MAX, EventLog, printable
 from penstock.server.admin.headline import seconds
 from penstock.server.admin.history import COARSE_S, FINE_SAMPLES, SAMPLES_MAX, History
@@ -158,6 +159,20 @@ async def test_an_endpoint_that_dies_becomes_an_event(world: World) -> None:
     assert seen["events"][0]["text"].endswith(" is down")
     assert "is down." in seen["headline"]
     assert seen["tone"] == "bad"
+
+
+async def test_a_queue_is_an_event_when_it_begins_and_when_it_is_over(world: World) -> None:
+    clients = await crowded(world)
+    episode, picture = Episode(), world.picture()
+    began_s = world.gate.driver.now()
+    assert episode.look(picture, began_s) is None  # nobody has waited for long
+    later = msgspec.structs.replace(picture.bands[-2], waiting=3, oldest_wait_s=2.5)
+    long = msgspec.structs.replace(picture, bands=[later])
+    assert episode.look(long, began_s + 2.5) == "queue began: sim has all slots taken, 1 of 1 on 1 engine"
+    assert episode.look(long, began_s + 3.5) is None
+    over = episode.look(msgspec.structs.replace(picture, bands=[]), began_s + 12.0)
+    assert over == "queue over after 12.0 s: 3 waited at the most, the longest wait was 2.5 s"
+    await let_go(clients)
 
 
 # --- listeners --------------------------------------------------------------------------------------------------------

@@ -343,7 +343,7 @@ def _head_now(line: Line, endpoints: list[Endpoint], settings: AdmissionSettings
 
 
 def _whole(tokens: float | None) -> int | None:
-    return None if tokens is None else max(0, int(tokens))
+    return None if tokens is None else max(0, round(tokens))
 
 
 def _closed(band: Band, endpoint: Endpoint, cause: Cause | None) -> bool:
