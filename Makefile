@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test test-page shots test-postgres check bench lock clean
+.PHONY: demo test test-page shots test-postgres test-engines check bench lock clean
 .DEFAULT_GOAL := test
 
 .venv/core.stamp: requirements.lock pyproject.toml
@@ -42,6 +42,12 @@ shots: .venv/dev.stamp
 # The tests that need a PostgreSQL server (Debian: apt-get install postgresql): here a missing one is a failure.
 test-postgres: .venv/dev.stamp
 	PENSTOCK_TEST_POSTGRES=required $(BIN)/python -m pytest -k postgres tests/conformance/test_store.py tests/batch
+
+# The gateway in front of real engines on this CPU: two vLLM and a llama.cpp, which are installed first where they are
+# missing. PENSTOCK_ENGINES: where (~/.cache/penstock-engines). Takes about 10 minutes once, then 5; see docs/engines.md.
+test-engines: .venv/dev.stamp
+	PYTHON=$(PYTHON) ./scripts/engines/install
+	$(BIN)/python -m pytest --capture=sys -vv tests/engines/real $(ARGS)
 
 check: .venv/dev.stamp
 	$(BIN)/ruff check .
