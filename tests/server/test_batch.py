@@ -276,6 +276,23 @@ async def test_a_restart_loses_no_result_and_repeats_none(world: World, tmp_path
     assert len(world.seen()) == 60  # those that ran when it stopped were let end
 
 
+async def test_operators_see_what_runs_and_what_will_be_late(world: World, tmp_path: Path) -> None:
+    await world.engine(step_s=0.05)
+    await gateway(world, tmp_path, slots=1)
+    api = Batches(world)
+    assert (await world.ask("GET", "/admin/state")).json()["batches"] == []
+    batch = await api.start(*(line(f"r{n}", tokens=2) for n in range(500)), window="5s")
+    async with asyncio.timeout(15):
+        while not (shown := await api.show(batch)).get("penstock", {}).get("misses_window"):
+            await asyncio.sleep(0.1)
+    assert shown["penstock"]["estimated_end_at"] > shown["expires_at"]
+    [row] = (await world.ask("GET", "/admin/state")).json()["batches"]
+    assert (row["id"], row["total"], row["misses_window"]) == (batch, 500, True)
+    assert await world.metric("penstock_batch_misses_window") == 1
+    await api.call("POST", f"/v1/batches/{batch}/cancel")
+    await api.ended(batch)
+
+
 async def test_who_is_interactive_goes_first(world: World, tmp_path: Path) -> None:
     await world.engine(step_s=0.01)
     await gateway(world, tmp_path, slots=2)
@@ -369,6 +386,7 @@ async def test_a_full_disk_is_told_and_nothing_is_kept(api: Batches) -> None:
         ({"endpoint": None}, "endpoint"),
         ({"input_file_id": "file-unknown"}, "input_file_id"),
         ({"input_file_id": None}, "input_file_id"),
+        ({"input_file_id": "file-\0"}, "input_file_id"),
         ({"metadata": {"a": 1}}, "metadata"),
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after[seconds]"),
@@ -391,6 +409,7 @@ async def test_paths_and_methods(api: Batches) -> None:
         ("GET", "/v1/files?limit=0", 400),
         ("GET", "/v1/batches?limit=101", 400),
         ("GET", "/v1/files?order=up", 400),
+        ("GET", "/v1/files?after=%00", 400),
     ):
         assert (await api.call(method, path)).status == status, path
 

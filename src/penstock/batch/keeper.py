@@ -58,7 +58,7 @@ class Keeper:
     def start(self) -> None:
         """Begin; returns at once, also where the store can't be reached yet."""
         works = (self._look_after, self._beat, self._purge, self._runner.fill, self._runner.write)
-        self._tasks = [asyncio.ensure_future(work()) for work in works]
+        self._tasks = [asyncio.ensure_future(_lasting(work)) for work in works]
 
     def stop(self) -> None:
         """Begin nothing more. What runs may end."""
@@ -207,3 +207,13 @@ class Keeper:
             except StoreError as error:
                 logger.warning("%s: %s", trouble, error)
             await asyncio.sleep(every_s)
+
+
+async def _lasting(work: Callable[[], Awaitable[None]]) -> None:
+    """Work that goes on whatever happens: a fault of ours must not stop all batches for good."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            logger.exception("a fault while batches were looked after")
+        await asyncio.sleep(FAULT_S)

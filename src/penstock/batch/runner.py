@@ -26,6 +26,7 @@ from penstock.batch.states import ItemState, Status
 from penstock.batch.store import Store, StoreError
 from penstock.batch.thread import StoreThread
 from penstock.batch.values import Batch, Item, Result
+from penstock.core.outcome import Reason
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ LOOK_S = 1.0  # how often the open batches are read anew when nothing tells
 DRY_S = 2.0  # a batch without pending items is asked again after that: others may have given some back
 PAUSE_S, PAUSE_S_MAX = 0.5, 20.0
 FAULT_S = 1.0  # after the store failed
+
+_WAITED = (Reason.QUEUE_TIMEOUT, Reason.NO_ENDPOINT)  # refused after a long wait: no reason for another
 
 _Key = tuple[str, int]  # batch and line
 _Stream = tuple[str, str]  # tenant and model
@@ -223,8 +226,9 @@ class Runner:
         self._let_go(held)
         pause = self._pause(held.stream)
         if answer.status in (429, 503):
-            pause.until_s = self._now() + (answer.retry_after_s or 0.0) / 4 + pause.next_s
-            pause.next_s = min(2 * pause.next_s, PAUSE_S_MAX)
+            if answer.reason not in _WAITED:
+                pause.until_s = self._now() + (answer.retry_after_s or 0.0) / 4 + pause.next_s
+                pause.next_s = min(2 * pause.next_s, PAUSE_S_MAX)
             self.retried += 1
             self._give_back(held)
             return

@@ -62,7 +62,7 @@ class Batches:
             text = "`endpoint` has to be a path that batches can ask for, such as `/v1/chat/completions`."
             raise ApiError(Reason.BAD_REQUEST, text, "endpoint")
         name = fields.input_file_id
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not name or not name.isprintable():
             raise ApiError(Reason.BAD_REQUEST, "`input_file_id` has to be a file's id.", "input_file_id")
         file = await self._store.do(lambda store: store.file(owner.tenant, name, now))
         if file is None or file.batch is not None:

@@ -113,6 +113,8 @@ def query(exchange: Exchange) -> dict[str, str]:
         fields = parse_qs(exchange.query, keep_blank_values=True, max_num_fields=100)
     except ValueError:
         raise ApiError(Reason.BAD_REQUEST, "The query has too many fields.") from None
+    if not all(found[-1].isprintable() for found in fields.values()):
+        raise ApiError(Reason.BAD_REQUEST, "The query holds characters that no name has.")
     return {name: found[-1] for name, found in fields.items()}
 
 

@@ -87,6 +87,16 @@ const tables = {
     { title: "why", value: (r) => (r.cause ? cause(r.cause) : r.reason ?? (r.endpoint ? `at ${text(r.endpoint, 40)}` : "")) + (r.requeues ? ` (requeued ${r.requeues}×)` : ""), wide: true },
     { title: "", verbs: (r) => [["explain", "Explain"], ...(r.state === "waiting" ? [["bump", "Bump"]] : []), ...(["waiting", "running", "streaming"].includes(r.state) ? [["cancel", "Cancel"]] : [])] },
   ], { key: (r) => r.id, limit: 20, empty: "None." }),
+  batches: new Table($("batches"), [
+    { title: "batch", value: (b) => text(b.id, 40), name: true },
+    { title: "tenant", value: (b) => text(b.tenant, 40), name: true },
+    { title: "status", value: (b) => b.status },
+    { title: "done", value: (b) => `${count(b.completed)} of ${count(b.total)}`, num: true, part: (b) => (b.completed + b.failed) / b.total },
+    { title: "failed", value: (b) => count(b.failed), num: true, low: true },
+    { title: "per s", hint: "all batches of the tenant together", value: (b) => b.per_s.toFixed(1), num: true, low: true },
+    { title: "done in", hint: "at the present pace", value: (b) => (b.estimated_end == null ? "–" : seconds(Math.max(0, b.estimated_end - state.at))), num: true },
+    { title: "window", hint: "what is left of it", value: (b) => (b.misses_window ? `${seconds(Math.max(0, b.deadline - state.at))}, will be missed` : seconds(Math.max(0, b.deadline - state.at))), num: true, tone: (b) => (b.misses_window ? "bad" : "") },
+  ], { key: (b) => b.id, limit: 12, empty: "None." }),
   events: new Table($("events"), [
     { title: "at", value: (e) => new Date(e.at * 1000).toLocaleTimeString("en-GB"), num: false },
     { title: "kind", value: (e) => e.kind, low: true },
@@ -163,6 +173,8 @@ function show() {
   tables.tenants.update(s.tenants.filter((t) => matches(t.tenant, t.band)), filter ? 0 : s.tenants_more);
   tables.endpoints.update(s.endpoints.filter((e) => matches(e.name, e.state, e.closed)), filter ? 0 : s.endpoints_more);
   showRequests();
+  $("batches").hidden = s.batches.length === 0;
+  tables.batches.update(s.batches.filter((b) => matches(b.id, b.tenant, b.status)));
   tables.events.update(s.events.filter((e) => matches(e.text, e.kind)));
   window.penstockFrame = { at: s.at, ms: performance.now() - began, count: (window.penstockFrame?.count ?? 0) + 1 };
 }
