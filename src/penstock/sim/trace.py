@@ -88,6 +88,11 @@ class Trace:
             self._header(first[1])
 
     @property
+    def has_blocks(self) -> bool:
+        """Whether it tells which prompts began alike."""
+        return self.format == "mooncake"
+
+    @property
     def stamped_in_ticks(self) -> bool:
         """Whether requests of a few seconds share one stamp."""
         return self.format == "mooncake"

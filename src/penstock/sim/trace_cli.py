@@ -37,7 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--endpoints", "--engines", metavar="N", type=int, default=8, help="engines (default 8)")
     group.add_argument("--speed", metavar="X", type=float, default=1.0, help="times as fast as recorded (default 1)")
     group.add_argument("--profile", choices=PROFILES, default="default", help="of the engines")
-    group.add_argument("--kv-tokens", metavar="N", type=int, help=f"KV memory per engine (default {KV_TOKENS:,})")
+    group.add_argument(
+        "--kv-tokens",
+        metavar="N",
+        type=int,
+        help=f"KV memory per engine (default {KV_TOKENS:,} where the trace has blocks, else the profile's)",
+    )
     group.add_argument("--fairness", choices=FAIRNESS, default="weighted_tokens", help="between the trace's tenants")
     group.add_argument("--no-queue", action="store_true", help="Penstock's policies send on arrival, too")
     group.add_argument("--affinity-wait", metavar="S", type=float, default=0.0, help="routing.affinity_wait")
@@ -56,7 +61,7 @@ def simulate(args: argparse.Namespace, seeds: list[int], say: Callable[[str], No
     except TraceError as error:
         print(f"{CLEAR if sys.stderr.isatty() else ''}penstock simulate: {error}", file=sys.stderr)
         return EXIT_FAILED
-    title = f"{Path(args.trace).name}: {args.endpoints} engines ({args.profile}), {args.speed:g}x"
+    title = f"{Path(args.trace).name}: {args.endpoints} × {args.profile}, {args.speed:g}x"
     if args.plot:
         from penstock.sim.trace_plot import plot  # noqa: PLC0415  (matplotlib is not needed for anything else)
 
@@ -75,7 +80,7 @@ def _runs(
     args: argparse.Namespace, trace: Trace, seeds: list[int], say: Callable[[str], None]
 ) -> tuple[list[Figures], dict[str, Curves]]:
     """All runs one after the other, and the curves of the first seed's."""
-    options = _options(args)
+    options = _options(args, trace)
     rows: list[Figures] = []
     curves: dict[str, Curves] = {}
     for routing in args.routing.split(","):
@@ -119,11 +124,11 @@ def _can_plot() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def _options(args: argparse.Namespace) -> Options:
+def _options(args: argparse.Namespace, trace: Trace) -> Options:
     return Options(
         endpoints=args.endpoints,
         speed=args.speed,
-        engine=engine(args.profile, args.kv_tokens),
+        engine=engine(args.profile, args.kv_tokens, blocks=trace.has_blocks),
         queue=not args.no_queue,
         fairness=args.fairness,
         router=RoutingSettings(affinity_wait_s=args.affinity_wait, imbalance_threshold=args.imbalance_threshold),
@@ -132,17 +137,13 @@ def _options(args: argparse.Namespace) -> Options:
     )
 
 
-def engine(profile: str, kv_tokens: int | None = None) -> EngineConfig:
-    """A profile whose cache counts in a trace's blocks, and whose context is as long as its memory."""
-    tokens = kv_tokens or KV_TOKENS
-    blocks = tokens // BLOCK_TOKENS
-    return replace(
-        PROFILES[profile],
-        step_jitter=0.05,
-        kv_blocks=blocks,
-        block_size=BLOCK_TOKENS,
-        max_model_len=blocks * BLOCK_TOKENS,
-    )
+def engine(profile: str, kv_tokens: int | None = None, *, blocks: bool = True) -> EngineConfig:
+    """A profile; for a trace with blocks its cache counts in those, and its context is as long as its memory."""
+    config = replace(PROFILES[profile], step_jitter=0.05)
+    if not blocks:
+        return replace(config, kv_blocks=kv_tokens // config.block_size) if kv_tokens else config
+    count = (kv_tokens or KV_TOKENS) // BLOCK_TOKENS
+    return replace(config, kv_blocks=count, block_size=BLOCK_TOKENS, max_model_len=count * BLOCK_TOKENS)
 
 
 def table(rows: list[Figures], title: str) -> Table:
