@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from matplotlib import pyplot
 
 from penstock.sim.trace_run import Curves
 
+LEGEND_COLUMNS = 6
 SMOOTHED = 5  # buckets: what happens in half a minute hides what goes on
 
 
@@ -29,8 +31,8 @@ def plot(path: Path, title: str, runs: Mapping[str, Curves]) -> None:
     for axes in (ttft, hits, imbalance):
         axes.grid(color="0.9")
     figure.suptitle(title)
-    figure.legend(*ttft.get_legend_handles_labels(), loc="lower center", ncol=min(6, len(runs)), frameon=False)
-    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    figure.legend(*ttft.get_legend_handles_labels(), loc="lower center", ncol=LEGEND_COLUMNS, frameon=False)
+    figure.tight_layout(rect=(0, 0.03 + 0.05 * math.ceil(len(runs) / LEGEND_COLUMNS), 1, 1))
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
 
