@@ -49,6 +49,6 @@ def test_clients_that_hang_up_leave_nothing_behind() -> None:
     kept("cancel_storm", 60.0, "")
 
 
-@pytest.mark.parametrize("name", ["flood_small", "priorities", "cancel_storm", "engine_death"])
+@pytest.mark.parametrize("name", ["flood_small", "priorities", "cancel_storm", "engine_death", "grouping"])
 def test_invariants_hold_after_every_event(name: str) -> None:
     SCENARIOS[name].run(Setup(3, 12.0, checked=True))

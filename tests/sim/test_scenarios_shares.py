@@ -45,3 +45,16 @@ def test_the_stated_bound_holds_at_every_event() -> None:
     kept("estimates_wrong", 200.0, "bound as stated")
     checks = [m.value for m in result("estimates_wrong", 200.0).measures if m.name.startswith("pair checks")]
     assert sum(checks) >= 100_000
+
+
+def test_followers_of_the_same_prefix_bring_the_first_token_sooner() -> None:
+    kept("grouping", 60.0, "mean TTFT")
+
+
+def test_with_followers_the_bound_of_fairness_holds_as_stated() -> None:
+    kept("grouping", 60.0, "bound as stated")
+    assert (
+        result("grouping", 60.0).value("failed, without K * c_max of overtaking: followers, cached at full price") == 0
+    )
+    checks = result("grouping", 60.0).value("pair checks of the bound: followers, cached at full price")
+    assert checks > 50_000

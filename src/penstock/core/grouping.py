@@ -100,7 +100,7 @@ class Grouping:
             leaf = entry.node_of().leaves[entry.request.model]
             if leaf.head() is not entry:
                 leaf.overtaken += 1
-        elif self.size and entry.request.prefix:
+        elif self.size and entry.request.prefix and (self._has_siblings(entry) or self.group(endpoint, now) is None):
             self._groups[endpoint] = Group(endpoint, entry.request, self.size, now + GROUP_S)
 
     def gone(self, endpoint: Endpoint) -> None:
@@ -150,6 +150,13 @@ class Grouping:
         if not self._by_arrival or head.key[0] != entry.key[0]:
             return False
         return leaf.overtaken - head.overtaken_from < OVERTAKEN_MAX
+
+    def _has_siblings(self, entry: Entry) -> bool:
+        """Whether others wait who could follow it; where it waited itself."""
+        if not entry.siblings:
+            return False
+        flows = self._waiting[entry.siblings[0]]
+        return len(flows) > 1 or len(flows[entry.node_of()]) > 1
 
     def _keys(self, request: Request) -> tuple[int, ...]:
         """The keys it is found by: of its prompt up to the least that counts, twice that, and so on."""

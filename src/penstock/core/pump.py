@@ -200,6 +200,8 @@ class Pump:
             if found is not None:
                 return found
         scarce = [model for model in models if self._kept_back(model, band, free, now)]
+        if self._grouping.any and (found := self._follower(band, models, scarce, free, now)) is not None:
+            return found
         for model in scarce:
             found = self._first_fit(self._light(band, model, now), free, now)
             if found is not None:
@@ -212,8 +214,6 @@ class Pump:
         if head is None:
             return None  # all flows are held
         free_to_head = [e for e in free if e not in self._kept] if self._kept else free
-        if self._grouping.any and (found := self._follower(band, head, models, free_to_head, now)) is not None:
-            return found
         endpoints = self._fitting(head, free_to_head, now)
         if not endpoints and head.request.prefix and self._look(head, now):
             endpoints = self._fitting(head, free_to_head, now)
@@ -246,23 +246,38 @@ class Pump:
 
     # --- those with the same prefix -------------------------------------------------------------------------------
 
-    def _follower(self, band: Band, head: Entry, models: list[str], free: list[Endpoint], now: float) -> Found | None:
-        """One that may follow, out of its turn, the last one that was sent somewhere in its turn."""
+    def _follower(
+        self, band: Band, models: list[str], scarce: list[str], free: list[Endpoint], now: float
+    ) -> Found | None:
+        """One that may follow, out of its turn, the last one that was sent somewhere in its turn.
+
+        Of the `scarce` models the last slots are kept for flows under their share.
+        """
+        head: Entry | None = None
         for endpoint in free:
             group = self._grouping.group(endpoint, now)
-            if group is None or self._room_is_kept(endpoint, now):
+            if group is None or endpoint in self._kept or self._room_is_kept(endpoint, now):
                 continue
             for entry in self._grouping.candidates(group):
+                model = entry.request.model
+                if entry.request.band != band.rank or model not in models:
+                    continue
+                if model in scarce and not self._under_share(_top(entry.node_of()), model, now):
+                    continue
+                head = head or self._head(band, models)
                 if entry is head:
                     break  # it is its turn
-                if entry.request.band == band.rank and entry.request.model in models:
-                    if not self._may_follow(entry, group, models, now):
-                        continue
+                if self._may_follow(entry, group, models, now):
                     entry.follows = group.leader.id
-                    if not self._fitting(head, free, now) and not (head.choosy and self._affinity.holds(head, now)):
-                        self._passed.append(head)
+                    if head is not None and head.request.model not in scarce:
+                        self._passed_by_follower(head, free, now)
                     return entry, [endpoint]
         return None
+
+    def _passed_by_follower(self, head: Entry, free: list[Endpoint], now: float) -> None:
+        """Somebody goes before the one whose turn it is: it is overtaken if it would not fit anyway."""
+        if not self._fitting(head, free, now) and not (head.choosy and self._affinity.holds(head, now)):
+            self._passed.append(head)
 
     def _room_is_kept(self, endpoint: Endpoint, now: float) -> bool:
         """Whether one that was overtaken as often as may be waits for room there."""

@@ -6,9 +6,10 @@ B = (c_max + E_f) / w_f + (c_max + E_g) / w_g, with c_max the largest single cha
 requests in flight are off by. Over any interval within, D moves by at most B at its start plus B at its end. All
 intervals are checked at once: it suffices to remember the tightest limits that any start left behind.
 
-Three readings of it are counted. *Stated* adds K * c_max, because K requests may overtake one that does not fit.
-*Strict* leaves that out. *Peak* leaves it out too, but takes for E the most that was in flight since t0: a settlement
-takes its error out of E at once, while the dispatches that make up for it are still to come.
+Four readings of it are counted. *Stated* adds K * c_max twice: K requests may overtake one that does not fit, and K may
+follow one with the same prefix. *Grouped* adds the second alone, *strict* neither. *Peak* is strict, with the most that
+was in flight since t0 for E: a settlement takes its error out of E at once, while the dispatches that make up for it
+are still to come. What is cached is not known here: this is for worlds where cached tokens cost as much as others.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class _Pair:
     limits: dict[str, _Limits]
 
 
-READINGS = ("stated", "strict", "peak")
+READINGS = ("stated", "grouped", "strict", "peak")
 
 
 class BoundWatch(Watch):
@@ -96,9 +97,9 @@ class BoundWatch(Watch):
         for names in [names for names in self._pairs if names not in together]:
             del self._pairs[names]
         for names in combinations(backlogged, 2):
-            self._check(names)
+            self._check(world, names)
 
-    def _check(self, names: tuple[str, str]) -> None:
+    def _check(self, world: World, names: tuple[str, str]) -> None:
         one, other = (self._tenants[name] for name in names)
         difference = one.service / one.weight - other.service / other.weight
         pair = self._pairs.get(names)
@@ -108,7 +109,13 @@ class BoundWatch(Watch):
         weights = 1 / one.weight + 1 / other.weight
         strict = charge * weights + one.error / one.weight + other.error / other.weight
         peak = charge * weights + one.error_peak / one.weight + other.error_peak / other.weight
-        bounds = {"stated": strict + BYPASS_MAX * charge * weights, "strict": strict, "peak": peak}
+        group = world.settings.scheduler.router.prefix_group
+        bounds = {
+            "stated": strict + (BYPASS_MAX + group) * charge * weights,
+            "grouped": strict + group * charge * weights,
+            "strict": strict,
+            "peak": peak,
+        }
         self.checks += 1
         for reading, bound in bounds.items():
             self.widest[reading] = max(self.widest[reading], abs(difference - pair.start) / bound)
@@ -117,5 +124,5 @@ class BoundWatch(Watch):
 
 def _estimate(world: World, action: Dispatch) -> float:
     """What was charged for a dispatch."""
-    lease = world.scheduler._leases[action.lease].held()
-    return priced(lease.prompt_tokens, lease.output_tokens)
+    estimate = world.scheduler._leases[action.lease].estimate
+    return priced(estimate.prompt_tokens, estimate.output_tokens)

@@ -77,6 +77,10 @@ class Oracle:
         waiting = [x for x in band.entries.values() if x.bypassed >= BYPASS_MAX and x not in scheduler._pump._passed]
         kept = [x for x in waiting if endpoint.serves(x.request.model) and not x.shuns(endpoint.name, now)]
         assert not kept, f"{entry.request} takes room that is kept for {kept[0].request}"
+        if self._kept_back(
+            entry.request.model, [e for e in band.open if e not in scheduler._pump._kept], now, known=True
+        ):
+            assert scheduler._pump._under_share(_top(entry), entry.request.model, now), "the slot was kept for others"
         cost = scheduler._account.full_cost(entry)
         line = list(self._order(band, [endpoint]))
         for level, node in enumerate(_path(entry)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.sim import scenario_bands, scenario_isolation, scenario_shares, scenario_trouble
+from penstock.sim import scenario_bands, scenario_grouping, scenario_isolation, scenario_shares, scenario_trouble
 from penstock.sim.scenario_base import Scenario, Setup
 
 __all__ = ["SCENARIOS", "Scenario", "Setup"]
@@ -26,6 +26,7 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario("stale_gauges", "gauges 5 s old against 50 ms", 300.0, scenario_isolation.stale_gauges),
         Scenario("engine_death", "an engine dies and comes back", 120.0, scenario_trouble.engine_death),
         Scenario("cancel_storm", "half of the clients hang up", 120.0, scenario_trouble.cancel_storm),
+        Scenario("grouping", "shared documents, with followers and without", 210.0, scenario_grouping.grouping),
         Scenario("estimates_wrong", "estimates wrong by 10x", 320.0, scenario_shares.estimates_wrong),
     )
 }
