@@ -186,7 +186,8 @@ class Chaos:
             case 1:
                 self._carry_out(scheduler.kv_removed(name, keys[1:], now=now))
             case 2:
-                self._carry_out(scheduler.kv_cleared(name, now=now))
+                said = random.choice((scheduler.kv_cleared, scheduler.kv_lost))
+                self._carry_out(said(name, now=now))
             case _:
                 self._carry_out(scheduler.kv_stored(name, keys, now=now))
                 self._carry_out(scheduler.located(request_id, keys, 16, now=now))

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
+from random import Random
 from typing import Any
 
 import pytest
 from msgspec import structs
 
+from penstock.core.endpoint import EndpointSpec
 from penstock.core.ledger import Observation
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
 from penstock.core.routing.heat import FADE_S, PREFIXES_MAX, Heat
 from penstock.core.routing.homes import SESSIONS_MAX, Homes
 from penstock.core.routing.registry import RoutingSettings
-from penstock.core.scheduler import SchedulerSettings
+from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.core.sources import Source
 from penstock.sim.checkers import CheckedScheduler
 from tests.core.drive import request, scheduler, sent, the_lease
@@ -150,6 +152,37 @@ def test_token_blocks_are_matched_against_what_engines_say_they_hold() -> None:
     assert told == {"history": 0, "kv_events": 48 + 32 + 16, "lmcache": 0}
 
 
+def test_an_endpoint_whose_events_are_lost_is_judged_by_history_and_one_that_cleared_its_cache_holds_nothing() -> None:
+    for lost, expected in ((False, 0), (True, 384)):
+        made = scheduler(settings("kv", wait_s=0.0), a=8)
+        first = the_lease(made.arrived(prompt("first", 1, 2, 3), now=0.0))
+        made.finished(first, Usage(384, 5), now=0.5)
+        made.kv_stored("a", (11, 12, 13), now=1.0)
+        (made.kv_lost if lost else made.kv_cleared)("a", now=2.0)
+        made.arrived(hold := prompt("second", 1, 2, 3, 4, locate_s=1.0), now=3.0)
+        lease = the_lease(made.located(hold.id, (11, 12, 13, 14), 128, now=3.0))
+        assert made._leases[lease].cached_tokens == expected
+
+
+def test_history_is_believed_over_events_for_what_is_being_computed_and_for_nothing_else() -> None:
+    """An engine computes one prompt; another one, sent long ago, was dropped since, as its events say."""
+    made = scheduler(settings("kv", wait_s=0.0), a=8)
+    long_ago = the_lease(made.arrived(prompt("old", 1, 2, 3), now=0.0))
+    made.finished(long_ago, Usage(384, 5), now=0.5)
+    made.kv_stored("a", (99,), now=1.0)
+    made.arrived(prompt("computing", 5, 6, 7, 8, streamed=True), now=2.0)
+
+    def believed(name: str, *keys: int) -> int:
+        made.arrived(prompt(name, *keys, locate_s=1.0), now=3.0)
+        lease = the_lease(made.located(name, [1_000 + key for key in keys], 128, now=3.0))
+        tokens = made._leases[lease].cached_tokens
+        made.cancelled(name, now=3.0)
+        return tokens
+
+    assert believed("gone", 1, 2, 3, 4) == 0
+    assert believed("sibling", 5, 6, 7, 9) == 384
+
+
 # --- what is cached ---------------------------------------------------------------------------------------------------
 
 
@@ -277,17 +310,40 @@ def test_sessions_stay_and_when_an_endpoint_leaves_only_its_own_move() -> None:
     first = round_trip(0.0)
     second = round_trip(10.0)
     assert sum(first[x] == second[x] for x in sessions) >= 0.99 * len(sessions)
-    assert max(Counter(first.values()).values()) <= 1.6 * len(sessions) / 8
     made.endpoint_down("e3", now=19.0)
     third = round_trip(20.0)
     moved = [x for x in sessions if third[x] != second[x]]
     assert set(moved) == {x for x in sessions if second[x] == "e3"}
-    assert len(moved) <= 1.2 * len(sessions) / 8 or len(moved) == sum(home == "e3" for home in second.values())
     assert max(Counter(third[x] for x in moved).values()) <= 0.5 * len(moved), "they spread over the others"
     made.endpoint_up("e3", now=29.0)
     assert round_trip(30.0) == third, "no stampede back"
     fresh = Counter(sent(made.arrived(request(f"new{at}", session=f"new{at}"), now=40.0))[0][1] for at in range(80))
     assert 1 <= fresh["e3"] <= 2 * 80 / 8
+
+
+def test_when_an_endpoint_leaves_at_most_1_2_of_its_part_of_the_sessions_move() -> None:
+    """Ten thousand sessions on eight endpoints, some of them at work all the time: whoever leaves, few move."""
+    names = [f"gpu-{at}:8000" for at in range(8)]
+    made = Scheduler(structs.replace(settings(wait_s=0.0), wait_s_max=1e6), random=Random(1))
+    for name in names:
+        made.endpoint_added(EndpointSpec(name=name, slots=32, models=frozenset({"m"})), now=0.0)
+    lives: dict[str, str] = {}
+    running: deque[int] = deque()
+    for at in range(10_000):
+        actions = made.arrived(request(f"r{at}", session=f"session-{at}"), now=at * 0.01)
+        lives[f"session-{at}"] = sent(actions)[0][1]
+        running.append(the_lease(actions))
+        if len(running) > 3:
+            made.finished(running.popleft(), now=at * 0.01)
+    assert max(Counter(lives.values()).values()) <= 1.2 * len(lives) / 8
+    gone = max(names, key=list(lives.values()).count)
+    made.endpoint_down(gone, now=200.0)
+    left = [session for session, home in lives.items() if home == gone]
+    assert len(left) <= 1.2 * len(lives) / 8
+    for at, session in enumerate([*left, *list(lives)[::20]]):
+        actions = made.arrived(request(f"again{at}", session=session), now=200.0 + at * 0.01)
+        assert (sent(actions)[0][1] != lives[session]) == (lives[session] == gone)
+        made.finished(the_lease(actions), now=200.0 + at * 0.01)
 
 
 def test_a_cold_endpoint_gets_its_part_and_no_more() -> None:

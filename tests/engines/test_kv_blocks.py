@@ -78,8 +78,8 @@ def test_an_endpoint_holds_what_any_of_its_ranks_holds() -> None:
     assert blocks.apply(0, [stored([1], TOKENS[:4])]).stored.keys() == {key}
     assert blocks.apply(1, [stored([5], TOKENS[:4])]) == Changes()
     assert blocks.forget(0) == Changes()
-    assert blocks.forget(0) == Changes()
-    assert blocks.forget(1) == Changes(cleared=True)
+    assert blocks.forget(1) == Changes(cleared=True, lost=True)
+    assert blocks.forget(1) == Changes(lost=True), "an empty cache of which nobody tells is lost as well"
 
 
 def test_the_last_rank_that_forgets_clears_the_others_only_remove() -> None:

@@ -401,9 +401,15 @@ class Scheduler:
         return []
 
     def kv_cleared(self, endpoint: str, *, now: float) -> list[Action]:  # noqa: ARG002
-        """It holds nothing: it said so, or its word can't be had any more."""
+        """It says that it holds nothing any more."""
         if (known := self._pool.get(endpoint)) is not None:
             self._router.cleared(known)
+        return []
+
+    def kv_lost(self, endpoint: str, *, now: float) -> list[Action]:  # noqa: ARG002
+        """Its word can't be had any more: until it tells again, our own history speaks for it."""
+        if (known := self._pool.get(endpoint)) is not None:
+            self._router.lost(known)
         return []
 
     def located(self, request_id: str, keys: Iterable[int], block_tokens: int, *, now: float) -> list[Action]:

@@ -49,6 +49,7 @@ class Changes(msgspec.Struct):
     """What became of an endpoint's blocks, by key: first `cleared`, then the others, in any order."""
 
     cleared: bool = False
+    lost: bool = False  #: and nobody knows what is there, of any rank
     stored: dict[int, None] = msgspec.field(default_factory=dict)
     removed: dict[int, None] = msgspec.field(default_factory=dict)
 
@@ -84,6 +85,7 @@ class EndpointBlocks:
         """Nothing is known of a rank any more."""
         changes = Changes()
         self._clear(rank, changes)
+        changes.lost = not self._ranks
         return changes
 
     def held(self, keys: Sequence[int]) -> int:

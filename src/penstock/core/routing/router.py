@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from penstock.core.endpoint import Endpoint
 from penstock.core.flow import Entry
 from penstock.core.lease import Lease
-from penstock.core.locality import EXACT_KEYS_MAX, NOWHERE, Located, PrefixIndex, bits_of
+from penstock.core.locality import EXACT_KEYS_MAX, NOWHERE, Located, PrefixIndex, bits_of, shared
 from penstock.core.pool import Pool
 from penstock.core.request import Request, Usage
 from penstock.core.routing.base import Context
@@ -152,6 +152,10 @@ class Router:
     def cleared(self, endpoint: Endpoint) -> None:
         self._exact.clear(endpoint.index)
 
+    def lost(self, endpoint: Endpoint) -> None:
+        """Nobody says any more what it holds."""
+        self._exact.forget(endpoint.index)
+
     def down(self, endpoint: Endpoint) -> None:
         """Nobody answers there. Until its gauges tell whether it is the same process, it holds nothing that we know."""
         self._doubted[endpoint.index] = endpoint
@@ -233,20 +237,25 @@ class Router:
             keys, block_tokens = entry.blocks
             held = self._exact.match(keys)
             told = {e.index: held.get(e.index, 0) * block_tokens for e in self._pool if self._exact.knows(e.index)}
-            self._say(Source.KV_EVENTS, told, located, now)
+            self._say(Source.KV_EVENTS, told, request, located, now)
         if entry.looked_up is not None:
             source, by_name = entry.looked_up
-            self._say(source, {e.index: by_name.get(e.name, 0) for e in self._pool}, located, now)
+            told = {e.index: by_name.get(e.name, 0) for e in self._pool}
+            self._say(source, told, request, located, now)
         return located
 
-    def _say(self, source: Source, told: Mapping[int, int], located: Located, now: float) -> None:
-        """Let a source that knows better than our history speak, but for prefixes that are just being computed."""
-        computing = {e.index for e in self._pool if e.ledger.prefilling}
-        for index, held in told.items():
-            if not self.sources.trusted(source, index, now) or (index in computing and located.tokens(index) > held):
+    def _say(self, source: Source, told: Mapping[int, int], request: Request, located: Located, now: float) -> None:
+        """Let a source that knows better than our history speak, but for what is being computed: it will be there."""
+        for endpoint in self._pool:
+            index = endpoint.index
+            if index not in told or not self.sources.trusted(source, index, now):
                 continue
-            located.said[index] = source
-            located.told[index] = held
+            located.said[index], located.told[index] = source, told[index]
+            if endpoint.ledger.prefilling and located.depth(index) * located.per_key > told[index]:
+                depth = max(shared(request.prefix, lease.prefix) for lease in endpoint.ledger.prefilling.values())
+                computing = int(depth * located.per_key)
+                if computing > told[index]:
+                    located.said[index], located.told[index] = Source.HISTORY, computing
 
     @staticmethod
     def _being_computed(request: Request, depth: int, endpoint: Endpoint) -> bool:

@@ -101,7 +101,7 @@ class KvSource:
         self._changed(self.blocks.forget(rank))
 
     def _changed(self, changes: Changes) -> None:
-        if changes.cleared or changes.stored or changes.removed:
+        if changes.cleared or changes.lost or changes.stored or changes.removed:
             self._tell(changes)
 
     # --- where ------------------------------------------------------------------------------------------------

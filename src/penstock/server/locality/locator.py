@@ -142,7 +142,9 @@ class Locator:
     def _tell(self, name: str, changes: Changes) -> None:
         driver = self._driver
         scheduler, now = driver.scheduler, driver.now()
-        if changes.cleared:
+        if changes.lost:
+            driver.tell(scheduler.kv_lost(name, now=now))
+        elif changes.cleared:
             driver.tell(scheduler.kv_cleared(name, now=now))
         if changes.removed:
             driver.tell(scheduler.kv_removed(name, [*changes.removed], now=now))
