@@ -6,9 +6,9 @@ how many endpoints there are, nor on how much each holds.
 
 Each endpoint's keys are bounded. The ones not used for the longest time go first, by generations: what is stored or
 used goes to the young one; when that is full it becomes the old one, and what was in the old one and not used since is
-dropped, a few keys with each that is stored. So no call pays for many. Memory, measured with tracemalloc: up to 190 bytes
-for a key that one endpoint holds, 60 for each further one (`benchmarks/scheduler.py --index` fills an index). From that
-follows, for 64 endpoints that hold nothing in common: at most 360 MB of history, 1.6 GB of what engines tell.
+dropped, a few keys with each that is stored. So no call pays for many. Memory, measured: up to 190 bytes for a key that
+one endpoint holds, 60 for each further one (`benchmarks/scheduler.py --index` fills an index). From that follows, for
+64 endpoints that hold nothing in common: at most 360 MB of history, 1.6 GB of what engines tell.
 """
 
 from __future__ import annotations
