@@ -92,6 +92,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         affinities=affinities,
         heartbeats=heartbeats,
     )
+    app.tracer, app.witness = parts.tracer(settings), parts.witness(settings)
     server = HttpServer(app, parts.server_limits(settings), wall_clock=clock.wall)
     reload = Reload(
         settings,
@@ -132,4 +133,5 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         discovery=discovery,
         watch=watch,
         batch=batch,
+        app=app,
     )

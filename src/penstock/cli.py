@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import sys
 
@@ -161,7 +160,7 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from penstock import bootstrap
+    from penstock import bootstrap, logs
     from penstock.config import ConfigError, Flags, Settings, load, require_endpoints
     from penstock.settings.roles import role_warnings
 
@@ -186,9 +185,8 @@ def _serve(args: argparse.Namespace) -> int:
         return 2
     for warning in role_warnings(settings):
         print(f"penstock: warning: {warning}", file=sys.stderr)
-    logging.basicConfig(
-        level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
+    logs.configure(args.log_level)
+    logs.use(settings.log.format)
 
     async def run() -> None:
         try:

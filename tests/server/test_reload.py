@@ -370,6 +370,8 @@ EVERYTHING: list[dict[str, Any]] = [
         "observe": {"interval": 7, "fast_interval": 3},
         "metrics": {"aliases": ["vllm_router"]},
         "admin": {"token": "one", "read_token": "two"},
+        "log": {"format": "json", "access": True},
+        "tracing": {"endpoint": "http://127.0.0.1:9", "sample": 0.5},
     },
     {
         "fairness": {"prices": {"prompt": 3, "cached_prompt": 1, "completion": 5}},
@@ -453,6 +455,8 @@ def kept(gate: Gateway) -> dict[str, object]:
         "located": told.app._locator is told.endpoints.locator,
         "timeouts": member.target.upstream.timeouts,
         "hash": gate.reload.hash,
+        "witness": told.app.witness,
+        "traced": told.app.tracer is not None,
         "aliased": told.metrics._with_aliases,
     }
     found |= plain("callers", told.callers, "_tenants", "_keys", "_dynamic", "_dynamic_users", "_trusted_peers")

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote
 
 import msgspec
@@ -31,12 +32,15 @@ from penstock.server.driver import Driver
 from penstock.server.heartbeat import Heartbeats
 from penstock.server.http1 import Exchange, Header, Refusal
 from penstock.server.identity import Caller, Callers, Unauthorized
-from penstock.server.journey import DirectJourney, QueuedJourney, model_not_found
+from penstock.server.journey import DirectJourney, QueuedJourney, Witness, model_not_found
 from penstock.server.locality.locator import Locator
 from penstock.server.metrics import Metrics
 from penstock.server.own_queue import own_queue
 from penstock.server.relay import Target
 from penstock.server.routes import Kind, Route, api_of, route
+
+if TYPE_CHECKING:
+    from penstock.server.tracing import Trace, Tracer  # needs an extra
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +94,8 @@ class App:
         self._heartbeats = heartbeats
         self._locator = locator
         self._affinities = affinities
+        self.tracer: Tracer | None = None  #: of queued requests; may change at any time
+        self.witness: Witness | None = None  #: of their ends
         self._serial = itertools.count(1)
         self._own: dict[str, Callable[[Exchange], None]] = {
             "/health": self._health,
@@ -279,6 +285,8 @@ class App:
             injected_usage=asking is not None,
             heartbeats=self._heartbeats if request.streamed and passed.events else None,
             remember=self._affinities.responses.made if exchange.target_path == RESPONSES_PATH else None,
+            trace=None if self.tracer is None else _traced(self.tracer, exchange, request),
+            witness=self.witness,
         ).begin()
         if self._locator is not None and search is not None:
             self._locator.begin(request.id, search)
@@ -434,6 +442,11 @@ def _roles_missing(snapshot: Snapshot) -> dict[str, dict[str, str]]:
             roles.setdefault(model, []).append(Role(e.role))
     missing = one_sided(roles)
     return {"roles": missing} if missing else {}
+
+
+def _traced(tracer: Tracer, exchange: Exchange, request: Request) -> Trace:
+    parent, state = exchange.header(b"traceparent"), exchange.header(b"tracestate")
+    return tracer.begin(request, method=exchange.method, path=exchange.target_path, parent=parent, state=state)
 
 
 def _is_multipart(exchange: Exchange) -> bool:

@@ -75,6 +75,7 @@ class Exchange:
         "query",
         "received_s",
         "started",
+        "status",
         "target_path",
         "tls",
     )
@@ -96,6 +97,7 @@ class Exchange:
         self.tls = connection.tls
         self.received_s = received_s  # loop time of the first byte
         self.started = False
+        self.status = 0  # that of the response, once it has begun
         self.ended = False
         # Set in Handler.begin: takes the body as it comes, of any size; `body` stays empty. It must not raise.
         self.on_body: Callable[[bytes], None] | None = None
@@ -229,6 +231,7 @@ class Exchange:
         self.on_body = self.on_disconnect = self.on_pause = self.on_resume = None
 
     def _head(self, connection: Connection, status: int, headers: Sequence[Header], framing: bytes) -> bytes:
+        self.status = status
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status]
         dated = False
         for header in headers:

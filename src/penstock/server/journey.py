@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from penstock.core.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.disagg import whole_usage
@@ -30,7 +31,12 @@ from penstock.server.relay import Relay, Target
 from penstock.server.two_phase import TwoPhase, prefill_body
 from penstock.server.upstream import Headers
 
+if TYPE_CHECKING:
+    from penstock.server.tracing import Trace  # needs an extra
+
 logger = logging.getLogger(__name__)
+
+Witness = Callable[["QueuedJourney", Outcome, Reason | None], None]
 
 DIRECT_ATTEMPTS_MAX = 3
 PROGRESS_TOKENS = 32  # an answer's growth is told to the scheduler in such steps
@@ -54,8 +60,11 @@ class QueuedJourney(Relay):
         "_remember",
         "_request_id",
         "_targets",
+        "_trace",
         "_two",
+        "_usage",
         "_waiting_since_s",
+        "_witness",
         "api",
         "band",
         "caller",
@@ -81,6 +90,8 @@ class QueuedJourney(Relay):
         injected_usage: bool,
         heartbeats: Heartbeats | None = None,
         remember: Callable[[bytes, str], None] | None = None,
+        trace: Trace | None = None,
+        witness: Witness | None = None,
     ) -> None:
         super().__init__(exchange, body)
         self.request = request
@@ -105,6 +116,9 @@ class QueuedJourney(Relay):
         self._queue_s = 0.0  # in finished visits to the queue
         self._waiting_since_s: float | None = self.started_s
         self.first_s: float | None = None
+        self._usage: Usage | None = None
+        self._trace = trace
+        self._witness = witness  # of ends, for the access log
 
     def begin(self) -> None:
         """Tell the scheduler that the request is here."""
@@ -156,6 +170,8 @@ class QueuedJourney(Relay):
         )
         if self._asked_load:
             headers.append(orca.ASK)
+        if self._trace is not None:
+            headers = self._trace.sent(target, action.endpoint, headers)
         body = self.body
         if rank is not None and not is_multipart(self.exchange.header(b"content-type")):
             body = set_field(body, "priority", b"%d" % rank)
@@ -168,6 +184,8 @@ class QueuedJourney(Relay):
     def requeued(self, action: Requeue, /) -> None:
         self._waiting_since_s = self._driver.now()
         self._metrics.requeued(action)
+        if self._trace is not None:
+            self._trace.requeued(action.cause)
 
     def ended(self, action: Reject | Evict | Fail, /) -> None:
         reason = action.reason
@@ -211,6 +229,8 @@ class QueuedJourney(Relay):
         if self._heartbeats is not None:
             self._heartbeats.leave(self.request.id)
         now = self.first_s = self._driver.now()
+        if self._trace is not None:
+            self._trace.first_byte()
         assert self._lease is not None
         self._driver.tell(self._driver.scheduler.first_token(self._lease, now=now))
 
@@ -235,6 +255,7 @@ class QueuedJourney(Relay):
             usage = self._own_usage()
         if usage is not None and self._two is not None and (computed := self._two.usage) is not None:
             usage = whole_usage(usage, computed.cached_tokens, cached_told=computed.cached_told)
+        self._usage = usage
         if self._remember is not None:
             self._remember(self._answer.head, self._endpoint)
         self._leave(Outcome.COMPLETED, None)
@@ -280,6 +301,16 @@ class QueuedJourney(Relay):
         self._driver.tell(report(lease, self._driver.now()))
 
     @property
+    def endpoint(self) -> str:
+        """Where it was sent last."""
+        return self._endpoint
+
+    @property
+    def tokens(self) -> int:
+        """Of its answer, as told or as far as they were seen."""
+        return self._answer.tokens if self._usage is None else self._usage.completion_tokens
+
+    @property
     def beating(self) -> bool:
         """Whether the client was told before, so that it has its status."""
         return self._beating
@@ -300,6 +331,11 @@ class QueuedJourney(Relay):
         if self._heartbeats is not None:
             self._heartbeats.leave(self.request.id)
         self._metrics.ended(self, outcome, reason)
+        if self._trace is not None:
+            status, usage = self.exchange.status, self._usage
+            self._trace.ended(outcome, reason, band=self.band, status=status, usage=usage)
+        if self._witness is not None:
+            self._witness(self, outcome, reason)
 
 
 class DirectJourney(Relay):

@@ -6,6 +6,7 @@ Both ways ask here, so a gateway that was told new settings is what it would be 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from penstock.core.admission import AdmissionSettings
 from penstock.core.band import BandSettings
@@ -15,17 +16,22 @@ from penstock.core.queues import QueueBounds
 from penstock.core.routing.registry import RoutingSettings
 from penstock.core.scheduler import SchedulerSettings
 from penstock.engines.recognise import ENGINES
+from penstock.server import access_log
 from penstock.server.catalog import Catalog
 from penstock.server.driver import Driver
 from penstock.server.endpoints import Parts
 from penstock.server.http1 import ServerLimits
 from penstock.server.identity import core_limits
+from penstock.server.journey import Witness
 from penstock.server.locality.lmcache import Controller, Coordinator, LmCache, Service
 from penstock.server.locality.locator import Locator
 from penstock.server.observe import Model, Observer, ObserveSettings
 from penstock.server.relay import Target
 from penstock.server.upstream import Upstream, UpstreamTimeouts
 from penstock.settings.model import Endpoint, Settings
+
+if TYPE_CHECKING:
+    from penstock.server.tracing import Tracer
 
 
 def scheduler_settings(settings: Settings) -> SchedulerSettings:
@@ -121,6 +127,21 @@ def admin_tokens(settings: Settings) -> tuple[str | None, str | None]:
     """For everything, and for looking only."""
     full, reads = settings.admin.token, settings.admin.read_token
     return full.get_secret_value() if full else None, reads.get_secret_value() if reads else None
+
+
+def tracer(settings: Settings) -> Tracer | None:
+    """What sends traces, where there is a collector."""
+    tracing = settings.tracing
+    if tracing.endpoint is None:
+        return None
+    from penstock.server.tracing import otlp  # noqa: PLC0415  (an extra)
+
+    return otlp(tracing.endpoint, sample=tracing.sample)
+
+
+def witness(settings: Settings) -> Witness | None:
+    """Who hears of requests' ends, where anybody does."""
+    return access_log.ended if settings.log.access else None
 
 
 def locator(settings: Settings, driver: Driver, catalog: Catalog) -> Locator | None:

@@ -12,9 +12,11 @@ import logging
 import os
 import ssl
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock import logs
 from penstock.config import ConfigError, Problem, config_hash
 from penstock.server import parts
 from penstock.server.admin.auth import AdminAuth
@@ -32,6 +34,9 @@ from penstock.server.identity import Callers
 from penstock.server.metrics import Metrics
 from penstock.settings.model import Settings
 from penstock.settings.reloading import Change, changes, needing_restart
+
+if TYPE_CHECKING:
+    from penstock.server.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -119,11 +124,11 @@ class Reload:
             new, done, context = await asyncio.to_thread(self._prepare, self.settings)
             found = sources(new.discovery, os.environ)
         except ConfigError as error:
-            lines = [problem.line() for problem in error.problems]
-            for line in lines:
-                logger.warning("reload: %s", line)
-            more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-            told.events.note("settings", f"not reloaded, nothing changed: {lines[0]}{more}")
+            for problem in error.problems:
+                logger.warning("reload: %s", problem.line())
+            # Who may only look sees the event, and a secret may have been written into the wrong place.
+            more = f" and {len(error.problems) - 1} more" if len(error.problems) > 1 else ""
+            told.events.note("settings", f"not reloaded, nothing changed: problem at {error.problems[0].path}{more}")
             told.metrics.reloaded(None)
             raise
         # From here on nothing is refused, and nothing is waited for.
@@ -164,6 +169,10 @@ class Reload:
             asks_usage=new.accounting.usage == "auto",
             body_bytes_max=new.limits.max_body,
         )
+        told.app.witness = parts.witness(new)
+        logs.use(new.log.format)
+        if old.tracing != new.tracing:
+            self._retrace(parts.tracer(new))
         driver.tell(driver.scheduler.reconfigured(parts.scheduler_settings(new), now=driver.now()))
         told.endpoints.reconfigured(parts.endpoint_parts(new, driver))
         if _locating(old) != _locating(new):
@@ -172,6 +181,11 @@ class Reload:
             told.app.relocate(locator)
         told.endpoints.want(SETTINGS, new.endpoints)
         told.discovery.reconfigured(found, kept=_kept(old, new, found))
+
+    def _retrace(self, tracer: Tracer | None) -> None:
+        before, self.told.app.tracer = self.told.app.tracer, tracer
+        if before is not None:
+            self._closing = asyncio.get_running_loop().create_task(before.close())
 
     def _note(self, done: Done) -> None:
         for change in done.changed:

@@ -9,6 +9,7 @@ import signal
 
 from penstock.server.admin.watch import Watch
 from penstock.server.batch.parts import BatchLane
+from penstock.server.app import App
 from penstock.server.discovery.base import Discovery
 from penstock.server.driver import Driver
 from penstock.server.endpoints import Endpoints
@@ -37,6 +38,7 @@ class Gateway:
         discovery: Discovery,
         watch: Watch,
         batch: BatchLane | None = None,
+        app: App,
     ) -> None:
         self._batch = batch
         self.reload = reload
@@ -47,6 +49,7 @@ class Gateway:
         self._discovery = discovery
         self._targets = endpoints.targets
         self._watch = watch
+        self._app = app
         self._tasks: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
@@ -119,6 +122,8 @@ class Gateway:
         await self.server.wait_closed(CLOSE_TIMEOUT_S)
         self.endpoints.disconnect()
         self.driver.close()
+        if self._app.tracer is not None:
+            await self._app.tracer.close()
         logger.info("stopped")
 
     async def _measure_lag(self) -> None:

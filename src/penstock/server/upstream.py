@@ -129,6 +129,11 @@ class Upstream:
         self._is_closed = False
         self._requests_total = self._connects_total = self._retries_total = 0
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """Host and port."""
+        return self._address.host, self._address.port
+
     def retime(self, timeouts: UpstreamTimeouts) -> None:
         """Other time-outs, also for what is under way."""
         self.timeouts = timeouts

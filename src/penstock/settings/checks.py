@@ -29,6 +29,7 @@ from penstock.settings.model import (
     Settings,
     Tls,
 )
+from penstock.settings.operation import Tracing, tracing_problem
 from penstock.settings.problems import Filled, Location, Problem, did_you_mean, show, write_path, written_at
 from penstock.settings.routing import Routing
 from penstock.settings.routing import contradictions as routing_contradictions
@@ -55,6 +56,7 @@ def cross_checks(document: Document) -> Found:
     yield from _observe(document)
     yield from _locality(document)
     yield from batch_checks(document)
+    yield from _tracing(document)
 
 
 def _problem(location: Location, message: str, suggestion: str | None = None) -> tuple[Location, Problem]:
@@ -70,6 +72,13 @@ def _valid(section: type[S], raw: object) -> S | None:
 
 def _items(section: type[S], raw: object) -> list[S | None]:
     return [_valid(section, item) for item in raw] if isinstance(raw, list | tuple) else []
+
+
+def _tracing(document: Document) -> Found:
+    tracing = _valid(Tracing, document.get("tracing") or {})
+    missing = None if tracing is None else tracing_problem(tracing.endpoint)
+    if missing is not None:
+        yield _problem(("tracing", "endpoint"), missing, "pip install 'penstock[otel]'")
 
 
 def _tls(document: Document) -> Found:

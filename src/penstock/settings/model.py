@@ -15,7 +15,7 @@ from penstock.settings.address import host_and_port, split_listen
 from penstock.settings.batch import Batch
 from penstock.settings.discovery import SOURCES_MAX, Source
 from penstock.settings.locality import Instance, KvEvents
-from penstock.settings.operation import Admin
+from penstock.settings.operation import Admin, Log, Tracing
 from penstock.settings.routing import Routing
 from penstock.settings.section import Section, setting
 from penstock.settings.tenancy import Accounting, Fairness, Identity, Tenant
@@ -270,6 +270,8 @@ class Settings(Section):
     metrics: Metrics = Metrics()
     admin: Admin = Admin()
     batch: Batch = Batch()
+    log: Log = Log()
+    tracing: Tracing = Tracing()
 
     @field_validator("identity")
     @classmethod

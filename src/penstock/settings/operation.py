@@ -1,9 +1,17 @@
-"""Operation: who may look at the gateway and change it while it runs?"""
+"""Operation: who may look at the gateway and change it while it runs, and what does it tell of itself?"""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator
+
 from penstock.settings import values
+from penstock.settings.address import endpoint_url
 from penstock.settings.section import Section, setting
+
+OptionalUrl = Annotated[str | None, BeforeValidator(values.optional(endpoint_url)), values.Kind("URL")]
 
 
 class Admin(Section):
@@ -16,3 +24,40 @@ class Admin(Section):
         None, "The token for everything under `/admin`. Sent as `Authorization: Bearer …`. Never logged or shown."
     )
     read_token: values.OptionalSecret = setting(None, "A token that may look, but change nothing.")
+
+
+class Log(Section):
+    """What is logged, on standard error. Prompts, answers, keys and tokens never are."""
+
+    format: Literal["text", "json"] = setting("text", "Lines for people, or a JSON object per line.")
+    access: values.Bool = setting(
+        default=False, meaning="A line per request that reached the queue, when it is over: who, what, how long, how."
+    )
+
+
+class Tracing(Section):
+    """Traces by OpenTelemetry (needs the extra `otel`): the wait in the queue, and the calls to engines.
+
+    Whatever else the exporter needs (headers, certificates, resource attributes), it reads of its `OTEL_…` variables.
+    """
+
+    endpoint: OptionalUrl = setting(None, "The collector's base URL, for OTLP over HTTP, such as `http://otel:4318`.")
+    sample: values.Number = setting(
+        1.0, "The share of requests that are traced, where the caller's `traceparent` does not say.", ge=0, le=1
+    )
+
+
+def tracing_problem(endpoint: str | None) -> str | None:
+    """What is missing for traces."""
+    if endpoint is not None and not all(
+        map(_is_there, ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"))
+    ):
+        return "traces need OpenTelemetry"
+    return None
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

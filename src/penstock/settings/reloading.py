@@ -53,6 +53,8 @@ RULES: dict[str, Rule] = {
     "identity": Rule(_ARRIVALS),
     "observe": Rule("with the next reading"),
     "metrics": Rule("with the next scrape"),
+    "log": Rule("at once; `--log-level` stays"),
+    "tracing": Rule(_ARRIVALS),
     "admin": Rule("at once; pages that look on with an old token may finish looking"),
     "batch": Rule("the store is opened once, and batches under way keep to its limits", restarts=True),
 }

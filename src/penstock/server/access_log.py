@@ -1,0 +1,41 @@
+"""The access log (`log.access`): one line per request that reached the queue, when it is over."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from penstock.logs import FIELDS
+from penstock.server.admin.events import printable
+
+if TYPE_CHECKING:
+    from penstock.core.outcome import Outcome, Reason
+    from penstock.server.journey import QueuedJourney
+
+logger = logging.getLogger("penstock.access")
+
+NAME_CHARS_MAX = 128
+
+
+def ended(journey: QueuedJourney, outcome: Outcome, reason: Reason | None) -> None:
+    """Who asked for what, how long it waited and took, and how it ended; nothing of what was said."""
+    exchange, request = journey.exchange, journey.request
+    first_s = None if journey.first_s is None else journey.first_s - journey.started_s
+    fields = {
+        "request_id": request.id,
+        "method": exchange.method,
+        "path": printable(exchange.target_path, NAME_CHARS_MAX),
+        "status": exchange.status or 499,
+        "model": printable(request.model, NAME_CHARS_MAX),
+        "tenant": printable(request.tenant, NAME_CHARS_MAX),
+        "band": journey.band,
+        "endpoint": journey.endpoint or None,
+        "outcome": str(outcome),
+        "reason": None if reason is None else str(reason),
+        "queue_ms": round(journey.waited_s() * 1000, 1),
+        "ttft_ms": None if first_s is None else round(first_s * 1000, 1),
+        "total_ms": round(journey.elapsed_s() * 1000, 1),
+        "tokens": journey.tokens,
+    }
+    words = " ".join(f"{key}={value}" for key, value in fields.items() if value is not None)
+    logger.info("%s", words, extra={FIELDS: fields})
