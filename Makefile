@@ -57,6 +57,12 @@ check: .venv/dev.stamp
 bench: .venv/dev.stamp
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
+# The docs as a site, into site/; a link that leads nowhere is an error. Then every command of the quickstart is run.
+docs: .venv/dev.stamp
+	$(BIN)/pip install --quiet --disable-pip-version-check mkdocs==1.6.1 mkdocs-material==9.8.1
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+	$(BIN)/python -m pytest tests/walkthrough
+
 # Re-resolve the locked dependencies (needs pip-tools, which it installs beside the project).
 lock:
 	test -x .venv-lock/bin/pip-compile || ($(PYTHON) -m venv .venv-lock && .venv-lock/bin/pip install --quiet pip-tools)

@@ -70,6 +70,14 @@ def _parser() -> argparse.ArgumentParser:
     config_cli.add_arguments(check)
     check.set_defaults(run=config_cli.run_check)
 
+    schema = commands.add_parser(
+        "schema",
+        help="print the settings' JSON Schema, for editors",
+        description="Print the settings' JSON Schema. Editors complete and check a file whose first line is "
+        "`# yaml-language-server: $schema=FILE`.",
+    )
+    schema.set_defaults(run=config_cli.run_schema)
+
     keys = commands.add_parser(
         "keys",
         help="make an API key, or hash one",

@@ -19,6 +19,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
+def run_schema(_: argparse.Namespace) -> int:
+    """`penstock schema`: for editors."""
+    from penstock import config_schema  # noqa: PLC0415  (only here is it needed)
+
+    sys.stdout.write(config_schema.text())
+    return EXIT_OK
+
+
 def run_check(args: argparse.Namespace) -> int:
     """Problems go to stderr, one per line; with `--json` everything is one object on stdout."""
     problems: tuple[Problem, ...] = ()

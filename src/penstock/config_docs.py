@@ -51,7 +51,7 @@ How values are written:
 """
 
 _COLUMNS = "| setting | default | value | meaning |\n|---|---|---|---|\n"
-_BOUNDS = (("gt", "more than"), ("ge", "at least"), ("lt", "less than"), ("le", "at most"))
+_BOUNDS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
 
 
 def reference_markdown() -> str:
@@ -74,7 +74,7 @@ def _rows(prefix: str, section: type[Section]) -> Iterator[str]:
 
 
 def _default(field: FieldInfo) -> str:
-    kind, default = _kind(field), field.default
+    kind, default = kind_of(field), field.default
     if default is PydanticUndefined:
         return "required"
     if default is None or default == "":
@@ -91,38 +91,41 @@ def _default(field: FieldInfo) -> str:
 
 
 def _value(field: FieldInfo) -> str:
-    choices = list(_choices(field.annotation))
-    kind = _kind(field)
+    choices = list(choices_of(field.annotation))
+    kind = kind_of(field)
     if kind is None:
         is_list = get_origin(field.annotation) is tuple
-        words = " \\| ".join(f"`{choice}`" for choice in choices) or _item(field) or "mapping of text"
+        words = " \\| ".join(f"`{choice}`" for choice in choices) or item_of(field) or "mapping of text"
         return f"list of {words}" if is_list else words
-    bounds = [
-        f"{words} {getattr(constraint, name):g}"
-        for name, words in _BOUNDS
-        for constraint in field.metadata
-        if getattr(constraint, name, None) is not None
-    ]
+    bounds = [f"{_BOUNDS[name]} {value:g}" for name, value in bounds_of(field)]
     return ", ".join([kind.name, *bounds])
 
 
-def _kind(field: FieldInfo) -> Kind | None:
+def bounds_of(field: FieldInfo) -> Iterator[tuple[str, float]]:
+    """What limits a number: `gt`, `ge`, `lt` or `le`, and by what."""
+    for name in _BOUNDS:
+        for constraint in field.metadata:
+            if (value := getattr(constraint, name, None)) is not None:
+                yield name, value
+
+
+def kind_of(field: FieldInfo) -> Kind | None:
     return next((item for item in field.metadata if isinstance(item, Kind)), None)
 
 
-def _item(field: FieldInfo) -> str | None:
+def item_of(field: FieldInfo) -> str | None:
     """What one item of a list is called."""
     if get_origin(field.annotation) is not tuple:
         return None
     return next((part.name for part in get_args(get_args(field.annotation)[0]) if isinstance(part, Kind)), None)
 
 
-def _choices(annotation: object) -> Iterator[str]:
+def choices_of(annotation: object) -> Iterator[str]:
     if get_origin(annotation) is Literal:
         yield from get_args(annotation)
     else:
         for part in get_args(annotation):
-            yield from _choices(part)
+            yield from choices_of(part)
 
 
 def _default_bands(section: type[Section]) -> str:
