@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.config import ConfigError, from_mapping
 from penstock.core.outcome import Reason
 from penstock.server.admin.auth import FAILURES_MAX, AdminAuth, is_loopback
 from tests.server.conftest import World
@@ -150,3 +151,28 @@ async def test_a_wrong_endpoint_is_refused_in_the_words_of_the_settings(
     answer = await world.ask("POST", LIST, body)
     assert answer.status == 400
     assert message in answer.error()["message"]
+
+
+def test_an_ipv6_caller_has_no_more_tries_for_having_more_addresses() -> None:
+    judge = auth("", token="right")
+    for n in range(FAILURES_MAX):
+        assert reason(judge, bearer("wrong", peer=f"2001:db8::{n:x}%eth0")) is Reason.UNAUTHORIZED
+    assert reason(judge, bearer("right", peer="2001:db8::ffff")) is Reason.OVERLOAD
+    assert reason(judge, bearer("right", peer="2001:db8:0:1::1")) is None
+    for _ in range(FAILURES_MAX):
+        assert reason(judge, bearer("wrong", peer="::ffff:10.0.0.9")) is Reason.UNAUTHORIZED
+    assert reason(judge, bearer("right", peer="10.0.0.9")) is Reason.OVERLOAD
+
+
+async def test_no_answer_of_admin_can_be_taken_for_a_page(world: World) -> None:
+    await world.gateway(admin={"read_token": "look"})
+    look = {"authorization": "Bearer look"}
+    for path, headers in ((LIST, look), ("/admin/state", look), ("/admin/what", look), (LIST, {})):
+        answer = await world.ask("GET", path, headers=headers)
+        assert answer.header("x-content-type-options") == "nosniff"
+        assert answer.header("content-type") == "application/json"
+
+
+def test_a_token_that_may_look_is_not_the_one_that_may_do_everything() -> None:
+    with pytest.raises(ConfigError, match=r"admin\.read_token: is the same as `admin\.token`"):
+        from_mapping({"admin": {"token": "same", "read_token": "same"}})

@@ -8,8 +8,8 @@ import logging
 import signal
 
 from penstock.server.admin.watch import Watch
-from penstock.server.batch.parts import BatchLane
 from penstock.server.app import App
+from penstock.server.batch.parts import BatchLane
 from penstock.server.discovery.base import Discovery
 from penstock.server.driver import Driver
 from penstock.server.endpoints import Endpoints

@@ -29,7 +29,7 @@ from penstock.settings.model import (
     Settings,
     Tls,
 )
-from penstock.settings.operation import Tracing, tracing_problem
+from penstock.settings.operation import Admin, Tracing, tracing_problem
 from penstock.settings.problems import Filled, Location, Problem, did_you_mean, show, write_path, written_at
 from penstock.settings.routing import Routing
 from penstock.settings.routing import contradictions as routing_contradictions
@@ -57,6 +57,7 @@ def cross_checks(document: Document) -> Found:
     yield from _locality(document)
     yield from batch_checks(document)
     yield from _tracing(document)
+    yield from _admin(document)
 
 
 def _problem(location: Location, message: str, suggestion: str | None = None) -> tuple[Location, Problem]:
@@ -72,6 +73,12 @@ def _valid(section: type[S], raw: object) -> S | None:
 
 def _items(section: type[S], raw: object) -> list[S | None]:
     return [_valid(section, item) for item in raw] if isinstance(raw, list | tuple) else []
+
+
+def _admin(document: Document) -> Found:
+    admin = _valid(Admin, document.get("admin") or {})
+    if admin is not None and admin.read_token is not None and admin.read_token == admin.token:
+        yield _problem(("admin", "read_token"), "is the same as `admin.token`: who may look could change everything")
 
 
 def _tracing(document: Document) -> Found:

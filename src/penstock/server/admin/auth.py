@@ -3,7 +3,8 @@
 Two tokens: one for everything, one that only reads. With neither, a gateway that listens on loopback trusts whoever
 reaches it, and any other refuses everybody. A browser reaches loopback too, whatever page it shows: so without tokens
 a request must not name a host of the wide world (whoever owns that name can let it resolve to loopback) nor come from
-another site. Wrong tokens are counted per address; past the limit nothing is compared any more, so nothing is learned.
+another site. Wrong tokens are counted per address (IPv6: per /64); past the limit nothing is compared any more, so
+nothing is learned.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class AdminAuth:
             return self._without_tokens(head, public=public)
         if public:
             return None
-        peer = head.peer[0] if head.peer else ""
+        peer = _network(head.peer[0] if head.peer else "")
         wait_s = self._wait_s(peer)
         if wait_s > 0:
             return Denied(Reason.OVERLOAD, "Too many wrong admin tokens from this address.", wait_s)
@@ -108,6 +109,18 @@ class AdminAuth:
         self._failures.move_to_end(peer)
         if len(self._failures) > ADDRESSES_MAX:
             self._failures.popitem(last=False)
+
+
+def _network(peer: str) -> str:
+    """Who fails: an IPv6 caller has a /64 of addresses at least, and would have as many tries."""
+    if ":" not in peer:
+        return peer
+    try:
+        address = ipaddress.IPv6Address(peer.partition("%")[0])
+    except ValueError:
+        return peer
+    mapped = address.ipv4_mapped
+    return str(mapped) if mapped is not None else str(ipaddress.IPv6Network((address, 64), strict=False))
 
 
 def is_loopback(host: str | None) -> bool:

@@ -20,6 +20,9 @@ from penstock.server.http1 import Exchange, Header
 BODY_BYTES_MAX = 1 << 20  # a list of many models; the verbs need a few hundred bytes
 PREFIX = "/admin"
 
+# Names in answers are callers' own: no browser shall take them for anything but text.
+_UNKEPT: list[Header] = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+
 Audit = Callable[[str, str, str, Mapping[str, object], str | None], None]  # who, method, path, body, why refused
 Handler = Callable[[Exchange, Mapping[str, str]], None]
 
@@ -130,7 +133,7 @@ def body_of(exchange: Exchange) -> dict[str, object]:
 
 def answer(exchange: Exchange, value: object, status: int = 200, *, extra: list[Header] | None = None) -> None:
     """Answer with JSON that nobody keeps."""
-    headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store"), *(extra or ())]
+    headers = [(b"content-type", b"application/json"), *_UNKEPT, *(extra or ())]
     exchange.respond(status, headers, msgspec.json.encode(value))
 
 
@@ -150,7 +153,7 @@ def _deny(
     extra: list[Header] | None = None,
 ) -> None:
     status, headers, body = wire.refusal(wire.Api.OPENAI, reason, message, retry_after_s=retry_after_s)
-    exchange.respond(status, [*headers, (b"cache-control", b"no-store"), *(extra or ())], body)
+    exchange.respond(status, [*headers, *_UNKEPT, *(extra or ())], body)
 
 
 def _split(path: str) -> tuple[str, ...]:

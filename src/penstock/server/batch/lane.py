@@ -25,7 +25,7 @@ _HEADERS: tuple[Header, ...] = ((b"content-type", b"application/json"),)
 class InnerExchange(Exchange):
     """A request from inside, and where its answer is kept."""
 
-    __slots__ = ("_ended_fn", "_pieces", "_reason", "_retry_after_s", "_sent_fn", "_size", "_status", "caller")
+    __slots__ = ("_ended_fn", "_pieces", "_reason", "_retry_after_s", "_sent_fn", "_size", "caller")
 
     def __init__(
         self, work: Work, caller: Caller, sent: Callable[[bool], None], ended: Callable[[Answer], None]
@@ -46,7 +46,7 @@ class InnerExchange(Exchange):
         self.caller = caller
         self._sent_fn = sent
         self._ended_fn = ended
-        self._status = 0
+        self.status = 0
         self._reason: str | None = None
         self._retry_after_s: float | None = None
         self._pieces: list[bytes] = []
@@ -68,7 +68,7 @@ class InnerExchange(Exchange):
 
     def start(self, status: int, headers: Sequence[Header], *, length: int | None) -> None:  # noqa: ARG002
         self.started = True
-        self._status = status
+        self.status = status
         for name, value in headers:
             lower = name.lower()
             if lower == b"x-penstock-reason":
@@ -93,7 +93,7 @@ class InnerExchange(Exchange):
 
     def abort(self) -> None:
         """The answer broke off: what is here of it is none."""
-        self._status, self._reason = 502, self._reason or "stream_broken"
+        self.status, self._reason = 502, self._reason or "stream_broken"
         self._pieces = [b'{"error":{"message":"The engine\'s answer broke off.","type":"server_error","param":null,']
         self._pieces.append(b'"code":"stream_broken"}}')
         self._finish()
@@ -104,10 +104,10 @@ class InnerExchange(Exchange):
         self.ended = True
         body = b"" if too_large else b"".join(self._pieces)
         self._pieces = []
-        usage: Usage | None = read_usage(body) if self._status < 400 else None
+        usage: Usage | None = read_usage(body) if self.status < 400 else None
         name = self.lookup[b"x-request-id"].decode()
         self.on_disconnect = self.on_pause = self.on_resume = None
-        self._ended_fn(Answer(self._status, body, name, usage, self._reason, self._retry_after_s, too_large))
+        self._ended_fn(Answer(self.status, body, name, usage, self._reason, self._retry_after_s, too_large))
 
     # --- from the runner --------------------------------------------------------------------------------------
 
