@@ -171,7 +171,7 @@ class QueuedJourney(Relay):
         if self._asked_load:
             headers.append(orca.ASK)
         if self._trace is not None:
-            headers = self._trace.sent(target, action.endpoint, headers)
+            headers = self._trace.sent(target, self._endpoint, headers)
         body = self.body
         if rank is not None and not is_multipart(self.exchange.header(b"content-type")):
             body = set_field(body, "priority", b"%d" % rank)

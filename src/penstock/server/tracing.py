@@ -122,7 +122,7 @@ class Trace:
         return self._tracer.start_span(name, set_span_in_context(self._root), kind, attributes)
 
     def sent(self, target: Target, endpoint: str, headers: Headers) -> Headers:
-        """The wait is over; the engine is told which span asks it."""
+        """The wait is over, or the part before this one; the engine is told which span asks it."""
         self._call.end()
         host, port = target.upstream.place
         attributes: dict[str, str | int] = {
