@@ -12,7 +12,7 @@ const CAUSES = {
   kv_full: "too little KV memory is free below the ceiling", pace: "it is slower per token than allowed", shunned: "it just refused this request",
   class_share: "the last slots and memory are kept for tenants under their share", tenant_cap: "the tenant runs as many as it may",
   affinity: "held for the endpoint that has its cache or session", paused: "an operator stopped it",
-  turn: "higher bands, or tenants that got less for their weight, first",
+  turn: "higher bands or tenants that got less go first",
 };
 const cause = (word, why) => (word ? `${word}: ${why ?? CAUSES[word] ?? ""}` : "");
 const oldest = (row) => (row.waiting ? seconds(row.oldest_wait_s) : "");
