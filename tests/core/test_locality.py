@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
-from penstock.core.locality import GENERATIONS, KEYS_MIN, PrefixIndex
+from penstock.core.locality import GENERATIONS, KEYS_MIN, Located, PrefixIndex
+from penstock.core.request import PREFIX_KEYS_MAX
 from penstock.core.sources import CHECKS_MIN, OFF_S, Source, Sources
 
 
@@ -112,3 +114,28 @@ def test_a_source_that_promises_too_much_is_not_believed_for_a_while_about_that_
     assert (told.checks, told.off) == (150 + CHECKS_MIN, 1)
     sources.forget(0)
     assert sources.trusted(Source.LMCACHE, 0, 100.0)
+
+
+def test_keys_that_stand_for_more_and_more_are_counted_as_what_they_stand_for() -> None:
+    located = Located(PrefixIndex())
+    located.measured((1_000, 8_000), None)
+    assert [located.tokens_at(keys) for keys in (1, 32, 33, PREFIX_KEYS_MAX)] == [64, 2_048, 34 * 64, 500 * 64]
+    assert [located.keys_in(tokens) for tokens in (0, 64, 2_048, 34 * 64, 10**9)] == [0, 1, 32, 33, PREFIX_KEYS_MAX]
+    located.measured((1_000, 8_000), 80)
+    assert located.tokens_at(33) == 330
+    assert located.keys_in(330) == 33
+
+
+def test_what_is_known_of_a_prompt_is_looked_at_again_when_something_was_stored_or_removed() -> None:
+    index = PrefixIndex()
+    versions = [index.version]
+    changes: list[Callable[[], None]] = [
+        lambda: index.store(0, (1, 2)),
+        lambda: index.remove(0, (2,)),
+        lambda: index.clear(0),
+        lambda: index.forget(0),
+    ]
+    for change in changes:
+        change()
+        versions.append(index.version)
+    assert versions == sorted(set(versions))

@@ -65,6 +65,16 @@ def test_the_time_to_first_token_is_learned_per_model() -> None:
     assert forecast.first_token_s("n") == FIRST_TOKEN_S
 
 
+def test_an_answer_that_does_not_stream_says_nothing_of_first_tokens() -> None:
+    made = scheduler(a=1)
+    for at in range(20):
+        lease = the_lease(made.arrived(request(f"r{at}"), now=100.0 * at))
+        made.finished(lease, Usage(10, 50), now=100.0 * at + 90.0)
+    assert made._forecast.first_token_s("m") == FIRST_TOKEN_S
+    assert not made._pool["a"].ledger.rate_known
+    assert made.moved_s("a") == 1_990.0, "but that its engine works"
+
+
 def test_callers_who_invent_models_cost_a_bounded_amount_of_memory() -> None:
     forecast = Forecast()
     for at in range(3 * MODELS_MAX):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.request import PREFIX_KEYS_MAX
+from penstock.core.request import PREFIX_CHUNK_BYTES, PREFIX_ENDS, PREFIX_KEYS_MAX
 from penstock.server.body import peek
 from penstock.server.prefix import Text, keys
 from tests.server.conftest import Answer, World, chat, fault
@@ -197,6 +197,11 @@ def test_a_prompt_is_known_by_its_bytes_its_model_its_tools_and_its_salt() -> No
     first = {"role": "user", "content": SYSTEM}
     conversation = of({"messages": [first, {"role": "assistant", "content": "y" * 600}]})
     assert shared(of({"messages": [first]}), conversation) == 4, "a turn more, and all before it is the same"
+    for size in (3_000, 30_000, 130_000):
+        turn, following = of({"prompt": "x" * size}), of({"prompt": "x" * size + "y" * 3_000})
+        assert shared(turn, following) == len(turn)
+        assert PREFIX_ENDS[len(turn) - 1] * PREFIX_CHUNK_BYTES >= 0.93 * size - PREFIX_CHUNK_BYTES, "found again"
+        assert len(turn) <= 72
 
     def claude(billing: str) -> dict[str, Any]:
         header = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=1; cch={billing};"}

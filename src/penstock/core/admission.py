@@ -39,6 +39,8 @@ class Cause(StrEnum):
     TURN = "turn"  #: others are served first: higher bands, or flows that got less
 
 
+Room = tuple[float, float]  # prompt tokens to compute, and tokens in all
+
 MODEST_PREFILL_TOKENS = 2048  # one step's budget of most engines: computed at once, nothing waits behind it
 MODEST_KV_SHARE = 0.05  # of the KV memory, for light requests: some thousands of tokens on any card
 
@@ -55,11 +57,12 @@ class AdmissionSettings(msgspec.Struct, frozen=True):
 def closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, *, now: float) -> Cause | None:
     """Why no request of the band may go to the endpoint now; None when it is open to the band."""
     ledger = endpoint.ledger
-    ledger.advance(now)
-    load = ledger.load(now)
-    if load >= endpoint.slots * band.ceiling or len(ledger.leases) >= endpoint.slots:
+    if now >= ledger.prefill_due_s:
+        ledger.advance(now)
+    load, slots = ledger.load(now), ledger.slots
+    if load >= slots * band.ceiling or len(ledger.leases) >= slots:
         return Cause.SLOTS_FULL
-    waiting = ledger.engine_queue(endpoint.slots, now)
+    waiting = ledger.engine_queue(slots, now)
     if waiting > 0 if band.engine_waiting_max == 0 else waiting >= band.engine_waiting_max:
         return Cause.ENGINE_QUEUE
     if load <= 0:
@@ -75,7 +78,7 @@ def closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, 
     return None
 
 
-def room(endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> tuple[float, float]:
+def room(endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> Room:
     """How large a request may be that goes to an open endpoint now: prompt tokens, and tokens in all.
 
     An endpoint that is idle, or computes no prompt, takes one of any size.
@@ -95,15 +98,18 @@ def kv_tokens_free(endpoint: Endpoint, settings: AdmissionSettings, *, now: floa
     return (settings.kv_usage_max - kv_usage) * capacity if capacity and kv_usage is not None else None
 
 
-def modest_room(endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> tuple[float, float]:
-    """The same for flows over their share while light ones come: an engine computes prompts first come, first served,
-    so what a heavy flow has put before it is what a light request waits for.
+def modest_room(endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> Room:
+    """The room of an endpoint for flows over their share while light ones come."""
+    return modest(room(endpoint, settings, now=now), endpoint)
+
+
+def modest(room: Room, endpoint: Endpoint) -> Room:
+    """Of that room, what is for flows over their share while light ones come: an engine computes prompts first come,
+    first served, so what a heavy flow has put before it is what a light request waits for.
     """
-    ledger = endpoint.ledger
-    outstanding = ledger.outstanding_prefill_tokens
-    prefill_tokens, tokens = room(endpoint, settings, now=now)
-    if outstanding:
-        prefill_tokens = min(prefill_tokens, MODEST_PREFILL_TOKENS - outstanding)
+    ledger, (prefill_tokens, tokens) = endpoint.ledger, room
+    if ledger.outstanding_prefill_tokens:
+        prefill_tokens = min(prefill_tokens, MODEST_PREFILL_TOKENS - ledger.outstanding_prefill_tokens)
     capacity = ledger.base.kv_capacity_tokens if ledger.base is not None else None
     return prefill_tokens, tokens - MODEST_KV_SHARE * capacity if capacity else tokens
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from penstock.core.estimate import Estimate
-from penstock.core.lifecycle import Event, State, after
+from penstock.core.lifecycle import TRANSITIONS, Event, State, after
 from penstock.core.locality import NOWHERE
 from penstock.core.request import Request, Usage
 
@@ -165,7 +165,7 @@ class Entry:
         return Usage(self.estimate.prompt_tokens, output, min(self.cached_tokens, self.estimate.prompt_tokens))
 
     def move(self, event: Event) -> None:
-        self.state = after(self.state, event)
+        self.state = TRANSITIONS.get((self.state, event)) or after(self.state, event)
 
     def shuns(self, endpoint: str, now: float) -> bool:
         return self.avoid is not None and self.shuns_until_s(endpoint) > now

@@ -161,8 +161,10 @@ class Grouping:
     def _keys(self, request: Request) -> tuple[int, ...]:
         """The keys it is found by: of its prompt up to the least that counts, twice that, and so on."""
         prefix, keys = request.prefix, []
-        depth = max(1, round(self._tokens_min * BYTES_PER_TOKEN / request.prefix_chunk_bytes))
-        while depth <= len(prefix):
+        chunks = request.chunks_of(self._tokens_min * BYTES_PER_TOKEN)
+        while (depth := request.keys_of(chunks)) <= len(prefix):
             keys.append(prefix[depth - 1])
-            depth *= 2
+            chunks *= 2
+            if depth == request.keys_of(chunks):  # no key stands for more
+                break
         return tuple(keys)

@@ -97,6 +97,7 @@ class Ledger:
         self.base: Observation | None = None  # the last reading that moved
         self.asked_s = -math.inf  # of the last reading, moved or not
         self._moved_s = -math.inf
+        self._sure_until_s = -math.inf  # so long the base is credible, whatever is read or happens until then
         self.stale_after_s = stale_after_s
         self._events: deque[tuple[float, int, int]] = deque()  # (when, ±1 lease, ±tokens) since the base was asked
         self._net = 0
@@ -105,7 +106,7 @@ class Ledger:
         self._entered_max = 0
         self._foreign = 0.0
         self._at_the_door = 0.0  # others' requests that the last reading's gauges did not show yet
-        self._prefill_due_s = math.inf
+        self.prefill_due_s = math.inf  # when `advance` has something to do
         self._prefill_tokens = PREFILL_TOKENS_PER_S * PREFILL_GUESS_S
         self._prefill_seconds = PREFILL_GUESS_S
         self._prefill_samples = 0.0
@@ -130,7 +131,7 @@ class Ledger:
         self.unseen[lease.serial] = self.prefilling[lease.serial] = lease
         self.outstanding_prefill_tokens += lease.prompt_tokens
         if not lease.streamed:
-            self._prefill_due_s = min(self._prefill_due_s, lease.prefill_end_s)
+            self.prefill_due_s = min(self.prefill_due_s, lease.prefill_end_s)
         self._note(lease.dispatched_s, 1, lease.tokens)
 
     def reserve(self, lease: Lease) -> None:
@@ -212,20 +213,20 @@ class Ledger:
 
     def advance(self, now: float) -> None:
         """Let predicted prefill ends pass: answers that do not stream stop counting as waiting."""
-        if now < self._prefill_due_s:
+        if now < self.prefill_due_s:
             return
         for lease in [x for x in self.prefilling.values() if not x.streamed and x.prefill_end_s <= now]:
             if not lease.seen:
                 self._take_in(lease)
             self._prefilled(lease)
         ends_s = (x.prefill_end_s for x in self.prefilling.values() if not x.streamed)
-        self._prefill_due_s = min(ends_s, default=math.inf)
+        self.prefill_due_s = min(ends_s, default=math.inf)
 
     def prefill_left(self, now: float) -> float:
         """Prompt tokens still to be computed, as far as can be told: the first of them since the last was done."""
-        first = next(iter(self.prefilling.values()), None)
-        if first is None:
+        if not self.prefilling:
             return 0.0
+        first = next(iter(self.prefilling.values()))
         begun_s = max(first.dispatched_s, self._last_first_token_s)
         return self.outstanding_prefill_tokens - min(first.prompt_tokens, (now - begun_s) * self.prefill_rate)
 
@@ -237,7 +238,8 @@ class Ledger:
     @property
     def prefill_rate(self) -> float:
         """Learned prefill speed, tokens per second."""
-        return max(1.0, self._prefill_tokens / self._prefill_seconds)
+        rate = self._prefill_tokens / self._prefill_seconds
+        return rate if rate > 1.0 else 1.0
 
     def _take_in(self, lease: Lease) -> None:
         lease.seen = True
@@ -267,6 +269,7 @@ class Ledger:
         self._net_tokens += tokens
         if len(self._events) > EVENTS_MAX:
             self.base = None
+            self._sure_until_s = -math.inf
             self._drop_event()
 
     def _drop_event(self) -> None:
@@ -360,10 +363,15 @@ class Ledger:
 
     def credible(self, now: float) -> bool:
         """Whether the base may still be used: recent, and not standing still while it claims work."""
-        if self.base is None or now >= self.asked_s + self.stale_after_s:
+        if now < self._sure_until_s:
+            return True
+        base, stale_s, frozen_s = self.base, self.asked_s + self.stale_after_s, self._moved_s + FROZEN_S
+        if base is None or now >= stale_s:
             return False
-        frozen = now >= self._moved_s + FROZEN_S
-        return not (frozen and (self.base.running + self.base.waiting > 0 or self._net != 0))
+        if now < frozen_s:
+            self._sure_until_s = min(stale_s, frozen_s)
+            return True
+        return not (base.running + base.waiting > 0 or self._net != 0)
 
     @property
     def moved_s(self) -> float:
@@ -376,7 +384,7 @@ class Ledger:
         Answers that do not stream show nothing until they end, and gauges that are not to be had show nothing at all;
         neither is held against it.
         """
-        if now < self.moved_s + FROZEN_S or now >= self.asked_s + self.stale_after_s:
+        if now < self.life_s + FROZEN_S or now < self._moved_s + FROZEN_S or now >= self.asked_s + self.stale_after_s:
             return False
         return any(x.streamed and not x.pending and now >= x.dispatched_s + FROZEN_S for x in self.leases.values())
 
@@ -385,7 +393,7 @@ class Ledger:
     def judged_stale_after(self, stale_after_s: float) -> None:
         """Readings are used for that long from now on."""
         self.stale_after_s = stale_after_s
-        self._load_until_s = -math.inf
+        self._load_until_s = self._sure_until_s = -math.inf
 
     def resized(self, slots: int) -> None:
         """The endpoint takes more, or fewer, requests at a time from now on."""
@@ -404,10 +412,11 @@ class Ledger:
         if now < self._load_until_s:
             return self._load
         own = len(self.leases)
-        if self.credible(now):
-            assert self.base is not None
-            at_engine = self.base.running + self.base.waiting + self._net
-            self._load = max(own, at_engine + self.pending) + self._at_the_door
+        if now < self._sure_until_s or self.credible(now):
+            base = self.base
+            assert base is not None
+            told = base.running + base.waiting + self._net + self.pending
+            self._load = (own if own > told else told) + self._at_the_door
             self._load_until_s = self.asked_s + self.stale_after_s
             if self._moved_s + FROZEN_S >= now:
                 self._load_until_s = min(self._load_until_s, self._moved_s + FROZEN_S)
@@ -419,21 +428,24 @@ class Ledger:
 
     def engine_queue(self, slots: int, now: float) -> float:
         """Requests believed to wait inside the engine: observed, or our own that it can't have taken in yet."""
-        unseen = len(self.unseen)
         base = self.base
-        if base is None or not self.credible(now):
-            return max(0.0, unseen - max(0.0, slots - (len(self.leases) - unseen) - self.foreign(now)))
-        if base.waiting > 0:
+        credible = base is not None and (now < self._sure_until_s or self.credible(now))
+        if base is not None and base.waiting > 0 and credible:
             # It queues, so it ran all it could then, whatever we believed of its size. More began than ended since:
             # it can run so many more (or `waiting` had only counted what came in since its last step).
             return max(0.0, base.waiting + self._net - self._entered_max)
+        unseen = len(self.unseen)
+        if not unseen:
+            return 0.0
+        if base is None or not credible:
+            return max(0.0, unseen - max(0.0, slots - (len(self.leases) - unseen) - self.foreign(now)))
         others = max(0.0, base.running - (len(self.leases) - self.pending - self._net)) + self._at_the_door
         return max(0.0, unseen - max(0.0, slots - (len(self.leases) - unseen) - others))
 
     def review_s(self, now: float) -> float:
         """When time alone may next lower the load, the engine queue or the KV usage; infinity when it can't."""
-        due_s = self._prefill_due_s
-        if self.credible(now):
+        due_s = self.prefill_due_s
+        if now < self._sure_until_s or self.credible(now):
             due_s = min(due_s, self.asked_s + self.stale_after_s)
             frozen_s = self._moved_s + FROZEN_S
             return min(due_s, frozen_s) if frozen_s > now else due_s
@@ -442,11 +454,12 @@ class Ledger:
     def kv_usage(self, now: float) -> float | None:
         """Share of the KV memory believed in use, None when the engine does not tell."""
         base = self.base
-        if base is None or base.kv_usage is None or not self.credible(now):
+        if base is None or base.kv_usage is None or not (now < self._sure_until_s or self.credible(now)):
             return None
         if not base.kv_capacity_tokens:
             return base.kv_usage
-        return max(0.0, base.kv_usage + (self._net_tokens + self.pending_tokens) / base.kv_capacity_tokens)
+        usage = base.kv_usage + (self._net_tokens + self.pending_tokens) / base.kv_capacity_tokens
+        return usage if usage > 0.0 else 0.0
 
 
 def restarted_between(before: Observation, after: Observation) -> bool:

@@ -13,8 +13,10 @@ one endpoint holds, 60 for each further one (`benchmarks/scheduler.py --index` f
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
+from penstock.core.request import PREFIX_CHUNK_BYTES, PREFIX_ENDS
 from penstock.core.sources import Source
 
 HISTORY_KEYS_MAX = 30_000  # per endpoint: 15 MB of prompts, 4 million tokens
@@ -70,6 +72,7 @@ class PrefixIndex:
         self._holders: dict[int, int] = {}  # key -> bits
         self._held: dict[int, _Held] = {}  # endpoint -> its keys
         self._endpoint_of: dict[int, int] = {}  # number of a bit -> endpoint
+        self.version = 0  # another one whenever `levels` may answer otherwise
 
     def __len__(self) -> int:
         """Distinct keys."""
@@ -86,6 +89,7 @@ class PrefixIndex:
 
     def store(self, endpoint: int, keys: Iterable[int]) -> None:
         """An endpoint holds these blocks now, or used them."""
+        self.version += 1
         held = self._held.get(endpoint) or self._join(endpoint)
         holders, bit = self._holders, held.bit
         young, old, dropped = held.young, held.old, held.dropped
@@ -111,6 +115,7 @@ class PrefixIndex:
         held = self._held.get(endpoint)
         if held is None:
             return
+        self.version += 1
         for key in keys:
             for generation in (held.young, held.old, held.dropped):
                 if key in generation:
@@ -120,6 +125,7 @@ class PrefixIndex:
 
     def clear(self, endpoint: int) -> None:
         """An endpoint holds nothing (any more)."""
+        self.version += 1
         held = self._held.get(endpoint) or self._join(endpoint)
         for generation in (held.young, held.old, held.dropped):
             for key in generation:
@@ -195,20 +201,38 @@ class PrefixIndex:
 class Located:
     """Where a prompt is cached, as far as is known."""
 
-    __slots__ = ("_index", "levels", "per_key", "said", "told")
+    __slots__ = ("_index", "_tokens_per_chunk", "_uneven", "levels", "said", "told", "version")
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
         self.levels: Levels = []  # by our history
-        self.per_key = 0.0  # tokens that a key of it stands for
+        self.version = -1  # of our history, where that alone says all of this
+        self._tokens_per_chunk = 0.0
+        self._uneven = False  # keys stand for chunks that grow
         self.told: dict[int, int] = {}  # tokens by endpoint index, from those who know better than our history
         self.said: dict[int, Source] = {}  # and who they are
+
+    def measured(self, tokens_per_byte: tuple[int, int], chunk_bytes: int | None) -> None:
+        """Say how much of the prompt its keys stand for: tokens in so many bytes, and bytes per key."""
+        tokens, bytes_ = tokens_per_byte
+        self._uneven = chunk_bytes is None
+        self._tokens_per_chunk = tokens * (chunk_bytes or PREFIX_CHUNK_BYTES) / max(1, bytes_)
+
+    def tokens_at(self, depth: int) -> int:
+        """The tokens that so many leading keys stand for."""
+        return int((PREFIX_ENDS[depth - 1] if self._uneven else depth) * self._tokens_per_chunk)
+
+    def keys_in(self, tokens: int) -> int:
+        """How many leading keys stand for so many tokens."""
+        chunks = round(tokens / self._tokens_per_chunk) if self._tokens_per_chunk else 0
+        return bisect_right(PREFIX_ENDS, chunks) if self._uneven else chunks
 
     def tokens(self, endpoint: int) -> int:
         """How many tokens of the prompt an endpoint is believed to hold."""
         if endpoint in self.told:
             return self.told[endpoint]
-        return int(self.depth(endpoint) * self.per_key)
+        depth = self.depth(endpoint) if self.levels else 0
+        return self.tokens_at(depth) if depth else 0
 
     def depth(self, endpoint: int) -> int:
         """How many of its leading blocks it was sent, by our history."""
@@ -221,10 +245,12 @@ class Located:
     @property
     def most(self) -> int:
         """The most that any endpoint holds."""
-        most = max(self.told.values(), default=0)
+        if not self.told:
+            return self.tokens_at(self.levels[-1][1]) if self.levels else 0
+        most = max(self.told.values())
         for bits, depth in reversed(self.levels):
-            if not self.told or any(self._index.endpoint_of(n) not in self.told for n in bits_of(bits)):
-                return max(most, int(depth * self.per_key))
+            if any(self._index.endpoint_of(n) not in self.told for n in bits_of(bits)):
+                return max(most, self.tokens_at(depth))
         return most
 
     def leave_out(self, doubted: int) -> None:

@@ -42,6 +42,11 @@ class DrainRate:
         self._count = self._decayed(now) + work
         self._at = now
 
+    @property
+    def measured(self) -> bool:
+        """Whether anything was noted yet."""
+        return self._since is not None
+
     def elapsed_s(self, now: float) -> float:
         """For how long it has been measured."""
         return now - self._since if self._since is not None else 0.0
@@ -82,7 +87,8 @@ class Forecast:
         """Work was sent. `queued`: others for the same model wait."""
         learned = self._of(model)
         if not queued:
-            learned.drain = DrainRate()
+            if learned.drain.measured:
+                learned.drain = DrainRate()
         else:
             learned.drain.dispatched(now, work)
 

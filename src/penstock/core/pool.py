@@ -95,9 +95,9 @@ class Pool:
             return Cause.NO_BACKEND
         if endpoint.drained:
             return Cause.PAUSED
-        if health.held(now):
+        if now < health.held_until_s:
             return Cause.HELD
-        if health.ejected(now):
+        if now < health.ejected_until_s:
             return None if self._panics(endpoint, now) else Cause.EJECTED
         ledger = endpoint.ledger
         if health.trial is not None and health.on_trial(len(ledger.leases), now):
@@ -153,7 +153,7 @@ class Pool:
         self._slots.clear()
         self._serving.clear()
         self.roles.changed(self)
-        self.uniform = len({e.models if e.tells_models else None for e in self}) <= 1
+        self.uniform = len({e.models if e.tells_models else "any" for e in self}) <= 1
 
     def _panics(self, endpoint: Endpoint, now: float) -> bool:
         """Whether so few of the endpoints that share its models (and its role) are left that ejections are ignored."""

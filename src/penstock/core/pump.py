@@ -8,7 +8,7 @@ that are left are kept for flows under their fair share, only such flows are loo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from penstock.core import admission
@@ -103,16 +103,14 @@ class Pump:
         """Count what was sent: for fair shares, and what a band got against what those below it were promised."""
         self._work = self._served(now) + entry.work
         self._work_s = now
-        for band in self._queues.bands:
-            share = band.settings.min_share
-            if share > 0:
-                if not band.tree.waiting:
-                    band.credit = 0.0
-                    continue
-                band.credit = min(band.credit + share * entry.work, CREDIT_REQUESTS_MAX * entry.work)
-                if band.rank == entry.request.band:
-                    # What it got while nobody above it wanted anything is not held against its share later on.
-                    band.credit = max(band.credit - entry.work, -entry.work)
+        for band in self._promised:
+            if not band.tree.waiting:
+                band.credit = 0.0
+                continue
+            band.credit = min(band.credit + band.settings.min_share * entry.work, CREDIT_REQUESTS_MAX * entry.work)
+            if band.rank == entry.request.band:
+                # What it got while nobody above it wanted anything is not held against its share later on.
+                band.credit = max(band.credit - entry.work, -entry.work)
 
     def closed(self, endpoint: Endpoint, band: BandSettings, now: float) -> Cause | None:
         """Why an endpoint is closed to a band."""
@@ -126,15 +124,41 @@ class Pump:
             and admission.misfit(entry, endpoint, self._settings, now=now) is None
         )
 
-    def arrived(self, entry: Entry, now: float) -> None:
-        """A request came to its flow: note what the flow asks for, and whether this is what slots are kept for."""
-        node, model = _top(entry.node_of()), entry.request.model
+    def asked(self, entry: Entry, now: float) -> None:
+        """A request came to its flow: note what the flow asks for."""
+        node = _top(entry.node_of())
         if node.parent is None:
             return  # all requests stand in one flow
         node.demand = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S) + entry.work
         node.demand_s = now
         self._reserve.weight_seen(node.parent.active_weight + (0.0 if node.active else node.weight), now)
-        if self._under_share(node, model, now):
+
+    def alone(self, entry: Entry, now: float) -> list[Endpoint]:
+        """Where a newcomer may go while nobody else waits; empty: nowhere, or it takes the queue to tell.
+
+        That is what `next` would find if it had been pushed into its queue. Of all bands only its own would have work,
+        so turns, promised shares and the fair order choose among one: the head of its flow is itself. Nobody can be
+        overtaken, none was bumped, and no room is kept for anybody. What remains of `next` is asked here, in the same
+        words: which endpoints are open to the band, whether the slots left are kept for light flows, whether its model
+        and its tenant may be sent, and which endpoints it fits. Whatever is not plain (kept slots, affinities, divided
+        requests) is left to the queue, which this leaves as it was.
+        """
+        request = entry.request
+        band = self._queues.bands[request.band]
+        if band.unchecked:
+            self._check_open(band, now)
+        if entry.choosy or self._pool.roles.any or not band.open or not self._stops.sends(request.model):
+            return []
+        self._kept.clear()
+        free = list(band.open)
+        if self._kept_back(request.model, band, free, now):
+            return []
+        return self._fitting(entry, free, now)
+
+    def arrived(self, entry: Entry, now: float) -> None:
+        """It is about to join its flow: note whether it is what slots are kept for."""
+        node, model = _top(entry.node_of()), entry.request.model
+        if node.parent is not None and self._under_share(node, model, now):
             self._queues.bands[entry.request.band].note_light(node, model)
             crowded = any(model in band.tree.root.backlog for band in self._queues.bands)
             if crowded and node.waiting <= LIGHT_WAITING_MAX:
@@ -149,7 +173,7 @@ class Pump:
         if band.unchecked:
             return True
         self._kept.clear()
-        free = [endpoint for endpoint in band.open if endpoint.serves(model)]
+        free = self._serving(model, list(band.open))
         if not free or not self._kept_back(model, band, free, now):
             return bool(free)
         return self._under_share(_top(entry.node_of()), model, now)
@@ -234,10 +258,10 @@ class Pump:
             if cause is None:
                 # Slots are counted where requests are answered: what only computes prompts has none to keep.
                 answers = endpoint.role is not Role.PREFILL
-                band.opened(endpoint, endpoint.slots - endpoint.ledger.load(now) if answers else 0.0)
-                endpoint.room = admission.room(endpoint, self._settings, now=now)
-                endpoint.modest_room = admission.modest_room(endpoint, self._settings, now=now)
-                if endpoint.room != UNBOUNDED:
+                band.opened(endpoint, endpoint.ledger.slots - endpoint.ledger.load(now) if answers else 0.0)
+                endpoint.room = room = admission.room(endpoint, self._settings, now=now)
+                endpoint.modest_room = admission.modest(room, endpoint)
+                if room != UNBOUNDED:
                     self._look_again(endpoint, endpoint.ledger.review_s(now))
             else:
                 band.closed[endpoint] = cause
@@ -296,26 +320,31 @@ class Pump:
 
     # --- room -------------------------------------------------------------------------------------------------
 
-    def _fitting(self, entry: Entry, endpoints: Iterable[Endpoint], now: float) -> list[Endpoint]:
+    def _serving(self, model: str, endpoints: list[Endpoint]) -> list[Endpoint]:
+        """Those of the endpoints that serve a model."""
+        if self._pool.uniform:
+            return endpoints if endpoints and endpoints[0].serves(model) else []
+        return [endpoint for endpoint in endpoints if endpoint.serves(model)]
+
+    def _fitting(self, entry: Entry, endpoints: list[Endpoint], now: float) -> list[Endpoint]:
         """The endpoints, of those that are open, with room for this very request."""
         if self._tenants.held(entry.request.tenant):
             return []
         model = entry.request.model
         prompt_tokens, tokens = entry.estimate.prompt_tokens, entry.estimated_tokens
         cached = entry.cached_tokens > 0
+        avoid = entry.avoid is not None
         fitting: list[Endpoint] = []
         modest = self.is_modest(entry, now)
         if self._pool.roles.any:
             endpoints = self._computing(entry, endpoints, now)
-        for endpoint in endpoints:
+        for endpoint in self._serving(model, endpoints):
             prefill_room, kv_room = endpoint.modest_room if modest else endpoint.room
             if cached:
                 prompt_tokens = entry.uncached_at(endpoint.index)
-            if tokens > kv_room and admission.kv_tokens(entry, endpoint) > kv_room:
+            if prompt_tokens > prefill_room or (tokens > kv_room and admission.kv_tokens(entry, endpoint) > kv_room):
                 continue
-            if prompt_tokens > prefill_room or not endpoint.serves(model):
-                continue
-            if entry.avoid is not None and entry.shuns(endpoint.name, now):
+            if avoid and entry.shuns(endpoint.name, now):
                 self._look_again(endpoint, entry.shuns_until_s(endpoint.name))
             else:
                 fitting.append(endpoint)
@@ -329,7 +358,7 @@ class Pump:
 
     # --- roles ------------------------------------------------------------------------------------------------
 
-    def _computing(self, entry: Entry, endpoints: Iterable[Endpoint], now: float) -> list[Endpoint]:
+    def _computing(self, entry: Entry, endpoints: list[Endpoint], now: float) -> list[Endpoint]:
         """Those that may compute its prompt: prefill endpoints only where there is one now that would answer it."""
         roles, model = self._pool.roles, entry.request.model
         computing = [e for e in endpoints if roles.computes(e, model, whole=entry.whole)]
@@ -368,14 +397,17 @@ class Pump:
 
     def _first_fit(self, line: Iterator[Entry], free: list[Endpoint], now: float) -> Found | None:
         """The first of a line, within the window, that fits. Notes who is passed over, and what is kept for whom."""
-        may_run = (x for x in islice(line, HELD_MAX) if not self._tenants.held(x.request.tenant))
-        free = [e for e in free if e not in self._kept]
-        prefill_room = max((e.room[0] for e in free), default=0.0)
-        kv_room = max((e.room[1] for e in free), default=0.0)
-        looked_at = 0
-        for entry in may_run:
+        looked_at, prefill_room, kv_room = 0, -1.0, -1.0
+        for entry in islice(line, HELD_MAX):
+            if self._tenants.held(entry.request.tenant):
+                continue
+            if prefill_room < 0:  # most lines are empty, and cost nothing
+                free = [e for e in free if e not in self._kept] if self._kept else free
+                prefill_room = max([e.room[0] for e in free], default=0.0)
+                kv_room = max([e.room[1] for e in free], default=0.0)
             if entry.uncached_tokens <= prefill_room and entry.estimated_tokens <= kv_room:
-                endpoints = self._fitting(entry, [e for e in free if e not in self._kept], now)
+                left = [e for e in free if e not in self._kept] if self._kept else free
+                endpoints = self._fitting(entry, left, now)
                 if endpoints:
                     return entry, endpoints
             if entry.choosy and self._affinity.holds(entry, now):

@@ -104,5 +104,7 @@ class Queues:
             band.forget(endpoint)
 
     def touch(self, endpoint: Endpoint) -> None:
+        """Something happened to the endpoint: every band asks it again. Those that have yet to, do so anyway."""
         for band in self.bands:
-            band.touch(endpoint)
+            if endpoint not in band.unchecked:
+                band.touch(endpoint)

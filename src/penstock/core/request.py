@@ -5,10 +5,24 @@ The core never sees a body. It is told how large it is, and estimates from that 
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import msgspec
 
 PREFIX_CHUNK_BYTES = 512  # about 128 tokens: finer would cost more than a match of less is worth
-PREFIX_KEYS_MAX = 512  # 256 KB of prompt; what agrees so far is worth going to wherever it ends
+PREFIX_CHUNKS_MAX = 512  # 256 KB of prompt; what agrees so far is worth going to wherever it ends
+PREFIX_GROWTH = 16  # deep in a prompt a key stands for a sixteenth of what is before it: little, beside that
+
+
+def _ends() -> tuple[int, ...]:
+    ends = [1]
+    while (following := ends[-1] + max(1, ends[-1] // PREFIX_GROWTH)) <= PREFIX_CHUNKS_MAX:
+        ends.append(following)
+    return tuple(ends)
+
+
+PREFIX_ENDS = _ends()  # how many chunks of a prompt so many of its keys stand for
+PREFIX_KEYS_MAX = len(PREFIX_ENDS)
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
@@ -29,10 +43,18 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     priority: int = 0  #: order inside its own flow, lower first
     session: str | None = None  #: requests of one session are better served by one endpoint
     prefix: tuple[int, ...] = ()  #: chain hashes of the prompt's chunks, so equal keys mean equal prompts up to there
-    prefix_chunk_bytes: int = PREFIX_CHUNK_BYTES  #: how much of the prompt each key stands for
+    prefix_chunk_bytes: int | None = PREFIX_CHUNK_BYTES  #: of the prompt, per key; None: as in `PREFIX_ENDS`
     home: str | None = None  #: the endpoint that keeps what it refers to: goes there for as long as that one is alive
     divisible: bool = True  #: its prompt may be computed at one endpoint and its answer made at another
     locate_s: float = 0.0  #: it may wait so long for `located` or `cached` to tell where its prompt is cached
+
+    def keys_of(self, chunks: int) -> int:
+        """How many of its leading keys stand for so many chunks of its prompt."""
+        return bisect_right(PREFIX_ENDS, chunks) if self.prefix_chunk_bytes is None else chunks
+
+    def chunks_of(self, prompt_bytes: float) -> int:
+        """So many bytes of its prompt in chunks, at least one."""
+        return max(1, round(prompt_bytes / (self.prefix_chunk_bytes or PREFIX_CHUNK_BYTES)))
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):

@@ -178,6 +178,9 @@ class Scheduler:
         if request.pinned is not None or not self._settings.queue_enabled:
             self._send_or_refuse(entry, now, actions)
             return actions
+        self._pump.asked(entry, now)
+        if not self._queues.waiting and (endpoints := self._alone(entry, now)):
+            return [self._dispatch_alone(entry, endpoints, now)]
         self._pump.arrived(entry, now)
         self._enqueue(entry, now)
         if self._pump.may_go(entry, now):
@@ -190,7 +193,7 @@ class Scheduler:
         return actions
 
     def first_token(self, lease: int, *, now: float) -> list[Action]:
-        """The first byte of the answer came: the prefill is over."""
+        """The first byte of a streamed answer came: the prefill is over. Of other answers it tells nothing."""
         entry = self._leases[lease]
         entry.move(Event.FIRST_TOKEN)
         entry.output_seen = max(entry.output_seen, 1)
@@ -240,8 +243,9 @@ class Scheduler:
         self._end(entry, usage or entry.presumed_usage(), now)
         if endpoint is None:
             return self._pumped(now)
-        if held.first_token_s is None:  # an answer of no bytes
+        if held.first_token_s is None:  # it did not stream, or was of no bytes
             endpoint.health.answered(endpoint.slots)
+            endpoint.ledger.life_s = now
         self._well(endpoint, now)
         return self._pumped(now)
 
@@ -560,7 +564,10 @@ class Scheduler:
 
     def next_deadline(self) -> float | None:
         """When `expire` must be called next, None for never."""
-        times = [self._timers.next(), self._queue_until_s, self._stop_at_s]
+        due_s = self._timers.next()
+        if not self._draining:
+            return due_s
+        times = (due_s, self._queue_until_s, self._stop_at_s)
         return min((time for time in times if time is not None), default=None)
 
     def expire(self, *, now: float) -> list[Action]:
@@ -733,11 +740,30 @@ class Scheduler:
 
     # --- the pump -----------------------------------------------------------------------------------------------
 
+    def _alone(self, entry: Entry, now: float) -> list[Endpoint]:
+        """Where a newcomer may go when nobody else waits; empty: it has to join the queue to find out."""
+        endpoints = self._pump.alone(entry, now)
+        return endpoints if endpoints and self._in_time(entry, now) else []
+
+    def _in_time(self, entry: Entry, now: float) -> bool:
+        """Whether its first token would come by its deadline if it were sent now."""
+        due_s = entry.deadline_s
+        return due_s == math.inf or now + self._forecast.first_token_s(entry.request.model) <= due_s
+
+    def _dispatch_alone(self, entry: Entry, endpoints: list[Endpoint], now: float) -> Dispatch:
+        """Send it as if it had joined the queue and left it in the same moment."""
+        entry.visit += 1
+        self._tree(entry).serve_at_once(entry.node_of())
+        self._pump.sent(entry, now)
+        dispatch = self._dispatch(entry, endpoints, now)
+        self._grouping.sent(entry, self._pool[dispatch.endpoint], now)
+        return dispatch
+
     def _hand_out(self, now: float, actions: list[Action]) -> None:
         """Dispatch until nothing that waits may be sent."""
         while self._queues.waiting and (found := self._pump.next(now)) is not None:
             entry, endpoints = found
-            if now + self._forecast.first_token_s(entry.request.model) > entry.deadline_s:
+            if not self._in_time(entry, now):
                 self._evict(entry, Reason.DEADLINE_MISSED, now, actions)
             else:
                 actions.append(self._dispatch(entry, endpoints, now))
@@ -798,7 +824,7 @@ class Scheduler:
         chosen.last_lease = lease.serial
         self._affinity.used(chosen)
         self._budget.dispatched()
-        queued = any(request.model in band.tree.root.backlog for band in self._queues.bands)
+        queued = self._queues.waiting > 0 and any(request.model in b.tree.root.backlog for b in self._queues.bands)
         self._forecast.dispatched(request.model, entry.work, queued=queued, now=now)
         self._queues.touch(chosen)
         rank = None
@@ -998,7 +1024,7 @@ class Scheduler:
 
     def _fail(self, entry: Entry, failure: Failure, now: float, actions: list[Action]) -> None:
         reason = retry.final_reason(failure)
-        began = entry.state is State.STREAMING
+        began = entry.state is State.STREAMING or failure is Failure.BROKEN  # of what does not stream it is not told
         entry.move(Event.FAILED)
         self._end(entry, entry.presumed_usage() if began else None, now, reason)
         actions.append(Fail(entry.request.id, reason, self._retry_after_s(entry, reason, now)))
@@ -1105,7 +1131,7 @@ class Scheduler:
 
     def _touched(self, endpoint: Endpoint, now: float) -> list[Action]:
         self._queues.touch(endpoint)
-        return self._pumped(now)
+        return self._pumped(now) if self._queues.waiting else []
 
     def _pumped(self, now: float) -> list[Action]:
         actions: list[Action] = []

@@ -50,10 +50,14 @@ class Timers(Generic[Key]):
 
     def next(self) -> float | None:
         """The earliest time, None when nothing is set."""
-        heap = self._heap
-        while heap and self._when.get(heap[0][2]) != heap[0][:2]:
+        heap, get = self._heap, self._when.get
+        while heap:
+            when, order, key = heap[0]
+            current = get(key)
+            if current is not None and current[1] == order:
+                return when
             heapq.heappop(heap)
-        return heap[0][0] if heap else None
+        return None
 
     def due(self, now: float, *, limit: float = math.inf) -> list[Key]:
         """Take out and return the keys whose time has come, in order, up to `limit` of them."""

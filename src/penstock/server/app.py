@@ -267,6 +267,7 @@ class App:
             locate_s=0.0 if search is None else search.wait_s,
             session=ties.session,
             prefix=ties.prefix,
+            prefix_chunk_bytes=None,
             home=ties.home,
             divisible=not self._driver.scheduler.divides or two_phase.divisible(exchange.target_path, body),
         )

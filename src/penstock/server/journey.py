@@ -232,7 +232,8 @@ class QueuedJourney(Relay):
         if self._trace is not None:
             self._trace.first_byte()
         assert self._lease is not None
-        self._driver.tell(self._driver.scheduler.first_token(self._lease, now=now))
+        if self.request.streamed:  # else it comes with all the others, and says nothing of when the prefill was over
+            self._driver.tell(self._driver.scheduler.first_token(self._lease, now=now))
 
     def prefilled(self, two: TwoPhase) -> None:
         """Its prompt is computed."""

@@ -1,8 +1,9 @@
 """Which prompts begin alike? A chain of hashes over a prompt's raw bytes, made once, at the edge.
 
 Each key stands for a chunk of the prompt and all before it, so two requests agree for as many keys as their prompts
-agree in whole chunks. The bytes are hashed as they came: no tokenizer, no JSON objects. What changes the prompt that an
-engine makes of them (the model, an adapter, tools) or keeps caches apart (a cache salt) seeds the chain.
+agree in whole chunks. Chunks grow with their depth (`PREFIX_ENDS`): a long prompt has not many more keys than a short
+one. The bytes are hashed as they came: no tokenizer, no JSON objects. What changes the prompt that an engine makes of
+them (the model, an adapter, tools) or keeps caches apart (a cache salt) seeds the chain.
 
 Claude Code puts a billing header with a hash of the request before its system prompt; engines drop it for the sake of
 their caches, so it is left out here too. Python's own hash is keyed anew in each process: no caller can aim at another
@@ -12,17 +13,20 @@ one's keys, and keys mean nothing outside this process.
 from __future__ import annotations
 
 import re
-from struct import iter_unpack
+from bisect import bisect_right
+from itertools import pairwise
+from struct import Struct
 
 import msgspec
 
-from penstock.core.request import PREFIX_CHUNK_BYTES, PREFIX_KEYS_MAX
+from penstock.core.request import PREFIX_CHUNK_BYTES, PREFIX_ENDS
 
 PATHS = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate", "/generate_stream"}
 )
 NOTHING = msgspec.Raw()
-_CHUNK = f"{PREFIX_CHUNK_BYTES}s"
+_SIZES = [(end - begin) * PREFIX_CHUNK_BYTES for begin, end in pairwise((0, *PREFIX_ENDS))]
+_CHUNKS = [Struct("".join(f"{size}s" for size in _SIZES[:count])) for count in range(len(_SIZES) + 1)]
 _BILLING = b"x-anthropic-billing-header"
 _BILLING_BYTES = 256  # it is the first block, or is none
 _BILLING_BLOCK = re.compile(rb'\[\s*\{[^{}]*"' + _BILLING + rb'(?:[^"\\]|\\.)*"(?:[^{}]|\{[^{}]*\})*\}\s*,?')
@@ -54,14 +58,14 @@ def keys(text: Text, model: str) -> tuple[int, ...]:
     if not pieces:
         return ()
     whole = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-    count = min(len(whole) // PREFIX_CHUNK_BYTES, PREFIX_KEYS_MAX)
+    count = bisect_right(PREFIX_ENDS, len(whole) // PREFIX_CHUNK_BYTES)
     if not count:
         return ()
     key = hash(model)
     if text.tools is not NOTHING or text.cache_salt is not NOTHING or text.lora_path is not NOTHING:
         key = hash((key, bytes(text.tools), bytes(text.cache_salt), bytes(text.lora_path)))
     chain: list[int] = []
-    for chunk in iter_unpack(_CHUNK, whole[: count * PREFIX_CHUNK_BYTES]):
+    for chunk in _CHUNKS[count].unpack_from(whole):
         key = hash((key, chunk))
         chain.append(key)
     return tuple(chain)

@@ -263,6 +263,12 @@ class CheckedScheduler(Scheduler):
 
     # --- single decisions ---------------------------------------------------------------------------------------
 
+    def _alone(self, entry: Entry, now: float) -> list[Endpoint]:
+        endpoints = super()._alone(entry, now)
+        if endpoints:
+            self._oracle.check_alone(entry, endpoints, now)
+        return endpoints
+
     def _dispatch(self, entry: Entry, endpoints: list[Endpoint], now: float) -> Dispatch:
         if self._settings.queue_enabled:
             for endpoint in endpoints:

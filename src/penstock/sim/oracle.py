@@ -54,6 +54,18 @@ class Oracle:
         self._check_leaf_order(entry, endpoints, now)
         self._check_strict(entry, endpoints, now)
 
+    def check_alone(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
+        """A newcomer is about to be sent that never waits, because nobody does."""
+        scheduler, model = self._scheduler, entry.request.model
+        band = scheduler._queues.bands[entry.request.band]
+        assert not any(other.entries for other in scheduler._queues.bands), "somebody waits"
+        free = list(band.open)
+        fitting = [e for e in free if self._open(e, band, now) and self._fits(entry, e, now)]
+        assert set(endpoints) == set(self._allowed(entry, fitting, now)), f"{entry.request} may go to {fitting}"
+        assert not self._tenant_held(entry), f"at {now} {entry.request} is sent, and its tenant is held"
+        kept = self._kept_back(model, free, now, known=True)
+        assert not kept, f"at {now} {entry.request} takes a slot that is kept for light flows"
+
     def check_nobody_waits_in_vain(self, now: float) -> None:
         choice = self._choice(now, known=False, discount=set())
         assert choice is None, f"at {now} {choice[0].request} waits, and {choice[1]} are open to it"
@@ -65,7 +77,7 @@ class Oracle:
         group = scheduler._grouping._groups[endpoint]
         assert 0 < group.left <= router.prefix_group
         assert group.leader.id == entry.follows
-        depth = max(1, round(router.prefix_group_tokens * BYTES_PER_TOKEN / entry.request.prefix_chunk_bytes))
+        depth = entry.request.keys_of(entry.request.chunks_of(router.prefix_group_tokens * BYTES_PER_TOKEN))
         assert entry.request.prefix[:depth] == group.leader.prefix[:depth] != ()
         assert len(entry.request.prefix) >= depth
         assert self._fits(entry, endpoint, now)

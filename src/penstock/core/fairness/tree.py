@@ -205,6 +205,21 @@ class QueueTree:
                 up.parent.active_weight -= up.weight
             up = up.parent
 
+    def serve_at_once(self, flow: Node) -> None:
+        """Note that a request goes that never had to wait, of a flow of which nothing waits.
+
+        To tags and virtual times it is what `push`, `serve` and `remove` of that request come to: a flow that comes
+        back from idle is lifted to the virtual time, which then moves up to the tags along its path.
+        """
+        node = flow
+        while node.parent is not None:
+            parent = node.parent
+            if node.waiting == 0 and node.tag < parent.virtual:
+                node.tag = parent.virtual
+            elif node.tag > parent.virtual:
+                parent.virtual = node.tag
+            node = parent
+
     def lent(self, flow: Node) -> None:
         """A request of the flow was given a lease."""
         node: Node | None = flow

@@ -84,4 +84,9 @@ class RoutingPolicy:
 def least_loaded(endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
     """The one with the least load for its size; among equals the one whose last request is the longest ago."""
     now = context.now
-    return min(endpoints, key=lambda e: (e.ledger.load(now) / max(1, e.slots), e.last_lease, e.index))
+
+    def rank(endpoint: Endpoint) -> tuple[float, int, int]:
+        ledger = endpoint.ledger
+        return ledger.load(now) / (ledger.slots or 1), endpoint.last_lease, endpoint.index
+
+    return min(endpoints, key=rank) if len(endpoints) > 1 else endpoints[0]

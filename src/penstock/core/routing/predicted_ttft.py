@@ -70,10 +70,10 @@ def _cost(endpoint: Endpoint, context: Context, fastest: float) -> float:
     """Seconds."""
     ledger, now = endpoint.ledger, context.now
     rate = ledger.prefill_rate if ledger.rate_known else fastest
-    uncached = max(1, context.prompt_tokens - context.matched.get(endpoint.index, 0))
-    first_token_s = (ledger.prefill_left(now) + uncached) / rate
+    uncached = context.prompt_tokens - (context.matched.get(endpoint.index, 0) if context.matched else 0)
+    first_token_s = (ledger.prefill_left(now) + (uncached if uncached > 1 else 1)) / rate
     # A step takes a base and a part per request in it. With a batch as large as the endpoint takes, that part is about
     # half of the step on the GPUs measured; so the slow-down is half the pace there, in proportion below.
     pace_s = ledger.time_per_output_token_s(now) or PACE_S
-    slow_down_s = 0.5 * pace_s * ledger.load(now) / max(1, endpoint.slots)
+    slow_down_s = 0.5 * pace_s * ledger.load(now) / (ledger.slots or 1)
     return first_token_s + DECODE_WEIGHT * context.output_tokens * slow_down_s

@@ -137,9 +137,9 @@ class Router:
         request = entry.request
         if endpoint is None or not self._policy.uses_prefix or not request.prefix:
             return
-        tokens_per_key = entry.estimate.prompt_tokens * request.prefix_chunk_bytes / max(1, entry.prompt_bytes)
-        known = round(lease.cached_tokens / tokens_per_key) if tokens_per_key else 0
-        self._history.remove(endpoint.index, request.prefix[known:])
+        located = Located(self._history)
+        located.measured((entry.estimate.prompt_tokens, entry.prompt_bytes), request.prefix_chunk_bytes)
+        self._history.remove(endpoint.index, request.prefix[located.keys_in(lease.cached_tokens) :])
 
     # --- what others say of endpoints ---------------------------------------------------------------------------
 
@@ -210,29 +210,38 @@ class Router:
             common = sorted(held.values(), reverse=True)[half - 1] if len(held) >= half else 0
             return {index: tokens - common for index, tokens in held.items() if tokens > common}, common
         bits, depth = located.levels[-1]
-        if self._heat.hot(request.prefix[depth - 1], int(depth * located.per_key), bits.bit_count(), now):
+        if self._heat.hot(request.prefix[depth - 1], located.tokens_at(depth), bits.bit_count(), now):
             return {}, 0
         telling: list[tuple[int, int]] = []
         holders, common = 0, 0
         for bits, depth in reversed(located.levels):
             holders += bits.bit_count()
             if holders >= half:
-                common = int(depth * located.per_key)
+                common = located.tokens_at(depth)
                 break
-            telling.append((bits, int(depth * located.per_key)))
+            telling.append((bits, located.tokens_at(depth)))
         endpoint_of = self._history.endpoint_of
         return {endpoint_of(n): tokens - common for bits, tokens in telling for n in bits_of(bits)}, common
 
     def _located(self, entry: Entry, now: float) -> Located:
         request, sources = entry.request, self.sources
+        by_history = entry.blocks is None and entry.looked_up is None
+        if by_history:
+            if not request.prefix:
+                return NOWHERE
+            by_history = not (sources.any_off or self._doubted)
+            if by_history and entry.located.version == self._history.version:
+                return entry.located  # as last looked at, and nothing has happened since
         located = Located(self._history)
+        if by_history:
+            located.version = self._history.version
         if request.prefix:
             located.levels = self._history.levels(request.prefix)
             if located.levels and (sources.any_off or self._doubted):
                 wrong = [e for e in self._pool if not sources.trusted(Source.HISTORY, e.index, now)]
                 doubted = dict.fromkeys((*(e.index for e in wrong), *self._doubted))
                 located.leave_out(sum(self._history.bit(index) for index in doubted))
-            located.per_key = entry.estimate.prompt_tokens * request.prefix_chunk_bytes / max(1, entry.prompt_bytes)
+            located.measured((entry.estimate.prompt_tokens, entry.prompt_bytes), request.prefix_chunk_bytes)
         if entry.blocks is not None:
             keys, block_tokens = entry.blocks
             held = self._exact.match(keys)
