@@ -13,10 +13,9 @@ one endpoint holds, 60 for each further one (`benchmarks/scheduler.py --index` f
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
-from penstock.core.request import PREFIX_CHUNK_BYTES, PREFIX_ENDS
+from penstock.core.request import PREFIX_CHUNK_BYTES, PREFIX_ENDS, keys_within
 from penstock.core.sources import Source
 
 HISTORY_KEYS_MAX = 30_000  # per endpoint: 15 MB of prompts, 4 million tokens
@@ -225,7 +224,7 @@ class Located:
     def keys_in(self, tokens: int) -> int:
         """How many leading keys stand for so many tokens."""
         chunks = round(tokens / self._tokens_per_chunk) if self._tokens_per_chunk else 0
-        return bisect_right(PREFIX_ENDS, chunks) if self._uneven else chunks
+        return keys_within(chunks) if self._uneven else chunks
 
     def tokens(self, endpoint: int) -> int:
         """How many tokens of the prompt an endpoint is believed to hold."""

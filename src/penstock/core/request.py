@@ -5,8 +5,6 @@ The core never sees a body. It is told how large it is, and estimates from that 
 
 from __future__ import annotations
 
-from bisect import bisect_right
-
 import msgspec
 
 PREFIX_CHUNK_BYTES = 512  # about 128 tokens: finer would cost more than a match of less is worth
@@ -23,6 +21,12 @@ def _ends() -> tuple[int, ...]:
 
 PREFIX_ENDS = _ends()  # how many chunks of a prompt so many of its keys stand for
 PREFIX_KEYS_MAX = len(PREFIX_ENDS)
+_KEYS = tuple(sum(end <= chunks for end in PREFIX_ENDS) for chunks in range(PREFIX_CHUNKS_MAX + 1))
+
+
+def keys_within(chunks: int) -> int:
+    """How many keys stand for no more than so many chunks, where keys are as in `PREFIX_ENDS`."""
+    return _KEYS[min(chunks, PREFIX_CHUNKS_MAX)]
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
@@ -50,7 +54,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
 
     def keys_of(self, chunks: int) -> int:
         """How many of its leading keys stand for so many chunks of its prompt."""
-        return bisect_right(PREFIX_ENDS, chunks) if self.prefix_chunk_bytes is None else chunks
+        return keys_within(chunks) if self.prefix_chunk_bytes is None else chunks
 
     def chunks_of(self, prompt_bytes: float) -> int:
         """So many bytes of its prompt in chunks, at least one."""

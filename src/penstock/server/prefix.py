@@ -13,13 +13,12 @@ one's keys, and keys mean nothing outside this process.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from itertools import pairwise
 from struct import Struct
 
 import msgspec
 
-from penstock.core.request import PREFIX_CHUNK_BYTES, PREFIX_ENDS
+from penstock.core.request import PREFIX_CHUNK_BYTES, PREFIX_ENDS, keys_within
 
 PATHS = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate", "/generate_stream"}
@@ -58,7 +57,7 @@ def keys(text: Text, model: str) -> tuple[int, ...]:
     if not pieces:
         return ()
     whole = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-    count = bisect_right(PREFIX_ENDS, len(whole) // PREFIX_CHUNK_BYTES)
+    count = keys_within(len(whole) // PREFIX_CHUNK_BYTES)
     if not count:
         return ()
     key = hash(model)
