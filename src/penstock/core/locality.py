@@ -219,7 +219,7 @@ class Located:
 
     def tokens_at(self, depth: int) -> int:
         """The tokens that so many leading keys stand for."""
-        return int((PREFIX_ENDS[depth - 1] if self._uneven else depth) * self._tokens_per_chunk)
+        return int((PREFIX_ENDS[depth - 1] if self._uneven and depth else depth) * self._tokens_per_chunk)
 
     def keys_in(self, tokens: int) -> int:
         """How many leading keys stand for so many tokens."""
@@ -230,8 +230,7 @@ class Located:
         """How many tokens of the prompt an endpoint is believed to hold."""
         if endpoint in self.told:
             return self.told[endpoint]
-        depth = self.depth(endpoint) if self.levels else 0
-        return self.tokens_at(depth) if depth else 0
+        return self.tokens_at(self.depth(endpoint)) if self.levels else 0
 
     def depth(self, endpoint: int) -> int:
         """How many of its leading blocks it was sent, by our history."""

@@ -260,9 +260,9 @@ class Router:
             if index not in told or not self.sources.trusted(source, index, now):
                 continue
             located.said[index], located.told[index] = source, told[index]
-            if endpoint.ledger.prefilling and located.depth(index) * located.per_key > told[index]:
+            if endpoint.ledger.prefilling and located.tokens_at(located.depth(index)) > told[index]:
                 depth = max(shared(request.prefix, lease.prefix) for lease in endpoint.ledger.prefilling.values())
-                computing = int(depth * located.per_key)
+                computing = located.tokens_at(depth)
                 if computing > told[index]:
                     located.said[index], located.told[index] = Source.HISTORY, computing
 
