@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock.server.admin.story import story
 from penstock.sim.engine_log import LogEntry
 from penstock.sim.engine_server import EngineServer
 from penstock.sim.profiles import EngineConfig
@@ -118,6 +119,7 @@ async def test_metrics_and_explain_tell_both_phases(world: World, pair: Pair) ->
     assert told.sent is not None
     assert (told.sent.endpoint, told.sent.decode_endpoint) == (names[0], names[1])
     assert told.sent.decode_at_s is not None
+    assert any(line.endswith(f"then it went on to {names[1]}.") for line in story(told))
     assert {e.name: e.role for e in world.picture().endpoints} == dict(zip(names, ("prefill", "decode"), strict=True))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
+from penstock.core.roles import Role
 from penstock.core.snapshot import AWAY, Snapshot
 
 SAMPLES_MAX = 3_600
@@ -39,7 +40,7 @@ class History:
         values = {
             "waiting": float(snapshot.waiting),
             "running": float(snapshot.running),
-            "slots": float(sum(e.slots for e in snapshot.endpoints if e.state not in AWAY)),
+            "slots": float(sum(e.slots for e in snapshot.endpoints if e.state not in AWAY and e.role != Role.PREFILL)),
             "oldest_s": max((band.oldest_wait_s for band in snapshot.bands), default=0.0),
             "kv_max": max((e.kv_usage_believed or 0.0 for e in snapshot.endpoints), default=0.0),
             **self.rates,

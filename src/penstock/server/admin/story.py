@@ -114,6 +114,12 @@ def _sent(told: Explanation) -> list[str]:
     ]
     if sent.overtaken:
         lines.append(f"It was passed over {sent.overtaken} times by others that fitted.")
+    if sent.decode_endpoint is not None:
+        answers = printable(sent.decode_endpoint, 60)
+        if sent.decode_at_s is None:
+            lines.append(f"Only its prompt is computed there; {answers} keeps a slot to answer it.")
+        else:
+            lines.append(f"Its prompt was computed after {seconds(sent.decode_at_s)}; then it went on to {answers}.")
     if told.first_byte_s is not None:
         lines.append(f"First byte after {seconds(told.first_byte_s)}.")
     return lines
