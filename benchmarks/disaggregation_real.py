@@ -1,8 +1,8 @@
 """Disaggregated prefill before two real engines: do clients get what one engine alone would have said?
 
 Needs two vLLM servers with a KV connector in common and a gateway before them that labels one `prefill`, one `decode`
-(docs/policies/disaggregation.md, "With real engines"). Asks for a number of completions, half of them streamed, through the
-gateway and at the prefill engine alone, compares the texts, and prints where the decode engine's prompt tokens came from.
+(docs/policies/disaggregation.md, "With real engines"). Asks for completions, half of them streamed, through the gateway
+and at the prefill engine alone, compares the texts, and prints where the decode engine's prompt tokens came from.
 """
 
 from __future__ import annotations
