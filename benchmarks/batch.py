@@ -35,7 +35,7 @@ _HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\nconnection: close\r\n
 
 
 def lines(count: int, tokens: int, prompt_bytes: int = 200) -> bytes:
-    """Requests, each third with another beginning."""
+    """Requests, each third with another beginning. Of one length they would end, and begin, in waves."""
     return b"".join(
         json.dumps(
             {
@@ -44,7 +44,7 @@ def lines(count: int, tokens: int, prompt_bytes: int = 200) -> bytes:
                 "url": CHAT,
                 "body": {
                     "model": "sim",
-                    "max_tokens": tokens,
+                    "max_tokens": max(1, tokens // 2 + n * 7 % tokens),
                     "messages": [{"role": "user", "content": f"{n % 3} " + "x" * prompt_bytes + f" {n}"}],
                 },
             }
@@ -155,6 +155,8 @@ def _slots(gate: Gateway, stop: threading.Event, found: list[tuple[int, int, int
 
 def share(args: argparse.Namespace, folder: Path) -> dict[str, float]:
     settings: dict[str, Any] = {"batch": {"data": str(folder / "data")}}
+    if args.prefill:
+        settings["admission"] = {"max_prefill_tokens": args.prefill}
     if args.ceiling < 1:
         bands = [{"name": "interactive", "max_engine_waiting": 3}, {"name": "standard", "max_engine_waiting": 2}]
         low = {"name": "batch", "max_engine_waiting": 0, "best_effort": True, "ceiling": args.ceiling}
@@ -351,6 +353,7 @@ def main() -> int:
     parser.add_argument("--chat-tokens", type=int, default=8)
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--ceiling", type=float, default=1.0)
+    parser.add_argument("--prefill", type=int, help="admission.max_prefill_tokens")
     parser.add_argument("--every", type=float, default=3.0, help="seconds between kills, or until the one")
     args = parser.parse_args()
     args.items = args.items or {"share": 10_000}.get(args.proof, 2_000)

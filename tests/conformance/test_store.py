@@ -403,6 +403,16 @@ def test_a_full_disk_keeps_nothing_of_what_did_not_fit() -> None:
     store.close()
 
 
+def test_nobody_else_on_the_machine_reads_the_prompts(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "new")
+    store.begin_file(a_file(), MANY)
+    modes = {path.name: path.stat().st_mode & 0o077 for path in (tmp_path / "new").glob("batch.sqlite3*")}
+    assert len(modes) >= 2
+    assert set(modes.values()) == {0}
+    assert (tmp_path / "new").stat().st_mode & 0o077 == 0
+    store.close()
+
+
 def test_a_folder_serves_one_gateway_at_a_time(tmp_path: Path) -> None:
     first = SqliteStore(tmp_path)
     with pytest.raises(StoreError, match="in use by another gateway"):

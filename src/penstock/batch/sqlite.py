@@ -63,6 +63,8 @@ class SqliteStore(SqlStore):
 class _Sqlite(Database):
     def __init__(self, path: str) -> None:
         super().__init__()
+        if path != ":memory:":
+            Path(path).touch(mode=0o600)  # people's prompts; the log beside it gets the same mode
         self._connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         for pragma in (
             "auto_vacuum = INCREMENTAL",  # first: it takes hold only in a file without tables
@@ -99,7 +101,7 @@ class _Sqlite(Database):
 def _lock(folder: Path) -> IO[bytes]:
     """Hold the folder until this process ends."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         held = (folder / LOCK).open("ab")
     except OSError as error:
         raise StoreError(f"batch.data: {folder} can't be used: {error.strerror}") from None

@@ -173,8 +173,8 @@ function show() {
   tables.tenants.update(s.tenants.filter((t) => matches(t.tenant, t.band)), filter ? 0 : s.tenants_more);
   tables.endpoints.update(s.endpoints.filter((e) => matches(e.name, e.state, e.closed)), filter ? 0 : s.endpoints_more);
   showRequests();
-  $("batches").hidden = s.batches.length === 0;
-  tables.batches.update(s.batches.filter((b) => matches(b.id, b.tenant, b.status)));
+  $("batches").hidden = !s.batches?.length;
+  tables.batches.update((s.batches ?? []).filter((b) => matches(b.id, b.tenant, b.status)));
   tables.events.update(s.events.filter((e) => matches(e.text, e.kind)));
   window.penstockFrame = { at: s.at, ms: performance.now() - began, count: (window.penstockFrame?.count ?? 0) + 1 };
 }
