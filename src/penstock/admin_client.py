@@ -26,7 +26,7 @@ class AdminClient:
         self._url = url.rstrip("/")
         self._token = token
 
-    def call(self, method: str, path: str, body: object = None) -> Any:
+    def call(self, method: str, path: str, body: object = None, *, timeout_s: float = TIMEOUT_S) -> Any:
         """What the gateway answers; a `GatewayError` where it does not, or not with success."""
         data = None if body is None else json.dumps(body).encode()
         if not self._url.startswith(("http://", "https://")):
@@ -37,7 +37,7 @@ class AdminClient:
         if self._token:
             request.add_header("authorization", f"Bearer {self._token}")
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
                 return json.loads(answer.read(ANSWER_BYTES_MAX))
         except urllib.error.HTTPError as error:
             with error:

@@ -16,6 +16,7 @@ from penstock import admin_client, views
 from penstock.admin_client import AdminClient, GatewayError
 from penstock.settings.reloading import Change
 
+RELOAD_TIMEOUT_S = 60.0  # ten thousand tenants take some seconds to read
 EXIT_BUSY = 3  # of `status`: something needs a look; 0 is well, 1 is no answer
 
 _Parsers = Any  # argparse does not name the type of its subparsers
@@ -143,7 +144,7 @@ def _stop(client: AdminClient, args: argparse.Namespace) -> int:
 
 
 def _reload(client: AdminClient, args: argparse.Namespace) -> int:
-    answer = client.call("POST", "/admin/reload", {})
+    answer = client.call("POST", "/admin/reload", {}, timeout_s=RELOAD_TIMEOUT_S)
     if args.json:
         print(json.dumps(answer))
         return 0

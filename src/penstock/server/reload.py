@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CHANGES_TOLD_MAX = 5  # in the event; the answer and the log have all
+CHANGES_TOLD_MAX = 5  # in the event; the answer has all
+CHANGES_LOGGED_MAX = 200  # a line each, on the loop; thousands of tenants may change at once
 RESTARTS = "needs a restart"
 
 
@@ -188,7 +189,7 @@ class Reload:
             self._closing = asyncio.get_running_loop().create_task(before.close())
 
     def _note(self, done: Done) -> None:
-        for change in done.changed:
+        for change in done.changed[:CHANGES_LOGGED_MAX]:
             logger.info("reload: %s", change.line())
         few = "; ".join(change.line() for change in done.changed[:CHANGES_TOLD_MAX])
         more = f"; and {len(done.changed) - CHANGES_TOLD_MAX} more" if len(done.changed) > CHANGES_TOLD_MAX else ""
