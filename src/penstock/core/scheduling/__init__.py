@@ -1,0 +1,1 @@
+"""The layers of the scheduler; `core/scheduler.py` says how to read them."""

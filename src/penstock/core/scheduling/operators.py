@@ -1,0 +1,110 @@
+"""Operators: what they stop, put first and take out; and other settings, without anybody being lost."""
+
+from __future__ import annotations
+
+from penstock.core.actions import Abort, Action
+from penstock.core.fairness.account import Account
+from penstock.core.fairness.registry import POLICIES as FAIRNESS
+from penstock.core.lifecycle import State
+from penstock.core.ordering import ORDERINGS
+from penstock.core.outcome import Reason
+from penstock.core.reconfigure import NeedsRestartError, needing_restart, resettle
+from penstock.core.scheduling.endpoints import Endpoints
+from penstock.core.scheduling.settings import SchedulerSettings
+
+
+class Operators(Endpoints):
+    """Operators' verbs."""
+
+    def paused(self, model: str | None, *, now: float) -> list[Action]:
+        """Nothing of this model (None: of any) is sent until `resumed`; who comes waits."""
+        self._stops.pause(model)
+        self._waits.look(now, at_once=True)
+        return []
+
+    def drained(self, model: str | None, *, now: float) -> list[Action]:  # noqa: ARG002
+        """Nothing new of this model (None: of any) is let in until `resumed`; who waits is served."""
+        self._stops.drain(model)
+        return []
+
+    def resumed(self, model: str | None, *, now: float) -> list[Action]:
+        """Take a pause and a drain back; None: all of them."""
+        self._stops.resume(model)
+        self._forecast.resumed(model)
+        return self._pumped(now)
+
+    def bumped(self, request_id: str, *, now: float) -> list[Action]:
+        """A waiting request goes next in its band, after those bumped before it. It still has to find room."""
+        entry = self._entries.get(request_id)
+        if entry is None or entry.state is not State.WAITING:
+            return []
+        self._queues.bands[entry.request.band].bumped.setdefault(entry.seq, entry)
+        self._recorder.bumped(entry)
+        return self._pumped(now)
+
+    def evicted(self, request_id: str, *, now: float) -> list[Action]:
+        """An operator takes a request out: who waits is refused, what runs is stopped at its endpoint."""
+        entry = self._entries.get(request_id)
+        if entry is None:
+            return []
+        if entry.state is not State.WAITING:
+            self._recorder.blamed(entry, Reason.OPERATOR)
+            return [Abort(request_id, Reason.OPERATOR)]
+        actions: list[Action] = []
+        self._evict(entry, Reason.OPERATOR, now, actions)
+        self._hand_out(now, actions)
+        return actions
+
+    def reconfigured(self, settings: SchedulerSettings, *, now: float) -> list[Action]:
+        """Other settings from now on. Nothing that waits or runs is lost; raises before anything changes if it can't.
+
+        Bands are matched by name. What waits keeps its time to wait, unless it gets more now, and its deadline.
+        """
+        if keys := needing_restart(self._settings, settings):
+            raise NeedsRestartError(keys)
+        before, self._settings = self._settings, settings
+        self._router.reconfigured(settings.routing, settings.router)
+        self._rearrange(before)
+        waiting = [entry for entry in self._entries.values() if entry.state is State.WAITING]
+        by_arrival = settings.ordering == "fcfs"
+        self._grouping.reconfigured(settings.router, self._account, waiting, by_arrival=by_arrival)
+        self._reserve.share = self._reserved_share()
+        self._tenants.reconfigured(settings.tenants, self._entries.values(), now)
+        self._pool.reconfigured(settings.health, stale_after_s=settings.stale_after_s)
+        self._pump.reconfigured(settings.admission)
+        self._recorder.reconfigured(
+            [band.name for band in settings.bands], settings.admission, self._entries.values(), now
+        )
+        self._budget.share = settings.retry_budget
+        self._paced = self._has_pace_limit()
+        for endpoint in self._pool:
+            self._queues.touch(endpoint)
+        return self._pumped(now)
+
+    def _rearrange(self, before: SchedulerSettings) -> None:
+        """Other bands, another order and other fairness, for who is here and who comes."""
+        settings, entries, bands = self._settings, self._entries.values(), self._queues.bands
+        afresh = settings.fairness != before.fairness
+        if afresh or settings.prices != before.prices:
+            self._fairness = FAIRNESS[settings.fairness](settings.prices)
+            self._account = Account(self._fairness)
+        self._key = ORDERINGS[settings.ordering]
+        for entry in entries:
+            if afresh:
+                self._account.recounted(entry)
+            if entry.state is State.WAITING:
+                entry.cost = self._account.estimated_cost(entry)
+                entry.choosy |= self._affinity.may_hold
+                if settings.ordering != before.ordering:
+                    entry.key = (entry.request.priority, self._key(entry, entry.queued_since_s - entry.waited_s))
+        heirs = self._queues.rearrange(settings.bands, settings.bounds)
+        for band in self._queues.bands if afresh else ():
+            band.replant()
+        resettle(entries, self._queues, bands, heirs, afresh=afresh, place=self._place)
+        for entry in entries:
+            entry.wait_s_max = max(entry.wait_s_max, self._wait_s_max(self._queues.bands[entry.request.band]))
+        for band in self._queues.bands:
+            if settings.ordering != before.ordering:
+                band.tree.rekeyed()
+            if "tenant" in settings.levels:
+                band.tree.reweigh(settings.levels.index("tenant"), settings.tenant_weights)

@@ -1,0 +1,138 @@
+"""What a scheduler is made of, and the few things that all it does needs.
+
+The lowest layer of the scheduler (`core/scheduler.py` says how to read them): it makes the parts, and holds what can be
+asked of them without knowing what becomes of a request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from penstock.core import retry
+from penstock.core.affinity import Affinity
+from penstock.core.band import Band
+from penstock.core.disagg import Pending
+from penstock.core.endpoint import Endpoint
+from penstock.core.estimate import Estimator
+from penstock.core.explain import Recorder
+from penstock.core.fairness.account import Account
+from penstock.core.fairness.registry import POLICIES as FAIRNESS
+from penstock.core.fairness.tree import QueueTree
+from penstock.core.flow import Entry
+from penstock.core.grouping import Grouping
+from penstock.core.ordering import ORDERINGS
+from penstock.core.overload import Forecast
+from penstock.core.pool import Pool
+from penstock.core.pump import Pump
+from penstock.core.queues import Queues
+from penstock.core.reserve import Reserve
+from penstock.core.routing.router import Router
+from penstock.core.scheduling.settings import SchedulerSettings
+from penstock.core.shares import Shares
+from penstock.core.stops import Stops
+from penstock.core.tenants import Tenants
+from penstock.core.timers import Timers
+from penstock.core.waits import Waits
+
+
+class Parts:
+    """The parts of a scheduler."""
+
+    def __init__(self, settings: SchedulerSettings, draw: Callable[[], float]) -> None:
+        self._settings = settings
+        self._draw = draw
+        self._queues = Queues(settings.bands, settings.bounds)
+        self._pool = Pool(settings.health, stale_after_s=settings.stale_after_s)
+        self._fairness = FAIRNESS[settings.fairness](settings.prices)
+        self._reserve = Reserve(self._reserved_share())
+        self._tenants = Tenants(settings.tenants)
+        self._stops = Stops()
+        self._router = Router(settings.routing, settings.router, self._pool, draw=draw)
+        self._affinity = Affinity(self._router, self._look_again)
+        self._account = Account(self._fairness)
+        self._grouping = Grouping(settings.router, self._account, by_arrival=settings.ordering == "fcfs")
+        self._pump = Pump(
+            self._queues,
+            self._pool,
+            settings.admission,
+            self._reserve,
+            self._tenants,
+            stops=self._stops,
+            affinity=self._affinity,
+            grouping=self._grouping,
+            look=self._look,
+            tenant_level=settings.tenant_level,
+            look_again=self._look_again,
+        )
+        self._shares = Shares(len(settings.bands), tenant_level=settings.tenant_level)
+        self._waits = Waits(
+            self._queues,
+            self._pool,
+            self._pump,
+            tenants=self._tenants,
+            stops=self._stops,
+            settings=settings.admission,
+        )
+        self._recorder = Recorder(self._waits, self._shares, [band.name for band in settings.bands], self._router)
+        self._key = ORDERINGS[settings.ordering]
+        self._estimator = Estimator()
+        self._forecast = Forecast()
+        self._budget = retry.RetryBudget(settings.retry_budget)
+        self._timers: Timers[int | str] = Timers()  # an arrival number, or an endpoint's name
+        self._entries: dict[str, Entry] = {}  # every request that has not ended
+        self._leases: dict[int, Entry] = {}  # every lease that was not released, but for pending ones
+        self._pending = Pending(self._pool)
+        self._seq = 0
+        self._lease_serial = 0
+        self._paced = self._has_pace_limit()
+        self._draining = False
+        self._queue_until_s: float | None = None
+        self._stop_at_s: float | None = None
+
+    def _tree(self, entry: Entry) -> QueueTree:
+        return self._queues.bands[entry.request.band].tree
+
+    def _look(self, entry: Entry, now: float) -> bool:
+        """Look again who holds a waiting prompt. True when more of it is held than before."""
+        before = entry.cached_tokens
+        self._router.look(entry, now)
+        if entry.cached_tokens != before:
+            self._queues.bands[entry.request.band].resized(entry)
+        return entry.cached_tokens > before
+
+    def _look_again(self, endpoint: Endpoint, when: float) -> None:
+        """Arm the endpoint's one timer. Whoever finds it closed arms it anew, so an earlier use loses nothing."""
+        if when != math.inf:
+            self._timers.set_earlier(endpoint.name, when)
+
+    def _place(self, entry: Entry, band: Band) -> None:
+        """Find its flow in a band's tree, which has not counted what it was charged so far."""
+        request = entry.request
+        path, weights = (request.flow, request.weights) if self._fairness.uses_flows else ((), ())
+        entry.node = band.tree.node(path, weights)
+        if entry.charged:
+            band.tree.charge(entry.node, entry.charged)
+
+    def _wait_s_max(self, band: Band) -> float:
+        own_s = band.settings.wait_s_max
+        return self._settings.wait_s_max if own_s is None else own_s
+
+    def _estimated_wait_s(self, entry: Entry, now: float, *, ahead: float | None = None) -> float | None:
+        slots = self._pool.slots(entry.request.model)
+        return self._forecast.wait_s(entry, self._queues.bands, slots, now, ahead=ahead)
+
+    def _health_changed(self, now: float) -> None:
+        """Somebody's health changed: whether the ejections of others are ignored may have changed with it."""
+        self._pool.changed()
+        for endpoint in self._pool:
+            if endpoint.health.ejected(now):
+                self._queues.touch(endpoint)
+
+    def _reserved_share(self) -> float | None:
+        # Where all stand in one line nobody is under a share, and what is kept would be used by nobody.
+        return self._settings.admission.reserved_share if self._fairness.uses_flows else 0.0
+
+    def _has_pace_limit(self) -> bool:
+        bands_s = [band.time_per_output_token_s_max for band in self._settings.bands]
+        return any((self._settings.admission.time_per_output_token_s_max, *bands_s))

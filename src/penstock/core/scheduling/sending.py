@@ -1,0 +1,165 @@
+"""Sending: a request and an endpoint that the pump found become a lease; and a lease that ends, a free slot.
+
+A lease is taken in the same step that pops its request. Whatever may have opened an endpoint touches it and pumps.
+"""
+
+from __future__ import annotations
+
+import math
+
+from penstock.core import shedding
+from penstock.core.actions import Action, Dispatch
+from penstock.core.endpoint import Endpoint
+from penstock.core.flow import Entry
+from penstock.core.lease import Lease
+from penstock.core.lifecycle import Event
+from penstock.core.outcome import Reason
+from penstock.core.roles import Role
+from penstock.core.scheduling.ends import Ends
+
+BAND_RANKS = 1024  # engine priorities per band: pending requests of one tenant count up to that
+
+
+class Sending(Ends):
+    """Dispatches and leases."""
+
+    def _pumped(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        self._hand_out(now, actions)
+        return actions
+
+    def _touched(self, endpoint: Endpoint, now: float) -> list[Action]:
+        self._queues.touch(endpoint)
+        return self._pumped(now) if self._queues.waiting else []
+
+    def _hand_out(self, now: float, actions: list[Action]) -> None:
+        """Dispatch until nothing that waits may be sent."""
+        while self._queues.waiting and (found := self._pump.next(now)) is not None:
+            entry, endpoints = found
+            if not self._in_time(entry, now):
+                self._evict(entry, Reason.DEADLINE_MISSED, now, actions)
+            else:
+                actions.append(self._dispatch(entry, endpoints, now))
+        if self._queues.waiting:
+            self._waits.look(now)
+
+    def _alone(self, entry: Entry, now: float) -> list[Endpoint]:
+        """Where a newcomer may go when nobody else waits; empty: it has to join the queue to find out."""
+        endpoints = self._pump.alone(entry, now)
+        return endpoints if endpoints and self._in_time(entry, now) else []
+
+    def _in_time(self, entry: Entry, now: float) -> bool:
+        """Whether its first token would come by its deadline if it were sent now."""
+        due_s = entry.deadline_s
+        return due_s == math.inf or now + self._forecast.first_token_s(entry.request.model) <= due_s
+
+    def _dispatch_alone(self, entry: Entry, endpoints: list[Endpoint], now: float) -> Dispatch:
+        """Send it as if it had joined the queue and left it in the same moment."""
+        entry.visit += 1
+        self._tree(entry).serve_at_once(entry.node_of())
+        self._pump.sent(entry, now)
+        dispatch = self._dispatch(entry, endpoints, now)
+        self._grouping.sent(entry, self._pool[dispatch.endpoint], now)
+        return dispatch
+
+    def _dispatch(self, entry: Entry, endpoints: list[Endpoint], now: float) -> Dispatch:
+        """Pop the request and take the lease, in one step."""
+        request, tree, node = entry.request, self._tree(entry), entry.node_of()
+        chosen = self._router.choose(entry, endpoints, now)
+        divides = chosen.role is Role.PREFILL and not entry.whole
+        partners = self._partners(entry, now) if divides else []
+        entry.cost = self._account.estimated_cost(entry)
+        band = self._queues.bands[request.band]
+        if entry.seq in band.entries:
+            self._grouping.sent(entry, chosen, now)
+            if entry.follows is None:
+                if entry.seq not in band.bumped:  # else it is out of turn, and says nothing of how far turns have come
+                    tree.serve(entry)
+                shedding.leaves(band.settings, entry, now)
+            self._unqueue(entry, Event.DISPATCHED)
+            entry.waited_s += now - entry.queued_since_s
+            self._pump.sent(entry, now)
+        else:
+            entry.move(Event.DISPATCHED)
+        self._recorder.sent(entry, endpoints, chosen, now)
+        entry.follows = None
+        tree.lent(node)
+        self._account.dispatched(tree, entry)
+        if self._tenants.started(request.tenant):
+            self._pump.hold(entry)
+        self._lease_serial += 1
+        lease = Lease(
+            serial=self._lease_serial,
+            endpoint=chosen.name,
+            epoch=chosen.ledger.epoch,
+            request_id=request.id,
+            dispatched_s=now,
+            prompt_tokens=entry.uncached_tokens,
+            output_tokens=entry.estimate.output_tokens,
+            cached_tokens=entry.cached_tokens,
+            source=entry.source,
+            prefix=request.prefix,
+            twin_computing=entry.twin_computing,
+            streamed=request.streamed,
+            prefill_end_s=now,
+        )
+        assert not self._settings.queue_enabled or len(chosen.ledger.leases) < chosen.slots
+        decode = None
+        if divides:
+            lease.output_tokens, lease.streamed = 1, True  # its one token ends it, so its prefill's end is seen
+            decode = self._reserve_decode(entry, partners, now)
+            self._recorder.divided(entry, decode)
+        entry.lease = lease
+        self._leases[lease.serial] = entry
+        chosen.ledger.add(lease)
+        chosen.dispatches_total += 1
+        chosen.last_lease = lease.serial
+        self._affinity.used(chosen)
+        self._budget.dispatched()
+        queued = self._queues.waiting > 0 and any(request.model in b.tree.root.backlog for b in self._queues.bands)
+        self._forecast.dispatched(request.model, entry.work, queued=queued, now=now)
+        self._queues.touch(chosen)
+        rank = None
+        if self._settings.engine_priority:
+            rank = request.band * BAND_RANKS + min(node.waiting + node.in_flight, BAND_RANKS - 1)
+        return Dispatch(request.id, chosen.name, lease.serial, entry.waited_s, rank, decode)
+
+    def _usable(self, entry: Entry, now: float) -> list[Endpoint]:
+        """Where it may be sent without waiting for its turn: prefill endpoints only with one that would answer it."""
+        usable = self._pool.usable(entry.request, now, whole=entry.whole)
+        if entry.whole or not self._pool.roles.any or self._partners(entry, now):
+            return usable
+        return [e for e in usable if e.role is not Role.PREFILL]
+
+    def _partners(self, entry: Entry, now: float) -> list[Endpoint]:
+        """The decode endpoints that may be leased for it: those with room, or where slots do not limit, the well."""
+        if self._settings.queue_enabled:
+            return self._pump.partners(entry, now)
+        usable = self._pool.usable(entry.request, now, whole=True)
+        return [e for e in usable if e.role is Role.DECODE]
+
+    def _reserve_decode(self, entry: Entry, partners: list[Endpoint], now: float) -> str:
+        self._lease_serial += 1
+        lease = self._pending.reserve(entry, partners, self._lease_serial, now)
+        endpoint = self._pool[lease.endpoint]
+        assert not self._settings.queue_enabled or len(endpoint.ledger.leases) <= endpoint.slots
+        self._queues.touch(endpoint)
+        return lease.endpoint
+
+    def _release(self, entry: Entry, now: float) -> Endpoint | None:
+        """Give the slot back, exactly once. None when its endpoint is gone."""
+        lease = entry.held()
+        del self._leases[lease.serial]
+        entry.lease = None
+        if self._pending.leases and (answering := self._pending.drop(entry, now)) is not None:
+            self._queues.touch(answering)
+        self._recorder.released(entry)
+        self._tree(entry).returned(entry.node_of())
+        if self._tenants.ended(entry.request.tenant):
+            self._pump.let_go(entry.request.tenant)
+        self._reserve.freed(entry.request.model, now)
+        endpoint = self._pool.holder(lease)
+        if endpoint is not None:
+            endpoint.ledger.remove(lease, now)
+            self._queues.touch(endpoint)
+        return endpoint

@@ -1,0 +1,123 @@
+"""Waiting: who may wait, for how long, and what time does to those who do. Draining is time that ends for all."""
+
+from __future__ import annotations
+
+from penstock.core import shedding
+from penstock.core.actions import Abort, Action
+from penstock.core.flow import Entry
+from penstock.core.lifecycle import Event
+from penstock.core.outcome import Reason
+from penstock.core.scheduling.sending import Sending
+
+
+class Waiting(Sending):
+    """Those who wait, and time."""
+
+    def next_deadline(self) -> float | None:
+        """When `expire` must be called next, None for never."""
+        due_s = self._timers.next()
+        if not self._draining:
+            return due_s
+        times = (due_s, self._queue_until_s, self._stop_at_s)
+        return min((time for time in times if time is not None), default=None)
+
+    def expire(self, *, now: float) -> list[Action]:
+        """Let time pass: evict who waited too long, look again at what time may have opened."""
+        actions: list[Action] = []
+        for key in self._timers.due(now):
+            if isinstance(key, str):
+                endpoint = self._pool.get(key)
+                if endpoint is not None:
+                    self._queues.touch(endpoint)
+                continue
+            entry = self._queues.find(key)
+            if entry is not None:
+                self._time_is_up(entry, now, actions)
+        self._expire_drain(now, actions)
+        self._hand_out(now, actions)
+        return actions
+
+    def drain(self, *, queue_until_s: float, stop_at_s: float, now: float) -> list[Action]:
+        """Admit nothing more. What waits is served until `queue_until_s`, what runs may go on until `stop_at_s`."""
+        self._draining = True
+        self._queue_until_s = queue_until_s
+        self._stop_at_s = stop_at_s
+        actions: list[Action] = []
+        self._expire_drain(now, actions)
+        return actions
+
+    def _admit_to_wait(self, entry: Entry, now: float, actions: list[Action]) -> None:
+        """It found nothing open: may it wait, and would that help?"""
+        wait_s = self._estimated_wait_s(entry, now)
+        first_token_s = self._forecast.first_token_s(entry.request.model)
+        band = self._queues.bands[entry.request.band]
+        reason: Reason | None = None
+        if self._tenants.over_queued(entry.request.tenant) is not None:
+            reason = Reason.TENANT_LIMIT
+        elif wait_s is not None and now + wait_s + first_token_s > entry.deadline_s:
+            reason = Reason.DEADLINE_INFEASIBLE
+        elif shedding.refuses(band.settings, entry, wait_s, now):
+            reason = Reason.OVERLOAD
+        elif band.over_bounds() or not self._make_room(entry, now, actions):
+            reason = Reason.QUEUE_FULL
+        if reason is not None:
+            self._unqueue(entry, Event.REFUSED)
+            self._reject(entry, reason, now, actions)
+        else:
+            self._arm(entry)
+            self._grouping.waits(entry)
+            self._recorder.waits(entry, now)
+
+    def _make_room(self, entry: Entry, now: float, actions: list[Action]) -> bool:
+        """Keep the queue within its bounds, at the cost of lower bands. False: the newcomer has to go."""
+        victims = self._queues.displaced_by(entry) if self._queues.over_bounds() else []
+        for victim in victims or ():
+            self._evict(victim, Reason.DISPLACED, now, actions)
+        return victims is not None
+
+    def _enqueue(self, entry: Entry, now: float) -> None:
+        entry.queued_since_s = now
+        self._queues.push(entry)
+        shedding.entered(self._queues.bands[entry.request.band].settings, entry, now)
+        self._tenants.queued(entry.request.tenant, entry.request.body_bytes, entry.estimate.prompt_tokens)
+        if self._tenants.held(entry.request.tenant):
+            self._pump.hold(entry)
+
+    def _arm(self, entry: Entry) -> None:
+        """See to it that nobody waits longer than it may, or than it helps."""
+        times = (self._may_wait_until_s(entry), self._helps_until_s(entry), self._shed_s(entry))
+        self._timers.set(entry.seq, min(times))
+
+    def _may_wait_until_s(self, entry: Entry) -> float:
+        return entry.queued_since_s + entry.wait_s_max - entry.waited_s
+
+    def _shed_s(self, entry: Entry) -> float:
+        return shedding.due_s(self._queues.bands[entry.request.band].settings, entry)
+
+    def _helps_until_s(self, entry: Entry) -> float:
+        return entry.deadline_s - self._forecast.first_token_s(entry.request.model)
+
+    def _time_is_up(self, entry: Entry, now: float, actions: list[Action]) -> None:
+        """Its time has come, unless first tokens come sooner by now than when it was armed, or its queue moved on."""
+        if self._helps_until_s(entry) <= now:
+            self._evict(entry, Reason.DEADLINE_MISSED, now, actions)
+        elif self._may_wait_until_s(entry) <= now:
+            alive = self._pool.alive(entry.request.model)
+            self._evict(entry, Reason.QUEUE_TIMEOUT if alive else Reason.NO_ENDPOINT, now, actions)
+        elif self._shed_s(entry) <= now:
+            self._evict(entry, Reason.OVERLOAD, now, actions)
+        else:
+            self._arm(entry)
+
+    def _expire_drain(self, now: float, actions: list[Action]) -> None:
+        stop = self._stop_at_s is not None and self._stop_at_s <= now
+        if self._queue_until_s is not None and (stop or self._queue_until_s <= now):
+            self._queue_until_s = None
+            for band in self._queues.bands:
+                for entry in list(band.entries.values()):
+                    self._evict(entry, Reason.DRAINING, now, actions)
+        if stop:
+            self._stop_at_s = None
+            for entry in self._leases.values():
+                self._recorder.blamed(entry, Reason.DRAINING)
+                actions.append(Abort(entry.request.id, Reason.DRAINING))
