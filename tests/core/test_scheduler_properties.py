@@ -62,14 +62,14 @@ RESERVED = replace(
     EVERYTHING, ordering="shortest_first", admission=AdmissionSettings(reserved_share=0.3, prefill_tokens_max=4_000)
 )
 WORLDS: dict[str, Callable[[int], Chaos]] = {
-    "one_band": lambda seed: Chaos(seed, ONE_BAND, requests=1000),
-    "three_bands": lambda seed: Chaos(seed, THREE_BANDS, requests=700),
+    "one_band": lambda seed: Chaos(seed, ONE_BAND, requests=600),
+    "three_bands": lambda seed: Chaos(seed, THREE_BANDS, requests=450),
     "little_kv_memory": lambda seed: Chaos(seed, THREE_BANDS, requests=500, kv_capacity_tokens=20_000),
     "hardly_any_trouble": lambda seed: Chaos(seed, ONE_BAND, requests=500, trouble=0.02),
     "nothing_but_trouble": lambda seed: Chaos(seed, THREE_BANDS, requests=400, trouble=0.95),
     "no_room_to_wait": lambda seed: Chaos(seed, replace(ONE_BAND, bounds=QueueBounds(requests_max=0)), requests=400),
     "queueing_off": lambda seed: Chaos(seed, replace(ONE_BAND, queue_enabled=False), requests=500),
-    "everything": lambda seed: Chaos(seed, EVERYTHING, requests=700, trouble=0.2),
+    "everything": lambda seed: Chaos(seed, EVERYTHING, requests=450, trouble=0.2),
     "everything_in_little_kv_memory": lambda seed: Chaos(seed, EVERYTHING, requests=400, kv_capacity_tokens=20_000),
     "users_under_tenants": lambda seed: Chaos(seed, EVERYTHING, requests=400, levels=2),
     "tenants_below_another_level": lambda seed: Chaos(

@@ -28,7 +28,7 @@ from tests.server.raw_engine import Peer, RawEngine
 
 CHAT = "/v1/chat/completions"
 NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
-WAIT_S = 10.0  # a bound for what takes milliseconds, on a machine that is busy with other things
+WAIT_S = 30.0  # a bound for what takes milliseconds, on a machine that is busy with other things
 
 S = TypeVar("S")
 Body = bytes | Mapping[str, Any]

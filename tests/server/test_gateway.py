@@ -47,7 +47,7 @@ async def test_each_path_is_served_as_the_engine_serves_it(world: World, path: s
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/v1/messages"])
 async def test_a_stream_arrives_token_by_token(world: World, path: str) -> None:
-    await world.engine(step_s=0.01)
+    await world.engine(step_s=0.05)
     await world.gateway()
     client = await world.client(request(path=path, body={**PATHS[path], "stream": True}))
     answer = await client.begun()

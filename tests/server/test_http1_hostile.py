@@ -294,9 +294,9 @@ async def test_a_second_request_gets_the_header_timeout_too(world: World) -> Non
 
 @on_both_loops
 async def test_a_body_that_keeps_coming_is_not_timed_out(world: World) -> None:
-    await world.serve(body_timeout_s=0.15)
+    await world.serve(body_timeout_s=0.4)
     client = await world.client(POST + b"Content-Length: 50\r\n\r\n")
-    await drip(client, b"x" * 50, 0.005)
+    await drip(client, b"x" * 50, 0.01)
     assert (await client.response())[0] == 200
 
 

@@ -31,6 +31,13 @@ async def asking(*services: Controller | Coordinator, **instances: str | None) -
         asked.close()
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is busy with other things makes no answer late."""
+    monkeypatch.setattr(lmcache, "LATE_S", 10.0)
+    monkeypatch.setattr(lmcache, "TIMEOUT_S", 20.0)
+
+
 async def held(asked: LmCache, *, models: tuple[str, ...] = ("sim",), salt: str = "") -> dict[str, int]:
     return await asked.lookup(PROMPT, models, salt)
 

@@ -73,7 +73,7 @@ async def test_requests_that_a_hung_engine_took_are_served_elsewhere(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe, "HUNG_AFTER_S", 0.1)
-    monkeypatch.setattr("penstock.bootstrap.ObserveSettings", functools.partial(ObserveSettings, timeout_s=0.05))
+    monkeypatch.setattr("penstock.server.parts.ObserveSettings", functools.partial(ObserveSettings, timeout_s=0.05))
     hung = asyncio.Event()
 
     async def script(peer: Peer) -> None:
