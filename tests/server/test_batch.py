@@ -246,6 +246,35 @@ async def test_one_batch_may_ask_for_several_models(world: World, tmp_path: Path
     assert [len(engine.log.entries) for engine in world.engines] == [10, 10]
 
 
+async def test_the_earlier_deadline_goes_first(world: World, tmp_path: Path) -> None:
+    await world.engine(step_s=0.005)
+    await gateway(world, tmp_path, slots=2)
+    api = Batches(world)
+    late = await api.start(*(line(f"r{n}") for n in range(300)), window="24h")
+    soon = await api.start(*(line(f"r{n}") for n in range(20)), window="1h")
+    assert (await api.ended(soon))["status"] == "completed"
+    shown = await api.show(late)
+    assert (shown["status"], shown["request_counts"]["completed"] < 200) == ("in_progress", True)
+    await api.call("POST", f"/v1/batches/{late}/cancel")
+    await api.ended(late)
+
+
+async def test_tenants_share_by_weight(world: World, tmp_path: Path) -> None:
+    await world.engine(step_s=0.005)
+    await gateway(world, tmp_path, slots=2, tenants=[{"name": "a", "weight": 3}, {"name": "b", "weight": 1}])
+    batches = {tenant: await Batches(world, tenant).start(*(line(f"r{n}") for n in range(300))) for tenant in "ab"}
+    await world.until(lambda: any(batches["b"][6:] in entry.id for entry in world.seen()))
+    before = len(world.seen())
+    await world.until(lambda: len(world.seen()) >= before + 100)
+    seen = [
+        tenant for entry in world.seen()[before : before + 100] for tenant in "ab" if batches[tenant][6:] in entry.id
+    ]
+    assert 68 <= seen.count("a") <= 82
+    for tenant, batch in batches.items():
+        await Batches(world, tenant).call("POST", f"/v1/batches/{batch}/cancel")
+        await Batches(world, tenant).ended(batch)
+
+
 async def test_an_engine_that_dies_costs_no_item(world: World, tmp_path: Path) -> None:
     await world.engine(step_s=0.005)
     dies = await world.engine(step_s=0.005)
