@@ -123,7 +123,7 @@ async def test_killed_again_and_again_every_item_has_one_result(gateways: Gatewa
     await gateways.start(port, data=data)
     await each_has_one_result(api, batch)
     assert before < ITEMS  # there was something left
-    assert len(gateways.engine.log.entries) <= ITEMS + 2 * (4 + 256)  # what was under way or not yet written, once more
+    assert len(gateways.engine.log.entries) <= ITEMS + 2 * (4 + 32)  # what was under way or not yet written, once more
     await api.close()
 
 

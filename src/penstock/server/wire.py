@@ -63,6 +63,7 @@ MESSAGE: dict[Reason, str] = {
     Reason.STREAM_BROKEN: "The engine's answer broke off.",
     Reason.METHOD_NOT_ALLOWED: "This path does not take this method.",
     Reason.PATH_NOT_FOUND: "There is no such path.",
+    Reason.STORAGE_FULL: "There is no room left to store this. Nothing of it was kept.",
     Reason.WEBSOCKET_UNSUPPORTED: "WebSocket connections are not supported; use HTTP.",
 }
 

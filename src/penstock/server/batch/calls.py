@@ -80,7 +80,7 @@ class Calls:
             self.refuse(exchange, Reason.BAD_REQUEST, "The file is in use by a batch that has not ended.", "file_id")
         elif isinstance(error, StorageFullError):
             logger.warning("%s", error)
-            self.refuse(exchange, Reason.STORAGE_FULL, "There is no room left to store this. Nothing of it was kept.")
+            self.refuse(exchange, Reason.STORAGE_FULL)
         elif isinstance(error, StoreError):
             logger.warning("%s", error)
             self.refuse(exchange, Reason.UPSTREAM_ERROR, "The batch store can't be reached. Please try again later.")
