@@ -39,10 +39,11 @@ class _Average:
         return self._values.get(("", model), default) if own is None else own
 
     def learn(self, key: tuple[str, str], value: float) -> None:
-        before = self._values.pop(key, value)
-        self._values[key] = before + LEARNING_RATE * (value - before)
-        if len(self._values) > KEYS_MAX:
-            del self._values[next(iter(self._values))]
+        values = self._values
+        before = values.pop(key, value)
+        values[key] = before + LEARNING_RATE * (value - before)
+        if len(values) > KEYS_MAX:
+            del values[next(iter(values))]
 
 
 class Estimator:

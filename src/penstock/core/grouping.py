@@ -161,10 +161,9 @@ class Grouping:
     def _keys(self, request: Request) -> tuple[int, ...]:
         """The keys it is found by: of its prompt up to the least that counts, twice that, and so on."""
         prefix, keys = request.prefix, []
-        chunks = request.chunks_of(self._tokens_min * BYTES_PER_TOKEN)
-        while (depth := request.keys_of(chunks)) <= len(prefix):
+        chunks, length, before = request.chunks_of(self._tokens_min * BYTES_PER_TOKEN), len(prefix), 0
+        while before < (depth := request.keys_of(chunks)) <= length:  # as before: no key stands for more
             keys.append(prefix[depth - 1])
+            before = depth
             chunks *= 2
-            if depth == request.keys_of(chunks):  # no key stands for more
-                break
         return tuple(keys)

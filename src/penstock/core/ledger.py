@@ -439,8 +439,10 @@ class Ledger:
             return 0.0
         if base is None or not credible:
             return max(0.0, unseen - max(0.0, slots - (len(self.leases) - unseen) - self.foreign(now)))
-        others = max(0.0, base.running - (len(self.leases) - self.pending - self._net)) + self._at_the_door
-        return max(0.0, unseen - max(0.0, slots - (len(self.leases) - unseen) - others))
+        own = len(self.leases)
+        others = base.running - (own - self.pending - self._net)
+        free = slots - (own - unseen) - ((others if others > 0.0 else 0.0) + self._at_the_door)
+        return max(0.0, unseen - free) if free > 0.0 else unseen
 
     def review_s(self, now: float) -> float:
         """When time alone may next lower the load, the engine queue or the KV usage; infinity when it can't."""

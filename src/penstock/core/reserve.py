@@ -123,8 +123,11 @@ class Reserve:
 
 def _of(rates: dict[str, Rate], model: str) -> Rate:
     """A model's rate; the one that was not noted for the longest time makes room for a new one."""
-    rate = rates.pop(model, None) or Rate()
-    rates[model] = rate
+    rate = rates.get(model)
+    if rate is not None and len(rates) == 1:
+        return rate
+    rates.pop(model, None)
+    rates[model] = rate = rate or Rate()
     if len(rates) > MODELS_MAX:
         del rates[next(iter(rates))]
     return rate

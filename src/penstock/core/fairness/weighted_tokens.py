@@ -21,5 +21,5 @@ class WeightedTokens:
 
     def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> float:
         prices = self._prices
-        computed = max(0, prompt_tokens - cached_tokens)
+        computed = prompt_tokens - cached_tokens if prompt_tokens > cached_tokens else 0
         return prices.prompt * computed + prices.cached_prompt * cached_tokens + prices.completion * completion_tokens
