@@ -111,26 +111,25 @@ async def each_has_one_result(api: openai.AsyncOpenAI, batch: str) -> None:
     assert sorted(json.loads(line)["custom_id"] for line in text.splitlines()) == sorted(f"r{n}" for n in range(ITEMS))
 
 
-async def test_killed_again_and_again_every_item_has_one_result(gateways: Gateways, tmp_path: Path) -> None:
+async def test_killed_in_the_middle_every_item_has_one_result(gateways: Gateways, tmp_path: Path) -> None:
+    """Again and again, until it is done, is `benchmarks/batch.py kill`."""
     port, data = free_port(), str(tmp_path / "data")
-    api, batch = client(port), ""
-    for kill in range(2):
-        process = await gateways.start(port, data=data)
-        batch = batch or await begin(api)
-        await gateways.seen(25 * (kill + 1))
-        await gateways.stop(process)
-    before = len(gateways.engine.log.entries)
+    process = await gateways.start(port, data=data)
+    api = client(port)
+    batch = await begin(api)
+    await gateways.seen(ITEMS // 2)
+    await gateways.stop(process)
+    assert len(gateways.engine.log.entries) < ITEMS  # there is something left
     await gateways.start(port, data=data)
     await each_has_one_result(api, batch)
-    assert before < ITEMS  # there was something left
-    assert len(gateways.engine.log.entries) <= ITEMS + 2 * (4 + 32)  # what was under way or not yet written, once more
+    assert len(gateways.engine.log.entries) <= ITEMS + 4 + 32  # what was under way or not yet written, once more
     await api.close()
 
 
 async def test_two_gateways_share_a_batch_on_postgres_and_one_is_killed(gateways: Gateways) -> None:
     postgres.require()
     with postgres.server() as url:
-        store = {"store": "postgres", "url": url, "claim_timeout": "2s"}
+        store = {"store": "postgres", "url": url, "claim_timeout": "1s"}
         ports = [free_port(), free_port()]
         killed, _ = await asyncio.gather(*(gateways.start(port, **store) for port in ports))
         api = client(ports[1])
