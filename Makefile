@@ -23,7 +23,7 @@ test: .venv/dev.stamp
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m "not timing"
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder -m "not timing"
 	$(BIN)/python -m pytest -m timing
 endif
 
