@@ -203,9 +203,9 @@ def test_a_prompt_is_known_by_its_bytes_its_model_its_tools_and_its_salt() -> No
         assert PREFIX_ENDS[len(turn) - 1] * PREFIX_CHUNK_BYTES >= 0.93 * size - PREFIX_CHUNK_BYTES, "found again"
         assert len(turn) <= 72
 
-    def claude(billing: str) -> dict[str, Any]:
+    def billed(billing: str) -> dict[str, Any]:
         header = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=1; cch={billing};"}
         said = {"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}
         return {"system": [header, said], "messages": [{"role": "user", "content": "q"}]}
 
-    assert shared(of(claude("a81f")), of(claude("77c0"))) == 4
+    assert shared(of(billed("a81f")), of(billed("77c0"))) == 4

@@ -5,9 +5,9 @@ agree in whole chunks. Chunks grow with their depth (`PREFIX_ENDS`): a long prom
 one. The bytes are hashed as they came: no tokenizer, no JSON objects. What changes the prompt that an engine makes of
 them (the model, an adapter, tools) or keeps caches apart (a cache salt) seeds the chain.
 
-Claude Code puts a billing header with a hash of the request before its system prompt; engines drop it for the sake of
-their caches, so it is left out here too. Python's own hash is keyed anew in each process: no caller can aim at another
-one's keys, and keys mean nothing outside this process.
+Anthropic's coding client puts a billing header with a hash of the request before its system prompt; engines drop it
+for the sake of their caches, so it is left out here too. Python's own hash is keyed anew in each process: no caller can
+aim at another one's keys, and keys mean nothing outside this process.
 """
 
 from __future__ import annotations
