@@ -1,4 +1,4 @@
-"""What holds for all tests: a machine that is busy with other things fails none of them, and the longest begin first."""
+"""What holds for all tests: a machine that is busy with other things fails none, and the longest begin first."""
 
 from __future__ import annotations
 
