@@ -87,7 +87,7 @@ def _in_band(flow: State) -> str:
 
 
 def endpoints(state: State, most: int) -> Table:
-    table = _table("endpoint", "state", ">sent/slots", ">KV/ceil", "", ">ms/tok", ">queues", ">said", "closed for")
+    table = _table("endpoint", "state", ">sent/slots", ">KV/ceil", "", ">ms/tok", ">queues", ">age", "closed for")
     for one in state["endpoints"][:most]:
         usage, age_s = one["kv_usage_believed"], one["observed_s_ago"]
         table.add_row(
@@ -98,7 +98,7 @@ def endpoints(state: State, most: int) -> Table:
             _bar(usage or 0.0, 4),
             f"{one['time_per_output_token_s'] * 1000:.1f}",
             "–" if one["engine_waiting"] is None else f"{one['engine_waiting']:.0f}",
-            "–" if age_s is None else f"-{seconds(age_s)}",
+            "–" if age_s is None else seconds(age_s),
             one["closed"] or "",
         )
     return _more(table, state["endpoints"], most, state["endpoints_more"])
