@@ -7,6 +7,7 @@ between databases is small enough for a subclass of a page: `sqlite.py`, `postgr
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -21,7 +22,7 @@ _POSTGRES = re.compile(r"/\*postgres: (.*?)\*/", re.DOTALL)
 _MIGRATION = re.compile(r"(\d{4})_\w+\.sql")
 
 
-class Database:
+class Database(ABC):
     """One connection."""
 
     def __init__(self) -> None:
@@ -29,26 +30,28 @@ class Database:
 
     # --- what differs -----------------------------------------------------------------------------------------
 
+    @abstractmethod
     def dialect(self, statement: str) -> str:
         """A statement as this database takes it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def execute(self, statement: str, values: Mapping[str, object] | None = None) -> Any:
         """Run a statement; returns its cursor. Errors are the database's own."""
-        raise NotImplementedError
 
+    @abstractmethod
     def execute_many(self, statement: str, values: Sequence[Mapping[str, object]]) -> None:
-        raise NotImplementedError
+        """Run a statement once for each row of values."""
 
+    @abstractmethod
     def translated(self, error: Exception) -> Exception:
         """A database's own error in our words; the same one where it is no matter of operation."""
-        raise NotImplementedError
 
     def begin(self) -> None:
         self.execute("BEGIN")
 
+    @abstractmethod
     def close(self) -> None:
-        raise NotImplementedError
+        """Let go of the connection."""
 
     # --- what is the same -------------------------------------------------------------------------------------
 

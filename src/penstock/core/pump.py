@@ -66,7 +66,7 @@ class Pump:
         self._stops = stops
         self._affinity = affinity
         self._grouping = grouping
-        self._starved: dict[int, Entry] = {}  # overtaken as often as may be: room is kept for them
+        self._starved: list[Entry] = []  # overtaken as often as may be: room is kept for those of them that wait
         self._tenant_level = tenant_level
         self._passed: list[Entry] = []  # in this turn: requests that did not fit
         self._kept: set[Endpoint] = set()  # in this turn: endpoints whose room is kept for some of them
@@ -95,7 +95,8 @@ class Pump:
                 for overtaken in self._passed:
                     overtaken.bypassed += 1
                     if overtaken.bypassed == BYPASS_MAX:
-                        self._starved[overtaken.seq] = overtaken
+                        self._starved = [x for x in self._starved if x.state not in TERMINAL]
+                        self._starved.append(overtaken)
                 return found
         return None
 
@@ -305,8 +306,7 @@ class Pump:
 
     def _room_is_kept(self, endpoint: Endpoint, now: float) -> bool:
         """Whether one that was overtaken as often as may be waits for room there."""
-        self._starved = {seq: x for seq, x in self._starved.items() if x.state not in TERMINAL}
-        waiting = (x for x in self._starved.values() if x.state is State.WAITING)
+        waiting = (x for x in self._starved if x.state is State.WAITING)
         return any(endpoint.serves(x.request.model) and not x.shuns(endpoint.name, now) for x in waiting)
 
     def _may_follow(self, entry: Entry, group: Group, models: list[str], now: float) -> bool:
