@@ -1,4 +1,4 @@
-"""All benchmarks, one after another: `make bench`, or `make bench ARGS="--steps 5000"` for a quick look."""
+"""The benchmarks that need only the project: `make bench`, or `make bench ARGS="--steps 5000"` for a quick look."""
 
 from __future__ import annotations
 

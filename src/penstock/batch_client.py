@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
 
-from penstock.admin_client import GatewayError
+from penstock.admin_client import ANSWER_BYTES_MAX, GatewayError
 
 TIMEOUT_S = 120.0
 PIECE_BYTES = 1 << 18
@@ -86,7 +86,9 @@ class BatchClient:
     ) -> dict[str, Any]:
         with self._open(method, path, data, content_type, size) as answer:
             try:
-                found: dict[str, Any] = json.loads(answer.read())
+                found: dict[str, Any] = json.loads(answer.read(ANSWER_BYTES_MAX))
+            except (OSError, http.client.HTTPException) as error:
+                raise GatewayError(f"{self._url} broke off: {error}") from None
             except ValueError:
                 raise GatewayError(f"{self._url}{path} does not answer with JSON: is it a Penstock gateway?") from None
             return found

@@ -85,6 +85,7 @@ class Runner:
         self._batches: dict[str, Batch] = {}  # in progress, the earliest deadline first
         self._held: dict[_Key, Held] = {}
         self._held_bytes = 0
+        self._by_stream: dict[_Stream, list[Batch]] = {}  # the same
         self._waiting: Counter[_Stream] = Counter()
         self._dry: dict[tuple[str, str], float] = {}  # batch and model, until when
         self._pauses: dict[_Stream, _Pause] = {}
@@ -118,8 +119,12 @@ class Runner:
         found = [b for b in batches if b.state is Status.IN_PROGRESS and b.deadline > now]
         self._batches = {batch.id: batch for batch in found}
         self._dry = {key: until for key, until in self._dry.items() if key[0] in self._batches}
-        streams = {(batch.tenant, model) for batch in found for model in batch.names()}
-        self._pauses = {stream: pause for stream, pause in self._pauses.items() if stream in streams}
+        self._by_stream = {}
+        for batch in found:
+            for model in batch.names():
+                self._by_stream.setdefault((batch.tenant, model), []).append(batch)
+        self._pauses = {stream: pause for stream, pause in self._pauses.items() if stream in self._by_stream}
+        self._waiting = +self._waiting  # without those that are 0
         self._wanted.set()
 
     def withdraw(self, batch: str, *, running: bool = False) -> None:
@@ -153,14 +158,14 @@ class Runner:
                 await asyncio.sleep(FAULT_S)
 
     async def _fill(self) -> None:
-        streams = dict.fromkeys((batch.tenant, model) for batch in self._batches.values() for model in batch.names())
-        if not streams:
+        by_stream = self._by_stream
+        if not by_stream:
             return
-        share = max(1, min(WAITING, WAITING_ALL // len(streams)))
-        for stream in streams:
+        share = max(1, min(WAITING, WAITING_ALL // len(by_stream)))
+        for stream, batches in by_stream.items():
             if self._waiting[stream] > share // 2 or self._now() < self._pause(stream).until_s:
                 continue
-            for batch in [b for b in self._batches.values() if b.tenant == stream[0] and stream[1] in b.names()]:
+            for batch in batches:
                 wanted = share - self._waiting[stream]
                 if wanted <= 0:
                     break

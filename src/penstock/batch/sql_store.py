@@ -18,15 +18,6 @@ UPLOAD_S_MAX = 86_400.0  # an upload older than that was cut off with its gatewa
 ERASED_CHUNKS = 64
 RUNNER_KEPT_S = 3_600.0
 _ENDS = (Event.ALL_ENDED, Event.WINDOW_OVER, Event.STOPPED)
-_MARKS = {
-    Status.IN_PROGRESS: "in_progress_at",
-    Status.FINALIZING: "finalizing_at",
-    Status.COMPLETED: "completed_at",
-    Status.FAILED: "failed_at",
-    Status.EXPIRED: "expired_at",
-    Status.CANCELLING: "cancelling_at",
-    Status.CANCELLED: "cancelled_at",
-}
 
 
 class SqlStore:
@@ -185,10 +176,10 @@ class SqlStore:
             if event is Event.ALL_ENDED and found.when().expiring:
                 return None
             status = after(found.state, event)
-            marks: dict[str, Any] = {_MARKS[status]: int(now)}
+            marks: dict[str, Any] = {f"{status}_at": int(now)}
             if status is Status.FINALIZING:
                 status = after(status, Event.FILES_MADE)
-                marks[_MARKS[status]] = int(now)
+                marks[f"{status}_at"] = int(now)
             changed = msgspec.structs.replace(
                 found,
                 status=str(status),

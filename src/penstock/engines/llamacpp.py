@@ -43,5 +43,5 @@ LLAMACPP = Engine(
         progress=("llamacpp:n_decode_total", "llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total"),
     ),
     refusals=(b"Loading model", b"no slot available"),
-    flags={"metrics": "--metrics", "load": "--slots"},
+    flags={"metrics": "--metrics"},
 )

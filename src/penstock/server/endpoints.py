@@ -2,7 +2,8 @@
 
 Everybody who knows of endpoints (the settings file, each discovery, the operator) is a *source* and says the complete
 set that it wants, whenever that changes; there are no "added" and "removed" messages that could be lost, doubled or
-come in the wrong order. The sets are merged by name, earlier sources first, and compared with what is there.
+come in the wrong order. The sets are merged by name, whoever told first standing first, and compared with what is
+there.
 
 An endpoint that nobody wants any more is drained, not cut: it is sent nothing new, what runs there ends, then it is
 forgotten with its connections, gauges and models. One that is wanted again meanwhile goes on. An operator's word

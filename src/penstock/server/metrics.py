@@ -5,7 +5,6 @@ Labels are bounded: models are those an endpoint serves, all others are `other`.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -169,8 +168,7 @@ class Metrics:
 
     def endpoint_removed(self, name: str) -> None:
         """Its series end: endpoints come and go, and each name is a series."""
-        with contextlib.suppress(KeyError):
-            self._dispatches.remove(name)
+        self._dispatches.remove(name)
         for transfer in _TRANSFERS:
             self._prefills.remove(name, transfer)
 

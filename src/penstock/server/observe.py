@@ -235,7 +235,3 @@ class Observer:
         if upstream is None:
             upstream = self._ports[port] = self._target.upstream.at_port(port)
         return asking(upstream, [], timeout_s=self._settings.timeout_s)
-
-    def _headers(self) -> list[tuple[bytes, bytes]]:
-        api_key = self._target.api_key
-        return [(b"authorization", b"Bearer " + api_key.encode())] if api_key else []

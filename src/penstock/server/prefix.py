@@ -24,6 +24,7 @@ PATHS = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate", "/generate_stream"}
 )
 NOTHING = msgspec.Raw()
+_BYTES_MAX = PREFIX_ENDS[-1] * PREFIX_CHUNK_BYTES  # of a prompt, what is hashed
 _SIZES = [(end - begin) * PREFIX_CHUNK_BYTES for begin, end in pairwise((0, *PREFIX_ENDS))]
 _CHUNKS = [Struct("".join(f"{size}s" for size in _SIZES[:count])) for count in range(len(_SIZES) + 1)]
 _BILLING = b"x-anthropic-billing-header"
@@ -56,7 +57,7 @@ def keys(text: Text, model: str) -> tuple[int, ...]:
         pieces.insert(0, _without_billing(bytes(text.system)))
     if not pieces:
         return ()
-    whole = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+    whole = memoryview(pieces[0] if len(pieces) == 1 else b"".join(memoryview(piece)[:_BYTES_MAX] for piece in pieces))
     count = keys_within(len(whole) // PREFIX_CHUNK_BYTES)
     if not count:
         return ()

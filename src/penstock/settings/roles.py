@@ -12,7 +12,7 @@ _ANY = ""  # the models that endpoints are asked for
 
 
 def role_warnings(settings: Settings) -> list[str]:
-    """What is told about roles by `penstock check`, `penstock doctor` and at start."""
+    """What is told about roles by `penstock check` and at start; the doctor tells what it finds itself."""
     warnings = []
     roles: dict[str, list[Role]] = {}
     for index, endpoint in enumerate(settings.endpoints):

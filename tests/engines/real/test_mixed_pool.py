@@ -128,7 +128,8 @@ async def through(gateway: Gateway, fleet: Fleet) -> tuple[Crowd, Lookout]:
         watch = asyncio.create_task(lookout.run())
         await crowd.run()
         watch.cancel()
-        await asyncio.gather(watch, return_exceptions=True)
+        (ended,) = await asyncio.gather(watch, return_exceptions=True)
+        assert isinstance(ended, asyncio.CancelledError), ended
     took_s = time.monotonic() - began_s
     zero_s = await asyncio.to_thread(until, gateway.is_idle, what="leases end at 0", within_s=10)
     say(

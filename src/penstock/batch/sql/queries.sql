@@ -65,9 +65,6 @@ UPDATE items SET result = NULL WHERE batch = :batch AND line IN
 -- name: erase_file
 DELETE FROM files WHERE id = :id
 
--- name: files_of_batch
-SELECT COUNT(*) FROM files WHERE batch = :batch
-
 -- name: open_usage_of
 SELECT COUNT(*), COALESCE(SUM(total), 0) FROM batches WHERE tenant = :tenant AND ended_at IS NULL
 

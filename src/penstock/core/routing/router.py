@@ -75,6 +75,9 @@ class Router:
                     self._heat.used(request.prefix[located.levels[-1][1] - 1], now)
                 self._history.store(chosen.index, request.prefix)
         else:
+            if entry.cached_tokens:  # believed under another policy, before the settings changed
+                entry.located, entry.source, entry.twin_computing = NOWHERE, None, False
+                entry.believe_cached(0)
             self._decided = self._context(entry, NOWHERE, now)
             chosen = policy.choose(endpoints, self._decided)
         if request.session is not None and policy.uses_session:
