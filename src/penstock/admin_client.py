@@ -1,4 +1,4 @@
-"""How do the commands that talk to a running gateway reach it? One request, one JSON answer."""
+"""How do the commands that talk to a running gateway reach it? With urllib; operators get one JSON answer a request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import json
 import os
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 URL_DEFAULT = "http://127.0.0.1:8080"
 TIMEOUT_S = 10.0
@@ -16,7 +18,11 @@ ANSWER_BYTES_MAX = 64 << 20
 
 
 class GatewayError(Exception):
-    """The gateway can't be reached, or refuses. The message says it all."""
+    """The gateway can't be reached, or refuses. The message says it all; `status` is 0 where nothing was answered."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class AdminClient:
@@ -24,29 +30,43 @@ class AdminClient:
 
     def __init__(self, url: str, token: str | None) -> None:
         self._url = url.rstrip("/")
-        self._token = token
+        self._headers = {"authorization": f"Bearer {token}"} if token else {}
 
     def call(self, method: str, path: str, body: object = None, *, timeout_s: float = TIMEOUT_S) -> Any:
         """What the gateway answers; a `GatewayError` where it does not, or not with success."""
-        data = None if body is None else json.dumps(body).encode()
-        if not self._url.startswith(("http://", "https://")):
-            raise GatewayError(f"{self._url} is not a URL with http:// or https://")
-        request = urllib.request.Request(self._url + path, data, method=method)  # noqa: S310 (checked above)
-        if data is not None:
-            request.add_header("content-type", "application/json")
-        if self._token:
-            request.add_header("authorization", f"Bearer {self._token}")
-        try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
-                return json.loads(answer.read(ANSWER_BYTES_MAX))
-        except urllib.error.HTTPError as error:
-            with error:
-                raise GatewayError(_message(error)) from None
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
-            raise GatewayError(f"cannot reach {self._url}: {reason}") from None
-        except ValueError:
-            raise GatewayError(f"{self._url}{path} does not answer with JSON: is it a Penstock gateway?") from None
+        data, headers = None, self._headers
+        if body is not None:
+            data, headers = json.dumps(body).encode(), {**headers, "content-type": "application/json"}
+        with reach(self._url + path, method, data, headers, timeout_s=timeout_s) as answer:
+            return read_json(answer)
+
+
+def reach(url: str, method: str, data: Any, headers: Mapping[str, str], *, timeout_s: float) -> Any:
+    """The gateway's answer, to be read and closed; a `GatewayError` where there is none, or none of success.
+
+    `data` is the body: bytes, or pieces of it whose length `headers` tell.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise GatewayError(f"{url} is not a URL with http:// or https://")
+    request = urllib.request.Request(url, data, dict(headers), method=method)  # noqa: S310 (checked above)
+    try:
+        return urllib.request.urlopen(request, timeout=timeout_s)  # noqa: S310
+    except urllib.error.HTTPError as error:
+        with error:
+            raise GatewayError(_message(error), error.code) from None
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        raise GatewayError(f"cannot reach {_origin(url)}: {reason}") from None
+
+
+def read_json(answer: Any) -> Any:
+    """What was answered, as JSON; a `GatewayError` where it is none, or breaks off."""
+    try:
+        return json.loads(answer.read(ANSWER_BYTES_MAX))
+    except (OSError, http.client.HTTPException) as error:
+        raise GatewayError(f"{_origin(answer.url)} broke off: {error}") from None
+    except ValueError:
+        raise GatewayError(f"{answer.url} does not answer with JSON: is it a Penstock gateway?") from None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,3 +91,8 @@ def _message(error: urllib.error.HTTPError) -> str:
         return str(json.loads(error.read(1 << 20))["error"]["message"])
     except (ValueError, LookupError, TypeError, OSError, http.client.HTTPException):
         return f"answered {error.code} {error.reason}"
+
+
+def _origin(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"

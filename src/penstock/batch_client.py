@@ -1,22 +1,20 @@
-"""How does the command line use the files and batches API? With urllib: files go out and come in piece by piece."""
+"""How does the command line use the files and batches API? Files go out and come in piece by piece."""
 
 from __future__ import annotations
 
-import http.client
 import json
 import secrets
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
 
-from penstock.admin_client import ANSWER_BYTES_MAX, GatewayError
+from penstock.admin_client import GatewayError, reach, read_json
 
 TIMEOUT_S = 120.0
 PIECE_BYTES = 1 << 18
 LIST_MAX = 100
+NO_BATCHES = "This gateway has no files and batches: its settings' `batch.data` switches them on."
 
 
 class BatchClient:
@@ -85,33 +83,23 @@ class BatchClient:
         self, method: str, path: str, data: Any = None, content_type: str | None = None, size: int | None = None
     ) -> dict[str, Any]:
         with self._open(method, path, data, content_type, size) as answer:
-            try:
-                found: dict[str, Any] = json.loads(answer.read(ANSWER_BYTES_MAX))
-            except (OSError, http.client.HTTPException) as error:
-                raise GatewayError(f"{self._url} broke off: {error}") from None
-            except ValueError:
-                raise GatewayError(f"{self._url}{path} does not answer with JSON: is it a Penstock gateway?") from None
+            found: dict[str, Any] = read_json(answer)
             return found
 
     def _open(
         self, method: str, path: str, data: Any = None, content_type: str | None = None, size: int | None = None
     ) -> Any:
-        if not self._url.startswith(("http://", "https://")):
-            raise GatewayError(f"{self._url} is not a URL with http:// or https://")
-        headers: Mapping[str, str] = {
+        headers = {
             **self._headers,
             **({"content-type": content_type} if content_type else {}),
             **({"content-length": str(size)} if size is not None else {}),
         }
-        request = urllib.request.Request(self._url + path, data, headers=dict(headers), method=method)  # noqa: S310
         try:
-            return urllib.request.urlopen(request, timeout=TIMEOUT_S)  # noqa: S310 (checked above)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise GatewayError(_message(error)) from None
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
-            raise GatewayError(f"cannot reach {self._url}: {reason}") from None
+            return reach(self._url + path, method, data, headers, timeout_s=TIMEOUT_S)
+        except GatewayError as error:
+            if error.status == 404 and "no such path" in str(error):
+                raise GatewayError(NO_BATCHES, error.status) from None
+            raise
 
 
 def _pieces(head: bytes, file: IO[bytes], tail: bytes) -> Iterator[bytes]:
@@ -119,13 +107,3 @@ def _pieces(head: bytes, file: IO[bytes], tail: bytes) -> Iterator[bytes]:
     while piece := file.read(PIECE_BYTES):
         yield piece
     yield tail
-
-
-def _message(error: urllib.error.HTTPError) -> str:
-    try:
-        told = str(json.loads(error.read(1 << 20))["error"]["message"])
-    except (ValueError, LookupError, TypeError, OSError, http.client.HTTPException):
-        told = f"answered {error.code} {error.reason}"
-    if error.code == 404 and "no such path" in told:
-        return "This gateway has no files and batches: its settings' `batch.data` switches them on."
-    return told

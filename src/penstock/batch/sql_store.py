@@ -225,9 +225,6 @@ class SqlStore:
             rows = self.database.rows("claim", batch=batch, model=model, limit=limit, runner=runner)
         return sorted((Item(*row) for row in rows), key=lambda item: (item.prefix, item.line))
 
-    def pending(self, batch: str) -> dict[str, int]:
-        return {str(row[0]): int(row[1]) for row in self.database.rows("pending_by_model", batch=batch)}
-
     def finish(self, results: Sequence[Result], runner: str) -> list[bool]:
         kept: list[bool] = []
         sums: dict[str, _Sum] = {}

@@ -111,9 +111,6 @@ class Store(Protocol):
     def claim(self, batch: str, model: str, limit: int, runner: str) -> list[Item]:
         """Pending items for this runner, prompts that begin alike together."""
 
-    def pending(self, batch: str) -> dict[str, int]:
-        """How many items nobody holds, by model."""
-
     def finish(self, results: Sequence[Result], runner: str) -> list[bool]:
         """Keep results and count them. False for an item that this runner does not hold any more."""
 

@@ -157,9 +157,6 @@ WHERE batch = :batch AND state = 0 LIMIT :limit /*postgres: FOR UPDATE */
 -- name: end_pending
 UPDATE items SET state = 3, result = :result WHERE batch = :batch AND line = :line AND state = 0
 
--- name: pending_by_model
-SELECT model, COUNT(*) FROM items WHERE batch = :batch AND state = 0 GROUP BY model
-
 -- name: results
 SELECT line, result FROM items WHERE batch = :batch AND line > :after AND state = :state AND result IS NOT NULL
 ORDER BY line LIMIT :limit

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
 import zmq.asyncio
 
 from penstock.engines.kv_blocks import RANKS_MAX, Changes, EndpointBlocks
 from penstock.engines.kv_events import Event
+from penstock.server.ask import asking
 from penstock.server.locality.kv_stream import Address, KvStream, Lost
-from penstock.server.upstream import Headers, Upstream, UpstreamException
+from penstock.server.upstream import Headers, Upstream
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +51,7 @@ class KvSource:
         self.listening = False  #: whether its events are heard right now
         self._setting = setting
         self._host = urlsplit(url).hostname or "127.0.0.1"
-        self._upstream = upstream
-        self._headers = headers
+        self._ask = asking(upstream, headers, timeout_s=ASK_TIMEOUT_S)
         self._context = context
         self._tell = tell
         self._missed = False  # and it was said
@@ -109,7 +108,7 @@ class KvSource:
     async def addresses(self) -> list[Address]:
         told = [
             Address(rank, self._at(port), None if replay is None else self._at(replay))
-            for rank, port, replay in await self._ask()
+            for rank, port, replay in await self._publishers()
         ]
         if self._setting == AUTO:
             return told or [Address(0, self._at(DEFAULT_PORT), self._at(DEFAULT_PORT + 1))]
@@ -121,15 +120,11 @@ class KvSource:
     def _at(self, port: int) -> str:
         return f"tcp://[{self._host}]:{port}" if ":" in self._host else f"tcp://{self._host}:{port}"
 
-    async def _ask(self) -> list[tuple[int, int, int | None]]:
+    async def _publishers(self) -> list[tuple[int, int, int | None]]:
         """Rank, port and replay port of each publisher, as the engine tells; empty where it doesn't."""
         for path, read in (("/kv_event_sources", _vllm), ("/server_info", _sglang)):
-            try:
-                answer = await self._upstream.fetch("GET", path, headers=self._headers, timeout_s=ASK_TIMEOUT_S)
-                if answer.status == 200 and (found := read(msgspec.json.decode(answer.body))):
-                    return found[:RANKS_MAX]
-            except (UpstreamException, msgspec.DecodeError, RecursionError):
-                continue
+            if found := read((await self._ask(path)).json()):
+                return found[:RANKS_MAX]
         return []
 
 

@@ -21,12 +21,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from penstock.engines.lmcache import alone, directory_prefixes, field, items, layout_prefixes, space
+from penstock.server.locality.question import LATE_S
 from penstock.server.upstream import Upstream, UpstreamException
 
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 2.0
-LATE_S = 0.5  # an answer that took longer came too late for most
 ANSWER_BYTES_MAX = 64 << 20
 NAMES_S = 30.0  # how long what was learned of instances and models is believed
 SPACES_MAX = 8  # model names and world sizes looked under for one prompt

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from penstock.core.sources import Source
 from penstock.engines.kv_blocks import Changes, prompt_keys
 from penstock.server.driver import Driver
-from penstock.server.locality.lmcache import LATE_S, LmCache
-from penstock.server.locality.question import Question, question
+from penstock.server.locality.lmcache import LmCache
+from penstock.server.locality.question import LATE_S, Question, question
 from penstock.server.locality.tokenizer import Tokenizer
 from penstock.server.relay import Target
 

@@ -13,6 +13,7 @@ from array import array
 
 import msgspec
 
+LATE_S = 0.5  # an answer to a look-up that took longer came too late for most
 PROMPT_BYTES_MAX = 4 << 20  # a million tokens; more is not worth a second transfer
 
 

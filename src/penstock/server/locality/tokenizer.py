@@ -15,7 +15,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from penstock.server.locality.question import Question
+from penstock.server.locality.question import LATE_S, Question
 from penstock.server.relay import Target
 from penstock.server.upstream import UpstreamException
 
@@ -25,7 +25,6 @@ OPEN_MAX = 64  # questions at a time: more would take from the engines what they
 TIMEOUT_S = 1.0
 TOKENS_MAX = 8_000_000  # remembered: 32 MB
 ANSWER_BYTES_MAX = 32 << 20
-LATE_S = 0.5  # an answer that took longer came too late for most
 REST_S = 2.0  # after a failure or a late answer; doubles with each one after it
 REST_S_MAX = 120.0  # and at once where the answer says that there is no such path
 
