@@ -17,6 +17,7 @@ from penstock.admin_client import AdminClient, GatewayError
 from penstock.settings.reloading import Change
 
 RELOAD_TIMEOUT_S = 60.0  # ten thousand tenants take some seconds to read
+BATCHES_MAX = 8  # shown by `status`
 EXIT_BUSY = 3  # of `status`: something needs a look; 0 is well, 1 is no answer
 
 _Parsers = Any  # argparse does not name the type of its subparsers
@@ -85,6 +86,8 @@ def _status(client: AdminClient, args: argparse.Namespace) -> int:
         console = Console(highlight=False)
         console.print(views.headline(state))
         console.print(views.numbers(state))
+        if state["batches"]:
+            console.print(views.batches(state, BATCHES_MAX))
     return EXIT_BUSY if args.check and state["tone"] != "ok" else 0
 
 

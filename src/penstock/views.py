@@ -92,7 +92,7 @@ def endpoints(state: State, most: int) -> Table:
         usage, age_s = one["kv_usage_believed"], one["observed_s_ago"]
         table.add_row(
             _name(one["name"], 18),
-            _state(one["state"]),
+            _state(one["state"], one["role"]),
             f"{one['leases']}/{one['slots']}",
             "–" if usage is None else f"{usage * 100:.0f}/{state['kv_usage_ceiling']:.0%}",
             _bar(usage or 0.0, 4),
@@ -122,6 +122,23 @@ def requests(state: State, which: str, most: int) -> Table:
     return _more(table, rows, most, max(0, state.get(which, len(rows)) - len(rows)))
 
 
+def batches(state: State, most: int) -> Table:
+    table = _table("batch", "tenant", "status", ">done", "", ">failed", ">done in", ">window")
+    for one in state["batches"][:most]:
+        end, left = one["estimated_end"], seconds(max(0.0, one["deadline"] - state["at"]))
+        table.add_row(
+            _name(one["id"], 18),
+            _name(one["tenant"], 14),
+            plain(one["status"], 12),
+            f"{one['completed']:,}/{one['total']:,}",
+            _bar((one["completed"] + one["failed"]) / max(one["total"], 1), 4),
+            f"{one['failed']:,}",
+            "–" if end is None else seconds(max(0.0, end - state["at"])),
+            Text(f"{left}, missed", style="bold red") if one["misses_window"] else left,
+        )
+    return _more(table, state["batches"], most, 0)
+
+
 def events(state: State, most: int) -> Group:
     lines = [
         Text(time.strftime("%H:%M:%S ", time.localtime(event["at"])) + plain(event["text"], 200), overflow="ellipsis")
@@ -141,8 +158,10 @@ def screen(state: State, width: int, height: int | None) -> RenderableType:
         "models": min(len(state["models"]), 4),
         "tenants": min(len(state["tenants"]), 8),
         "endpoints": min(len(state["endpoints"]), 8),
+        "batches": min(len(state["batches"]), 3),
         "events": min(len(state["events"]), 3),
     }
+    spent += bool(state["batches"])
     while sum(shown.values()) + spent + 8 > lines and max(shown.values()) > 1:
         longest = max(shown, key=shown.__getitem__)
         shown[longest] -= 1
@@ -152,6 +171,8 @@ def screen(state: State, width: int, height: int | None) -> RenderableType:
     if state["tenants"]:
         parts.append(tenants(state, shown["tenants"]))
     parts.append(endpoints(state, shown["endpoints"]))
+    if state["batches"]:
+        parts.append(batches(state, shown["batches"]))
     if left > 1:
         parts.append(requests(state, which, left))
     parts.append(events(state, shown["events"]))
@@ -197,11 +218,12 @@ def _name(value: object, width: int) -> Text:
     return Text(plain(value, width), no_wrap=True, overflow="ellipsis")
 
 
-def _state(state: str) -> Text:
+def _state(state: str, role: str) -> Text:
+    only = "" if role == "both" else f", {plain(role, 8)}"
     if state == "up":
-        return Text("● up")
+        return Text(f"● up{only}")
     is_bad = state in BAD
-    return Text(f"{'■' if is_bad else '▲'} {plain(state, 12)}", style="bold red" if is_bad else "bold yellow")
+    return Text(f"{'■' if is_bad else '▲'} {plain(state, 12)}{only}", style="bold red" if is_bad else "bold yellow")
 
 
 def _waiting(count: int) -> Text:

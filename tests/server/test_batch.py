@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from penstock.cli import main
 from penstock.server.serve import Gateway
 from tests.server.conftest import CHAT, Answer, World, chat, fault, request
 
@@ -305,7 +306,7 @@ async def test_a_restart_loses_no_result_and_repeats_none(world: World, tmp_path
     assert len(world.seen()) == 60  # those that ran when it stopped were let end
 
 
-async def test_operators_see_what_runs(world: World, tmp_path: Path) -> None:
+async def test_operators_see_what_runs(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     await world.engine(step_s=0.05)
     await gateway(world, tmp_path, slots=1)
     api = Batches(world)
@@ -316,6 +317,11 @@ async def test_operators_see_what_runs(world: World, tmp_path: Path) -> None:
     assert (row["id"], row["tenant"], row["total"], row["misses_window"]) == (batch, "a", 100, False)
     shown = await api.show(batch)
     assert shown["penstock"] == {"requests_per_second": 0.0, "estimated_end_at": None, "misses_window": False}
+    for words in (["status"], ["top", "--once"]):
+        assert await asyncio.to_thread(main, [*words, "--url", world.url]) == 0
+        [told] = (one for one in capsys.readouterr().out.splitlines() if one.startswith(batch[:10]))
+        assert "/100" in told
+        assert "in_progress" in told
     assert await world.metric("penstock_batch_misses_window") == 0
     assert await world.metric("penstock_batch_open", status="in_progress") == 1
     await api.call("POST", f"/v1/batches/{batch}/cancel")

@@ -60,6 +60,18 @@ async def test_a_gateway_that_is_not_there_is_an_error_in_one_line(capsys: pytes
     assert printed.err.startswith("penstock: cannot reach http://127.0.0.1:9: ")
 
 
+async def test_what_an_endpoint_is_for_is_shown_where_it_has_a_role(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines = [await world.engine(), await world.engine()]
+    roles = [{"labels": {"role": role}} for role in ("prefill", "decode")]
+    await world.gateway(endpoints=[{"url": one.url, **role} for one, role in zip(engines, roles, strict=True)])
+    assert await run(world, "top", "--once") == 0
+    out = capsys.readouterr().out
+    assert "up, prefill" in out
+    assert "up, decode" in out
+
+
 @pytest.mark.parametrize("height", [24, 50])
 async def test_top_fits_the_terminal_whatever_names_are_like(world: World, height: int) -> None:
     names = ("[red]markup[/red]", "x" * 5_000, b"\x1b[31mescape".decode("latin-1").replace("\x1b", "?"))

@@ -64,7 +64,7 @@ const tables = {
   ], { key: (t) => `${t.band} ${t.tenant}`, limit: 15, empty: "Nobody asks for anything." }),
   endpoints: new Table($("endpoints"), [
     { title: "endpoint", value: (e) => text(e.name), name: true },
-    { title: "state", value: (e) => STATES[e.state] ?? e.state, tone: (e) => (e.state === "up" ? "" : ["down", "hung", "stuck", "ejected"].includes(e.state) ? "bad" : "busy") },
+    { title: "state", value: (e) => (STATES[e.state] ?? e.state) + (e.role === "both" ? "" : `, ${e.role} only`), tone: (e) => (e.state === "up" ? "" : ["down", "hung", "stuck", "ejected"].includes(e.state) ? "bad" : "busy") },
     { title: "running / slots", hint: "requests that Penstock has there now, from dispatch to the last byte", value: (e) => `${e.leases} / ${e.slots}${e.slots_auto ? " auto" : ""}`, num: true, part: (e) => e.leases / (e.slots || 1) },
     { title: "engine said", hint: "its own gauges, and how old that reading is; what was sent since is not in it", value: (e) => said(e), by: (e) => e.engine_waiting ?? -1, tone: (e) => (e.observed_s_ago > 5 ? "busy" : "") },
     { title: "KV used / ceiling", hint: "memory in use with what was sent since the reading; the line marks the ceiling, admission.max_kv_usage", value: (e) => (e.kv_usage_believed == null ? "–" : `${Math.round(e.kv_usage_believed * 100)} / ${percent(state.kv_usage_ceiling)}`), num: true, by: (e) => e.kv_usage_believed ?? -1, part: (e) => e.kv_usage_believed ?? 0, mark: (e) => (e.kv_usage_believed == null ? null : state.kv_usage_ceiling), hot: (e) => e.kv_usage_believed >= state.kv_usage_ceiling },
