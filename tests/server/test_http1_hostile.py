@@ -254,7 +254,7 @@ async def test_chunk_framing_is_bounded_by_what_it_carries(world: World) -> None
 
 @on_both_loops
 async def test_slow_clients_are_timed_out(world: World) -> None:
-    await world.serve(header_timeout_s=0.1, body_timeout_s=0.1)
+    await world.serve(header_timeout_s=0.1, body_timeout_s=0.1, keepalive_timeout_s=0.1)
     silent, slow_head, slow_body, slow_chunks = await asyncio.gather(
         world.ask(b""),
         world.ask(b"GET / HT"),
@@ -264,6 +264,19 @@ async def test_slow_clients_are_timed_out(world: World) -> None:
     assert silent == b""
     assert [status_of(answered) for answered in (slow_head, slow_body, slow_chunks)] == [408] * 3
     assert [refusal for refusal, _ in world.handler.refusals] == [Refusal.CLIENT_TIMEOUT] * 3
+
+
+@on_both_loops
+async def test_a_client_may_connect_long_before_it_asks(world: World) -> None:
+    """A client's library connects, and comes to writing when its own loop lets it, on a busy machine 14 s later. It was
+    cut off after 10 s and told its user of a lost connection: no answer, and no error that has a name."""
+    await world.serve(header_timeout_s=0.05)
+    client = await world.client(b"")
+    await asyncio.sleep(0.2)
+    client.send(request())
+    assert (await client.response())[0] == 200
+    client.send(b"GET / HT")
+    assert (await client.response())[0] == 408
 
 
 async def drip(client: Client, data: bytes, every_s: float) -> None:

@@ -102,7 +102,7 @@ class Connection(asyncio.Protocol):
             self._refuse(Refusal.TOO_MANY_CONNECTIONS, "too many connections")
             self._close()  # at once: a place for lingering is what we are short of
             return
-        self._arm(limits.header_timeout_s)
+        self._arm(limits.keepalive_timeout_s)  # a client that is slow to ask must not find its connection gone
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  (how it was lost makes no difference)
         self._state = _CLOSING

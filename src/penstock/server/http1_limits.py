@@ -20,11 +20,11 @@ class ServerLimits:
     body_bytes_max: int = 64 * 1024 * 1024
     bodies_bytes_max: int = 1024 * 1024 * 1024  # of all that are under way together, each longer than one read
     connections_max: int = 20_000
-    header_timeout_s: float = 10.0  # from the first byte (of a new connection: from the connect) to the blank line
+    header_timeout_s: float = 10.0  # from a request's first byte to the blank line
     body_timeout_s: float = 60.0  # between two reads of a body
     body_timeout_total_s: float = 600.0  # a full body over a line of 1 Mbit/s takes 540 s
     write_timeout_s: float = 60.0  # without progress, while output waits for the client
-    keepalive_timeout_s: float = 75.0
+    keepalive_timeout_s: float = 75.0  # without a byte of the next request, or of the first
     write_buffer_bytes_max: int = 256 * 1024  # above it the exchange is paused
     write_buffer_bytes_low: int = 64 * 1024  # below it, resumed
     pipelined_bytes_max: int = 64 * 1024  # read ahead of a running exchange before reading stops
