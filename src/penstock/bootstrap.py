@@ -61,7 +61,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         locator=locator,
     )
     endpoints.want(SETTINGS, settings.endpoints)
-    discovery = Discovery(sources(settings.discovery, os.environ), endpoints.want)
+    discovery = Discovery(sources(settings.discovery, os.environ), endpoints)
     events = EventLog()
     auth = AdminAuth(*parts.admin_tokens(settings), listens_on=settings.listen_address[0], now=driver.now)
     callers, affinities = Callers(settings), Affinities(settings.routing)

@@ -63,7 +63,9 @@ class Seen:
         self.endpoints: Sequence[Endpoint] = ()
         self.told = 0
 
-    def want(self, _: str, endpoints: Sequence[Endpoint]) -> None:
+    def ranked(self, sources: Sequence[str], /) -> None: ...
+
+    def want(self, _: str, endpoints: Sequence[Endpoint], /) -> None:
         self.endpoints = endpoints
         self.told += 1
 
@@ -79,7 +81,7 @@ class Seen:
 @asynccontextmanager
 async def watching(source: Source) -> AsyncIterator[Seen]:
     seen = Seen()
-    discovery = Discovery([source], seen.want)
+    discovery = Discovery([source], seen)
     discovery.start()
     try:
         yield seen

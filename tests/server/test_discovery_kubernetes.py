@@ -30,7 +30,9 @@ class Seen:
         self.endpoints: list[Endpoint] = []
         self.told = 0
 
-    def want(self, _: str, endpoints: Sequence[Endpoint]) -> None:
+    def ranked(self, sources: Sequence[str], /) -> None: ...
+
+    def want(self, _: str, endpoints: Sequence[Endpoint], /) -> None:
         self.endpoints = list(endpoints)
         self.told += 1
 
@@ -48,7 +50,7 @@ async def following(api: KubeApi, **settings: Any) -> AsyncIterator[Seen]:
     given = {"selector": "app=vllm", "server": api.url, **settings}
     parsed = Kubernetes.model_validate(given)
     seen = Seen()
-    discovery = Discovery([KubernetesSource(parsed, Access(parsed, {}, account=Path("/nowhere")))], seen.want)
+    discovery = Discovery([KubernetesSource(parsed, Access(parsed, {}, account=Path("/nowhere")))], seen)
     discovery.start()
     try:
         yield seen

@@ -172,6 +172,27 @@ async def test_the_first_source_that_names_an_endpoint_stands_and_no_engine_coun
     await world.until(lambda: [view.source for view in gate.endpoints.views()] == ["a", "b"])
 
 
+async def test_sources_stand_in_the_order_of_their_settings_whoever_tells_first(world: World) -> None:
+    gate = await world.gateway(endpoints=[])
+
+    def views() -> list[tuple[str, str]]:
+        return [(view.name, view.source) for view in gate.endpoints.views() if not view.leaving]
+
+    gate.endpoints.ranked(["a", "b"])
+    gate.endpoints.want("b", wanted({"url": "http://127.0.0.1:1", "name": "one"}))
+    assert views() == [("one", "b")]
+    gate.endpoints.want("a", wanted({"url": "http://127.0.0.1:1", "name": "one"}))
+    assert views() == [("one", "a")]
+    gate.endpoints.ranked(["b", "a"])
+    assert views() == [("one", "b")]
+    gate.endpoints.ranked(["a"])
+    assert views() == [("one", "a")]
+    gate.endpoints.ranked(["c"])
+    await world.until(lambda: not gate.endpoints.views())
+    gate.endpoints.ranked(["a"])
+    assert views() == [], "what it wanted was forgotten with it"
+
+
 async def test_the_command_line_changes_a_running_gateway(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     engine = await world.engine()
     await world.gateway(endpoints=[])

@@ -52,6 +52,9 @@ NOT_ZERO = {
     "penstock_endpoint_state",
     "penstock_config_info",
     "penstock_observation_age_seconds",
+    "penstock_endpoint_waiting",
+    "penstock_endpoint_running",
+    "penstock_endpoint_kv_usage_ratio",
 }
 
 
@@ -76,7 +79,8 @@ async def test_every_series_is_there_before_any_engine_answered(world: World) ->
             if sample.name not in NOT_ZERO and "lag" not in sample.name:
                 assert sample.value == 0, sample
     assert await world.metric("penstock_slots", endpoint="gone") == 3
-    assert math.isnan(await world.metric("penstock_observation_age_seconds", endpoint="gone"))
+    for unknown in ("observation_age_seconds", "endpoint_waiting", "endpoint_running", "endpoint_kv_usage_ratio"):
+        assert math.isnan(await world.metric(f"penstock_{unknown}", endpoint="gone")), unknown
 
 
 async def test_requests_are_counted_by_how_they_ended(world: World) -> None:

@@ -227,12 +227,23 @@ async def test_a_file_of_endpoints_is_watched_from_now_on_or_no_more(world: Worl
     def names() -> list[str]:
         return [endpoint.name for endpoint in world.picture().endpoints]
 
+    def sources() -> list[str]:
+        return [view.source for view in world.gate.endpoints.views()]
+
     assert await reloaded(world, discovery=[{"file": str(listed)}]) == ["discovery[0]"]
     await world.until(lambda: names() == ["fixed", "found"])
     assert await reloaded(world, discovery=[{"file": {"path": str(listed), "refresh": "200ms"}}]) == [
         "discovery[0].file.refresh"
     ]
     assert names() == ["fixed", "found"], "what was found stands until the source tells something else"
+    second = tmp_path / "more.yaml"
+    second.write_text(listed.read_text())
+    both = [{"file": str(second)}, {"file": {"path": str(listed), "refresh": "200ms"}}]
+    await reloaded(world, discovery=both)
+    await world.until(lambda: sources() == ["settings", f"file {second}"])
+    await reloaded(world, discovery=both[::-1])
+    assert sources() == ["settings", f"file {listed}"], "the order of the settings is that of precedence"
+    await reloaded(world, discovery=both[1:])
     assert await reloaded(world, discovery=[]) == ["discovery[0]"]
     await world.until(lambda: names() == ["fixed"])
     answer = await reload(world, discovery=[{"dns": "a.test:1"}, {"dns": {"name": "a.test", "port": 1}}])

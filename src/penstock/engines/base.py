@@ -254,3 +254,13 @@ def text(value: object) -> str | None:
 
 def flag(value: object) -> bool | None:
     return value if isinstance(value, bool) else None
+
+
+def version_at(path: str) -> Document:
+    """A document whose `version` is the engine's."""
+    return Document(path, lambda page: Facts(version=text(page.get("version"))))
+
+
+def sleeping_at(path: str) -> Document:
+    """A document whose `is_sleeping` tells whether it sleeps."""
+    return Document(path, lambda page: Facts(sleeping=flag(page.get("is_sleeping"))))

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.engines.base import Document, Engine, Facts, Json, Series, flag
-
-
-def _is_sleeping(page: Json) -> Facts:
-    return Facts(sleeping=flag(page.get("is_sleeping")))
-
+from penstock.engines.base import Engine, Series, sleeping_at
 
 LMDEPLOY = Engine(
     name="lmdeploy",
@@ -15,7 +10,7 @@ LMDEPLOY = Engine(
     owned_by=("lmdeploy",),
     page_prefixes=(b"lmdeploy:",),
     metrics=("/metrics",),
-    documents=(Document("/is_sleeping", _is_sleeping),),
+    documents=(sleeping_at("/is_sleeping"),),
     series=Series(
         running=("lmdeploy:num_requests_running",),
         waiting=("lmdeploy:num_requests_waiting",),

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.engines.base import Document, Engine, Facts, Json, text
+from penstock.engines.base import Document, Engine, Facts, Json, text, version_at
 
 MODELS_MAX = 10_000
-
-
-def _version(page: Json) -> Facts:
-    return Facts(version=text(page.get("version")))
 
 
 def _tags(page: Json) -> Facts:
@@ -27,6 +23,6 @@ OLLAMA = Engine(
     owned_by=("library",),
     signs=(("/api/version", ("version",)),),
     probe_path="/api/version",
-    documents=(Document("/api/version", _version), Document("/api/tags", _tags)),
+    documents=(version_at("/api/version"), Document("/api/tags", _tags)),
     flags={"slots": "OLLAMA_NUM_PARALLEL (1 unless set): put the same number into `slots`"},
 )

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.engines.base import Document, Engine, Facts, Json, Series, text
-
-
-def _version(page: Json) -> Facts:
-    return Facts(version=text(page.get("version")))
-
+from penstock.engines.base import Engine, Series, version_at
 
 TRTLLM = Engine(
     name="trtllm",
@@ -16,7 +11,7 @@ TRTLLM = Engine(
     page_prefixes=(b"trtllm_", b"nv_trt_llm_", b"nv_inference_"),
     signs=(("/v2", ("name", "extensions")),),
     metrics=("/prometheus/metrics", "/metrics", ":8002/metrics"),
-    documents=(Document("/version", _version), Document("/v2", _version)),
+    documents=(version_at("/version"), version_at("/v2")),
     series=Series(
         running=(
             "trtllm_num_requests_running",

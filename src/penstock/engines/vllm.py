@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from penstock.engines.base import Document, Engine, Facts, Json, Priority, Series, count, flag, text, whole
-
-
-def _version(page: Json) -> Facts:
-    return Facts(version=text(page.get("version")))
+from penstock.engines.base import (
+    Document,
+    Engine,
+    Facts,
+    Json,
+    Priority,
+    Series,
+    count,
+    sleeping_at,
+    text,
+    version_at,
+    whole,
+)
 
 
 def _server_info(page: Json) -> Facts:
@@ -28,10 +36,6 @@ def _kv_event_sources(page: Json) -> Facts:
     return Facts(kv_events=bool(sources), kv_events_endpoint=text(sources[0].get("endpoint")) if sources else None)
 
 
-def _is_sleeping(page: Json) -> Facts:
-    return Facts(sleeping=flag(page.get("is_sleeping")))
-
-
 def _server_load(answer: object) -> float | None:
     return count(answer.get("server_load")) if isinstance(answer, dict) else None
 
@@ -45,10 +49,10 @@ VLLM = Engine(
     door_path="/load",  # a constant 0 without --enable-server-load-tracking; of several API servers, one's share
     door=_server_load,
     documents=(
-        Document("/version", _version),
+        version_at("/version"),
         Document("/server_info?config_format=json", _server_info),
         Document("/kv_event_sources", _kv_event_sources),
-        Document("/is_sleeping", _is_sleeping),
+        sleeping_at("/is_sleeping"),
     ),
     series=Series(
         running=("vllm:num_requests_running",),

@@ -2,8 +2,8 @@
 
 Everybody who knows of endpoints (the settings file, each discovery, the operator) is a *source* and says the complete
 set that it wants, whenever that changes; there are no "added" and "removed" messages that could be lost, doubled or
-come in the wrong order. The sets are merged by name, whoever told first standing first, and compared with what is
-there.
+come in the wrong order. The sets are merged by name, first the operator's, then the file's, then the discoveries' in
+the order of their settings, and compared with what is there.
 
 An endpoint that nobody wants any more is drained, not cut: it is sent nothing new, what runs there ends, then it is
 forgotten with its connections, gauges and models. One that is wanted again meanwhile goes on. An operator's word
@@ -145,7 +145,12 @@ class Endpoints:
 
     # --- what is wanted -------------------------------------------------------------------------------------------
 
-    def want(self, source: str, endpoints: Iterable[Endpoint]) -> None:
+    def ranked(self, sources: Sequence[str], /) -> None:
+        """These sources there are besides the operator and the file, the first before the next. Others want nothing."""
+        self._wanted = {source: self._wanted.get(source, []) for source in (OPERATOR, SETTINGS, *sources)}
+        self._reconcile()
+
+    def want(self, source: str, endpoints: Iterable[Endpoint], /) -> None:
         """This is all that a source wants from now on."""
         self._wanted[source] = list(endpoints)
         self._reconcile()

@@ -317,13 +317,25 @@ def _endpoints(snapshot: Snapshot) -> Iterator[Metric]:
         ("leases", "Leases held.", lambda e: e.leases),
         ("slots", "Requests it may be sent at a time.", lambda e: e.slots),
         ("endpoint_up", "1 while it may be used.", lambda e: e.state == "up"),
-        ("endpoint_waiting", "Requests waiting inside the engine, as observed.", lambda e: e.engine_waiting or 0),
-        ("endpoint_running", "Requests running inside the engine, as observed.", lambda e: e.engine_running or 0),
-        ("endpoint_kv_usage_ratio", "KV memory in use, as observed.", lambda e: e.kv_usage or 0),
+        (
+            "endpoint_waiting",
+            "Requests waiting inside the engine, as observed; NaN while unknown.",
+            lambda e: _known(e.engine_waiting),
+        ),
+        (
+            "endpoint_running",
+            "Requests running inside the engine, as observed; NaN while unknown.",
+            lambda e: _known(e.engine_running),
+        ),
+        (
+            "endpoint_kv_usage_ratio",
+            "KV memory in use, as observed; NaN where the engine does not tell.",
+            lambda e: _known(e.kv_usage),
+        ),
         (
             "observation_age_seconds",
             "Age of the last reading; NaN where there is none to go by.",
-            lambda e: math.nan if e.observed_s_ago is None else e.observed_s_ago,
+            lambda e: _known(e.observed_s_ago),
         ),
     ]
     for name, text, value in columns:
@@ -332,6 +344,11 @@ def _endpoints(snapshot: Snapshot) -> Iterator[Metric]:
         (e.name, state): float(e.state == state) for e in snapshot.endpoints for state in STATES
     }
     yield _gauge("endpoint_state", "1 for the state it is in.", ["endpoint", "state"], states)
+
+
+def _known(value: float | None) -> float:
+    """What nobody told is no number: as 0 it would look like an idle engine."""
+    return math.nan if value is None else value
 
 
 def _sources(snapshot: Snapshot) -> Iterator[Metric]:

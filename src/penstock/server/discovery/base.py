@@ -40,12 +40,23 @@ class Source(Protocol):
         """Tell the complete set, again whenever it may have changed. Ends only by a failure or by being cancelled."""
 
 
+class Registry(Protocol):
+    """Who is told what the sources found."""
+
+    def ranked(self, sources: Sequence[str], /) -> None:
+        """These sources there are, and where two want different things under one name, the first of them stands."""
+
+    def want(self, source: str, endpoints: Sequence[Endpoint], /) -> None:
+        """This is all that a source wants from now on."""
+
+
 class Discovery:
     """Keeps all sources going."""
 
-    def __init__(self, sources: Iterable[Source], want: Callable[[str, Sequence[Endpoint]], None]) -> None:
+    def __init__(self, sources: Iterable[Source], registry: Registry) -> None:
         self._sources = {source.name: source for source in sources}
-        self._want = want
+        self._registry = registry
+        registry.ranked(tuple(self._sources))
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -61,8 +72,7 @@ class Discovery:
         for name in before:
             if name not in self._sources or name not in kept:
                 self._end(name)
-            if name not in self._sources:
-                self._want(name, ())
+        self._registry.ranked(tuple(self._sources))
         for name, source in self._sources.items():
             if name not in self._tasks:
                 self._begin(source)
@@ -89,7 +99,7 @@ class Discovery:
         def found(endpoints: Sequence[Endpoint]) -> None:
             nonlocal failures, told
             failures, told = 0, ""
-            self._want(source.name, endpoints)
+            self._registry.want(source.name, endpoints)
 
         while True:
             try:
