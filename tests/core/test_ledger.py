@@ -11,6 +11,7 @@ from penstock.core.ledger import (
     FROZEN_S,
     PACE_KEPT_S,
     PREFILL_BASE_S,
+    PREFILL_STEP_TOKENS,
     PREFILL_TOKENS_PER_S,
     REVIEW_S,
     Ledger,
@@ -253,6 +254,60 @@ def test_a_prompt_is_before_the_engine_until_its_first_token_even_if_the_engine_
     assert own.prefill_left(10.0) == own.outstanding_prefill_tokens == 4_000
     own.first_token(own.leases[2], 11.0)
     assert own.prefill_left(11.0) == 0
+
+
+def of_known_speed(seconds: float = 1.0) -> Ledger:
+    """A ledger of an engine that was seen to compute prompts of 4,000 tokens in so long, five of them, until then."""
+    made = Ledger(stale_after_s=5.0, slots=64)
+    for serial in range(5):
+        made.add(lease(serial, at=serial * seconds, prompt=4_000))
+        made.first_token(made.leases[serial], (serial + 1) * seconds + PREFILL_BASE_S)
+        made.remove(made.leases[serial], (serial + 1) * seconds)
+    return made
+
+
+def test_what_is_computed_of_a_long_prompt_is_outstanding_no_more_but_for_its_last_token() -> None:
+    own = of_known_speed()
+    begun_s, rate = 10.0, own.prefill_rate
+    own.add(lease(8, at=begun_s, prompt=10_000))
+    own.add(lease(9, at=begun_s, prompt=300))
+    for step in range(1, 5):
+        due_s = begun_s + step * PREFILL_STEP_TOKENS / rate
+        assert own.prefill_due_s == own.review_s(begun_s) == pytest.approx(due_s)
+        own.advance(due_s - 0.01)
+        assert own.outstanding_prefill_tokens == 10_300 - (step - 1) * PREFILL_STEP_TOKENS
+        own.advance(own.prefill_due_s)
+        assert own.outstanding_prefill_tokens == 10_300 - step * PREFILL_STEP_TOKENS
+        assert own.prefill_left(due_s) == pytest.approx(own.outstanding_prefill_tokens)
+    assert own.prefill_due_s == math.inf, "what is left of it is its token's to tell"
+    own.prefill_due_s = begun_s
+    own.advance(begun_s + 60.0)
+    assert own.outstanding_prefill_tokens == 1 + 300
+    own.first_token(own.leases[8], begun_s + 61.0)
+    assert own.outstanding_prefill_tokens == 300
+
+
+def test_progress_is_counted_from_when_the_prompt_before_was_done_with_seen_or_not() -> None:
+    own = of_known_speed()
+    rate = own.prefill_rate
+    own.add(lease(8, at=10.0, prompt=4_000, streamed=False))
+    own.add(lease(9, at=10.0, prompt=40_000))
+    ends_s = own.leases[8].prefill_end_s
+    own.advance(ends_s)
+    assert own.outstanding_prefill_tokens == 40_000
+    assert own.prefill_due_s == pytest.approx(ends_s + PREFILL_STEP_TOKENS / rate)
+    own.advance(ends_s + 2 * PREFILL_STEP_TOKENS / rate)
+    own.observe(Observation(20.0, running=1, waiting=0, progress=9.0))
+    assert own.outstanding_prefill_tokens == 40_000 - 2 * PREFILL_STEP_TOKENS
+
+
+def test_a_prompt_counts_whole_while_the_speed_is_not_known() -> None:
+    own = Ledger(stale_after_s=5.0, slots=64)
+    own.add(lease(1, at=0.0, prompt=40_000))
+    assert own.prefill_due_s == math.inf
+    own.prefill_due_s = 0.0
+    own.advance(5.0)
+    assert own.outstanding_prefill_tokens == 40_000
 
 
 def test_while_the_engine_queues_every_dispatch_joins_its_queue_and_what_it_began_leaves_it() -> None:

@@ -11,7 +11,7 @@ from penstock.core.actions import Action, Dispatch
 from penstock.core.admission import AdmissionSettings
 from penstock.core.band import BandSettings
 from penstock.core.endpoint import EndpointSpec
-from penstock.core.ledger import PACE_KEPT_S, Observation
+from penstock.core.ledger import PACE_KEPT_S, PREFILL_BASE_S, PREFILL_STEP_TOKENS, Observation
 from penstock.core.pool import SLOTS_CACHED_MAX
 from penstock.core.pump import BYPASS_MAX, WINDOW
 from penstock.core.request import Usage
@@ -219,6 +219,19 @@ def test_prompts_being_computed_are_bounded_and_an_idle_endpoint_takes_one_of_an
     lease = the_lease(made.arrived(request("huge", prompt_tokens=90_000, streamed=True), now=0.0))
     assert made.arrived(request("small", prompt_tokens=1), now=0.0) == []
     assert sent(made.first_token(lease, now=1.0)) == [("small", "a")]
+
+
+def test_a_prompt_that_is_partly_computed_leaves_room_for_the_next_one_before_its_first_token() -> None:
+    made = scheduler(SchedulerSettings(admission=AdmissionSettings(prefill_tokens_max=16_000)), a=9)
+    for at in range(5):  # it computes 4,000 tokens a second
+        lease = the_lease(made.arrived(request(f"known{at}", prompt_tokens=4_000, streamed=True), now=2.0 * at))
+        made.first_token(lease, now=2.0 * at + 1.0 + PREFILL_BASE_S)
+    the_lease(made.arrived(request("long", prompt_tokens=40_000, streamed=True), now=20.0))
+    assert made.arrived(request("next", prompt_tokens=4_000, streamed=True), now=20.0) == []
+    rate = made._pool["a"].ledger.prefill_rate
+    fits_s = 20.0 + (40_000 + 4_000 - 16_000) / rate
+    assert until(made, fits_s - 0.01) == []
+    assert sent(until(made, fits_s + PREFILL_STEP_TOKENS / rate)) == [("next", "a")]
 
 
 def test_only_those_are_overtaken_that_the_endpoint_serves() -> None:

@@ -24,6 +24,7 @@ class Lease(msgspec.Struct, gc=False):
     output_tokens: int  #: estimate
     streamed: bool
     prefill_end_s: float  #: predicted; where the first token can't be seen, the prefill counts as over then
+    computed_tokens: int = 0  #: of the prompt, believed to be done with while its first token is awaited
     cached_tokens: int = 0  #: of the prompt, believed to be there already
     source: Source | None = None  #: who says so
     prefix: tuple[int, ...] = ()  #: chain hashes of the prompt's chunks, while they are computed

@@ -32,11 +32,13 @@ PREFILL_SAMPLE_TOKENS = 512  # a prompt of that many is a whole sample of the sp
 PREFILL_SAMPLES_MIN = 5.0
 PREFILL_GUESS_S = 0.05  # what the first guess counts for: next to nothing beside a few samples
 PREFILL_BASE_S = 0.05  # one engine step and the way there and back
+PREFILL_STEP_TOKENS = 2048  # how far most engines get with a prompt in one step: progress is counted in these
 PACE_TOKENS_MIN = 8  # fewer say more about the network's buffers than about the engine
 PACE_LEARNING_RATE = 0.2
 PACE_KEPT_S = 60.0  # a slow endpoint is given nothing, and answers that do not stream tell nothing: so it is forgotten
 REQUESTS_SANE_MAX = 1e6  # no engine holds more; what claims to is no reading
 KV_USAGE_SANE_MAX = 1.5  # rounding may carry a share past 1; what is far beyond is no share
+EPSILON = 1e-9  # what rounding may take from a whole step
 REVIEW_S = 1.0  # how often a fading estimate of others' load is looked at again; it halves in 20 s
 
 
@@ -65,12 +67,8 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
 
     def same_as(self, other: Observation) -> bool:
         """Whether nothing moved between two readings."""
-        return (self.running, self.waiting, self.kv_usage, self.progress) == (
-            other.running,
-            other.waiting,
-            other.kv_usage,
-            other.progress,
-        )
+        mine = (self.running, self.waiting, self.kv_usage, self.progress)
+        return mine == (other.running, other.waiting, other.kv_usage, other.progress)
 
 
 class Glimpse(msgspec.Struct, frozen=True, gc=False):
@@ -110,8 +108,8 @@ class Ledger:
         self._prefill_tokens = PREFILL_TOKENS_PER_S * PREFILL_GUESS_S
         self._prefill_seconds = PREFILL_GUESS_S
         self._prefill_samples = 0.0
-        self._last_first_token_s = -math.inf
-        self.outstanding_prefill_tokens = 0
+        self._prefill_free_s = -math.inf  # when the last prompt was done with
+        self.outstanding_prefill_tokens = 0  # sent, and not known to be computed
         self._pace_s: float | None = None
         self._own_pace_until_s = -math.inf  # until then our own streams tell it; after that, the engine
         self._load = 0.0  # what `load` said last, good until then or until something happens
@@ -132,6 +130,8 @@ class Ledger:
         self.outstanding_prefill_tokens += lease.prompt_tokens
         if not lease.streamed:
             self.prefill_due_s = min(self.prefill_due_s, lease.prefill_end_s)
+        if len(self.prefilling) == 1:
+            self._await_progress()
         self._note(lease.dispatched_s, 1, lease.tokens)
 
     def reserve(self, lease: Lease) -> None:
@@ -212,23 +212,52 @@ class Ledger:
         self._note(now, -1, -lease.tokens)
 
     def advance(self, now: float) -> None:
-        """Let predicted prefill ends pass: answers that do not stream stop counting as waiting."""
+        """Let time pass for prompts: the first of them gets further, and answers that do not stream stop counting as
+        waiting when their prompts should be computed.
+        """
         if now < self.prefill_due_s:
             return
         for lease in [x for x in self.prefilling.values() if not x.streamed and x.prefill_end_s <= now]:
             if not lease.seen:
                 self._take_in(lease)
+            self._prefill_free_s = max(self._prefill_free_s, lease.prefill_end_s)
             self._prefilled(lease)
         ends_s = (x.prefill_end_s for x in self.prefilling.values() if not x.streamed)
         self.prefill_due_s = min(ends_s, default=math.inf)
+        if self.prefilling and self.rate_known:
+            first = self._first
+            steps = int((now - self._begun_s(first)) * self.prefill_rate / PREFILL_STEP_TOKENS + EPSILON)
+            # The last of it counts until its first token comes: a speed is a guess, a token is a fact.
+            computed = min(steps * PREFILL_STEP_TOKENS, first.prompt_tokens - 1)
+            if computed > first.computed_tokens:
+                self.outstanding_prefill_tokens -= computed - first.computed_tokens
+                first.computed_tokens = computed
+        self._await_progress()
 
     def prefill_left(self, now: float) -> float:
         """Prompt tokens still to be computed, as far as can be told: the first of them since the last was done."""
         if not self.prefilling:
             return 0.0
-        first = next(iter(self.prefilling.values()))
-        begun_s = max(first.dispatched_s, self._last_first_token_s)
-        return self.outstanding_prefill_tokens - min(first.prompt_tokens, (now - begun_s) * self.prefill_rate)
+        first = self._first
+        computed = min(first.prompt_tokens, (now - self._begun_s(first)) * self.prefill_rate)
+        return self.outstanding_prefill_tokens + first.computed_tokens - computed
+
+    @property
+    def _first(self) -> Lease:
+        """The one whose prompt is being computed: engines take them in the order in which they come."""
+        return next(iter(self.prefilling.values()))
+
+    def _begun_s(self, lease: Lease) -> float:
+        return max(lease.dispatched_s, self._prefill_free_s)
+
+    def _await_progress(self) -> None:
+        """Note when the prompt that is being computed will be a step further, where the speed is known."""
+        if not self.prefilling or not self.rate_known:
+            return
+        first = self._first
+        following = first.computed_tokens + PREFILL_STEP_TOKENS
+        if following < first.prompt_tokens:
+            self.prefill_due_s = min(self.prefill_due_s, self._begun_s(first) + following / self.prefill_rate)
 
     @property
     def rate_known(self) -> bool:
@@ -247,12 +276,13 @@ class Ledger:
 
     def _prefilled(self, lease: Lease) -> None:
         del self.prefilling[lease.serial]
-        self.outstanding_prefill_tokens -= lease.prompt_tokens
+        self.outstanding_prefill_tokens -= lease.prompt_tokens - lease.computed_tokens
         lease.prefix = ()  # of use only to tell that it is being computed
+        self._await_progress()
 
     def _learn_prefill(self, lease: Lease, now: float) -> None:
-        elapsed_s = now - max(lease.dispatched_s, self._last_first_token_s) - PREFILL_BASE_S
-        self._last_first_token_s = now
+        elapsed_s = now - self._begun_s(lease) - PREFILL_BASE_S
+        self._prefill_free_s = now
         # A prompt of a few tokens says how long a step is, a hang says nothing: neither is prefill speed.
         elapsed_s = min(max(elapsed_s, lease.prompt_tokens / PREFILL_TOKENS_PER_S_MAX), PREFILL_SAMPLE_S_MAX)
         # A prompt that is nearly all cached has little to compute, and says as little of the speed.
@@ -358,7 +388,7 @@ class Ledger:
             lease.epoch = self.epoch
         self.reserved = sum(lease.first_token_s is None for lease in self.leases.values())
         self.prefilling = {k: x for k, x in self.prefilling.items() if x.dispatched_s >= previous_asked_s}
-        self.outstanding_prefill_tokens = sum(x.prompt_tokens for x in self.prefilling.values())
+        self.outstanding_prefill_tokens = sum(x.prompt_tokens - x.computed_tokens for x in self.prefilling.values())
         self._foreign = 0.0
 
     def credible(self, now: float) -> bool:
