@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock.core.ledger import Observation
 from tests.server.conftest import World, chat, fault
 
 # name: (type, labels), DESIGN §8 as far as it applies yet
@@ -52,9 +53,6 @@ NOT_ZERO = {
     "penstock_endpoint_state",
     "penstock_config_info",
     "penstock_observation_age_seconds",
-    "penstock_endpoint_waiting",
-    "penstock_endpoint_running",
-    "penstock_endpoint_kv_usage_ratio",
 }
 
 
@@ -79,8 +77,20 @@ async def test_every_series_is_there_before_any_engine_answered(world: World) ->
             if sample.name not in NOT_ZERO and "lag" not in sample.name:
                 assert sample.value == 0, sample
     assert await world.metric("penstock_slots", endpoint="gone") == 3
-    for unknown in ("observation_age_seconds", "endpoint_waiting", "endpoint_running", "endpoint_kv_usage_ratio"):
-        assert math.isnan(await world.metric(f"penstock_{unknown}", endpoint="gone")), unknown
+    assert math.isnan(await world.metric("penstock_observation_age_seconds", endpoint="gone"))
+
+
+async def test_what_an_engine_that_was_read_does_not_tell_is_no_number(world: World) -> None:
+    engine = await world.engine()
+    endpoints = [{"url": engine.url, "name": "one"}]
+    gate = await world.gateway(endpoints=endpoints, observe={"interval": "60s", "fast_interval": "60s"})
+    driver = gate.driver
+    await world.until(lambda: driver.scheduler.snapshot(now=driver.now()).endpoints[0].kv_usage is not None)
+    assert await world.metric("penstock_endpoint_kv_usage_ratio", endpoint="one") == 0
+    reading = Observation(asked_s=driver.now(), waiting=0, running=0)
+    driver.tell(driver.scheduler.observed("one", reading, now=driver.now()))
+    assert await world.metric("penstock_endpoint_waiting", endpoint="one") == 0
+    assert math.isnan(await world.metric("penstock_endpoint_kv_usage_ratio", endpoint="one"))
 
 
 async def test_requests_are_counted_by_how_they_ended(world: World) -> None:

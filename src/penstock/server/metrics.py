@@ -319,23 +319,23 @@ def _endpoints(snapshot: Snapshot) -> Iterator[Metric]:
         ("endpoint_up", "1 while it may be used.", lambda e: e.state == "up"),
         (
             "endpoint_waiting",
-            "Requests waiting inside the engine, as observed; NaN while unknown.",
-            lambda e: _known(e.engine_waiting),
+            "Requests waiting inside the engine, as observed; NaN where the engine does not tell.",
+            lambda e: _told(e, e.engine_waiting),
         ),
         (
             "endpoint_running",
-            "Requests running inside the engine, as observed; NaN while unknown.",
-            lambda e: _known(e.engine_running),
+            "Requests running inside the engine, as observed; NaN where the engine does not tell.",
+            lambda e: _told(e, e.engine_running),
         ),
         (
             "endpoint_kv_usage_ratio",
             "KV memory in use, as observed; NaN where the engine does not tell.",
-            lambda e: _known(e.kv_usage),
+            lambda e: _told(e, e.kv_usage),
         ),
         (
             "observation_age_seconds",
             "Age of the last reading; NaN where there is none to go by.",
-            lambda e: _known(e.observed_s_ago),
+            lambda e: math.nan if e.observed_s_ago is None else e.observed_s_ago,
         ),
     ]
     for name, text, value in columns:
@@ -346,9 +346,11 @@ def _endpoints(snapshot: Snapshot) -> Iterator[Metric]:
     yield _gauge("endpoint_state", "1 for the state it is in.", ["endpoint", "state"], states)
 
 
-def _known(value: float | None) -> float:
-    """What nobody told is no number: as 0 it would look like an idle engine."""
-    return math.nan if value is None else value
+def _told(endpoint: EndpointSnapshot, value: float | None) -> float:
+    """0 until it was read for the first time, as every gauge. From then on what it did not tell is no number."""
+    if value is None:
+        return 0.0 if endpoint.observed_s_ago is None else math.nan
+    return value
 
 
 def _sources(snapshot: Snapshot) -> Iterator[Metric]:
