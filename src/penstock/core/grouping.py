@@ -23,11 +23,15 @@ from penstock.core.request import Request
 from penstock.core.routing.registry import RoutingSettings
 
 CANDIDATES_MAX = 8  # flows looked at to find one follower; the ones that may not go are looked at last the next time
+CHUNKS_MAX = 1 << 20  # of a prompt: half a gigabyte; no body is as long
 GROUP_S = 30.0  # what an engine under load computed earlier than that may be gone from its cache
 OVERTAKEN_MAX = (
     32  # times that one request is overtaken in its own flow: as often as by those that fit where it does not
 )
 EPSILON = 1e-9
+
+Flows = dict[Node, dict[int, Entry]]  # flow -> by arrival number
+NOBODY: Flows = {}
 
 
 class Group:
@@ -46,8 +50,9 @@ class Grouping:
     """The waiting by how their prompts begin, and the group of each endpoint."""
 
     def __init__(self, settings: RoutingSettings, account: Account, *, by_arrival: bool) -> None:
-        self._waiting: dict[int, dict[Node, dict[int, Entry]]] = {}  # key -> flow -> by arrival number
+        self._waiting: dict[int, Entry | Flows] = {}  # by key: the only one, as of most, or all of them
         self._groups: dict[Endpoint, Group] = {}
+        self._depths: dict[int | None, tuple[int, ...]] = {}  # by bytes per key, which the edge fixes: one or two
         self.reconfigured(settings, account, (), by_arrival=by_arrival)
 
     def reconfigured(
@@ -60,6 +65,7 @@ class Grouping:
         self._by_arrival = by_arrival
         self._waiting.clear()
         self._groups.clear()
+        self._depths.clear()
         for entry in waiting:
             entry.siblings = ()
             self.waits(entry)
@@ -77,19 +83,30 @@ class Grouping:
             return
         node = entry.node_of()
         entry.siblings = keys = self._keys(entry.request)
+        waiting, seq = self._waiting, entry.seq
         for key in keys:
-            self._waiting.setdefault(key, {}).setdefault(node, {})[entry.seq] = entry
+            found = waiting.get(key)
+            if found is None:
+                waiting[key] = entry
+            elif isinstance(found, Entry):
+                waiting[key] = flows = {found.node_of(): {found.seq: found}}
+                flows.setdefault(node, {})[seq] = entry
+            else:
+                found.setdefault(node, {})[seq] = entry
 
     def left(self, entry: Entry) -> None:
         """It waits no more."""
         node = entry.node_of()
         for key in entry.siblings:
-            flows = self._waiting[key]
-            own = flows[node]
+            found = self._waiting[key]
+            if isinstance(found, Entry):
+                del self._waiting[key]
+                continue
+            own = found[node]
             del own[entry.seq]
             if not own:
-                del flows[node]
-                if not flows:
+                del found[node]
+                if not found:
                     del self._waiting[key]
         entry.siblings = ()
 
@@ -119,14 +136,14 @@ class Grouping:
         looked_at = 0
         seen: set[int] = set()
         for key in reversed(self._keys(group.leader)):
-            flows = self._waiting.get(key)
-            for node in list(islice(flows, CANDIDATES_MAX - looked_at)) if flows else ():
-                entry = next(iter(flows[node].values()))  # type: ignore[index]
+            flows = self._flows(key)
+            for node in list(islice(flows, CANDIDATES_MAX - looked_at)):
+                entry = next(iter(flows[node].values()))
                 if entry.seq not in seen:
                     seen.add(entry.seq)
                     looked_at += 1
                     yield entry
-                flows[node] = flows.pop(node)  # type: ignore[index,union-attr]
+                flows[node] = flows.pop(node)
 
     def in_bound(self, entry: Entry, models: Collection[str]) -> bool:
         """Whether its flow may be served now, out of its turn, with regard to all who wait for one of the models."""
@@ -155,15 +172,27 @@ class Grouping:
         """Whether others wait who could follow it; where it waited itself."""
         if not entry.siblings:
             return False
-        flows = self._waiting[entry.siblings[0]]
+        flows = self._flows(entry.siblings[0])
         return len(flows) > 1 or len(flows[entry.node_of()]) > 1
+
+    def _flows(self, key: int) -> Flows:
+        """All who are found by a key."""
+        found = self._waiting.get(key, NOBODY)
+        return {found.node_of(): {found.seq: found}} if isinstance(found, Entry) else found
 
     def _keys(self, request: Request) -> tuple[int, ...]:
         """The keys it is found by: of its prompt up to the least that counts, twice that, and so on."""
-        prefix, keys = request.prefix, []
-        chunks, length, before = request.chunks_of(self._tokens_min * BYTES_PER_TOKEN), len(prefix), 0
-        while before < (depth := request.keys_of(chunks)) <= length:  # as before: no key stands for more
-            keys.append(prefix[depth - 1])
-            before = depth
+        prefix = request.prefix
+        depths = self._depths.get(request.prefix_chunk_bytes)
+        if depths is None:
+            depths = self._depths[request.prefix_chunk_bytes] = self._doubled(request)
+        length = len(prefix)
+        return tuple([prefix[depth - 1] for depth in depths if depth <= length])
+
+    def _doubled(self, request: Request) -> tuple[int, ...]:
+        """How many keys stand for the least that counts, twice that, and so on, in prompts keyed like this one."""
+        chunks, depths = request.chunks_of(self._tokens_min * BYTES_PER_TOKEN), [0]
+        while chunks <= CHUNKS_MAX and (depth := request.keys_of(chunks)) > depths[-1]:
+            depths.append(depth)  # as deep as before: no key stands for more
             chunks *= 2
-        return tuple(keys)
+        return tuple(depths[1:])
