@@ -10,7 +10,8 @@ import pytest
 
 from penstock.cli import main
 from penstock.config import load
-from penstock.server.identity import Caller, Callers, key_hash
+from penstock.server.caller import Caller
+from penstock.server.identity import Callers, key_hash
 
 
 @pytest.mark.parametrize("name", ["team-a", "yes", "12", 'a "b" $$ ${c}', "überall: #1"])

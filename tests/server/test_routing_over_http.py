@@ -10,7 +10,8 @@ import pytest
 
 from penstock.core.request import PREFIX_CHUNK_BYTES, PREFIX_ENDS, PREFIX_KEYS_MAX
 from penstock.server.body import peek
-from penstock.server.prefix import Text, keys
+from penstock.server.fields import Text
+from penstock.server.prefix import keys
 from tests.server.conftest import Answer, World, chat, fault
 
 SYSTEM = "You are the keeper of a weir. " * 80  # some 2,400 bytes: four chunks

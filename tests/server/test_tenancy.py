@@ -12,7 +12,8 @@ from penstock.config import from_mapping
 from penstock.core.endpoint import EndpointSpec
 from penstock.core.request import Request
 from penstock.core.scheduler import Scheduler
-from penstock.server.identity import Caller, Callers, key_hash
+from penstock.server.caller import Caller
+from penstock.server.identity import Callers, key_hash
 from penstock.server.parts import scheduler_settings
 from tests.server.conftest import CHAT, Answer, World, chat, request
 

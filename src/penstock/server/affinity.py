@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from penstock.server import prefix
-from penstock.server.body import Peek
+from penstock.server.fields import Peek
 from penstock.server.http1 import Exchange
 from penstock.settings.routing import BY_CACHE, BY_SESSION, Routing
 
@@ -23,12 +23,8 @@ RESPONSES_PATH = "/v1/responses"
 _RESPONSE_ID = re.compile(rb'"id": ?"([^"\\]{1,%d})"' % RESPONSE_ID_MAX)
 
 
-class Ties(msgspec.Struct, frozen=True, gc=False):
-    """What ties one request."""
-
-    session: str | None = None
-    prefix: tuple[int, ...] = ()
-    home: str | None = None
+#: What ties one request: its session, the keys of its prompt's beginning, the endpoint that keeps what it refers to.
+Ties = tuple[str | None, tuple[int, ...], str | None]
 
 
 class Responses:
@@ -77,7 +73,7 @@ class Affinities:
         # What goes on where an earlier answer ended begins with what only the engine knows.
         if self._reads_prefix and path in prefix.PATHS and peek.previous_response is None and peek.text is not None:
             keys = prefix.keys(peek.text, model)
-        return Ties(session, keys, home)
+        return session, keys, home
 
     def _session(self, exchange: Exchange, body: bytes, peek: Peek) -> str | None:
         """The first of header, cookie and body that names one."""

@@ -16,6 +16,8 @@ from penstock.server.stream_end import TAIL_BYTES, ended_well, tells_error
 
 HEAD_BYTES = 1024  # kept: an answer's id, and Anthropic's message_start, which alone tells the prompt's tokens
 HELD_BYTES_MAX = 65536  # of an event that is not whole yet; a longer one passes as it comes
+TOKENS_MAX = 2**31
+_USAGE_NAME = b'"usage":'
 _USAGE = re.compile(rb'"usage": ?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 _DATA = b"\ndata:"  # a space may follow
 _DATA_BEFORE = len(_DATA) - 1  # of it may have come with the piece before
@@ -125,28 +127,39 @@ class Answer:
             data, self._held = data[:whole], data[whole:]
         if b'"choices":[]' not in data and b'"choices": []' not in data:
             return data
-        return b"".join(
-            event for event in _SPLIT.split(data) if not (_NO_CHOICES.search(event) and _USAGE.search(event))
-        )
+        kept = [event for event in _SPLIT.split(data) if not (_NO_CHOICES.search(event) and _USAGE.search(event))]
+        return b"".join(kept)
 
 
 def read_usage(data: bytes, *, first: bool = False) -> Usage | None:
     """The last (or first) usage object in some bytes of an answer, None when there is none that makes sense."""
-    found = _USAGE.findall(data)
-    if not found:
+    found = _USAGE.search(data) if first else _last_usage(data)
+    if found is None:
         return None
     try:
-        usage = _decode(found[0 if first else -1])
+        usage = _decode(found[1])
     except (msgspec.DecodeError, RecursionError):
         return None
-    prompt = usage.prompt_tokens if usage.prompt_tokens is not None else usage.input_tokens
-    completion = usage.completion_tokens if usage.completion_tokens is not None else usage.output_tokens
+    told_prompt = usage.prompt_tokens if usage.prompt_tokens is not None else usage.input_tokens
+    told_completion = usage.completion_tokens if usage.completion_tokens is not None else usage.output_tokens
     details = usage.prompt_tokens_details or usage.input_tokens_details
-    cached = usage.cache_read_input_tokens if details is None else details.cached_tokens
-    numbers = (prompt or 0, completion or 0, cached or 0)
-    if (prompt is None and completion is None) or not all(0 <= number < 2**31 for number in numbers):
+    told_cached = usage.cache_read_input_tokens if details is None else details.cached_tokens
+    prompt, completion, cached = told_prompt or 0, told_completion or 0, told_cached or 0
+    if told_prompt is None and told_completion is None:
         return None
-    told = cached is not None
+    if not (0 <= prompt < TOKENS_MAX and 0 <= completion < TOKENS_MAX and 0 <= cached < TOKENS_MAX):
+        return None
     if details is None and cached:
-        return Usage(numbers[0] + numbers[2], numbers[1], numbers[2], told)  # Anthropic counts them apart
-    return Usage(numbers[0], numbers[1], min(numbers[2], numbers[0]), told)
+        return Usage(prompt + cached, completion, cached, cached_told=True)  # Anthropic counts them apart
+    return Usage(prompt, completion, min(cached, prompt), told_cached is not None)
+
+
+def _last_usage(data: bytes) -> re.Match[bytes] | None:
+    """Looked for from the end, where it stands: the text before it is the longer part."""
+    at = data.rfind(_USAGE_NAME)
+    while at >= 0:
+        found = _USAGE.match(data, at)
+        if found is not None:
+            return found
+        at = data.rfind(_USAGE_NAME, 0, at)
+    return None

@@ -26,12 +26,14 @@ from penstock.server import two_phase, wire
 from penstock.server.admin.routes import AdminRoutes
 from penstock.server.affinity import RESPONSES_PATH, Affinities
 from penstock.server.batch.routes import BatchRoutes
-from penstock.server.body import BadBody, Inflater, Peek
+from penstock.server.body import BadBody, Inflater
+from penstock.server.caller import Caller, Unauthorized
 from penstock.server.catalog import Catalog
 from penstock.server.driver import Driver
+from penstock.server.fields import Peek
 from penstock.server.heartbeat import Heartbeats
 from penstock.server.http1 import Exchange, Header, Refusal
-from penstock.server.identity import Caller, Callers, Unauthorized
+from penstock.server.identity import Callers, Key
 from penstock.server.journey import DirectJourney, QueuedJourney, Witness, model_not_found
 from penstock.server.locality.locator import Locator
 from penstock.server.metrics import Metrics
@@ -133,8 +135,11 @@ class App:
             self._refuse(exchange, Reason.PATH_NOT_FOUND)
         elif exchange.method not in (("GET", "HEAD") if own else ("POST",)):
             self._refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", b"GET, HEAD" if own else b"POST")])
-        elif not own and (unknown := self._callers.refused(exchange.lookup.get, exchange.repeats)) is not None:
-            self._refuse(exchange, unknown.reason, unknown.message)
+        elif not own:
+            key = self._callers.key(exchange.lookup.get, exchange.repeats)
+            if isinstance(key, Unauthorized):
+                self._refuse(exchange, key.reason, key.message)
+            exchange.note = key
         return None
 
     def complete(self, exchange: Exchange) -> None:
@@ -249,7 +254,7 @@ class App:
         search = None
         if self._locator is not None and pinned is None:
             search = self._locator.search(exchange.target_path, body, target or model)
-        ties = self._affinities.ties(exchange, body, peek, target or model)
+        session, prefix, home = self._affinities.ties(exchange, body, peek, target or model)
         request = Request(
             id=self._unique(request_id),
             model=target or model,
@@ -265,10 +270,10 @@ class App:
             deadline_s=None if caller.deadline_s is None else now + caller.deadline_s,
             priority=caller.priority,
             locate_s=0.0 if search is None else search.wait_s,
-            session=ties.session,
-            prefix=ties.prefix,
+            session=session,
+            prefix=prefix,
             prefix_chunk_bytes=None,
-            home=ties.home,
+            home=home,
             divisible=not self._driver.scheduler.divides or two_phase.divisible(exchange.target_path, body),
         )
         journey(
@@ -293,9 +298,12 @@ class App:
             self._locator.begin(request.id, search)
 
     def _caller(self, exchange: Exchange, peek: Peek) -> Caller:
-        caller = self._callers.identify(
+        key = exchange.note  # `begin` has looked
+        assert key is None or isinstance(key, Key)
+        caller = self._callers.holder(
+            key,
             exchange.lookup.get,
-            exchange.peer[0] if exchange.peer else "",
+            exchange.peer[0],
             user=peek.user,
             service_tier=peek.service_tier,
             priority=peek.priority,
@@ -401,9 +409,7 @@ class App:
         )
 
     def _queue(self, exchange: Exchange) -> None:
-        caller = self._callers.identify(
-            exchange.header, exchange.peer[0] if exchange.peer else "", now=self._driver.now()
-        )
+        caller = self._callers.identify(exchange.header, exchange.peer[0], now=self._driver.now())
         if isinstance(caller, Unauthorized):
             self._refuse(exchange, caller.reason, caller.message)
         else:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from penstock.server.prefix import Text
+from penstock.server.fields import Fields, Peek
 
 
 class BadBody(Exception):  # noqa: N818 - it says what it is
@@ -23,36 +23,7 @@ class BadBody(Exception):  # noqa: N818 - it says what it is
         self.param = param
 
 
-class _Fields(Text, gc=False):
-    model: object = None
-    stream: object = None
-    max_tokens: object = None
-    max_completion_tokens: object = None
-    max_output_tokens: object = None
-    stream_options: object = msgspec.UNSET
-    user: object = None
-    service_tier: object = None
-    priority: object = None
-    parameters: object = None  # TGI's
-    sampling_params: object = None  # SGLang's own
-    previous_response_id: object = None
-
-
-class Peek(msgspec.Struct, frozen=True, gc=False):
-    """What scheduling needs of a body."""
-
-    model: str | None
-    stream: bool
-    output_tokens_max: int | None = None
-    stream_options: object = msgspec.UNSET  #: these four as they came, of any type
-    user: object = None
-    service_tier: object = None
-    priority: object = None
-    previous_response: object = None  #: the answer this one goes on from
-    text: Text | None = None  #: what the prompt is made of; None: no JSON
-
-
-_decode = msgspec.json.Decoder(_Fields).decode
+_decode = msgspec.json.Decoder(Fields).decode
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _TOKEN = re.compile(rb"[\[\]{}]|" + _STRING.pattern, re.DOTALL)
 _SCALAR = re.compile(rb"[^\s,\]}]+")
@@ -84,11 +55,12 @@ def peek(body: bytes) -> Peek:
     model = fields.model
     if model is not None and not (isinstance(model, str) and model):
         raise BadBody("`model` must be a non-empty string.", "model")
-    limits = [fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens]
-    limits += [
-        own.get("max_new_tokens") for own in (fields.parameters, fields.sampling_params) if isinstance(own, dict)
-    ]
-    limit = next((limit for limit in limits if limit is not None), None)
+    limit = fields.max_completion_tokens
+    if limit is None:
+        limit = fields.max_tokens if fields.max_tokens is not None else fields.max_output_tokens
+    for own in (fields.parameters, fields.sampling_params):
+        if limit is None and isinstance(own, dict):
+            limit = own.get("max_new_tokens")
     return Peek(
         model=model,
         stream=fields.stream is True,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from email.utils import formatdate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast
 
 from penstock import clock
 from penstock.server.http1_connection import Connection
@@ -18,12 +18,21 @@ from penstock.server.http1_exchange import Exchange, Handler, Header
 from penstock.server.http1_limits import Refusal, ServerLimits
 
 if TYPE_CHECKING:
+    import socket
     import ssl as tls
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = ["Exchange", "Handler", "Header", "HttpServer", "Refusal", "ServerLimits"]
 
 _ABORT_WAIT_S_MAX = 5.0  # aborted connections are gone within a turn of the loop; this is for a broken one
+
+
+class Listener(Protocol):
+    """An `asyncio.Server`, as asyncio and uvloop both have it."""
+
+    @property
+    def sockets(self) -> Sequence[socket.socket]: ...
+    def close(self) -> None: ...
 
 
 class HttpServer:
@@ -44,7 +53,7 @@ class HttpServer:
         self._connections: set[Connection] = set()
         self._empty = asyncio.Event()
         self._empty.set()
-        self._listener: asyncio.Server | None = None
+        self._listener: Listener | None = None
         self._date_s = 0
         self._date_line = b""
 
@@ -52,7 +61,7 @@ class HttpServer:
         """Listen; port 0 takes a free one."""
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(
-            lambda: Connection(self, loop),
+            lambda: cast("asyncio.Protocol", Connection(self, loop)),
             host,
             port,
             ssl=ssl,

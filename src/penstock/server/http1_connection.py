@@ -36,7 +36,7 @@ _HUNG_UP: Final = getattr(select, "POLLRDHUP", select.POLLHUP)  # where it exist
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
-class Connection(asyncio.Protocol):
+class Connection:
     """One client connection."""
 
     __slots__ = (

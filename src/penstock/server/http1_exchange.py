@@ -12,6 +12,8 @@ from __future__ import annotations
 import http
 from typing import TYPE_CHECKING, Final, Protocol
 
+from penstock.server.head import head_of
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
@@ -67,6 +69,7 @@ class Exchange:
         "http_version",
         "lookup",
         "method",
+        "note",
         "on_body",
         "on_disconnect",
         "on_pause",
@@ -96,6 +99,7 @@ class Exchange:
         self.peer = connection.peer
         self.tls = connection.tls
         self.received_s = received_s  # loop time of the first byte
+        self.note: object = None  # the handler's own, from begin to complete
         self.started = False
         self.status = 0  # that of the response, once it has begun
         self.ended = False
@@ -249,8 +253,4 @@ class Exchange:
             lines.append(b"connection: close")
         elif self.http_version == "1.0":
             lines.append(b"connection: keep-alive")
-        head = b"\r\n".join(lines)
-        breaks = len(lines) - 1
-        if head.count(b"\n") != breaks or head.count(b"\r") != breaks:
-            raise ValueError("a response header holds a line break")
-        return head + b"\r\n\r\n"
+        return head_of(lines)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _BLANK_LINE: Final = b"\r\n\r\n"
 _FRAMING_PER_BODY_BYTE: Final = 8  # chunks of one byte cost 6 on the wire
+_PIECES_MAX: Final = 64  # of a body, kept as they came: a join copies less, but a body that drips weighs more
 
 
 class RefusedError(Exception):
@@ -47,6 +48,7 @@ class RequestReader:
         "_in_head",
         "_limits",
         "_parser",
+        "_pieces",
         "_refused",
         "_sink",
         "_tail",
@@ -71,7 +73,8 @@ class RequestReader:
         self._headers: list[Header] = []
         self._upgrade = False
         self._chunked = False
-        self._body: bytes | bytearray = b""  # a bytearray from the second piece on
+        self._body = bytearray()  # what came before the pieces, where they were too many
+        self._pieces: list[bytes] = []
         self._body_bytes = 0
         self._sink: Callable[[bytes], None] | None = None  # takes this request's body as it comes
         self._wire_bytes = 0  # of a chunked body with its framing
@@ -84,7 +87,8 @@ class RequestReader:
     def close(self) -> None:
         """Let go of the parser, which holds our bound methods: a cycle."""
         self._parser = None
-        self._body = b""
+        self._body.clear()
+        self._pieces.clear()
         self._sink = None
 
     def feed(self, data: bytes, at: int) -> int:
@@ -184,11 +188,15 @@ class RequestReader:
 
     def take_body(self) -> bytes:
         """The whole body; the next request's head is read from here on."""
-        body, self._body = self._body, b""
+        pieces = self._pieces
+        body = pieces[0] if len(pieces) == 1 and not self._body else b"".join((self._body, *pieces))
+        pieces.clear()
+        if self._body:
+            self._body = bytearray()
         self._sink = None
         self._in_head = True
         self.body_done = False
-        return body if isinstance(body, bytes) else bytes(body)
+        return body
 
     def _parse_on_after_upgrade(self) -> None:
         """An upgrade that is ignored (h2c) may leave a body, which llhttp no longer reads: give it a new start."""
@@ -224,12 +232,11 @@ class RequestReader:
             raise self._refused
         if self._sink is not None:
             self._sink(data)
-        elif not self._body:
-            self._body = data
-        elif isinstance(self._body, bytearray):
-            self._body += data
-        else:
-            self._body = bytearray(self._body) + data
+            return
+        self._pieces.append(data)
+        if len(self._pieces) == _PIECES_MAX:
+            self._body += b"".join(self._pieces)
+            self._pieces.clear()
 
     def on_message_complete(self) -> None:
         self.body_done = True

@@ -18,11 +18,10 @@ import ipaddress
 import re
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 
-import msgspec
-
-from penstock.core.outcome import Reason
 from penstock.core.tenants import Limits
+from penstock.server.caller import Caller, Unauthorized
 from penstock.server.names import Names, safe_name
 from penstock.settings.model import Settings
 from penstock.settings.tenancy import ANONYMOUS, OTHER, Tenant, TenantLimits
@@ -38,36 +37,18 @@ OBJECTIVE_HEADERS = (b"x-llm-d-inference-objective", b"x-gateway-inference-objec
 DEADLINE_HEADERS = (b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms")
 OPENWEBUI_USER_HEADER = b"x-openwebui-user-id"
 
+_KEY_PREFIX = KEY_PREFIX.encode()
 _PRIORITY_MAX = 2**31 - 1  # a 32-bit integer at either end, as engines keep it
+_UNKNOWN_KEY = "The API key is not known."
+_KEY_REQUIRED = "An API key is required: `Authorization: Bearer KEY`."
 _MILLISECONDS = re.compile(rb"\d{1,12}(\.\d{1,9})?")
 _PEERS_MAX = 4096  # remembered verdicts; cleared as a whole when full
 
 Header = Callable[[bytes], bytes | None]  # the first value of a header, by its name in lower case
 
 
-class Caller(msgspec.Struct, frozen=True, gc=False):
-    """Who sent a request, and what it may have."""
-
-    tenant: str  #: the flow it belongs to
-    user: str  #: within the tenant; "" where nobody is named
-    has_key: bool  #: known by one of Penstock's keys, which must not go upstream
-    weight: float
-    band: int  #: the rank granted, 0 is the highest
-    band_lowered: bool  #: it asked for a higher one
-    limits: Limits | None
-    tenant_label: str  #: for metrics: a configured name, or `other`
-    deadline_s: float | None  #: to the first token, from arrival on
-    priority: int  #: the body's own, lower first, within its flow
-
-
-class Unauthorized(msgspec.Struct, frozen=True):
-    """The caller is not served."""
-
-    message: str
-    reason: Reason = Reason.UNAUTHORIZED
-
-
-class _Known(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class _Known:
     """A tenant of the settings, or the default for all others."""
 
     name: str
@@ -79,7 +60,11 @@ class _Known(msgspec.Struct, frozen=True):
     label: str
 
 
-class _Key(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key that is known here."""
+
+    digest: bytes
     owner: _Known
     user: str  #: who uses it, where nobody is named
 
@@ -108,14 +93,15 @@ class Callers:
         self._networks = [ipaddress.ip_network(network) for network in identity.trusted_proxies]
         self._trusted_peers: dict[str, bool] = {}
         self._tenants = {tenant.name: self._known(tenant, identity.max_dynamic) for tenant in settings.tenants}
-        self._keys = {
-            bytes.fromhex(key.removeprefix(HASH_PREFIX)): _Key(self._tenants[tenant.name], f"key:{key[7:19]}")
+        known = [
+            Key(bytes.fromhex(key.removeprefix(HASH_PREFIX)), self._tenants[tenant.name], f"key:{key[7:19]}")
             for tenant in settings.tenants
             for key in tenant.keys
-        }
+        ]
+        self._keys = {key.digest: key for key in known}
 
-    def refused(self, header: Header, repeats: Callable[[bytes], bool]) -> Unauthorized | None:
-        """Whether the head alone tells that the caller is not served, so that its body need not be read.
+    def key(self, header: Header, repeats: Callable[[bytes], bool]) -> Key | Unauthorized | None:
+        """What the head alone tells: the known key that was presented, or that its sender is not served.
 
         A credential that is given twice is refused: which one counts would be anybody's guess, and the other one might
         be a key of ours that goes upstream.
@@ -125,8 +111,7 @@ class Callers:
         for name in KEY_HEADERS:
             if repeats(name):
                 return Unauthorized(f"The header `{name.decode()}` is given more than once.")
-        key = self._key(header)
-        return key if isinstance(key, Unauthorized) else None
+        return self._key(header)
 
     def identify(
         self,
@@ -142,6 +127,26 @@ class Callers:
         key = self._key(header)
         if isinstance(key, Unauthorized):
             return key
+        return self.holder(key, header, peer, user=user, service_tier=service_tier, priority=priority, now=now)
+
+    def holder(
+        self,
+        key: Key | None,
+        header: Header,
+        peer: str,
+        *,
+        user: object = None,
+        service_tier: object = None,
+        priority: object = None,
+        now: float,
+    ) -> Caller | Unauthorized:
+        """The same where the head was looked at before, by `key`. The settings may have changed since."""
+        if key is not None:
+            key = self._keys.get(key.digest)
+            if key is None:
+                return Unauthorized(_UNKNOWN_KEY)
+        elif self._require_key and self._keys:
+            return Unauthorized(_KEY_REQUIRED)
         tenant = key.owner if key is not None else self._claimed(header, peer, now)
         band_max = max(tenant.band_max, self._band_max) if key is None else tenant.band_max  # the lower of both
         asked = self._asked_band(header, service_tier)
@@ -191,19 +196,24 @@ class Callers:
 
     # --- who ------------------------------------------------------------------------------------------------
 
-    def _key(self, header: Header) -> _Key | Unauthorized | None:
+    def _key(self, header: Header) -> Key | Unauthorized | None:
         """The known key that was presented. A key of someone else is none of ours, and passes on upstream."""
         if not self._keys:
             return None
-        presented = [key for name in KEY_HEADERS if (key := _presented(header(name)))]
-        for key in presented:
-            known = self._keys.get(hashlib.sha256(key).digest()) if len(key) <= KEY_CHARACTERS_MAX else None
-            if known is not None:
-                return known
-        if any(key.startswith(KEY_PREFIX.encode()) for key in presented) or (presented and self._require_key):
-            return Unauthorized("The API key is not known.")
+        foreign = False
+        for name in KEY_HEADERS:
+            presented = _presented(header(name))
+            if not presented:
+                continue
+            if len(presented) <= KEY_CHARACTERS_MAX:
+                known = self._keys.get(hashlib.sha256(presented).digest())
+                if known is not None:
+                    return known
+            foreign = foreign or self._require_key or presented.startswith(_KEY_PREFIX)
+        if foreign:
+            return Unauthorized(_UNKNOWN_KEY)
         if self._require_key:
-            return Unauthorized("An API key is required: `Authorization: Bearer KEY`.")
+            return Unauthorized(_KEY_REQUIRED)
         return None
 
     def _claimed(self, header: Header, peer: str, now: float) -> _Known:
@@ -229,7 +239,7 @@ class Callers:
             verdict = self._trusted_peers[peer] = _within(peer, self._networks)
         return verdict
 
-    def _user(self, header: Header, field: object, tenant: _Known, key: _Key | None, now: float) -> str:
+    def _user(self, header: Header, field: object, tenant: _Known, key: Key | None, now: float) -> str:
         name = _first_name(header, self._user_headers) or (safe_name(field) if isinstance(field, str) else "")
         if not name:
             return "" if key is None else key.user
@@ -267,12 +277,12 @@ class Callers:
 
     def _deadline_s(self, header: Header, band: int) -> float | None:
         """The shortest of those given. What is not a positive number of milliseconds is none."""
-        deadlines_s = [] if (of_band := self._deadlines_s[band]) is None else [of_band]
+        deadline_s = self._deadlines_s[band]
         for name in DEADLINE_HEADERS:
             value = header(name)
-            if value is not None and _MILLISECONDS.fullmatch(value.strip()) and (asked_ms := float(value)) > 0:
-                deadlines_s.append(asked_ms / 1000)
-        return min(deadlines_s, default=None)
+            if value is not None and _MILLISECONDS.fullmatch(value.strip()) and (asked_s := float(value) / 1000) > 0:
+                deadline_s = asked_s if deadline_s is None else min(deadline_s, asked_s)
+        return deadline_s
 
 
 def new_key() -> str:
@@ -295,12 +305,18 @@ def _presented(value: bytes | None) -> bytes:
     """The key in a header, with or without `Bearer` before it; people forget it."""
     if value is None:
         return b""
+    if value.startswith(b"Bearer "):
+        return value[7:].strip()
     scheme, _, rest = value.strip().partition(b" ")
     return rest.strip() if scheme.lower() == b"bearer" else value.strip()
 
 
 def _first_name(header: Header, names: tuple[bytes, ...]) -> str:
-    return next((found for name in names if (found := safe_name(header(name)))), "")
+    for name in names:
+        value = header(name)
+        if value and (found := safe_name(value)):
+            return found
+    return ""
 
 
 def _within(peer: str, networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from penstock.core.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
+from penstock.core.actions import Abort, Decode, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.disagg import whole_usage
 from penstock.core.outcome import Outcome, Reason
 from penstock.core.place import Place
@@ -20,11 +20,11 @@ from penstock.core.retry import Failure, final_reason
 from penstock.engines import orca
 from penstock.server import wire
 from penstock.server.body import is_multipart, set_field
+from penstock.server.caller import Caller
 from penstock.server.driver import Driver
 from penstock.server.headers import request_headers
 from penstock.server.heartbeat import READ_TIMEOUT_HEADER, Heartbeats, heartbeat_event
 from penstock.server.http1 import Exchange
-from penstock.server.identity import Caller
 from penstock.server.metrics import Metrics
 from penstock.server.own_usage import own_usage
 from penstock.server.relay import Relay, Target
@@ -238,7 +238,8 @@ class QueuedJourney(Relay):
     def prefilled(self, two: TwoPhase) -> None:
         """Its prompt is computed."""
         self._call = None
-        self._settle(lambda lease, now: self._driver.scheduler.prefilled(lease, two.usage, now=now))
+        now = self._driver.now()
+        self._driver.tell(self._driver.scheduler.prefilled(self._give_back(), two.usage, now=now))
 
     def progressed(self) -> None:
         tokens = self._answer.tokens
@@ -261,14 +262,16 @@ class QueuedJourney(Relay):
             self._remember(self._answer.head, self._endpoint)
         self._leave(Outcome.COMPLETED, None)
         self._metrics.used(self, usage, self._answer.tokens)
-        self._settle(lambda lease, now: self._driver.scheduler.finished(lease, usage, now=now))
+        now = self._driver.now()
+        self._driver.tell(self._driver.scheduler.finished(self._give_back(), usage, now=now))
 
     def failed(self, failure: Failure, detail: str) -> None:
         logger.debug("%s at %s: %s, %s", self.request.id, self._endpoint, failure, detail)
         target = self._targets.get(self._endpoint)
         if failure in (Failure.CONNECT, Failure.RESET) and target is not None and target.unreachable is not None:
             target.unreachable()
-        self._settle(lambda lease, now: self._driver.scheduler.failed(lease, failure, now=now))
+        now = self._driver.now()
+        self._driver.tell(self._driver.scheduler.failed(self._give_back(), failure, now=now))
 
     def _own_usage(self) -> Usage | None:
         """As an engine's own API tells it. Tokens made without a prompt's are told as progress: they are exact."""
@@ -296,10 +299,11 @@ class QueuedJourney(Relay):
         self._leave(Outcome.EVICTED if waited else Outcome.FAILED, Reason.CANCELLED if waited else Reason.CLIENT_GONE)
         self._driver.tell(self._driver.scheduler.cancelled(self.request.id, now=self._driver.now()))
 
-    def _settle(self, report: Callable[[int, float], list[Action]]) -> None:
+    def _give_back(self) -> int:
+        """The lease, to be named once more: in the report of its end."""
         lease, self._lease = self._lease, None
         assert lease is not None
-        self._driver.tell(report(lease, self._driver.now()))
+        return lease
 
     @property
     def endpoint(self) -> str:

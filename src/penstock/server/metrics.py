@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Gauge
@@ -20,7 +20,7 @@ from penstock.core.request import Usage
 from penstock.core.retry import Failure
 from penstock.core.snapshot import STATES, EndpointSnapshot, Snapshot
 from penstock.core.sources import SourceSnapshot
-from penstock.server.series import Counter, Histogram
+from penstock.server.series import Count, Counter, Histogram, Times
 
 if TYPE_CHECKING:
     from penstock.server.journey import QueuedJourney
@@ -43,6 +43,19 @@ _REJECTED_WITH_429 = (
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
+class _Line:
+    """What is counted of every answer for one model and band: its series, looked up once."""
+
+    __slots__ = ("completed", "pace", "request_time", "ttft", "wait")
+
+    def __init__(self, completed: Count, wait: Times, ttft: Times, request_time: Times, pace: Times) -> None:
+        self.completed = completed
+        self.wait = wait
+        self.ttft = ttft
+        self.request_time = request_time
+        self.pace = pace
+
+
 class Metrics:
     """All series of one gateway."""
 
@@ -58,6 +71,7 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         self._bands = list(bands)  # shared with the gauges
         self._models: set[str] = set()
+        self._lines: dict[tuple[str, str], _Line] = {}
         self._requests = Counter("penstock_requests", "Requests that ended.", ["model", "band", "outcome", "reason"])
         self._queue_wait = Histogram(
             "penstock_queue_wait_seconds", "Time in the queue.", ["band", "outcome"], bounds=_WAITS_S
@@ -105,7 +119,7 @@ class Metrics:
             *(self._cancellations, self._ttft, self._request_time, self._overhead, self._tokens),
             *(self._service, self._pace, self._prefills, self._prefill_time),
         ):
-            registry.register(series)
+            registry.register(cast("Collector", series))
         self.loop_lag_s = 0.0
         self.loop_lag = Gauge(
             "penstock_event_loop_lag_seconds", "How late the event loop ran a timer, lately.", registry=registry
@@ -123,7 +137,7 @@ class Metrics:
         for failure in Failure:
             self._requeues.labels(failure)
         self._cancellations.labels()
-        self._overhead.labels()
+        self._overheads = self._overhead.labels()
         registry.register(_Gauges(snapshot, self._bands, self._known_models))
         self._alias_rejections: dict[Reason, int] = dict.fromkeys(_REJECTED_WITH_429, 0)
         self._admissions = 0
@@ -177,7 +191,7 @@ class Metrics:
     def dispatched(self, journey: QueuedJourney, action: Dispatch) -> None:
         self._admissions += 1
         self._dispatches.labels(action.endpoint).inc()
-        self._overhead.labels().observe(max(0.0, journey.elapsed_s() - action.queue_s))
+        self._overheads.observe(max(0.0, journey.elapsed_s() - action.queue_s))
 
     def decoding(self, journey: QueuedJourney, action: Decode, two: TwoPhase) -> None:
         """A divided request's prompt is computed, and it goes on to the endpoint that answers."""
@@ -202,39 +216,60 @@ class Metrics:
             self._rejections.labels(reason).inc()
 
     def ended(self, journey: QueuedJourney, outcome: Outcome, reason: Reason | None) -> None:
-        model = self.model_label(journey.request.model)
+        line = self._line(journey)
+        if outcome is Outcome.COMPLETED:
+            line.completed.inc()
+            line.wait.observe(journey.waited_s())
+            line.request_time.observe(journey.elapsed_s())
+        else:
+            self._not_answered(journey, outcome, reason)
+        if journey.first_s is not None and journey.request.streamed:
+            line.ttft.observe(journey.first_s - journey.started_s)
+
+    def _not_answered(self, journey: QueuedJourney, outcome: Outcome, reason: Reason | None) -> None:
         band = journey.band
-        self._requests.labels(model, band, outcome, reason or "").inc()
+        self._requests.labels(self.model_label(journey.request.model), band, outcome, reason or "").inc()
         if outcome is Outcome.REJECTED:
             assert reason is not None
             self._rejections.labels(reason).inc()
         else:
             self._queue_wait.labels(band, outcome).observe(journey.waited_s())
-        if reason in self._alias_rejections:
+        if reason is not None and reason in self._alias_rejections:
             self._alias_rejections[reason] += 1
         if reason is Reason.CANCELLED:
             self._cancellations.labels().inc()
             self._cancelled += 1
-        if journey.first_s is not None and journey.request.streamed:
-            self._ttft.labels(model, band).observe(journey.first_s - journey.started_s)
-        if outcome is Outcome.COMPLETED:
-            self._request_time.labels(model, band).observe(journey.elapsed_s())
 
     def used(self, journey: QueuedJourney, usage: Usage | None, tokens_seen: int) -> None:
         """An answer is complete. `usage`: as the engine told; else only the tokens that were seen are known."""
         model = self.model_label(journey.request.model)
-        usage = usage or Usage(0, tokens_seen)
-        for kind, tokens in (
-            ("prompt", usage.prompt_tokens),
-            ("cached_prompt", usage.cached_tokens),
-            ("completion", usage.completion_tokens),
-        ):
-            if tokens:
-                self._tokens.labels(model, kind).inc(tokens)
-        self._service.labels(journey.caller.tenant_label).inc(usage.prompt_tokens + usage.completion_tokens)
-        if journey.request.streamed and journey.first_s is not None and usage.completion_tokens > 1:
-            pace_s = (journey.started_s + journey.elapsed_s() - journey.first_s) / (usage.completion_tokens - 1)
-            self._pace.labels(model, journey.band).observe(pace_s)
+        prompt, cached, completion = 0, 0, tokens_seen
+        if usage is not None:
+            prompt, cached, completion = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
+        if prompt:
+            self._tokens.labels(model, "prompt").inc(prompt)
+        if cached:
+            self._tokens.labels(model, "cached_prompt").inc(cached)
+        if completion:
+            self._tokens.labels(model, "completion").inc(completion)
+        self._service.labels(journey.caller.tenant_label).inc(prompt + completion)
+        if journey.request.streamed and journey.first_s is not None and completion > 1:
+            pace_s = (journey.started_s + journey.elapsed_s() - journey.first_s) / (completion - 1)
+            self._line(journey).pace.observe(pace_s)
+
+    def _line(self, journey: QueuedJourney) -> _Line:
+        key = (self.model_label(journey.request.model), journey.band)
+        return self._lines.get(key) or self._line_of(*key)
+
+    def _line_of(self, model: str, band: str) -> _Line:
+        line = self._lines[model, band] = _Line(
+            self._requests.labels(model, band, Outcome.COMPLETED, ""),
+            self._queue_wait.labels(band, Outcome.COMPLETED),
+            self._ttft.labels(model, band),
+            self._request_time.labels(model, band),
+            self._pace.labels(model, band),
+        )
+        return line
 
     # --- labels -----------------------------------------------------------------------------------------------
 
@@ -247,10 +282,7 @@ class Metrics:
 
     def _start_at_zero(self, model: str) -> None:
         for band in self._bands:
-            self._requests.labels(model, band, Outcome.COMPLETED, "")
-            self._ttft.labels(model, band)
-            self._request_time.labels(model, band)
-            self._pace.labels(model, band)
+            self._line_of(model, band)
         for kind in ("prompt", "cached_prompt", "completion"):
             self._tokens.labels(model, kind)
 

@@ -9,8 +9,8 @@ from itertools import islice
 from typing import Any
 
 from penstock.core.tenants import Left
+from penstock.server.caller import Caller
 from penstock.server.driver import Driver
-from penstock.server.identity import Caller
 from penstock.server.journey import QueuedJourney
 
 LISTED_MAX = 100

@@ -19,31 +19,17 @@ from struct import Struct
 import msgspec
 
 from penstock.core.request import PREFIX_CHUNK_BYTES, PREFIX_ENDS, keys_within
+from penstock.server.fields import NOTHING, Text
 
 PATHS = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate", "/generate_stream"}
 )
-NOTHING = msgspec.Raw()
 _BYTES_MAX = PREFIX_ENDS[-1] * PREFIX_CHUNK_BYTES  # of a prompt, what is hashed
 _SIZES = [(end - begin) * PREFIX_CHUNK_BYTES for begin, end in pairwise((0, *PREFIX_ENDS))]
 _CHUNKS = [Struct("".join(f"{size}s" for size in _SIZES[:count])) for count in range(len(_SIZES) + 1)]
 _BILLING = b"x-anthropic-billing-header"
 _BILLING_BYTES = 256  # it is the first block, or is none
 _BILLING_BLOCK = re.compile(rb'\[\s*\{[^{}]*"' + _BILLING + rb'(?:[^"\\]|\\.)*"(?:[^{}]|\{[^{}]*\})*\}\s*,?')
-
-
-class Text(msgspec.Struct, gc=False):
-    """The fields of a body that its prompt is made of, raw. An absent one is empty."""
-
-    system: msgspec.Raw = NOTHING  #: Anthropic's
-    instructions: msgspec.Raw = NOTHING  #: those of OpenAI's responses
-    messages: msgspec.Raw = NOTHING
-    prompt: msgspec.Raw = NOTHING
-    input: msgspec.Raw = NOTHING
-    inputs: msgspec.Raw = NOTHING  #: TGI's
-    tools: msgspec.Raw = NOTHING
-    cache_salt: msgspec.Raw = NOTHING
-    lora_path: msgspec.Raw = NOTHING  #: SGLang's adapter; elsewhere it is the model
 
 
 def keys(text: Text, model: str) -> tuple[int, ...]:
@@ -57,7 +43,9 @@ def keys(text: Text, model: str) -> tuple[int, ...]:
         pieces.insert(0, _without_billing(bytes(text.system)))
     if not pieces:
         return ()
-    whole = memoryview(pieces[0] if len(pieces) == 1 else b"".join(memoryview(piece)[:_BYTES_MAX] for piece in pieces))
+    whole = memoryview(
+        pieces[0] if len(pieces) == 1 else b"".join([memoryview(piece)[:_BYTES_MAX] for piece in pieces])
+    )
     count = keys_within(len(whole) // PREFIX_CHUNK_BYTES)
     if not count:
         return ()

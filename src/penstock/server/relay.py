@@ -43,6 +43,9 @@ FAILURES: dict[UpstreamErrorKind, Failure] = {
 }
 
 
+_NO_ANSWER = Answer(streamed=False, hides_usage=False)  # until one begins
+
+
 class Target:
     """An endpoint as the relay needs it: its transport, its engine, its credential, whom to tell what it says."""
 
@@ -97,7 +100,7 @@ class Relay:
         self._sse = False
         self._asked_load = False
         self._target: Target | None = None
-        self._answer = Answer(streamed=False, hides_usage=False)
+        self._answer = _NO_ANSWER
 
     # --- what differs ---------------------------------------------------------------------------------------
 

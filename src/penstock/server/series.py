@@ -12,7 +12,6 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 
@@ -29,7 +28,7 @@ class Count:
         self.value += amount
 
 
-class Counter(Collector):
+class Counter:
     """Series that only grow, by their labels."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str] = ()) -> None:
@@ -71,7 +70,7 @@ class Times:
         self.sum += value
 
 
-class Histogram(Collector):
+class Histogram:
     """How often a value was at most so much, by its labels."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str] = (), *, bounds: Sequence[float]) -> None:

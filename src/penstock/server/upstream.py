@@ -14,9 +14,10 @@ import asyncio
 import dataclasses
 import ssl
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import urlsplit
 
+from penstock.server.head import head_of
 from penstock.server.upstream_call import (
     Call,
     Headers,
@@ -120,7 +121,7 @@ class Upstream:
         self._loop = loop or asyncio.get_running_loop()
         self.time = self._loop.time
         self._ssl = (ssl_context or ssl.create_default_context()) if address.is_tls else None
-        self._host_line = f" HTTP/1.1\r\nHost: {address.authority}".encode("ascii")
+        self._host_line = f"Host: {address.authority}".encode("ascii")
         self._connecting: set[UpstreamConnection] = set()
         self._open: set[UpstreamConnection] = set()
         self._idle: list[UpstreamConnection] = []  # by the time they became idle
@@ -262,15 +263,13 @@ class Upstream:
     # --- Its own
 
     def _head(self, method: str, target: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bytes:
-        line = f"{method} {self._address.prefix}{target}"
-        lines = [line.encode("ascii") + self._host_line, *map(b": ".join, headers)]
+        if " " in target or " " in method:
+            raise ValueError("a space in a method or a target")
+        lines = [f"{method} {self._address.prefix}{target} HTTP/1.1".encode("ascii"), self._host_line]
+        lines += map(b": ".join, headers)
         if body or method not in ("GET", "HEAD"):
             lines.append(b"content-length: %d" % len(body))
-        head = b"\r\n".join(lines)
-        breaks = len(lines)  # one inside the first, and one between two
-        if head.count(b"\n") != breaks or head.count(b"\r") != breaks or line.count(" ") != 1:
-            raise ValueError("a line break in a header, or a space in a target")
-        return head + b"\r\n\r\n"
+        return head_of(lines)
 
     def _connect(self, call: Call) -> None:
         connection = UpstreamConnection(self, call)
@@ -287,7 +286,7 @@ class Upstream:
         try:
             async with asyncio.timeout(self.timeouts.connect_s):
                 await self._loop.create_connection(
-                    lambda: connection,
+                    lambda: cast("asyncio.Protocol", connection),
                     address.host,
                     address.port,
                     ssl=self._ssl,

@@ -40,7 +40,7 @@ class _RefusedError(Exception):
     """Raised inside a parser's callback to stop the parser."""
 
 
-class UpstreamConnection(asyncio.Protocol):
+class UpstreamConnection:
     """A socket to an engine, the parser on it, and the call it carries, if any."""
 
     __slots__ = (
@@ -67,6 +67,7 @@ class UpstreamConnection(asyncio.Protocol):
         "transport",
     )
     transport: asyncio.Transport
+    _parser: httptools.HttpResponseParser | None
 
     def __init__(self, pool: Pool, call: Call) -> None:
         self._pool = pool
@@ -163,10 +164,12 @@ class UpstreamConnection(asyncio.Protocol):
         if call is None:
             self.close()  # nobody asked
             return
+        parser = self._parser
+        assert parser is not None
         self._overhead_bytes += len(data)
         refusal = ""
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             refusal = str(error.__context__ or error) or "not HTTP"
         if self._fresh_head:
@@ -193,12 +196,18 @@ class UpstreamConnection(asyncio.Protocol):
         elif refusal:
             self.fail(UpstreamErrorKind.PROTOCOL, refusal)
 
+    def pause_writing(self) -> None:
+        """Nobody is to be held back: what is written is a body that is in memory anyway."""
+
+    def resume_writing(self) -> None:
+        """See `pause_writing`."""
+
     def eof_received(self) -> None:
         self._lost("closed by the engine", is_orderly=True)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost(str(error or "closed by the engine"), is_orderly=error is None)
-        del self._parser  # it holds our methods: a cycle
+        self._parser = None  # it holds our methods: a cycle
 
     # --- What the parser tells it
 
@@ -210,6 +219,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        assert self._parser is not None
         status = self._parser.get_status_code()
         headers, self._headers = self._headers, []
         self._check_size(headers)
@@ -229,6 +239,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._phase in (_PAYLOAD, _BODY):
+            assert self._parser is not None
             self._phase = _DONE
             self._keep_alive = self._parser.should_keep_alive()
 

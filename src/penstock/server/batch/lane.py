@@ -12,8 +12,8 @@ from penstock.batch.lane import Answer, Work
 from penstock.core.actions import Dispatch, Requeue
 from penstock.core.request import Usage
 from penstock.server.answer import read_usage
+from penstock.server.caller import Caller
 from penstock.server.http1 import Exchange, Header
-from penstock.server.identity import Caller
 from penstock.server.journey import QueuedJourney
 from penstock.server.routes import Kind, route
 from penstock.server.wire import Api
@@ -43,6 +43,7 @@ class InnerExchange(Exchange):
         self.received_s = 0.0
         self.started = self.ended = False
         self.on_body = self.on_disconnect = self.on_pause = self.on_resume = None
+        self.note = None
         self.caller = caller
         self._sent_fn = sent
         self._ended_fn = ended

@@ -9,8 +9,9 @@ from penstock.server.batch.batches import Batches
 from penstock.server.batch.calls import ApiError, Calls, Owner
 from penstock.server.batch.files import Files
 from penstock.server.batch.upload import Upload
+from penstock.server.caller import Unauthorized
 from penstock.server.http1 import Exchange
-from penstock.server.identity import Callers, Unauthorized
+from penstock.server.identity import Callers
 
 BODY_BYTES_MAX = 64 * 1024  # of a call that is no upload: a batch's metadata has 9 KB at most
 NAME_CHARACTERS_MAX = 128
@@ -83,9 +84,8 @@ class BatchRoutes:
 
     def _owner(self, exchange: Exchange) -> Owner:
         header, peer = exchange.lookup.get, exchange.peer[0] if exchange.peer else ""
-        caller = self._callers.refused(header, exchange.repeats) or self._callers.identify(
-            header, peer, now=self._now()
-        )
+        key = self._callers.key(header, exchange.repeats)
+        caller = key if isinstance(key, Unauthorized) else self._callers.holder(key, header, peer, now=self._now())
         if isinstance(caller, Unauthorized):
             raise ApiError(caller.reason, caller.message)
         return Owner(self._callers.owner(header, peer, caller), caller.user)

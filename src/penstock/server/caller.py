@@ -1,0 +1,30 @@
+"""Who sent a request, and what it may have: what `identity.py` finds out. Values."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.core.outcome import Reason
+from penstock.core.tenants import Limits
+
+
+class Caller(msgspec.Struct, frozen=True, gc=False):
+    """Who sent a request, and what it may have."""
+
+    tenant: str  #: the flow it belongs to
+    user: str  #: within the tenant; "" where nobody is named
+    has_key: bool  #: known by one of Penstock's keys, which must not go upstream
+    weight: float
+    band: int  #: the rank granted, 0 is the highest
+    band_lowered: bool  #: it asked for a higher one
+    limits: Limits | None
+    tenant_label: str  #: for metrics: a configured name, or `other`
+    deadline_s: float | None  #: to the first token, from arrival on
+    priority: int  #: the body's own, lower first, within its flow
+
+
+class Unauthorized(msgspec.Struct, frozen=True):
+    """The caller is not served."""
+
+    message: str
+    reason: Reason = Reason.UNAUTHORIZED

@@ -1,0 +1,52 @@
+"""What is read of a body: the fields that scheduling looks at, and those that its prompt is made of. Values."""
+
+from __future__ import annotations
+
+import msgspec
+
+NOTHING = msgspec.Raw()
+
+
+class Text(msgspec.Struct, gc=False):
+    """The fields of a body that its prompt is made of, raw. An absent one is empty."""
+
+    system: msgspec.Raw = NOTHING  #: Anthropic's
+    instructions: msgspec.Raw = NOTHING  #: those of OpenAI's responses
+    messages: msgspec.Raw = NOTHING
+    prompt: msgspec.Raw = NOTHING
+    input: msgspec.Raw = NOTHING
+    inputs: msgspec.Raw = NOTHING  #: TGI's
+    tools: msgspec.Raw = NOTHING
+    cache_salt: msgspec.Raw = NOTHING
+    lora_path: msgspec.Raw = NOTHING  #: SGLang's adapter; elsewhere it is the model
+
+
+class Fields(Text, gc=False):
+    """All that is read of a body, as it came and of any type."""
+
+    model: object = None
+    stream: object = None
+    max_tokens: object = None
+    max_completion_tokens: object = None
+    max_output_tokens: object = None
+    stream_options: object = msgspec.UNSET
+    user: object = None
+    service_tier: object = None
+    priority: object = None
+    parameters: object = None  #: TGI's
+    sampling_params: object = None  #: SGLang's own
+    previous_response_id: object = None
+
+
+class Peek(msgspec.Struct, frozen=True, gc=False):
+    """What scheduling needs of a body."""
+
+    model: str | None
+    stream: bool
+    output_tokens_max: int | None = None
+    stream_options: object = msgspec.UNSET  #: these four as they came, of any type
+    user: object = None
+    service_tier: object = None
+    priority: object = None
+    previous_response: object = None  #: the answer this one goes on from
+    text: Text | None = None  #: what the prompt is made of; None: no JSON

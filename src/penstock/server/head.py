@@ -1,0 +1,15 @@
+"""How are the lines of a head put together, and none of them into two?"""
+
+from __future__ import annotations
+
+
+def head_of(lines: list[bytes]) -> bytes:
+    """The head of a message, its blank line included. Raises ValueError where a line break is inside of a line.
+
+    Looked for in a join of its own: two searches for a byte cost a tenth of counting the line breaks of the head.
+    """
+    flat = b"".join(lines)
+    if b"\n" in flat or b"\r" in flat:
+        raise ValueError("a line break in a header")
+    lines += (b"", b"")
+    return b"\r\n".join(lines)
