@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from penstock.core.outcome import Reason
 from penstock.server import wire
-from penstock.server.body import BadBody, multipart_model, peek, replace_model, replace_multipart_model, set_field
+from penstock.server.body import (
+    BadBody,
+    multipart_model,
+    peek,
+    replace_model,
+    replace_multipart_model,
+    set_field,
+    set_fields,
+)
 from penstock.server.headers import request_headers, response_headers
 from penstock.server.routes import ROUTES, Kind, api_of, route
 from penstock.server.stream_end import TAIL_BYTES, ended_well
@@ -79,6 +87,16 @@ def test_a_model_that_is_given_twice_ends_as_the_one_that_was_meant(other: bytes
 def test_setting_a_field_is_setting_it_in_the_json(body: dict[str, Any], name: str, separator: tuple[str, str]) -> None:
     raw = b" " + json.dumps(body, separators=separator).encode()
     assert json.loads(set_field(raw, name, b"[7]")) == body | {name: [7]}
+
+
+@given(
+    st.dictionaries(keys, values, max_size=4),
+    st.lists(st.sampled_from(["priority", "model", "stream"]), unique=True),
+    separators,
+)
+def test_several_fields_are_set_at_once(body: dict[str, Any], names: list[str], separator: tuple[str, str]) -> None:
+    raw = json.dumps(body, separators=separator).encode()
+    assert json.loads(set_fields(raw, dict.fromkeys(names, b"[7]"))) == body | dict.fromkeys(names, [7])
 
 
 def test_what_is_peeked_at() -> None:

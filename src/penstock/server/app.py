@@ -212,13 +212,14 @@ class App:
         journey: type[QueuedJourney] = QueuedJourney,
     ) -> None:
         request_id = self._request_id(exchange)
+        form = bodies.is_multipart(exchange.header(b"content-type"))
         try:
-            peek = self._peek(exchange, body)
+            peek = self._peek(exchange, body, form=form)
             model = peek.model or self._sole_model(passed)
             caller = caller or self._caller(exchange, peek)
             target = self._catalog.aliases.get(model)
             if target is not None:
-                body = self._rename(exchange, body, target)
+                body = self._rename(exchange, body, target, form=form)
             pinned = self._pinned(exchange)
         except BadBody as problem:
             self._refuse(exchange, Reason.BAD_REQUEST, str(problem), param=problem.param)
@@ -263,7 +264,7 @@ class App:
             flow=flow,
             weights=weights,
             body_bytes=body_bytes,
-            prompt_bytes=MULTIPART_PROMPT_BYTES if _is_multipart(exchange) else None,
+            prompt_bytes=MULTIPART_PROMPT_BYTES if form else None,
             output_tokens_max=peek.output_tokens_max,
             streamed=peek.stream or passed.streams,
             pinned=pinned,
@@ -324,13 +325,13 @@ class App:
         flow = tuple(names[level] for level in levels)
         return flow, tuple(caller.weight if level == "tenant" else 1.0 for level in levels)
 
-    def _peek(self, exchange: Exchange, body: bytes) -> Peek:
-        if _is_multipart(exchange):
+    def _peek(self, exchange: Exchange, body: bytes, *, form: bool) -> Peek:
+        if form:
             return Peek(model=bodies.multipart_model(body, exchange.header(b"content-type") or b""), stream=False)
         return bodies.peek(body)
 
-    def _rename(self, exchange: Exchange, body: bytes, model: str) -> bytes:
-        if _is_multipart(exchange):
+    def _rename(self, exchange: Exchange, body: bytes, model: str, *, form: bool) -> bytes:
+        if form:
             return bodies.replace_multipart_model(body, exchange.header(b"content-type") or b"", model)
         return bodies.replace_model(body, model)
 
@@ -454,10 +455,6 @@ def _roles_missing(snapshot: Snapshot) -> dict[str, dict[str, str]]:
 def _traced(tracer: Tracer, exchange: Exchange, request: Request) -> Trace:
     parent, state = exchange.header(b"traceparent"), exchange.header(b"tracestate")
     return tracer.begin(request, method=exchange.method, path=exchange.target_path, parent=parent, state=state)
-
-
-def _is_multipart(exchange: Exchange) -> bool:
-    return bodies.is_multipart(exchange.header(b"content-type"))
 
 
 def _json(exchange: Exchange, status: int, value: object) -> None:

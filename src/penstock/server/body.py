@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 
 import msgspec
 
@@ -81,21 +81,33 @@ def replace_model(body: bytes, model: str) -> bytes:
 
 def set_field(body: bytes, name: str, value: bytes) -> bytes:
     """The same bytes with a top-level field set to a JSON value, added where missing. `peek` has accepted them."""
+    return set_fields(body, {name: value})
+
+
+def set_fields(body: bytes, values: Mapping[str, bytes]) -> bytes:
+    """The same with several fields, in one pass."""
     pieces: list[bytes] = []
+    missing = dict(values)
     copied = 0
-    for start, end in _fields_named(body, name):
-        pieces += (body[copied:start], value)
+    for name, start, end in _fields_named(body, values):
+        pieces += (body[copied:start], values[name])
         copied = end
-    if not pieces:
-        return add_field(body, name, value)
-    return b"".join((*pieces, body[copied:]))
+        missing.pop(name, None)
+    if copied:
+        body = b"".join((*pieces, body[copied:]))
+    return _with_fields(body, missing) if missing else body
 
 
 def add_field(body: bytes, name: str, value: bytes) -> bytes:
     """The same bytes with a top-level field more, before all others."""
+    return _with_fields(body, {name: value})
+
+
+def _with_fields(body: bytes, values: Mapping[str, bytes]) -> bytes:
     brace = body.index(b"{") + 1
+    added = b",".join([b'"%b":%b' % (name.encode(), value) for name, value in values.items()])
     comma = b"" if _EMPTY.match(body, brace) else b","
-    return b"".join((body[:brace], b'"', name.encode(), b'":', value, comma, body[brace:]))
+    return b"".join((body[:brace], added, comma, body[brace:]))
 
 
 def ask_usage(body: bytes, stream_options: object) -> bytes | None:
@@ -112,8 +124,8 @@ def is_multipart(content_type: bytes | None) -> bool:
     return (content_type or b"")[:19].lower() == b"multipart/form-data"
 
 
-def _fields_named(body: bytes, name: str) -> Iterator[tuple[int, int]]:
-    """Where the values of a top-level field stand; a field may be given twice."""
+def _fields_named(body: bytes, names: Container[str]) -> Iterator[tuple[str, int, int]]:
+    """Where the values of some top-level fields stand, in their order; a field may be given twice."""
     depth = 0
     past = 0
     for token in _TOKEN.finditer(body):
@@ -124,8 +136,8 @@ def _fields_named(body: bytes, name: str) -> Iterator[tuple[int, int]]:
             depth -= 1
         elif depth == 1 and token.start() >= past and (colon := _COLON.match(body, token.end())):
             end = past = _value_end(body, colon.end())
-            if _unquoted(text) == name:
-                yield colon.end(), end
+            if (name := _unquoted(text)) in names:
+                yield name, colon.end(), end
 
 
 def _value_end(body: bytes, start: int) -> int:

@@ -15,7 +15,7 @@ import msgspec
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
 from penstock.server.answer import read_usage
-from penstock.server.body import set_field
+from penstock.server.body import set_field, set_fields
 from penstock.server.upstream import Headers, UpstreamError
 
 if TYPE_CHECKING:
@@ -67,15 +67,14 @@ def divisible(path: str, body: bytes) -> bool:
 def prefill_body(path: str, body: bytes) -> bytes:
     """The same request for its prompt alone: one token, not streamed, its KV to be fetched."""
     shape = _shape(body)
-    body = set_field(body, "max_tokens", b"1")
+    values = {"max_tokens": b"1", "stream": b"false", "kv_transfer_params": _ASKED}
     if path == "/v1/chat/completions" or shape.max_completion_tokens is not None:
-        body = set_field(body, "max_completion_tokens", b"1")
+        values["max_completion_tokens"] = b"1"
     if shape.min_tokens is not None:
-        body = set_field(body, "min_tokens", b"0")
+        values["min_tokens"] = b"0"
     if shape.stream_options is not None:
-        body = set_field(body, "stream_options", b"null")
-    body = set_field(body, "stream", b"false")
-    return set_field(body, "kv_transfer_params", _ASKED)
+        values["stream_options"] = b"null"
+    return set_fields(body, values)
 
 
 class TwoPhase:
