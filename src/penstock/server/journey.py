@@ -165,9 +165,8 @@ class QueuedJourney(Relay):
             ranked=rank is not None,
             plain=self._plain or prefills is not None,
         )
-        self._asked_load = (
-            target.engine.orca and not self.request.streamed and self.exchange.header(orca.ASK[0]) is None
-        )
+        told = self.request.streamed or self.exchange.header(orca.ASK[0]) is not None
+        self._asked_load = not told and target.asks_load(self._driver.now())
         if self._asked_load:
             headers.append(orca.ASK)
         if self._trace is not None:

@@ -26,6 +26,9 @@ from penstock.server.upstream import Call, Headers, Sink, Upstream, UpstreamErro
 logger = logging.getLogger(__name__)
 
 ERROR_BODY_BYTES_MAX = 65536  # an engine's error answer is kept up to here, in case the request can't go elsewhere
+# An engine's load is asked for with one answer in so long: each costs vLLM 2 ms of CPU, as much as the rest of a short
+# answer costs its front end, and a line in its log. Half the interval of the fast readings, which tell more.
+LOAD_INTERVAL_S = 0.25
 _STREAM_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -49,7 +52,7 @@ _NO_ANSWER = Answer(streamed=False, hides_usage=False)  # until one begins
 class Target:
     """An endpoint as the relay needs it: its transport, its engine, its credential, whom to tell what it says."""
 
-    __slots__ = ("api_key", "engine", "heard_load", "priority", "unreachable", "upstream")
+    __slots__ = ("_load_due_s", "api_key", "engine", "heard_load", "priority", "unreachable", "upstream")
 
     def __init__(self, upstream: Upstream, api_key: str | None = None) -> None:
         self.upstream = upstream
@@ -58,6 +61,14 @@ class Target:
         self.engine = OPENAI  # until it is known
         self.priority: Priority | None = None  # how its engine orders by the body's `priority`, if it does
         self.heard_load: Callable[[bytes], None] | None = None  # a load header came
+        self._load_due_s = 0.0
+
+    def asks_load(self, now: float) -> bool:
+        """Whether the answer to a request that goes there now shall tell the engine's load."""
+        if not self.engine.orca or now < self._load_due_s:
+            return False
+        self._load_due_s = now + LOAD_INTERVAL_S
+        return True
 
     def own_headers(self) -> Headers:
         """For what we ask it ourselves."""

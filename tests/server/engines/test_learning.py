@@ -9,6 +9,7 @@ import pytest
 
 from penstock.engines.base import Priority
 from penstock.server.reading import TRIES_BEFORE_GIVING_UP
+from penstock.server.relay import LOAD_INTERVAL_S
 from tests.server.conftest import chat
 from tests.server.engines import faces
 from tests.server.engines.conftest import Faces
@@ -199,6 +200,17 @@ async def test_load_that_comes_with_an_answer_is_taken_in_and_not_passed_on(worl
     own = await world.ask(body=CHAT, headers={"endpoint-load-metrics-format": "JSON"})
     assert face.posted[-1].count(b"endpoint-load-metrics-format") == 1
     assert own.header("endpoint-load-metrics") == ORCA.partition(": ")[2]
+
+
+async def test_few_answers_are_asked_for_load_because_telling_costs_the_engine(world: Faces) -> None:
+    face = await world.face(faces.VLLM)
+    await world.behind(face)
+    await world.until(lambda: world.target(face).engine.orca)
+    target, step_s = world.target(face), LOAD_INTERVAL_S / 4
+    assert [target.asks_load(1e6 + at * step_s) for at in range(10)] == [at in (0, 4, 8) for at in range(10)]
+    assert not target.asks_load(1e6), "what goes there asks what the target says"
+    assert (await world.ask(body=CHAT)).status == 200
+    assert b"endpoint-load-metrics-format" not in face.posted[-1]
 
 
 async def test_only_engines_that_know_it_are_asked_for_it(world: Faces) -> None:
