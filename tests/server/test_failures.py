@@ -10,6 +10,7 @@ from unittest.mock import ANY
 import openai
 import pytest
 
+from penstock.server.relay import WHOLE_BYTES_MAX
 from penstock.sim.engine_server import EngineServer
 from tests.server.conftest import CHAT, WAIT_S, Answer, Client, World, chat, fault, request
 
@@ -277,29 +278,59 @@ async def test_a_whole_answer_that_breaks_off_before_its_first_byte_is_asked_for
     assert (answer.status, answer.header("x-penstock-endpoint")) == (200, at(good))
 
 
-async def test_a_whole_answer_that_breaks_off_is_never_taken_for_a_complete_one(world: World) -> None:
-    bad, _ = await pair(world)
+async def test_a_small_answer_that_breaks_off_is_asked_for_again(world: World) -> None:
+    """Nothing of it has reached the client: it is held back until it is whole."""
+    bad, good = await pair(world)
     fault(bad, "die", after_bytes=40, count=1)
+    answer = await world.chat()
+    assert (answer.status, answer.header("x-penstock-endpoint")) == (200, at(good))
+    assert bad.log.entries[0].outcome == "died"
+    assert await world.metric("penstock_requeues_total", reason="reset") == 1
+
+
+async def test_a_large_answer_that_breaks_off_is_never_taken_for_a_complete_one(world: World) -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (WHOLE_BYTES_MAX + 1)
+    endpoint, _ = await world.scripted(head + b" " * 40)
+    await world.gateway(endpoints=[endpoint], timeouts={"between_bytes": 0.2})
     client = await world.client(request(body=chat()))
     answer = await client.head()
-    assert int(answer.header("content-length") or "") > 40
+    assert int(answer.header("content-length") or "") > WHOLE_BYTES_MAX
     with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
         await client.piece()
 
 
+async def test_a_whole_answer_that_its_engine_aborted_is_asked_for_again(world: World) -> None:
+    """As vLLM answers what runs when it is put to sleep: status 200, a few words, and this finish reason."""
+    body = b'{"choices":[{"message":{"content":"a few wo"},"finish_reason":"abort"}],"usage":{"completion_tokens":3}}'
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+    endpoint, requests = await world.scripted(head + body[:20], body[20:], thinks_s=0.05)
+    good = await world.engine()
+    settings = [{**endpoint, "slots": 4}, {"url": good.url, "slots": 1}]
+    await world.gateway(endpoints=settings, routing={"policy": "round_robin"})
+    answer = await world.chat()
+    assert (answer.status, answer.header("x-penstock-endpoint"), len(requests)) == (200, at(good), 1)
+    assert await world.metric("penstock_requeues_total", reason="server_error") == 1
+    await world.until(lambda: world.picture().running == 0)
+
+
+async def test_where_every_engine_aborts_the_caller_is_told_and_not_given_half_an_answer(world: World) -> None:
+    body = b'{"choices":[{"message":{"content":"a few wo"},"finish_reason": "abort"}]}'
+    endpoint, requests = await world.scripted(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    await world.gateway(endpoints=[endpoint])
+    answer = await world.chat()
+    assert (answer.status, answer.error()["code"]) == (502, "upstream_error")
+    assert len(requests) == 3
+
+
 @STREAMED
 async def test_an_engine_that_falls_silent_in_mid_answer_is_given_up(world: World, stream: bool) -> None:
-    bad, _ = await pair(world, timeouts={"between_bytes": 0.2})
+    bad, good = await pair(world, timeouts={"between_bytes": 0.2})
     fault(bad, "hang", after_bytes=100)
-    client = await world.client(request(body=chat(tokens=50, stream=stream)))
-    await client.head()
+    answer = await world.chat(tokens=50, stream=stream)
     if stream:
-        while await client.piece():
-            pass
-        assert b'"code":"stream_broken"' in client.seen
+        assert b'"code":"stream_broken"' in answer.body
     else:
-        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-            await client.piece()
+        assert (answer.status, answer.header("x-penstock-endpoint")) == (200, at(good))
     await world.until(lambda: bad.service.load == 0)
 
 

@@ -20,12 +20,13 @@ from penstock.server.answer import Answer
 from penstock.server.headers import response_headers
 from penstock.server.http1 import Exchange
 from penstock.server.routes import api_of
-from penstock.server.stream_end import stillborn, tells_error
+from penstock.server.stream_end import aborted, stillborn, tells_error
 from penstock.server.upstream import Call, Headers, Sink, Upstream, UpstreamError, UpstreamErrorKind
 
 logger = logging.getLogger(__name__)
 
 ERROR_BODY_BYTES_MAX = 65536  # an engine's error answer is kept up to here, in case the request can't go elsewhere
+WHOLE_BYTES_MAX = 65536  # an answer that is no stream is held back up to here until it is whole: so it can be taken back
 # An engine's load is asked for with one answer in so long: each costs vLLM 2 ms of CPU, as much as the rest of a short
 # answer costs its front end, and a line in its log. Half the interval of the fast readings, which tell more.
 LOAD_INTERVAL_S = 0.25
@@ -91,6 +92,7 @@ class Relay:
         "_packed",
         "_sse",
         "_target",
+        "_whole",
         "body",
         "exchange",
         "target",
@@ -105,6 +107,7 @@ class Relay:
         self._head: tuple[int, Headers] | None = None  # the engine's, until it is committed to the client
         self._length: int | None = None
         self._error_body: bytearray | None = None  # being collected: the answer is an error that may be taken back
+        self._whole: bytearray | None = None  # being collected: the answer is no stream, and some of it is missing
         self._committed = False
         self._beating = False  # status 200 went out before there was an answer: only a stream can follow
         self._packed = False  # nothing can be read of it, or taken out
@@ -141,8 +144,7 @@ class Relay:
 
     def send(self, target: Target, headers: Headers, body: bytes, sink: Sink | None = None) -> None:
         """Ask an engine. The answer goes to the client, unless somebody else (`sink`) is to have it."""
-        self._head = None
-        self._error_body = None
+        self._head = self._error_body = self._whole = None
         self._length = None
         self._packed = self._sse = False
         self._target = target
@@ -174,8 +176,24 @@ class Relay:
             return
         if self._error_body is not None:
             self._keep_error(self._error_body, data)
+        elif self._length is not None and not self._sse and self._length <= WHOLE_BYTES_MAX:
+            self._collect(data, self._length)
         elif self._sse and not self._packed and stillborn(data):
             self._error_body = bytearray(data)
+        else:
+            self.first_byte()
+            self._commit(data)
+
+    def _collect(self, data: bytes, length: int) -> None:
+        """Hold a small answer back until it is whole, as it mostly is at once, and look how it ended."""
+        if len(data) < length:
+            whole = self._whole = self._whole or bytearray()
+            whole += data
+            if len(whole) < length:
+                return
+            data = bytes(whole)
+        if not self._packed and aborted(self.exchange.target_path, data):
+            self._error_body = bytearray()
         else:
             self.first_byte()
             self._commit(data)
@@ -320,6 +338,9 @@ class Relay:
         elif status >= 300:
             self.engine_error([])
             self.succeeded(status)
+        elif not self._beating:
+            self.no_answer()
+            self.failed(Failure.SERVER_ERROR, "an answer that its engine aborted")
         else:
             self._committed = True
             self.failed(Failure.BROKEN, "not a stream")

@@ -28,6 +28,11 @@ def stillborn(data: bytes) -> bool:
     return _DONE.match(data) is not None or (_ERROR.match(data) is not None and _OF_CALLER.search(data) is None)
 
 
+def aborted(path: str, answer: bytes) -> bool:
+    """Whether an answer that is no stream says that it was cut short: its engine went to sleep, or ends."""
+    return b'"abort"' in answer and path in _WITH_FINISH_REASON and _ABORTED.search(answer) is not None
+
+
 def tells_error(tail: bytes | bytearray) -> bool:
     """Whether the engine itself said that its stream failed."""
     return _ERROR.search(tail) is not None
