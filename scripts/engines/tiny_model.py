@@ -1,8 +1,9 @@
 """A Llama of half a million parameters, made of chance: what does a real engine serve where nothing may be fetched?
 
-    python tiny_model.py FOLDER FILE.gguf
+    python tiny_model.py FOLDER FILE.gguf [ADAPTER ...]
 
-FOLDER gets what vLLM loads (settings, tokenizer, weights), FILE the same weights for llama.cpp. Its answers are word
+FOLDER gets what vLLM loads (settings, tokenizer, weights), FILE the same weights for llama.cpp, and each ADAPTER is a
+folder that gets a LoRA adapter of its own for it, strong enough to make other words. Its answers are word
 salad; what counts is that they end at `max_tokens` and not by chance. For that, the rows of the special tokens in the
 output head are zero, so that their logit never wins; and the head is wide, so that greedy winners are clear ones.
 Run with vLLM's Python; needs numpy, tokenizers, safetensors, gguf.
@@ -49,6 +50,8 @@ LAYER = [
     ("mlp.down_proj", "ffn_down", WIDTH, INNER),
 ]
 NORMS = [("input_layernorm", "attn_norm"), ("post_attention_layernorm", "ffn_norm")]
+ADAPTED = ("q_proj", "v_proj")
+RANK = 8  # of an adapter
 ROTATED = {"attn_q": HEADS, "attn_k": KV_HEADS}
 
 
@@ -112,6 +115,25 @@ def write_folder(folder: Path, tokenizer: Tokenizer, weights: dict[str, Any]) ->
     save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
+def write_adapter(folder: Path, seed: int) -> None:
+    """A LoRA adapter in the form of PEFT: the update of each adapted matrix is (alpha / rank) B A."""
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(seed)
+    weights = {}
+    for layer in range(LAYERS):
+        for name, _, rows, columns in LAYER:
+            if name.endswith(ADAPTED):
+                prefix = f"base_model.model.model.layers.{layer}.{name}"
+                weights[f"{prefix}.lora_A.weight"] = random.standard_normal((RANK, columns)).astype(np.float32)
+                weights[f"{prefix}.lora_B.weight"] = random.standard_normal((rows, RANK)).astype(np.float32)
+    config = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "tiny-llama", "bias": "none",
+        "r": RANK, "lora_alpha": RANK, "lora_dropout": 0.0, "target_modules": list(ADAPTED),
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=1))
+    save_file(weights, str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
+
+
 def write_gguf(file: Path, tokenizer: Tokenizer, weights: dict[str, Any]) -> None:
     writer = gguf.GGUFWriter(str(file), "llama")
     writer.add_name("tiny-llama")
@@ -162,11 +184,13 @@ def _add_tokenizer(writer: Any, tokenizer: Tokenizer) -> None:
 
 
 def main() -> None:
-    folder, file = Path(sys.argv[1]), Path(sys.argv[2])
+    folder, file, *adapters = map(Path, sys.argv[1:])
     tokenizer = train()
     weights = make_weights([tokenizer.token_to_id(token) for token in SPECIAL])
     write_folder(folder, tokenizer, weights)
     write_gguf(file, tokenizer, weights)
+    for seed, adapter in enumerate(adapters, 1):
+        write_adapter(adapter, seed)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from random import Random
+from threading import Event, Thread
 from typing import Any
 
 import openai
@@ -19,34 +20,46 @@ CANCELLED = 0.35
 WAITING_MAX = 2  # `max_engine_waiting` of the band
 STEP_TOKENS = 2048  # of prompts, in one of vLLM's steps: its `max_num_batched_tokens`
 LOOK_S = 0.02
+READINGS_MIN = 100  # of each engine, or nothing was looked at
 
 
 class Lookout:
-    """Reads the engines' own gauges, far more often than the gateway does.
+    """Reads the engines' own gauges, far more often than the gateway does, on threads: users' loops stand still at times.
 
-    An engine shows as waiting, too, what has a slot but not yet its share of a step's prompt tokens: the first eight of
-    a run were seen as 4 running, 4 waiting. `queued` is what no slot is free for.
+    An engine shows as waiting, too, what has a slot but not yet its share of a step's prompt tokens: of eight prompts of
+    900 tokens, sent at once to an idle vLLM and to nobody else, up to five show as waiting; of eight of 180, which one
+    step takes, none. `queued` is what no slot is free for.
     """
 
     def __init__(self, engines: list[Engine]) -> None:
         self.waiting: dict[str, Counter[int]] = {engine.name: Counter() for engine in engines}
         self.queued: dict[str, Counter[int]] = {engine.name: Counter() for engine in engines}
         self.running: dict[str, float] = dict.fromkeys(self.waiting, 0.0)
-        self._engines = engines
+        self._over = Event()
+        self._threads = [Thread(target=self._watch, args=(engine,), daemon=True) for engine in engines]
 
-    async def run(self) -> None:
-        await asyncio.gather(*(self._watch(engine) for engine in self._engines))
+    def __enter__(self) -> Lookout:
+        for thread in self._threads:
+            thread.start()
+        return self
 
-    async def _watch(self, engine: Engine) -> None:
-        while True:
-            running, waiting = await asyncio.to_thread(engine.load)
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _watch(self, engine: Engine) -> None:
+        while not self._over.wait(LOOK_S):
+            running, waiting = engine.load()
             self.waiting[engine.name][int(waiting)] += 1
             self.queued[engine.name][int(max(0.0, running + waiting - engine.size))] += 1
             self.running[engine.name] = max(self.running[engine.name], running)
-            await asyncio.sleep(LOOK_S)  # the pace of the measurement
 
     def longest(self, counts: dict[str, Counter[int]]) -> int:
         return max(max(each) for each in counts.values())
+
+    def readings(self, name: str) -> int:
+        return self.waiting[name].total()
 
 
 class Crowd:
@@ -117,24 +130,21 @@ async def held(fleet: Fleet, serve: Start, **settings: Any) -> Lookout:
     assert crowd.outcomes["hung up"] > REQUESTS * CANCELLED / 2
     assert set(crowd.went) == {engine.name for engine in fleet.all}
     assert all(lookout.running[engine.name] <= engine.size for engine in fleet.all)
+    assert all(lookout.readings(engine.name) >= READINGS_MIN for engine in fleet.all)
     return lookout
 
 
 async def through(gateway: Gateway, fleet: Fleet) -> tuple[Crowd, Lookout]:
-    lookout = Lookout(fleet.all)
     began_s = time.monotonic()
     async with client(gateway) as user:
         crowd = Crowd(user, seed=1)
-        watch = asyncio.create_task(lookout.run())
-        await crowd.run()
-        watch.cancel()
-        (ended,) = await asyncio.gather(watch, return_exceptions=True)
-        assert isinstance(ended, asyncio.CancelledError), ended
+        with Lookout(fleet.all) as lookout:
+            await crowd.run()
     took_s = time.monotonic() - began_s
     zero_s = await asyncio.to_thread(until, gateway.is_idle, what="leases end at 0", within_s=10)
     say(
         f"{REQUESTS} requests in {took_s:.1f} s: {dict(crowd.outcomes)}; by {dict(crowd.went)}; "
-        f"leases at 0 after {zero_s:.2f} s"
+        f"leases at 0 after {zero_s:.2f} s; requeued {gateway.metric('requeues_total'):.0f}"
     )
     for what, counts in (("waiting inside", lookout.waiting), ("of these beyond its slots", lookout.queued)):
         say(f"{what}, readings of each: { {name: dict(sorted(each.items())) for name, each in counts.items()} }")

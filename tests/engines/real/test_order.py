@@ -82,16 +82,12 @@ async def where(user: Any, count: int) -> set[str]:
     return {answer.headers["x-penstock-endpoint"] for answer in answers}
 
 
-@pytest.mark.xfail(
-    strict=False,
-    raises=AssertionError,
-    reason="gauges that stand still are taken for room: the slots overshoot at first",
-)
 async def test_the_size_of_an_engine_is_found_out(fleet: Fleet, serve: Start) -> None:
     """Nobody says that it runs eight at a time; sixteen are sent at first. Some seconds later it is known."""
     gateway = serve([fleet.a.endpoint], observe={"interval": "500ms", "fast_interval": "250ms"})
     slots: list[int] = []
     waiting: list[float] = []
+    answers: list[str] = []
     async with client(gateway) as user:
         ends_s = time.monotonic() + FLOOD_S
 
@@ -99,16 +95,19 @@ async def test_the_size_of_an_engine_is_found_out(fleet: Fleet, serve: Start) ->
             turn = 0
             while time.monotonic() < ends_s:
                 turn += 1
-                await user.chat.completions.create(**chat(f"{number} {turn}", tokens=100 + 37 * number % 300))
+                answer = await user.chat.completions.create(**chat(f"{number} {turn}", tokens=100 + 37 * number % 300))
+                answers.append(answer.choices[0].finish_reason)
 
         tasks = [asyncio.create_task(flood(number)) for number in range(FLOOD_CLIENTS)]
         await watch(gateway, fleet, ends_s, slots, waiting)
         await asyncio.gather(*tasks)
-    say(f"slots over time, of {SIZE}: {slots[:: max(1, len(slots) // 25)]}")
+    say(f"slots over time, of {SIZE}: {slots[:: max(1, len(slots) // 25)]}; {len(answers)} answers")
     say(f"waiting inside the engine: {shares(waiting)}, at most {max(waiting):.0f}")
-    assert max(slots) <= 2 * SIZE, "never more than it began with"
-    assert sorted(slots)[len(slots) // 10] >= SIZE - 2
-    assert sorted(slots)[-len(slots) // 10] <= SIZE + 3
+    assert set(answers) == {"length"}
+    settled = slots[len(slots) // 2 :]
+    assert sorted(settled)[len(settled) // 10] >= SIZE - 2, "an engine is not left with room that nobody uses"
+    if max(slots) > 2 * SIZE or sorted(settled)[-len(settled) // 10] > SIZE + 3:
+        pytest.xfail(f"gauges that stand still are taken for room: up to {max(slots)} slots for an engine of {SIZE}")
 
 
 async def watch(gateway: Gateway, fleet: Fleet, ends_s: float, slots: list[int], waiting: list[float]) -> None:
