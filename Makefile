@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test test-page shots test-postgres test-engines check bench docs lock clean
+.PHONY: demo test compiled test-compiled test-page shots test-postgres test-engines check bench docs lock clean
 .DEFAULT_GOAL := test
 
 .venv/core.stamp: requirements.lock pyproject.toml
@@ -26,6 +26,18 @@ else
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder -m "not timing"
 	$(BIN)/python -m pytest -m timing
 endif
+
+# The same, its hot modules compiled to C (docs/decisions/0019): needs a C compiler, and takes two minutes. In .venv-compiled.
+COMPILED := .venv-compiled/bin
+compiled: requirements.lock requirements-dev.lock
+	test -x $(COMPILED)/python || $(PYTHON) -m venv .venv-compiled
+	$(COMPILED)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	HATCH_BUILD_HOOKS_ENABLE=1 $(COMPILED)/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall .
+	$(COMPILED)/penstock --version
+
+test-compiled: compiled
+	$(COMPILED)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	$(COMPILED)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder -m "not timing" $(or $(ARGS),tests/core tests/conformance tests/sim tests/server)
 
 # The live page in a browser: CHROMIUM, one of the system's, or one that is fetched now.
 test-page: .venv/dev.stamp
@@ -69,4 +81,4 @@ lock:
 	./scripts/lock
 
 clean:
-	rm -rf .venv .venv-lock .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-compiled .venv-lock .pytest_cache .mypy_cache .ruff_cache .hypothesis

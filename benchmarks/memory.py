@@ -24,11 +24,9 @@ from typing import cast
 import uvloop
 from rig import Gateway, free_port, gateway, machine, started
 
-from penstock.core.band import BandSettings
-from penstock.core.endpoint import EndpointSpec
-from penstock.core.queues import QueueBounds
 from penstock.core.request import Request
 from penstock.core.scheduler import Scheduler, SchedulerSettings
+from penstock.core.settings import BandSettings, EndpointSpec, QueueBounds
 
 BODY_BYTES = 1000
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 93\r\n\r\n"

@@ -27,13 +27,11 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.core.actions import Action, Dispatch
-from penstock.core.band import BandSettings
-from penstock.core.endpoint import EndpointSpec
 from penstock.core.lease import Lease
-from penstock.core.ledger import Observation
-from penstock.core.queues import QueueBounds
+from penstock.core.observation import Observation
 from penstock.core.request import Request, Usage
 from penstock.core.scheduler import Scheduler, SchedulerSettings
+from penstock.core.settings import BandSettings, EndpointSpec, QueueBounds
 
 SLOTS = 64
 INDEX_KEYS = 28_000  # per endpoint; it may hold 30,000

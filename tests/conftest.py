@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 
+from penstock.build import compiled
+
 settings.register_profile("shared_machine", deadline=None)  # an example's time says nothing there
 settings.load_profile("shared_machine")
 
@@ -12,3 +14,9 @@ settings.load_profile("shared_machine")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files of long scenarios first, so that no core waits for one of them at the end."""
     items.sort(key=lambda item: not item.path.name.startswith("test_scenarios"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What puts something of its own in the place of a part of the core can do so only where that is plain Python."""
+    if item.get_closest_marker("interpreted") is not None and compiled():
+        pytest.skip("the core is compiled")

@@ -8,7 +8,9 @@ import sys
 import pytest
 
 import penstock
+from penstock.build import kind
 from penstock.cli import main
+from penstock.core import pump
 
 COMMANDS = {
     "serve": ["--config", "--endpoint", "--listen", "--slots", "--routing", "--no-queue", "--log-level"],
@@ -46,7 +48,8 @@ def test_each_command_explains_its_flags(capsys: pytest.CaptureFixture[str], com
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert asked(capsys, "--version") == (0, f"penstock {penstock.__version__}\n", "")
+    assert asked(capsys, "--version") == (0, f"penstock {penstock.__version__} ({kind()})\n", "")
+    assert kind() == ("pure Python" if pump.__file__.endswith(".py") else "compiled")
 
 
 @pytest.mark.parametrize(
@@ -75,4 +78,4 @@ def test_what_it_does_not_know_it_names(
 
 def test_it_runs_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", "penstock", "--version"], capture_output=True, check=False)
-    assert (done.returncode, done.stdout) == (0, f"penstock {penstock.__version__}\n".encode())
+    assert (done.returncode, done.stdout) == (0, f"penstock {penstock.__version__} ({kind()})\n".encode())

@@ -9,6 +9,7 @@ import sys
 
 import penstock
 from penstock import batch_cli, config_cli, endpoint_cli, keys_cli, operator_cli
+from penstock.build import kind
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -25,7 +26,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="penstock", description="A flow-control gateway for LLM inference.", allow_abbrev=False
     )
-    parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
+    parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__} ({kind()})")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     serve = commands.add_parser(

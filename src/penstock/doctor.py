@@ -14,7 +14,7 @@ from enum import Enum
 import msgspec
 
 from penstock import clock
-from penstock.core.ledger import Observation
+from penstock.core.observation import Observation
 from penstock.engines.base import Engine, Facts, Model, Priority
 from penstock.engines.recognise import ENGINES
 from penstock.server import learn

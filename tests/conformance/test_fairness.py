@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import pytest
 from msgspec import structs
 
-from penstock.core.fairness.base import Prices
 from penstock.core.fairness.registry import POLICIES
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.settings import Prices
 from penstock.sim.checkers import CheckedScheduler
 from tests.core.shop import PATIENT, Customer, Shop
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import pytest
 from msgspec import structs
 
-from penstock.core.endpoint import Endpoint, EndpointSpec
-from penstock.core.health import HealthSettings
+from penstock.core.endpoint import Endpoint
 from penstock.core.routing.registry import POLICIES
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.settings import EndpointSpec, HealthSettings
 from penstock.sim.checkers import CheckedScheduler
 from tests.core.drive import context, lease, policy_named, request, scheduler, sent
 from tests.core.shop import PATIENT, Customer, Shop

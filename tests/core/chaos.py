@@ -17,18 +17,14 @@ from random import Random
 from msgspec.structs import replace
 
 from penstock.core.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject
-from penstock.core.band import BandSettings
-from penstock.core.endpoint import EndpointSpec
-from penstock.core.fairness.base import Prices
 from penstock.core.fairness.registry import POLICIES as FAIRNESS
-from penstock.core.ledger import Observation
+from penstock.core.observation import Observation
 from penstock.core.ordering import ORDERINGS
-from penstock.core.queues import QueueBounds
 from penstock.core.request import Request, Usage
 from penstock.core.retry import Failure
 from penstock.core.routing.registry import POLICIES as ROUTING
 from penstock.core.scheduler import SchedulerSettings
-from penstock.core.tenants import Limits
+from penstock.core.settings import BandSettings, EndpointSpec, Limits, Prices, QueueBounds
 from penstock.sim.checkers import CheckedScheduler
 
 TENANTS = {"one": 1.0, "two": 2.0, "half": 0.5, "limited": 1.0}  # and their weights

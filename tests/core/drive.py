@@ -7,15 +7,15 @@ from random import Random
 from typing import Any
 
 from penstock.core.actions import Action, Dispatch, Evict, Fail, Reject, Requeue
-from penstock.core.endpoint import EndpointSpec
 from penstock.core.estimate import BYTES_PER_TOKEN, Estimator
 from penstock.core.flow import Entry
 from penstock.core.lease import Lease
 from penstock.core.lifecycle import Event
 from penstock.core.request import Request
 from penstock.core.routing.base import Context, RoutingPolicy
-from penstock.core.routing.registry import POLICIES, RoutingSettings
+from penstock.core.routing.registry import POLICIES
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.settings import EndpointSpec, RoutingSettings
 from penstock.sim.checkers import CheckedScheduler
 
 
@@ -59,15 +59,14 @@ def policy_named(name: str) -> RoutingPolicy:
 
 def lease(serial: int, *, at: float = 0.0, prompt: int = 100, output: int = 50, streamed: bool = True) -> Lease:
     return Lease(
-        serial=serial,
+        serial,
         endpoint="a",
         epoch=0,
         request_id=f"r{serial}",
-        dispatched_s=at,
+        now=at,
         prompt_tokens=prompt,
         output_tokens=output,
         streamed=streamed,
-        prefill_end_s=at,
     )
 
 

@@ -17,11 +17,10 @@ from random import Random
 from msgspec.structs import replace
 
 from penstock.core.actions import Action, Dispatch, Evict, Fail, Reject
-from penstock.core.admission import AdmissionSettings
-from penstock.core.endpoint import EndpointSpec
-from penstock.core.estimate import Estimate, Estimator
-from penstock.core.request import Request, Usage
+from penstock.core.estimate import Estimator
+from penstock.core.request import Estimate, Request, Usage
 from penstock.core.scheduler import Scheduler, SchedulerSettings
+from penstock.core.settings import AdmissionSettings, EndpointSpec
 
 PREFILL_TOKENS_PER_S = 4000.0
 OUTPUT_TOKENS_PER_S = 50.0

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.fairness.account import REFRESH_TOKENS, Account
-from penstock.core.fairness.base import Prices
 from penstock.core.fairness.registry import POLICIES
 from penstock.core.fairness.tree import QueueTree
 from penstock.core.flow import Entry
 from penstock.core.request import Usage
+from penstock.core.settings import Prices
 from tests.core.drive import waiting_entry
 
 

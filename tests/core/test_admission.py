@@ -6,12 +6,11 @@ import math
 
 import pytest
 
-from penstock.core.admission import AdmissionSettings, Cause, closed, lifts_s, misfit
-from penstock.core.band import BandSettings
-from penstock.core.endpoint import Endpoint, EndpointSpec
+from penstock.core.admission import Cause, closed, lifts_s, misfit
+from penstock.core.endpoint import Endpoint
 from penstock.core.flow import Entry
-from penstock.core.health import HealthSettings
-from penstock.core.ledger import Observation
+from penstock.core.observation import Observation
+from penstock.core.settings import AdmissionSettings, BandSettings, EndpointSpec, HealthSettings
 from tests.core.drive import lease, request, waiting_entry
 
 SETTINGS = AdmissionSettings(kv_usage_max=0.9)

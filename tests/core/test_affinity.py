@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from penstock.core.endpoint import EndpointSpec
-from penstock.core.ledger import Observation
+from penstock.core.observation import Observation
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
 from penstock.core.routing.heat import FADE_S, PREFIXES_MAX, Heat
 from penstock.core.routing.homes import SESSIONS_MAX, Homes
-from penstock.core.routing.registry import RoutingSettings
 from penstock.core.scheduler import Scheduler, SchedulerSettings
+from penstock.core.settings import EndpointSpec, RoutingSettings
 from penstock.core.sources import Source
 from penstock.sim.checkers import CheckedScheduler
 from tests.core.drive import request, scheduler, sent, the_lease

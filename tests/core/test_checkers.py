@@ -8,12 +8,13 @@ from random import Random
 import pytest
 
 from penstock.core.actions import Abort, Action, Dispatch, Evict, Fail, Reject, Requeue
-from penstock.core.band import Band, BandSettings
-from penstock.core.endpoint import Endpoint, EndpointSpec
+from penstock.core.band import Band
+from penstock.core.endpoint import Endpoint
 from penstock.core.flow import Entry
 from penstock.core.outcome import Reason
 from penstock.core.pump import Pump
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.settings import BandSettings, EndpointSpec
 from penstock.sim.checkers import Books, CheckedScheduler
 from tests.core.chaos import Chaos
 from tests.core.drive import request, scheduler
@@ -127,6 +128,7 @@ BROKEN = [
 ]
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_broken_scheduler_is_found_out(kind: type[CheckedScheduler]) -> None:
     def run_some() -> None:

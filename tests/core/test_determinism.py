@@ -8,8 +8,8 @@ from pathlib import Path
 
 from msgspec import structs
 
-from penstock.core.admission import AdmissionSettings
 from penstock.core.scheduler import Scheduler
+from penstock.core.settings import AdmissionSettings
 from penstock.sim.checkers import CheckedScheduler
 from tests.core.chaos import Chaos
 from tests.core.shop import PATIENT, Customer, Shop

@@ -6,13 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.core.actions import Action, Decode, Dispatch
-from penstock.core.admission import AdmissionSettings, Cause
-from penstock.core.endpoint import EndpointSpec
-from penstock.core.ledger import Ledger, Observation
+from penstock.core.admission import Cause
+from penstock.core.ledger import Ledger
+from penstock.core.observation import Observation
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
 from penstock.core.roles import Role, role_of
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.settings import AdmissionSettings, EndpointSpec
 from penstock.sim.checkers import CheckedScheduler
 from tests.core.drive import ends, lease, request, requeued, scheduler, sent, the_lease
 

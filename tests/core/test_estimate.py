@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from penstock.core.estimate import KEYS_MAX, OUTPUT_TOKENS, PROMPT_TOKENS_MAX, Estimate, Estimator
+from penstock.core.estimate import KEYS_MAX, OUTPUT_TOKENS, PROMPT_TOKENS_MAX, Estimator
+from penstock.core.request import Estimate
 
 
 def guess(estimator: Estimator, tenant: str = "t", *, body_bytes: int = 4000, cap: int | None = None) -> Estimate:

@@ -6,18 +6,17 @@ from random import Random
 
 import pytest
 
-from penstock.core.admission import AdmissionSettings, Cause
-from penstock.core.band import BandSettings
-from penstock.core.endpoint import EndpointSpec
-from penstock.core.explain import KEPT, Explanation
-from penstock.core.ledger import Observation
+from penstock.core.admission import Cause
+from penstock.core.explain import KEPT
+from penstock.core.explanation import Explanation
 from penstock.core.lifecycle import State
+from penstock.core.observation import Observation
 from penstock.core.outcome import Reason
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
 from penstock.core.scheduler import Scheduler, SchedulerSettings
+from penstock.core.settings import AdmissionSettings, BandSettings, EndpointSpec, Limits
 from penstock.core.shares import SHOWN_MAX
-from penstock.core.tenants import Limits
 from penstock.sim.checkers import CheckedScheduler
 from tests.core.drive import request, scheduler, the_lease
 

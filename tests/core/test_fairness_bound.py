@@ -19,7 +19,7 @@ from random import Random
 import pytest
 from msgspec import structs
 
-from penstock.core.admission import AdmissionSettings
+from penstock.core.settings import AdmissionSettings
 from tests.core.shop import PATIENT, Customer, Job, Shop
 
 Flow = tuple[str, ...]
@@ -136,6 +136,7 @@ RUNS: dict[str, tuple[list[Customer], dict[str, float] | None, tuple[int, ...]]]
 }
 
 
+@pytest.mark.interpreted
 def test_the_bound_holds_in_a_hundred_thousand_checks_estimates_wrong_by_ten_included() -> None:
     checks = 0
     for seed, (customers, wrong, slots) in enumerate(RUNS.values()):
@@ -147,7 +148,10 @@ def test_the_bound_holds_in_a_hundred_thousand_checks_estimates_wrong_by_ten_inc
 
 
 @pytest.mark.parametrize("reserved", [0.0, None], ids=["no reserve", "reserve"])
-@pytest.mark.parametrize("wrong", [None, ALL_WRONG], ids=["learned", "wrong by 10"])
+@pytest.mark.parametrize(
+    "wrong",
+    [pytest.param(None, id="learned"), pytest.param(ALL_WRONG, id="wrong by 10", marks=pytest.mark.interpreted)],
+)
 def test_twice_the_bound_holds_from_any_start_for_flows_that_come_and_go(
     wrong: dict[str, float] | None, reserved: float | None
 ) -> None:
@@ -175,6 +179,7 @@ def test_a_reserve_for_light_flows_hardly_loosens_the_bound_of_the_heavy_ones() 
     assert bound.worst <= 1.5
 
 
+@pytest.mark.interpreted
 def test_the_long_run_share_of_a_badly_estimated_flow_is_off_by_two_percent_at_most() -> None:
     customers = [Customer(name, output_tokens=(50, 150)) for name in ("over", "under", "right")]
     shop = Shop(customers, slots=(8,), wrong={"over": 10.0, "under": 0.1, "right": 1.0}).run(1500.0)

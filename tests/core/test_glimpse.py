@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from penstock.core.lease import Lease
-from penstock.core.ledger import PACE_KEPT_S, Glimpse, Ledger, Observation
+from penstock.core.ledger import PACE_KEPT_S, Ledger
+from penstock.core.observation import Glimpse, Observation
 
 
 def ledger(**reading: float) -> Ledger:
     made = Ledger(stale_after_s=5.0, slots=16)
-    made.observe(Observation(**{"asked_s": 0.0, "running": 10.0, "waiting": 4.0, "kv_usage": 0.5, **reading}))  # type: ignore[arg-type]
+    made.observe(Observation(**{"asked_s": 0.0, "running": 10.0, "waiting": 4.0, "kv_usage": 0.5, **reading}))
     return made
 
 
 def lease(serial: int, at: float) -> Lease:
     return Lease(
-        serial=serial,
+        serial,
         endpoint="e",
         epoch=0,
         request_id=f"r{serial}",
-        dispatched_s=at,
+        now=at,
         prompt_tokens=10,
         output_tokens=10,
         streamed=True,
-        prefill_end_s=at,
     )
 
 

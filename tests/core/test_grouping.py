@@ -7,14 +7,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from penstock.core.admission import AdmissionSettings
-from penstock.core.band import BandSettings
-from penstock.core.queues import QueueBounds
 from penstock.core.request import PREFIX_CHUNK_BYTES, Request, Usage
 from penstock.core.retry import Failure
-from penstock.core.routing.registry import RoutingSettings
 from penstock.core.scheduler import SchedulerSettings
-from penstock.core.tenants import Limits
+from penstock.core.settings import AdmissionSettings, BandSettings, Limits, QueueBounds, RoutingSettings
 from penstock.sim.checkers import CheckedScheduler
 from tests.core.chaos import Chaos
 from tests.core.drive import scheduler, sent, the_lease

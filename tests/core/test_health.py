@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.health import HOLD_S, HOLD_S_MAX, TRIAL_LEASES, TRIAL_S, Health, HealthSettings, Presence
+from penstock.core.health import HOLD_S, HOLD_S_MAX, TRIAL_LEASES, TRIAL_S, Health, Presence
+from penstock.core.settings import HealthSettings
 
 
 def fresh() -> Health:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from penstock.core.request import Usage
-from penstock.core.routing.registry import RoutingSettings
+from penstock.core.rows import SourceSnapshot
 from penstock.core.scheduler import SchedulerSettings
-from penstock.core.sources import SourceSnapshot
+from penstock.core.settings import RoutingSettings
 from penstock.sim.checkers import CheckedScheduler
 from tests.core.drive import request, scheduler, the_lease
 

@@ -15,8 +15,8 @@ from penstock.core.ledger import (
     PREFILL_TOKENS_PER_S,
     REVIEW_S,
     Ledger,
-    Observation,
 )
+from penstock.core.observation import Observation
 from tests.core.drive import lease
 
 
@@ -64,7 +64,7 @@ def test_nonsense_says_as_little_as_no_answer(where: str, bad: float) -> None:
     own = ledger()
     own.observe(Observation(1.0, running=3, waiting=0))
     reading = {"running": 1.0, "waiting": 1.0} | {where: bad}
-    own.observe(Observation(2.0, **reading))  # type: ignore[arg-type]
+    own.observe(Observation(2.0, **reading))
     assert (own.load(2.0), own.asked_s) == (3, 1.0)
 
 

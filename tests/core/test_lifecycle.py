@@ -16,6 +16,7 @@ def test_the_page_is_drawn_from_the_table() -> None:
     assert PAGE.read_text() == states_markdown()
 
 
+@pytest.mark.interpreted
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules.*:RuntimeWarning")
 def test_the_module_prints_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_module("penstock.core.lifecycle", run_name="__main__")

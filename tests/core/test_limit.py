@@ -9,11 +9,11 @@ from random import Random
 import pytest
 
 from penstock.core.actions import Action, Dispatch
-from penstock.core.endpoint import EndpointSpec
-from penstock.core.ledger import Observation
 from penstock.core.limit import SLOTS_MAX, SLOTS_MIN, AdaptiveSlots
+from penstock.core.observation import Observation
 from penstock.core.request import Usage
 from penstock.core.scheduler import Scheduler, SchedulerSettings
+from penstock.core.settings import EndpointSpec
 from tests.core.drive import request
 from tests.core.shop import PATIENT
 

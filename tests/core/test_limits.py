@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.admission import AdmissionSettings
-from penstock.core.ledger import Observation
-from penstock.core.queues import QueueBounds
+from penstock.core.observation import Observation
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.settings import AdmissionSettings, QueueBounds
 from tests.core.drive import ends, request, scheduler, sent, the_lease
 
 STREAMED_OR_NOT = pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "not_streamed"])

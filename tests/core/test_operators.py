@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.actions import Abort, Dispatch
-from penstock.core.admission import AdmissionSettings, Cause
-from penstock.core.band import BandSettings
-from penstock.core.endpoint import EndpointSpec
-from penstock.core.ledger import Observation
+from penstock.core.admission import Cause
 from penstock.core.lifecycle import State
+from penstock.core.observation import Observation
 from penstock.core.outcome import Reason
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.settings import AdmissionSettings, BandSettings, EndpointSpec
 from penstock.core.stops import STOPPED_MAX, TooManyStoppedError
 from penstock.sim.checkers import CheckedScheduler
 from tests.core.drive import ends, request, requeued, scheduler, sent, the_lease

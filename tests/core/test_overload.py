@@ -8,7 +8,6 @@ from statistics import median
 import pytest
 from msgspec import structs
 
-from penstock.core.band import BandSettings
 from penstock.core.overload import (
     FIRST_TOKEN_S,
     MODELS_MAX,
@@ -17,9 +16,9 @@ from penstock.core.overload import (
     Forecast,
     retry_after_s,
 )
-from penstock.core.queues import QueueBounds
 from penstock.core.request import Usage
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.settings import BandSettings, QueueBounds
 from tests.core.drive import ends, request, scheduler, sent, the_lease
 from tests.core.shop import PATIENT, Customer, Job, Shop
 

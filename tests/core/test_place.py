@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.tenants import Allowance, Left, Limits, Tenants
+from penstock.core.rows import Allowance, Left
+from penstock.core.settings import Limits
+from penstock.core.tenants import Tenants
 from penstock.core.timers import Timers
 from tests.core.drive import ends, request, scheduler, the_lease
 

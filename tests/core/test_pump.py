@@ -8,16 +8,14 @@ import pytest
 from msgspec import structs
 
 from penstock.core.actions import Action, Dispatch
-from penstock.core.admission import AdmissionSettings
-from penstock.core.band import BandSettings
-from penstock.core.endpoint import EndpointSpec
-from penstock.core.ledger import PACE_KEPT_S, PREFILL_BASE_S, PREFILL_STEP_TOKENS, Observation
+from penstock.core.ledger import PACE_KEPT_S, PREFILL_BASE_S, PREFILL_STEP_TOKENS
+from penstock.core.observation import Observation
 from penstock.core.pool import SLOTS_CACHED_MAX
 from penstock.core.pump import BYPASS_MAX, WINDOW
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
 from penstock.core.scheduler import BAND_RANKS, Scheduler, SchedulerSettings
-from penstock.core.tenants import Limits
+from penstock.core.settings import AdmissionSettings, BandSettings, EndpointSpec, Limits
 from penstock.sim.checkers import CheckedScheduler
 from tests.core.drive import ends, request, requeued, scheduler, sent, the_lease
 

@@ -6,16 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.core.actions import Dispatch
-from penstock.core.band import BandSettings
-from penstock.core.fairness.base import Prices
-from penstock.core.health import HealthSettings
-from penstock.core.ledger import Observation
-from penstock.core.queues import QueueBounds
+from penstock.core.observation import Observation
 from penstock.core.reconfigure import NeedsRestartError
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
 from penstock.core.scheduler import SchedulerSettings
-from penstock.core.tenants import Limits
+from penstock.core.settings import BandSettings, HealthSettings, Limits, Prices, QueueBounds
 from penstock.sim.checkers import CheckedScheduler
 from tests.core.drive import ends, request, requeued, scheduler, sent, the_lease
 from tests.core.shop import PATIENT

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from penstock.core.actions import Action, Dispatch
-from penstock.core.health import HealthSettings, Presence
-from penstock.core.ledger import FROZEN_S, Observation
+from penstock.core.health import Presence
+from penstock.core.ledger import FROZEN_S
+from penstock.core.observation import Observation
 from penstock.core.retry import Failure
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.settings import HealthSettings
 from penstock.core.snapshot import STATES
 from penstock.sim.checkers import CheckedScheduler
 from tests.core.drive import request, scheduler

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.endpoint import Endpoint, EndpointSpec
-from penstock.core.health import HealthSettings
+from penstock.core.endpoint import Endpoint
 from penstock.core.routing.registry import POLICIES
 from penstock.core.routing.round_robin import MODELS_MAX, RoundRobin
+from penstock.core.settings import EndpointSpec, HealthSettings
 from tests.core.drive import context, lease, policy_named
 
 

@@ -5,17 +5,12 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.actions import Abort, Action, Requeue
-from penstock.core.admission import AdmissionSettings
-from penstock.core.band import BandSettings
-from penstock.core.endpoint import EndpointSpec
-from penstock.core.health import HealthSettings
-from penstock.core.ledger import Observation
+from penstock.core.observation import Observation
 from penstock.core.pump import BYPASS_MAX, WINDOW
-from penstock.core.queues import QueueBounds
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
 from penstock.core.scheduler import AVOID_S, REFUSED_AVOID_S, SchedulerSettings
-from penstock.core.tenants import Limits
+from penstock.core.settings import AdmissionSettings, BandSettings, EndpointSpec, HealthSettings, Limits, QueueBounds
 from penstock.sim.checkers import CheckedScheduler
 from tests.core.drive import ends, request, requeued, scheduler, sent, the_lease
 

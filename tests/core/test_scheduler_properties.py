@@ -11,17 +11,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.core.actions import Dispatch
-from penstock.core.admission import AdmissionSettings
-from penstock.core.band import BandSettings
 from penstock.core.fairness.registry import POLICIES as FAIRNESS
-from penstock.core.ledger import Observation
+from penstock.core.observation import Observation
 from penstock.core.ordering import ORDERINGS
-from penstock.core.queues import QueueBounds
 from penstock.core.request import Request
 from penstock.core.routing.registry import POLICIES as ROUTING
-from penstock.core.routing.registry import RoutingSettings
 from penstock.core.scheduler import SchedulerSettings
-from penstock.core.tenants import Limits
+from penstock.core.settings import AdmissionSettings, BandSettings, Limits, QueueBounds, RoutingSettings
 from tests.core.chaos import Chaos
 
 ONE_BAND = SchedulerSettings(bounds=QueueBounds(requests_max=60), wait_s_max=3.0)

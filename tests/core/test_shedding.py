@@ -5,9 +5,9 @@ from __future__ import annotations
 from statistics import median
 
 from penstock.core.actions import Action, Dispatch
-from penstock.core.band import BandSettings
 from penstock.core.request import Usage
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.settings import BandSettings
 from penstock.sim.checkers import CheckedScheduler
 from tests.core.drive import ends, request, scheduler
 

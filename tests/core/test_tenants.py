@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.tenants import Bucket, Limits, Tenants
+from penstock.core.settings import Limits
+from penstock.core.tenants import Bucket, Tenants
 
 
 def one(**limits: int) -> Tenants:

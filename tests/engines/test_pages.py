@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.ledger import Observation
+from penstock.core.observation import Observation
 from penstock.engines.base import Engine, PageReader
 from penstock.engines.page import SAMPLES_MAX, Sample, Selector, number, total
 from penstock.engines.recognise import ENGINES, by_page

@@ -10,7 +10,7 @@ from pathlib import Path
 from penstock.config import from_mapping
 from penstock.core.outcome import Reason
 from penstock.core.retry import Failure, RetryBudget, Verdict, final_reason, verdict
-from penstock.core.tenants import Allowance, Left
+from penstock.core.rows import Allowance, Left
 from penstock.server import wire
 from penstock.server.app import REQUEST_ID_BYTES_MAX
 from penstock.server.headers import request_headers

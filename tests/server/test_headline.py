@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.admission import AdmissionSettings, Cause
-from penstock.core.band import BandSettings
-from penstock.core.ledger import Observation
+from penstock.core.admission import Cause
 from penstock.core.lifecycle import State
+from penstock.core.observation import Observation
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.settings import AdmissionSettings, BandSettings
 from penstock.server.admin.headline import headline, tone
 from penstock.server.admin.reasons import WHY, endpoint_why, model_why
 from penstock.server.admin.story import CAUSES

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.config import from_mapping
 from penstock.core.outcome import Reason
-from penstock.core.tenants import Limits
+from penstock.core.settings import Limits
 from penstock.server.caller import Caller, Unauthorized
 from penstock.server.identity import Callers, key_hash, new_key
 from penstock.server.names import IDLE_S, Names, safe_name

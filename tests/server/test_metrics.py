@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.core.ledger import Observation
+from penstock.core.observation import Observation
 from tests.server.conftest import World, chat, fault
 
 # name: (type, labels), DESIGN §8 as far as it applies yet

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from penstock.config import from_mapping
-from penstock.core.endpoint import EndpointSpec
 from penstock.core.request import Request
 from penstock.core.scheduler import Scheduler
+from penstock.core.settings import EndpointSpec
 from penstock.server.caller import Caller
 from penstock.server.identity import Callers, key_hash
 from penstock.server.parts import scheduler_settings

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.cli import main
-from penstock.core.routing.registry import RoutingSettings
+from penstock.core.settings import RoutingSettings
 from penstock.sim.engine import Engine
 from penstock.sim.rivals import RIVALS, Rival
 from penstock.sim.trace import TICK_S, Trace, TraceError, spread

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from penstock.cli import main
-from penstock.core.band import BandSettings
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.settings import BandSettings
 from penstock.sim.capacity import requests_per_s
 from penstock.sim.profiles import EngineConfig
 from penstock.sim.report import jain, percentile, priced, service_between

@@ -9,12 +9,10 @@ from __future__ import annotations
 import math
 from enum import StrEnum
 
-import msgspec
-
-from penstock.core.band import BandSettings
 from penstock.core.endpoint import Endpoint
 from penstock.core.flow import Entry
 from penstock.core.roles import Role
+from penstock.core.settings import AdmissionSettings, BandSettings
 
 
 class Cause(StrEnum):
@@ -43,15 +41,6 @@ Room = tuple[float, float]  # prompt tokens to compute, and tokens in all
 
 MODEST_PREFILL_TOKENS = 2048  # one step's budget of most engines: computed at once, nothing waits behind it
 MODEST_KV_SHARE = 0.05  # of the KV memory, for light requests: some thousands of tokens on any card
-
-
-class AdmissionSettings(msgspec.Struct, frozen=True):
-    """The conditions' limits, the same for all bands but where a band has its own."""
-
-    kv_usage_max: float = 0.95
-    prefill_tokens_max: int = 16384
-    time_per_output_token_s_max: float | None = None
-    reserved_share: float | None = None  #: of the slots, kept for flows under their share; None: measured
 
 
 def closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, *, now: float) -> Cause | None:

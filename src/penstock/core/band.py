@@ -11,33 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from penstock.core.endpoint import Endpoint
 from penstock.core.fairness.tree import Node, QueueTree
 from penstock.core.flow import Entry
+from penstock.core.settings import BandSettings
 
 if TYPE_CHECKING:
     from penstock.core.admission import Cause
 
 LIGHT_FLOWS_MAX = 64  # remembered per model; those beyond wait for their turn in the fair order, as they would anyway
-
-
-class BandSettings(msgspec.Struct, frozen=True):
-    """A band as configured; bands are listed highest first."""
-
-    name: str
-    engine_waiting_max: int = 2  #: it may send while fewer than that wait inside the engine; 0: only when none does
-    ceiling: float = 1.0  #: share of an endpoint's slots up to which it may send
-    min_share: float = 0.0  #: share of the service it gets while it has work, whatever waits above it
-    wait_s_max: float | None = None  #: else the queue's
-    deadline_s: float | None = None  #: for the first token, from arrival
-    time_per_output_token_s_max: float | None = None  #: else admission's
-    requests_max: int | None = None  #: how much may wait; else only the queue's bounds hold
-    bytes_max: int | None = None
-    tokens_max: int | None = None
-    shed_target_s: float | None = None  #: the wait that a flow may stand at; None: nothing is shed
-    shed_interval_s: float = 5.0  #: for how long it has to
 
 
 class Band:

@@ -30,17 +30,16 @@ class Pending:
         assert entry.seq not in self.leases
         chosen = min(partners, key=lambda e: (e.ledger.load(now) / max(1, e.slots), e.last_lease, e.index))
         lease = Lease(
-            serial=serial,
+            serial,
             endpoint=chosen.name,
             epoch=chosen.ledger.epoch,
             request_id=entry.request.id,
-            dispatched_s=now,
+            now=now,
             prompt_tokens=1,  # the last one is computed there, whatever came over
             output_tokens=entry.estimate.output_tokens,
-            transferred_tokens=entry.estimate.prompt_tokens - 1,
             streamed=entry.request.streamed,
-            prefill_end_s=now,
         )
+        lease.transferred_tokens = entry.estimate.prompt_tokens - 1
         chosen.ledger.reserve(lease)
         chosen.last_lease = serial
         self.leases[entry.seq] = lease

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Literal
 
-import msgspec
-
-from penstock.core.health import Health, HealthSettings
-from penstock.core.ledger import Ledger, Observation
+from penstock.core.health import Health
+from penstock.core.ledger import Ledger
 from penstock.core.limit import ARRIVALS_MAX, ENGINE_WAITING_MAX, AdaptiveSlots
+from penstock.core.observation import Observation
 from penstock.core.roles import role_of
+from penstock.core.settings import EndpointSpec, HealthSettings
 
 NEAR_LIMIT = 0.75  # of its slots or memory in use; below, what waits does not wait for what a reading tells
-
-
-class EndpointSpec(msgspec.Struct, frozen=True):
-    """What is known of an endpoint before it was ever asked."""
-
-    name: str
-    slots: int
-    models: frozenset[str] | None = None  #: None: it has to tell
-    labels: Mapping[str, str] = {}
-    adaptive_slots: bool = False  #: nobody says how many: start from `slots` and find out
 
 
 class Endpoint:

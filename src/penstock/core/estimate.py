@@ -9,20 +9,13 @@ so as a prediction it is worthless.
 
 from __future__ import annotations
 
-import msgspec
+from penstock.core.request import Estimate
 
 BYTES_PER_TOKEN = 4.0  # English prose in JSON; a first guess
 OUTPUT_TOKENS = 128.0  # a chat answer; a first guess
 LEARNING_RATE = 0.1  # about the last twenty answers
 PROMPT_TOKENS_MAX = 131_072  # a long context; a body that seems longer holds an image or a sound
 KEYS_MAX = 10_000  # tenants and models remembered; the ones not used for the longest time are forgotten
-
-
-class Estimate(msgspec.Struct, frozen=True, gc=False):
-    """Tokens of a prompt and of its answer."""
-
-    prompt_tokens: int
-    output_tokens: int
 
 
 class _Average:

@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 
-import msgspec
 from msgspec.structs import replace
 
-from penstock.core.admission import AdmissionSettings, Cause
+from penstock.core.admission import Cause
 from penstock.core.endpoint import Endpoint
+from penstock.core.explanation import Candidate, Explanation, Requeued, Sent, Served, Waited
 from penstock.core.flow import Entry
 from penstock.core.lifecycle import State
 from penstock.core.locality import NOWHERE
 from penstock.core.outcome import Reason
 from penstock.core.request import Usage
 from penstock.core.routing.router import Router
+from penstock.core.settings import AdmissionSettings
 from penstock.core.shares import Meter, ModelMeter, Shares, waited_s
 from penstock.core.waits import Stay, Stayed, Waits
 
@@ -31,100 +32,50 @@ STAYS_MAX = 32  # visits to the queue told apart; further ones count with the la
 SERVED_SHOWN = 12  # groups of those who went before
 
 
-class Waited(msgspec.Struct, frozen=True):
-    """What it waited for, and how long."""
-
-    cause: Cause
-    seconds: float
-
-
-class Served(msgspec.Struct, frozen=True):
-    """Others for the same model that were sent while it waited."""
-
-    tenant: str
-    band: str
-    why: str  #: "bumped", "band", "turn", "order", "overtook", "promised" or "followed"
-    requests: int
-
-
-class Candidate(msgspec.Struct, frozen=True):
-    """An endpoint that was open to it when it was sent."""
-
-    endpoint: str
-    leases: int
-    slots: int
-    prefill_tokens: int  #: before it at that endpoint, sent and not computed
-    cached_tokens: int  #: of its own prompt, believed to be cached there
-    score: float | None  #: what the routing policy compared; None where there was no choice
-
-
-class Sent(msgspec.Struct, frozen=True):
-    """One dispatch, with what decided it."""
-
-    at_s: float  #: after its arrival
-    endpoint: str
-    open_endpoints: int
-    candidates: list[Candidate]  #: the chosen one first
-    scored_by: str | None  #: what the candidates' scores are
-    service: float  #: what its flow had got by then, per weight: the least goes next
-    virtual_time: float  #: where its band stood: what the flow served last had got, per weight
-    overtaken: int  #: how often others went first that fitted where it did not
-    followed: str | None = None  #: the request it followed out of its turn, for its prompt begins the same
-    decode_endpoint: str | None = None  #: which answers it; None: the same
-    decode_at_s: float | None = None  #: when it was handed over; None: its prompt is still being computed
-
-
-class Requeued(msgspec.Struct, frozen=True):
-    """A failure that sent it back to the queue."""
-
-    at_s: float
-    endpoint: str
-    failure: str
-
-
-class Explanation(msgspec.Struct, frozen=True):
-    """All that is known of one request. Times are seconds after its arrival, unless they say otherwise."""
-
-    id: str
-    tenant: str
-    band: str
-    model: str
-    flow: list[str]
-    state: State
-    came_s_ago: float
-    prompt_tokens: int  #: estimated, or as the engine told
-    output_tokens: int  #: estimated, or as the engine told
-    waited_s: float
-    waits: list[Waited]  #: the longest first
-    waits_for: Cause | None  #: now
-    closed: dict[Cause, int]  #: now, of the endpoints that serve its model: how many are closed for what
-    estimated_wait_s: float | None  #: from now on
-    before: list[Served]  #: while it waited, of the last `DISPATCHES_KEPT` dispatches
-    before_total: int
-    sent: Sent | None  #: the last time
-    first_byte_s: float | None
-    requeues: list[Requeued]
-    ended_s: float | None
-    reason: Reason | None
-
-
 Scores = tuple[str, int, int, int, int, float | None]  # as in `Candidate`
 
 
-class Dispatched(msgspec.Struct):
+class Dispatched:
     """A dispatch as it is noted."""
 
-    serial: int
-    at_s: float
-    endpoint: str
-    open_endpoints: int
-    candidates: list[Scores]
-    scored_by: str | None
-    service: float
-    virtual: float
-    followed: str | None
-    decode: str | None = None
-    decode_s: float | None = None
+    __slots__ = (
+        "at_s",
+        "candidates",
+        "decode",
+        "decode_s",
+        "endpoint",
+        "followed",
+        "open_endpoints",
+        "scored_by",
+        "serial",
+        "service",
+        "virtual",
+    )
+
+    def __init__(
+        self,
+        serial: int,
+        at_s: float,
+        endpoint: str,
+        *,
+        open_endpoints: int,
+        candidates: list[Scores],
+        scored_by: str | None,
+        service: float,
+        virtual: float,
+        followed: str | None,
+    ) -> None:
+        self.serial = serial
+        self.at_s = at_s
+        self.endpoint = endpoint
+        self.open_endpoints = open_endpoints
+        self.candidates = candidates
+        self.scored_by = scored_by
+        self.service = service
+        self.virtual = virtual
+        self.followed = followed
+        self.decode: str | None = None
+        self.decode_s: float | None = None
 
 
 class Trail:
@@ -209,7 +160,7 @@ class Recorder:
             model = trail.model = shares.model(entry.request.model)
         if len(endpoints) > 1:
             scored_by, score = self._router.scored()
-            compared = [chosen, *(e for e in endpoints[:CANDIDATES_MAX] if e is not chosen)]
+            compared = [chosen, *[e for e in endpoints[:CANDIDATES_MAX] if e is not chosen]]
             candidates = [_scores(e, entry, score(e) if score is not None else None) for e in compared]
         else:
             scored_by, candidates = None, [_scores(chosen, entry, None)]
@@ -224,12 +175,12 @@ class Recorder:
             self._serial,
             now,
             chosen.name,
-            len(endpoints),
-            candidates,
-            scored_by,
-            node.tag,
-            virtual,
-            entry.follows,
+            open_endpoints=len(endpoints),
+            candidates=candidates,
+            scored_by=scored_by,
+            service=node.tag,
+            virtual=virtual,
+            followed=entry.follows,
         )
         self._sent.append((sent, entry))
         meter.running += 1

@@ -13,10 +13,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from penstock.core.estimate import Estimate
 from penstock.core.lifecycle import TRANSITIONS, Event, State, after
 from penstock.core.locality import NOWHERE
-from penstock.core.request import Request, Usage
+from penstock.core.request import Estimate, Request, Usage
 
 if TYPE_CHECKING:
     from penstock.core.endpoint import Endpoint
@@ -215,7 +214,9 @@ class Leaf:
 
     def waiting(self) -> Iterator[Entry]:
         """The entries, in no order."""
-        return (item[3] for item in self._heap if _alive(item))
+        for item in self._heap:
+            if _alive(item):
+                yield item[3]
 
     def in_order(self) -> Iterator[Entry]:
         """The entries from the head on, without disturbing the heap; O(log k) for the k-th."""

@@ -20,7 +20,7 @@ from penstock.core.fairness.account import Account
 from penstock.core.fairness.tree import Node
 from penstock.core.flow import Entry
 from penstock.core.request import Request
-from penstock.core.routing.registry import RoutingSettings
+from penstock.core.settings import RoutingSettings
 
 CANDIDATES_MAX = 8  # flows looked at to find one follower; the ones that may not go are looked at last the next time
 CHUNKS_MAX = 1 << 20  # of a prompt: half a gigabyte; no body is as long

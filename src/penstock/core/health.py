@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-import msgspec
+from penstock.core.settings import HealthSettings
 
 HOLD_AFTER = 2  # refusals in a row; one may be bad luck
 HOLD_S = 0.1  # a few engine steps
@@ -40,15 +40,6 @@ class Presence(StrEnum):
     SLEEPING = "sleeping"  #: it was put to sleep, and its memory given away
     STOPPING = "stopping"  #: it ends what it runs and takes nothing new
     HUNG = "hung"  #: it accepts connections and answers none
-
-
-class HealthSettings(msgspec.Struct, frozen=True):
-    """When an endpoint is taken out, and for how long (seconds)."""
-
-    eject_after: int = 3
-    eject_for_s: float = 1.0
-    eject_for_s_max: float = 30.0
-    panic_threshold: float = 0.5
 
 
 class Health:

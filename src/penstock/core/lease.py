@@ -7,36 +7,74 @@ each is still released once by whoever holds it.
 
 from __future__ import annotations
 
-import msgspec
+from typing import TYPE_CHECKING
 
-from penstock.core.sources import Source
+if TYPE_CHECKING:
+    from penstock.core.sources import Source
 
 
-class Lease(msgspec.Struct, gc=False):
-    """One slot in use. `seen` turns true when the engine is known to have taken the request into its batch."""
+class Lease:
+    """One slot in use."""
 
-    serial: int
-    endpoint: str
-    epoch: int
-    request_id: str
-    dispatched_s: float
-    prompt_tokens: int  #: estimate of the prompt tokens that must be computed
-    output_tokens: int  #: estimate
-    streamed: bool
-    prefill_end_s: float  #: predicted; where the first token can't be seen, the prefill counts as over then
-    computed_tokens: int = 0  #: of the prompt, believed to be done with while its first token is awaited
-    cached_tokens: int = 0  #: of the prompt, believed to be there already
-    source: Source | None = None  #: who says so
-    prefix: tuple[int, ...] = ()  #: chain hashes of the prompt's chunks, while they are computed
-    twin_computing: bool = False  #: what is believed cached is just being computed there, for another request
-    transferred_tokens: int = 0  #: of the prompt, computed elsewhere: they take memory, and nothing else
-    pending: bool = False  #: its prompt is still being computed elsewhere, its engine knows nothing of it
-    taken_s: float = -1.0  #: when its slot was taken, where it was sent later than that
-    cached_told: bool = False  #: of a divided request: whether who computed its prompt told `cached_tokens`
-    seen: bool = False
-    first_token_s: float | None = None
-    progress_s: float = 0.0  #: when its output was last looked at
-    progress_tokens: int = 0  #: and how much of it there was
+    __slots__ = (
+        "cached_tokens",
+        "cached_told",
+        "computed_tokens",
+        "dispatched_s",
+        "endpoint",
+        "epoch",
+        "first_token_s",
+        "output_tokens",
+        "pending",
+        "prefill_end_s",
+        "prefix",
+        "progress_s",
+        "progress_tokens",
+        "prompt_tokens",
+        "request_id",
+        "seen",
+        "serial",
+        "source",
+        "streamed",
+        "taken_s",
+        "transferred_tokens",
+        "twin_computing",
+    )
+
+    def __init__(
+        self,
+        serial: int,
+        *,
+        endpoint: str,
+        epoch: int,
+        request_id: str,
+        now: float,
+        prompt_tokens: int,
+        output_tokens: int,
+        streamed: bool,
+    ) -> None:
+        self.serial = serial
+        self.endpoint = endpoint
+        self.epoch = epoch
+        self.request_id = request_id
+        self.dispatched_s = now
+        self.prompt_tokens = prompt_tokens  #: estimate of the prompt tokens that must be computed
+        self.output_tokens = output_tokens  #: estimate
+        self.streamed = streamed
+        self.prefill_end_s = now  #: predicted; where the first token can't be seen, the prefill counts as over then
+        self.computed_tokens = 0  #: of the prompt, believed to be done with while its first token is awaited
+        self.cached_tokens = 0  #: of the prompt, believed to be there already
+        self.source: Source | None = None  #: who says so
+        self.prefix: tuple[int, ...] = ()  #: chain hashes of the prompt's chunks, while they are computed
+        self.twin_computing = False  #: what is believed cached is just being computed there, for another request
+        self.transferred_tokens = 0  #: of the prompt, computed elsewhere: they take memory, and nothing else
+        self.pending = False  #: its prompt is still being computed elsewhere, its engine knows nothing of it
+        self.taken_s = -1.0  #: when its slot was taken, where it was sent later than that
+        self.cached_told = False  #: of a divided request: whether who computed its prompt told `cached_tokens`
+        self.seen = False  #: its engine is known to have taken it into its batch
+        self.first_token_s: float | None = None
+        self.progress_s = 0.0  #: when its output was last looked at
+        self.progress_tokens = 0  #: and how much of it there was
 
     @property
     def tokens(self) -> int:
@@ -50,7 +88,7 @@ class Lease(msgspec.Struct, gc=False):
 
     def ends_s(self, time_per_output_token_s: float, now: float) -> float:
         """When it is expected to end, at that pace. One that outlasts its estimate is given half of it once more."""
-        left: float = self.output_tokens - self.progress_tokens
+        left = float(self.output_tokens - self.progress_tokens)
         if left <= 0:
             left = self.output_tokens / 2
         return max(now, max(self.progress_s, self.prefill_end_s) + left * time_per_output_token_s)

@@ -21,6 +21,7 @@ from collections import deque
 import msgspec
 
 from penstock.core.lease import Lease
+from penstock.core.observation import Glimpse, Observation
 
 FOREIGN_DECAY_S = 30.0  # a neighbour's load is forgotten over about a long answer's time
 FROZEN_S = 30.0  # longer than the longest standstill measured on a busy engine (11 s), shorter than patience
@@ -36,47 +37,8 @@ PREFILL_STEP_TOKENS = 2048  # how far most engines get with a prompt in one step
 PACE_TOKENS_MIN = 8  # fewer say more about the network's buffers than about the engine
 PACE_LEARNING_RATE = 0.2
 PACE_KEPT_S = 60.0  # a slow endpoint is given nothing, and answers that do not stream tell nothing: so it is forgotten
-REQUESTS_SANE_MAX = 1e6  # no engine holds more; what claims to is no reading
-KV_USAGE_SANE_MAX = 1.5  # rounding may carry a share past 1; what is far beyond is no share
 EPSILON = 1e-9  # what rounding may take from a whole step
 REVIEW_S = 1.0  # how often a fading estimate of others' load is looked at again; it halves in 20 s
-
-
-class Observation(msgspec.Struct, frozen=True, gc=False):
-    """One reading of an engine's gauges. `asked_s` is when it was asked for, not when it was answered."""
-
-    asked_s: float
-    running: float
-    waiting: float
-    kv_usage: float | None = None  #: 0..1
-    kv_capacity_tokens: int | None = None
-    progress: float | None = None  #: sum of the engine's counters; moves when a step ended, falls at a restart
-    started_s: float | None = None  #: the engine process's start, wall clock; a change means a restart
-    pace_s_total: float | None = None  #: counters: seconds spent between output tokens, in all,
-    pace_tokens_total: float | None = None  #: and between how many
-    in_all: float | None = None  #: requests at its door, running or not: moves at once, and may tell only a part
-    prefix_hit_ratio: float | None = None  #: of prompts found in its cache, as it counts; told on, not acted on
-
-    def sane(self) -> bool:
-        """Whether these can be an engine's numbers at all."""
-        kv_usage = self.kv_usage or 0.0
-        gauges = (self.running, self.waiting, kv_usage, self.kv_capacity_tokens or 0)
-        rest = (self.progress or 0.0, self.started_s or 0.0, self.in_all or 0.0)
-        finite = all(0.0 <= number < math.inf for number in gauges + rest)
-        return finite and kv_usage <= KV_USAGE_SANE_MAX and self.running + self.waiting <= REQUESTS_SANE_MAX
-
-    def same_as(self, other: Observation) -> bool:
-        """Whether nothing moved between two readings."""
-        mine = (self.running, self.waiting, self.kv_usage, self.progress)
-        return mine == (other.running, other.waiting, other.kv_usage, other.progress)
-
-
-class Glimpse(msgspec.Struct, frozen=True, gc=False):
-    """A part of a reading, such as comes with an answer. None: not told."""
-
-    asked_s: float
-    waiting: float | None = None
-    kv_usage: float | None = None
 
 
 class Ledger:
@@ -222,7 +184,7 @@ class Ledger:
                 self._take_in(lease)
             self._prefill_free_s = max(self._prefill_free_s, lease.prefill_end_s)
             self._prefilled(lease)
-        ends_s = (x.prefill_end_s for x in self.prefilling.values() if not x.streamed)
+        ends_s = [x.prefill_end_s for x in self.prefilling.values() if not x.streamed]
         self.prefill_due_s = min(ends_s, default=math.inf)
         if self.prefilling and self.rate_known:
             first = self._first

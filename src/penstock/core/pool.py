@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.core.admission import Cause
-from penstock.core.endpoint import Endpoint, EndpointSpec
-from penstock.core.health import HealthSettings
+from penstock.core.endpoint import Endpoint
 from penstock.core.lease import Lease
 from penstock.core.request import Request
 from penstock.core.roles import Role, Roles
+from penstock.core.settings import EndpointSpec, HealthSettings
 
 SLOTS_CACHED_MAX = 1_000
 GONE_MAX = 1_000  # models remembered that nobody serves any more

@@ -8,13 +8,13 @@ that are left are kept for flows under their fair share, only such flows are loo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 from penstock.core import admission
-from penstock.core.admission import AdmissionSettings, Cause
+from penstock.core.admission import Cause
 from penstock.core.affinity import Affinity
-from penstock.core.band import Band, BandSettings
+from penstock.core.band import Band
 from penstock.core.endpoint import Endpoint
 from penstock.core.fairness.tree import Node, QueueTree
 from penstock.core.flow import Entry
@@ -24,6 +24,7 @@ from penstock.core.pool import Pool
 from penstock.core.queues import Queues
 from penstock.core.reserve import FREES_MAX, Reserve
 from penstock.core.roles import Role
+from penstock.core.settings import AdmissionSettings, BandSettings
 from penstock.core.stops import Stops
 from penstock.core.tenants import Tenants
 
@@ -221,7 +222,7 @@ class Pump:
         free = [e for e in band.open if e not in self._kept] if self._kept else list(band.open)
         models = [m for m in band.tree.root.backlog if any(e.serves(m) for e in free) and self._stops.sends(m)]
         if band.bumped:
-            found = self._first_fit((x for x in band.bumped.values() if x.request.model in models), free, now)
+            found = self._first_fit(_of_models(band.bumped, models), free, now)
             if found is not None:
                 return found
         scarce = [model for model in models if self._kept_back(model, band, free, now)]
@@ -306,8 +307,10 @@ class Pump:
 
     def _room_is_kept(self, endpoint: Endpoint, now: float) -> bool:
         """Whether one that was overtaken as often as may be waits for room there."""
-        waiting = (x for x in self._starved if x.state is State.WAITING)
-        return any(endpoint.serves(x.request.model) and not x.shuns(endpoint.name, now) for x in waiting)
+        return any(
+            x.state is State.WAITING and endpoint.serves(x.request.model) and not x.shuns(endpoint.name, now)
+            for x in self._starved
+        )
 
     def _may_follow(self, entry: Entry, group: Group, models: list[str], now: float) -> bool:
         """Whether it may go out of its turn, has room there, and no better place to go to."""
@@ -391,8 +394,10 @@ class Pump:
             return None  # nothing that waits is small enough: no need to look at each
         found = self._first_fit(band.tree.in_order(models), free, now)
         if found is None and len(models) > 1:
-            each = (self._first_fit(band.tree.in_order([model]), free, now) for model in models)
-            found = next((fit for fit in each if fit is not None), None)
+            for model in models:
+                found = self._first_fit(band.tree.in_order([model]), free, now)
+                if found is not None:
+                    break
         return found
 
     def _first_fit(self, line: Iterator[Entry], free: list[Endpoint], now: float) -> Found | None:
@@ -497,6 +502,12 @@ class Pump:
     def _served(self, now: float) -> float:
         """The work that was sent lately, over the same window as demands."""
         return self._work * math.exp((self._work_s - now) / DEMAND_WINDOW_S)
+
+
+def _of_models(entries: Mapping[int, Entry], models: list[str]) -> Iterator[Entry]:
+    for entry in entries.values():
+        if entry.request.model in models:
+            yield entry
 
 
 def _top(node: Node) -> Node:

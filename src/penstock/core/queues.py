@@ -10,22 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-import msgspec
-
-from penstock.core.band import Band, BandSettings
+from penstock.core.band import Band
 from penstock.core.endpoint import Endpoint
 from penstock.core.flow import Entry
 from penstock.core.lifecycle import Event
+from penstock.core.settings import BandSettings, QueueBounds
 
 DISPLACED_MAX = 64  # waiting requests looked at per band, of which one newcomer may displace all that never ran
-
-
-class QueueBounds(msgspec.Struct, frozen=True):
-    """How much may wait in all."""
-
-    requests_max: int = 10_000
-    bytes_max: int = 1 << 30
-    tokens_max: int = 100_000_000
 
 
 class Queues:

@@ -61,6 +61,13 @@ class Request(msgspec.Struct, frozen=True, gc=False):
         return max(1, round(prompt_bytes / (self.prefix_chunk_bytes or PREFIX_CHUNK_BYTES)))
 
 
+class Estimate(msgspec.Struct, frozen=True, gc=False):
+    """Tokens of a prompt and of its answer."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True, gc=False):
     """What an answer truly cost, in tokens."""
 

@@ -21,15 +21,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from random import Random
 
-from penstock.core.explain import Explanation
+from penstock.core.explanation import Explanation
 from penstock.core.flow import Entry
 from penstock.core.lifecycle import State
 from penstock.core.place import Place, ranked
 from penstock.core.request import Request
+from penstock.core.rows import Allowance
 from penstock.core.scheduling.operators import Operators
 from penstock.core.scheduling.requests import AVOID_S, REFUSED_AVOID_S, REFUSED_AVOID_S_MAX
 from penstock.core.scheduling.sending import BAND_RANKS
-from penstock.core.scheduling.settings import SchedulerSettings
+from penstock.core.settings import SchedulerSettings
 from penstock.core.snapshot import (
     Snapshot,
     band_now,
@@ -40,7 +41,6 @@ from penstock.core.snapshot import (
     stopped_models,
     tight,
 )
-from penstock.core.tenants import Allowance
 
 __all__ = ["AVOID_S", "BAND_RANKS", "REFUSED_AVOID_S", "REFUSED_AVOID_S_MAX", "Scheduler", "SchedulerSettings"]
 
@@ -95,7 +95,7 @@ class Scheduler(Operators):
 
     def places(self, request_ids: Iterable[str], *, now: float) -> dict[str, Place]:
         """Where those of some requests that wait stand. Asked for many at once it costs little for each."""
-        found = (self._entries.get(request_id) for request_id in request_ids)
+        found = [self._entries.get(request_id) for request_id in request_ids]
         waiting: list[Entry] = [entry for entry in found if entry is not None and entry.state is State.WAITING]
         return {
             entry.request.id: Place(

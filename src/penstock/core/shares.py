@@ -12,9 +12,8 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
 from penstock.core.flow import Entry
+from penstock.core.rows import FlowSnapshot
 
 SHARE_WINDOW_S = 60.0  # long enough for some long answers, short enough to follow a change of weights
 SCALE_FOR_S = 0.1  # how long one factor serves: an exponential per request would cost more than all else here
@@ -24,21 +23,6 @@ MODELS_MAX = 1_000
 WAITS_KEPT = 256  # per model, for the quantiles of the wait
 ALONE_SHARE = 0.98  # of its band's service: who was there before fades out within some minutes
 SHOWN_MAX = 50  # tenants in a snapshot; the others are counted
-
-
-class FlowSnapshot(msgspec.Struct, frozen=True):
-    """One tenant in one band."""
-
-    tenant: str
-    band: str
-    weight: float
-    waiting: int
-    running: int
-    oldest_wait_s: float
-    share: float  #: of the service its band got over the last minute
-    share_of_all: float  #: of the service all bands got over the last minute
-    is_alone: bool  #: nobody else in its band waits, or got anything to speak of: shares of the band say nothing
-    fair_share: float | None  #: what its weight entitles it to; None: nothing of it waits, so it gets all it asks for
 
 
 class Meter:

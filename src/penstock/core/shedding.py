@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 
-from penstock.core.band import BandSettings
 from penstock.core.flow import Entry, Leaf
+from penstock.core.settings import BandSettings
 
 TARGETS = 2.0  # waits allowed while a queue stands, in targets: between one and two they are fine
 

@@ -14,7 +14,7 @@ from itertools import islice
 
 import msgspec
 
-from penstock.core.admission import AdmissionSettings, Cause, kv_tokens_free
+from penstock.core.admission import Cause, kv_tokens_free
 from penstock.core.band import Band
 from penstock.core.endpoint import Endpoint
 from penstock.core.explain import Recorder
@@ -24,9 +24,9 @@ from penstock.core.lifecycle import State
 from penstock.core.outcome import Reason
 from penstock.core.pool import Pool
 from penstock.core.roles import Role
-from penstock.core.shares import FlowSnapshot, ModelMeter, Shares, oldest_s, waited_s
-from penstock.core.sources import SourceSnapshot
-from penstock.core.tenants import TenantSnapshot
+from penstock.core.rows import FlowSnapshot, SourceSnapshot, TenantSnapshot
+from penstock.core.settings import AdmissionSettings
+from penstock.core.shares import ModelMeter, Shares, oldest_s, waited_s
 from penstock.core.waits import Line, Waits
 
 MODELS_SHOWN = 50
@@ -320,7 +320,7 @@ def _model_now(
         head=_head_now(first, where or endpoints, settings, now) if first is not None else None,
         kv_usage_min=min(usages, default=None),
         kv_usage_max=max(usages, default=None),
-        oldest_wait_s=oldest_s((next(iter(line.entries.values())) for line in lines), now),
+        oldest_wait_s=oldest_s([next(iter(line.entries.values())) for line in lines], now),
         wait_p50_s=p50_s,
         wait_p99_s=p99_s,
         dispatched_total=meter.dispatched,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-import msgspec
+from penstock.core.rows import SourceSnapshot
 
 WRONG_TOKENS_SHARE = 0.2  # of the prompt: promised, and not there
 WRONG_SHARE_MAX = 0.4  # of the last predictions or so
@@ -24,17 +24,6 @@ class Source(StrEnum):
     HISTORY = "history"  #: what we sent there
     KV_EVENTS = "kv_events"  #: what the engine says it stores and drops
     LMCACHE = "lmcache"  #: what LMCache's controller or coordinator answered
-
-
-class SourceSnapshot(msgspec.Struct, frozen=True):
-    """One source's record."""
-
-    source: str
-    predicted_tokens: int  #: promised, of answers whose engines told
-    hit_tokens: int  #: of these, really cached
-    checks: int
-    wrong: int
-    off: int  #: endpoints about which it is not asked now
 
 
 class _Record:

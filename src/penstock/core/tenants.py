@@ -16,59 +16,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping
 
-import msgspec
-
 from penstock.core.flow import Entry
 from penstock.core.lifecycle import State
+from penstock.core.rows import Allowance, Left, LimitReached, TenantSnapshot
+from penstock.core.settings import Limits
 
 MINUTE_S = 60.0
 SHOWN_MAX = 50  # tenants in a snapshot; the others are counted
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """What a tenant may have at most; None: no limit of that kind."""
-
-    running: int | None = None
-    queued: int | None = None
-    queued_bytes: int | None = None
-    queued_tokens: int | None = None  #: of prompts, as estimated
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-
-
-class LimitReached(msgspec.Struct, frozen=True):
-    """Why a tenant gets no more for now."""
-
-    limit: str  #: the setting's name
-    retry_after_s: float  #: when there will be enough again, if nothing else comes
-
-
-class TenantSnapshot(msgspec.Struct, frozen=True):
-    """One limited tenant at one moment. What is left of a minute's worth is negative while in debt."""
-
-    name: str
-    limits: Limits
-    running: int
-    queued: int
-    queued_bytes: int
-    queued_tokens: int
-    requests_left: float | None
-    tokens_left: float | None
-
-
-class Left(msgspec.Struct, frozen=True):
-    """What is left of one minute's worth."""
-
-    limit: int
-    remaining: int  #: whole ones, 0 while in debt
-    reset_s: float  #: until it is full again
-
-
-class Allowance(msgspec.Struct, frozen=True):
-    """What one tenant may still send; None: no limit of that kind."""
-
-    requests: Left | None
-    tokens: Left | None
 
 
 class Bucket:

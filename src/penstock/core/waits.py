@@ -13,10 +13,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-import msgspec
-
 from penstock.core import admission
-from penstock.core.admission import AdmissionSettings, Cause
+from penstock.core.admission import Cause
 from penstock.core.band import Band
 from penstock.core.endpoint import Endpoint
 from penstock.core.flow import Entry
@@ -24,6 +22,7 @@ from penstock.core.pool import Pool
 from penstock.core.pump import Pump
 from penstock.core.queues import Queues
 from penstock.core.roles import Role
+from penstock.core.settings import AdmissionSettings
 from penstock.core.stops import Stops
 from penstock.core.tenants import Tenants
 
@@ -63,21 +62,27 @@ class Line:
         self.entries: dict[int, Entry] = {}  # in order of entering
 
 
-class Stay(msgspec.Struct):
+class Stay:
     """A visit of a request to a line, under way."""
 
-    line: Line
-    begin: Span
-    begin_s: float
+    __slots__ = ("begin", "begin_s", "line")
+
+    def __init__(self, line: Line, begin: Span, begin_s: float) -> None:
+        self.line = line
+        self.begin = begin
+        self.begin_s = begin_s
 
 
-class Stayed(msgspec.Struct):
+class Stayed:
     """A visit that is over."""
 
-    begin: Span
-    begin_s: float
-    end: Span
-    end_s: float
+    __slots__ = ("begin", "begin_s", "end", "end_s")
+
+    def __init__(self, begin: Span, begin_s: float, end: Span, end_s: float) -> None:
+        self.begin = begin
+        self.begin_s = begin_s
+        self.end = end
+        self.end_s = end_s
 
     def seconds(self) -> Seconds:
         """How long it waited for what."""
@@ -184,7 +189,7 @@ class Waits:
             if first is None or not first.serves(model):
                 return Counter(), []
             return Counter(band.closed.values()), list(band.open)
-        closed = Counter(cause for e, cause in band.closed.items() if e.serves(model))
+        closed = Counter([cause for e, cause in band.closed.items() if e.serves(model)])
         return closed, [e for e in band.open if e.serves(model)]
 
     def _endpoints_by_role(self, band: Band, model: str) -> tuple[Counter[Cause], list[Endpoint]]:
@@ -193,7 +198,7 @@ class Waits:
         whole = head is not None and head.whole
         serving = [e for e in self._pool if e.serves(model)]
         computing = [e for e in serving if roles.computes(e, model, whole=whole)]
-        closed = Counter(band.closed[e] for e in computing if e in band.closed)
+        closed = Counter([band.closed[e] for e in computing if e in band.closed])
         free = [e for e in computing if e in band.open]
         answering = [e for e in serving if e.role is Role.DECODE]
         if whole or any(e in band.open for e in answering):

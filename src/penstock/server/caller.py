@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.core.outcome import Reason
-from penstock.core.tenants import Limits
+from penstock.core.settings import Limits
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):

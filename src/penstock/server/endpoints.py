@@ -20,7 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.core.endpoint import EndpointSpec
+from penstock.core.settings import EndpointSpec
 from penstock.server.catalog import Catalog
 from penstock.server.driver import Driver
 from penstock.server.locality.locator import Locator

@@ -20,7 +20,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.core.tenants import Limits
+from penstock.core.settings import Limits
 from penstock.server.caller import Caller, Unauthorized
 from penstock.server.names import Names, safe_name
 from penstock.settings.model import Settings

@@ -18,8 +18,8 @@ from penstock.core.actions import Decode, Dispatch, Requeue
 from penstock.core.outcome import Outcome, Reason
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
+from penstock.core.rows import SourceSnapshot
 from penstock.core.snapshot import STATES, EndpointSnapshot, Snapshot
-from penstock.core.sources import SourceSnapshot
 from penstock.server.series import Count, Counter, Histogram, Times
 
 if TYPE_CHECKING:

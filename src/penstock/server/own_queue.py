@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from penstock.core.tenants import Left
+from penstock.core.rows import Left
 from penstock.server.caller import Caller
 from penstock.server.driver import Driver
 from penstock.server.journey import QueuedJourney

@@ -8,13 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from penstock.core.admission import AdmissionSettings
-from penstock.core.band import BandSettings
-from penstock.core.fairness.base import Prices
-from penstock.core.health import HealthSettings
-from penstock.core.queues import QueueBounds
-from penstock.core.routing.registry import RoutingSettings
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.settings import AdmissionSettings, BandSettings, HealthSettings, Prices, QueueBounds, RoutingSettings
 from penstock.engines.recognise import ENGINES
 from penstock.server import access_log
 from penstock.server.catalog import Catalog

@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock.core.ledger import Glimpse, Observation, restarted_between
+from penstock.core.ledger import restarted_between
+from penstock.core.observation import Glimpse, Observation
 from penstock.engines import orca
 from penstock.engines.base import Engine, Facts, Load, PageReader
 from penstock.server.ask import Answer, Ask

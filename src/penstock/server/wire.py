@@ -12,7 +12,7 @@ from enum import Enum
 import msgspec
 
 from penstock.core.outcome import Reason
-from penstock.core.tenants import Allowance
+from penstock.core.rows import Allowance
 
 Headers = list[tuple[bytes, bytes]]
 

@@ -19,17 +19,18 @@ from random import Random
 from typing import Literal
 
 from penstock.core.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
-from penstock.core.endpoint import Endpoint, EndpointSpec
+from penstock.core.endpoint import Endpoint
 from penstock.core.flow import Entry
 from penstock.core.grouping import OVERTAKEN_MAX
 from penstock.core.health import Presence
-from penstock.core.ledger import Observation
 from penstock.core.lifecycle import State
+from penstock.core.observation import Observation
 from penstock.core.outcome import Outcome, Reason
 from penstock.core.request import Request, Usage
 from penstock.core.retry import Failure
 from penstock.core.roles import Role
 from penstock.core.scheduler import Scheduler, SchedulerSettings
+from penstock.core.settings import EndpointSpec
 from penstock.core.sources import Source
 from penstock.sim.oracle import Oracle
 from penstock.sim.tree_check import check_tree
@@ -176,8 +177,10 @@ class CheckedScheduler(Scheduler):
     def endpoint_removed(self, name: str, *, now: float) -> list[Action]:
         actions = self._checked(super().endpoint_removed(name, now=now), now)
         assert self._pool.get(name) is None
+        known = set(self._pool)
         for band in self._queues.bands:
-            assert all(endpoint in self._pool for endpoint in [*band.open, *band.unchecked])
+            assert known.issuperset(band.open)
+            assert known.issuperset(band.unchecked)
         return actions
 
     def endpoint_drained(self, name: str, *, now: float) -> list[Action]:
@@ -201,7 +204,7 @@ class CheckedScheduler(Scheduler):
     def reconfigured(self, settings: SchedulerSettings, *, now: float) -> list[Action]:
         """Nobody is lost; and no bound holds for who was here before it did."""
         self.books.requeued |= self.books.waiting
-        self._ran = Counter(self.books.requests[d.request_id].tenant for d in self.books.leases.values())
+        self._ran = Counter([self.books.requests[d.request_id].tenant for d in self.books.leases.values()])
         actions = super().reconfigured(settings, now=now)
         assert all(isinstance(action, Dispatch) for action in actions), actions
         self.books.requests = {name: self._entries[name].request for name in self.books.requests}
@@ -354,7 +357,7 @@ class CheckedScheduler(Scheduler):
         pending = self._pending.leases
         promised = {self._entries_by_seq(seq): lease.endpoint for seq, lease in pending.items()}
         assert promised == self.books.answering
-        leases = [*(entry.held() for entry in self._leases.values()), *pending.values()]
+        leases = [*[entry.held() for entry in self._leases.values()], *pending.values()]
         for endpoint in self._pool:
             ledger = endpoint.ledger
             own = [lease for lease in leases if self._pool.holder(lease) is endpoint]
@@ -427,7 +430,7 @@ class CheckedScheduler(Scheduler):
             del first_visits[victim]
 
     def _check_tenants(self) -> None:
-        running = Counter(self.books.requests[d.request_id].tenant for d in self.books.leases.values())
+        running = Counter([self.books.requests[d.request_id].tenant for d in self.books.leases.values()])
         waiting = [self.books.requests[request_id] for request_id in self.books.waiting]
         for seen in self._tenants.snapshot(0.0, most=len(self._tenants)):
             own = [request for request in waiting if request.tenant == seen.name]

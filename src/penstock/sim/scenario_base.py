@@ -17,9 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from penstock.core.admission import AdmissionSettings
-from penstock.core.band import BandSettings
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.settings import AdmissionSettings, BandSettings
 from penstock.sim.capacity import requests_per_s, work_s
 from penstock.sim.profiles import PROFILES
 from penstock.sim.report import Line, Result, done_per_s, journeys_between, percentile, ttfts

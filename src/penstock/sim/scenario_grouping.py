@@ -15,9 +15,8 @@ from random import Random
 
 from msgspec import structs
 
-from penstock.core.fairness.base import Prices
-from penstock.core.routing.registry import RoutingSettings
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.settings import Prices, RoutingSettings
 from penstock.sim.bound import BoundWatch
 from penstock.sim.report import Measure, Result, at_least, at_most, jain, percentile, service_between, ttfts
 from penstock.sim.scenario_base import ENGINE, Run, Setup, Variant

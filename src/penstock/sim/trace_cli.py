@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.core.fairness.registry import POLICIES as FAIRNESS
-from penstock.core.routing.registry import RoutingSettings
+from penstock.core.settings import RoutingSettings
 from penstock.sim.profiles import PROFILES, EngineConfig
 from penstock.sim.trace import BLOCK_TOKENS, FORMATS, Trace, TraceError
 from penstock.sim.trace_run import ROUTINGS, Curves, Figures, Options, run

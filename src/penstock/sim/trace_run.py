@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock.core.queues import QueueBounds
-from penstock.core.routing.registry import POLICIES, RoutingSettings
+from penstock.core.routing.registry import POLICIES
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.settings import QueueBounds, RoutingSettings
 from penstock.sim.profiles import EngineConfig
 from penstock.sim.report import percentile
 from penstock.sim.rivals import RIVALS, RoundRobinPassthrough

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.core.endpoint import EndpointSpec
-from penstock.core.ledger import Observation
+from penstock.core.observation import Observation
 from penstock.core.request import Request
+from penstock.core.settings import EndpointSpec
 from penstock.sim.workload import Job
 from penstock.sim.world_values import EngineSpec, Node
 

@@ -18,7 +18,7 @@ from functools import partial
 from random import Random
 
 from penstock.core.actions import Abort, Action, Decode, Dispatch, Requeue
-from penstock.core.ledger import Observation
+from penstock.core.observation import Observation
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
 from penstock.core.scheduler import Scheduler

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.ledger import Glimpse
+from penstock.core.observation import Glimpse
 from penstock.engines import orca
 from penstock.engines.base import Engine, Load
 from penstock.engines.llamacpp import LLAMACPP

@@ -7,24 +7,14 @@ conformance map.
 
 from __future__ import annotations
 
-from typing import Protocol
-
-import msgspec
+from typing import ClassVar
 
 
-class Prices(msgspec.Struct, frozen=True):
-    """What a token counts, by kind."""
-
-    prompt: float = 1.0
-    cached_prompt: float = 0.0
-    completion: float = 2.0
-
-
-class FairnessPolicy(Protocol):
+class FairnessPolicy:
     """How service is counted."""
 
-    uses_flows: bool  #: False: all requests stand in one flow, whoever sent them
+    uses_flows: ClassVar[bool] = True  #: False: all requests stand in one flow, whoever sent them
 
     def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> float:
         """What a request counts for, by what it is estimated to use or was seen to use. Never negative."""
-        ...
+        raise NotImplementedError

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from penstock.core.fairness.base import FairnessPolicy
 
-class FirstComeFirstServed:
+
+class FirstComeFirstServed(FairnessPolicy):
     """One flow for all."""
 
     uses_flows = False

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from penstock.core.fairness.base import FairnessPolicy
 
-class RoundRobinFlows:
+
+class RoundRobinFlows(FairnessPolicy):
     """Every request counts one."""
-
-    uses_flows = True
 
     def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> float:  # noqa: ARG002
         return 1.0

@@ -15,9 +15,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, TypeVar
 
 from penstock.core.flow import Entry, Leaf
 
+Item = TypeVar("Item")
 Path = tuple[str, ...]
 NODES_SWEEP_MIN = 1_000  # flows below that are not worth a look
 NODES_MAX = 20_000  # idle flows in debt remembered; about a kilobyte each
@@ -309,22 +311,13 @@ class QueueTree:
 
     def _below(self, node: Node, models: Collection[str]) -> Iterator[Entry]:
         if node.children:
-            merged = heapq.merge(
-                *(((child.tag, child.index, child) for child in node.in_order(model)) for model in models)
-            )
             given: set[int] = set()
-            for _, index, child in merged:
-                if index not in given:
-                    given.add(index)
+            for child in _merged([node.in_order(model) for model in models], _turn):
+                if child.index not in given:
+                    given.add(child.index)
                     yield from self._below(child, models)
         else:
-            streams = (
-                ((entry.key, entry.seq, entry) for entry in node.leaves[model].in_order())
-                for model in models
-                if model in node.leaves
-            )
-            for _, _, entry in heapq.merge(*streams):
-                yield entry
+            yield from _merged([node.leaves[model].in_order() for model in models if model in node.leaves], _age)
 
     def serve(self, entry: Entry) -> None:
         """Note that an entry's flow is served now: virtual time moves up to the tags along its path."""
@@ -360,6 +353,15 @@ def _heads(node: Node, models: Collection[str]) -> Iterator[Entry]:
         entry = leaf.head() if leaf is not None else None
         if entry is not None:
             yield entry
+
+
+def _merged(streams: list[Iterator[Item]], key: Callable[[Item], Any]) -> Iterator[Item]:
+    """Several ordered streams as one; of a single one, nothing is asked before it is wanted."""
+    return streams[0] if len(streams) == 1 else heapq.merge(*streams, key=key)
+
+
+def _turn(node: Node) -> tuple[float, int]:
+    return node.tag, node.index
 
 
 def _age(entry: Entry) -> tuple[tuple[int, float], int]:

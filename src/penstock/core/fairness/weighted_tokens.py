@@ -8,13 +8,12 @@ does with its guess G and the true S (KEP-1040). Bound, for sibling flows backlo
 
 from __future__ import annotations
 
-from penstock.core.fairness.base import Prices
+from penstock.core.fairness.base import FairnessPolicy
+from penstock.core.settings import Prices
 
 
-class WeightedTokens:
+class WeightedTokens(FairnessPolicy):
     """Priced tokens, settled by usage."""
-
-    uses_flows = True
 
     def __init__(self, prices: Prices) -> None:
         self._prices = prices

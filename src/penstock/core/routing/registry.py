@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-
-import msgspec
 
 from penstock.core.routing.base import RoutingPolicy
 from penstock.core.routing.kv import Kv
@@ -17,18 +14,7 @@ from penstock.core.routing.predicted_ttft import PredictedTtft
 from penstock.core.routing.prefix import Prefix
 from penstock.core.routing.round_robin import RoundRobin
 from penstock.core.routing.session import Session
-
-
-class RoutingSettings(msgspec.Struct, frozen=True):
-    """What the policies have to be told, and how long a request waits for the endpoint it prefers."""
-
-    affinity_escape_s: float = 2.0
-    affinity_wait_s: float = 0.0
-    imbalance_threshold: float = math.inf
-    strict_sessions: bool = False  #: a session goes nowhere but home while that one is alive
-    prefix_group: int = 4  #: so many that wait may follow one with the same prefix to its endpoint; 0: nobody
-    prefix_group_tokens: int = 1_024  #: what two prompts have to share to have the same prefix
-
+from penstock.core.settings import RoutingSettings
 
 Draw = Callable[[], float]
 

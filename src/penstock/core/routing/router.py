@@ -18,7 +18,8 @@ from penstock.core.request import Request, Usage
 from penstock.core.routing.base import Context
 from penstock.core.routing.heat import Heat
 from penstock.core.routing.homes import Homes
-from penstock.core.routing.registry import POLICIES, RoutingSettings
+from penstock.core.routing.registry import POLICIES
+from penstock.core.settings import RoutingSettings
 from penstock.core.sources import Source, Sources
 
 SHRINK, GROW = 0.9, 1.01  # of an endpoint's history, when it claims too much and when it is right
@@ -242,7 +243,7 @@ class Router:
             located.levels = self._history.levels(request.prefix)
             if located.levels and (sources.any_off or self._doubted):
                 wrong = [e for e in self._pool if not sources.trusted(Source.HISTORY, e.index, now)]
-                doubted = dict.fromkeys((*(e.index for e in wrong), *self._doubted))
+                doubted = dict.fromkeys((*[e.index for e in wrong], *self._doubted))
                 located.leave_out(sum(self._history.bit(index) for index in doubted))
             located.measured((entry.estimate.prompt_tokens, entry.prompt_bytes), request.prefix_chunk_bytes)
         if entry.blocks is not None:

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from penstock.core.actions import Action
-from penstock.core.endpoint import EndpointSpec
 from penstock.core.flow import Entry
 from penstock.core.health import Presence
-from penstock.core.ledger import Glimpse, Observation
 from penstock.core.lifecycle import State
+from penstock.core.observation import Glimpse, Observation
 from penstock.core.outcome import Reason
 from penstock.core.scheduling.requests import Requests
+from penstock.core.settings import EndpointSpec
 from penstock.core.sources import Source
 
 

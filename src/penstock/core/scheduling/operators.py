@@ -10,7 +10,7 @@ from penstock.core.ordering import ORDERINGS
 from penstock.core.outcome import Reason
 from penstock.core.reconfigure import NeedsRestartError, needing_restart, resettle
 from penstock.core.scheduling.endpoints import Endpoints
-from penstock.core.scheduling.settings import SchedulerSettings
+from penstock.core.settings import SchedulerSettings
 
 
 class Operators(Endpoints):

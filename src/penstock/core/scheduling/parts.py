@@ -28,7 +28,7 @@ from penstock.core.pump import Pump
 from penstock.core.queues import Queues
 from penstock.core.reserve import Reserve
 from penstock.core.routing.router import Router
-from penstock.core.scheduling.settings import SchedulerSettings
+from penstock.core.settings import SchedulerSettings
 from penstock.core.shares import Shares
 from penstock.core.stops import Stops
 from penstock.core.tenants import Tenants

@@ -89,20 +89,17 @@ class Sending(Ends):
             self._pump.hold(entry)
         self._lease_serial += 1
         lease = Lease(
-            serial=self._lease_serial,
+            self._lease_serial,
             endpoint=chosen.name,
             epoch=chosen.ledger.epoch,
             request_id=request.id,
-            dispatched_s=now,
+            now=now,
             prompt_tokens=entry.uncached_tokens,
             output_tokens=entry.estimate.output_tokens,
-            cached_tokens=entry.cached_tokens,
-            source=entry.source,
-            prefix=request.prefix,
-            twin_computing=entry.twin_computing,
             streamed=request.streamed,
-            prefill_end_s=now,
         )
+        lease.cached_tokens, lease.source = entry.cached_tokens, entry.source
+        lease.prefix, lease.twin_computing = request.prefix, entry.twin_computing
         assert not self._settings.queue_enabled or len(chosen.ledger.leases) < chosen.slots
         decode = None
         if divides:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.core.admission import Cause
-from penstock.core.explain import Explanation, Sent, Served
+from penstock.core.explanation import Explanation, Sent, Served
 from penstock.core.lifecycle import State
 from penstock.server.admin.events import printable
 from penstock.server.admin.headline import seconds

@@ -1,0 +1,116 @@
+"""What the core has to know of the configuration, and what holds where nothing is said. Durations in seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+
+class EndpointSpec(msgspec.Struct, frozen=True):
+    """What is known of an endpoint before it was ever asked."""
+
+    name: str
+    slots: int
+    models: frozenset[str] | None = None  #: None: it has to tell
+    labels: Mapping[str, str] = {}
+    adaptive_slots: bool = False  #: nobody says how many: start from `slots` and find out
+
+
+class BandSettings(msgspec.Struct, frozen=True):
+    """A band as configured; bands are listed highest first."""
+
+    name: str
+    engine_waiting_max: int = 2  #: it may send while fewer than that wait inside the engine; 0: only when none does
+    ceiling: float = 1.0  #: share of an endpoint's slots up to which it may send
+    min_share: float = 0.0  #: share of the service it gets while it has work, whatever waits above it
+    wait_s_max: float | None = None  #: else the queue's
+    deadline_s: float | None = None  #: for the first token, from arrival
+    time_per_output_token_s_max: float | None = None  #: else admission's
+    requests_max: int | None = None  #: how much may wait; else only the queue's bounds hold
+    bytes_max: int | None = None
+    tokens_max: int | None = None
+    shed_target_s: float | None = None  #: the wait that a flow may stand at; None: nothing is shed
+    shed_interval_s: float = 5.0  #: for how long it has to
+
+
+class QueueBounds(msgspec.Struct, frozen=True):
+    """How much may wait in all."""
+
+    requests_max: int = 10_000
+    bytes_max: int = 1 << 30
+    tokens_max: int = 100_000_000
+
+
+class Prices(msgspec.Struct, frozen=True):
+    """What a token counts, by kind."""
+
+    prompt: float = 1.0
+    cached_prompt: float = 0.0
+    completion: float = 2.0
+
+
+class AdmissionSettings(msgspec.Struct, frozen=True):
+    """The conditions' limits, the same for all bands but where a band has its own."""
+
+    kv_usage_max: float = 0.95
+    prefill_tokens_max: int = 16384
+    time_per_output_token_s_max: float | None = None
+    reserved_share: float | None = None  #: of the slots, kept for flows under their share; None: measured
+
+
+class HealthSettings(msgspec.Struct, frozen=True):
+    """When an endpoint is taken out, and for how long (seconds)."""
+
+    eject_after: int = 3
+    eject_for_s: float = 1.0
+    eject_for_s_max: float = 30.0
+    panic_threshold: float = 0.5
+
+
+class RoutingSettings(msgspec.Struct, frozen=True):
+    """What the policies have to be told, and how long a request waits for the endpoint it prefers."""
+
+    affinity_escape_s: float = 2.0
+    affinity_wait_s: float = 0.0
+    imbalance_threshold: float = math.inf
+    strict_sessions: bool = False  #: a session goes nowhere but home while that one is alive
+    prefix_group: int = 4  #: so many that wait may follow one with the same prefix to its endpoint; 0: nobody
+    prefix_group_tokens: int = 1_024  #: what two prompts have to share to have the same prefix
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a tenant may have at most; None: no limit of that kind."""
+
+    running: int | None = None
+    queued: int | None = None
+    queued_bytes: int | None = None
+    queued_tokens: int | None = None  #: of prompts, as estimated
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+
+
+class SchedulerSettings(msgspec.Struct, frozen=True):
+    """What the scheduler has to know of the configuration. Durations in seconds."""
+
+    bands: tuple[BandSettings, ...] = (BandSettings("standard"),)
+    queue_enabled: bool = True
+    bounds: QueueBounds = QueueBounds()
+    wait_s_max: float = 60.0
+    fairness: str = "weighted_tokens"
+    prices: Prices = Prices()
+    levels: tuple[str, ...] = ("tenant",)  #: what the elements of a flow's path stand for
+    tenant_level: int | None = 0  #: which element of a flow's path is the tenant's own; None: none is
+    ordering: str = "fcfs"
+    admission: AdmissionSettings = AdmissionSettings()
+    engine_priority: bool = False
+    routing: str = "least_loaded"
+    router: RoutingSettings = RoutingSettings()
+    tenants: Mapping[str, Limits] = {}
+    tenant_weights: Mapping[str, float] = {}  #: for flows that are here when settings change; requests bring their own
+    attempts_max: int = 3
+    retry_budget: float = 0.2
+    health: HealthSettings = HealthSettings()
+    stale_after_s: float = 5.0  #: readings older than that are not used
+    divided_tokens_min: int = 0  #: shorter prompts are not computed apart from their answers
