@@ -26,7 +26,7 @@ from penstock.server.upstream import Call, Headers, Sink, Upstream, UpstreamErro
 logger = logging.getLogger(__name__)
 
 ERROR_BODY_BYTES_MAX = 65536  # an engine's error answer is kept up to here, in case the request can't go elsewhere
-WHOLE_BYTES_MAX = 65536  # an answer that is no stream is held back up to here until it is whole: so it can be taken back
+WHOLE_BYTES_MAX = 65536  # a whole answer of up to so much is held back until it is here: so it can be taken back
 # An engine's load is asked for with one answer in so long: each costs vLLM 2 ms of CPU, as much as the rest of a short
 # answer costs its front end, and a line in its log. Half the interval of the fast readings, which tell more.
 LOAD_INTERVAL_S = 0.25

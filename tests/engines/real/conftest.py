@@ -17,6 +17,7 @@ from tests.engines.real.processes import (
     HOME,
     MODEL,
     QUEUED_MAX,
+    Adapted,
     Engine,
     Gateway,
     LlamaCpp,
@@ -44,6 +45,7 @@ class Fleet:
         self.b = Vllm("vllm-b", logs, "--max-num-queued-reqs", str(QUEUED_MAX))
         self.c = LlamaCpp("llama-c", logs)
         self.all: list[Engine] = [self.a, self.b, self.c]
+        self.adapted = Adapted("vllm-lora", logs)  # started by the tests that need it
 
     def ensure(self) -> None:
         for engine in self.all:
@@ -58,7 +60,7 @@ class Fleet:
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     missing = [
         path
-        for path in ("vllm/bin/vllm", "llama-build/bin/llama-server", "tiny-llama.gguf")
+        for path in ("vllm/bin/vllm", "llama-build/bin/llama-server", "tiny-llama.gguf", "tiny-lora-2")
         if not (HOME / path).exists()
     ]
     assert not missing, f"{missing} not in {HOME}: run scripts/engines/install, or `make test-engines`"
@@ -67,7 +69,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield fleet
     finally:
         say("stopping the engines")
-        for engine in fleet.all:
+        for engine in (*fleet.all, fleet.adapted):
             engine.process.kill()
 
 
@@ -99,7 +101,7 @@ def serve(fleet: Fleet, tmp_path: Path) -> Iterator[Start]:
             text = gateway.process.log.read_text()
             assert "Traceback" not in text, text[-4000:]
             assert " ERROR " not in text, text[-4000:]
-        for engine in fleet.all:
+        for engine in (*fleet.all, fleet.adapted):
             if not engine.process.dead:
                 rest(engine)
     finally:
@@ -116,6 +118,11 @@ def client(gateway: Gateway, **headers: str) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(
         base_url=gateway.url + "/v1", api_key="none", max_retries=0, default_headers=headers, timeout=300.0
     )
+
+
+def direct(engine: Engine) -> openai.AsyncOpenAI:
+    """Past the gateway."""
+    return openai.AsyncOpenAI(base_url=engine.url + "/v1", api_key="none", max_retries=0, timeout=300.0)
 
 
 def chat(content: str = "hello", *, tokens: int = 8, **more: Any) -> dict[str, Any]:

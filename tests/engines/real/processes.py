@@ -25,6 +25,7 @@ LLAMA_SIZE = 4
 QUEUED_MAX = 12  # the second vLLM holds so many at most, running or not, and refuses the rest with 503
 BLOCK_TOKENS = 32
 CONTEXT = 32768
+ADAPTER = "tiny-lora"  # the name that the adapter at hand is served under
 
 QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
@@ -120,12 +121,13 @@ class Engine:
     size: int
     ready_path: str
     gauges: tuple[str, str]
+    env: Mapping[str, str] = {}
 
     def __init__(self, name: str, logs: Path) -> None:
         self.name = name
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.process = Process(self._command(), logs / f"{name}.log", {**QUIET, **ON_CPU})
+        self.process = Process(self._command(), logs / f"{name}.log", {**QUIET, **ON_CPU, **self.env})
 
     def _command(self) -> list[str]:
         raise NotImplementedError
@@ -177,6 +179,28 @@ class Vllm(Engine):
             "--enable-prompt-tokens-details", "--disable-uvicorn-access-log", "--shutdown-timeout", "30",
             "--kv-events-config", json.dumps(events | ports), *self._flags,
         ]  # fmt: skip
+
+
+class Adapted(Vllm):
+    """A vLLM with an adapter, that takes more of them at run time, and in development mode: it can be put to sleep, and
+    tells how many it runs at a time."""
+
+    env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}  # noqa: RUF012
+
+    def __init__(self, name: str, logs: Path) -> None:
+        adapter = f"{ADAPTER}={adapter_folder(1)}"
+        super().__init__(
+            name, logs, "--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--lora-modules", adapter
+        )
+
+    def post(self, path: str, body: Any = None) -> None:
+        """Ask it to do something that is not about a request."""
+        status, answer = fetch(self.url + path, body=body or {})
+        assert status == 200, answer
+
+
+def adapter_folder(number: int) -> Path:
+    return HOME / f"tiny-lora-{number}"
 
 
 class LlamaCpp(Engine):

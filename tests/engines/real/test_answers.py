@@ -8,10 +8,9 @@ import subprocess
 import sys
 from typing import Any
 
-import openai
 import pytest
 
-from tests.engines.real.conftest import Fleet, Start, chat, client
+from tests.engines.real.conftest import Fleet, Start, chat, client, direct
 from tests.engines.real.processes import MODEL, SIZE, Engine, fetch, say, until
 
 LONG = 20_000  # tokens: many seconds, whatever else runs on the machine
@@ -136,10 +135,6 @@ async def test_others_load_counts_and_holds_our_own_back(fleet: Fleet, serve: St
         assert (await late).choices[0].finish_reason == "length"
         for stream in (*foreign[1:], *ours):
             await stream.close()
-
-
-def direct(engine: Engine) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=engine.url + "/v1", api_key="none", max_retries=0, timeout=300.0)
 
 
 async def test_kv_events_foretell_what_is_cached(fleet: Fleet, serve: Start) -> None:
