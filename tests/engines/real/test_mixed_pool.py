@@ -24,7 +24,7 @@ READINGS_MIN = 100  # of each engine, or nothing was looked at
 
 
 class Lookout:
-    """Reads the engines' own gauges, far more often than the gateway does. On threads: users' loops stand still at times.
+    """Reads the engines' own gauges, far more often than the gateway does; on threads, for users' loops stand still.
 
     An engine shows as waiting, too, what has a slot but not yet its share of a step's prompt tokens: of eight prompts
     of 900 tokens, sent at once to an idle vLLM, up to five show as waiting; of eight of 180, which one step takes,
