@@ -1071,6 +1071,12 @@ def test_any_file_and_any_environment_give_settings_or_a_config_error(
         ("{url: http://a, labels: {role: prefill}}", "the model has `role: prefill` endpoints and none"),
         ("{url: http://a, models: [m], labels: {role: decode}}", "model `m` has `role: decode` endpoints and none"),
         ("{url: http://a, labels: {role: prefil}}", "endpoints[0].labels.role: `prefil` is none of"),
+        (
+            "{url: http://a, labels: {role: prefill, bootstrap_port: 0}}",
+            "endpoints[0].labels.bootstrap_port: `0` is no",
+        ),
+        ("{url: http://a, labels: {bootstrap_port: 1}}", "endpoints[0].labels.bootstrap_port means nothing without"),
+        ("{url: http://a, engine: sglang, labels: {role: prefill}}", "endpoints[0].labels.bootstrap_port is missing"),
     ],
 )
 def test_check_warns_of_roles_that_do_not_come_together(
@@ -1089,4 +1095,6 @@ def test_check_warns_of_roles_that_do_not_come_together(
 def test_pairs_and_endpoints_without_roles_are_nothing_to_warn_of() -> None:
     pair = [{"url": f"http://{role}", "labels": {"role": role}} for role in ("prefill", "decode")]
     assert role_warnings(from_mapping({"endpoints": pair})) == []
+    meets = {"engine": "sglang", "labels": {"role": "prefill", "bootstrap_port": 8998}}
+    assert role_warnings(from_mapping({"endpoints": [pair[0] | meets, pair[1]]})) == []
     assert role_warnings(from_mapping({"endpoints": [{"url": "http://a"}]})) == []

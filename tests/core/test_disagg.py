@@ -11,7 +11,7 @@ from penstock.core.ledger import Ledger
 from penstock.core.observation import Observation
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
-from penstock.core.roles import Role, role_of
+from penstock.core.roles import Role, bootstrap_port_of, role_of
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.settings import AdmissionSettings, EndpointSpec
 from penstock.sim.checkers import CheckedScheduler
@@ -21,7 +21,7 @@ SETTINGS = SchedulerSettings(admission=AdmissionSettings(prefill_tokens_max=1000
 
 
 def pairs(settings: SchedulerSettings = SETTINGS, **slots: int) -> CheckedScheduler:
-    """Endpoints by the first letter of their names: p prefill, d decode, others both."""
+    """Endpoints by the first letter of their names: p prefill, m prefill where they meet, d decode, others both."""
     made = scheduler(settings)
     for name, count in slots.items():
         add(made, name, count)
@@ -29,8 +29,10 @@ def pairs(settings: SchedulerSettings = SETTINGS, **slots: int) -> CheckedSchedu
 
 
 def add(made: CheckedScheduler, name: str, slots: int, *, now: float = 0.0) -> list[Action]:
-    role = {"p": "prefill", "d": "decode"}.get(name[0])
+    role = {"p": "prefill", "m": "prefill", "d": "decode"}.get(name[0])
     labels = {} if role is None else {"role": role}
+    if name[0] == "m":
+        labels["bootstrap_port"] = "8998"
     spec = EndpointSpec(name=name, slots=slots, models=frozenset({"m"}), labels=labels)
     return made.endpoint_added(spec, now=now)
 
@@ -62,6 +64,21 @@ def held(made: CheckedScheduler, now: float = 0.0) -> dict[str, tuple[int, int]]
 )
 def test_a_role_is_what_the_label_says_and_unlabelled_is_both(labels: dict[str, str], role: Role) -> None:
     assert role_of(labels) is role
+
+
+@pytest.mark.parametrize(
+    ("labels", "port"),
+    [
+        ({"role": "prefill", "bootstrap_port": "8998"}, 8998),
+        ({"role": "prefill", "bootstrap_port": "65535"}, 65535),
+        ({"role": "prefill"}, None),
+        ({"role": "decode", "bootstrap_port": "8998"}, None),
+        ({"bootstrap_port": "8998"}, None),
+        *(({"role": "prefill", "bootstrap_port": said}, None) for said in ("", "0", "65536", "-1", "x", "²", "9" * 99)),
+    ],
+)
+def test_engines_meet_where_the_one_that_computes_prompts_says_so(labels: dict[str, str], port: int | None) -> None:
+    assert bootstrap_port_of(labels) == port
 
 
 # --- both leases at once ----------------------------------------------------------------------------------------
@@ -212,6 +229,31 @@ def test_with_no_other_decode_endpoint_it_is_sent_there_and_fails(gone: str) -> 
     assert requeued(made.failed(decode.lease, Failure.CONNECT, now=1.0)) == ["r"]
     assert made.snapshot(now=1.0).models[0].cause is Cause.NO_BACKEND
     assert the_pair(add(made, "d3", 2, now=1.5)) == ("p", "d3"), "the prefill endpoint did not fail"
+
+
+def test_where_they_meet_the_one_that_answers_can_fail_first_and_is_the_one_that_is_blamed() -> None:
+    made = pairs(m=2, d1=2, d2=2)
+    lease = the_lease(first := made.arrived(request("r", prompt_tokens=100, streamed=True), now=0.0))
+    assert the_pair(first) == ("m", "d1")
+    again = made.failed(lease, Failure.RESET, answering=True, now=1.0)
+    assert requeued(again) == ["r"]
+    assert the_pair(again) == ("m", "d2"), "away from it, and not from who computes the prompt"
+    assert [made._pool[name].failure for name in ("m", "d1", "d2")] == [None, Failure.RESET, None]
+    assert held(made, 1.0) == {"m": (1, 0), "d1": (0, 0), "d2": (1, 1)}
+
+
+def test_where_they_meet_nobody_can_take_over_who_was_not_asked() -> None:
+    made = pairs(m=2, d1=2, d2=2)
+    lease = the_lease(made.arrived(request("r", prompt_tokens=100, streamed=True), now=0.0))
+    made.endpoint_down("d1", now=0.5)
+    assert handed_over(made.prefilled(lease, Usage(100, 1), now=1.0)).endpoint == "d1"
+
+
+def test_who_answers_may_be_gone_when_its_failure_is_told() -> None:
+    made = pairs(m=2, d1=2, d2=2)
+    lease = the_lease(made.arrived(request("r", prompt_tokens=100, streamed=True), now=0.0))
+    made.endpoint_removed("d1", now=0.5)
+    assert the_pair(made.failed(lease, Failure.RESET, answering=True, now=1.0)) == ("m", "d2")
 
 
 def test_a_cancel_in_either_phase_gives_everything_back() -> None:

@@ -4,7 +4,8 @@ Both leases are taken in the step that pops the request: so a prompt that was co
 answered, holding memory where it was computed, and no request holds one half while it waits for the other. The decode
 lease is *pending* until the prefill is done: its slot and its memory are taken, its engine knows nothing of it yet.
 There is one lease at a time that its driver reports on: first the prefill's, then the decode's; whatever ends the first
-other than `prefilled` gives the second back too.
+other than `prefilled` gives the second back too. Where the two engines meet, the second was sent the request with the
+first, and waits for what that computes: its lease is pending all the same, for it shows in no gauge while it waits.
 """
 
 from __future__ import annotations
@@ -53,9 +54,13 @@ class Pending:
             endpoint.ledger.remove(lease, now)
         return endpoint
 
+    def answering(self, entry: Entry) -> Endpoint | None:
+        """The endpoint that is to answer; None where it is gone."""
+        return self._pool.holder(self.leases[entry.seq])
+
     def lost(self, entry: Entry) -> bool:
         """Whether the endpoint that was to answer is known to be down or gone."""
-        endpoint = self._pool.holder(self.leases[entry.seq])
+        endpoint = self.answering(entry)
         return endpoint is None or not endpoint.health.up
 
     def begin(self, entry: Entry, now: float) -> Lease:

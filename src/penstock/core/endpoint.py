@@ -9,7 +9,7 @@ from penstock.core.health import Health
 from penstock.core.ledger import Ledger
 from penstock.core.limit import ARRIVALS_MAX, ENGINE_WAITING_MAX, AdaptiveSlots
 from penstock.core.observation import Observation
-from penstock.core.roles import role_of
+from penstock.core.roles import bootstrap_port_of, role_of
 from penstock.core.settings import EndpointSpec, HealthSettings
 
 NEAR_LIMIT = 0.75  # of its slots or memory in use; below, what waits does not wait for what a reading tells
@@ -28,6 +28,7 @@ class Endpoint:
         self.tells_models = True
         self.labels = spec.labels
         self.role = role_of(spec.labels)
+        self.meets = bootstrap_port_of(spec.labels) is not None  # who answers is sent the request with it, not after
         self.first_epoch = epoch
         self.ledger = Ledger(slots=spec.slots, stale_after_s=stale_after_s, epoch=epoch)
         self.health = Health(health, up=True)

@@ -1,9 +1,11 @@
 """Who computes a prompt, and who answers: the part an endpoint plays in disaggregated prefill.
 
 Most endpoints do both. One labelled `role: prefill` computes prompts and hands them over; one labelled `role: decode`
-takes them over and answers. A request is routed to the endpoint that computes its prompt; where that is a prefill
-endpoint, a decode endpoint is leased with it (`disagg.py`). What can't be divided goes whole to an endpoint that does
-both, or to a decode endpoint, which computes prompts too, also while no prefill endpoint is in service.
+takes them over and answers. Where the first also names a `bootstrap_port`, both are sent the request at once and meet
+there (SGLang's form); else the second is sent it when the first is done (vLLM's). A request is routed to the endpoint
+that computes its prompt; where that is a prefill endpoint, a decode endpoint is leased with it (`disagg.py`). What
+can't be divided goes whole to an endpoint that does both, or to a decode endpoint, which computes prompts too, also
+while no prefill endpoint is in service.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from penstock.core.endpoint import Endpoint
 
 LABELS = ("role", "llm-d.ai/role")  # the second is what llm-d's pods carry
+BOOTSTRAP_LABEL = "bootstrap_port"
+PORT_MAX = 65_535
 STAGES_MAX = 1_000
 
 
@@ -31,6 +35,12 @@ def role_of(labels: Mapping[str, str]) -> Role:
     """As its labels say; what is none of the words counts as unlabelled."""
     said = next((labels[name] for name in LABELS if name in labels), "")
     return Role(said) if said in Role.__members__.values() else Role.BOTH
+
+
+def bootstrap_port_of(labels: Mapping[str, str]) -> int | None:
+    """Where those who take over what a prefill endpoint computes ask for it; None: it is told in the first answer."""
+    said = labels.get(BOOTSTRAP_LABEL, "") if role_of(labels) is Role.PREFILL else ""
+    return int(said) if said.isdecimal() and said.isascii() and 0 < int(said[:6]) <= PORT_MAX else None
 
 
 def one_sided(roles_by_model: Mapping[str, Iterable[Role]]) -> dict[str, str]:

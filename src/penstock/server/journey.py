@@ -25,11 +25,12 @@ from penstock.server.driver import Driver
 from penstock.server.headers import request_headers
 from penstock.server.heartbeat import READ_TIMEOUT_HEADER, Heartbeats, heartbeat_event
 from penstock.server.http1 import Exchange
+from penstock.server.meeting import Meeting
 from penstock.server.metrics import Metrics
 from penstock.server.own_usage import own_usage
 from penstock.server.relay import Relay, Target
 from penstock.server.two_phase import TwoPhase, prefill_body
-from penstock.server.upstream import Headers
+from penstock.server.upstream import Headers, Sink
 
 if TYPE_CHECKING:
     from penstock.server.tracing import Trace  # needs an extra
@@ -111,7 +112,7 @@ class QueuedJourney(Relay):
         self._plain = False  # its answer may have to follow a heartbeat, so it must not be compressed
         self._progress_at = PROGRESS_TOKENS
         self._lease: int | None = None
-        self._two: TwoPhase | None = None  # where its prompt is computed apart from its answer
+        self._two: TwoPhase | Meeting | None = None  # where its prompt is computed apart from its answer
         self._endpoint = ""
         self._queue_s = 0.0  # in finished visits to the queue
         self._waiting_since_s: float | None = self.started_s
@@ -138,21 +139,44 @@ class QueuedJourney(Relay):
         self._queue_s = action.queue_s
         self._waiting_since_s = None
         self._metrics.dispatched(self, action)
-        self._two = None if action.decode is None else TwoPhase(self, action.endpoint, action.rank)
-        self._ask(self._targets[action.endpoint], action.rank, prefills=self._two)
+        self._two = None
+        target = self._targets[action.endpoint]
+        if action.decode is not None and target.meeting_place is not None:
+            self._let_meet(target, action.decode, action.rank)
+        elif action.decode is not None:
+            self._two = two = TwoPhase(self, action.endpoint, action.rank)
+            body = prefill_body(self.exchange.target_path, self.body)
+            self._ask(target, action.endpoint, action.rank, body, sink=two)
+        else:
+            self._ask(target, action.endpoint, action.rank, self.body)
+
+    def _let_meet(self, target: Target, decode: str, rank: int | None) -> None:
+        """Send the request to the one that computes its prompt, and to the one that takes it over and answers."""
+        assert target.meeting_place is not None
+        self._two = meeting = Meeting(self, self._endpoint, decode, rank)
+        body = meeting.body(self.body, *target.meeting_place)
+        self._ask(target, meeting.prefill, rank, body, sink=meeting)
+        meeting.call = self._call
+        self._ask(self._targets[decode], decode, rank, body)
 
     def decoding(self, action: Decode, /) -> None:
-        assert self._two is not None
+        two = self._two
+        assert two is not None
         self._lease = action.lease
         self._endpoint = action.endpoint
-        self._metrics.decoding(self, action, self._two)
+        self._metrics.decoding(self, action, two)
+        if isinstance(two, Meeting) and two.decode == action.endpoint:
+            return  # it was sent there with the prefill
+        self.hang_up()
         target = self._targets.get(action.endpoint)
         if target is None:
             self.failed(Failure.CONNECT, "the endpoint was removed meanwhile")
             return
-        self._ask(target, self._two.rank)
+        self._ask(
+            target, action.endpoint, two.rank, self.body if isinstance(two, Meeting) else two.decode_body(self.body)
+        )
 
-    def _ask(self, target: Target, rank: int | None, *, prefills: TwoPhase | None = None) -> None:
+    def _ask(self, target: Target, name: str, rank: int | None, body: bytes, *, sink: Sink | None = None) -> None:
         """Send the request to an engine: the whole of it, or what is its part."""
         if rank is not None:
             rank = None if target.priority is None else rank * target.priority.value
@@ -163,22 +187,17 @@ class QueuedJourney(Relay):
             inflated=self._inflated,
             has_key=self._has_key,
             ranked=rank is not None,
-            plain=self._plain or prefills is not None,
+            plain=self._plain or sink is not None,
         )
         told = self.request.streamed or self.exchange.header(orca.ASK[0]) is not None
         self._asked_load = not told and target.asks_load(self._driver.now())
         if self._asked_load:
             headers.append(orca.ASK)
         if self._trace is not None:
-            headers = self._trace.sent(target, self._endpoint, headers)
-        body = self.body
+            headers = self._trace.sent(target, name, headers)
         if rank is not None and not is_multipart(self.exchange.header(b"content-type")):
             body = set_field(body, "priority", b"%d" % rank)
-        if prefills is not None:
-            body = prefill_body(self.exchange.target_path, body)
-        elif self._two is not None:
-            body = self._two.decode_body(body)
-        self.send(target, headers, body, prefills)
+        self.send(target, headers, body, sink)
 
     def requeued(self, action: Requeue, /) -> None:
         self._waiting_since_s = self._driver.now()
@@ -227,6 +246,8 @@ class QueuedJourney(Relay):
     def first_byte(self) -> None:
         if self._heartbeats is not None:
             self._heartbeats.leave(self.request.id)
+        if isinstance(self._two, Meeting) and self._two.computing and not self._meets(self._two):
+            return
         now = self.first_s = self._driver.now()
         if self._trace is not None:
             self._trace.first_byte()
@@ -240,6 +261,26 @@ class QueuedJourney(Relay):
         now = self._driver.now()
         self._driver.tell(self._driver.scheduler.prefilled(self._give_back(), two.usage, now=now))
 
+    def computed(self, usage: Usage | None) -> None:
+        """Its prompt is computed, where who answers waits for it."""
+        now = self._driver.now()
+        self._driver.tell(self._driver.scheduler.prefilled(self._give_back(), usage, now=now))
+
+    def _meets(self, meeting: Meeting) -> bool:
+        """Who answers does so before the other one told that the prompt is computed. False: it refuses the request."""
+        assert self._head is not None
+        meeting.hang_up()
+        self._endpoint = meeting.decode
+        if self._head[0] >= 300:
+            return False
+        self.computed(None)
+        return True
+
+    def hang_up(self) -> None:
+        super().hang_up()
+        if isinstance(self._two, Meeting):
+            self._two.hang_up()
+
     def progressed(self) -> None:
         tokens = self._answer.tokens
         if tokens >= self._progress_at and self._lease is not None:
@@ -251,6 +292,8 @@ class QueuedJourney(Relay):
         return self._injected_usage and (self._length is None or self._beating) and not self._packed
 
     def succeeded(self, status: int) -> None:
+        if isinstance(self._two, Meeting):
+            self._two.hang_up()
         usage = self._answer.usage() if status < 400 else Usage(0, 0)  # an engine's refusal cost nothing
         if usage is None and self.api is wire.Api.TGI:
             usage = self._own_usage()
@@ -266,11 +309,15 @@ class QueuedJourney(Relay):
 
     def failed(self, failure: Failure, detail: str) -> None:
         logger.debug("%s at %s: %s, %s", self.request.id, self._endpoint, failure, detail)
+        two, answering = self._two, False
+        if isinstance(two, Meeting) and two.let_down():
+            self._endpoint, answering = two.decode, True
         target = self._targets.get(self._endpoint)
         if failure in (Failure.CONNECT, Failure.RESET) and target is not None and target.unreachable is not None:
             target.unreachable()
         now = self._driver.now()
-        self._driver.tell(self._driver.scheduler.failed(self._give_back(), failure, now=now))
+        lease = self._give_back()
+        self._driver.tell(self._driver.scheduler.failed(lease, failure, answering=answering, now=now))
 
     def _own_usage(self) -> Usage | None:
         """As an engine's own API tells it. Tokens made without a prompt's are told as progress: they are exact."""

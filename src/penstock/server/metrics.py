@@ -24,6 +24,7 @@ from penstock.server.series import Count, Counter, Histogram, Times
 
 if TYPE_CHECKING:
     from penstock.server.journey import QueuedJourney
+    from penstock.server.meeting import Meeting
     from penstock.server.two_phase import TwoPhase
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
@@ -33,7 +34,7 @@ _WAITS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60,
 _TIMES_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 _PACES_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
 _OVERHEADS_S = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25)
-_TRANSFERS = ("named", "none")  # whether the engine said where the KV is to be fetched
+_TRANSFERS = ("named", "none", "met")  # who computed said where the KV is, or did not, or they met
 _REJECTED_WITH_429 = (
     Reason.QUEUE_FULL,
     Reason.ENDPOINT_OVERLOADED,
@@ -193,10 +194,10 @@ class Metrics:
         self._dispatches.labels(action.endpoint).inc()
         self._overheads.observe(max(0.0, journey.elapsed_s() - action.queue_s))
 
-    def decoding(self, journey: QueuedJourney, action: Decode, two: TwoPhase) -> None:
+    def decoding(self, journey: QueuedJourney, action: Decode, two: TwoPhase | Meeting) -> None:
         """A divided request's prompt is computed, and it goes on to the endpoint that answers."""
         self._dispatches.labels(action.endpoint).inc()
-        self._prefills.labels(two.prefill, _TRANSFERS[two.params is None]).inc()
+        self._prefills.labels(two.prefill, two.transfer).inc()
         labels = self.model_label(journey.request.model), journey.band
         self._prefill_time.labels(*labels).observe(journey.elapsed_s() - two.since_s)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from penstock.core.roles import bootstrap_port_of
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.settings import AdmissionSettings, BandSettings, HealthSettings, Prices, QueueBounds, RoutingSettings
 from penstock.engines.recognise import ENGINES
@@ -169,7 +170,9 @@ def endpoint_parts(settings: Settings, driver: Driver) -> Parts:
     def target(endpoint: Endpoint) -> Target:
         key = endpoint.api_key
         upstream = Upstream(endpoint.url, timeouts=timeouts)
-        return Target(upstream, key.get_secret_value() if key is not None else None)
+        port = bootstrap_port_of(endpoint.labels)
+        place = None if port is None else (upstream.place[0], port)
+        return Target(upstream, key.get_secret_value() if key is not None else None, place)
 
     def observer(endpoint: Endpoint, target: Target, on_models: Callable[[str, list[Model]], None]) -> Observer:
         return Observer(

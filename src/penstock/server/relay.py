@@ -53,11 +53,23 @@ _NO_ANSWER = Answer(streamed=False, hides_usage=False)  # until one begins
 class Target:
     """An endpoint as the relay needs it: its transport, its engine, its credential, whom to tell what it says."""
 
-    __slots__ = ("_load_due_s", "api_key", "engine", "heard_load", "priority", "unreachable", "upstream")
+    __slots__ = (
+        "_load_due_s",
+        "api_key",
+        "engine",
+        "heard_load",
+        "meeting_place",
+        "priority",
+        "unreachable",
+        "upstream",
+    )
 
-    def __init__(self, upstream: Upstream, api_key: str | None = None) -> None:
+    def __init__(
+        self, upstream: Upstream, api_key: str | None = None, meeting_place: tuple[str, int] | None = None
+    ) -> None:
         self.upstream = upstream
         self.api_key = api_key
+        self.meeting_place = meeting_place  # host and port where it hands over what it computes, if it is asked there
         self.unreachable: Callable[[], None] | None = None
         self.engine = OPENAI  # until it is known
         self.priority: Priority | None = None  # how its engine orders by the body's `priority`, if it does
@@ -304,8 +316,11 @@ class Relay:
         self.exchange.respond(status, kept + self.own_headers() + extra, bytes(self._error_body))
         return True
 
-    def refused_in_prefill(self, status: int, body: bytearray) -> None:
-        """The engine that was to compute the prompt says no, or fails."""
+    def refused_in_prefill(self, status: int, body: bytearray, headers: Headers | None = None) -> None:
+        """The engine that was to compute the prompt says no, or fails. `headers`: another one is asked meanwhile."""
+        if headers is not None:
+            self.hang_up()
+            self._head, self._length, self._whole = (status, headers), None, None
         self._call = None
         self._error_body = body
         self._sse = False

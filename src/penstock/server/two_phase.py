@@ -33,6 +33,9 @@ class _Shape(msgspec.Struct, gc=False):
     """What decides whether a request can be divided, and what a prefill must not be asked for."""
 
     kv_transfer_params: object = None
+    bootstrap_host: object = None
+    bootstrap_port: object = None
+    bootstrap_room: object = None
     n: object = None
     best_of: object = None
     use_beam_search: object = None
@@ -61,7 +64,8 @@ def divisible(path: str, body: bytes) -> bool:
     of_the_prompt = bool(shape.echo) or shape.prompt_logprobs is not None
     prompt = shape.prompt
     prompts = isinstance(prompt, list) and not all(type(token) is int for token in prompt)
-    return not (several or of_the_prompt or prompts or shape.kv_transfer_params is not None)
+    own = (shape.kv_transfer_params, shape.bootstrap_host, shape.bootstrap_port, shape.bootstrap_room)
+    return not (several or of_the_prompt or prompts or any(wish is not None for wish in own))
 
 
 def prefill_body(path: str, body: bytes) -> bytes:
@@ -91,6 +95,11 @@ class TwoPhase:
         self.since_s = journey.elapsed_s()
         self.params: bytes | None = None  #: JSON, as the prefill's engine wrote it
         self.usage: Usage | None = None
+
+    @property
+    def transfer(self) -> str:
+        """How the KV comes to who answers: `named`, or by no word of the first engine, `none`."""
+        return "none" if self.params is None else "named"
 
     def decode_body(self, body: bytes) -> bytes:
         return body if self.params is None else set_field(body, "kv_transfer_params", self.params)

@@ -5,8 +5,8 @@ Labels are free, and endpoints may still be found or added, so what looks wrong 
 
 from __future__ import annotations
 
-from penstock.core.roles import LABELS, Role, one_sided, role_of
-from penstock.settings.model import Settings
+from penstock.core.roles import BOOTSTRAP_LABEL, LABELS, Role, bootstrap_port_of, one_sided, role_of
+from penstock.settings.model import Endpoint, Settings
 
 _ANY = ""  # the models that endpoints are asked for
 
@@ -21,6 +21,7 @@ def role_warnings(settings: Settings) -> list[str]:
             warnings.append(
                 f"endpoints[{index}].labels.role: `{said}` is none of prefill, decode, both; it counts as both"
             )
+        warnings += _meeting_warnings(index, endpoint)
         for model in (_ANY,) if endpoint.models == "auto" else endpoint.models:
             roles.setdefault(model, []).append(role_of(endpoint.labels))
     if settings.discovery:
@@ -30,3 +31,13 @@ def role_warnings(settings: Settings) -> list[str]:
     for model, what in one_sided(roles).items():
         warnings.append(f"model `{model}` {what}" if model else f"the model {what}")
     return warnings
+
+
+def _meeting_warnings(index: int, endpoint: Endpoint) -> list[str]:
+    said, where = endpoint.labels.get(BOOTSTRAP_LABEL), f"endpoints[{index}].labels.{BOOTSTRAP_LABEL}"
+    if said is not None and bootstrap_port_of(endpoint.labels) is None:
+        prefills = role_of(endpoint.labels) is Role.PREFILL
+        return [f"{where}: `{said}` is no port" if prefills else f"{where} means nothing without `role: prefill`"]
+    if said is None and role_of(endpoint.labels) is Role.PREFILL and endpoint.engine == "sglang":
+        return [f"{where} is missing: SGLang hands prompts over at its `--disaggregation-bootstrap-port` (8998)"]
+    return []

@@ -146,10 +146,10 @@ class CheckedScheduler(Scheduler):
         self.books.ended(self.books.released(lease), Outcome.COMPLETED)
         return self._checked(super().finished(lease, usage, now=now), now)
 
-    def failed(self, lease: int, failure: Failure, *, now: float) -> list[Action]:
+    def failed(self, lease: int, failure: Failure, *, answering: bool = False, now: float) -> list[Action]:
         request_id = self.books.released(lease)
         self.books.between.add(request_id)
-        actions = super().failed(lease, failure, now=now)
+        actions = super().failed(lease, failure, answering=answering, now=now)
         assert any(isinstance(a, Requeue | Fail) and a.request_id == request_id for a in actions)
         return self._checked(actions, now)
 

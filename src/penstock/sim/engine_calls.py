@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 CHAT_TOKENS_MEAN, CHAT_TOKENS_SPREAD = 128, 32  # an answer's length where the caller sets no limit
 COMPLETION_TOKENS = 16  # vLLM's default
 BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
+NO_KV = "The KV cache of this request did not come from the engine that was to compute it."
 BROKEN = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 
 
@@ -63,6 +64,10 @@ def busy() -> CallError:
     return CallError(503, "Service Unavailable", BUSY)
 
 
+def no_kv() -> CallError:
+    return CallError(500, "InternalServerError", NO_KV)
+
+
 def broken() -> CallError:
     return CallError(500, "InternalServerError", BROKEN)
 
@@ -93,6 +98,9 @@ class _Body(msgspec.Struct):
     cache_salt: str | None = None
     min_tokens: int | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+    bootstrap_room: int | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Body)
@@ -110,6 +118,7 @@ class Call(msgspec.Struct):
     cache_salt: str
     answer: Answer
     kv_transfer: dict[str, Any]
+    meets: tuple[str, int, int] | None  #: another engine: bootstrap host and port, and room
 
 
 class CallReader:
@@ -152,6 +161,7 @@ class CallReader:
             cache_salt=body.cache_salt or "",
             answer=answer,
             kv_transfer=body.kv_transfer_params or {},
+            meets=_meets(body),
         )
 
     def prompt(self, path: str, raw: bytes) -> bytes:
@@ -216,6 +226,12 @@ def _required(raw: msgspec.Raw, name: str) -> bytes:
     if not value or value == b"null":
         raise bad_request(f"1 validation error: Field required: {name}", name)
     return value
+
+
+def _meets(body: _Body) -> tuple[str, int, int] | None:
+    if body.bootstrap_host is None or body.bootstrap_port is None or body.bootstrap_room is None:
+        return None
+    return body.bootstrap_host, body.bootstrap_port, body.bootstrap_room
 
 
 def _priority(body: int | None, header: str | None) -> int:

@@ -23,6 +23,7 @@ from penstock.sim.engine_calls import INFERENCE_PATHS, CallError, bad_request
 from penstock.sim.engine_http import Connection, HttpRequest
 from penstock.sim.engine_kv_events import KvEventsError, KvPublisher
 from penstock.sim.engine_log import Fault, FaultError
+from penstock.sim.engine_rooms import Rooms
 from penstock.sim.engine_service import ServedEngine
 from penstock.sim.engine_transfer import HELD_S
 from penstock.sim.profiles import PROFILES, EngineConfig
@@ -53,9 +54,12 @@ class EngineServer:
         kv_replay: str | None = None,
         hard_exit: bool = False,
         kv_transfer_s: float | None = None,
+        bootstrap_port: int | None = None,
     ) -> None:
         config = replace(config or EngineConfig(), kv_events=kv_events is not None)
-        self.service = ServedEngine(config, model=model, seed=seed, kv_transfer_s=kv_transfer_s)
+        self.rooms = None if bootstrap_port is None else Rooms()
+        self._bootstrap_port = bootstrap_port or 0
+        self.service = ServedEngine(config, model=model, seed=seed, kv_transfer_s=kv_transfer_s, rooms=self.rooms)
         self.engine = self.service.engine
         self.log = self.service.log
         self.faults = self.service.faults
@@ -84,6 +88,8 @@ class EngineServer:
             kv.start(loop)
         self.service.start(loop, kv)
         try:
+            if self.rooms is not None:
+                await self.rooms.start(host, self._bootstrap_port)
             self._listener = await loop.create_server(
                 lambda: Connection(self._handle, self._peers), host, port, backlog=4096
             )
@@ -288,6 +294,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const=HELD_S,
         help="compute prompts for other engines and go on from theirs (`kv_transfer_params`); blocks are held so long",
     )
+    parser.add_argument(
+        "--bootstrap-port",
+        metavar="PORT",
+        type=int,
+        help="compute prompts for engines that ask for them here (`bootstrap_host`, `_port`, `_room`, as SGLang's)",
+    )
     parser.add_argument("--seed", type=int, default=0)
 
 
@@ -310,6 +322,8 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code."""
     if not 0 <= args.port <= 65535:  # uvloop would take it modulo 65536
         return _complain(f"--port must be between 0 and 65535, got {args.port}")
+    if args.bootstrap_port is not None and not 0 <= args.bootstrap_port <= 65535:
+        return _complain(f"--bootstrap-port must be between 0 and 65535, got {args.bootstrap_port}")
     if args.kv_replay and not args.kv_events:
         return _complain("--kv-replay needs --kv-events")
     try:
@@ -321,6 +335,7 @@ def run(args: argparse.Namespace) -> int:
             kv_replay=args.kv_replay,
             hard_exit=True,
             kv_transfer_s=args.kv_transfer,
+            bootstrap_port=args.bootstrap_port,
         )
     except ValueError as error:
         return _complain(str(error))

@@ -7,21 +7,23 @@ client is gone; faults come in between where they are told to.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import time
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from penstock.sim import engine_text
 from penstock.sim.engine import Engine, EngineConfig, EngineFullError, EngineRequest, PromptTooLongError
-from penstock.sim.engine_calls import CallError, CallReader, bad_request, broken, busy
+from penstock.sim.engine_calls import CallError, CallReader, bad_request, broken, busy, no_kv
 from penstock.sim.engine_exchange import Exchange
 from penstock.sim.engine_log import Fault, Faults, LogEntry, RequestLog
+from penstock.sim.engine_rooms import Rooms, fetch
 from penstock.sim.engine_transfer import Transfers
 
 if TYPE_CHECKING:
-    import asyncio
-
     from penstock.sim.engine import Progress
     from penstock.sim.engine_calls import Call
     from penstock.sim.engine_http import Connection, HttpRequest
@@ -33,7 +35,15 @@ CATCH_UP_S = 0.05  # a timer this late is made up for; later, the machine was bu
 class ServedEngine:
     """The engine model on the loop's clock. `start` and `stop` are its owner's."""
 
-    def __init__(self, config: EngineConfig, *, model: str, seed: int, kv_transfer_s: float | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        model: str,
+        seed: int,
+        kv_transfer_s: float | None = None,
+        rooms: Rooms | None = None,
+    ) -> None:
         self.config = config
         self.model = model
         self.engine = Engine(config, seed=seed)
@@ -46,6 +56,9 @@ class ServedEngine:
         self.successes = {"stop": 0, "length": 0, "abort": 0, "error": 0}
         self._tag = os.urandom(4).hex()  # so that no two engines give the same id to an answer
         self._transfers = None if kv_transfer_s is None else Transfers(self._tag, held_s=kv_transfer_s)
+        self._rooms = rooms  # it computes prompts for engines that come here for them
+        self._room_of: dict[str, tuple[int, tuple[int, ...], int]] = {}  # and for whom: room, hashes, tokens
+        self._fetching: set[asyncio.Task[None]] = set()  # those whose prompts are computed elsewhere
         self._requests = 0
         self._exchanges: dict[str, Exchange] = {}  # those the engine still works on
         self._open: set[Exchange] = set()  # those still owed bytes
@@ -64,11 +77,15 @@ class ServedEngine:
         if self.kv is not None:
             self.kv.close()
             self.kv = None
+        for task in self._fetching:
+            task.cancel()
+        if self._rooms is not None:
+            self._rooms.close()
 
     @property
     def load(self) -> int:
         """Requests open at the HTTP layer; unlike the gauges this moves at once."""
-        return len(self._open) + len(self._hung)
+        return len(self._open) + len(self._hung) + len(self._fetching)
 
     def hang(self, connection: Connection) -> None:
         """Never answer."""
@@ -111,12 +128,16 @@ class ServedEngine:
             exchange.entry.started = event.started_at + unix_s - self._loop.time()
         if event.finish_reason is not None:
             self.successes[event.finish_reason] += 1
+            if self._rooms is not None and event.id in self._room_of:
+                self._rooms.computed(*self._room_of.pop(event.id))
             self._drop(exchange)
         exchange.progress(event, unix_s)
 
     def _drop(self, exchange: Exchange) -> None:
         """The engine has nothing more to do with it."""
         del self._exchanges[exchange.engine_id]
+        if self._rooms is not None and exchange.engine_id in self._room_of:
+            self._rooms.gave_up(self._room_of.pop(exchange.engine_id)[0])
         if self.kv is not None:
             self.kv.left(exchange.engine_id)
 
@@ -144,10 +165,7 @@ class ServedEngine:
                 return
             self._submit(request, connection, entry, fault)
         except CallError as refusal:
-            entry.status = refusal.status
-            entry.finished = time.time()
-            entry.outcome = {500: "error", 503: "busy"}.get(refusal.status, "rejected")
-            connection.respond(refusal.status, refusal.body(request.path))
+            _refuse(refusal, request, connection, entry)
 
     def _misbehave(self, fault: Fault, entry: LogEntry, connection: Connection) -> bool:
         """Faults that leave the engine out of it. True: there will be no answer."""
@@ -179,7 +197,6 @@ class ServedEngine:
         hashes = engine_text.block_hashes(
             call.prompt, block_size=self.config.block_size, seed=f"{self.model}\n{call.cache_salt}"
         )
-        transferred = self._transfer(call, engine_id, hashes, entry)
         engine_request = EngineRequest(
             id=engine_id,
             prompt_tokens=call.prompt_tokens,
@@ -187,8 +204,58 @@ class ServedEngine:
             priority=call.priority,
             block_hashes=hashes,
             finish_reason=call.finish_reason,
-            transferred=transferred,
+            transferred=self._transfer(call, engine_id, hashes, entry),
         )
+        if call.meets is None:
+            self._begin(engine_request, call, connection, entry, fault)
+        elif self._rooms is not None:
+            entry.kv_transfer = "promised"
+            self._begin(replace(engine_request, output_tokens=1), call, connection, entry, fault)
+            self._room_of[engine_id] = (call.meets[2], hashes, call.prompt_tokens)
+        else:
+            task = self._loop.create_task(
+                self._go_on(engine_request, call, request, connection, entry=entry, fault=fault)
+            )
+            self._fetching.add(task)
+            task.add_done_callback(self._fetching.discard)
+
+    async def _go_on(
+        self,
+        asked: EngineRequest,
+        call: Call,
+        request: HttpRequest,
+        connection: Connection,
+        *,
+        entry: LogEntry,
+        fault: Fault | None,
+    ) -> None:
+        """Begin when another engine has computed the prompt."""
+        assert call.meets is not None
+        waiting = self._loop.create_task(fetch(*call.meets))
+
+        def gone() -> None:
+            waiting.cancel()
+
+        connection.on_gone = gone
+        await asyncio.wait([waiting])
+        if waiting.cancelled():
+            entry.outcome, entry.finished = "aborted", time.time()
+            return
+        kv = waiting.result()
+        try:
+            if kv is None:
+                raise no_kv()
+            comes = (kv.hashes, kv.prompt_tokens) == (list(asked.block_hashes), asked.prompt_tokens)
+            entry.kv_transfer = "used" if comes else "stale"
+            self._begin(replace(asked, transferred=comes), call, connection, entry, fault)
+        except CallError as refusal:
+            _refuse(refusal, request, connection, entry)
+
+    def _begin(
+        self, engine_request: EngineRequest, call: Call, connection: Connection, entry: LogEntry, fault: Fault | None
+    ) -> None:
+        """Give it to the model."""
+        engine_id = engine_request.id
         self.engine.slow_factor = self.faults.slow_factor
         try:
             self.engine.submit(engine_request, self._loop.time())
@@ -219,3 +286,10 @@ class ServedEngine:
         comes = self._transfers.comes(call.kv_transfer, hashes, call.prompt_tokens, now)
         entry.kv_transfer = "used" if comes else "stale"
         return comes
+
+
+def _refuse(refusal: CallError, request: HttpRequest, connection: Connection, entry: LogEntry) -> None:
+    entry.status = refusal.status
+    entry.finished = time.time()
+    entry.outcome = {500: "error", 503: "busy"}.get(refusal.status, "rejected")
+    connection.respond(refusal.status, refusal.body(request.path))

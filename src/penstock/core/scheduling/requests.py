@@ -117,17 +117,22 @@ class Requests(Waiting):
         return self._pumped(now)
 
     def prefilled(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
-        """The prompt of a divided request is computed: its prefill lease ends, and its decode lease begins."""
+        """The prompt of a divided request is computed: its prefill lease ends, and its decode lease begins.
+
+        Where the engines meet, who answers can't be another one any more.
+        """
         entry = self._leases.pop(lease)
         held = entry.held()
         if usage is not None:
             self._router.answered(held, usage, now)
-        if (endpoint := self._pool.holder(held)) is not None:
+        endpoint = self._pool.holder(held)
+        if endpoint is not None:
             endpoint.ledger.first_token(held, now)
             endpoint.ledger.remove(held, now)
             endpoint.health.answered(endpoint.slots)
             self._well(endpoint, now)
-        if self._pending.lost(entry) and (others := self._partners(entry, now)):
+        meets = endpoint is not None and endpoint.meets
+        if not meets and self._pending.lost(entry) and (others := self._partners(entry, now)):
             self._pending.drop(entry, now)
             self._reserve_decode(entry, others, now)
         entry.lease = following = self._pending.begin(entry, now)
@@ -139,11 +144,18 @@ class Requests(Waiting):
         self._hand_out(now, actions)
         return actions
 
-    def failed(self, lease: int, failure: Failure, *, now: float) -> list[Action]:
-        """The dispatch failed. Before the first byte the request may go back to the queue."""
+    def failed(self, lease: int, failure: Failure, *, answering: bool = False, now: float) -> list[Action]:
+        """The dispatch failed. Before the first byte the request may go back to the queue.
+
+        `answering`: it was not the endpoint of this lease that failed, which computes a prompt, but the one that was to
+        take it over and answer.
+        """
         entry = self._leases[lease]
+        answers = self._pending.answering(entry) if answering else None
         self._router.failed(entry, entry.held())
         endpoint = self._release(entry, now)
+        if answering:
+            endpoint = answers
         if endpoint is not None:
             self._blame(endpoint, failure, now)
         actions: list[Action] = []

@@ -1,0 +1,98 @@
+"""Rooms: where does the KV of one engine meet the engine that goes on from it?
+
+The form is SGLang's, as a proxy sees it: both engines are sent the same request with `bootstrap_host`, `bootstrap_port`
+and `bootstrap_room`; the one that has the bootstrap port computes the prompt, the other asks there by its room, and
+waits. What passes between real engines is theirs; here it is a line of JSON on a socket of its own, with the prompt's
+hashes, which tell whether they fit. A room whose prompt is not going to be computed is closed without a word, and
+then, or when nobody is there, or nothing comes in time, who waits fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOMS_MAX = 10_000  # held at a time, computed or awaited; the oldest are given up
+WAIT_S = 300.0  # SGLang's for the other side
+LINE_BYTES_MAX = 16 << 20  # a million hashes
+
+
+class Kv(msgspec.Struct, frozen=True):
+    """What was computed of a prompt."""
+
+    hashes: list[int]
+    prompt_tokens: int
+
+
+class Rooms:
+    """The bootstrap server of an engine that computes prompts for others."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[int, asyncio.Future[Kv]] = {}
+        self._server: asyncio.Server | None = None
+        self.port = 0
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen. An OSError where that is not to be had."""
+        self._server = await asyncio.start_server(self._serve, host, port)
+        self.port = int(self._server.sockets[0].getsockname()[1])
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for room in tuple(self._rooms):
+            self.gave_up(room)
+
+    def computed(self, room: int, hashes: Sequence[int], prompt_tokens: int) -> None:
+        """A room's prompt is computed."""
+        future = self._room(room)
+        if not future.done():
+            future.set_result(Kv(list(hashes), prompt_tokens))
+
+    def gave_up(self, room: int) -> None:
+        """A room's prompt will not be computed, or nobody wants it any more."""
+        if (future := self._rooms.pop(room, None)) is not None:
+            future.cancel()
+
+    def _room(self, room: int) -> asyncio.Future[Kv]:
+        if room not in self._rooms:
+            if len(self._rooms) >= ROOMS_MAX:
+                self.gave_up(next(iter(self._rooms)))
+            self._rooms[room] = asyncio.get_running_loop().create_future()
+        return self._rooms[room]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(WAIT_S):
+                room = int(await reader.readline())
+                future = self._room(room)
+                await asyncio.wait([future])
+                if not future.cancelled():
+                    writer.write(msgspec.json.encode(future.result()) + b"\n")
+                    await writer.drain()
+                    self._rooms.pop(room, None)
+        except (TimeoutError, ValueError, OSError):
+            pass  # who asked finds the connection closed
+        finally:
+            writer.close()
+
+
+async def fetch(host: str, port: int, room: int) -> Kv | None:
+    """What was computed in a room, once it is; None where that is not to be had."""
+    writer: asyncio.StreamWriter | None = None
+    try:
+        async with asyncio.timeout(WAIT_S):
+            reader, writer = await asyncio.open_connection(host.strip("[]"), port, limit=LINE_BYTES_MAX)
+            writer.write(b"%d\n" % room)
+            return msgspec.json.decode(await reader.readline(), type=Kv)
+    except (TimeoutError, ValueError, OSError):
+        return None
+    finally:
+        if writer is not None:
+            writer.close()
