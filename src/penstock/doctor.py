@@ -137,7 +137,7 @@ class Doctor:
             problems.append(f"the settings say `engine: {configured.name}`, but it answers as {found.title}")
         if (probe := await ask(engine.probe_path)).status >= 500 or not probe.status:
             problems.append(f"its health probe {engine.probe_path} says: {_said(probe)}")
-        facts = await learn.learn_facts(ask, engine)
+        facts, _ = await learn.learn_facts(ask, engine)
         models = learn.listed(listing, facts)
         problems += _wrong_models(endpoint, models)
         reader.use(engine)

@@ -91,6 +91,7 @@ class Document(msgspec.Struct, frozen=True):
 
     path: str
     facts: Callable[[Json], Facts]
+    changes: bool = False  #: it tells something else while the engine runs: whether it sleeps
 
 
 class Engine(msgspec.Struct, frozen=True):
@@ -263,4 +264,4 @@ def version_at(path: str) -> Document:
 
 def sleeping_at(path: str) -> Document:
     """A document whose `is_sleeping` tells whether it sleeps."""
-    return Document(path, lambda page: Facts(sleeping=flag(page.get("is_sleeping"))))
+    return Document(path, lambda page: Facts(sleeping=flag(page.get("is_sleeping"))), changes=True)

@@ -35,7 +35,7 @@ LLAMACPP = Engine(
     metrics=("/metrics",),
     load_path="/slots",
     load=_load,
-    documents=(Document("/props", _props),),
+    documents=(Document("/props", _props, changes=True),),
     series=Series(
         running=("llamacpp:requests_processing",),
         waiting=("llamacpp:requests_deferred",),

@@ -27,6 +27,11 @@ class Answer(msgspec.Struct, frozen=True):
         """It answered that there is no such thing, which is an answer too."""
         return self.status in (404, 405, 501)
 
+    @property
+    def silent(self) -> bool:
+        """It did not say either way: no answer in time, or a failure. It may, another time."""
+        return self.status == 0 or self.status >= 500
+
     def json(self) -> object:
         """The body as JSON, None when it is none."""
         if not self.ok:

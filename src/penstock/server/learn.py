@@ -52,14 +52,21 @@ async def which_engine(ask: Ask, listing: Listing) -> Engine | None:
     return OPENAI if all(answer.status for answer in answers) else None
 
 
-async def learn_facts(ask: Ask, engine: Engine) -> Facts:
-    """What it tells of itself."""
-    facts = Facts()
+async def learn_facts(ask: Ask, engine: Engine, *, changing: bool = False) -> tuple[Facts, bool]:
+    """What it tells of itself, and whether it said all it has to say: what stays silent may speak another time.
+
+    `changing`: only what may have changed while it runs.
+    """
+    facts, said_all = Facts(), True
     for document in engine.documents:
-        page = (await ask(document.path)).json()
+        if changing and not document.changes:
+            continue
+        answer = await ask(document.path)
+        page = answer.json()
         if isinstance(page, dict):
             facts = facts.over(document.facts(page))
-    return facts
+        said_all = said_all and not answer.silent
+    return facts, said_all
 
 
 def context_tokens(model: Model, facts: Facts) -> int | None:

@@ -31,6 +31,7 @@ __all__ = ["Model", "ObserveSettings", "Observer"]
 
 logger = logging.getLogger(__name__)
 
+FACTS_TRIES_MAX = 5  # vLLM's first `/server_info` takes seconds on a busy machine, the second one milliseconds
 DOWN_PROBE_S = 0.5  # a dead endpoint is asked more often than a live one: its return is worth a cheap connect
 
 
@@ -77,6 +78,7 @@ class Observer:
         self._told_slots: int | None = None
         self.engine: Engine | None = None  #: None until it is known
         self.facts = Facts()
+        self._facts_tries = 0  # how often they are still asked for, all of them, because a question got no answer
         self._is_new = True  # not asked yet what it is, or restarted since
         target.heard_load = self._heard
         if engine is not None:
@@ -132,8 +134,8 @@ class Observer:
         scheduler, prober = self._driver.scheduler, self._prober
         before, asked_s = prober.presence, self._driver.now()
         answer = await self._probe_ask((self.engine or OPENAI).probe_path)
-        if answer.ok and self.facts.sleeping is not None and self.engine is not None:
-            self.facts = await learn.learn_facts(self._ask, self.engine)  # it can be put to sleep at any time
+        if answer.ok and (self.facts.sleeping is not None or self._facts_tries):
+            await self._learn_facts()  # it can be put to sleep at any time
         presence = prober.judged(answer, asked_s=asked_s, now=self._driver.now(), moved_s=scheduler.moved_s(self._name))
         if before is not Presence.UP and presence is Presence.UP:
             self._is_new = True
@@ -163,11 +165,22 @@ class Observer:
             engine = self._configured or await learn.which_engine(self._ask, listing)
             if engine is not None:
                 self._use(engine)
-                self.facts = facts = await learn.learn_facts(self._ask, engine)
-                ignores = facts.schedules_priority is False
-                self._target.priority = None if ignores else facts.priority or engine.priority
+                self.facts, self._facts_tries = Facts(), FACTS_TRIES_MAX
+                await self._learn_facts()
                 self._is_new = False
         self._tell_models(listing)
+        self._tell_slots()
+
+    async def _learn_facts(self) -> None:
+        """Ask what it tells of itself. Where a question gets no answer, what it told before stands."""
+        engine = self.engine
+        if engine is None:
+            return
+        told, said_all = await learn.learn_facts(self._ask, engine, changing=not self._facts_tries)
+        self.facts = facts = told.over(self.facts)
+        self._facts_tries = 0 if said_all else max(0, self._facts_tries - 1)
+        ignores = facts.schedules_priority is False
+        self._target.priority = None if ignores else facts.priority or engine.priority
         self._tell_slots()
 
     def _use(self, engine: Engine) -> None:

@@ -42,7 +42,8 @@ def names(gateway: Gateway) -> set[str]:
 
 async def test_an_adapter_is_a_model_of_its_own(fleet: Fleet, adapted: Adapted, serve: Start) -> None:
     gateway = serve([fleet.a.endpoint, adapted.endpoint])
-    assert gateway.endpoint(adapted.name)["slots"] == SIZE, "in development mode it tells"
+    # In development mode it tells; its first answer may take longer than it is waited for.
+    until(lambda: gateway.endpoint(adapted.name)["slots"] == SIZE, what="its slots are known")
     async with client(gateway) as user, direct(adapted) as engine:
         listed = {model.id: model async for model in user.models.list()}
         assert set(listed) == {MODEL, ADAPTER}

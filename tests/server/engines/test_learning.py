@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.engines.base import Priority
+from penstock.server.observe import FACTS_TRIES_MAX
 from penstock.server.reading import TRIES_BEFORE_GIVING_UP
 from penstock.server.relay import LOAD_INTERVAL_S
 from tests.server.conftest import chat
@@ -144,6 +145,23 @@ async def test_an_engine_that_does_not_answer_yet_is_not_taken_for_another(world
     face.routes.update(faces.LLAMACPP)
     await world.until(lambda: world.endpoint(face).slots == 4)
     assert world.target(face).engine.name == "llamacpp"
+
+
+async def test_a_question_that_got_no_answer_is_asked_again_but_not_for_ever(world: Faces) -> None:
+    """As vLLM's `/server_info` in development mode, which takes seconds when it is asked for the first time."""
+    path = next(path for path in faces.VLLM_DEV if path.startswith("/server_info"))
+    face = await world.face({**faces.VLLM_DEV, path: faces.doc({}, 503)})
+    other = await world.face({**faces.VLLM_DEV, path: faces.doc({}, 503)})
+    await world.behind(face, other)
+    await world.until(lambda: face.asked.count(path) == 2)
+    assert world.endpoint(face).slots != 24
+    face.routes[path] = faces.VLLM_DEV[path]
+    await world.until(lambda: world.endpoint(face).slots == 24)
+    await world.until(lambda: other.asked.count(path) == FACTS_TRIES_MAX)
+    probes = other.asked.count("/health")
+    await world.until(lambda: other.asked.count("/health") >= probes + 3)
+    assert other.asked.count(path) == FACTS_TRIES_MAX
+    assert world.endpoint(other).slots != 24
 
 
 async def test_what_is_set_is_neither_guessed_nor_overruled(world: Faces) -> None:
