@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
+from itertools import pairwise
 from random import Random
 
 import pytest
 
 from penstock.core.actions import Action, Dispatch
-from penstock.core.limit import SLOTS_MAX, SLOTS_MIN, AdaptiveSlots
+from penstock.core.endpoint import Endpoint
+from penstock.core.ledger import Ledger
+from penstock.core.limit import HOLD_S, HOLD_S_MAX, SIZE_KNOWN_S, SLOTS_MAX, SLOTS_MIN, AdaptiveSlots
 from penstock.core.observation import Observation
 from penstock.core.request import Usage
 from penstock.core.scheduler import Scheduler, SchedulerSettings
-from penstock.core.settings import EndpointSpec
-from tests.core.drive import request
+from penstock.core.settings import EndpointSpec, HealthSettings
+from tests.core.drive import lease, request
 from tests.core.shop import PATIENT
 
 
@@ -89,42 +93,135 @@ def test_an_engine_that_grew_or_shrank_is_found_anew() -> None:
     assert 22 <= engine.run(60)[-1] <= 27
 
 
+class Reader:
+    """Reads an engine once a second, and tells one limit."""
+
+    def __init__(self, slots: int) -> None:
+        self.limit = AdaptiveSlots(slots)
+        self.now = 0.0
+
+    def reads(self, running: float, waiting: float = 0.0, *, arrivals: float = 0.0, let: float = math.inf) -> int:
+        """The slots after a reading."""
+        self.now += 1.0
+        return self.limit.observed(
+            at_s=self.now, running=running, waiting=waiting, arrivals=arrivals, load=running + waiting, let=let
+        )
+
+
 def test_one_reading_of_a_long_queue_means_nothing() -> None:
-    limit = AdaptiveSlots(10)
-    assert limit.observed(waiting=9, load=10, waiting_max=1.0) == 10
-    assert limit.observed(waiting=0, load=5, waiting_max=1.0) == 10
-    assert limit.observed(waiting=9, load=10, waiting_max=1.0) == 10
-    assert limit.observed(waiting=9, load=10, waiting_max=1.0) == 9
+    reader = Reader(10)
+    assert reader.reads(8, 9) == 10
+    assert reader.reads(5) == 10
+    assert reader.reads(8, 9) == 10
+    assert reader.reads(8, 9) == 8
 
 
-def test_one_that_waits_is_no_reason_to_grow_and_none_to_shrink() -> None:
-    limit = AdaptiveSlots(10)
-    assert [limit.observed(waiting=1, load=10, waiting_max=1.0) for _ in range(5)] == [10] * 5
+def test_one_that_always_waits_is_one_too_many() -> None:
+    reader = Reader(10)
+    assert [reader.reads(9, 1) for _ in range(3)] == [10, 10, 9]
 
 
-def test_what_may_wait_is_allowed_to_wait() -> None:
-    """So many arrive in one engine step that a few always wait at its end."""
-    limit = AdaptiveSlots(100)
-    assert limit.observed(waiting=8, load=100, waiting_max=9.0) == 150
+def test_who_came_since_the_last_step_is_allowed_to_wait() -> None:
+    reader = Reader(100)
+    assert [reader.reads(80, 2, arrivals=2.0) for _ in range(50)] == [100] * 50
+    assert [reader.reads(96, 4, arrivals=2.0) for _ in range(3)] == [100, 100, 96]
 
 
 def test_it_grows_by_half_until_the_engine_was_seen_to_queue_and_then_by_one() -> None:
-    limit = AdaptiveSlots(16)
-    assert [limit.observed(waiting=0, load=limit.slots, waiting_max=1.0) for _ in range(3)] == [24, 36, 54]
-    for _ in range(2):
-        limit.observed(waiting=9, load=54, waiting_max=1.0)
-    assert [limit.observed(waiting=0, load=limit.slots, waiting_max=1.0) for _ in range(3)] == [49, 50, 51]
+    reader = Reader(16)
+    assert [reader.reads(reader.limit.slots) for _ in range(3)] == [24, 36, 54]
+    assert [reader.reads(40, 9) for _ in range(2)] == [54, 40]
+    reader.now += HOLD_S
+    assert [reader.reads(reader.limit.slots) for _ in range(4)] == [41, 43, 47, 55]
 
 
-def test_it_does_not_grow_while_slots_are_free() -> None:
-    assert AdaptiveSlots(100).observed(waiting=0, load=80, waiting_max=1.0) == 100
+def test_gauges_that_show_less_running_than_was_let_in_are_no_room() -> None:
+    """A burst of sixteen is on its way, or the gauges stand still: nothing waits, and yet there is no proof of room."""
+    reader = Reader(16)
+    assert [reader.reads(running) for running in (0, 1, 8, 14)] == [16] * 4
+    assert reader.reads(15) > 16, "one of them may be on its way"
+
+
+def test_there_are_never_more_slots_than_ran_and_a_step() -> None:
+    reader = Reader(16)
+    for running in range(1, 200):
+        before = reader.limit.slots
+        assert reader.reads(running, let=running) <= max(before, 1.5 * running + 1)
+
+
+def test_while_the_size_is_unknown_it_is_enough_that_all_who_were_let_in_run() -> None:
+    """A part of the slots is kept free, so that all are never seen running at once."""
+    assert Reader(16).reads(12, let=12) == 18
+    reader = Reader(16)
+    reader.reads(10, 4)
+    assert reader.reads(10, 4) == 10
+    reader.now += 60.0
+    assert reader.reads(8, let=8) == 10, "its size is known now, and not all of it was seen running"
+    reader.now += SIZE_KNOWN_S
+    assert reader.reads(8, let=8) == 11, "that was long ago"
+
+
+def test_who_tried_in_vain_waits_longer_each_time() -> None:
+    reader, tries = Reader(20), []
+    for _ in range(600):
+        slots = reader.limit.slots
+        if reader.reads(min(slots, 10), max(0, slots - 10)) > slots:
+            tries.append(reader.now)
+    pauses = [after - before for before, after in pairwise(tries)]
+    assert pauses[:4] == sorted(pauses[:4])
+    assert pauses[0] < 15.0
+    assert max(pauses) <= HOLD_S_MAX + 10.0
+    assert len(tries) <= 15
+
+
+def test_what_others_send_there_takes_no_slots_away() -> None:
+    """A flood that does not pass through us fills the engine's queue: what it runs stays what it is."""
+    reader = Reader(64)
+    assert {reader.reads(64, 200) for _ in range(100)} == {64}
+    assert Reader(16).reads(64) == 24
+    seen = Reader(16)
+    seen.reads(64, 9)
+    assert seen.reads(64, 9) == 64, "so many run, whoever sent them"
+
+
+def test_what_waits_for_prompts_to_be_computed_says_nothing_of_slots() -> None:
+    endpoint = Endpoint(
+        EndpointSpec("e", 16, frozenset("m"), adaptive_slots=True), index=0, health=HealthSettings(), stale_after_s=9.0
+    )
+    for number in range(4):
+        endpoint.ledger.add(lease(number, prompt=3000))
+    for number in range(1, 20):
+        endpoint.observed(Observation(float(number), 1, 3, progress=float(number)), float(number))
+    assert endpoint.slots == 16
+    for number in range(3):
+        endpoint.ledger.first_token(endpoint.ledger.leases[number], 20.0)
+    for number in range(21, 31):
+        endpoint.observed(Observation(float(number), 1, 3, progress=float(number)), float(number))
+    assert endpoint.slots < 16, "one prompt is left, and three wait"
+
+
+def test_slots_that_are_only_a_try_are_filled_a_few_at_a_time() -> None:
+    """All of ten run, so fifteen may be sent: what is beyond ten may wait in there until its first token came."""
+    ledger = Ledger(slots=10, stale_after_s=1e9)
+    for number in range(10):
+        ledger.add(lease(number))
+        ledger.first_token(ledger.leases[number], 0.5)
+    ledger.observe(Observation(1.0, 10, 0, progress=1.0))
+    ledger.resized(15, shown=10)
+    for number in (10, 11):
+        ledger.add(lease(number, at=2.0))
+    assert ledger.engine_queue(15, 2.0) == 2
+    ledger.first_token(ledger.leases[10], 2.1)
+    assert ledger.engine_queue(15, 2.1) == 1
+    ledger.resized(15)
+    assert ledger.engine_queue(15, 2.1) == 0
 
 
 def test_gauges_that_never_queue_and_gauges_that_always_do_meet_a_bound() -> None:
-    limit = AdaptiveSlots(16)
+    reader = Reader(16)
     for _ in range(100):
-        limit.observed(waiting=0, load=1e9, waiting_max=1.0)
-    assert limit.slots == SLOTS_MAX
+        reader.reads(1e9)
+    assert reader.limit.slots == SLOTS_MAX
     for _ in range(500):
-        limit.observed(waiting=1e9, load=1e9, waiting_max=1.0)
-    assert limit.slots == SLOTS_MIN
+        reader.reads(0, 1e9)
+    assert reader.limit.slots == SLOTS_MIN

@@ -12,7 +12,6 @@ from penstock.core.overload import (
     FIRST_TOKEN_S,
     MODELS_MAX,
     RETRY_AFTER_UNKNOWN_S,
-    DrainRate,
     Forecast,
     retry_after_s,
 )
@@ -21,30 +20,6 @@ from penstock.core.scheduler import SchedulerSettings
 from penstock.core.settings import BandSettings, QueueBounds
 from tests.core.drive import ends, request, scheduler, sent, the_lease
 from tests.core.shop import PATIENT, Customer, Job, Shop
-
-
-def test_a_steady_rate_is_found() -> None:
-    rate = DrainRate()
-    for at in range(600):
-        rate.dispatched(at / 10, 5.0)
-    assert rate.per_s(60.0) == pytest.approx(50.0, rel=0.1)
-    assert rate.elapsed_s(60.0) == 60.0
-
-
-def test_the_rate_is_unknown_before_the_first_dispatch_and_long_after_the_last() -> None:
-    rate = DrainRate()
-    assert rate.per_s(0.0) is None
-    assert rate.elapsed_s(5.0) == 0.0
-    rate.dispatched(0.0)
-    assert rate.per_s(0.5) is not None
-    assert rate.per_s(1000.0) is None
-
-
-def test_many_dispatches_in_one_moment_are_no_infinite_rate() -> None:
-    rate = DrainRate()
-    for _ in range(100):
-        rate.dispatched(7.0)
-    assert 0.0 < (rate.per_s(7.0) or 0.0) <= 110.0
 
 
 def test_retry_after_is_spread_and_bounded() -> None:

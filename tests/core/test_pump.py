@@ -271,6 +271,18 @@ def test_a_light_request_that_does_not_fit_hides_no_light_one_behind_it() -> Non
     assert sent(made.arrived(request("other", tenant="also light"), now=1.0)) == [("other", "a")]
 
 
+def test_a_light_request_that_was_sent_at_once_finds_a_kept_slot_when_it_comes_back() -> None:
+    """It went past the queue, so it was not noted as light; and its flow has got so much since that it is not next."""
+    made = scheduler(structs.replace(RESERVED, attempts_max=9), a=17)
+    long = the_lease(made.arrived(request("long", tenant="light"), now=0.0))
+    crowded(made, slots=16)
+    made.finished(long, Usage(1, 100_000), now=1.0)
+    (light,) = (lease for lease, entry in made._leases.items() if entry.request.id == "l")
+    assert requeued(made.failed(light, Failure.RESET, now=1.0)) == ["l"]
+    assert made._queues.bands[0].tree.head(["m"]).request.tenant == "heavy"  # type: ignore[union-attr]
+    assert sent(until(made, 3.0))[:1] == [("l", "a")]
+
+
 def test_slots_are_not_kept_where_all_stand_in_one_line() -> None:
     made = scheduler(structs.replace(RESERVED, fairness="fcfs"), a=8)
     assert all(made.arrived(request(str(at)), now=0.0) for at in range(8))

@@ -18,7 +18,7 @@ def test_isolation_from_long_answers_costs_no_throughput() -> None:
 
 
 def test_isolation_holds_where_nobody_told_the_engines_size() -> None:
-    held("flood", 100.0, "light p99 TTFT / alone: slots unknown", at_most=2.6)
+    kept("flood", 100.0, "light p99 TTFT / alone: slots unknown")
 
 
 def test_a_flood_of_long_prompts_slows_the_light_tenants_by_one_prompt() -> None:

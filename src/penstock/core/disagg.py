@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.core.endpoint import Endpoint
+from penstock.core.endpoint import Endpoint, least_loaded
 from penstock.core.flow import Entry
 from penstock.core.lease import Lease
 from penstock.core.pool import Pool
@@ -29,7 +29,7 @@ class Pending:
     def reserve(self, entry: Entry, partners: Sequence[Endpoint], serial: int, now: float) -> Lease:
         """Take the decode half, at the least loaded of the partners: the policy chose by the prompt, not by this."""
         assert entry.seq not in self.leases
-        chosen = min(partners, key=lambda e: (e.ledger.load(now) / max(1, e.slots), e.last_lease, e.index))
+        chosen = least_loaded(partners, now)
         lease = Lease(
             serial,
             endpoint=chosen.name,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 from penstock.core.health import Health
 from penstock.core.ledger import Ledger
-from penstock.core.limit import ARRIVALS_MAX, ENGINE_WAITING_MAX, AdaptiveSlots
+from penstock.core.limit import AdaptiveSlots
 from penstock.core.observation import Observation
 from penstock.core.roles import bootstrap_port_of, role_of
 from penstock.core.settings import EndpointSpec, HealthSettings
 
+ARRIVALS_MAX = 2.0  # requests expected to come during one engine step; more is not told apart from a queue
 NEAR_LIMIT = 0.75  # of its slots or memory in use; below, what waits does not wait for what a reading tells
 
 
@@ -84,8 +86,11 @@ class Endpoint:
         queues = base is not None and base.waiting > 0
         return queues or max(ledger.load(now), 1.0) >= self.slots * NEAR_LIMIT or kv_usage >= NEAR_LIMIT
 
-    def observed(self, reading: Observation, now: float) -> bool:
-        """Take in a reading. Returns True when the slots changed with it."""
+    def observed(self, reading: Observation, now: float, *, wanted: bool = False) -> bool:
+        """Take in a reading. Returns True when the slots changed with it.
+
+        `wanted`: requests wait that would be sent here if it had more slots.
+        """
         before, ledger = self.ledger.base, self.ledger
         if ledger.observe(reading):
             self.health.returned(now)
@@ -93,15 +98,21 @@ class Endpoint:
             return False
         sent = self.dispatches_total - self._dispatches_before
         self._dispatches_before = self.dispatches_total
+        if reading.waiting > 0 and ledger.computes_prompts(reading.waiting):
+            return False  # what waits may wait for that, and says nothing of slots
+        slots = self.adaptive.slots = self.slots
         per_step = sent / (reading.asked_s - before.asked_s) * ledger.time_per_output_token_s(now)
-        slots = self.slots
-        self.adaptive.slots = slots
-        self.slots = self.adaptive.observed(
+        found = self.adaptive.observed(
+            at_s=reading.asked_s,
+            running=reading.running,
             waiting=reading.waiting,
+            arrivals=min(per_step, ARRIVALS_MAX),
             load=ledger.load(now),
-            waiting_max=ENGINE_WAITING_MAX + min(2.0 * per_step, ARRIVALS_MAX),
+            let=ledger.own_at_reading if wanted else slots,
         )
-        return self.slots != slots
+        if found != slots:
+            ledger.resized(found, shown=max(slots, int(reading.running)))
+        return found != slots
 
     def serves(self, model: str) -> bool:
         """Whether requests for the model may go here."""
@@ -114,3 +125,13 @@ class Endpoint:
         if not (self.tells_models and other.tells_models):
             return True
         return self is other or not (self.models or frozenset()).isdisjoint(other.models or ())
+
+
+def least_loaded(endpoints: Sequence[Endpoint], now: float) -> Endpoint:
+    """The one with the least load for its size; among equals the one whose last request is the longest ago."""
+
+    def rank(endpoint: Endpoint) -> tuple[float, int, int]:
+        ledger = endpoint.ledger
+        return ledger.load(now) / (ledger.slots or 1), endpoint.last_lease, endpoint.index
+
+    return min(endpoints, key=rank) if len(endpoints) > 1 else endpoints[0]

@@ -22,7 +22,7 @@ from penstock.core.outcome import Reason
 from penstock.core.request import Usage
 from penstock.core.routing.router import Router
 from penstock.core.settings import AdmissionSettings
-from penstock.core.shares import Meter, ModelMeter, Shares, waited_s
+from penstock.core.shares import Meter, ModelMeter, Shares
 from penstock.core.waits import Stay, Stayed, Waits
 
 KEPT = 1_000  # requests that ended
@@ -326,7 +326,7 @@ class Recorder:
             came_s_ago=now - start_s,
             prompt_tokens=usage.prompt_tokens if usage is not None else entry.estimate.prompt_tokens,
             output_tokens=usage.completion_tokens if usage is not None else entry.estimate.output_tokens,
-            waited_s=waited_s(entry, now) if waiting else entry.waited_s,
+            waited_s=now - entry.waits_since_s if waiting else entry.waited_s,
             waits=[Waited(c, s) for c, s in sorted(seconds.items(), key=lambda item: -item[1])],
             waits_for=self._waits.present(trail.stay, now) if trail.stay is not None else None,
             closed=dict(closed),

@@ -134,6 +134,11 @@ class Entry:
         return max(1, tokens - self.located.tokens(endpoint)) if self.located is not NOWHERE else tokens
 
     @property
+    def waits_since_s(self) -> float:
+        """When it began to wait, had it waited all its time in one go."""
+        return self.queued_since_s - self.waited_s
+
+    @property
     def estimated_tokens(self) -> int:
         return self.estimate.prompt_tokens + self.estimate.output_tokens
 

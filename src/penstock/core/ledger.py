@@ -46,6 +46,7 @@ class Ledger:
 
     def __init__(self, *, stale_after_s: float, slots: int, epoch: int = 0) -> None:
         self.slots = slots
+        self._slots_shown = slots
         self.epoch = epoch
         self.leases: dict[int, Lease] = {}  # of this epoch, in dispatch order
         self.reserved = 0  # leases before their first token
@@ -221,6 +222,10 @@ class Ledger:
         if following < first.prompt_tokens:
             self.prefill_due_s = min(self.prefill_due_s, self._begun_s(first) + following / self.prefill_rate)
 
+    def computes_prompts(self, waiting: float) -> bool:
+        """Whether so many may wait there not for a slot but for others' prompts, which take more than one step."""
+        return self.outstanding_prefill_tokens > PREFILL_STEP_TOKENS and len(self.prefilling) > waiting
+
     @property
     def rate_known(self) -> bool:
         """Whether its prefill speed was seen often enough to go by."""
@@ -370,6 +375,11 @@ class Ledger:
         """When the engine last showed that it works, by an answer or by its gauges."""
         return max(self.life_s, self._moved_s)
 
+    @property
+    def own_at_reading(self) -> int:
+        """Own requests that had been sent there when the last reading that moved was asked for."""
+        return len(self.leases) - self.pending - self._net
+
     def stuck(self, now: float) -> bool:
         """Whether it does not move although it should: streams under way, its gauges answer, nothing changes in either.
 
@@ -387,9 +397,14 @@ class Ledger:
         self.stale_after_s = stale_after_s
         self._load_until_s = self._sure_until_s = -math.inf
 
-    def resized(self, slots: int) -> None:
-        """The endpoint takes more, or fewer, requests at a time from now on."""
+    def resized(self, slots: int, *, shown: int | None = None) -> None:
+        """The endpoint takes more, or fewer, requests at a time from now on.
+
+        `shown`: it was not yet shown to run more than these at once, so what is sent beyond counts as waiting in its
+        queue until it is seen: slots that are only a try are filled a few at a time.
+        """
         self.slots = slots
+        self._slots_shown = slots if shown is None else min(shown, slots)
         self._load_until_s = -math.inf
 
     def foreign(self, now: float) -> float:
@@ -426,6 +441,7 @@ class Ledger:
             # It queues, so it ran all it could then, whatever we believed of its size. More began than ended since:
             # it can run so many more (or `waiting` had only counted what came in since its last step).
             return max(0.0, base.waiting + self._net - self._entered_max)
+        slots = min(slots, self._slots_shown)
         unseen = len(self.unseen)
         if not unseen:
             return 0.0

@@ -1,55 +1,97 @@
-"""How many requests an endpoint is sent at a time, where nobody says: found by trying (DESIGN §4.6).
+"""How many requests an endpoint is sent at a time, where nobody says: found by trying (DESIGN §4.6, decision 0020).
 
 Additive increase, multiplicative decrease on what the engine's queue shows (D. Chiu, R. Jain 1989; as TCP does with
-loss). While all slots are in use and the engine queues nothing worth mentioning, there may be room for more: grow.
-When it queues more than that on two readings between which its counters moved, there is not: shrink. One reading is not
-enough, for `waiting` also counts what arrived since the last engine step; and what arrives in a step is expected to be
-there at its end, so it is allowed for. What is worth mentioning is more than one: admission itself keeps the engine's
-queue below `max_engine_waiting`, so a larger threshold would never be reached and the slots would stay too many (with
-the largest `max_engine_waiting` as the threshold, light tenants' p99 was seen at three times that alone; see decision
-0006).
+loss). Two things show an engine's size: what it is seen to run, it can run; and what waits in it for longer than a step
+of its own, it can't. So:
 
-Until the engine was first seen to queue, growth is by half, so that an engine of 256 is found in a few readings; after
-that by one. Latency gradients (Vegas, Gradient2) were not taken: an LLM's time to first token varies with the prompt
-far more than with the load, and they were measured to throttle to a quarter of the slots.
+- *Growth needs proof*: a reading without a queue that shows as many running as there are slots. A gauge that stands
+  still, or was read before a burst had reached the engine, shows fewer, whatever it says of the queue. So there is
+  never more than one step beyond what ran. A step is half of what there is until the engine was first seen to queue
+  (an engine of 256 is found in a few readings), then one, and twice the last where that was not too much. Until then it
+  is enough that all who were let in run: where a part of the slots is kept free, all of them never do.
+- *Shrinking needs a queue that stays.* `waiting` also counts who came since the engine's last step. So many are
+  expected; what is beyond is added up from reading to reading (the cumulative sum test of E. S. Page, 1954). A long
+  queue is believed at the second reading, one request at the third or fourth. Never fewer than were seen running
+  meanwhile: a queue of others' requests must not take our slots away.
+- *Who tried in vain waits*, twice as long each time: each try puts a request into the engine's queue for as long as it
+  takes to see it there, and others wait behind it.
+
+Latency gradients (Vegas, Gradient2) were not taken: an LLM's time to first token varies with the prompt far more than
+with the load, and they were measured to throttle to a quarter of the slots.
 """
 
 from __future__ import annotations
 
 SLOTS_MIN = 2
 SLOTS_MAX = 4096  # no engine runs more; a bound for gauges that always say zero
-SHRINK = 0.9
-GROW_FAST = 0.5
-ENGINE_WAITING_MAX = 1.0  # requests in the engine's queue that mean nothing yet
-ARRIVALS_MAX = 2.0  # allowed for what came during a step; a queue of more than both together is one
-FULL_SHARE = 0.9  # of the slots in use (or kept in reserve) counts as all in use
+SHRINK = 0.75  # at most by a quarter at a time: gauges late by a step or two may show less running than runs
+STEP_SHARE = 0.5
+FULL_SHARE = 0.9  # of those let in, where the size is unknown: some are always on their way
+ON_THE_WAY_MAX = 2.0  # of the slots, where it is known
+EXCESS_MIN = 0.5  # half-way between none and one that waits
+EXCESS_PER_READING_MAX = 0.75  # no single reading shows that a queue stays
+EXCESS_MAX = 1.0
+HOLD_S = 5.0  # before the next try: some readings
+HOLD_S_MAX = 60.0
+SIZE_KNOWN_S = 300.0  # since it last queued: engines are replaced by larger ones, and memory frees
 
 
 class AdaptiveSlots:
     """The limit of one endpoint. Fed with each reading that moved; answers with the slots to use."""
 
-    __slots__ = ("_crowded", "_queued_before", "slots")
+    __slots__ = ("_excess", "_hold_s", "_hold_until_s", "_known_until_s", "_ran", "_step", "_tries", "slots")
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        self._crowded = 0  # readings in a row with too long an engine queue
-        self._queued_before = False  # the engine was seen to queue: its size is near
+        self._step = self._step_max()
+        self._excess = 0.0  # requests in the engine's queue beyond those expected, over the last readings
+        self._ran = 0.0  # the most that was seen running while these waited
+        self._hold_s = HOLD_S
+        self._hold_until_s = 0.0
+        self._tries = False  # it grew since it last shrank
+        self._known_until_s = 0.0
 
-    def observed(self, *, waiting: float, load: float, waiting_max: float) -> int:
-        """A reading that moved. `waiting` is the engine's queue, `load` all that is on it, ours and others'.
+    def observed(self, *, at_s: float, running: float, waiting: float, arrivals: float, load: float, let: float) -> int:
+        """A reading that moved, asked for at `at_s`. It shows so many running and waiting, ours and others'.
 
-        `waiting_max` is what may wait there without meaning anything.
+        `arrivals` is how many are expected to wait only because they came since the engine's last step, `load` all that
+        is believed to be on it now, and `let` how many were let to it, where more wait for slots: fewer than there are
+        slots where some are kept free.
         """
-        if waiting > waiting_max:
-            self._crowded += 1
-            if self._crowded >= 2:
-                self._crowded = 0
-                self._queued_before = True
-                self.slots = max(SLOTS_MIN, int(min(self.slots, load) * SHRINK))
-            return self.slots
-        self._crowded = 0
-        queues = waiting > waiting_max - ENGINE_WAITING_MAX  # one that waits is no reason to shrink, nor to grow
-        if not queues and load >= self.slots * FULL_SHARE:
-            step = 1 if self._queued_before else max(1, int(self.slots * GROW_FAST))
-            self.slots = min(SLOTS_MAX, self.slots + step)
+        excess = waiting - arrivals - EXCESS_MIN * (1.0 + arrivals)
+        self._excess = max(0.0, self._excess + min(excess, EXCESS_PER_READING_MAX))
+        if self._excess > 0.0:
+            self._ran = max(self._ran, running)
+            if self._excess > EXCESS_MAX:
+                self._shrink(at_s, load)
+        else:
+            self._ran = 0.0
+            if at_s >= self._hold_until_s and running >= self._full(at_s, let, arrivals):
+                self._grow(running)
         return self.slots
+
+    def _full(self, at_s: float, let: float, arrivals: float) -> float:
+        """How many have to be seen running before there may be more."""
+        if at_s < self._known_until_s:
+            return self.slots - min(2.0 * arrivals, ON_THE_WAY_MAX)
+        return FULL_SHARE * min(let, self.slots)
+
+    def _shrink(self, at_s: float, load: float) -> None:
+        self.slots = min(max(SLOTS_MIN, int(self._ran), int(min(self.slots, load) * SHRINK)), SLOTS_MAX)
+        self._excess, self._ran, self._step = 0.0, 0.0, 1
+        self._known_until_s = at_s + SIZE_KNOWN_S
+        self._hold_until_s = at_s + self._hold_s
+        if self._tries:
+            self._hold_s = min(2.0 * self._hold_s, HOLD_S_MAX)
+        self._tries = False
+
+    def _grow(self, running: float) -> None:
+        if self._step > 1:  # the last step was not too much
+            self._hold_s = HOLD_S
+        seen = max(int(running * (1.0 + STEP_SHARE)), int(running) + 1)
+        self.slots = min(self.slots + self._step, max(self.slots, seen), SLOTS_MAX)
+        self._step = min(2 * self._step, self._step_max())
+        self._tries = True
+
+    def _step_max(self) -> int:
+        return max(1, int(self.slots * STEP_SHARE))

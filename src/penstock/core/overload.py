@@ -10,13 +10,12 @@ say it.
 
 from __future__ import annotations
 
-import math
-
 from penstock.core.band import Band
 from penstock.core.flow import Entry
 from penstock.core.quantile import RecentQuantile
+from penstock.core.rate import Rate
 
-RATE_WINDOW_S = 10.0  # some tens of requests on a small pool; median error 3-10 % in measurements with 10 s
+RATE_MIN = 1e-3  # of work per second; below, nothing was sent for minutes
 RATE_TRUSTED_S = 3.0  # of queueing; less holds too few dispatches
 LEARNING_RATE = 0.05  # of what a lease is like
 FIRST_TOKEN_S = 0.5  # dispatch to first token, until measured
@@ -26,52 +25,13 @@ RETRY_AFTER_S_MIN = 1.0
 RETRY_AFTER_S_MAX = 60.0  # SDKs ignore longer ones
 
 
-class DrainRate:
-    """Work per second, forgetting exponentially."""
-
-    __slots__ = ("_at", "_count", "_since")
-
-    def __init__(self) -> None:
-        self._count = 0.0
-        self._at = 0.0
-        self._since: float | None = None
-
-    def dispatched(self, now: float, work: float = 1.0) -> None:
-        if self._since is None:
-            self._since = self._at = now
-        self._count = self._decayed(now) + work
-        self._at = now
-
-    @property
-    def measured(self) -> bool:
-        """Whether anything was noted yet."""
-        return self._since is not None
-
-    def elapsed_s(self, now: float) -> float:
-        """For how long it has been measured."""
-        return now - self._since if self._since is not None else 0.0
-
-    def per_s(self, now: float) -> float | None:
-        """The rate, None as long as it is unknown."""
-        if self._since is None:
-            return None
-        # Over a window that has only just begun, the count is compared with what has elapsed of it.
-        elapsed_s = max(now - self._since, 1.0)
-        window_s = RATE_WINDOW_S * -math.expm1(-elapsed_s / RATE_WINDOW_S)
-        rate = self._decayed(now) / window_s
-        return rate if rate > 1e-3 else None
-
-    def _decayed(self, now: float) -> float:
-        return self._count * math.exp((self._at - now) / RATE_WINDOW_S)
-
-
 class _Model:
     """What was learned of one model's endpoints."""
 
     __slots__ = ("drain", "first_token_s", "lease_s", "work")
 
     def __init__(self) -> None:
-        self.drain = DrainRate()
+        self.drain = Rate()
         self.first_token_s = RecentQuantile(0.95, FIRST_TOKEN_S)
         self.lease_s: float | None = None
         self.work = 0.0  # per lease
@@ -88,14 +48,14 @@ class Forecast:
         learned = self._of(model)
         if not queued:
             if learned.drain.measured:
-                learned.drain = DrainRate()
+                learned.drain = Rate()
         else:
-            learned.drain.dispatched(now, work)
+            learned.drain.note(now, work)
 
     def resumed(self, model: str | None) -> None:
         """Sending goes on after a pause, for a model or for all: what was measured meanwhile says nothing."""
         for learned in self._models.values() if model is None else filter(None, [self._models.get(model)]):
-            learned.drain = DrainRate()
+            learned.drain = Rate()
 
     def first_token(self, model: str, after_s: float) -> None:
         """A first token came that long after the dispatch."""
@@ -129,11 +89,11 @@ class Forecast:
         if learned is None:
             return None
         drain = learned.drain.per_s(now)
-        if drain is not None and learned.drain.elapsed_s(now) >= RATE_TRUSTED_S:
+        if drain > RATE_MIN and learned.drain.elapsed_s(now) >= RATE_TRUSTED_S:
             return drain
         if learned.lease_s is not None and learned.lease_s > 0 and learned.work > 0 and slots > 0:
             return slots * learned.work / learned.lease_s
-        return drain
+        return drain if drain > RATE_MIN else None
 
     def _of(self, model: str) -> _Model:
         learned = self._models.get(model)

@@ -135,6 +135,13 @@ class Pump:
         node.demand_s = now
         self._reserve.weight_seen(node.parent.active_weight + (0.0 if node.active else node.weight), now)
 
+    def wants_slots(self, endpoint: Endpoint) -> bool:
+        """Whether the highest that wait for what it serves wait for slots: all are taken, or what is free is kept."""
+        for band in self._queues.bands:
+            if any(endpoint.serves(model) for model in band.tree.root.backlog):
+                return endpoint in band.open or band.closed.get(endpoint) is Cause.SLOTS_FULL
+        return False
+
     def alone(self, entry: Entry, now: float) -> list[Endpoint]:
         """Where a newcomer may go while nobody else waits; empty: nowhere, or it takes the queue to tell.
 
@@ -165,6 +172,12 @@ class Pump:
             crowded = any(model in band.tree.root.backlog for band in self._queues.bands)
             if crowded and node.waiting <= LIGHT_WAITING_MAX:
                 self._reserve.arrived(model, now)
+
+    def returned(self, entry: Entry, now: float) -> None:
+        """It is about to join its flow again: slots are kept for it as for a newcomer, but it came only once."""
+        node, model = _top(entry.node_of()), entry.request.model
+        if node.parent is not None and self._under_share(node, model, now):
+            self._queues.bands[entry.request.band].note_light(node, model)
 
     def may_go(self, entry: Entry, now: float) -> bool:
         """Whether a newcomer changes what can be sent: nobody else could be a moment ago, and it opens no way for them.

@@ -15,9 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-RATE_WINDOW_S = 10.0
+from penstock.core.rate import WINDOW_S, Rate
+
 DEVIATIONS = 3.0  # of a Poisson stream: few arrivals in a hundred may miss, and small means have long tails
-RATE_SEEN_S_MIN = 2.0  # a rate over less would take one burst for a habit
 LIGHT_MIN = 0.5  # of a request within the window: less is none
 FREES_MAX = 8  # slots about to free that are looked ahead to
 WEIGHT_KEPT_S = 30.0
@@ -26,33 +26,9 @@ SHARE_MAX = 0.25
 MODELS_MAX = 1_000  # whose rates are remembered: an endpoint that serves any name lets callers choose them
 
 
-class Rate:
-    """Events per second with exponential forgetting, fair from its first seconds on."""
-
-    __slots__ = ("_at", "_count", "_since")
-
-    def __init__(self) -> None:
-        self._count = 0.0
-        self._at = 0.0
-        self._since: float | None = None
-
-    def note(self, now: float) -> None:
-        if self._since is None:
-            self._since = self._at = now
-        self._count = self._count * math.exp((self._at - now) / RATE_WINDOW_S) + 1.0
-        self._at = now
-
-    def per_s(self, now: float) -> float:
-        if self._since is None:
-            return 0.0
-        seen_s = max(now - self._since, RATE_SEEN_S_MIN)
-        window_s = -math.expm1(-seen_s / RATE_WINDOW_S) * RATE_WINDOW_S
-        return self._count * math.exp((self._at - now) / RATE_WINDOW_S) / window_s
-
-
 def slots_reserved(arrivals_per_s: float, frees_s: Sequence[float], slots: int) -> int:
     """Slots to keep free out of `slots`. `frees_s`: in how many seconds the next slots will free, in order."""
-    if arrivals_per_s * RATE_WINDOW_S < LIGHT_MIN:
+    if arrivals_per_s * WINDOW_S < LIGHT_MIN:
         return 0
     wanted = 0.0
     for freed_before, after_s in enumerate(frees_s):
@@ -94,7 +70,7 @@ class Reserve:
         if self.share is not None:
             return False
         arrivals = self._arrivals.get(model)
-        return arrivals is not None and arrivals.per_s(now) * RATE_WINDOW_S >= LIGHT_MIN
+        return arrivals is not None and arrivals.per_s(now) * WINDOW_S >= LIGHT_MIN
 
     def freed_per_s(self, model: str, now: float) -> float:
         """Slots that freed per second, of late."""

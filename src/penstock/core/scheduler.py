@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from random import Random
 
+from penstock.core.endpoint import least_loaded
 from penstock.core.explanation import Explanation
 from penstock.core.flow import Entry
 from penstock.core.lifecycle import State
@@ -57,7 +58,7 @@ class Scheduler(Operators):
         usable = self._pool.usable(Request(id="", model=model, band=0), now)
         if not usable:
             return None
-        return min(usable, key=lambda e: (e.ledger.load(now) / max(1, e.slots), e.index)).name
+        return least_loaded(usable, now).name
 
     def serving(self, model: str, *, now: float) -> list[str]:
         """Who could be sent a request for a model, by name."""
@@ -101,7 +102,7 @@ class Scheduler(Operators):
             entry.request.id: Place(
                 position,
                 self._estimated_wait_s(entry, now, ahead=ahead),
-                entry.waited_s + now - entry.queued_since_s,
+                now - entry.waits_since_s,
             )
             for entry, position, ahead in ranked(waiting, self._queues.bands)
         }

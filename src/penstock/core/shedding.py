@@ -27,7 +27,7 @@ def entered(band: BandSettings, entry: Entry, now: float) -> None:
 
 def leaves(band: BandSettings, entry: Entry, now: float) -> None:
     """A request is sent, and about to leave its flow's queue."""
-    if band.shed_target_s is not None and _waited_s(entry, now) <= band.shed_target_s:
+    if band.shed_target_s is not None and now - entry.waits_since_s <= band.shed_target_s:
         _leaf(entry).calm_s = now
 
 
@@ -35,7 +35,7 @@ def due_s(band: BandSettings, entry: Entry) -> float:
     """When a waiting request is to be shed, if no short wait is seen in its flow before."""
     if band.shed_target_s is None:
         return math.inf
-    allowed_s = entry.queued_since_s - entry.waited_s + TARGETS * band.shed_target_s
+    allowed_s = entry.waits_since_s + TARGETS * band.shed_target_s
     return max(allowed_s, _leaf(entry).calm_s + band.shed_interval_s)
 
 
@@ -44,10 +44,6 @@ def refuses(band: BandSettings, entry: Entry, wait_s: float | None, now: float) 
     if band.shed_target_s is None or wait_s is None or wait_s <= TARGETS * band.shed_target_s:
         return False
     return now >= _leaf(entry).calm_s + band.shed_interval_s
-
-
-def _waited_s(entry: Entry, now: float) -> float:
-    return entry.waited_s + now - entry.queued_since_s
 
 
 def _leaf(entry: Entry) -> Leaf:

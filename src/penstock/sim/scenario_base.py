@@ -30,6 +30,7 @@ ENGINE = replace(PROFILES["default"], step_jitter=0.05)
 CHAT = (Lognormal(1155, 4142), Lognormal(211, 601, 4000))
 LONG_ANSWERS = (Lognormal(300, 1500), Lognormal(600, 1500, 6000))
 LONG_PROMPTS = (Lognormal(6000, 16_000, 24_000), Lognormal(100, 300, 2000))
+KV_BLOCKS_PER_SLOT = 128  # of 16 tokens
 INTERACTIVE, STANDARD, BATCH = 0, 1, 2
 BANDS = (
     BandSettings("interactive", engine_waiting_max=3),
@@ -132,8 +133,8 @@ class Run:
 
 
 def engines(count: int = 2, *, slots: int = 64, tell: bool = True) -> tuple[EngineSpec, ...]:
-    """Equal engines; `tell` whether the scheduler knows their size."""
-    sized = replace(ENGINE, max_num_seqs=slots)
+    """Equal engines, with memory for what fills their slots; `tell` whether the scheduler knows their size."""
+    sized = replace(ENGINE, max_num_seqs=slots, kv_blocks=max(ENGINE.kv_blocks, KV_BLOCKS_PER_SLOT * slots))
     return tuple(EngineSpec(f"engine-{number}", sized, slots if tell else None) for number in range(count))
 
 

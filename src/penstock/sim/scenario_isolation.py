@@ -57,7 +57,6 @@ def _compare(
     watches: Mapping[str, Watch] | None = None,
 ) -> list[Run]:
     watches = watches or {}
-    watches = watches or {}
     streams = _streams(kind, slots=slots, light_share=light_share)
     alone = Variant("alone", engines=engines(slots=slots), without=frozenset({FLOOD}))
     through = Variant("pass-through", engines=engines(slots=slots), queue=False)
@@ -71,7 +70,7 @@ def _isolation(alone: Run, beside: Run) -> float:
     return ratio(beside.ttft_p99_s(is_light), alone.ttft_p99_s(is_light))
 
 
-def _measures(runs: list[Run], goals: dict[str, tuple[Goal | None, Goal | None]]) -> tuple[Measure, ...]:
+def _measures(runs: list[Run], goals: Mapping[str, tuple[Goal | None, Goal | None]]) -> tuple[Measure, ...]:
     alone, through, *others = runs
     measures = [Measure("light p99 TTFT / alone: pass-through", _isolation(alone, through))]
     for other in others:
@@ -107,7 +106,7 @@ def _flood(name: str, kind: Kind, setup: Setup, *others: Variant) -> Result:
     )
     goals: dict[str, tuple[Goal | None, Goal | None]] = {
         "penstock": (at_most(1.25), at_least(0.98)),
-        "slots unknown": (at_most(2.0), None),
+        "slots unknown": (at_most(2.0), at_least(0.98)),
     }
     half = len(watch.seen) // 2
     found = (
@@ -138,6 +137,37 @@ def flood_small(setup: Setup) -> Result:
     auto = Variant("reserve auto", engines=small)
     runs = _compare(setup, LONG_ANSWERS, slots=8, light_share=1 / 3, variants=(*fixed, auto))
     return _result("flood_small", setup, runs, _measures(runs, {"reserve auto": (at_most(2.5), at_least(0.93))}))
+
+
+SIZES = (4, 8, 64, 256)
+LAGS_S = (0.05, 1.0, 5.0)  # between readings
+
+
+def unknown_size(setup: Setup) -> Result:
+    """Nobody tells how many the engines run: is it found out, whatever it is, and however old the gauges are?"""
+    measures: list[Measure] = []
+    lines = []
+    for size in SIZES:
+        known = Variant(f"{size} slots, known", engines=engines(slots=size))
+        unknown = [
+            Variant(f"{size} slots, {lag_s:g} s", engines=engines(slots=size, tell=False), scrape_s=lag_s)
+            for lag_s in LAGS_S
+        ]
+        watches = {variant.name: SlotsWatch() for variant in unknown}
+        light_share = 0.2 if size >= 64 else 1 / 3
+        runs = _compare(
+            setup, LONG_ANSWERS, slots=size, light_share=light_share, variants=(known, *unknown), watches=watches
+        )
+        goals: dict[str, tuple[Goal | None, Goal | None]] = {}
+        if size == 64:
+            goals = {variant.name: (at_most(2.0), at_least(0.98)) for variant in unknown}
+        measures += _measures(runs, goals)
+        for name, watch in watches.items():
+            half = len(watch.seen) // 2
+            measures.append(Measure(f"slots found, p10 of the second half: {name}", percentile(watch.seen[half:], 0.1)))
+            measures.append(Measure(f"slots found, p90 of the second half: {name}", percentile(watch.seen[half:], 0.9)))
+        lines += [run.line("light", is_light) for run in runs]
+    return Result("unknown_size", setup.seed, setup.duration_s, tuple(measures), tuple(lines))
 
 
 STALE_LOAD = 0.85

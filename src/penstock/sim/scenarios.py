@@ -15,6 +15,7 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario(
             "flood_small", "engines of 8 slots: isolation against throughput", 600.0, scenario_isolation.flood_small
         ),
+        Scenario("unknown_size", "engines of 4 to 256 slots that nobody tells", 240.0, scenario_isolation.unknown_size),
         Scenario("returning_tenant", "a tenant comes back from idle", 381.0, scenario_shares.returning_tenant),
         Scenario("weights", "backlogged tenants with weights 1:2:4", 320.0, scenario_shares.weights),
         Scenario("users", "two users under one tenant", 140.0, scenario_shares.users),

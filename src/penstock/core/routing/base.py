@@ -79,14 +79,3 @@ class RoutingPolicy:
     def preferred(self, context: Context) -> Sequence[Endpoint]:  # noqa: ARG002
         """The endpoints worth waiting for, of those alive; empty where any will do. Changes nothing."""
         return ()
-
-
-def least_loaded(endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
-    """The one with the least load for its size; among equals the one whose last request is the longest ago."""
-    now = context.now
-
-    def rank(endpoint: Endpoint) -> tuple[float, int, int]:
-        ledger = endpoint.ledger
-        return ledger.load(now) / (ledger.slots or 1), endpoint.last_lease, endpoint.index
-
-    return min(endpoints, key=rank) if len(endpoints) > 1 else endpoints[0]

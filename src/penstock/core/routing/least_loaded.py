@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.core.endpoint import Endpoint
-from penstock.core.routing.base import Context, RoutingPolicy, least_loaded
+from penstock.core.endpoint import Endpoint, least_loaded
+from penstock.core.routing.base import Context, RoutingPolicy
 
 
 class LeastLoaded(RoutingPolicy):
@@ -19,4 +19,4 @@ class LeastLoaded(RoutingPolicy):
     scores_by = "load per slot"
 
     def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
-        return least_loaded(endpoints, context)
+        return least_loaded(endpoints, context.now)

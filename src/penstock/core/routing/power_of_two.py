@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from penstock.core.endpoint import Endpoint
-from penstock.core.routing.base import Context, RoutingPolicy, least_loaded
+from penstock.core.endpoint import Endpoint, least_loaded
+from penstock.core.routing.base import Context, RoutingPolicy
 
 
 class PowerOfTwo(RoutingPolicy):
@@ -22,7 +22,7 @@ class PowerOfTwo(RoutingPolicy):
 
     def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
         if len(endpoints) <= 2:
-            return least_loaded(endpoints, context)
+            return least_loaded(endpoints, context.now)
         first = int(self._draw() * len(endpoints))
         second = int(self._draw() * (len(endpoints) - 1))
-        return least_loaded((endpoints[first], endpoints[second + (second >= first)]), context)
+        return least_loaded((endpoints[first], endpoints[second + (second >= first)]), context.now)

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.core.endpoint import Endpoint
+from penstock.core.endpoint import Endpoint, least_loaded
 from penstock.core.ledger import PREFILL_TOKENS_PER_S
-from penstock.core.routing.base import Context, RoutingPolicy, least_loaded
+from penstock.core.routing.base import Context, RoutingPolicy
 
 AFFINITY_SHARE = 0.8  # of the longest match: near enough to be as good
 DECODE_WEIGHT = 0.2  # how much a second of slower decoding counts against a second of waiting for the first token
@@ -40,7 +40,7 @@ class PredictedTtft(RoutingPolicy):
         if context.matched:
             costs = self._near(costs, context) or costs
         least = min(costs.values())
-        return least_loaded([e for e, cost in costs.items() if cost <= least * (1.0 + PLAY) + PLAY_S], context)
+        return least_loaded([e for e, cost in costs.items() if cost <= least * (1.0 + PLAY) + PLAY_S], context.now)
 
     def score(self, endpoint: Endpoint, context: Context) -> float:  # noqa: ARG002
         return self._compared[endpoint]

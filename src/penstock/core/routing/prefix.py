@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.core.endpoint import Endpoint
-from penstock.core.routing.base import Context, RoutingPolicy, least_loaded
+from penstock.core.endpoint import Endpoint, least_loaded
+from penstock.core.routing.base import Context, RoutingPolicy
 
 
 class Prefix(RoutingPolicy):
@@ -23,11 +23,11 @@ class Prefix(RoutingPolicy):
         matched = context.matched
         most = max((matched.get(e.index, 0) for e in endpoints), default=0) if matched else 0
         if most:
-            return least_loaded([e for e in endpoints if matched.get(e.index, 0) == most], context)
+            return least_loaded([e for e in endpoints if matched.get(e.index, 0) == most], context.now)
         if context.home in endpoints:
             assert context.home is not None
             return context.home
-        return least_loaded(endpoints, context)
+        return least_loaded(endpoints, context.now)
 
     def score(self, endpoint: Endpoint, context: Context) -> float:
         return context.matched_tokens(endpoint)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from penstock.core.endpoint import Endpoint
-from penstock.core.routing.base import Context, RoutingPolicy, least_loaded
+from penstock.core.endpoint import Endpoint, least_loaded
+from penstock.core.routing.base import Context, RoutingPolicy
 
 LOAD_BOUND = 1.25  # times the average; less moves more new sessions away from the home their hash says
 _PRIME = (1 << 61) - 1
@@ -28,7 +28,7 @@ class Session(RoutingPolicy):
     def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
         session = context.request.session
         if session is None:
-            return least_loaded(endpoints, context)
+            return least_loaded(endpoints, context.now)
         if context.home in endpoints:
             assert context.home is not None
             return context.home

@@ -92,9 +92,10 @@ class Endpoints(Requests):
         """A reading of its gauges came, or (None) none could be had."""
         endpoint = self._pool[name]
         epoch = endpoint.ledger.epoch
-        if reading is not None and endpoint.observed(reading, now):
-            self._pool.changed()
         if reading is not None:
+            wanted = endpoint.adaptive is not None and self._pump.wants_slots(endpoint)
+            if endpoint.observed(reading, now, wanted=wanted):
+                self._pool.changed()
             self._router.read(endpoint, restarted=endpoint.ledger.epoch != epoch)
         return self._touched(endpoint, now)
 

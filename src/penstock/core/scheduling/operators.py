@@ -96,7 +96,7 @@ class Operators(Endpoints):
                 entry.cost = self._account.estimated_cost(entry)
                 entry.choosy |= self._affinity.may_hold
                 if settings.ordering != before.ordering:
-                    entry.key = (entry.request.priority, self._key(entry, entry.queued_since_s - entry.waited_s))
+                    entry.key = (entry.request.priority, self._key(entry, entry.waits_since_s))
         heirs = self._queues.rearrange(settings.bands, settings.bounds)
         for band in self._queues.bands if afresh else ():
             band.replant()

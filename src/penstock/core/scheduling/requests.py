@@ -271,6 +271,7 @@ class Requests(Waiting):
             actions.append(Evict(entry.request.id, reason, self._retry_after_s(entry, reason, now)))
         else:
             self._router.look(entry, now)
+            self._pump.returned(entry, now)
             self._enqueue(entry, now)
             self._arm(entry)
             self._grouping.waits(entry)

@@ -89,7 +89,7 @@ class Waiting(Sending):
         self._timers.set(entry.seq, min(times))
 
     def _may_wait_until_s(self, entry: Entry) -> float:
-        return entry.queued_since_s + entry.wait_s_max - entry.waited_s
+        return entry.waits_since_s + entry.wait_s_max
 
     def _shed_s(self, entry: Entry) -> float:
         return shedding.due_s(self._queues.bands[entry.request.band].settings, entry)
