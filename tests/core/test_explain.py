@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from penstock.core.outcome import Reason
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
 from penstock.core.scheduler import Scheduler, SchedulerSettings
-from penstock.core.settings import AdmissionSettings, BandSettings, EndpointSpec, Limits
+from penstock.core.settings import AdmissionSettings, BandSettings, EndpointSpec, Limits, RoutingSettings
 from penstock.core.shares import SHOWN_MAX
 from penstock.sim.checkers import CheckedScheduler
 from tests.core.drive import request, scheduler, the_lease
@@ -71,7 +72,7 @@ def test_what_only_one_tenant_waits_for_is_not_what_others_wait_for() -> None:
     assert causes(made, "c2", 3.0) == {"tenant_cap": 3.0}
     assert causes(made, "o2", 3.0) == {"slots_full": 2.0}
     made.finished(first, now=3.0)
-    assert explained(made, "c2", 3.0).state == State.RUNNING or explained(made, "o2", 3.0).state == State.RUNNING
+    assert [explained(made, name, 3.0).state for name in ("c2", "o2")] == [State.RUNNING, State.WAITING]
 
 
 def test_a_model_that_nobody_told_of_yet_is_warming_and_one_without_an_engine_has_none() -> None:
@@ -324,6 +325,39 @@ def test_a_dispatch_keeps_what_the_policy_compared(
     assert sent is not None
     assert (sent.endpoint, sent.scored_by) == ("b", by)
     assert [(one.endpoint, one.score) for one in sent.candidates] == [("b", free), ("a", loaded)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "router", "by", "scores"),
+    [
+        ("prefix", RoutingSettings(), "tokens held", [("a", 384), ("b", 0)]),
+        ("load_balanced_kv", RoutingSettings(imbalance_threshold=2.0), "tokens held", [("a", 384), ("b", 0)]),
+        ("load_balanced_kv", RoutingSettings(imbalance_threshold=1.0), "load per slot", [("b", 0.0), ("a", 0.25)]),
+    ],
+)
+def test_what_is_told_is_what_decided_and_not_what_the_policy_goes_by_otherwise(
+    policy: str, router: RoutingSettings, by: str, scores: list[tuple[str, float]]
+) -> None:
+    made = scheduler(SchedulerSettings(routing=policy, router=router), a=4, b=4)
+    held: dict[str, Any] = {"body_bytes": 3 * 512, "prefix": (1, 2, 3), "streamed": True}
+    first = the_lease(made.arrived(request("first", **held), now=0.0))
+    made.first_token(first, now=0.5)
+    the_lease(made.arrived(request("r", **held), now=1.0))
+    sent = explained(made, "r", 1.0).sent
+    assert sent is not None
+    assert sent.scored_by == by
+    assert [(one.endpoint, one.score) for one in sent.candidates] == scores
+
+
+def test_where_no_prefix_and_no_home_is_known_it_was_load_that_decided_and_at_home_no_numbers() -> None:
+    made = scheduler(SchedulerSettings(routing="prefix"), a=4, b=4)
+    the_lease(made.arrived(request("first", session="s"), now=0.0))
+    the_lease(made.arrived(request("second", session="s"), now=1.0))
+    first, second = (explained(made, name, 2.0).sent for name in ("first", "second"))
+    assert first is not None
+    assert second is not None
+    assert (first.endpoint, first.scored_by) == ("a", "load per slot")
+    assert (second.endpoint, second.scored_by) == ("a", None)
 
 
 def test_predicted_costs_are_seconds() -> None:

@@ -66,6 +66,20 @@ def test_each_endpoint_keeps_what_it_used_lately_within_its_bound() -> None:
     assert len(index) <= 350
 
 
+def test_how_much_came_since_a_key_was_used_is_known_by_generations() -> None:
+    index = PrefixIndex(300)
+    index.store(0, range(80))
+    assert index.since(0, 0) == index.since(0, 79) == 80
+    index.store(0, range(80, 130))  # the hundredth makes the generation an old one
+    assert (index.since(0, 129), index.since(0, 0)) == (30, 130)
+    index.store(0, (0,))
+    assert index.since(0, 0) == 31, "it was used just now"
+    index.limit(0, 90)
+    assert (index.since(0, 0), index.since(0, 5)) == (31, 130), "what is over the limit is being dropped"
+    assert index.since(0, 999) == index.held(0) == 130
+    assert index.since(5, 0) == 0
+
+
 def test_a_lower_limit_drops_what_is_over_it_and_is_never_too_low() -> None:
     index = PrefixIndex(300)
     index.store(0, range(290))

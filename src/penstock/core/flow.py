@@ -47,6 +47,7 @@ class Entry:
         "held_for",
         "held_since_s",
         "key",
+        "keys_since",
         "lease",
         "locate_until_s",
         "located",
@@ -98,6 +99,7 @@ class Entry:
         self.uncached_tokens = 1  # of its prompt, to be computed
         self.cached_tokens = 0  # of its prompt: where most is held, and once it is sent, where it was sent
         self.source: Source | None = None  # who says so
+        self.keys_since = 0  # that its endpoint was sent since what is believed cached was used there, by history
         self.twin_computing = False  # what is believed cached is just being computed, for another request
         self.blocks: tuple[tuple[int, ...], int] | None = None  # keys of its token blocks, and their size
         self.looked_up: tuple[Source, Mapping[str, int]] | None = None  # who answered, and tokens by endpoint

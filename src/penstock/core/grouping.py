@@ -37,11 +37,12 @@ NOBODY: Flows = {}
 class Group:
     """Who went to an endpoint in its turn, and how many may follow it."""
 
-    __slots__ = ("endpoint", "leader", "left", "until_s")
+    __slots__ = ("endpoint", "keys", "leader", "left", "until_s")
 
-    def __init__(self, endpoint: Endpoint, leader: Request, left: int, until_s: float) -> None:
+    def __init__(self, endpoint: Endpoint, leader: Request, keys: tuple[int, ...], left: int, until_s: float) -> None:
         self.endpoint = endpoint
         self.leader = leader
+        self.keys = keys  # that followers are found by, the deepest first
         self.left = left
         self.until_s = until_s
 
@@ -118,7 +119,8 @@ class Grouping:
             if leaf.head() is not entry:
                 leaf.overtaken += 1
         elif self.size and entry.request.prefix and (self._has_siblings(entry) or self.group(endpoint, now) is None):
-            self._groups[endpoint] = Group(endpoint, entry.request, self.size, now + GROUP_S)
+            keys = self._keys(entry.request)[::-1]
+            self._groups[endpoint] = Group(endpoint, entry.request, keys, self.size, now + GROUP_S)
 
     def gone(self, endpoint: Endpoint) -> None:
         """There is no such endpoint any more."""
@@ -131,11 +133,15 @@ class Grouping:
         group = self._groups.get(endpoint)
         return None if group is None or group.left <= 0 or now >= group.until_s else group
 
-    def candidates(self, group: Group) -> Iterator[Entry]:
+    def candidates(self, group: Group) -> Iterable[Entry]:
         """Of each flow the one that waits longest, those first who share most with the leader."""
+        keys = [key for key in group.keys if key in self._waiting]
+        return self._found_by(keys) if keys else ()  # as mostly
+
+    def _found_by(self, keys: Iterable[int]) -> Iterator[Entry]:
         looked_at = 0
         seen: set[int] = set()
-        for key in reversed(self._keys(group.leader)):
+        for key in keys:
             flows = self._flows(key)
             for node in list(islice(flows, CANDIDATES_MAX - looked_at)):
                 entry = next(iter(flows[node].values()))

@@ -24,6 +24,7 @@ class Lease:
         "endpoint",
         "epoch",
         "first_token_s",
+        "keys_since",
         "output_tokens",
         "pending",
         "prefill_end_s",
@@ -66,6 +67,7 @@ class Lease:
         self.cached_tokens = 0  #: of the prompt, believed to be there already
         self.source: Source | None = None  #: who says so
         self.prefix: tuple[int, ...] = ()  #: chain hashes of the prompt's chunks, while they are computed
+        self.keys_since = 0  #: that its endpoint was sent at most, by history, since what is believed cached was used
         self.twin_computing = False  #: what is believed cached is just being computed there, for another request
         self.transferred_tokens = 0  #: of the prompt, computed elsewhere: they take memory, and nothing else
         self.pending = False  #: its prompt is still being computed elsewhere, its engine knows nothing of it

@@ -137,10 +137,21 @@ class PrefixIndex:
             self.clear(endpoint)
             del self._endpoint_of[self._held.pop(endpoint).bit.bit_length() - 1]
 
+    def since(self, endpoint: int, key: int) -> int:
+        """How many keys at most an endpoint stored or used since it did so with this one, by generations."""
+        held = self._held.get(endpoint)
+        if held is None:
+            return 0
+        if key in held.young:
+            return len(held.young)
+        return len(held.young) + len(held.old) if key in held.old else len(held)
+
     def limit(self, endpoint: int, keys_max: int) -> None:
         """From now on an endpoint is believed to hold no more than so many blocks."""
         held = self._held.get(endpoint) or self._join(endpoint)
         held.keys_max = max(KEYS_MIN, min(keys_max, self._keys_max))
+        if not held.dropped and len(held.young) * GENERATIONS >= held.keys_max:
+            self._age(held)
 
     def limit_of(self, endpoint: int) -> int:
         held = self._held.get(endpoint)

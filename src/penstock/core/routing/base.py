@@ -13,6 +13,7 @@ from penstock.core.endpoint import Endpoint
 from penstock.core.request import Request
 
 NOWHERE: Mapping[int, int] = {}
+LOAD = "load per slot"  # what endpoints are compared by wherever nothing else is, for people
 
 
 class Context:
@@ -66,7 +67,7 @@ class RoutingPolicy:
     uses_prefix: ClassVar[bool] = False  #: wants to know who holds how much of the prompt
     weighs_load: ClassVar[bool] = False  #: then what most endpoints hold, or should hold, is no reason to go to one
     uses_session: ClassVar[bool] = False  #: wants to know where the session is at home
-    scores_by: ClassVar[str | None] = None  #: what `score` is, for people; None: it compares no numbers
+    scores_by: str | None = None  #: what `score` was in the last decision, for people; None: no numbers were compared
 
     def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
         """One of `endpoints` (never empty, all serve the request's model)."""

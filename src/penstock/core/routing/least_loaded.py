@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.core.endpoint import Endpoint, least_loaded
-from penstock.core.routing.base import Context, RoutingPolicy
+from penstock.core.routing.base import LOAD, Context, RoutingPolicy
 
 
 class LeastLoaded(RoutingPolicy):
     """Least load per slot."""
 
-    scores_by = "load per slot"
+    scores_by = LOAD
 
     def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
         return least_loaded(endpoints, context.now)

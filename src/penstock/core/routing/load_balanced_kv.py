@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from penstock.core.endpoint import Endpoint, least_loaded
+from penstock.core.endpoint import Endpoint
 from penstock.core.routing.base import Context
 from penstock.core.routing.kv import Kv
 
@@ -24,7 +24,7 @@ class LoadBalancedKv(Kv):
 
     def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
         if self._imbalanced(context):
-            return least_loaded(endpoints, context.now)
+            return self._by_load(endpoints, context)
         return super().choose(endpoints, context)
 
     def preferred(self, context: Context) -> Sequence[Endpoint]:

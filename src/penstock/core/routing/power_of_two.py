@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from penstock.core.endpoint import Endpoint, least_loaded
-from penstock.core.routing.base import Context, RoutingPolicy
+from penstock.core.routing.base import LOAD, Context, RoutingPolicy
 
 
 class PowerOfTwo(RoutingPolicy):
     """The less loaded of two."""
 
-    scores_by = "load per slot"
+    scores_by = LOAD
 
     def __init__(self, draw: Callable[[], float]) -> None:
         self._draw = draw  # from 0 up to 1

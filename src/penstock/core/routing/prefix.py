@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.core.endpoint import Endpoint, least_loaded
-from penstock.core.routing.base import Context, RoutingPolicy
+from penstock.core.routing.base import LOAD, Context, RoutingPolicy
+
+HELD = "tokens held"
 
 
 class Prefix(RoutingPolicy):
@@ -17,20 +19,26 @@ class Prefix(RoutingPolicy):
 
     uses_prefix = True
     uses_session = True
-    scores_by = "tokens held"
+    scores_by: str | None = HELD
 
     def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
         matched = context.matched
         most = max((matched.get(e.index, 0) for e in endpoints), default=0) if matched else 0
+        self.scores_by = HELD
         if most:
             return least_loaded([e for e in endpoints if matched.get(e.index, 0) == most], context.now)
         if context.home in endpoints:
             assert context.home is not None
+            self.scores_by = None
             return context.home
-        return least_loaded(endpoints, context.now)
+        return self._by_load(endpoints, context)
 
     def score(self, endpoint: Endpoint, context: Context) -> float:
-        return context.matched_tokens(endpoint)
+        return context.matched_tokens(endpoint) if self.scores_by == HELD else super().score(endpoint, context)
+
+    def _by_load(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
+        self.scores_by = LOAD
+        return least_loaded(endpoints, context.now)
 
     def preferred(self, context: Context) -> Sequence[Endpoint]:
         matched = context.matched

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from penstock.core.endpoint import Endpoint
 from penstock.core.flow import Entry
 from penstock.core.lease import Lease
-from penstock.core.locality import EXACT_KEYS_MAX, NOWHERE, Located, PrefixIndex, bits_of, shared
+from penstock.core.locality import EXACT_KEYS_MAX, KEYS_MIN, NOWHERE, Located, PrefixIndex, bits_of, shared
 from penstock.core.pool import Pool
 from penstock.core.request import Request, Usage
 from penstock.core.routing.base import Context
@@ -72,7 +72,9 @@ class Router:
             entry.twin_computing = False
             if request.prefix:
                 if located.levels:
-                    entry.twin_computing = self._being_computed(request, located.depth(chosen.index), chosen)
+                    depth = located.depth(chosen.index)
+                    entry.twin_computing = self._being_computed(request, depth, chosen)
+                    entry.keys_since = self._history.since(chosen.index, request.prefix[depth - 1]) if depth else 0
                     self._heat.used(request.prefix[located.levels[-1][1] - 1], now)
                 self._history.store(chosen.index, request.prefix)
         else:
@@ -131,9 +133,10 @@ class Router:
             cached=usage.cached_tokens,
             prompt_tokens=usage.prompt_tokens,
             now=now,
+            learns=lease.source is Source.HISTORY and self._history.limit_of(endpoint.index) > KEYS_MIN,
         )
         if lease.source is Source.HISTORY and predicted and not lease.twin_computing:
-            self._resize(endpoint, right=right)
+            self._resize(endpoint, lease.keys_since, right=right)
 
     def failed(self, entry: Entry, lease: Lease) -> None:
         """It was not computed there, so its prefix is not to be found there."""
@@ -233,7 +236,7 @@ class Router:
         if by_history:
             if not request.prefix:
                 return NOWHERE
-            by_history = not (sources.any_off or self._doubted)
+            by_history = now >= sources.off_until_s and not self._doubted
             if by_history and entry.located.version == self._history.version:
                 return entry.located  # as last looked at, and nothing has happened since
         located = Located(self._history)
@@ -241,7 +244,7 @@ class Router:
             located.version = self._history.version
         if request.prefix:
             located.levels = self._history.levels(request.prefix)
-            if located.levels and (sources.any_off or self._doubted):
+            if located.levels and (now < sources.off_until_s or self._doubted):
                 wrong = [e for e in self._pool if not sources.trusted(Source.HISTORY, e.index, now)]
                 doubted = dict.fromkeys((*[e.index for e in wrong], *self._doubted))
                 located.leave_out(sum(self._history.bit(index) for index in doubted))
@@ -278,9 +281,12 @@ class Router:
         last, key = depth - 1, request.prefix[depth - 1]
         return any(len(x.prefix) > last and x.prefix[last] == key for x in endpoint.ledger.prefilling.values())
 
-    def _resize(self, endpoint: Endpoint, *, right: bool) -> None:
-        """What an engine holds is less than its memory: answers take some. Its errors tell how much less."""
+    def _resize(self, endpoint: Endpoint, keys_since: int, *, right: bool) -> None:
+        """What an engine holds is less than its memory: answers take some. Its errors tell how much less: what is gone
+        had to make room for what was sent since. What was sent longer ago than is believed to be held by now, and was
+        just not dropped from the index yet, tells nothing.
+        """
         history, index = self._history, endpoint.index
         limit = history.limit_of(index)
-        limit = int(limit * GROW) + 1 if right else int(min(limit, history.held(index)) * SHRINK)
+        limit = int(limit * GROW) + 1 if right else min(limit, int(keys_since * SHRINK))
         history.limit(index, limit)
