@@ -81,20 +81,28 @@ async def test_an_adapter_comes_and_goes_while_the_engine_runs(adapted: Adapted,
 @pytest.mark.parametrize("locality", ["history", "kv_events"])
 async def test_what_an_adapter_has_cached_is_its_own(adapted: Adapted, serve: Start, locality: str) -> None:
     """The same prompt under another adapter computes other values: neither engine nor gateway takes it for cached."""
-    endpoint = {**adapted.endpoint, "kv_events": "auto"} if locality == "kv_events" else adapted.endpoint
-    gateway = serve([endpoint], routing={"policy": "kv", "locality": locality})
-    foretold, found = [], []
+    endpoints = [adapted.endpoint]
+    if locality == "kv_events":  # is asked where there is a choice: so the engine has two doors
+        endpoints.append({"url": f"http://localhost:{adapted.port}", "name": "by another door"})
+        endpoints = [{**endpoint, "slots": 4, "kv_events": "auto"} for endpoint in endpoints]
+    gateway = serve(endpoints, routing={"policy": "kv", "locality": locality})
+    foretold: list[float] = []
+    found: list[int] = []
     async with client(gateway) as user:
         for model in (MODEL, ADAPTER, ADAPTER, MODEL):
-            before = gateway.metric("prefix_predicted_tokens_total")
+            before = foretold_by(gateway, locality)
             answer = await user.chat.completions.create(**chat(f"{locality} {TALK}", tokens=4) | {"model": model})
             details = answer.usage.prompt_tokens_details
             assert details is not None
             found.append(details.cached_tokens or 0)
-            foretold.append(gateway.metric("prefix_predicted_tokens_total") - before)
+            foretold.append(foretold_by(gateway, locality) - before)
     say(f"one prompt under two models, by {locality}: foretold {foretold}, found {found}")
     assert [tokens > 300 for tokens in found] == [False, False, True, True]
     assert [tokens > 300 for tokens in foretold] == [False, False, True, True]
+
+
+def foretold_by(gateway: Gateway, source: str) -> float:
+    return gateway.metric("prefix_predicted_tokens_total", f'source="{source}"')
 
 
 async def test_an_engine_is_put_to_sleep_and_woken(fleet: Fleet, adapted: Adapted, serve: Start) -> None:

@@ -10,8 +10,9 @@ from threading import Event, Thread
 from typing import Any
 
 import openai
+import pytest
 
-from tests.engines.real.conftest import Fleet, Start, chat, client
+from tests.engines.real.conftest import Fleet, Start, chat, client, direct
 from tests.engines.real.processes import Engine, Gateway, say, until
 
 REQUESTS = 500
@@ -20,6 +21,7 @@ CANCELLED = 0.35
 WAITING_MAX = 2  # `max_engine_waiting` of the band
 STEP_TOKENS = 2048  # of prompts, in one of vLLM's steps: its `max_num_batched_tokens`
 LOOK_S = 0.02
+TURNS = 30
 READINGS_MIN = 100  # of each engine, or nothing was looked at
 
 
@@ -108,6 +110,19 @@ class Crowd:
     def _ended(self, endpoint: str, finish: str | None) -> None:
         self.outcomes[str(finish)] += 1
         self.went[endpoint] += 1
+
+
+@pytest.mark.parametrize(("words", "waits"), [(60, False), (300, True)])
+async def test_what_vllm_shows_as_waiting_may_have_a_slot(fleet: Fleet, words: int, waits: bool) -> None:
+    """Eight at once, as many as it runs, to an idle vLLM and past the gateway: what one step does not take, waits."""
+    async with direct(fleet.a) as user:
+        with Lookout([fleet.a]) as lookout:
+            for turn in range(TURNS):
+                prompts = [f"{words} {turn} {at} " + "water " * words for at in range(fleet.a.size)]
+                await asyncio.gather(*(user.chat.completions.create(**chat(each, tokens=30)) for each in prompts))
+    say(f"eight prompts of {3 * words} tokens, waiting: {dict(sorted(lookout.waiting[fleet.a.name].items()))}")
+    assert (lookout.longest(lookout.waiting) > 0) == waits
+    assert lookout.longest(lookout.queued) == 0
 
 
 async def test_five_hundred_requests_with_random_cancels(fleet: Fleet, serve: Start) -> None:

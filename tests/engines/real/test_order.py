@@ -57,7 +57,7 @@ async def test_an_operator_drains_an_endpoint_and_takes_it_back(fleet: Fleet, se
         [{**fleet.a.endpoint, "slots": 4}, {**fleet.b.endpoint, "slots": 4}], routing={"policy": "round_robin"}
     )
     async with client(gateway) as user:
-        running = [await user.chat.completions.create(**chat(str(at), tokens=1500), stream=True) for at in range(4)]
+        running = [await user.chat.completions.create(**chat(str(at), tokens=6000), stream=True) for at in range(4)]
         iterators = [aiter(stream) for stream in running]
         for iterator in iterators:
             await anext(iterator)

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
@@ -16,6 +17,7 @@ from tests.engines.real.processes import QUEUED_MAX, SIZE, fetch, say, until
 
 BACK_S_MAX = 5.0
 CLIENTS = 24
+BROKEN = "stream, after its first byte: stream_broken"
 FEW = 4
 
 
@@ -142,15 +144,22 @@ async def test_an_engine_that_is_killed_and_comes_back(fleet: Fleet, serve: Star
     """Who has no byte yet is served elsewhere, who has one gets a typed error; the engine is used again at once."""
     gateway = serve([{**engine.endpoint, "slots": SIZE} for engine in (fleet.a, fleet.b)])
     async with client(gateway) as user:
+        begun = [await begun_at("vllm-b", user) for _ in range(2)]
         load = Load(user)
         load.start()
         await asyncio.to_thread(until, lambda: load.served_by("vllm-b") >= 20, what="both engines work", within_s=120)
+        await asyncio.to_thread(until, lambda: fleet.b.load()[0] >= SIZE / 2, what="much runs there", every_s=0.001)
         fleet.b.process.kill()
         killed_s = time.monotonic()
         await asyncio.to_thread(
             until, lambda: gateway.endpoint("vllm-b")["state"] != "up", what="it is seen to be gone"
         )
         noticed_s = time.monotonic() - killed_s
+        for chunks in begun:
+            with pytest.raises(openai.APIError) as raised:
+                async for _ in chunks:
+                    pass
+            assert raised.value.code == "stream_broken"
         dispatches = gateway.metric("dispatches_total", 'endpoint="vllm-b"')
         say(f"killed; noticed after {noticed_s:.2f} s; starting it again")
         load.only_few(True)
@@ -168,12 +177,23 @@ async def test_an_engine_that_is_killed_and_comes_back(fleet: Fleet, serve: Star
             until, lambda: load.served_by("vllm-b") > seen + 20, what="it answers again", within_s=120
         )
         await load.stop()
-    say(f"killed under load: {dict(load.outcomes)}; used again {back_s:.2f} s after it was ready")
+    say(
+        f"killed under load: {dict(load.outcomes)}, and two that had begun before: stream_broken; "
+        f"requeued {gateway.metric('requeues_total'):.0f}; used again {back_s:.2f} s after it was ready"
+    )
     assert back_s <= BACK_S_MAX
-    broken = [outcome for outcome in load.outcomes if not outcome.endswith(": length")]
-    assert broken == ["stream, after its first byte: stream_broken"], load.errors[:5]
-    assert load.outcomes[broken[0]] <= SIZE
-    assert {name for _, name, _ in load.errors} == {"APIError"}
+    assert set(load.outcomes) <= {"whole: length", "stream: length", BROKEN}, load.errors[:5]
+    assert load.outcomes[BROKEN] <= SIZE - len(begun)
+    assert {name for _, name, _ in load.errors} <= {"APIError"}
+
+
+async def begun_at(name: str, user: openai.AsyncOpenAI) -> AsyncIterator[Any]:
+    """A stream from that engine whose first chunk is here, and which has long to go."""
+    body = chat(f"begun at {name}", tokens=20_000)
+    stream = await user.chat.completions.create(**body, stream=True, extra_query={"id": name})
+    chunks: AsyncIterator[Any] = aiter(stream)
+    await anext(chunks)
+    return chunks
 
 
 async def test_alone_and_killed_it_gives_no_answer_that_looks_whole(fleet: Fleet, serve: Start) -> None:
