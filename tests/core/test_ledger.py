@@ -353,3 +353,18 @@ def test_what_ran_on_a_dead_engine_says_nothing_of_its_successor() -> None:
     own.first_token(old, 3.0)
     own.progressed(old, 100, 4.0)
     assert own.time_per_output_token_s(4.0) == 0.0
+
+
+def test_the_pace_without_prompts_is_what_is_left_when_their_time_is_taken_off() -> None:
+    own = of_known_speed()
+    assert own.decode_pace_s(5.0) is None
+    own.add(lease(7, at=10.0, prompt=10))
+    own.first_token(own.leases[7], 10.1)
+    own.add(lease(8, at=10.1, prompt=4_000))
+    own.first_token(own.leases[8], 11.1)
+    own.progressed(own.leases[7], 101, 12.1)
+    assert own.time_per_output_token_s(12.1) == pytest.approx(2.0 / 100)
+    assert own.decode_pace_s(12.1) == pytest.approx((2.0 - 4_010 / own.prefill_rate) / 100)
+    own.progressed(own.leases[7], 201, 12.6)
+    assert own.decode_pace_s(12.6) < own.time_per_output_token_s(12.6)  # type: ignore[operator]
+    assert own.decode_pace_s(12.6 + PACE_KEPT_S) is None

@@ -21,9 +21,11 @@ def test_isolation_holds_where_nobody_told_the_engines_size() -> None:
     kept("flood", 100.0, "light p99 TTFT / alone: slots unknown")
 
 
-def test_a_flood_of_long_prompts_slows_the_light_tenants_by_one_prompt() -> None:
-    """The engine computes prompts first come, first served: a light one waits for the one that is being computed."""
-    held("flood_prompts", 100.0, "light p99 TTFT / alone: penstock", at_most=4.0)
+def test_a_flood_of_long_prompts_slows_the_light_tenants_by_half_a_prompt() -> None:
+    """The engine computes prompts first come, first served: a light one waits for the one that is being computed where
+    less is left of it.
+    """
+    held("flood_prompts", 100.0, "light p99 TTFT / alone: penstock", at_most=2.4)
 
 
 def test_isolation_from_long_prompts_costs_no_throughput() -> None:

@@ -29,6 +29,7 @@ class Lease:
         "pending",
         "prefill_end_s",
         "prefix",
+        "progress_computed",
         "progress_s",
         "progress_tokens",
         "prompt_tokens",
@@ -77,6 +78,7 @@ class Lease:
         self.first_token_s: float | None = None
         self.progress_s = 0.0  #: when its output was last looked at
         self.progress_tokens = 0  #: and how much of it there was
+        self.progress_computed = 0  #: and how many prompt tokens its endpoint had computed for all by then
 
     @property
     def tokens(self) -> int:

@@ -73,7 +73,9 @@ class Ledger:
         self._prefill_samples = 0.0
         self._prefill_free_s = -math.inf  # when the last prompt was done with
         self.outstanding_prefill_tokens = 0  # sent, and not known to be computed
+        self._computed_tokens = 0  # of prompts, in all
         self._pace_s: float | None = None
+        self._pace_between_s: float | None = None  # the same, without the time in which prompts were computed
         self._own_pace_until_s = -math.inf  # until then our own streams tell it; after that, the engine
         self._load = 0.0  # what `load` said last, good until then or until something happens
         self._load_until_s = -math.inf
@@ -127,6 +129,7 @@ class Ledger:
         """The engine has taken the request in and finished its prefill."""
         self.life_s = lease.first_token_s = lease.progress_s = now
         lease.progress_tokens = 1
+        lease.progress_computed = self._computed_tokens
         if lease.epoch != self.epoch:
             return
         self.reserved -= 1
@@ -145,17 +148,29 @@ class Ledger:
         if made < PACE_TOKENS_MIN or lease.epoch != self.epoch:
             return
         if now >= self._own_pace_until_s:
-            self._pace_s = None
+            self._pace_s = self._pace_between_s = None
         self._own_pace_until_s = self.pace_kept_until_s = now + PACE_KEPT_S
         sample_s = (now - lease.progress_s) / made
-        lease.progress_s, lease.progress_tokens = now, output_tokens
-        self._pace_s = (
-            sample_s if self._pace_s is None else self._pace_s + PACE_LEARNING_RATE * (sample_s - self._pace_s)
-        )
+        computed_s = (self._computed_tokens - lease.progress_computed) / self.prefill_rate
+        between_s = max(0.0, sample_s - computed_s / made)
+        lease.progress_s, lease.progress_tokens, lease.progress_computed = now, output_tokens, self._computed_tokens
+        if self._pace_s is None or self._pace_between_s is None:
+            self._pace_s, self._pace_between_s = sample_s, between_s
+        else:
+            self._pace_s += PACE_LEARNING_RATE * (sample_s - self._pace_s)
+            self._pace_between_s += PACE_LEARNING_RATE * (between_s - self._pace_between_s)
 
     def time_per_output_token_s(self, now: float) -> float:
         """The pace of late, 0 while unknown."""
         return self._pace_s or 0.0 if now < self.pace_kept_until_s else 0.0
+
+    def decode_pace_s(self, now: float) -> float | None:
+        """The pace of late of steps that compute no prompts; None while unknown.
+
+        An engine computes prompts in the steps that make tokens, so under many prompts tokens come slowly, however few
+        requests make them: what one more of these costs the others is a part of the steps without.
+        """
+        return self._pace_between_s if now < self._own_pace_until_s else None
 
     def remove(self, lease: Lease, now: float) -> None:
         """The lease ended, however it did."""
@@ -226,6 +241,13 @@ class Ledger:
         """Whether so many may wait there not for a slot but for others' prompts, which take more than one step."""
         return self.outstanding_prefill_tokens > PREFILL_STEP_TOKENS and len(self.prefilling) > waiting
 
+    def overdue(self, now: float) -> bool:
+        """Whether the first of the prompts takes more than twice as long as was predicted when it was sent."""
+        if not self.prefilling:
+            return False
+        first = self._first
+        return now > 2.0 * first.prefill_end_s - first.dispatched_s
+
     @property
     def rate_known(self) -> bool:
         """Whether its prefill speed was seen often enough to go by."""
@@ -244,6 +266,7 @@ class Ledger:
     def _prefilled(self, lease: Lease) -> None:
         del self.prefilling[lease.serial]
         self.outstanding_prefill_tokens -= lease.prompt_tokens - lease.computed_tokens
+        self._computed_tokens += lease.prompt_tokens
         lease.prefix = ()  # of use only to tell that it is being computed
         self._await_progress()
 

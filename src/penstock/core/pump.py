@@ -25,6 +25,7 @@ from penstock.core.queues import Queues
 from penstock.core.reserve import FREES_MAX, Reserve
 from penstock.core.roles import Role
 from penstock.core.settings import AdmissionSettings, BandSettings
+from penstock.core.stagger import Stagger
 from penstock.core.stops import Stops
 from penstock.core.tenants import Tenants
 
@@ -74,6 +75,7 @@ class Pump:
         self._work = 0.0  # sent, fading
         self._work_s = 0.0
         self._held: dict[str, list[tuple[QueueTree, Node]]] = {}  # by tenant
+        self.stagger = Stagger(pool, look_again)
         self._look = look  # again who holds its prompt's prefix; True: by now more of it is held
         self._look_again = look_again
         self.reconfigured(settings)
@@ -89,6 +91,7 @@ class Pump:
         """The request to send next and the endpoints it may go to."""
         self._passed.clear()
         self._kept.clear()
+        self.stagger.begin()
         for band in self._turns():
             found = self._next_of(band, now)
             if found is not None:
@@ -159,6 +162,7 @@ class Pump:
         if entry.choosy or self._pool.roles.any or not band.open or not self._stops.sends(request.model):
             return []
         self._kept.clear()
+        self.stagger.begin()
         free = list(band.open)
         if self._kept_back(request.model, band, free, now):
             return []
@@ -364,13 +368,19 @@ class Pump:
                 self._look_again(endpoint, entry.shuns_until_s(endpoint.name))
             else:
                 fitting.append(endpoint)
+        if modest and fitting and entry.bypassed < BYPASS_MAX:
+            fitting = self.stagger.allowed(entry, fitting, now)
         return self._affinity.allowed(entry, fitting, now) if entry.choosy else fitting
 
     def is_modest(self, entry: Entry, now: float) -> bool:
-        """Whether it has to leave room for light flows."""
-        model = entry.request.model
-        light_come = self._reserve.light_come(model, now)
-        return light_come and not self._under_share(_top(entry.node_of()), model, now)
+        """Whether it has to leave room for light flows.
+
+        What counts is what its flow asked for of late: where prompts or memory are scarce, a flood holds few slots.
+        """
+        if not self._reserve.light_come(entry.request.model, now):
+            return False
+        node = _top(entry.node_of())
+        return node.parent is None or not self._asked_little(node, now)
 
     # --- roles ------------------------------------------------------------------------------------------------
 
@@ -505,12 +515,18 @@ class Pump:
         """
         if node.parent is None:
             return False
-        active = node.parent.active_weight + (0.0 if node.active else node.weight)
-        part = node.weight / max(active, self._reserve.weight(now))
-        if node.in_flight + 1 <= self._pool.slots(model) * part:
-            return True
+        return node.in_flight + 1 <= self._pool.slots(model) * self._part(node, now) or self._asked_little(node, now)
+
+    def _asked_little(self, node: Node, now: float) -> bool:
+        """Whether a flow asked for no more than its fair share of the work of late, give or take."""
         demand = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S)
-        return demand <= DEMAND_PLAY * self._served(now) * part
+        return demand <= DEMAND_PLAY * self._served(now) * self._part(node, now)
+
+    def _part(self, node: Node, now: float) -> float:
+        """The share that a flow's weight gives it among those active lately."""
+        assert node.parent is not None
+        active = node.parent.active_weight + (0.0 if node.active else node.weight)
+        return node.weight / max(active, self._reserve.weight(now))
 
     def _served(self, now: float) -> float:
         """The work that was sent lately, over the same window as demands."""

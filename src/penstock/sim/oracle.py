@@ -20,6 +20,7 @@ from penstock.core.ledger import REVIEW_S
 from penstock.core.pump import BYPASS_MAX, RESERVE_REVIEW_S, WINDOW
 from penstock.core.reserve import SHARE_MAX
 from penstock.core.roles import Role
+from penstock.core.stagger import STEP_S
 
 if TYPE_CHECKING:
     from penstock.sim.checkers import CheckedScheduler
@@ -168,10 +169,10 @@ class Oracle:
                 if entry.choosy and self._scheduler._affinity.holds(entry, now):
                     continue
                 looked_at += 1
-                if looked_at > WINDOW:
-                    break
                 if entry.bypassed - (entry in discount) >= BYPASS_MAX:
                     kept.update(e for e in free if e.serves(entry.request.model) and not entry.shuns(e.name, now))
+                if looked_at >= WINDOW:
+                    break
         return None
 
     def _light(self, band: Band, order: list[Entry], model: str, now: float, *, known: bool) -> list[Entry]:
@@ -223,7 +224,27 @@ class Oracle:
         prefill_tokens, tokens = room(endpoint, self._scheduler._settings.admission, now=now)
         prompt_alone = endpoint.role is Role.PREFILL and not entry.whole
         needed = entry.estimate.prompt_tokens if prompt_alone else entry.estimated_tokens
-        return entry.uncached_at(endpoint.index) <= prefill_tokens and needed <= tokens
+        if entry.uncached_at(endpoint.index) > prefill_tokens or needed > tokens:
+            return False
+        return self._leaves_one_clear(entry, endpoint, now, known=known)
+
+    def _leaves_one_clear(self, entry: Entry, endpoint: Endpoint, now: float, *, known: bool) -> bool:
+        """Whether a heavy prompt leaves light requests another endpoint that is soon done computing; where nobody asked
+        just now, that one has to have been so for a while, for time alone may have done it.
+        """
+        pump = self._scheduler._pump
+        overtaken = entry.bypassed - (known and entry in pump._passed)  # counted just now, by this very choice
+        if not self._is_modest(entry, now, known=known) or overtaken >= BYPASS_MAX:
+            return True
+        patience_s = pump.stagger.patience_s
+        if entry.uncached_at(endpoint.index) / endpoint.ledger.prefill_rate <= patience_s:
+            return True
+        when = now if known else now - STEP_S - ROUNDING_S
+        roles, model = self._scheduler._pool.roles, entry.request.model
+        others = [e for e in self._scheduler._pool if e.serves(model) and roles.computes(e, model, whole=False)]
+        others = [e for e in others if self.healthy(e, now) and e is not endpoint and not e.ledger.overdue(now)]
+        left_s = [e.ledger.prefill_left(when) / e.ledger.prefill_rate for e in others]
+        return not left_s or min(left_s) <= patience_s
 
     def _computes(self, entry: Entry, endpoint: Endpoint) -> bool:
         """Whether its role lets an endpoint compute a request's prompt."""
@@ -266,7 +287,8 @@ class Oracle:
         pump, model = self._scheduler._pump, entry.request.model
         if known:
             light_come = self._scheduler._reserve.light_come(model, now)
-            return light_come and not pump._under_share(_top(entry), model, now)
+            top = _top(entry)
+            return light_come and (top.parent is None or not pump._asked_little(top, now))
         return self._light_come(model, now)
 
     def _light_come(self, model: str, now: float) -> bool:

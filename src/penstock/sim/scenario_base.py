@@ -67,6 +67,7 @@ class Variant:
     name: str
     queue: bool = True
     fairness: str = "weighted_tokens"
+    routing: str = "least_loaded"  #: plainer than the gateway's own default, which is `predicted_ttft`
     reserved_share: float | None = None  #: None: measured
     prefill_tokens_max: int = 16_384
     wait_s_max: float = 60.0
@@ -83,6 +84,7 @@ class Variant:
             wait_s_max=self.wait_s_max,
             stale_after_s=max(3 * self.scrape_s, 2.0),  # as the gateway sets it
             fairness=self.fairness,
+            routing=self.routing,
             admission=AdmissionSettings(reserved_share=self.reserved_share, prefill_tokens_max=self.prefill_tokens_max),
         )
 

@@ -97,9 +97,9 @@ class SlotsWatch(Watch):
         self.seen += [endpoint.slots for endpoint in world.scheduler.snapshot(now=world.now).endpoints]
 
 
-def _flood(name: str, kind: Kind, setup: Setup, *others: Variant) -> Result:
-    known = Variant("penstock", engines=engines())
-    unknown = Variant("slots unknown", engines=engines(tell=False))
+def _flood(name: str, kind: Kind, setup: Setup, *others: Variant, routing: str = "least_loaded") -> Result:
+    known = Variant("penstock", engines=engines(), routing=routing)
+    unknown = Variant("slots unknown", engines=engines(tell=False), routing=routing)
     watch = SlotsWatch()
     runs = _compare(
         setup, kind, slots=64, light_share=0.2, variants=(known, unknown, *others), watches={unknown.name: watch}
@@ -121,11 +121,16 @@ def flood(setup: Setup) -> Result:
 
 
 def flood_prompts(setup: Setup) -> Result:
-    """With the default prefill budget, and with smaller ones to compare: what isolation from long prompts costs."""
-    budgets = (
-        Variant(f"prefill budget {budget}", engines=engines(), prefill_tokens_max=budget) for budget in (4096, 1)
+    """Routed by the time to the first token, for that is what prompts before an endpoint are worth; by load to compare.
+
+    With the default prefill budget, and with a smaller one.
+    """
+    routing = "predicted_ttft"
+    others = (
+        Variant("routed by load", engines=engines()),
+        Variant("prefill budget 4096", engines=engines(), prefill_tokens_max=4096, routing=routing),
     )
-    return _flood("flood_prompts", LONG_PROMPTS, setup, *budgets)
+    return _flood("flood_prompts", LONG_PROMPTS, setup, *others, routing=routing)
 
 
 def flood_small(setup: Setup) -> Result:

@@ -74,6 +74,8 @@ def _cost(endpoint: Endpoint, context: Context, fastest: float) -> float:
     first_token_s = (ledger.prefill_left(now) + (uncached if uncached > 1 else 1)) / rate
     # A step takes a base and a part per request in it. With a batch as large as the endpoint takes, that part is about
     # half of the step on the GPUs measured; so the slow-down is half the pace there, in proportion below.
-    pace_s = ledger.time_per_output_token_s(now) or PACE_S
+    pace_s = ledger.decode_pace_s(now)
+    if pace_s is None:
+        pace_s = ledger.time_per_output_token_s(now) or PACE_S
     slow_down_s = 0.5 * pace_s * ledger.load(now) / (ledger.slots or 1)
     return first_token_s + DECODE_WEIGHT * context.output_tokens * slow_down_s

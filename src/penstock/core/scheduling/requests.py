@@ -72,8 +72,8 @@ class Requests(Waiting):
             return []
         endpoint.ledger.first_token(held, now)
         endpoint.health.answered(endpoint.slots)
-        if len(endpoint.ledger.leases) >= endpoint.slots:
-            return []  # closed before and after
+        if len(endpoint.ledger.leases) >= endpoint.slots and not self._pump.stagger.holds:
+            return []  # closed before and after, and nobody waits elsewhere for its prompt to be computed
         return self._touched(endpoint, now)
 
     def progressed(self, lease: int, output_tokens: int, *, now: float) -> list[Action]:

@@ -79,6 +79,8 @@ class Sending(Ends):
             self._unqueue(entry, Event.DISPATCHED)
             entry.waited_s += now - entry.queued_since_s
             self._pump.sent(entry, now)
+            if self._pump.is_modest(entry, now):
+                self._pump.stagger.sent(entry.uncached_tokens / chosen.ledger.prefill_rate)
         else:
             entry.move(Event.DISPATCHED)
         self._recorder.sent(entry, endpoints, chosen, now)
