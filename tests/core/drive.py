@@ -88,3 +88,11 @@ def ends(actions: Sequence[Action]) -> list[tuple[str, str, str]]:
 
 def requeued(actions: Sequence[Action]) -> list[str]:
     return [a.request_id for a in actions if isinstance(a, Requeue)]
+
+
+def until(made: CheckedScheduler, end_s: float) -> list[Action]:
+    """Let time pass."""
+    actions: list[Action] = []
+    while (due_s := made.next_deadline()) is not None and due_s <= end_s:
+        actions += made.expire(now=due_s)
+    return actions

@@ -8,6 +8,7 @@ from statistics import median
 import pytest
 from msgspec import structs
 
+from penstock.core.actions import Dispatch
 from penstock.core.overload import (
     FIRST_TOKEN_S,
     MODELS_MAX,
@@ -18,7 +19,7 @@ from penstock.core.overload import (
 from penstock.core.request import Usage
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.settings import BandSettings, QueueBounds
-from tests.core.drive import ends, request, scheduler, sent, the_lease
+from tests.core.drive import ends, request, scheduler, sent, the_lease, until, waiting_entry
 from tests.core.shop import PATIENT, Customer, Job, Shop
 
 
@@ -52,8 +53,9 @@ def test_an_answer_that_does_not_stream_says_nothing_of_first_tokens() -> None:
 def test_callers_who_invent_models_cost_a_bounded_amount_of_memory() -> None:
     forecast = Forecast()
     for at in range(3 * MODELS_MAX):
-        forecast.dispatched(f"m{at}", 1.0, queued=True, now=0.0)
-        forecast.lease_ended(f"m{at}", 1.0, 0.0)
+        entry = waiting_entry(str(at), model=f"m{at}")
+        forecast.dispatched(entry, queued=True, now=0.0)
+        forecast.lease_ended(entry, 0.0)
     assert len(forecast._models) <= MODELS_MAX
 
 
@@ -87,9 +89,9 @@ class Truth:
         return median(abs(error) for error in self.errors[name])
 
 
-@pytest.mark.parametrize(("fairness", "error_max"), [("weighted_tokens", 0.15), ("fcfs", 0.15), ("round_robin", 0.35)])
+@pytest.mark.parametrize(("fairness", "error_max"), [("weighted_tokens", 0.15), ("fcfs", 0.15), ("round_robin", 0.2)])
 def test_waits_are_foretold_within_fifteen_percent(fairness: str, error_max: float) -> None:
-    """Round robin divides requests, and the forecast reckons with work: with mixed sizes it errs by more."""
+    """By turns the number of requests decides, and on twelve slots a few long ones make that rate uneven."""
     customers = [
         Customer("light", 1.0, waiting=10),
         Customer("heavy", 3.0, waiting=60),
@@ -99,6 +101,22 @@ def test_waits_are_foretold_within_fifteen_percent(fairness: str, error_max: flo
     truth.shop.run(120.0)
     overall = median(abs(error) for errors in truth.errors.values() for error in errors)
     assert overall <= error_max
+
+
+def test_those_ahead_who_leave_unsent_shorten_the_wait_of_those_behind() -> None:
+    """Ten come each second, five are sent and five give up: the line moves up by ten, not by five."""
+    made = scheduler(SchedulerSettings(wait_s_max=10.0), a=5)
+    running: list[int] = []
+    for tenth in range(400):
+        now = tenth / 10
+        actions = until(made, now) + made.arrived(request(f"r{tenth}"), now=now)
+        if tenth % 2 and len(running) >= 5:
+            actions += made.finished(running.pop(0), Usage(10, 50), now=now)
+        running += [action.lease for action in actions if isinstance(action, Dispatch)]
+    foretold_s = made.wait_s("r399", now=39.9)
+    assert foretold_s == pytest.approx(10.0, rel=0.15), "all leave by then, sent or not"
+    made.arrived(request("light", tenant="light"), now=39.9)
+    assert (made.wait_s("light", now=39.9) or 0.0) < 1.0, "who leaves another's line does not shorten one's own"
 
 
 def test_work_of_higher_bands_comes_first_and_lower_bands_do_not_count() -> None:

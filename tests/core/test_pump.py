@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from msgspec import structs
 
-from penstock.core.actions import Action, Dispatch
+from penstock.core.actions import Dispatch
 from penstock.core.ledger import PACE_KEPT_S, PREFILL_BASE_S, PREFILL_STEP_TOKENS
 from penstock.core.observation import Observation
 from penstock.core.pool import SLOTS_CACHED_MAX
@@ -17,7 +17,7 @@ from penstock.core.retry import Failure
 from penstock.core.scheduler import BAND_RANKS, Scheduler, SchedulerSettings
 from penstock.core.settings import AdmissionSettings, BandSettings, EndpointSpec, Limits
 from penstock.sim.checkers import CheckedScheduler
-from tests.core.drive import ends, request, requeued, scheduler, sent, the_lease
+from tests.core.drive import ends, request, requeued, scheduler, sent, the_lease, until
 
 PLENTY = AdmissionSettings(prefill_tokens_max=10**9)
 TWO_BANDS = (BandSettings("high"), BandSettings("low"))
@@ -26,14 +26,6 @@ TWO_BANDS = (BandSettings("high"), BandSettings("low"))
 def fill(made: CheckedScheduler, count: int, *, now: float = 0.0, **more: object) -> list[int]:
     names = [f"fill-{now}-{at}" for at in range(count)]
     return [the_lease(made.arrived(request(name, **more), now=now)) for name in names]  # type: ignore[arg-type]
-
-
-def until(made: CheckedScheduler, end_s: float) -> list[Action]:
-    """Let time pass."""
-    actions: list[Action] = []
-    while (due_s := made.next_deadline()) is not None and due_s <= end_s:
-        actions += made.expire(now=due_s)
-    return actions
 
 
 def crowded(made: CheckedScheduler, *, slots: int) -> list[str]:

@@ -6,14 +6,25 @@ own, per level), plus what its flow is in debt; but never more than all that wai
 comes on top. Rates are kept per model, and only over the time since a queue for it formed: before, dispatches follow
 arrivals and say nothing of what the engines could do; until there is enough of that, slots over the time a lease lasts
 say it.
+
+Not all who stand ahead will be sent: who can't make its deadline, waits too long or hangs up leaves, and shortens the
+wait of those behind. Who will is not known, but how much work left a flow of late is, and a line that is sent at one
+rate and left at another moves up by their sum. So no line is walked through, and an estimate costs the same however
+much waits. At the door it is reckoned that all ahead stay: who is refused there has waited for nothing yet, and those
+let in because others are given up would be given up in their turn.
+
+Where turns are dealt by requests, whatever their size, requests are what is counted, instead of work.
 """
 
 from __future__ import annotations
 
+import math
+
 from penstock.core.band import Band
+from penstock.core.fairness.tree import Node
 from penstock.core.flow import Entry
 from penstock.core.quantile import RecentQuantile
-from penstock.core.rate import Rate
+from penstock.core.rate import WINDOW_S, Rate
 
 RATE_MIN = 1e-3  # of work per second; below, nothing was sent for minutes
 RATE_TRUSTED_S = 3.0  # of queueing; less holds too few dispatches
@@ -40,17 +51,25 @@ class _Model:
 class Forecast:
     """Learns how fast work is taken up, and says how long a request will wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_request: bool = False) -> None:
         self._models: dict[str, _Model] = {}
+        self._by_request = by_request  # turns are dealt by requests, whatever their size
 
-    def dispatched(self, model: str, work: float, *, queued: bool, now: float) -> None:
-        """Work was sent. `queued`: others for the same model wait."""
+    def reconfigured(self, *, by_request: bool) -> None:
+        """Turns are dealt otherwise from now on; nothing of what was counted serves any more."""
+        if by_request != self._by_request:
+            self._by_request = by_request
+            self._models.clear()
+
+    def dispatched(self, entry: Entry, *, queued: bool, now: float) -> None:
+        """A request was sent. `queued`: others for the same model wait."""
+        model = entry.request.model
         learned = self._of(model)
         if not queued:
             if learned.drain.measured:
                 learned.drain = Rate()
         else:
-            learned.drain.note(now, work)
+            learned.drain.note(now, self._size(entry))
 
     def resumed(self, model: str | None) -> None:
         """Sending goes on after a pause, for a model or for all: what was measured meanwhile says nothing."""
@@ -61,8 +80,9 @@ class Forecast:
         """A first token came that long after the dispatch."""
         self._of(model).first_token_s.add(after_s)
 
-    def lease_ended(self, model: str, work: float, after_s: float) -> None:
+    def lease_ended(self, entry: Entry, after_s: float) -> None:
         """A request was at an endpoint for that long."""
+        model, work = entry.request.model, self._size(entry)
         learned = self._of(model)
         if learned.lease_s is None:
             learned.lease_s, learned.work = after_s, work
@@ -74,15 +94,66 @@ class Forecast:
         learned = self._models.get(model)
         return learned.first_token_s.value if learned is not None else FIRST_TOKEN_S
 
-    def wait_s(
-        self, entry: Entry, bands: list[Band], slots: int, now: float, *, ahead: float | None = None
-    ) -> float | None:
-        """Seconds until a request is sent that has so much work `ahead` in its flow; None while unknown.
+    def left(self, entry: Entry, now: float) -> None:
+        """A waiting request left without having been sent."""
+        node: Node | None = entry.node
+        assert node is not None
+        size = self._size(entry)
+        node.left, node.left_s = _fading(node, now) + size, now
+        while node.parent is not None:
+            node = node.parent
+        if node is not entry.node:
+            node.left, node.left_s = _fading(node, now) + size, now
 
-        By default it joins, or has joined, its flow's end.
+    def ahead(self, requests: int, work: float) -> float:
+        """So many stand before one in its own line, of so much work: as they are counted here."""
+        return requests if self._by_request else work
+
+    def wait_s(
+        self,
+        entry: Entry,
+        bands: list[Band],
+        slots: int,
+        now: float,
+        *,
+        ahead: float | None = None,
+        all_stay: bool = False,
+    ) -> float | None:
+        """Seconds until a request is sent that has so much `ahead` in its flow; None while unknown.
+
+        By default it joins, or has joined, its flow's end. `all_stay`: as if nobody ahead left without being sent.
         """
         rate = self._rate(entry.request.model, slots, now)
-        return None if rate is None else _work_ahead(entry, bands, ahead) / rate
+        if rate is None:
+            return None
+        fades_s = math.inf if all_stay else now
+        return self._ahead(entry, bands, ahead, rate, fades_s) / rate
+
+    def _ahead(self, entry: Entry, bands: list[Band], ahead: float | None, rate: float, now: float) -> float:
+        """What will be sent before it, in all, if `rate` is sent per second. Late enough, nobody has left of late."""
+        flow = node = entry.node_of()
+        band, model = entry.request.band, entry.request.model
+        own = self._size(entry) if entry.seq in bands[band].entries else 0.0
+        if ahead is None:
+            ahead = self._waiting(flow, model) - own
+        stretch, debt = 1.0, 0.0
+        while node.parent is not None:
+            parent = node.parent
+            active = parent.active_weight + (0.0 if node.active else node.weight)
+            debt = (debt / node.weight + max(0.0, node.tag - parent.virtual)) * active
+            stretch *= active / node.weight
+            node = parent
+        turn = ahead * stretch * _sent_share(flow, rate / stretch, now) + debt
+        roots = [each.tree.root for each in bands[: band + 1]]
+        in_all = [self._waiting(root, model) * _sent_share(root, rate, now) for root in roots]
+        in_band = in_all[band] - own
+        return sum(in_all[:band]) + max(0.0, min(turn, in_band))
+
+    def _size(self, entry: Entry) -> float:
+        return 1.0 if self._by_request else entry.work
+
+    def _waiting(self, node: Node, model: str) -> float:
+        return node.backlog.get(model, 0) if self._by_request else node.work.get(model, 0.0)
 
     def _rate(self, model: str, slots: int, now: float) -> float | None:
         learned = self._models.get(model)
@@ -104,20 +175,13 @@ class Forecast:
         return learned
 
 
-def _work_ahead(entry: Entry, bands: list[Band], ahead: float | None) -> float:
-    model, node = entry.request.model, entry.node
-    assert node is not None
-    own = entry.work if entry.seq in bands[entry.request.band].entries else 0.0
-    higher = sum(band.tree.root.work.get(model, 0.0) for band in bands[: entry.request.band])
-    in_band = bands[entry.request.band].tree.root.work.get(model, 0.0) - own
-    if ahead is None:
-        ahead = node.work.get(model, 0.0) - own
-    while node.parent is not None:
-        parent = node.parent
-        active = parent.active_weight + (0.0 if node.active else node.weight)
-        ahead = (ahead / node.weight + max(0.0, node.tag - parent.virtual)) * active
-        node = parent
-    return higher + max(0.0, min(ahead, in_band))
+def _fading(node: Node, now: float) -> float:
+    return node.left * math.exp((node.left_s - now) / WINDOW_S)
+
+
+def _sent_share(node: Node, sent_per_s: float, now: float) -> float:
+    """Of what waits there, the part that will be sent, if so much is sent per second: the rest leaves before."""
+    return sent_per_s / (sent_per_s + _fading(node, now) / WINDOW_S)
 
 
 def retry_after_s(wait_s: float | None, jitter: float) -> float:

@@ -101,7 +101,7 @@ class Scheduler(Operators):
         return {
             entry.request.id: Place(
                 position,
-                self._estimated_wait_s(entry, now, ahead=ahead),
+                self._estimated_wait_s(entry, now, ahead=self._forecast.ahead(position - 1, ahead)),
                 now - entry.waits_since_s,
             )
             for entry, position, ahead in ranked(waiting, self._queues.bands)

@@ -8,5 +8,7 @@ from penstock.core.fairness.base import FairnessPolicy
 class RoundRobinFlows(FairnessPolicy):
     """Every request counts one."""
 
+    by_request = True
+
     def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> float:  # noqa: ARG002
         return 1.0

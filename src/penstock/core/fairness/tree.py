@@ -39,6 +39,8 @@ class Node:
         "in_flight",
         "index",
         "leaves",
+        "left",
+        "left_s",
         "name",
         "parent",
         "tag",
@@ -63,6 +65,8 @@ class Node:
         self.children: dict[str, Node] = {}
         self.heaps: dict[str, list[tuple[float, int, Node]]] = {}  # per model: children with backlog, by tag
         self.leaves: dict[str, Leaf] = {}
+        self.left = 0.0  # work that left lately without having been sent, fading; as of `left_s`. Of flows and the root
+        self.left_s = 0.0
         self.demand = 0.0  # work asked for lately, fading; as of `demand_s`
         self.demand_s = 0.0
         self.held = False  # passed over, whatever waits below it

@@ -38,6 +38,7 @@ class Ends(Parts):
     def _evict(self, entry: Entry, reason: Reason, now: float, actions: list[Action]) -> None:
         after_s = self._retry_after_s(entry, reason, now)
         self._unqueue(entry, Event.EVICTED)
+        self._forecast.left(entry, now)
         self._end(entry, None, now, reason)
         actions.append(Evict(entry.request.id, reason, after_s))
 

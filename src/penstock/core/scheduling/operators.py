@@ -88,6 +88,7 @@ class Operators(Endpoints):
         if afresh or settings.prices != before.prices:
             self._fairness = FAIRNESS[settings.fairness](settings.prices)
             self._account = Account(self._fairness)
+            self._forecast.reconfigured(by_request=self._fairness.by_request)
         self._key = ORDERINGS[settings.ordering]
         for entry in entries:
             if afresh:

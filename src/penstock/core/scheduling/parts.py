@@ -77,7 +77,7 @@ class Parts:
         self._recorder = Recorder(self._waits, self._shares, [band.name for band in settings.bands], self._router)
         self._key = ORDERINGS[settings.ordering]
         self._estimator = Estimator()
-        self._forecast = Forecast()
+        self._forecast = Forecast(by_request=self._fairness.by_request)
         self._budget = retry.RetryBudget(settings.retry_budget)
         self._timers: Timers[int | str] = Timers()  # an arrival number, or an endpoint's name
         self._entries: dict[str, Entry] = {}  # every request that has not ended
@@ -118,9 +118,11 @@ class Parts:
         own_s = band.settings.wait_s_max
         return self._settings.wait_s_max if own_s is None else own_s
 
-    def _estimated_wait_s(self, entry: Entry, now: float, *, ahead: float | None = None) -> float | None:
+    def _estimated_wait_s(
+        self, entry: Entry, now: float, *, ahead: float | None = None, all_stay: bool = False
+    ) -> float | None:
         slots = self._pool.slots(entry.request.model)
-        return self._forecast.wait_s(entry, self._queues.bands, slots, now, ahead=ahead)
+        return self._forecast.wait_s(entry, self._queues.bands, slots, now, ahead=ahead, all_stay=all_stay)
 
     def _health_changed(self, now: float) -> None:
         """Somebody's health changed: whether the ejections of others are ignored may have changed with it."""

@@ -99,7 +99,7 @@ class Requests(Waiting):
             self._router.answered(held, usage, now)
             if held.transferred_tokens:
                 usage = whole_usage(usage, held.cached_tokens, cached_told=held.cached_told)
-        self._forecast.lease_ended(model, entry.work, now - held.began_s)
+        self._forecast.lease_ended(entry, now - held.began_s)
         endpoint = self._release(entry, now)
         entry.move(Event.FINISHED)
         if usage is not None and usage.prompt_tokens > 0:
@@ -181,6 +181,7 @@ class Requests(Waiting):
         entry = self._entries[request_id]
         if entry.state is State.WAITING:
             self._unqueue(entry, Event.CANCELLED)
+            self._forecast.left(entry, now)
             self._end(entry, None, now, Reason.CANCELLED)
             return self._pumped(now)  # others may have waited for it
         endpoint = self._release(entry, now)

@@ -117,7 +117,7 @@ class Sending(Ends):
         self._affinity.used(chosen)
         self._budget.dispatched()
         queued = self._queues.waiting > 0 and any(request.model in b.tree.root.backlog for b in self._queues.bands)
-        self._forecast.dispatched(request.model, entry.work, queued=queued, now=now)
+        self._forecast.dispatched(entry, queued=queued, now=now)
         self._queues.touch(chosen)
         rank = None
         if self._settings.engine_priority:

@@ -48,7 +48,7 @@ class Waiting(Sending):
 
     def _admit_to_wait(self, entry: Entry, now: float, actions: list[Action]) -> None:
         """It found nothing open: may it wait, and would that help?"""
-        wait_s = self._estimated_wait_s(entry, now)
+        wait_s = self._estimated_wait_s(entry, now, all_stay=True)
         first_token_s = self._forecast.first_token_s(entry.request.model)
         band = self._queues.bands[entry.request.band]
         reason: Reason | None = None
