@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from penstock.core.endpoint import Endpoint
-from penstock.core.fairness.tree import Node, QueueTree
+from penstock.core.fairness.tree import Node, QueueTree, fair_order, top
 from penstock.core.flow import Entry
 from penstock.core.settings import BandSettings
 
@@ -71,10 +71,11 @@ class Band:
 
     def light_flows(self, model: str) -> list[Node]:
         """The flows with requests waiting for a model that were light when last looked at, in fair order."""
-        flows = self._light.get(model, ())
-        ranked = [(node.tag, node.index, node) for node in flows if model in node.backlog and not node.held]
-        ranked.sort()
-        return [node for _, _, node in ranked]
+        flows = self._light.get(model)
+        waiting = [node for node in flows if not node.held and model in node.backlog] if flows else []
+        if len(waiting) > 1:
+            waiting.sort(key=fair_order)
+        return waiting
 
     def no_longer_light(self, flow: Node, model: str) -> None:
         """It is over its share now; its next request will be judged anew."""
@@ -94,7 +95,7 @@ class Band:
     def push(self, entry: Entry) -> None:
         self.entries[entry.seq] = entry
         self.bytes += entry.request.body_bytes
-        tokens, model = entry.estimate.prompt_tokens, entry.request.model
+        tokens, model = entry.estimate.prompt_tokens, entry.model
         self.tokens += tokens
         self.tokens_of[model] = self.tokens_of.get(model, 0) + tokens
         size = entry.size_class = _size_class(entry.uncached_tokens)
@@ -105,7 +106,7 @@ class Band:
         del self.entries[entry.seq]
         self.bumped.pop(entry.seq, None)
         self.bytes -= entry.request.body_bytes
-        tokens, model = entry.estimate.prompt_tokens, entry.request.model
+        tokens, model = entry.estimate.prompt_tokens, entry.model
         self.tokens -= tokens
         self.tokens_of[model] -= tokens
         self._unsize(entry)
@@ -113,6 +114,10 @@ class Band:
         if model not in self.tree.root.backlog:
             del self.tokens_of[model]
             self._light.pop(model, None)
+        elif (light := self._light.get(model)) is not None:
+            flow = top(entry.node_of())
+            if model not in flow.backlog:
+                light.pop(flow, None)
 
     def resized(self, entry: Entry) -> None:
         """What there is to compute of a waiting prompt changed: more of it is cached, or less."""

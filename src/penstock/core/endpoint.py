@@ -129,9 +129,18 @@ class Endpoint:
 
 def least_loaded(endpoints: Sequence[Endpoint], now: float) -> Endpoint:
     """The one with the least load for its size; among equals the one whose last request is the longest ago."""
-
-    def rank(endpoint: Endpoint) -> tuple[float, int, int]:
+    chosen = endpoints[0]
+    if len(endpoints) == 1:
+        return chosen
+    least = math.inf
+    for endpoint in endpoints:  # a loop, for it is run over all that are open, at every dispatch
         ledger = endpoint.ledger
-        return ledger.load(now) / (ledger.slots or 1), endpoint.last_lease, endpoint.index
+        share = ledger.load(now) / (ledger.slots or 1)
+        if share < least or (share == least and _earlier(endpoint, chosen)):
+            chosen, least = endpoint, share
+    return chosen
 
-    return min(endpoints, key=rank) if len(endpoints) > 1 else endpoints[0]
+
+def _earlier(one: Endpoint, other: Endpoint) -> bool:
+    """Whether its last request is longer ago than the other's."""
+    return one.last_lease < other.last_lease or (one.last_lease == other.last_lease and one.index < other.index)

@@ -52,6 +52,7 @@ class Entry:
         "locate_until_s",
         "located",
         "looked_up",
+        "model",
         "node",
         "output_seen",
         "overtaken_from",
@@ -63,6 +64,7 @@ class Entry:
         "size_class",
         "source",
         "state",
+        "tenant",
         "trail",
         "twin_computing",
         "uncached_tokens",
@@ -75,6 +77,8 @@ class Entry:
 
     def __init__(self, request: Request, seq: int) -> None:
         self.request = request
+        self.model = request.model  # as in the request, and asked for most
+        self.tenant = request.tenant
         self.seq = seq  # arrival number: the last tie-break everywhere
         self.state = State.ARRIVED
         self.key: tuple[int, float] = (0, float(seq))  # the caller's own priority, then the ordering's key

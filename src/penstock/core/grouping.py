@@ -178,7 +178,9 @@ class Grouping:
         """Whether others wait who could follow it; where it waited itself."""
         if not entry.siblings:
             return False
-        flows = self._flows(entry.siblings[0])
+        flows = self._waiting[entry.siblings[0]]
+        if isinstance(flows, Entry):
+            return False
         return len(flows) > 1 or len(flows[entry.node_of()]) > 1
 
     def _flows(self, key: int) -> Flows:

@@ -166,12 +166,12 @@ class PrefixIndex:
         levels: Levels = []
         if not keys:
             return levels
-        get = self._holders.get
-        bits, depth = get(keys[0], 0), 0
+        holders = self._holders
+        bits, depth = holders.get(keys[0], 0), 0
         for key in keys:
             if not bits:
                 return levels
-            still = bits & get(key, 0)
+            still = bits & holders.get(key, 0)
             if still != bits:
                 levels.append((bits & ~still, depth))
                 bits = still

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 from penstock.core import admission
-from penstock.core.admission import Cause
+from penstock.core.admission import Cause, Room
 from penstock.core.affinity import Affinity
 from penstock.core.band import Band
 from penstock.core.endpoint import Endpoint
-from penstock.core.fairness.tree import Node, QueueTree
+from penstock.core.fairness.tree import Node, QueueTree, top
 from penstock.core.flow import Entry
 from penstock.core.grouping import Group, Grouping
 from penstock.core.lifecycle import TERMINAL, State
@@ -131,7 +131,7 @@ class Pump:
 
     def asked(self, entry: Entry, now: float) -> None:
         """A request came to its flow: note what the flow asks for."""
-        node = _top(entry.node_of())
+        node = top(entry.node_of())
         if node.parent is None:
             return  # all requests stand in one flow
         node.demand = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S) + entry.work
@@ -170,7 +170,7 @@ class Pump:
 
     def arrived(self, entry: Entry, now: float) -> None:
         """It is about to join its flow: note whether it is what slots are kept for."""
-        node, model = _top(entry.node_of()), entry.request.model
+        node, model = top(entry.node_of()), entry.request.model
         if node.parent is not None and self._under_share(node, model, now):
             self._queues.bands[entry.request.band].note_light(node, model)
             crowded = any(model in band.tree.root.backlog for band in self._queues.bands)
@@ -179,7 +179,7 @@ class Pump:
 
     def returned(self, entry: Entry, now: float) -> None:
         """It is about to join its flow again: slots are kept for it as for a newcomer, but it came only once."""
-        node, model = _top(entry.node_of()), entry.request.model
+        node, model = top(entry.node_of()), entry.request.model
         if node.parent is not None and self._under_share(node, model, now):
             self._queues.bands[entry.request.band].note_light(node, model)
 
@@ -195,7 +195,7 @@ class Pump:
         free = self._serving(model, list(band.open))
         if not free or not self._kept_back(model, band, free, now):
             return bool(free)
-        return self._under_share(_top(entry.node_of()), model, now)
+        return self._under_share(top(entry.node_of()), model, now)
 
     def hold(self, entry: Entry) -> bool:
         """The entry's tenant runs as many requests as it may: pass over its flow. False: that is shared with others."""
@@ -305,7 +305,7 @@ class Pump:
                 model = entry.request.model
                 if entry.request.band != band.rank or model not in models:
                     continue
-                if model in scarce and not self._under_share(_top(entry.node_of()), model, now):
+                if model in scarce and not self._under_share(top(entry.node_of()), model, now):
                     continue
                 head = head or self._head(band, models)
                 if entry is head:
@@ -379,7 +379,7 @@ class Pump:
         """
         if not self._reserve.light_come(entry.request.model, now):
             return False
-        node = _top(entry.node_of())
+        node = top(entry.node_of())
         return node.parent is None or not self._asked_little(node, now)
 
     # --- roles ------------------------------------------------------------------------------------------------
@@ -431,8 +431,7 @@ class Pump:
                 continue
             if prefill_room < 0:  # most lines are empty, and cost nothing
                 free = [e for e in free if e not in self._kept] if self._kept else free
-                prefill_room = max([e.room[0] for e in free], default=0.0)
-                kv_room = max([e.room[1] for e in free], default=0.0)
+                prefill_room, kv_room = _largest_room(free)
             if entry.uncached_tokens <= prefill_room and entry.estimated_tokens <= kv_room:
                 left = [e for e in free if e not in self._kept] if self._kept else free
                 endpoints = self._fitting(entry, left, now)
@@ -498,7 +497,7 @@ class Pump:
         if head is not None and self._tenants.held(head.request.tenant):  # its flow is shared with others
             line = islice(band.tree.in_order([model]), HELD_MAX)
             head = next((x for x in line if not self._tenants.held(x.request.tenant)), None)
-        first = _top(head.node_of()) if head is not None else None
+        first = top(head.node_of()) if head is not None else None
         if first is not None and self._under_share(first, model, now):
             yield from band.tree.in_order([model], first)
         for node in band.light_flows(model):
@@ -539,8 +538,11 @@ def _of_models(entries: Mapping[int, Entry], models: list[str]) -> Iterator[Entr
             yield entry
 
 
-def _top(node: Node) -> Node:
-    """The flow or group of the highest level that a flow belongs to."""
-    while node.parent is not None and node.parent.parent is not None:
-        node = node.parent
-    return node
+def _largest_room(endpoints: list[Endpoint]) -> Room:
+    """What no request exceeds that fits any of them, in each measure."""
+    most_prefill = most_kv = 0.0
+    for endpoint in endpoints:
+        prefill_room, kv_room = endpoint.room
+        most_prefill = max(most_prefill, prefill_room)
+        most_kv = max(most_kv, kv_room)
+    return most_prefill, most_kv

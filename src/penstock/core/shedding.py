@@ -47,4 +47,4 @@ def refuses(band: BandSettings, entry: Entry, wait_s: float | None, now: float) 
 
 
 def _leaf(entry: Entry) -> Leaf:
-    return entry.node_of().leaves[entry.request.model]
+    return entry.node_of().leaves[entry.model]

@@ -149,7 +149,9 @@ class QueueTree:
     def node(self, path: Path, weights: tuple[float, ...]) -> Node:
         """The flow at the end of a path, made where it does not exist yet."""
         node = self.root
-        for name, weight in zip(path, weights, strict=True):
+        assert len(path) == len(weights)
+        for level, name in enumerate(path):
+            weight = weights[level]
             child = node.children.get(name)
             if child is None:
                 if self._nodes >= self._sweep_at:
@@ -168,7 +170,7 @@ class QueueTree:
 
     def push(self, entry: Entry) -> None:
         """Let an entry wait in its flow's leaf."""
-        node, model = entry.node, entry.request.model
+        node, model = entry.node, entry.model
         assert node is not None
         leaf = node.leaves.get(model)
         if leaf is None:
@@ -191,7 +193,7 @@ class QueueTree:
 
     def remove(self, entry: Entry) -> None:
         """Take an entry out that no longer waits (its state says so already)."""
-        node, model = entry.node, entry.request.model
+        node, model = entry.node, entry.model
         assert node is not None
         leaf = node.leaves[model]
         leaf.remove(entry)
@@ -302,12 +304,18 @@ class QueueTree:
             best: Node | None = None
             for model in models:
                 child = node.first(model)
-                if child is not None and (best is None or (child.tag, child.index) < (best.tag, best.index)):
+                if child is not None and (best is None or _before(child, best)):
                     best = child
             if best is None:  # all below this one are held, so what stands first is found by looking
                 return None if node is top else next(self._below(top, models), None)
             node = best
-        return min(_heads(node, models), key=_age, default=None)
+        first: Entry | None = None
+        for model in models:
+            leaf = node.leaves.get(model)
+            entry = leaf.head() if leaf is not None else None
+            if entry is not None and (first is None or _age(entry) < _age(first)):
+                first = entry
+        return first
 
     def in_order(self, models: Collection[str], node: Node | None = None) -> Iterator[Entry]:
         """What would be next if the one before were passed over: flow by flow, each from its head on."""
@@ -316,7 +324,7 @@ class QueueTree:
     def _below(self, node: Node, models: Collection[str]) -> Iterator[Entry]:
         if node.children:
             given: set[int] = set()
-            for child in _merged([node.in_order(model) for model in models], _turn):
+            for child in _merged([node.in_order(model) for model in models], fair_order):
                 if child.index not in given:
                     given.add(child.index)
                     yield from self._below(child, models)
@@ -351,21 +359,25 @@ def _all_below(node: Node, depth: int | None = None) -> Iterator[Node]:
             yield from _all_below(child, None if depth is None else depth - 1)
 
 
-def _heads(node: Node, models: Collection[str]) -> Iterator[Entry]:
-    for model in models:
-        leaf = node.leaves.get(model)
-        entry = leaf.head() if leaf is not None else None
-        if entry is not None:
-            yield entry
-
-
 def _merged(streams: list[Iterator[Item]], key: Callable[[Item], Any]) -> Iterator[Item]:
     """Several ordered streams as one; of a single one, nothing is asked before it is wanted."""
     return streams[0] if len(streams) == 1 else heapq.merge(*streams, key=key)
 
 
-def _turn(node: Node) -> tuple[float, int]:
+def top(node: Node) -> Node:
+    """The flow or group of the highest level that a flow belongs to."""
+    while node.parent is not None and node.parent.parent is not None:
+        node = node.parent
+    return node
+
+
+def fair_order(node: Node) -> tuple[float, int]:
+    """The least goes first, among siblings."""
     return node.tag, node.index
+
+
+def _before(one: Node, other: Node) -> bool:
+    return one.tag < other.tag or (one.tag == other.tag and one.index < other.index)
 
 
 def _age(entry: Entry) -> tuple[tuple[int, float], int]:

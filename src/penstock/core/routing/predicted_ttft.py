@@ -62,7 +62,12 @@ def _holders(endpoints: Sequence[Endpoint], context: Context) -> list[Endpoint]:
 
 def _costs(endpoints: Sequence[Endpoint], context: Context) -> dict[Endpoint, float]:
     """An endpoint not seen at work yet is taken to be as fast as the fastest: else it never would be seen."""
-    fastest = max((e.ledger.prefill_rate for e in endpoints if e.ledger.rate_known), default=PREFILL_TOKENS_PER_S)
+    fastest = 0.0
+    for endpoint in endpoints:
+        ledger = endpoint.ledger
+        if ledger.rate_known and ledger.prefill_rate > fastest:
+            fastest = ledger.prefill_rate
+    fastest = fastest or PREFILL_TOKENS_PER_S
     return {e: _cost(e, context, fastest) for e in endpoints}
 
 

@@ -49,10 +49,10 @@ class Waiting(Sending):
     def _admit_to_wait(self, entry: Entry, now: float, actions: list[Action]) -> None:
         """It found nothing open: may it wait, and would that help?"""
         wait_s = self._estimated_wait_s(entry, now, all_stay=True)
-        first_token_s = self._forecast.first_token_s(entry.request.model)
+        first_token_s = self._forecast.first_token_s(entry.model)
         band = self._queues.bands[entry.request.band]
         reason: Reason | None = None
-        if self._tenants.over_queued(entry.request.tenant) is not None:
+        if self._tenants.over_queued(entry.tenant) is not None:
             reason = Reason.TENANT_LIMIT
         elif wait_s is not None and now + wait_s + first_token_s > entry.deadline_s:
             reason = Reason.DEADLINE_INFEASIBLE
@@ -79,8 +79,8 @@ class Waiting(Sending):
         entry.queued_since_s = now
         self._queues.push(entry)
         shedding.entered(self._queues.bands[entry.request.band].settings, entry, now)
-        self._tenants.queued(entry.request.tenant, entry.request.body_bytes, entry.estimate.prompt_tokens)
-        if self._tenants.held(entry.request.tenant):
+        self._tenants.queued(entry.tenant, entry.request.body_bytes, entry.estimate.prompt_tokens)
+        if self._tenants.held(entry.tenant):
             self._pump.hold(entry)
 
     def _arm(self, entry: Entry) -> None:
@@ -95,14 +95,14 @@ class Waiting(Sending):
         return shedding.due_s(self._queues.bands[entry.request.band].settings, entry)
 
     def _helps_until_s(self, entry: Entry) -> float:
-        return entry.deadline_s - self._forecast.first_token_s(entry.request.model)
+        return entry.deadline_s - self._forecast.first_token_s(entry.model)
 
     def _time_is_up(self, entry: Entry, now: float, actions: list[Action]) -> None:
         """Its time has come, unless first tokens come sooner by now than when it was armed, or its queue moved on."""
         if self._helps_until_s(entry) <= now:
             self._evict(entry, Reason.DEADLINE_MISSED, now, actions)
         elif self._may_wait_until_s(entry) <= now:
-            alive = self._pool.alive(entry.request.model)
+            alive = self._pool.alive(entry.model)
             self._evict(entry, Reason.QUEUE_TIMEOUT if alive else Reason.NO_ENDPOINT, now, actions)
         elif self._shed_s(entry) <= now:
             self._evict(entry, Reason.OVERLOAD, now, actions)
