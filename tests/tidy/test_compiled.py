@@ -9,6 +9,24 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
 HOOK = BUILD["targets"]["wheel"]["hooks"]["custom"]
+# What takes all of a generator, or (any, all, next) is compiled to a loop that ends where it would.
+CONSUMERS = {
+    "all",
+    "any",
+    "next",
+    "sum",
+    "min",
+    "max",
+    "sorted",
+    "tuple",
+    "list",
+    "set",
+    "frozenset",
+    "dict",
+    "join",
+    "extend",
+    "update",
+}
 
 
 def _matching(patterns: list[str]) -> set[Path]:
@@ -30,3 +48,21 @@ def test_a_file_is_left_if_and_only_if_it_defines_values() -> None:
 def test_the_list_stands_on_files_that_are_there() -> None:
     for pattern in (*HOOK["compile"], *HOOK["leave"]):
         assert _matching([pattern]), pattern
+
+
+def test_no_generator_expression_is_handed_on() -> None:
+    """Compiled it would be a list, made whole before anybody asks for its first element; the build refuses it too."""
+    for path in _matching(HOOK["compile"]) - _matching(HOOK["leave"]):
+        tree = ast.parse(path.read_text())
+        consumed = {
+            id(call.args[0])
+            for call in ast.walk(tree)
+            if isinstance(call, ast.Call) and call.args and _name(call.func) in CONSUMERS
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.GeneratorExp):
+                assert id(node) in consumed, f"{path}:{node.lineno}"
+
+
+def _name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else ast.unparse(function)

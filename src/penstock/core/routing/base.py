@@ -7,13 +7,13 @@ how much of this prompt it holds, and where the request's session is at home. No
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from penstock.core.endpoint import Endpoint
 from penstock.core.request import Request
 
 NOWHERE: Mapping[int, int] = {}
-LOAD = "load per slot"  # what endpoints are compared by wherever nothing else is, for people
+LOAD: Final = "load per slot"  # what endpoints are compared by wherever nothing else is, for people
 
 
 class Context:

@@ -16,7 +16,7 @@ from penstock.core.routing.base import LOAD, Context, RoutingPolicy
 class LeastLoaded(RoutingPolicy):
     """Least load per slot."""
 
-    scores_by = LOAD
+    scores_by: str | None = LOAD
 
     def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
         return least_loaded(endpoints, context.now)

@@ -16,7 +16,7 @@ class Lmetric(RoutingPolicy):
     """Least product."""
 
     uses_prefix = True
-    scores_by = "new prompt tokens × batch"
+    scores_by: str | None = "new prompt tokens × batch"
 
     def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
         return min(endpoints, key=lambda e: (self.score(e, context), e.last_lease, e.index))

@@ -15,7 +15,7 @@ from penstock.core.routing.base import LOAD, Context, RoutingPolicy
 class PowerOfTwo(RoutingPolicy):
     """The less loaded of two."""
 
-    scores_by = LOAD
+    scores_by: str | None = LOAD
 
     def __init__(self, draw: Callable[[], float]) -> None:
         self._draw = draw  # from 0 up to 1

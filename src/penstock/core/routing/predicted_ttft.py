@@ -27,7 +27,7 @@ class PredictedTtft(RoutingPolicy):
 
     uses_prefix = True
     weighs_load = True
-    scores_by = "predicted cost, s"
+    scores_by: str | None = "predicted cost, s"
 
     def __init__(self, escape_s: float) -> None:
         self._escape_s = escape_s

@@ -7,11 +7,12 @@ Load matters only there: whoever wants it weighed against the cache takes `load_
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from penstock.core.endpoint import Endpoint, least_loaded
 from penstock.core.routing.base import LOAD, Context, RoutingPolicy
 
-HELD = "tokens held"
+HELD: Final = "tokens held"
 
 
 class Prefix(RoutingPolicy):
