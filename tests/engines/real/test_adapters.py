@@ -83,7 +83,7 @@ async def test_what_an_adapter_has_cached_is_its_own(adapted: Adapted, serve: St
     """The same prompt under another adapter computes other values: neither engine nor gateway takes it for cached."""
     endpoints = [adapted.endpoint]
     if locality == "kv_events":  # is asked where there is a choice: so the engine has two doors
-        endpoints.append({"url": f"http://localhost:{adapted.port}", "name": "by another door"})
+        endpoints.append({"url": f"http://localhost:{adapted.port}", "name": "vllm-door"})
         endpoints = [{**endpoint, "slots": 4, "kv_events": "auto"} for endpoint in endpoints]
     gateway = serve(endpoints, routing={"policy": "kv", "locality": locality})
     foretold: list[float] = []
