@@ -56,7 +56,7 @@ test-postgres: .venv/dev.stamp
 	PENSTOCK_TEST_POSTGRES=required $(BIN)/python -m pytest -k postgres tests/conformance/test_store.py tests/batch
 
 # The gateway in front of real engines on this CPU: two vLLM and a llama.cpp, which are installed first where they are
-# missing. PENSTOCK_ENGINES: where (~/.cache/penstock-engines). Takes about 10 minutes once, then 5; see docs/engines.md.
+# missing. PENSTOCK_ENGINES: where (~/.cache/penstock-engines). Takes about 10 minutes once, then 5 to 14; see docs/engines.md.
 test-engines: .venv/dev.stamp
 	PYTHON=$(PYTHON) ./scripts/engines/install
 	$(BIN)/python -m pytest --capture=sys -vv tests/engines/real $(ARGS)
