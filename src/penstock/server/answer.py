@@ -12,6 +12,7 @@ import re
 import msgspec
 
 from penstock.core.request import Usage
+from penstock.server.fields import UsageFields
 from penstock.server.stream_end import TAIL_BYTES, ended_well, tells_error
 
 HEAD_BYTES = 1024  # kept: an answer's id, and Anthropic's message_start, which alone tells the prompt's tokens
@@ -27,23 +28,7 @@ _NO_CHOICES = re.compile(rb'"choices": ?\[\]')
 _SPLIT = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")  # an event ends with an empty line, of either kind
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    """Usage as OpenAI's chat and completions, OpenAI's responses and Anthropic's messages have it."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    input_tokens_details: _Details | None = None
-    cache_read_input_tokens: int | None = None
-
-
-_decode = msgspec.json.Decoder(_Usage).decode
+_decode = msgspec.json.Decoder(UsageFields).decode
 
 
 class Answer:
@@ -125,7 +110,7 @@ class Answer:
                     return data
                 whole = 0
             data, self._held = data[:whole], data[whole:]
-        if b'"choices":[]' not in data and b'"choices": []' not in data:
+        if data.find(b'"choices":[]') < 0 and data.find(b'"choices": []') < 0:  # not `in`, which tries a number first
             return data
         kept = [event for event in _SPLIT.split(data) if not (_NO_CHOICES.search(event) and _USAGE.search(event))]
         return b"".join(kept)

@@ -1,4 +1,6 @@
-"""What is read of a body: the fields that scheduling looks at, and those that its prompt is made of. Values."""
+"""What is read of a body: of a request the fields that scheduling looks at, and those that its prompt is made of; of an
+answer what it says it cost. Values, read by msgspec.
+"""
 
 from __future__ import annotations
 
@@ -50,3 +52,19 @@ class Peek(msgspec.Struct, frozen=True, gc=False):
     priority: object = None
     previous_response: object = None  #: the answer this one goes on from
     text: Text | None = None  #: what the prompt is made of; None: no JSON
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class UsageFields(msgspec.Struct):
+    """Usage as OpenAI's chat and completions, OpenAI's responses and Anthropic's messages have it."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _Details | None = None
+    cache_read_input_tokens: int | None = None

@@ -263,7 +263,7 @@ class Connection:
             raise RefusedError(Refusal.EXPECTATION_FAILED, "only 100-continue can be expected")
         self._state = _BODY if reader.expects_body else _BUSY
         body_bytes_max = self.server.handler.begin(exchange)
-        if self._exchange is not exchange:
+        if exchange.over:
             return  # answered, or broken off
         if not reader.expects_body:
             self._complete(reader)

@@ -129,6 +129,11 @@ class Exchange:
             self._connection.resume_body()
 
     @property
+    def over(self) -> bool:
+        """The response has ended, or never will."""
+        return self._connection is None
+
+    @property
     def gone(self) -> bool:
         """The exchange is over without an ended response."""
         return self._connection is None and not self.ended

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from penstock.server.http1_exchange import Exchange, Header
 
+_HASH: Final = 0x23  # as a number: `bytes in bytes` tries that first, and fails slowly
 _BLANK_LINE: Final = b"\r\n\r\n"
 _FRAMING_PER_BODY_BYTE: Final = 8  # chunks of one byte cost 6 on the wire
 _PIECES_MAX: Final = 64  # of a body, kept as they came: a join copies less, but a body that drips weighs more
@@ -158,7 +159,7 @@ class RequestReader:
         if not path.startswith("/"):
             path = _path_of_absolute(path)
         method = parser.get_method()
-        if not path or b"#" in url or method == b"CONNECT":
+        if not path or _HASH in url or method == b"CONNECT":
             raise RefusedError(Refusal.BAD_REQUEST, "the request target is not a path")
         exchange.method = method.decode()
         exchange.target_path = path

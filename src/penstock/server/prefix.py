@@ -43,9 +43,9 @@ def keys(text: Text, model: str) -> tuple[int, ...]:
         pieces.insert(0, _without_billing(bytes(text.system)))
     if not pieces:
         return ()
-    whole = memoryview(
-        pieces[0] if len(pieces) == 1 else b"".join([memoryview(piece)[:_BYTES_MAX] for piece in pieces])
-    )
+    whole = memoryview(pieces[0])
+    if len(pieces) > 1:
+        whole = memoryview(b"".join([memoryview(piece)[:_BYTES_MAX] for piece in pieces]))
     count = keys_within(len(whole) // PREFIX_CHUNK_BYTES)
     if not count:
         return ()
