@@ -27,13 +27,13 @@ from penstock.server.admin.routes import AdminRoutes
 from penstock.server.affinity import RESPONSES_PATH, Affinities
 from penstock.server.batch.routes import BatchRoutes
 from penstock.server.body import BadBody, Inflater
-from penstock.server.caller import Caller, Unauthorized
+from penstock.server.caller import Caller, Key, Unauthorized
 from penstock.server.catalog import Catalog
 from penstock.server.driver import Driver
 from penstock.server.fields import Peek
 from penstock.server.heartbeat import Heartbeats
 from penstock.server.http1 import Exchange, Header, Refusal
-from penstock.server.identity import Callers, Key
+from penstock.server.identity import Callers
 from penstock.server.journey import DirectJourney, QueuedJourney, Witness, model_not_found
 from penstock.server.locality.locator import Locator
 from penstock.server.metrics import Metrics

@@ -6,6 +6,7 @@ import msgspec
 
 from penstock.core.outcome import Reason
 from penstock.core.settings import Limits
+from penstock.server.names import Names
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
@@ -28,3 +29,23 @@ class Unauthorized(msgspec.Struct, frozen=True):
 
     message: str
     reason: Reason = Reason.UNAUTHORIZED
+
+
+class Known(msgspec.Struct, frozen=True):
+    """A tenant of the settings, or the default for all others."""
+
+    name: str
+    weight: float
+    band_max: int
+    limits: Limits | None
+    has_keys: bool
+    users: Names
+    label: str
+
+
+class Key(msgspec.Struct, frozen=True):
+    """A key that is known here."""
+
+    digest: bytes
+    owner: Known
+    user: str  #: who uses it, where nobody is named

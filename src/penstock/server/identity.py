@@ -18,10 +18,9 @@ import ipaddress
 import re
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from penstock.core.settings import Limits
-from penstock.server.caller import Caller, Unauthorized
+from penstock.server.caller import Caller, Key, Known, Unauthorized
 from penstock.server.names import Names, safe_name
 from penstock.settings.model import Settings
 from penstock.settings.tenancy import ANONYMOUS, OTHER, Tenant, TenantLimits
@@ -47,33 +46,11 @@ _PEERS_MAX = 4096  # remembered verdicts; cleared as a whole when full
 Header = Callable[[bytes], bytes | None]  # the first value of a header, by its name in lower case
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """A tenant of the settings, or the default for all others."""
-
-    name: str
-    weight: float
-    band_max: int
-    limits: Limits | None
-    has_keys: bool
-    users: Names
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A key that is known here."""
-
-    digest: bytes
-    owner: _Known
-    user: str  #: who uses it, where nobody is named
-
-
 class Callers:
     """Tells callers apart, by the settings."""
 
     def __init__(self, settings: Settings) -> None:
-        self._tenants: dict[str, _Known] = {}
+        self._tenants: dict[str, Known] = {}
         self._dynamic = Names(settings.identity.max_dynamic)
         self._dynamic_users = Names(settings.identity.max_dynamic)  # of all tenants that are not listed, together
         self.reconfigured(settings)
@@ -216,7 +193,7 @@ class Callers:
             return Unauthorized(_KEY_REQUIRED)
         return None
 
-    def _claimed(self, header: Header, peer: str, now: float) -> _Known:
+    def _claimed(self, header: Header, peer: str, now: float) -> Known:
         """The tenant that a caller without a key says it is."""
         name = _first_name(header, self._tenant_headers) or ANONYMOUS
         known = self._tenants.get(name)
@@ -239,18 +216,18 @@ class Callers:
             verdict = self._trusted_peers[peer] = _within(peer, self._networks)
         return verdict
 
-    def _user(self, header: Header, field: object, tenant: _Known, key: Key | None, now: float) -> str:
+    def _user(self, header: Header, field: object, tenant: Known, key: Key | None, now: float) -> str:
         name = _first_name(header, self._user_headers) or (safe_name(field) if isinstance(field, str) else "")
         if not name:
             return "" if key is None else key.user
         listed = tenant.users is not self._dynamic_users
         return name if tenant.users.admit(name if listed else (tenant.name, name), now) else OTHER
 
-    def _known(self, tenant: Tenant, users_max: int) -> _Known:
+    def _known(self, tenant: Tenant, users_max: int) -> Known:
         before = self._tenants.get(tenant.name)
         users = Names(users_max) if before is None else before.users
         users.limit = users_max
-        return _Known(
+        return Known(
             name=tenant.name,
             weight=tenant.weight,
             band_max=self._ranks[tenant.max_band] if tenant.max_band else self._band_max,
@@ -260,8 +237,8 @@ class Callers:
             label=tenant.name,
         )
 
-    def _unlisted(self, name: str) -> _Known:
-        return _Known(name, 1.0, self._band_max, None, has_keys=False, users=self._dynamic_users, label=OTHER)
+    def _unlisted(self, name: str) -> Known:
+        return Known(name, 1.0, self._band_max, None, has_keys=False, users=self._dynamic_users, label=OTHER)
 
     # --- what -----------------------------------------------------------------------------------------------
 

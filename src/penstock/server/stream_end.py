@@ -30,7 +30,7 @@ def stillborn(data: bytes) -> bool:
 
 def aborted(path: str, answer: bytes) -> bool:
     """Whether an answer that is no stream says that it was cut short: its engine went to sleep, or ends."""
-    return b'"abort"' in answer and path in _WITH_FINISH_REASON and _ABORTED.search(answer) is not None
+    return answer.find(b'"abort"') >= 0 and path in _WITH_FINISH_REASON and _ABORTED.search(answer) is not None
 
 
 def tells_error(tail: bytes | bytearray) -> bool:

@@ -13,21 +13,21 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import ssl
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
-from urllib.parse import urlsplit
 
 from penstock.server.head import head_of
-from penstock.server.upstream_call import (
-    Call,
+from penstock.server.upstream_call import Call, Sink
+from penstock.server.upstream_connection import UpstreamConnection
+from penstock.server.upstream_values import (
+    Address,
     Headers,
-    Sink,
+    Response,
     UpstreamError,
     UpstreamErrorKind,
     UpstreamLimits,
+    UpstreamStatistics,
     UpstreamTimeouts,
 )
-from penstock.server.upstream_connection import UpstreamConnection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,52 +57,6 @@ class UpstreamException(Exception):  # noqa: N818 - the error is the value it ca
         self.error = error
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
-    """A whole answer, as `fetch` returns it."""
-
-    status: int
-    headers: Headers
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamStatistics:
-    """The picture of one pool now, and its totals."""
-
-    connecting: int
-    active: int
-    idle: int
-    requests_total: int
-    connects_total: int
-    retries_total: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Address:
-    """Where an endpoint is, from its URL."""
-
-    host: str
-    port: int
-    authority: str  # for the Host header
-    prefix: str  # before every target
-    is_tls: bool
-
-    @staticmethod
-    def of(url: str) -> _Address:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"not an http(s) URL with a host: {url!r}")
-        if parts.query or parts.fragment or "@" in parts.netloc or " " in url or not url.isascii():
-            raise ValueError(f"an endpoint's URL is plain ASCII without query, fragment, credentials: {url!r}")
-        is_tls = parts.scheme == "https"
-        port_default = 443 if is_tls else 80
-        port = port_default if parts.port is None else parts.port
-        name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-        authority = name if port == port_default else f"{name}:{port}"
-        return _Address(parts.hostname, port, authority, parts.path.rstrip("/"), is_tls)
-
-
 class Upstream:
     """One endpoint's connections. Made and used on one event loop."""
 
@@ -117,7 +71,7 @@ class Upstream:
     ) -> None:
         self.timeouts = timeouts or UpstreamTimeouts()
         self.limits = limits or UpstreamLimits()
-        self._address = address = _Address.of(url)
+        self._address = address = Address.of(url)
         self._loop = loop or asyncio.get_running_loop()
         self.time = self._loop.time
         self._ssl = (ssl_context or ssl.create_default_context()) if address.is_tls else None

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import httptools
 
-from penstock.server.upstream_call import UpstreamError, UpstreamErrorKind
+from penstock.server.upstream_values import UpstreamError, UpstreamErrorKind
 
 if TYPE_CHECKING:
-    from penstock.server.upstream_call import Call, Headers, UpstreamLimits, UpstreamTimeouts
+    from penstock.server.upstream_call import Call
+    from penstock.server.upstream_values import Headers, UpstreamLimits, UpstreamTimeouts
 
 JOIN_BYTES_MAX: Final = 4096  # up to here one copy is cheaper than a second buffer in the transport
 _HEAD, _PAYLOAD, _BODY, _DONE = 0, 1, 2, 3  # what of the answer is awaited: its head, first payload, rest, nothing
