@@ -30,8 +30,8 @@ def safe_name(value: bytes | str | None) -> str:
     name = raw.decode("utf-8", "replace")
     if len(name) <= NAME_CHARACTERS_MAX and name.isprintable() and _NOT_UTF8 not in name:
         return name
-    shown = (c for c in name[: 4 * _KEPT_CHARACTERS] if c.isprintable() and c != _NOT_UTF8)
-    kept = "".join(shown)[:_KEPT_CHARACTERS].strip()
+    shown = [c for c in name[: 4 * _KEPT_CHARACTERS] if c.isprintable() and c != _NOT_UTF8]
+    kept = "".join(shown[:_KEPT_CHARACTERS]).strip()
     return f"{kept}~{hashlib.sha256(raw).hexdigest()[:_HASH_CHARACTERS]}"
 
 
