@@ -28,8 +28,7 @@ class Gateway:
 
     def cpu_s(self) -> float:
         """User and system time so far."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+        return cpu_s_of(self.pid)
 
     def rss_bytes(self) -> int:
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
@@ -45,6 +44,12 @@ class Gateway:
         lines = self.get("/metrics").decode().splitlines()
         found = [line for line in lines if line.startswith((name + "{", name + " ")) and label in line]
         return sum(float(line.rsplit(" ", 1)[1]) for line in found)
+
+
+def cpu_s_of(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
 @contextlib.contextmanager
