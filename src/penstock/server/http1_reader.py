@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.server.http1_exchange import Exchange, Header
 
 _HASH: Final = 0x23  # as a number: `bytes in bytes` tries that first, and fails slowly
+_COPIED_BYTES_MAX: Final = 32 * 1024  # below, a copy costs less than a view
 _BLANK_LINE: Final = b"\r\n\r\n"
 _FRAMING_PER_BODY_BYTE: Final = 8  # chunks of one byte cost 6 on the wire
 _PIECES_MAX: Final = 64  # of a body, kept as they came: a join copies less, but a body that drips weighs more
@@ -106,7 +107,10 @@ class RequestReader:
             self.body_left_bytes -= size
         try:
             assert self._parser is not None
-            self._parser.feed_data(data if size == len(data) else data[at:end])
+            if size == len(data):
+                self._parser.feed_data(data)
+            else:
+                self._parser.feed_data(data[at:end] if size < _COPIED_BYTES_MAX else memoryview(data)[at:end])
         except httptools.HttpParserUpgrade:
             self._upgrade = True
         except httptools.HttpParserError as error:
