@@ -26,6 +26,7 @@ from random import Random
 from rich.console import Console
 from rich.table import Table
 
+from penstock.build import kind
 from penstock.core.actions import Action, Dispatch
 from penstock.core.lease import Lease
 from penstock.core.observation import Observation
@@ -184,6 +185,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=20_000, help="requests per row (default 20000)")
     parser.add_argument("--routing", default="least_loaded")
+    parser.add_argument("--one", action="store_true", help="only the shape that is in every sweep")
     parser.add_argument("--index", action="store_true", help="only: how large is a full index of prefixes")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -194,21 +196,23 @@ def main() -> int:
         print(f"{held:,} keys at 64 endpoints, {len(history):,} distinct: {bench.index_bytes / held:.0f} bytes per key")
         return 0
     rows = []
-    for swept, values in SWEEPS.items():
+    sweeps = {"depth": (BASE["depth"],)} if args.one else SWEEPS
+    for swept, values in sweeps.items():
         for value in values:
             shape = {**BASE, swept: value}
             if not args.json:
                 print(f"measuring {shape} …", file=sys.stderr)
-            rows.append({"swept": swept, **shape, **measure(**shape, steps=args.steps, routing=args.routing)})
+            figures = measure(**shape, steps=args.steps, routing=args.routing)
+            rows.append({"build": kind(), "swept": swept, **shape, **figures})
     if args.json:
         print(json.dumps(rows))
         return 0
-    table = Table(title="CPU time of all core calls of one request", title_justify="left")
+    table = Table(title=f"CPU time of all core calls of one request, {kind()}, {args.routing}", title_justify="left")
     for column in ("swept", "waiting", "tenants", "endpoints", "p50 µs", "p99 µs", "mean µs", "longest call, p99 µs"):
         table.add_column(column, justify="left" if column == "swept" else "right")
     for row in rows:
-        figures = (f"{row[key]:.1f}" for key in ("p50_us", "p99_us", "mean_us", "call_p99_us"))
-        table.add_row(row["swept"], *(f"{row[key]:,}" for key in BASE), *figures)
+        cells = (f"{row[key]:.1f}" for key in ("p50_us", "p99_us", "mean_us", "call_p99_us"))
+        table.add_row(row["swept"], *(f"{row[key]:,}" for key in BASE), *cells)
     Console().print(table)
     return 0
 
