@@ -262,6 +262,10 @@ class Pump:
             endpoints = self._fitting(head, free_to_head, now)
         if endpoints:
             return head, endpoints
+        if self.is_modest(head, now):  # it leaves room for light flows, which may stand far behind it by now
+            found = self._first_fit(self._light(band, head.request.model, now), free, now)
+            if found is not None:
+                return found
         return self._overtake(band, models, free, now)
 
     def _head(self, band: Band, models: list[str]) -> Entry | None:

@@ -156,6 +156,9 @@ class Oracle:
         plain = [model for model in models if model not in scarce]
         bumped = [entry for entry in band.bumped.values() if entry in order]
         lines = [bumped, *(self._light(band, order, model, now, known=known) for model in scarce)]
+        first = next((x for x in order if x.request.model in plain), None)
+        if first is not None and self._is_modest(first, now, known=known):
+            lines += [[first], self._light(band, order, first.request.model, now, known=known)]
         lines += [[x for x in order if x.request.model in plain]]
         lines += [[x for x in order if x.request.model == model] for model in plain if len(plain) > 1]
         for line in lines:
