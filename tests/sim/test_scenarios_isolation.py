@@ -33,6 +33,6 @@ def test_isolation_from_long_prompts_costs_no_throughput() -> None:
 
 
 def test_on_small_engines_isolation_is_bought_with_a_sixth_of_the_throughput() -> None:
-    """In so short a run the p99 is that of a few requests: 1.4 to 4.7 from state to state and seed to seed, about 2 over ten."""
+    """In so short a run the p99 is that of a few requests: 1.4 to 4.7 from state to state and seed to seed."""
     held("flood_small", 240.0, "light p99 TTFT / alone: reserve auto", at_most=5.0)
     assert result("flood_small", 240.0).value("throughput / pass-through: reserve auto") >= 0.82

@@ -251,8 +251,10 @@ class Pump:
                 return found
         if scarce:
             models = [model for model in models if model not in scarce]
-        if not models:
-            return None
+        return self._in_turn(band, models, free, now) if models else None
+
+    def _in_turn(self, band: Band, models: list[str], free: list[Endpoint], now: float) -> Found | None:
+        """The head of the fair order, or, where it does not fit the room that is left, who may overtake it."""
         head = self._head(band, models)
         if head is None:
             return None  # all flows are held
@@ -262,11 +264,10 @@ class Pump:
             endpoints = self._fitting(head, free_to_head, now)
         if endpoints:
             return head, endpoints
+        found = None
         if self.is_modest(head, now):  # it leaves room for light flows, which may stand far behind it by now
             found = self._first_fit(self._light(band, head.request.model, now), free, now)
-            if found is not None:
-                return found
-        return self._overtake(band, models, free, now)
+        return found or self._overtake(band, models, free, now)
 
     def _head(self, band: Band, models: list[str]) -> Entry | None:
         """Who is next in fair order. Flows of tenants that run all they may are held when they are met here."""

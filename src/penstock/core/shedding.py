@@ -26,9 +26,11 @@ def entered(band: BandSettings, entry: Entry, now: float) -> None:
 
 
 def leaves(band: BandSettings, entry: Entry, now: float) -> None:
-    """A request is sent, and about to leave its flow's queue."""
+    """A request is sent, and about to leave its flow's queue. How soon one went that overtook others proves nothing."""
     if band.shed_target_s is not None and now - entry.waits_since_s <= band.shed_target_s:
-        _leaf(entry).calm_s = now
+        leaf = _leaf(entry)
+        if leaf.head() is entry:
+            leaf.calm_s = now
 
 
 def due_s(band: BandSettings, entry: Entry) -> float:
