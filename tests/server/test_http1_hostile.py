@@ -519,6 +519,7 @@ class Head:
     http_version: str
 
 
+@pytest.mark.interpreted  # it has a head of its own read into
 @settings(max_examples=500, deadline=None)
 @given(STREAMS | st.lists(GOOD, max_size=5).map(b"".join), st.lists(st.integers(1, 40), max_size=30))
 @example(request(method="GET") * 2, [len(request(method="GET")) - 3, 1, 1])  # a blank line in four reads
@@ -532,6 +533,7 @@ def test_how_the_bytes_are_split_changes_nothing(stream: bytes, sizes: list[int]
     assert read_all([stream[n : n + 1] for n in range(len(stream))]) == whole
 
 
+@pytest.mark.interpreted  # it has a head of its own read into
 @settings(max_examples=100, deadline=None)
 @given(st.lists(GOOD, max_size=6))
 def test_valid_requests_are_all_found_in_any_order(stream: list[bytes]) -> None:

@@ -441,6 +441,7 @@ def written(document: Any, prefix: str = "") -> Iterator[str]:
         yield prefix
 
 
+@pytest.mark.interpreted  # it looks at what compiled objects don't show
 async def test_a_reloaded_gateway_is_what_one_started_with_the_same_settings_would_be(world: World) -> None:
     """For everything that any part keeps of its settings. A part that was not told differs here."""
     entry = {"url": "http://127.0.0.1:9", "name": "e"}
