@@ -85,6 +85,7 @@ async def test_a_request_goes_to_the_engine_that_says_it_holds_its_prompt(world:
         assert cached(answer) > 200
 
 
+@pytest.mark.interpreted  # it listens in the place of a method
 async def test_what_is_foretold_is_what_the_engine_then_finds(world: World) -> None:
     """With engines that hold little, so that what was cached is soon gone again."""
     for _ in range(2):

@@ -108,6 +108,7 @@ async def test_a_request_that_met_a_stale_connection_is_sent_once_more(how: str)
         assert engine.peers[1].requests[0].endswith(b"\r\n\r\nbody")
 
 
+@pytest.mark.interpreted  # a compiled module has its constants inside
 @on_both_loops
 async def test_an_engine_that_dies_of_a_request_is_not_given_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss long after the request was written is no stale connection; trying again is the caller's budget."""

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from typing import Any
-
-import msgspec
 
 from penstock.server import prefix
-from penstock.server.fields import Peek
+from penstock.server.fields import Peek, field_reader
 from penstock.server.http1 import Exchange
 from penstock.settings.routing import BY_CACHE, BY_SESSION, Routing
 
@@ -60,7 +57,7 @@ class Affinities:
         self._reads_session = routing.policy in BY_SESSION
         self._header = None if session.header is None else session.header.encode()
         self._cookie = None if session.cookie is None else _cookie_pattern(session.cookie)
-        self._field = None if session.body is None else _field_reader(session.body)
+        self._field = None if session.body is None else field_reader(session.body)
 
     def ties(self, exchange: Exchange, body: bytes, peek: Peek, model: str) -> Ties:
         """Of a request for this model, its alias resolved."""
@@ -92,8 +89,3 @@ class Affinities:
 
 def _cookie_pattern(name: str) -> re.Pattern[bytes]:
     return re.compile(rb"(?:^|;)\s*" + re.escape(name.encode()) + rb'="?([^;"]*)')
-
-
-def _field_reader(name: str) -> msgspec.json.Decoder[Any]:
-    """Decodes this one field of an object."""
-    return msgspec.json.Decoder(msgspec.defstruct("Field", [("value", object, msgspec.field(name=name, default=None))]))

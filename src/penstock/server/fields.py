@@ -4,6 +4,8 @@ answer what it says it cost. Values, read by msgspec.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 NOTHING = msgspec.Raw()
@@ -68,3 +70,8 @@ class UsageFields(msgspec.Struct):
     output_tokens: int | None = None
     input_tokens_details: _Details | None = None
     cache_read_input_tokens: int | None = None
+
+
+def field_reader(name: str) -> msgspec.json.Decoder[Any]:
+    """Decodes this one field of an object, as `value`; None where it is absent."""
+    return msgspec.json.Decoder(msgspec.defstruct("Field", [("value", object, msgspec.field(name=name, default=None))]))
