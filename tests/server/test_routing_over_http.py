@@ -117,9 +117,9 @@ async def test_one_system_prompt_for_all_does_not_pile_onto_one_engine(world: Wo
 async def test_the_requests_of_a_session_go_to_one_engine(
     world: World, session: dict[str, Any], headers: dict[str, str], body: dict[str, Any]
 ) -> None:
-    for _ in range(3):
-        await world.engine()
-    await world.gateway(routing={"policy": "session", "session": session})
+    engines = [await world.engine() for _ in range(3)]
+    named_alike = [{"url": engine.url, "name": f"gpu-{at}"} for at, engine in enumerate(engines)]  # homes go by name
+    await world.gateway(endpoints=named_alike, routing={"policy": "session", "session": session})
     lives: dict[str, set[str]] = {}
     for _ in range(3):
         for name in ("one", "two", "three", "four", "five", "six"):
