@@ -23,8 +23,9 @@ def test_a_first_byte_time_out_is_tried_once_more() -> None:
     assert [judge(Failure.FIRST_BYTE_TIMEOUT, attempts) for attempts in (1, 2)] == ["requeue", "fail"]
 
 
-def test_a_refusal_costs_nothing() -> None:
-    assert judge(Failure.BUSY, 100, RetryBudget(0.0)) is Verdict.REQUEUE
+@pytest.mark.parametrize("failure", [Failure.BUSY, Failure.MODEL_GONE])
+def test_a_refusal_costs_nothing(failure: Failure) -> None:
+    assert judge(failure, 100, RetryBudget(0.0)) is Verdict.REQUEUE
 
 
 def test_after_the_first_byte_nothing_can_be_taken_back() -> None:
@@ -50,6 +51,7 @@ def test_retries_are_a_share_of_the_dispatches_in_the_long_run() -> None:
         (Failure.BROKEN, Reason.STREAM_BROKEN),
         (Failure.FIRST_BYTE_TIMEOUT, Reason.UPSTREAM_TIMEOUT),
         (Failure.RESET, Reason.UPSTREAM_ERROR),
+        (Failure.MODEL_GONE, Reason.MODEL_NOT_FOUND),
     ],
 )
 def test_each_failure_ends_under_its_own_name(failure: Failure, reason: Reason) -> None:

@@ -290,6 +290,37 @@ def test_an_earlier_wake_up_of_the_same_endpoint_does_not_lose_the_later_one() -
     assert times[-1] == 1.0 + AVOID_S
 
 
+def test_a_model_that_is_gone_is_asked_for_once_at_each_endpoint_that_is_believed_to_have_it() -> None:
+    made = scheduler(a=1, b=1)
+    (lease,) = fill(made, 1)
+    actions = made.failed(lease, Failure.MODEL_GONE, now=1.0)
+    assert (requeued(actions), sent(actions)) == (["fill-0.0-0"], [("fill-0.0-0", "b")])
+    actions = made.failed(the_lease(actions), Failure.MODEL_GONE, now=1.1)
+    assert ends(actions) == [("fill-0.0-0", "failed", "model_not_found")]
+    assert [endpoint.state for endpoint in made.snapshot(now=1.1).endpoints] == ["up", "up"]
+    assert sent(made.arrived(request("another"), now=1.2)) == [("another", "a")], "what they have is theirs to tell"
+
+
+def test_who_else_has_the_model_is_waited_for_though_it_is_away() -> None:
+    made = scheduler(a=1, b=1)
+    made.endpoint_down("b", now=0.0)
+    (lease,) = fill(made, 1)
+    actions = made.failed(lease, Failure.MODEL_GONE, now=1.0)
+    assert (requeued(actions), sent(actions)) == (["fill-0.0-0"], [])
+    assert sent(made.expire(now=1.0 + 10 * AVOID_S)) == []
+    assert sent(made.endpoint_up("b", now=12.0)) == [("fill-0.0-0", "b")]
+
+
+def test_as_long_as_somebody_may_have_the_model_nobody_hears_that_it_does_not_exist() -> None:
+    made = scheduler(SchedulerSettings(attempts_max=1, retry_budget=0.0), a=1, b=1, c=1, d=1)
+    actions, tried = made.arrived(request("r"), now=0.0), []
+    while sent(actions):
+        tried += sent(actions)
+        actions = made.failed(the_lease(actions), Failure.MODEL_GONE, now=0.0)
+    assert tried == [("r", "a"), ("r", "b"), ("r", "c"), ("r", "d")]
+    assert ends(actions) == [("r", "failed", "model_not_found")]
+
+
 def test_a_refusal_costs_queue_time_only_until_max_wait() -> None:
     made = scheduler(SchedulerSettings(wait_s_max=1.0), a=1)
     actions, now, refusals = made.arrived(request("r"), now=0.0), 0.0, 0

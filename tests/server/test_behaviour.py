@@ -103,6 +103,7 @@ def failures(rows: list[Row]) -> None:
             Failure.SERVER_ERROR,
             Failure.BUSY,
             Failure.FIRST_BYTE_TIMEOUT,
+            Failure.MODEL_GONE,
             Failure.BROKEN,
         )
     ]

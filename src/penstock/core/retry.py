@@ -3,7 +3,8 @@
 The rules of DESIGN §4.11. A refusal (429, 503) before the first byte costs nothing but time in the queue. A lost
 connection or an engine's error spends one of the request's attempts and one token of a budget that all requests
 share: retries may be `budget` of the dispatches in the long run, so a broken pool is not hit three times as hard.
-After the first byte nothing can be taken back.
+An endpoint that does not have the model (any more) costs no engine any work, and spends nothing either: the request is
+bounded by going to each endpoint but once. After the first byte nothing can be taken back.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Failure(StrEnum):
     BUSY = "busy"  #: 429 or 503, or an engine that says it is shutting down
     SERVER_ERROR = "server_error"  #: another 5xx
     FIRST_BYTE_TIMEOUT = "first_byte_timeout"
+    MODEL_GONE = "model_gone"  #: it does not have the model that it is believed to have
     BROKEN = "broken"  #: after the first byte: lost, silent for too long, or an error in the stream
 
 
@@ -56,7 +58,7 @@ class RetryBudget:
 
 def verdict(failure: Failure, *, attempts: int, attempts_max: int, budget: RetryBudget) -> Verdict:
     """Judge the `attempts`-th failure that costs an attempt (the current one counted) of one request."""
-    if failure is Failure.BUSY:
+    if failure in (Failure.BUSY, Failure.MODEL_GONE):
         return Verdict.REQUEUE
     if failure is Failure.BROKEN:
         return Verdict.FAIL
@@ -72,4 +74,6 @@ def final_reason(failure: Failure) -> Reason:
         return Reason.STREAM_BROKEN
     if failure is Failure.FIRST_BYTE_TIMEOUT:
         return Reason.UPSTREAM_TIMEOUT
+    if failure is Failure.MODEL_GONE:
+        return Reason.MODEL_NOT_FOUND
     return Reason.UPSTREAM_ERROR

@@ -18,7 +18,7 @@ below it, never those above (a tidy test holds it): `parts` < `ends` < `sending`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from random import Random
 
 from penstock.core.endpoint import least_loaded
@@ -53,9 +53,10 @@ class Scheduler(Operators):
         super().__init__(settings, random.random)
         self._random = random
 
-    def least_loaded(self, model: str, *, now: float) -> str | None:
-        """Where to send something that needs neither queue nor lease (tokenizing); None when nobody is alive."""
+    def least_loaded(self, model: str, *, but: Collection[str] = (), now: float) -> str | None:
+        """Where to send something that needs neither queue nor lease (tokenizing); None when nobody else is alive."""
         usable = self._pool.usable(Request(id="", model=model, band=0), now)
+        usable = [endpoint for endpoint in usable if endpoint.name not in but] if but else usable
         if not usable:
             return None
         return least_loaded(usable, now).name

@@ -19,6 +19,8 @@ from penstock.engines.page import Sample, Selector, mean, total
 Json = Mapping[str, object]  #: an answer that is a JSON object
 Names = tuple[str, ...]  #: aliases of one series, today's first; the first that is there counts
 
+NO_MODEL_CODE = "model_not_found"  # OpenAI's `code`, and our own where another Penstock is the endpoint
+
 
 class Priority(Enum):
     """In which direction an engine orders by the `priority` of a request."""
@@ -121,8 +123,26 @@ class Engine(msgspec.Struct, frozen=True):
     orca: bool = False  #: answers tell the load in a header when asked to
     refusals: tuple[bytes, ...] = ()  #: in an error's body: it is too busy or going, whatever the status says
     failures: frozenset[int] = frozenset()  #: statuses below 500 that mean that it failed, not the request
+    no_model: Names = ()  #: how the message of a 404 begins when it doesn't have the model, whose name stands for `{}`
     # --- telling its operator what to switch on: `metrics`, `cached_tokens`, `priority`, `kv_events`, `slots`
     flags: Mapping[str, str] = {}
+
+    def lacks(self, model: str, body: bytes | bytearray) -> bool:
+        """Whether the body of a 404 says that it is the model it does not have, and not the path or anything else.
+
+        The message is compared from its beginning, name and all: what else an engine repeats of a request in its errors
+        is the caller's to choose, and must not tell us what the engine serves.
+        """
+        try:
+            page = msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return False
+        error = page.get("error", page) if isinstance(page, dict) else None
+        if not isinstance(error, dict):
+            return False
+        message = error.get("message")
+        begins = tuple(begin.replace("{}", model) for begin in self.no_model)
+        return error.get("code") == NO_MODEL_CODE or (isinstance(message, str) and message.startswith(begins))
 
 
 class PageReader:

@@ -21,5 +21,6 @@ LMDEPLOY = Engine(
         pace=("lmdeploy:time_per_output_token_seconds",),
         prefix_ratio=("lmdeploy:prefix_cache_hit_rate",),
     ),
+    no_model=("The model '{}' does not exist",),
     flags={"metrics": "--enable-metrics"},
 )

@@ -24,5 +24,6 @@ OLLAMA = Engine(
     signs=(("/api/version", ("version",)),),
     probe_path="/api/version",
     documents=(version_at("/api/version"), Document("/api/tags", _tags)),
+    no_model=("model '{}' not found", 'model "{}" not found'),
     flags={"slots": "OLLAMA_NUM_PARALLEL (1 unless set): put the same number into `slots`"},
 )

@@ -71,6 +71,7 @@ VLLM = Engine(
     priority=Priority.LOWER_FIRST,
     orca=True,
     refusals=(b"cannot schedule new futures after shutdown",),  # its 500 while it drains
+    no_model=("The model `{}` does not exist",),
     flags={
         "metrics": "remove --disable-log-stats",
         "cached_tokens": "--enable-prompt-tokens-details",

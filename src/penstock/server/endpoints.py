@@ -256,7 +256,6 @@ class Endpoints:
         member = _Member(endpoint, source, target, self._parts.observer(endpoint, target, self._listed))
         self._members[name] = member
         self.targets[name] = target
-        target.unreachable = member.observer.poke
         self._metrics.endpoint_added(name)
         if models is not None:
             self._catalog.configured(name, sorted(models))
@@ -285,7 +284,6 @@ class Endpoints:
         logger.info("endpoint %s is wanted again", member.spec.name)
         member.leave_at_s = None
         member.observer = self._parts.observer(member.spec, member.target, self._listed)
-        member.target.unreachable = member.observer.poke
         if self._started:
             self._observe(member)
         if not member.drained:

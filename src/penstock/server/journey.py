@@ -94,7 +94,7 @@ class QueuedJourney(Relay):
         trace: Trace | None = None,
         witness: Witness | None = None,
     ) -> None:
-        super().__init__(exchange, body)
+        super().__init__(exchange, body, request.model)
         self.request = request
         self.api = api
         self.band = band
@@ -401,8 +401,8 @@ class DirectJourney(Relay):
         "_metrics",
         "_request_id",
         "_targets",
+        "_without",
         "api",
-        "model",
         "pinned",
     )
 
@@ -421,10 +421,9 @@ class DirectJourney(Relay):
         has_key: bool,
         inflated: bool,
     ) -> None:
-        super().__init__(exchange, body)
+        super().__init__(exchange, body, model)
         self._has_key = has_key
         self._inflated = inflated
-        self.model = model
         self.pinned = pinned
         self.api = api
         self._request_id = request_id
@@ -433,15 +432,16 @@ class DirectJourney(Relay):
         self._metrics = metrics
         self._endpoint = ""
         self._attempts = 0
+        self._without: list[str] = []  # endpoints that do not have the model
 
     def begin(self) -> None:
         """Send it to the endpoint it names, else to the least loaded one."""
         scheduler = self._driver.scheduler
         endpoint = self.pinned
         if endpoint is None:
-            endpoint = scheduler.least_loaded(self.model, now=self._driver.now())
+            endpoint = scheduler.least_loaded(self.model, but=self._without, now=self._driver.now())
         if endpoint is None:
-            known = scheduler.knows(self.model, now=self._driver.now()) is not False
+            known = not self._without and scheduler.knows(self.model, now=self._driver.now()) is not False
             self._refuse(Reason.NO_ENDPOINT if known else Reason.MODEL_NOT_FOUND)
             return
         target = self._targets.get(endpoint)
@@ -472,6 +472,10 @@ class DirectJourney(Relay):
             unreachable = self._targets[self._endpoint].unreachable
             if unreachable is not None:
                 unreachable()
+            self.begin()
+            return
+        if failure is Failure.MODEL_GONE and self.pinned is None and self._attempts < DIRECT_ATTEMPTS_MAX:
+            self._without.append(self._endpoint)
             self.begin()
             return
         reason = final_reason(failure)

@@ -81,6 +81,8 @@ class Observer:
         self._facts_tries = 0  # how often they are still asked for, all of them, because a question got no answer
         self._is_new = True  # not asked yet what it is, or restarted since
         target.heard_load = self._heard
+        target.unreachable = self.poke
+        target.disowned = self.ask_again
         if engine is not None:
             self._use(engine)
 
@@ -104,6 +106,11 @@ class Observer:
         """A request found nobody there: probe it now, and then often until it is back, maybe as another."""
         self._is_new = True
         self._poked.set()
+
+    def ask_again(self) -> None:
+        """It said that it does not have a model that it is believed to have: ask now which it has."""
+        if self._asks_models:
+            self._poked.set()
 
     async def _forever(self, ask: Callable[[], Awaitable[None]], pause: Callable[[], Awaitable[None]]) -> None:
         while True:

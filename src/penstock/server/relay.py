@@ -56,6 +56,7 @@ class Target:
     __slots__ = (
         "_load_due_s",
         "api_key",
+        "disowned",
         "engine",
         "heard_load",
         "meeting_place",
@@ -70,7 +71,8 @@ class Target:
         self.upstream = upstream
         self.api_key = api_key
         self.meeting_place = meeting_place  # host and port where it hands over what it computes, if it is asked there
-        self.unreachable: Callable[[], None] | None = None
+        self.unreachable: Callable[[], None] | None = None  # a request found nobody there
+        self.disowned: Callable[[], None] | None = None  # it does not have a model that it is believed to have
         self.engine = OPENAI  # until it is known
         self.priority: Priority | None = None  # how its engine orders by the body's `priority`, if it does
         self.heard_load: Callable[[bytes], None] | None = None  # a load header came
@@ -107,11 +109,13 @@ class Relay:
         "_whole",
         "body",
         "exchange",
+        "model",
         "target",
     )
 
-    def __init__(self, exchange: Exchange, body: bytes) -> None:
+    def __init__(self, exchange: Exchange, body: bytes, model: str) -> None:
         self.exchange = exchange
+        self.model = model  # as engines know it
         self.target = exchange.target_path + (f"?{exchange.query}" if exchange.query else "")
         self.body = body
         self._call: Call | None = None
@@ -166,7 +170,7 @@ class Relay:
 
     def on_response(self, status: int, headers: Headers, /) -> None:
         self._head = (status, headers)
-        if self._is_failure(status):
+        if status >= 400 and (status == 404 or self._is_failure(status)):
             self._error_body = bytearray()
         for name, value in headers:
             lower = name.lower()
@@ -346,11 +350,18 @@ class Relay:
         if self._is_failure(status):
             busy = status in (429, 503) or any(text in body for text in self._engine().refusals)
             self.failed(Failure.BUSY if busy else Failure.SERVER_ERROR, f"status {status}")
+        elif status == 404 and self._engine().lacks(self.model, body):
+            assert self._target is not None
+            if self._target.disowned is not None:
+                self._target.disowned()
+            self.no_answer()
+            self.failed(Failure.MODEL_GONE, "the model is not there")
         elif self._sse and not self._packed:
             if not tells_error(body):
                 self._error_body = None  # a bare `[DONE]` is nothing to pass on in the end
             self.failed(Failure.SERVER_ERROR, "a stream that failed at once")
         elif status >= 300:
+            self.first_byte()
             self.engine_error([])
             self.succeeded(status)
         elif not self._beating:

@@ -23,6 +23,7 @@ from penstock.sim.engine_answers import (
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Container
 
 CHAT_TOKENS_MEAN, CHAT_TOKENS_SPREAD = 128, 32  # an answer's length where the caller sets no limit
 COMPLETION_TOKENS = 16  # vLLM's default
@@ -109,6 +110,7 @@ _DECODER = msgspec.json.Decoder(_Body)
 class Call(msgspec.Struct):
     """One inference request, understood."""
 
+    model: str
     prompt: bytes
     prompt_tokens: int
     output_tokens: int
@@ -124,24 +126,23 @@ class Call(msgspec.Struct):
 class CallReader:
     """Reads calls for one engine; `rng` draws the lengths that callers leave open."""
 
-    def __init__(self, *, model: str, context_tokens_max: int, rng: random.Random) -> None:
+    def __init__(self, *, model: str, adapters: Container[str], context_tokens_max: int, rng: random.Random) -> None:
         self._model = model
+        self._adapters = adapters  # served beside it, under names of their own
         self._context_tokens_max = context_tokens_max
         self._rng = rng
 
     def read(self, path: str, raw: bytes, *, answer_id: str, created: int, priority: str | None) -> Call:
         body = self._decode(raw)
-        if body.model and body.model != self._model:
-            message = f"The model `{body.model}` does not exist."
-            raise CallError(404, "NotFoundError", message, "model")
+        model = self._served(body)
         if body.stream_options is not None and not body.stream:
             raise bad_request("Stream options can only be defined when `stream=True`.", "stream_options")
-        facts: dict[str, Any] = {"model": self._model, "created": created, "include_usage": False}
+        facts: dict[str, Any] = {"model": model, "created": created, "include_usage": False}
         if body.stream_options is not None:
             facts["include_usage"] = bool(body.stream_options.include_usage)
         kind = _KINDS.get(path)
         if kind is None:
-            prompt, result = _pooled(path, body, self._model)
+            prompt, result = _pooled(path, body, model)
             tokens, reason = 0, "stop"
             answer: Answer = PooledAnswer(answer_id, result=result, start=0, **facts)
         else:
@@ -152,6 +153,7 @@ class CallReader:
                 facts["prompt_tokens"] = engine_text.token_count(prompt)
             answer = kind(answer_id, **facts)
         return Call(
+            model=model,
             prompt=prompt,
             prompt_tokens=engine_text.token_count(prompt),
             output_tokens=tokens,
@@ -166,7 +168,15 @@ class CallReader:
 
     def prompt(self, path: str, raw: bytes) -> bytes:
         """The prompt alone, for the tokenizer paths."""
-        return _prompt(path, self._decode(raw))
+        body = self._decode(raw)
+        self._served(body)
+        return _prompt(path, body)
+
+    def _served(self, body: _Body) -> str:
+        model = body.model or self._model
+        if model != self._model and model not in self._adapters:
+            raise CallError(404, "NotFoundError", f"The model `{model}` does not exist.", "model")
+        return model
 
     def _decode(self, raw: bytes) -> _Body:
         try:

@@ -121,6 +121,8 @@ class EngineServer:
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
             "/v1/models": {"GET": self._models},
+            "/v1/load_lora_adapter": {"POST": self.service.adapters.load},
+            "/v1/unload_lora_adapter": {"POST": self.service.adapters.unload},
             "/health": {"GET": lambda _, connection: connection.respond(200, b"")},
             "/ping": {
                 "GET": lambda _, connection: connection.respond(200, b""),
@@ -154,7 +156,7 @@ class EngineServer:
             "parent": None,
             "max_model_len": self.engine.context_tokens_max,
         }
-        connection.respond_json(200, {"object": "list", "data": [model]})
+        connection.respond_json(200, {"object": "list", "data": [model, *self.service.adapters.listed(model)]})
 
     def _load(self, _: HttpRequest, connection: Connection) -> None:
         connection.respond_json(200, {"server_load": self.service.load})

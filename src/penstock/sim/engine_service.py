@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from penstock.sim import engine_text
 from penstock.sim.engine import Engine, EngineConfig, EngineFullError, EngineRequest, PromptTooLongError
+from penstock.sim.engine_adapters import Adapters
 from penstock.sim.engine_calls import CallError, CallReader, bad_request, broken, busy, no_kv
 from penstock.sim.engine_exchange import Exchange
 from penstock.sim.engine_log import Fault, Faults, LogEntry, RequestLog
@@ -45,10 +46,13 @@ class ServedEngine:
         rooms: Rooms | None = None,
     ) -> None:
         self.config = config
-        self.model = model
+        self.adapters = Adapters()
         self.engine = Engine(config, seed=seed)
         self.reader = CallReader(
-            model=model, context_tokens_max=self.engine.context_tokens_max, rng=random.Random(seed)
+            model=model,
+            adapters=self.adapters,
+            context_tokens_max=self.engine.context_tokens_max,
+            rng=random.Random(seed),
         )
         self.log = RequestLog()
         self.faults = Faults()
@@ -190,12 +194,12 @@ class ServedEngine:
         call = self.reader.read(
             request.path, request.body, answer_id=engine_id, created=int(entry.arrived), priority=priority
         )
-        entry.model, entry.stream, entry.priority = self.model, call.stream, call.priority
+        entry.model, entry.stream, entry.priority = call.model, call.stream, call.priority
         entry.prompt_tokens = call.prompt_tokens
         if fault is not None and fault.kind == "error" and not call.stream:
             raise broken()
         hashes = engine_text.block_hashes(
-            call.prompt, block_size=self.config.block_size, seed=f"{self.model}\n{call.cache_salt}"
+            call.prompt, block_size=self.config.block_size, seed=f"{call.model}\n{call.cache_salt}"
         )
         engine_request = EngineRequest(
             id=engine_id,

@@ -160,16 +160,7 @@ class Requests(Waiting):
             self._blame(endpoint, failure, now)
         actions: list[Action] = []
         assert (entry.state is State.STREAMING) <= (failure is Failure.BROKEN), "nothing is taken back after it"
-        if failure is Failure.BUSY:
-            entry.refusals += 1
-        else:
-            entry.attempts += 1
-        verdict = Verdict.FAIL
-        if entry.request.pinned is None:
-            verdict = retry.verdict(
-                failure, attempts=entry.attempts, attempts_max=self._settings.attempts_max, budget=self._budget
-            )
-        if verdict is Verdict.FAIL:
+        if self._verdict(entry, failure, endpoint, now) is Verdict.FAIL:
             self._fail(entry, failure, now, actions)
         else:
             self._requeue(entry, failure, endpoint, now, actions)
@@ -246,7 +237,7 @@ class Requests(Waiting):
         self._account.refund(self._tree(entry), entry)
         self._recorder.requeued(entry, failure, endpoint.name if endpoint is not None else "", now)
         if endpoint is not None:
-            avoid_s = AVOID_S
+            avoid_s = math.inf if failure is Failure.MODEL_GONE else AVOID_S
             if failure is Failure.BUSY:
                 avoid_s = min(REFUSED_AVOID_S * 2 ** min(entry.refusals - 1, 16), REFUSED_AVOID_S_MAX)
             entry.avoid = {name: until for name, until in (entry.avoid or {}).items() if until > now}
@@ -278,6 +269,26 @@ class Requests(Waiting):
             self._grouping.waits(entry)
             self._recorder.waits(entry, now)
 
+    def _verdict(self, entry: Entry, failure: Failure, endpoint: Endpoint | None, now: float) -> Verdict:
+        """Count the failure, and judge it."""
+        if failure is Failure.BUSY:
+            entry.refusals += 1
+        elif failure is not Failure.MODEL_GONE:
+            entry.attempts += 1
+        elif not self._others_serve(entry, endpoint, now):
+            return Verdict.FAIL
+        if entry.request.pinned is not None:
+            return Verdict.FAIL
+        return retry.verdict(
+            failure, attempts=entry.attempts, attempts_max=self._settings.attempts_max, budget=self._budget
+        )
+
+    def _others_serve(self, entry: Entry, endpoint: Endpoint | None, now: float) -> bool:
+        """Whether any other endpoint has the model, as far as is known, however it fares now."""
+        return any(
+            e is not endpoint and e.serves(entry.request.model) and not entry.shuns(e.name, now) for e in self._pool
+        )
+
     def _well(self, endpoint: Endpoint, now: float) -> None:
         """It did what was asked of it."""
         was_ejected = endpoint.health.ejected(now)
@@ -293,7 +304,7 @@ class Requests(Waiting):
             self._router.down(endpoint)
         elif failure is Failure.BUSY:
             endpoint.health.refused(now)
-        else:
+        elif failure is not Failure.MODEL_GONE:  # which says nothing of how it fares
             endpoint.health.failed(now)
         self._queues.touch(endpoint)
         self._health_changed(now)
