@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from penstock.core.admission import Cause
 from penstock.core.observation import Observation
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
 from penstock.core.routing.heat import FADE_S, PREFIXES_MAX, Heat
 from penstock.core.routing.homes import SESSIONS_MAX, Homes
 from penstock.core.scheduler import Scheduler, SchedulerSettings
-from penstock.core.settings import EndpointSpec, RoutingSettings
+from penstock.core.settings import AdmissionSettings, EndpointSpec, RoutingSettings
 from penstock.core.sources import Source
 from penstock.sim.checkers import CheckedScheduler
 from tests.core.drive import request, scheduler, sent, the_lease
@@ -80,6 +81,38 @@ def test_who_is_held_is_not_overtaken_in_the_sense_of_the_window() -> None:
         assert sent(made.arrived(request(f"held{at}", session=session), now=1.0)) == []
     for at in range(60):
         assert sent(made.arrived(request(f"passer{at}"), now=1.5)) == [(f"passer{at}", "b")]
+
+
+def test_who_is_held_when_the_policy_changes_to_one_without_homes_waits_like_all_others() -> None:
+    """It is held no more: what keeps it is named for what it is, and who overtakes it then is counted."""
+    small = AdmissionSettings(prefill_tokens_max=1000)
+    known = structs.replace(settings(), admission=small)
+    homes = ((session, scheduler(known, a=1, b=64)) for session in "stuvwxyz")
+    made, session = next((made, session) for session, made in homes if at_home(made, session)[0] == "a")
+    assert sent(made.arrived(request("second", session=session, prompt_tokens=500), now=1.0)) == []
+    assert sent(made.arrived(request("passer", prompt_tokens=900, streamed=True), now=1.0)) == [("passer", "b")]
+    assert made.snapshot(now=1.0).models[0].cause is Cause.AFFINITY
+    assert made._entries["second"].bypassed == 0
+    assert made.reconfigured(structs.replace(settings("round_robin"), admission=small), now=1.5) == []
+    assert made.snapshot(now=1.5).models[0].cause is Cause.PREFILL_FULL
+    assert sent(made.arrived(request("overtakes", prompt_tokens=10), now=1.5)) == [("overtakes", "b")]
+    assert made._entries["second"].bypassed == 1
+
+
+def test_a_policy_that_comes_back_holds_who_waits_anew() -> None:
+    made = scheduler(settings(), a=1, b=1)
+    home, lease = at_home(made, "s")
+    other = made.arrived(request("other", pinned="b" if home == "a" else "a"), now=0.0)
+    made.arrived(request("second", session="s"), now=0.5)
+    freed = made.finished(the_lease(other), now=1.0)
+    assert sent(freed) == [], "it is held"
+    made.arrived(request("passer"), now=1.0)
+    for policy in ("round_robin", "session"):
+        assert made.reconfigured(settings(policy), now=1.5) == []
+    (passer,) = (serial for serial, at in made.books.leases.items() if at.request_id == "passer")
+    assert sent(made.finished(passer, now=2.0)) == []
+    assert sent(made.expire(now=1.0 + WAIT_S)) == [], "since then it waited for any"
+    assert sent(made.finished(lease, now=3.5)) == [("second", home)]
 
 
 def test_a_home_that_died_is_not_waited_for() -> None:

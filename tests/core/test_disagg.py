@@ -117,6 +117,19 @@ def test_a_prefill_endpoint_is_limited_by_its_prompts_and_a_decode_endpoint_is_n
     assert held(made) == {"p": (0, 0), "d": (2, 0)}
 
 
+def test_a_decode_endpoint_is_asked_again_when_its_engine_is_sent_the_request() -> None:
+    """The last token of the prompt is computed there: it has no room for a whole one of any size any more."""
+    made = pairs(p=2, d=8)
+    first = made.arrived(request("first", prompt_tokens=100, streamed=True), now=0.0)
+    made.paused("m", now=0.1)
+    made.arrived(request("looks"), now=0.1)  # so it is known to be open, and to compute nothing
+    made.cancelled("looks", now=0.1)
+    made.resumed("m", now=0.1)
+    handed_over(made.prefilled(the_lease(first), now=1.0))
+    assert made.arrived(request("large", prompt_tokens=1500, divisible=False), now=1.0) == []
+    assert made.snapshot(now=1.0).models[0].cause is Cause.PREFILL_FULL
+
+
 def test_a_decode_endpoint_without_memory_for_the_whole_keeps_the_prompt_from_being_computed() -> None:
     made = pairs(p=8, d=8)
     made.observed("d", Observation(0.0, 1, 0, kv_usage=0.5, kv_capacity_tokens=1000), now=0.0)

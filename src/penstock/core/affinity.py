@@ -36,6 +36,12 @@ class Affinity:
         entry.locate_until_s = now + request.locate_s
         return self.may_hold or request.home is not None or request.locate_s > 0
 
+    def reconfigured(self, entry: Entry) -> None:
+        """It waits, and the policy may be another: it may be held from now on, or no longer."""
+        entry.choosy |= self.may_hold
+        if not self._router.prefers:
+            self.left(entry)
+
     def allowed(self, entry: Entry, fitting: list[Endpoint], now: float) -> list[Endpoint]:
         """Of the endpoints with room for a choosy request, those it may go to now; none while it is held."""
         if not fitting:
@@ -89,7 +95,7 @@ class Affinity:
         return entry.seq in self._holding or now < entry.locate_until_s or self.only(entry, now) is not None
 
     def left(self, entry: Entry) -> None:
-        """A choosy request left the queue."""
+        """A choosy request left the queue, or is held no more."""
         entry.held_for = ()
         if entry.seq in self._holding:
             del self._holding[entry.seq]

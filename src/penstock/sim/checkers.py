@@ -202,12 +202,14 @@ class CheckedScheduler(Scheduler):
         return self._checked(super().bumped(request_id, now=now), now)
 
     def reconfigured(self, settings: SchedulerSettings, *, now: float) -> list[Action]:
-        """Nobody is lost; and no bound holds for who was here before it did."""
+        """Nobody is lost, but for whom it is too late; and no bound holds for who was here before it did."""
         self.books.requeued |= self.books.waiting
         self._ran = Counter([self.books.requests[d.request_id].tenant for d in self.books.leases.values()])
         actions = super().reconfigured(settings, now=now)
-        assert all(isinstance(action, Dispatch) for action in actions), actions
-        self.books.requests = {name: self._entries[name].request for name in self.books.requests}
+        late = {a.request_id for a in actions if isinstance(a, Evict) and a.reason is Reason.DEADLINE_MISSED}
+        assert all(isinstance(a, Dispatch) or a.request_id in late for a in actions), actions
+        for name in self.books.requests.keys() - late:
+            self.books.requests[name] = self._entries[name].request
         assert [band.settings for band in self._queues.bands] == list(settings.bands)
         assert all(entry.seq in self._queues.bands[entry.request.band].entries for entry in self._waiting())
         return self._checked(actions, now)

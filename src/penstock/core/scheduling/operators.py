@@ -95,7 +95,7 @@ class Operators(Endpoints):
                 self._account.recounted(entry)
             if entry.state is State.WAITING:
                 entry.cost = self._account.estimated_cost(entry)
-                entry.choosy |= self._affinity.may_hold
+                self._affinity.reconfigured(entry)
                 if settings.ordering != before.ordering:
                     entry.key = (entry.request.priority, self._key(entry, entry.waits_since_s))
         heirs = self._queues.rearrange(settings.bands, settings.bounds)

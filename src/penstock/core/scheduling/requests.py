@@ -135,6 +135,8 @@ class Requests(Waiting):
         if not meets and self._pending.lost(entry) and (others := self._partners(entry, now)):
             self._pending.drop(entry, now)
             self._reserve_decode(entry, others, now)
+        if (answers := self._pending.answering(entry)) is not None:
+            self._queues.touch(answers)  # its engine hears of the request only now
         entry.lease = following = self._pending.begin(entry, now)
         following.cached_tokens = held.cached_tokens if usage is None else usage.cached_tokens
         following.cached_told = usage is not None and usage.cached_told
