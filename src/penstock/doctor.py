@@ -141,7 +141,7 @@ class Doctor:
         models = learn.listed(listing, facts)
         problems += _wrong_models(endpoint, models)
         reader.use(engine)
-        reading = await reader.full() if reader.reads else None
+        reading = await reader.full() if reader.reads and facts.tells_load is not False else None
         facts = facts.over(reader.facts)
         if facts.sleeping:
             problems.append("it is asleep: requests for it would fail until it is woken up")
@@ -206,7 +206,7 @@ def _offers(
     direction = facts.priority or engine.priority
     kv_known = "kv_events" in flags or facts.kv_events is not None
     return [
-        _metrics(engine, reading, has_page=has_page),
+        _metrics(engine, facts, reading, has_page=has_page),
         _offer("slots", flags, told=True if slots else None, detail=slots_detail),
         _offer("cached_tokens", flags, told=facts.cached_tokens),
         _offer(
@@ -220,9 +220,9 @@ def _offers(
     ]
 
 
-def _metrics(engine: Engine, reading: Observation | None, *, has_page: bool) -> Offer:
+def _metrics(engine: Engine, facts: Facts, reading: Observation | None, *, has_page: bool) -> Offer:
     if reading is None:
-        has = engine.series is not None or bool(engine.load_path)
+        has = facts.tells_load is not False and (engine.series is not None or bool(engine.load_path))
         return _offer("metrics", engine.flags, told=False, has=has)
     seen = f"{reading.running:g} running, {reading.waiting:g} waiting"
     if reading.kv_usage is not None:

@@ -48,7 +48,7 @@ class Facts(msgspec.Struct, frozen=True):
     cached_tokens: bool | None = None  #: whether usage tells how much of a prompt was cached
     kv_events: bool | None = None
     kv_events_endpoint: str | None = None
-    metrics: bool | None = None
+    tells_load: bool | None = None  #: False: it can't, however it is started
     sleeping: bool | None = None
 
     def over(self, other: Facts) -> Facts:
@@ -190,7 +190,6 @@ class PageReader:
         awake = total(self._samples(page, series.awake)) if series.awake else None
         return Facts(
             slots=int(slots) if slots else None,
-            metrics=True,
             sleeping=None if awake is None else awake == 0,
         )
 

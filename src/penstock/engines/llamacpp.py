@@ -11,6 +11,7 @@ def _props(page: Json) -> Facts:
         version=text(page.get("build_info")),
         slots=whole(page.get("total_slots")),
         context_tokens=whole(settings.get("n_ctx")) if isinstance(settings, dict) else None,  # of one slot
+        tells_load=None if page.get("role") != "router" else False,  # of several models, of each alone
         sleeping=flag(page.get("is_sleeping")),
     )
 

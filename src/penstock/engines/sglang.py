@@ -42,7 +42,6 @@ def _server_info(page: Json) -> Facts:
         priority=Priority.LOWER_FIRST if low_first else None,
         cached_tokens=flag(page.get("enable_cache_report")),
         kv_events=bool(events) if "kv_events_config" in page else None,
-        metrics=flag(page.get("enable_metrics")),
     )
 
 

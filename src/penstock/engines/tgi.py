@@ -12,7 +12,6 @@ def _info(page: Json) -> Facts:
         slots=whole(page.get("max_concurrent_requests")),
         context_tokens=whole(page.get("max_total_tokens")),
         models=(model,) if model else (),
-        metrics=True,
     )
 
 

@@ -233,7 +233,7 @@ class Observer:
 
     async def _read_gauges(self) -> None:
         reader = self._reader
-        if not reader.reads:
+        if not reader.reads or self.facts.tells_load is False:
             return
         now = self._driver.now()
         if now >= self._full_due_s:

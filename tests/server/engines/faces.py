@@ -110,6 +110,22 @@ LLAMACPP: dict[str, Route] = {
     "/slots": doc([{"id": n, "is_processing": n < 1} for n in range(4)]),
     "/metrics": doc({"error": {"code": 501, "message": "Start it with `--metrics`"}}, 501),
 }
+_WHICH = doc({"error": {"code": 400, "message": "model name is missing from the request"}}, 400)
+LLAMACPP_ROUTER: dict[str, Route] = {  # several models, each in a process of its own, started when it is asked for
+    "/health": doc({"status": "ok"}),
+    "/v1/models": models("llamacpp", "m", "n"),
+    "/props": doc(
+        {
+            "role": "router",
+            "max_instances": 4,
+            "model_path": "none",
+            "default_generation_settings": {"params": {}, "n_ctx": 0},
+            "build_info": "b1-0c1e570",
+        }
+    ),
+    "/slots": _WHICH,
+    "/metrics": _WHICH,
+}
 TRTLLM: dict[str, Route] = {
     "/health": (200, b"", "text/plain"),
     "/v1/models": models("tensorrt_llm", "m"),

@@ -26,6 +26,7 @@ FOUND: dict[str, tuple[dict[str, Route], str, str | None, list[State]]] = {
     "sglang": (faces.SGLANG, "SGLang", "0.5.23", [Y, Y, Y, Y, N]),
     "tgi": (faces.TGI, "TGI", "3.3.7", [Y, Y, U, NEVER, NEVER]),
     "llama.cpp": (faces.LLAMACPP, "llama.cpp", "b1-0c1e570", [N, Y, U, NEVER, NEVER]),
+    "llama.cpp as a router": (faces.LLAMACPP_ROUTER, "llama.cpp", "b1-0c1e570", [NEVER, U, U, NEVER, NEVER]),
     "trt-llm": (faces.TRTLLM, "TensorRT-LLM", "1.2.0", [Y, Y, U, NEVER, NEVER]),
     "ollama": (faces.OLLAMA, "Ollama", "0.9.0", [NEVER, U, U, NEVER, NEVER]),
     "something else": (faces.OTHER, "OpenAI-compatible", None, [NEVER, U, U, NEVER, NEVER]),

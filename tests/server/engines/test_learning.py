@@ -97,6 +97,14 @@ async def test_slots_that_are_all_busy_do_not_tell_whether_others_wait(world: Fa
     assert world.endpoint(face).engine_running == 1, "the last reading that made sense"
 
 
+async def test_who_can_not_tell_its_load_is_not_asked_for_it_again_and_again(world: Faces) -> None:
+    face = await world.face(faces.LLAMACPP_ROUTER)
+    await world.behind(face)
+    assert world.endpoint(face).models == ["m", "n"]
+    await world.until(lambda: face.asked.count("/health") > 5)
+    assert face.asked.count("/metrics") + face.asked.count("/slots") <= 2, "once, before it had told what it is"
+
+
 async def test_a_model_that_appears_is_routable_and_one_that_goes_is_refused(world: Faces) -> None:
     face = await world.face(faces.VLLM)
     await world.behind(face)
