@@ -29,12 +29,13 @@ from penstock.server.batch.routes import BatchRoutes
 from penstock.server.body import BadBody, Inflater
 from penstock.server.caller import Caller, Key, Unauthorized
 from penstock.server.catalog import Catalog
+from penstock.server.direct import DirectJourney
 from penstock.server.driver import Driver
 from penstock.server.fields import Peek
 from penstock.server.heartbeat import Heartbeats
 from penstock.server.http1 import Exchange, Header, Refusal
 from penstock.server.identity import Callers
-from penstock.server.journey import DirectJourney, QueuedJourney, Witness, model_not_found
+from penstock.server.journey import QueuedJourney, Witness
 from penstock.server.locality.locator import Locator
 from penstock.server.metrics import Metrics
 from penstock.server.own_queue import own_queue
@@ -428,7 +429,7 @@ class App:
     def _model(self, exchange: Exchange, name: str) -> None:
         entry = self._catalog.entry(name)
         if entry is None:
-            self._refuse(exchange, Reason.MODEL_NOT_FOUND, model_not_found(name), param="model")
+            self._refuse(exchange, Reason.MODEL_NOT_FOUND, wire.model_not_found(name), param="model")
         else:
             _json(exchange, 200, entry)
 

@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from penstock.core.actions import Abort, Decode, Dispatch, Evict, Fail, Reject, Requeue
-from penstock.core.disagg import whole_usage
 from penstock.core.outcome import Outcome, Reason
 from penstock.core.place import Place
 from penstock.core.request import Request, Usage
-from penstock.core.retry import Failure, final_reason
+from penstock.core.retry import Failure
 from penstock.engines import orca
 from penstock.server import wire
 from penstock.server.body import is_multipart, set_field
 from penstock.server.caller import Caller
+from penstock.server.division import Division
 from penstock.server.driver import Driver
 from penstock.server.headers import request_headers
 from penstock.server.heartbeat import READ_TIMEOUT_HEADER, Heartbeats, heartbeat_event
@@ -29,8 +29,8 @@ from penstock.server.meeting import Meeting
 from penstock.server.metrics import Metrics
 from penstock.server.own_usage import own_usage
 from penstock.server.relay import Relay, Target
-from penstock.server.two_phase import TwoPhase, prefill_body
-from penstock.server.upstream import Headers, Sink
+from penstock.server.two_phase import TwoPhase
+from penstock.server.upstream import Call, Headers, Sink
 
 if TYPE_CHECKING:
     from penstock.server.tracing import Trace  # needs an extra
@@ -39,7 +39,6 @@ logger = logging.getLogger(__name__)
 
 Witness = Callable[["QueuedJourney", Outcome, Reason | None], None]
 
-DIRECT_ATTEMPTS_MAX = 3
 PROGRESS_TOKENS = 32  # an answer's growth is told to the scheduler in such steps
 
 
@@ -47,8 +46,8 @@ class QueuedJourney(Relay):
     """A request that waits its turn and holds a lease while it is answered."""
 
     __slots__ = (
+        "_division",
         "_driver",
-        "_endpoint",
         "_has_key",
         "_heartbeats",
         "_inflated",
@@ -62,13 +61,13 @@ class QueuedJourney(Relay):
         "_request_id",
         "_targets",
         "_trace",
-        "_two",
         "_usage",
         "_waiting_since_s",
         "_witness",
         "api",
         "band",
         "caller",
+        "endpoint",
         "first_s",
         "request",
         "started_s",
@@ -112,8 +111,8 @@ class QueuedJourney(Relay):
         self._plain = False  # its answer may have to follow a heartbeat, so it must not be compressed
         self._progress_at = PROGRESS_TOKENS
         self._lease: int | None = None
-        self._two: TwoPhase | Meeting | None = None  # where its prompt is computed apart from its answer
-        self._endpoint = ""
+        self._division: Division | None = None  # where its prompt is computed apart from its answer
+        self.endpoint = ""  #: where it was sent last
         self._queue_s = 0.0  # in finished visits to the queue
         self._waiting_since_s: float | None = self.started_s
         self.first_s: float | None = None
@@ -135,48 +134,35 @@ class QueuedJourney(Relay):
 
     def dispatched(self, action: Dispatch, /) -> None:
         self._lease = action.lease
-        self._endpoint = action.endpoint
+        self.endpoint = action.endpoint
         self._queue_s = action.queue_s
         self._waiting_since_s = None
         self._metrics.dispatched(self, action)
-        self._two = None
         target = self._targets[action.endpoint]
-        if action.decode is not None and target.meeting_place is not None:
-            self._let_meet(target, action.decode, action.rank)
-        elif action.decode is not None:
-            self._two = two = TwoPhase(self, action.endpoint, action.rank)
-            body = prefill_body(self.exchange.target_path, self.body)
-            self._ask(target, action.endpoint, action.rank, body, sink=two)
+        if action.decode is None:
+            self._division = None
+            self.ask(target, action.endpoint, action.rank, self.body)
         else:
-            self._ask(target, action.endpoint, action.rank, self.body)
-
-    def _let_meet(self, target: Target, decode: str, rank: int | None) -> None:
-        """Send the request to the one that computes its prompt, and to the one that takes it over and answers."""
-        assert target.meeting_place is not None
-        self._two = meeting = Meeting(self, self._endpoint, decode, rank)
-        body = meeting.body(self.body, *target.meeting_place)
-        self._ask(target, meeting.prefill, rank, body, sink=meeting)
-        meeting.call = self._call
-        self._ask(self._targets[decode], decode, rank, body)
+            form = TwoPhase if target.meeting_place is None else Meeting
+            self._division = division = form(self, action)
+            division.begin(self._targets)
 
     def decoding(self, action: Decode, /) -> None:
-        two = self._two
-        assert two is not None
+        division = self._division
+        assert division is not None
         self._lease = action.lease
-        self._endpoint = action.endpoint
-        self._metrics.decoding(self, action, two)
-        if isinstance(two, Meeting) and two.decode == action.endpoint:
-            return  # it was sent there with the prefill
+        self.endpoint = action.endpoint
+        self._metrics.decoding(self, action, division)
+        if division.has_asked(action.endpoint):
+            return
         self.hang_up()
         target = self._targets.get(action.endpoint)
         if target is None:
             self.failed(Failure.CONNECT, "the endpoint was removed meanwhile")
-            return
-        self._ask(
-            target, action.endpoint, two.rank, self.body if isinstance(two, Meeting) else two.decode_body(self.body)
-        )
+        else:
+            self.ask(target, action.endpoint, division.rank, division.rest(self.body))
 
-    def _ask(self, target: Target, name: str, rank: int | None, body: bytes, *, sink: Sink | None = None) -> None:
+    def ask(self, target: Target, name: str, rank: int | None, body: bytes, *, sink: Sink | None = None) -> Call:
         """Send the request to an engine: the whole of it, or what is its part."""
         if rank is not None:
             rank = None if target.priority is None else rank * target.priority.value
@@ -197,7 +183,7 @@ class QueuedJourney(Relay):
             headers = self._trace.sent(target, name, headers)
         if rank is not None and not is_multipart(self.exchange.header(b"content-type")):
             body = set_field(body, "priority", b"%d" % rank)
-        self.send(target, headers, body, sink)
+        return self.send(target, headers, body, sink)
 
     def requeued(self, action: Requeue, /) -> None:
         self._waiting_since_s = self._driver.now()
@@ -213,9 +199,9 @@ class QueuedJourney(Relay):
         if self._committed:
             self.break_off(self.api, reason)
         elif not (isinstance(action, Fail) or reason is Reason.QUEUE_TIMEOUT) or not self.engine_error(extra):
-            message = _message(reason, self.request.model, self.request.pinned)
-            param, retry_after_s = _PARAMS.get(reason), action.retry_after_s
-            self.refuse(self.api, reason, message or wire.MESSAGE[reason], param=param, retry_after_s=retry_after_s)
+            message = wire.message(reason, model=self.model, pinned=self.request.pinned)
+            param, retry_after_s = wire.PARAM.get(reason), action.retry_after_s
+            self.refuse(self.api, reason, message, param=param, retry_after_s=retry_after_s)
         self._leave(action.outcome, reason)
 
     def aborted(self, action: Abort, /) -> None:
@@ -232,10 +218,10 @@ class QueuedJourney(Relay):
 
     def own_headers(self) -> Headers:
         headers: Headers = [(b"x-request-id", self._request_id), (b"x-penstock-band", self.band.encode())]
-        if self._endpoint:
-            headers.append((b"x-penstock-endpoint", self._endpoint.encode()))
-        if self._two is not None:
-            headers.append((b"x-penstock-prefill", self._two.prefill.encode()))
+        if self.endpoint:
+            headers.append((b"x-penstock-endpoint", self.endpoint.encode()))
+        if self._division is not None:
+            headers.append((b"x-penstock-prefill", self._division.prefill.encode()))
         headers.append((b"x-penstock-queue-ms", b"%d" % (self.waited_s() * 1000)))
         if self.caller.limits is not None:
             allowance = self._driver.scheduler.allowance(self.caller.tenant, now=self._driver.now())
@@ -246,8 +232,10 @@ class QueuedJourney(Relay):
     def first_byte(self) -> None:
         if self._heartbeats is not None:
             self._heartbeats.leave(self.request.id)
-        if isinstance(self._two, Meeting) and self._two.computing and not self._meets(self._two):
-            return
+        if self._division is not None:
+            assert self._head is not None
+            if not self._division.answers(self._head[0]):
+                return
         now = self.first_s = self._driver.now()
         if self._trace is not None:
             self._trace.first_byte()
@@ -255,31 +243,15 @@ class QueuedJourney(Relay):
         if self.request.streamed:  # else it comes with all the others, and says nothing of when the prefill was over
             self._driver.tell(self._driver.scheduler.first_token(self._lease, now=now))
 
-    def prefilled(self, two: TwoPhase) -> None:
-        """Its prompt is computed."""
-        self._call = None
-        now = self._driver.now()
-        self._driver.tell(self._driver.scheduler.prefilled(self._give_back(), two.usage, now=now))
-
-    def computed(self, usage: Usage | None) -> None:
-        """Its prompt is computed, where who answers waits for it."""
+    def prefilled(self, usage: Usage | None) -> None:
+        """The prompt of a divided request is computed."""
         now = self._driver.now()
         self._driver.tell(self._driver.scheduler.prefilled(self._give_back(), usage, now=now))
 
-    def _meets(self, meeting: Meeting) -> bool:
-        """Who answers does so before the other one told that the prompt is computed. False: it refuses the request."""
-        assert self._head is not None
-        meeting.hang_up()
-        self._endpoint = meeting.decode
-        if self._head[0] >= 300:
-            return False
-        self.computed(None)
-        return True
-
     def hang_up(self) -> None:
         super().hang_up()
-        if isinstance(self._two, Meeting):
-            self._two.hang_up()
+        if self._division is not None:
+            self._division.hang_up()
 
     def progressed(self) -> None:
         tokens = self._answer.tokens
@@ -292,32 +264,31 @@ class QueuedJourney(Relay):
         return self._injected_usage and (self._length is None or self._beating) and not self._packed
 
     def succeeded(self, status: int) -> None:
-        if isinstance(self._two, Meeting):
-            self._two.hang_up()
         usage = self._answer.usage() if status < 400 else Usage(0, 0)  # an engine's refusal cost nothing
         if usage is None and self.api is wire.Api.TGI:
             usage = self._own_usage()
-        if usage is not None and self._two is not None and (computed := self._two.usage) is not None:
-            usage = whole_usage(usage, computed.cached_tokens, cached_told=computed.cached_told)
+        if self._division is not None:
+            self._division.hang_up()
+            usage = self._division.whole(usage)
         self._usage = usage
         if self._remember is not None:
-            self._remember(self._answer.head, self._endpoint)
+            self._remember(self._answer.head, self.endpoint)
         self._leave(Outcome.COMPLETED, None)
         self._metrics.used(self, usage, self._answer.tokens)
         now = self._driver.now()
         self._driver.tell(self._driver.scheduler.finished(self._give_back(), usage, now=now))
 
     def failed(self, failure: Failure, detail: str) -> None:
-        logger.debug("%s at %s: %s, %s", self.request.id, self._endpoint, failure, detail)
-        two, answering = self._two, False
-        if isinstance(two, Meeting) and two.let_down():
-            self._endpoint, answering = two.decode, True
-        target = self._targets.get(self._endpoint)
+        logger.debug("%s at %s: %s, %s", self.request.id, self.endpoint, failure, detail)
+        by = None if self._division is None else self._division.let_down()
+        if by is not None:
+            self.endpoint = by
+        target = self._targets.get(self.endpoint)
         if failure in (Failure.CONNECT, Failure.RESET) and target is not None and target.unreachable is not None:
             target.unreachable()
         now = self._driver.now()
         lease = self._give_back()
-        self._driver.tell(self._driver.scheduler.failed(lease, failure, answering=answering, now=now))
+        self._driver.tell(self._driver.scheduler.failed(lease, failure, answering=by is not None, now=now))
 
     def _own_usage(self) -> Usage | None:
         """As an engine's own API tells it. Tokens made without a prompt's are told as progress: they are exact."""
@@ -352,11 +323,6 @@ class QueuedJourney(Relay):
         return lease
 
     @property
-    def endpoint(self) -> str:
-        """Where it was sent last."""
-        return self._endpoint
-
-    @property
     def tokens(self) -> int:
         """Of its answer, as told or as far as they were seen."""
         return self._answer.tokens if self._usage is None else self._usage.completion_tokens
@@ -387,131 +353,3 @@ class QueuedJourney(Relay):
             self._trace.ended(outcome, reason, band=self.band, status=status, usage=usage)
         if self._witness is not None:
             self._witness(self, outcome, reason)
-
-
-class DirectJourney(Relay):
-    """A request that costs an engine next to nothing: sent at once, without a lease."""
-
-    __slots__ = (
-        "_attempts",
-        "_driver",
-        "_endpoint",
-        "_has_key",
-        "_inflated",
-        "_metrics",
-        "_request_id",
-        "_targets",
-        "_without",
-        "api",
-        "pinned",
-    )
-
-    def __init__(
-        self,
-        exchange: Exchange,
-        body: bytes,
-        model: str,
-        *,
-        pinned: str | None,
-        request_id: bytes,
-        api: wire.Api,
-        driver: Driver,
-        targets: Mapping[str, Target],
-        metrics: Metrics,
-        has_key: bool,
-        inflated: bool,
-    ) -> None:
-        super().__init__(exchange, body, model)
-        self._has_key = has_key
-        self._inflated = inflated
-        self.pinned = pinned
-        self.api = api
-        self._request_id = request_id
-        self._driver = driver
-        self._targets = targets
-        self._metrics = metrics
-        self._endpoint = ""
-        self._attempts = 0
-        self._without: list[str] = []  # endpoints that do not have the model
-
-    def begin(self) -> None:
-        """Send it to the endpoint it names, else to the least loaded one."""
-        scheduler = self._driver.scheduler
-        endpoint = self.pinned
-        if endpoint is None:
-            endpoint = scheduler.least_loaded(self.model, but=self._without, now=self._driver.now())
-        if endpoint is None:
-            known = not self._without and scheduler.knows(self.model, now=self._driver.now()) is not False
-            self._refuse(Reason.NO_ENDPOINT if known else Reason.MODEL_NOT_FOUND)
-            return
-        target = self._targets.get(endpoint)
-        if target is None:
-            self._refuse(Reason.ENDPOINT_NOT_FOUND)
-            return
-        self._endpoint = endpoint
-        self.exchange.on_disconnect = self._client_gone
-        headers = request_headers(
-            self.exchange.headers,
-            api_key=target.api_key,
-            request_id=self._request_id,
-            inflated=self._inflated,
-            has_key=self._has_key,
-        )
-        self.send(target, headers, self.body)
-
-    def own_headers(self) -> Headers:
-        return [(b"x-request-id", self._request_id), (b"x-penstock-endpoint", self._endpoint.encode())]
-
-    def succeeded(self, status: int) -> None:  # noqa: ARG002
-        self._metrics.passed(self.model, Outcome.COMPLETED, None)
-
-    def failed(self, failure: Failure, detail: str) -> None:  # noqa: ARG002
-        self._attempts += 1
-        if failure is Failure.CONNECT and self.pinned is None and self._attempts < DIRECT_ATTEMPTS_MAX:
-            self._driver.tell(self._driver.scheduler.endpoint_down(self._endpoint, now=self._driver.now()))
-            unreachable = self._targets[self._endpoint].unreachable
-            if unreachable is not None:
-                unreachable()
-            self.begin()
-            return
-        if failure is Failure.MODEL_GONE and self.pinned is None and self._attempts < DIRECT_ATTEMPTS_MAX:
-            self._without.append(self._endpoint)
-            self.begin()
-            return
-        reason = final_reason(failure)
-        if self._committed:
-            self.break_off(self.api, reason)
-        elif not self.engine_error([]):
-            self._refuse(reason)
-            return
-        self._metrics.passed(self.model, Outcome.FAILED, reason)
-
-    def _client_gone(self) -> None:
-        self.hang_up()
-        self._metrics.passed(self.model, Outcome.FAILED, Reason.CLIENT_GONE)
-
-    def _refuse(self, reason: Reason) -> None:
-        message = _message(reason, self.model, self.pinned)
-        retry_after_s = 1.0 if reason is Reason.NO_ENDPOINT else None
-        status, headers, body = wire.refusal(
-            self.api, reason, message, param=_PARAMS.get(reason), retry_after_s=retry_after_s
-        )
-        self.exchange.respond(status, [*headers, (b"x-request-id", self._request_id)], body)
-        self._metrics.passed(self.model, Outcome.FAILED if self._endpoint else Outcome.REJECTED, reason)
-
-
-_PARAMS = {Reason.MODEL_NOT_FOUND: "model", Reason.ENDPOINT_NOT_FOUND: "id"}
-
-
-def _message(reason: Reason, model: str, pinned: str | None) -> str | None:
-    """What a reason's own sentence can't say: the name in question."""
-    if reason is Reason.MODEL_NOT_FOUND:
-        return model_not_found(model)
-    if reason is Reason.ENDPOINT_NOT_FOUND:
-        return f"There is no endpoint `{(pinned or '')[:200]}`."
-    return None
-
-
-def model_not_found(model: str) -> str:
-    """What to tell a caller who named a model that nobody serves."""
-    return f"The model `{model[:200]}` does not exist. GET /v1/models lists those that do."

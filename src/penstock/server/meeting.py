@@ -17,59 +17,69 @@ import msgspec
 from penstock.core.retry import Failure
 from penstock.server.answer import Answer
 from penstock.server.body import set_fields
+from penstock.server.division import Division
 from penstock.server.relay import ERROR_BODY_BYTES_MAX
 from penstock.server.upstream import Call, Headers, UpstreamError
 
 if TYPE_CHECKING:
-    from penstock.core.request import Usage
+    from collections.abc import Mapping
+
+    from penstock.core.actions import Dispatch
     from penstock.server.journey import QueuedJourney
+    from penstock.server.relay import Target
 
 SSE = b"text/event-stream"
 ROOM_BITS = 63  # SGLang reads it as a signed number of 64
 
 
-class Meeting:
+class Meeting(Division):
     """One journey's engines that meet. It is the sink of the first one's call, and that call's owner."""
 
-    __slots__ = (
-        "_body", "_head", "_heard", "_journey", "call", "computing", "decode", "prefill", "rank", "room", "since_s",
-        "usage",
-    )  # fmt: skip
+    __slots__ = ("_body", "_call", "_computing", "_decode", "_head", "_heard", "_target")
 
-    transfer = "met"  #: how the KV comes to who answers
+    transfer = "met"
 
-    def __init__(self, journey: QueuedJourney, prefill: str, decode: str, rank: int | None) -> None:
-        self._journey = journey
+    def __init__(self, journey: QueuedJourney, dispatch: Dispatch) -> None:
+        super().__init__(journey, dispatch)
+        assert dispatch.decode is not None
+        self._decode = dispatch.decode  # the endpoint that answers
         self._head: tuple[int, Headers] = (0, [])
         self._heard = Answer(streamed=False, hides_usage=False)
         self._body = bytearray()  # of a refusal
-        self.prefill = prefill  #: the endpoint that computes the prompt
-        self.decode = decode  #: the one that answers
-        self.rank = rank  #: among those that wait at the engines
-        self.room = secrets.randbits(ROOM_BITS)
-        self.since_s = journey.elapsed_s()
-        self.computing = True  #: nobody told yet that the prompt is computed
-        self.call: Call | None = None  #: the first one's, while it is of interest
-        self.usage: Usage | None = None
+        self._computing = True  # nobody told yet that the prompt is computed
+        self._target: Target | None = None  # the first one,
+        self._call: Call | None = None  # and its call, while it is of interest
 
-    def body(self, body: bytes, host: str, port: int) -> bytes:
-        """For both. An IPv6 address stands in brackets."""
-        host = f"[{host}]" if ":" in host else host
-        values = {"bootstrap_host": msgspec.json.encode(host), "bootstrap_port": b"%d" % port}
-        return set_fields(body, values | {"bootstrap_room": b"%d" % self.room})
+    def begin(self, targets: Mapping[str, Target]) -> None:
+        journey, self._target = self._journey, targets[self.prefill]
+        assert self._target.meeting_place is not None
+        body = set_fields(journey.body, meeting_fields(*self._target.meeting_place))
+        self._call = journey.ask(self._target, self.prefill, self.rank, body, sink=self)
+        journey.ask(targets[self._decode], self._decode, self.rank, body)
 
-    def let_down(self) -> bool:
-        """Who answers failed. Whether that was while the prompt was being computed, which is of no use then."""
-        computing = self.computing
+    def has_asked(self, endpoint: str) -> bool:
+        return endpoint == self._decode
+
+    def answers(self, status: int) -> bool:
+        """Who answers may do so before the other one told that the prompt is computed; or it refuses the request."""
+        if self._computing:
+            self.hang_up()
+            self._journey.endpoint = self._decode
+            if status >= 300:
+                return False
+            self._journey.prefilled(None)
+        return True
+
+    def let_down(self) -> str | None:
+        by = self._decode if self._computing else None
         self.hang_up()
-        return computing
+        return by
 
     def hang_up(self) -> None:
-        """What the first one does is of no use any more, or is done."""
-        self.computing = False
-        if self.call is not None:
-            self.call.abort()
-            self.call = None
+        self._computing = False
+        if self._call is not None:
+            self._call.abort()
+            self._call = None
 
     # --- the first one's answer -----------------------------------------------------------------------------
 
@@ -85,22 +95,34 @@ class Meeting:
             self._body += data[: ERROR_BODY_BYTES_MAX - len(self._body)]
 
     def on_end(self) -> None:
-        self.call = None
-        if not self.computing:
+        self._call = None
+        if not self._computing:
             return
-        self.computing = False
+        self._computing = False
         if self._head[0] >= 300:
-            self._journey.refused_in_prefill(self._head[0], self._body, self._head[1])
+            assert self._target is not None
+            self._journey.refused_by(self._target, self._head, self._body)
         elif self._heard.tells_error():
             self._journey.hang_up()
             self._journey.failed(Failure.SERVER_ERROR, "an error in the answer to a prefill")
         else:
             self.usage = self._heard.usage()
-            self._journey.computed(self.usage)
+            self._journey.prefilled(self.usage)
 
     def on_error(self, error: UpstreamError, /) -> None:
-        self.call = None
-        if self.computing:
-            self.computing = False
+        self._call = None
+        if self._computing:
+            self._computing = False
             self._journey.hang_up()
             self._journey.on_error(error)
+
+
+def meeting_fields(host: str, port: int) -> dict[str, bytes]:
+    """What both are told of where they meet, as JSON. An IPv6 address stands in brackets."""
+    host = f"[{host}]" if ":" in host else host
+    room = secrets.randbits(ROOM_BITS)
+    return {
+        "bootstrap_host": msgspec.json.encode(host),
+        "bootstrap_port": b"%d" % port,
+        "bootstrap_room": b"%d" % room,
+    }

@@ -23,9 +23,8 @@ from penstock.core.snapshot import STATES, EndpointSnapshot, Snapshot
 from penstock.server.series import Count, Counter, Histogram, Times
 
 if TYPE_CHECKING:
+    from penstock.server.division import Division
     from penstock.server.journey import QueuedJourney
-    from penstock.server.meeting import Meeting
-    from penstock.server.two_phase import TwoPhase
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 MODELS_MAX = 500  # model labels; more are `other`
@@ -194,12 +193,12 @@ class Metrics:
         self._dispatches.labels(action.endpoint).inc()
         self._overheads.observe(max(0.0, journey.elapsed_s() - action.queue_s))
 
-    def decoding(self, journey: QueuedJourney, action: Decode, two: TwoPhase | Meeting) -> None:
+    def decoding(self, journey: QueuedJourney, action: Decode, division: Division) -> None:
         """A divided request's prompt is computed, and it goes on to the endpoint that answers."""
         self._dispatches.labels(action.endpoint).inc()
-        self._prefills.labels(two.prefill, two.transfer).inc()
+        self._prefills.labels(division.prefill, division.transfer).inc()
         labels = self.model_label(journey.request.model), journey.band
-        self._prefill_time.labels(*labels).observe(journey.elapsed_s() - two.since_s)
+        self._prefill_time.labels(*labels).observe(journey.elapsed_s() - division.since_s)
 
     def requeued(self, action: Requeue) -> None:
         self._requeues.labels(action.cause).inc()

@@ -158,19 +158,20 @@ class Relay:
 
     # --- the engine's side ----------------------------------------------------------------------------------
 
-    def send(self, target: Target, headers: Headers, body: bytes, sink: Sink | None = None) -> None:
+    def send(self, target: Target, headers: Headers, body: bytes, sink: Sink | None = None) -> Call:
         """Ask an engine. The answer goes to the client, unless somebody else (`sink`) is to have it."""
         self._head = self._error_body = self._whole = None
         self._length = None
         self._packed = self._sse = False
         self._target = target
-        self._call = target.upstream.send(self.exchange.method, self.target, headers, body, sink or self)
-        self.exchange.on_pause = self._call.pause
-        self.exchange.on_resume = self._call.resume
+        self._call = call = target.upstream.send(self.exchange.method, self.target, headers, body, sink or self)
+        self.exchange.on_pause = call.pause
+        self.exchange.on_resume = call.resume
+        return call
 
     def on_response(self, status: int, headers: Headers, /) -> None:
         self._head = (status, headers)
-        if status >= 400 and (status == 404 or self._is_failure(status)):
+        if self._is_failure(status):
             self._error_body = bytearray()
         for name, value in headers:
             lower = name.lower()
@@ -208,7 +209,10 @@ class Relay:
             if len(whole) < length:
                 return
             data = bytes(whole)
-        if not self._packed and aborted(self.exchange.target_path, data):
+        assert self._head is not None
+        if self._head[0] == 404 and self._engine().lacks(self.model, data):
+            self._error_body = bytearray(data)
+        elif not self._packed and aborted(self.exchange.target_path, data):
             self._error_body = bytearray()
         else:
             self.first_byte()
@@ -320,15 +324,19 @@ class Relay:
         self.exchange.respond(status, kept + self.own_headers() + extra, bytes(self._error_body))
         return True
 
-    def refused_in_prefill(self, status: int, body: bytearray, headers: Headers | None = None) -> None:
-        """The engine that was to compute the prompt says no, or fails. `headers`: another one is asked meanwhile."""
-        if headers is not None:
-            self.hang_up()
-            self._head, self._length, self._whole = (status, headers), None, None
+    def refused(self, status: int, body: bytearray) -> None:
+        """The engine whose head came refuses the request, or fails, to another sink."""
         self._call = None
         self._error_body = body
         self._sse = False
         self._ended_in_error(status, body)
+
+    def refused_by(self, target: Target, head: tuple[int, Headers], body: bytearray) -> None:
+        """Another engine than the one asked last does, which makes what that one does useless."""
+        self.hang_up()
+        self._target, self._head = target, head
+        self._length = self._whole = None
+        self.refused(head[0], body)
 
     def no_answer(self) -> None:
         """What came is nothing to pass on."""
@@ -361,7 +369,6 @@ class Relay:
                 self._error_body = None  # a bare `[DONE]` is nothing to pass on in the end
             self.failed(Failure.SERVER_ERROR, "a stream that failed at once")
         elif status >= 300:
-            self.first_byte()
             self.engine_error([])
             self.succeeded(status)
         elif not self._beating:

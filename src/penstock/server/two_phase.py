@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.core.request import Usage
 from penstock.core.retry import Failure
 from penstock.server.answer import read_usage
 from penstock.server.body import set_field, set_fields
+from penstock.server.division import Division
 from penstock.server.upstream import Headers, UpstreamError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.core.actions import Dispatch
     from penstock.server.journey import QueuedJourney
+    from penstock.server.relay import Target
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})  # where engines know `kv_transfer_params`
 ANSWER_BYTES_MAX = 4 * 1024 * 1024  # of a prefill: one token, and 8 bytes or so for each 16 tokens of the prompt
@@ -81,28 +85,25 @@ def prefill_body(path: str, body: bytes) -> bytes:
     return set_fields(body, values)
 
 
-class TwoPhase:
+class TwoPhase(Division):
     """The first phase of one journey, and what it left for the second. It is the sink of the prefill's call."""
 
-    __slots__ = ("_body", "_journey", "_status", "params", "prefill", "rank", "since_s", "usage")
+    __slots__ = ("_body", "_params", "_status", "transfer")
 
-    def __init__(self, journey: QueuedJourney, prefill: str, rank: int | None) -> None:
-        self._journey = journey
+    def __init__(self, journey: QueuedJourney, dispatch: Dispatch) -> None:
+        super().__init__(journey, dispatch)
         self._status = 0
         self._body = bytearray()
-        self.prefill = prefill  #: the endpoint that computes the prompt
-        self.rank = rank  #: among those that wait at the engines
-        self.since_s = journey.elapsed_s()
-        self.params: bytes | None = None  #: JSON, as the prefill's engine wrote it
-        self.usage: Usage | None = None
+        self._params: bytes | None = None  # JSON, as the prefill's engine wrote it
+        self.transfer = "none"  #: `named` when the first engine has said where the KV is
 
-    @property
-    def transfer(self) -> str:
-        """How the KV comes to who answers: `named`, or by no word of the first engine, `none`."""
-        return "none" if self.params is None else "named"
+    def begin(self, targets: Mapping[str, Target]) -> None:
+        journey = self._journey
+        body = prefill_body(journey.exchange.target_path, journey.body)
+        journey.ask(targets[self.prefill], self.prefill, self.rank, body, sink=self)
 
-    def decode_body(self, body: bytes) -> bytes:
-        return body if self.params is None else set_field(body, "kv_transfer_params", self.params)
+    def rest(self, body: bytes) -> bytes:
+        return body if self._params is None else set_field(body, "kv_transfer_params", self._params)
 
     # --- the prefill's answer -------------------------------------------------------------------------------
 
@@ -118,7 +119,7 @@ class TwoPhase:
 
     def on_end(self) -> None:
         if not 200 <= self._status < 300:
-            self._journey.refused_in_prefill(self._status, self._body)
+            self._journey.refused(self._status, self._body)
             return
         body = bytes(self._body)
         self._body.clear()
@@ -127,9 +128,10 @@ class TwoPhase:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self._useless("no answer to a prefill")
             return
-        self.params = params if params.startswith(b"{") else None
+        if params.startswith(b"{"):
+            self._params, self.transfer = params, "named"
         self.usage = read_usage(body)
-        self._journey.prefilled(self)
+        self._journey.prefilled(self.usage)
 
     def on_error(self, error: UpstreamError, /) -> None:
         self._journey.on_error(error)

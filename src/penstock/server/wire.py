@@ -66,6 +66,7 @@ MESSAGE: dict[Reason, str] = {
     Reason.STORAGE_FULL: "There is no room left to store this. Nothing of it was kept.",
     Reason.WEBSOCKET_UNSUPPORTED: "WebSocket connections are not supported; use HTTP.",
 }
+PARAM = {Reason.MODEL_NOT_FOUND: "model", Reason.ENDPOINT_NOT_FOUND: "id"}
 
 
 class Api(Enum):
@@ -86,6 +87,20 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+
+
+def message(reason: Reason, *, model: str, pinned: str | None) -> str:
+    """What to say of a reason to who asked for a model, and maybe for an endpoint."""
+    if reason is Reason.MODEL_NOT_FOUND:
+        return model_not_found(model)
+    if reason is Reason.ENDPOINT_NOT_FOUND:
+        return f"There is no endpoint `{(pinned or '')[:200]}`."
+    return MESSAGE[reason]
+
+
+def model_not_found(model: str) -> str:
+    """What to tell a caller who named a model that nobody serves."""
+    return f"The model `{model[:200]}` does not exist. GET /v1/models lists those that do."
 
 
 def error_body(api: Api, reason: Reason, message: str, *, param: str | None = None) -> bytes:
