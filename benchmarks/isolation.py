@@ -24,8 +24,8 @@ from pathlib import Path
 from random import Random
 from unittest.mock import patch
 
-from penstock.core import pump, reserve
-from penstock.core.pump import Pump
+from penstock.core import light, reserve
+from penstock.core.light import Light
 from penstock.core.reserve import FREES_MAX
 from penstock.core.stagger import Stagger
 from penstock.sim.report import percentile, ttfts
@@ -81,7 +81,7 @@ class Bought:
         return sum(self.kept) / len(self.kept)
 
 
-def frees_truly(world: World, of: Pump, now: float) -> list[float]:
+def frees_truly(world: World, of: Light, now: float) -> list[float]:
     """When the next slots will free, if every answer's length were known."""
     ends_s = []
     for endpoint in of._pool:
@@ -106,11 +106,11 @@ def one(way: Way, kind: Kind, slots: int, light_share: float, setup: Setup) -> R
         squares_over_sum = property(lambda self: way.patience * self._squares / (self._seconds or 1e-9))
         patches.enter_context(patch.object(Stagger, "patience_s", squares_over_sum))
         if way.by_rate:
-            patches.enter_context(patch.object(pump, "FORESEEN_SLOTS_MAX", 0))
+            patches.enter_context(patch.object(light, "FORESEEN_SLOTS_MAX", 0))
         if way.ends_known:
             patches.enter_context(patch.object(World, "_begin", begun))
             known = lambda of, _model, now: frees_truly(worlds[-1], of, now)  # noqa: E731
-            patches.enter_context(patch.object(Pump, "_frees_s", known))
+            patches.enter_context(patch.object(Light, "_frees_s", known))
         pool = engines(slots=slots)
         variant = Variant(way.name, engines=pool, reserved_share=way.share, routing="predicted_ttft")
         return run(setup, variant, _streams(kind, slots=slots, light_share=light_share), warm_s=WARM_S)

@@ -94,7 +94,7 @@ class ForgetsToSettle(CheckedScheduler):
 class ForgetsHolds(CheckedScheduler):
     def __init__(self, settings: SchedulerSettings, *, random: Random) -> None:
         super().__init__(settings, random=random)
-        self._pump.let_go = lambda tenant: None  # type: ignore[method-assign]
+        self._held.let_go = lambda tenant: None  # type: ignore[method-assign]
 
 
 class ForgetsFlows(CheckedScheduler):

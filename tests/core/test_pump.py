@@ -10,8 +10,9 @@ from msgspec import structs
 from penstock.core.actions import Dispatch
 from penstock.core.ledger import PACE_KEPT_S, PREFILL_BASE_S, PREFILL_STEP_TOKENS
 from penstock.core.observation import Observation
+from penstock.core.overtaking import BYPASS_MAX
 from penstock.core.pool import SLOTS_CACHED_MAX
-from penstock.core.pump import BYPASS_MAX, WINDOW
+from penstock.core.pump import WINDOW
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
 from penstock.core.scheduler import BAND_RANKS, Scheduler, SchedulerSettings
@@ -135,7 +136,7 @@ def test_arrivals_that_leave_again_while_their_tenant_is_held_leave_nothing_behi
     for at in range(100):
         made.arrived(request(str(at), tenant="limited", band=1), now=0.0)
         made.cancelled(str(at), now=0.0)
-    assert len(made._pump._held["limited"]) <= 2
+    assert len(made._held.flows["limited"]) <= 2
 
 
 def test_a_failed_request_of_a_held_tenant_goes_out_again() -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from penstock.core.actions import Abort, Action, Requeue
 from penstock.core.observation import Observation
-from penstock.core.pump import BYPASS_MAX, WINDOW
+from penstock.core.overtaking import BYPASS_MAX
+from penstock.core.pump import WINDOW
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
 from penstock.core.scheduler import AVOID_S, REFUSED_AVOID_S, SchedulerSettings
@@ -181,7 +182,7 @@ def test_nothing_is_kept_of_those_who_were_overtaken_and_went_away() -> None:
             assert len(sent(made.arrived(request(f"small{now}-{at}"), now=now))) == 1
         assert made._entries[f"large{now}"].bypassed == BYPASS_MAX
         made.cancelled(f"large{now}", now=now)
-    assert len(made._pump._starved) == 1, "the last one, until there is another"
+    assert len(made._overtaking._starved) == 1, "the last one, until there is another"
 
 
 def test_what_does_not_fit_is_looked_at_again_when_the_reading_is_too_old() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.core.endpoint import Endpoint
 from penstock.core.ledger import PREFILL_TOKENS_PER_S
+from penstock.core.overtaking import BYPASS_MAX
 from penstock.core.pool import Pool
-from penstock.core.pump import BYPASS_MAX
 from penstock.core.request import Request
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.settings import AdmissionSettings, EndpointSpec, HealthSettings

@@ -17,9 +17,10 @@ from penstock.core import admission
 from penstock.core.admission import Cause
 from penstock.core.band import Band
 from penstock.core.endpoint import Endpoint
+from penstock.core.fit import Fit
 from penstock.core.flow import Entry
+from penstock.core.light import Light
 from penstock.core.pool import Pool
-from penstock.core.pump import Pump
 from penstock.core.queues import Queues
 from penstock.core.roles import Role
 from penstock.core.settings import AdmissionSettings
@@ -95,11 +96,20 @@ class Waits:
     """All lines."""
 
     def __init__(
-        self, queues: Queues, pool: Pool, pump: Pump, *, tenants: Tenants, stops: Stops, settings: AdmissionSettings
+        self,
+        queues: Queues,
+        pool: Pool,
+        *,
+        light: Light,
+        fit: Fit,
+        tenants: Tenants,
+        stops: Stops,
+        settings: AdmissionSettings,
     ) -> None:
         self._queues = queues
         self._pool = pool
-        self._pump = pump
+        self._light = light
+        self._fit = fit
         self._tenants = tenants
         self._stops = stops
         self._settings = settings
@@ -222,13 +232,13 @@ class Waits:
         causes = [cause for cause in misfits if cause is not None]
         if len(causes) == len(misfits):
             return dominant(Counter(causes))
-        is_kept = self._pump.kept(model, now) > 0 or self._pump.is_modest(head, now)
+        is_kept = self._light.kept(model, now) > 0 or self._light.is_modest(head, now)
         return Cause.CLASS_SHARE if is_kept else Cause.TURN
 
     def _misfit(self, head: Entry, endpoint: Endpoint, now: float) -> Cause | None:
         cause = admission.misfit(head, endpoint, self._settings, now=now)
         divides = endpoint.role is Role.PREFILL and not head.whole
-        return Cause.KV_FULL if cause is None and divides and not self._pump.partners(head, now) else cause
+        return Cause.KV_FULL if cause is None and divides and not self._fit.partners(head, now) else cause
 
     def _look_at(self, line: Line, now: float) -> None:
         cause = self.cause(line.band, line.model, line.tenant, now)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from penstock.core.actions import Dispatch
-from penstock.core.pump import BYPASS_MAX
+from penstock.core.overtaking import BYPASS_MAX
 from penstock.sim.report import priced
 from penstock.sim.world import Watch, World
 from penstock.sim.world_values import Journey

@@ -440,6 +440,6 @@ class CheckedScheduler(Scheduler):
             assert (seen.queued, seen.queued_bytes) == (len(own), sum(request.body_bytes for request in own))
             assert seen.queued_tokens == sum(self._entries[request.id].estimate.prompt_tokens for request in own)
             assert seen.limits.running is None or seen.running <= max(seen.limits.running, self._ran[seen.name])
-        for tenant, flows in self._pump._held.items():
+        for tenant, flows in self._held.flows.items():
             assert self._tenants.held(tenant), f"{tenant} may run more, and its flows are held"
             assert all(node.held for _, node in flows)

@@ -17,7 +17,9 @@ from penstock.core.estimate import BYTES_PER_TOKEN
 from penstock.core.fairness.tree import Node
 from penstock.core.flow import Entry
 from penstock.core.ledger import REVIEW_S
-from penstock.core.pump import BYPASS_MAX, RESERVE_REVIEW_S, WINDOW
+from penstock.core.light import RESERVE_REVIEW_S
+from penstock.core.overtaking import BYPASS_MAX
+from penstock.core.pump import WINDOW
 from penstock.core.reserve import SHARE_MAX
 from penstock.core.roles import Role
 from penstock.core.stagger import STEP_S
@@ -47,7 +49,7 @@ class Oracle:
             self._check_follower(entry, endpoints, now)
             self._check_strict(entry, endpoints, now)
             return
-        passed = set(scheduler._pump._passed)  # they were counted as overtaken just now, by this very choice
+        passed = set(scheduler._overtaking.passed)  # they were counted as overtaken just now, by this very choice
         expected = self._choice(now, known=True, discount=passed)
         assert expected is not None, f"at {now} {entry.request} is sent, and nobody may be"
         assert expected[0] is entry, f"at {now} {entry.request} is sent before {expected[0].request}"
@@ -87,13 +89,13 @@ class Oracle:
         assert not _any_held(entry)
         preferred = scheduler._router.preferred(entry, now)
         assert not preferred or endpoint in preferred
-        waiting = [x for x in band.entries.values() if x.bypassed >= BYPASS_MAX and x not in scheduler._pump._passed]
+        passed = scheduler._overtaking.passed
+        waiting = [x for x in band.entries.values() if x.bypassed >= BYPASS_MAX and x not in passed]
         kept = [x for x in waiting if endpoint.serves(x.request.model) and not x.shuns(endpoint.name, now)]
         assert not kept, f"{entry.request} takes room that is kept for {kept[0].request}"
-        if self._kept_back(
-            entry.request.model, [e for e in band.open if e not in scheduler._pump._kept], now, known=True
-        ):
-            assert scheduler._pump._under_share(_top(entry), entry.request.model, now), "the slot was kept for others"
+        free = [e for e in band.open if e not in scheduler._overtaking.kept]
+        if self._kept_back(entry.request.model, free, now, known=True):
+            assert scheduler._light.under_share(_top(entry), entry.request.model, now), "the slot was kept for others"
         cost = scheduler._account.full_cost(entry)
         line = list(self._order(band, [endpoint]))
         for level, node in enumerate(_path(entry)):
@@ -183,7 +185,7 @@ class Oracle:
         line = [entry for entry in order if entry.request.model == model]
         flows = [*(_top(entry) for entry in line[:1]), *band.light_flows(model)]
         times = (now,) if known else (now, now - RESERVE_REVIEW_S - ROUNDING_S)
-        judge = self._scheduler._pump._under_share
+        judge = self._scheduler._light.under_share
         light = {flow for flow in flows if all(judge(flow, model, when) for when in times)}
         return [entry for entry in line if _top(entry) in light]
 
@@ -235,11 +237,11 @@ class Oracle:
         """Whether a heavy prompt leaves light requests another endpoint that is soon done computing; where nobody asked
         just now, that one has to have been so for a while, for time alone may have done it.
         """
-        pump = self._scheduler._pump
-        overtaken = entry.bypassed - (known and entry in pump._passed)  # counted just now, by this very choice
+        passed = self._scheduler._overtaking.passed
+        overtaken = entry.bypassed - (known and entry in passed)  # counted just now, by this very choice
         if not self._is_modest(entry, now, known=known) or overtaken >= BYPASS_MAX:
             return True
-        patience_s = pump.stagger.patience_s
+        patience_s = self._scheduler._stagger.patience_s
         if entry.uncached_at(endpoint.index) / endpoint.ledger.prefill_rate <= patience_s:
             return True
         when = now if known else now - STEP_S - ROUNDING_S
@@ -260,7 +262,7 @@ class Oracle:
 
     def _known_open(self, entry: Entry) -> list[Endpoint]:
         scheduler = self._scheduler
-        return [e for e in scheduler._queues.bands[entry.request.band].open if e not in scheduler._pump._kept]
+        return [e for e in scheduler._queues.bands[entry.request.band].open if e not in scheduler._overtaking.kept]
 
     def _answered(
         self, entry: Entry, fitting: list[Endpoint], free: list[Endpoint], now: float, *, known: bool = True
@@ -287,11 +289,11 @@ class Oracle:
 
     def _is_modest(self, entry: Entry, now: float, *, known: bool) -> bool:
         """Whether it has to leave room for light flows; where nobody asked just now: whether it may have to."""
-        pump, model = self._scheduler._pump, entry.request.model
+        model = entry.request.model
         if known:
             light_come = self._scheduler._reserve.light_come(model, now)
             top = _top(entry)
-            return light_come and (top.parent is None or not pump._asked_little(top, now))
+            return light_come and (top.parent is None or not self._scheduler._light.asked_little(top, now))
         return self._light_come(model, now)
 
     def _light_come(self, model: str, now: float) -> bool:

@@ -71,7 +71,9 @@ class Operators(Endpoints):
         self._reserve.share = self._reserved_share()
         self._tenants.reconfigured(settings.tenants, self._entries.values(), now)
         self._pool.reconfigured(settings.health, stale_after_s=settings.stale_after_s)
-        self._pump.reconfigured(settings.admission)
+        self._fit.settings = settings.admission
+        self._pump.reconfigured()
+        self._held.let_all_go()
         self._recorder.reconfigured(
             [band.name for band in settings.bands], settings.admission, self._entries.values(), now
         )

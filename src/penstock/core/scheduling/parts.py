@@ -19,10 +19,15 @@ from penstock.core.explain import Recorder
 from penstock.core.fairness.account import Account
 from penstock.core.fairness.registry import POLICIES as FAIRNESS
 from penstock.core.fairness.tree import QueueTree
+from penstock.core.fit import Fit
 from penstock.core.flow import Entry
+from penstock.core.followers import Followers
 from penstock.core.grouping import Grouping
+from penstock.core.held import Held
+from penstock.core.light import Light
 from penstock.core.ordering import ORDERINGS
 from penstock.core.overload import Forecast
+from penstock.core.overtaking import Overtaking
 from penstock.core.pool import Pool
 from penstock.core.pump import Pump
 from penstock.core.queues import Queues
@@ -30,6 +35,7 @@ from penstock.core.reserve import Reserve
 from penstock.core.routing.router import Router
 from penstock.core.settings import SchedulerSettings
 from penstock.core.shares import Shares
+from penstock.core.stagger import Stagger
 from penstock.core.stops import Stops
 from penstock.core.tenants import Tenants
 from penstock.core.timers import Timers
@@ -52,24 +58,59 @@ class Parts:
         self._affinity = Affinity(self._router, self._look_again)
         self._account = Account(self._fairness)
         self._grouping = Grouping(settings.router, self._account, by_arrival=settings.ordering == "fcfs")
-        self._pump = Pump(
+        self._stagger = Stagger(self._pool, self._look_again)
+        self._overtaking = Overtaking()
+        self._held = Held(self._queues, self._tenants, tenant_level=settings.tenant_level)
+        self._light = Light(
+            self._queues,
+            self._pool,
+            self._reserve,
+            tenants=self._tenants,
+            held=self._held,
+            overtaking=self._overtaking,
+            look_again=self._look_again,
+        )
+        self._fit = Fit(
             self._queues,
             self._pool,
             settings.admission,
-            self._reserve,
+            tenants=self._tenants,
+            light=self._light,
+            overtaking=self._overtaking,
+            affinity=self._affinity,
+            stagger=self._stagger,
+            look_again=self._look_again,
+        )
+        self._followers = Followers(
+            self._grouping,
+            tenants=self._tenants,
+            held=self._held,
+            light=self._light,
+            fit=self._fit,
+            overtaking=self._overtaking,
+            affinity=self._affinity,
+            look=self._look,
+        )
+        self._pump = Pump(
+            self._queues,
+            self._pool,
             self._tenants,
             stops=self._stops,
             affinity=self._affinity,
-            grouping=self._grouping,
+            held=self._held,
+            light=self._light,
+            overtaking=self._overtaking,
+            fit=self._fit,
+            followers=self._followers,
+            stagger=self._stagger,
             look=self._look,
-            tenant_level=settings.tenant_level,
-            look_again=self._look_again,
         )
         self._shares = Shares(len(settings.bands), tenant_level=settings.tenant_level)
         self._waits = Waits(
             self._queues,
             self._pool,
-            self._pump,
+            light=self._light,
+            fit=self._fit,
             tenants=self._tenants,
             stops=self._stops,
             settings=settings.admission,

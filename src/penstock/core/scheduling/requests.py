@@ -45,10 +45,10 @@ class Requests(Waiting):
         if request.pinned is not None or not self._settings.queue_enabled:
             self._send_or_refuse(entry, now, actions)
             return actions
-        self._pump.asked(entry, now)
+        self._light.asked(entry, now)
         if not self._queues.waiting and (endpoints := self._alone(entry, now)):
             return [self._dispatch_alone(entry, endpoints, now)]
-        self._pump.arrived(entry, now)
+        self._light.arrived(entry, now)
         self._enqueue(entry, now)
         if self._pump.may_go(entry, now):
             self._hand_out(now, actions)
@@ -72,7 +72,7 @@ class Requests(Waiting):
             return []
         endpoint.ledger.first_token(held, now)
         endpoint.health.answered(endpoint.slots)
-        if len(endpoint.ledger.leases) >= endpoint.slots and not self._pump.stagger.holds:
+        if len(endpoint.ledger.leases) >= endpoint.slots and not self._stagger.holds:
             return []  # closed before and after, and nobody waits elsewhere for its prompt to be computed
         return self._touched(endpoint, now)
 
@@ -226,7 +226,7 @@ class Requests(Waiting):
         elif self._tenants.held(request.tenant):
             endpoints, reason = [], Reason.TENANT_LIMIT
         if request.pinned is not None and self._settings.queue_enabled:
-            endpoints = [e for e in endpoints if self._pump.open_to(e, entry, now)]
+            endpoints = [e for e in endpoints if self._fit.open_to(e, entry, now)]
         if endpoints:
             actions.append(self._dispatch(entry, endpoints, now))
         else:
@@ -265,7 +265,7 @@ class Requests(Waiting):
             actions.append(Evict(entry.request.id, reason, self._retry_after_s(entry, reason, now)))
         else:
             self._router.look(entry, now)
-            self._pump.returned(entry, now)
+            self._light.returned(entry, now)
             self._enqueue(entry, now)
             self._arm(entry)
             self._grouping.waits(entry)

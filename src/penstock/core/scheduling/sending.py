@@ -9,6 +9,7 @@ import math
 
 from penstock.core import shedding
 from penstock.core.actions import Action, Dispatch
+from penstock.core.band import Band
 from penstock.core.endpoint import Endpoint
 from penstock.core.flow import Entry
 from penstock.core.lease import Lease
@@ -57,7 +58,8 @@ class Sending(Ends):
         """Send it as if it had joined the queue and left it in the same moment."""
         entry.visit += 1
         self._tree(entry).serve_at_once(entry.node_of())
-        self._pump.sent(entry, now)
+        self._light.sent(entry, now)
+        self._pump.sent(entry)
         dispatch = self._dispatch(entry, endpoints, now)
         self._grouping.sent(entry, self._pool[dispatch.endpoint], now)
         return dispatch
@@ -71,16 +73,7 @@ class Sending(Ends):
         entry.cost = self._account.estimated_cost(entry)
         band = self._queues.bands[request.band]
         if entry.seq in band.entries:
-            self._grouping.sent(entry, chosen, now)
-            if entry.follows is None:
-                if entry.seq not in band.bumped:  # else it is out of turn, and says nothing of how far turns have come
-                    tree.serve(entry)
-                shedding.leaves(band.settings, entry, now)
-            self._unqueue(entry, Event.DISPATCHED)
-            entry.waited_s += now - entry.queued_since_s
-            self._pump.sent(entry, now)
-            if self._pump.is_modest(entry, now):
-                self._pump.stagger.sent(entry.uncached_tokens / chosen.ledger.prefill_rate)
+            self._leave_queue(entry, band, chosen, now)
         else:
             entry.move(Event.DISPATCHED)
         self._recorder.sent(entry, endpoints, chosen, now)
@@ -88,7 +81,7 @@ class Sending(Ends):
         tree.lent(node)
         self._account.dispatched(tree, entry)
         if self._tenants.started(request.tenant):
-            self._pump.hold(entry)
+            self._held.hold(entry)
         self._lease_serial += 1
         lease = Lease(
             self._lease_serial,
@@ -124,6 +117,20 @@ class Sending(Ends):
             rank = request.band * BAND_RANKS + min(node.waiting + node.in_flight, BAND_RANKS - 1)
         return Dispatch(request.id, chosen.name, lease.serial, entry.waited_s, rank, decode)
 
+    def _leave_queue(self, entry: Entry, band: Band, chosen: Endpoint, now: float) -> None:
+        """It waited, and goes to an endpoint."""
+        self._grouping.sent(entry, chosen, now)
+        if entry.follows is None:
+            if entry.seq not in band.bumped:  # else it is out of turn, and says nothing of how far turns have come
+                band.tree.serve(entry)
+            shedding.leaves(band.settings, entry, now)
+        self._unqueue(entry, Event.DISPATCHED)
+        entry.waited_s += now - entry.queued_since_s
+        self._light.sent(entry, now)
+        self._pump.sent(entry)
+        if self._light.is_modest(entry, now):
+            self._stagger.sent(entry.uncached_tokens / chosen.ledger.prefill_rate)
+
     def _usable(self, entry: Entry, now: float) -> list[Endpoint]:
         """Where it may be sent without waiting for its turn: prefill endpoints only with one that would answer it."""
         usable = self._pool.usable(entry.request, now, whole=entry.whole)
@@ -134,7 +141,7 @@ class Sending(Ends):
     def _partners(self, entry: Entry, now: float) -> list[Endpoint]:
         """The decode endpoints that may be leased for it: those with room, or where slots do not limit, the well."""
         if self._settings.queue_enabled:
-            return self._pump.partners(entry, now)
+            return self._fit.partners(entry, now)
         usable = self._pool.usable(entry.request, now, whole=True)
         return [e for e in usable if e.role is Role.DECODE]
 
@@ -156,7 +163,7 @@ class Sending(Ends):
         self._recorder.released(entry)
         self._tree(entry).returned(entry.node_of())
         if self._tenants.ended(entry.request.tenant):
-            self._pump.let_go(entry.request.tenant)
+            self._held.let_go(entry.request.tenant)
         self._reserve.freed(entry.request.model, now)
         endpoint = self._pool.holder(lease)
         if endpoint is not None:

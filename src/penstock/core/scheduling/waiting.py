@@ -81,7 +81,7 @@ class Waiting(Sending):
         shedding.entered(self._queues.bands[entry.request.band].settings, entry, now)
         self._tenants.queued(entry.tenant, entry.request.body_bytes, entry.estimate.prompt_tokens)
         if self._tenants.held(entry.tenant):
-            self._pump.hold(entry)
+            self._held.hold(entry)
 
     def _arm(self, entry: Entry) -> None:
         """See to it that nobody waits longer than it may, or than it helps."""

@@ -1,0 +1,179 @@
+"""Which flows are light, and which slots are kept for them (DESIGN §4.4, `reserve`).
+
+A flow is light while it takes no more than its fair share: of the slots, or of the work that was asked for and sent of
+late. When the slots that are left for a model are kept (`reserve.py` says how many), only requests of such flows are
+looked for; and where light requests come, others have to leave some of the room for prompts and memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from penstock.core.band import Band
+from penstock.core.endpoint import Endpoint
+from penstock.core.fairness.tree import Node, top
+from penstock.core.flow import Entry
+from penstock.core.held import HELD_MAX, Held
+from penstock.core.overtaking import Overtaking
+from penstock.core.pool import Pool
+from penstock.core.queues import Queues
+from penstock.core.reserve import FREES_MAX, Reserve
+from penstock.core.tenants import Tenants
+
+RESERVE_REVIEW_S = 1.0  # how often a reserve is looked at again; light arrivals are forgotten over ten seconds
+FORESEEN_SLOTS_MAX = 64  # of a pool whose leases' ends are foreseen one by one; rates are exact enough beyond
+DEMAND_WINDOW_S = 30.0  # some tens of requests of a light flow; shorter calls a burst of three a flood
+LIGHT_WAITING_MAX = 3  # requests of a light flow that wait: more is a backlog, whatever it holds and asked for
+DEMAND_PLAY = 2.0  # a handful of requests of very different sizes is easily twice its mean
+
+
+class Light:
+    """Tells light flows from others by what they ask for and get, and says what is kept for them."""
+
+    def __init__(
+        self,
+        queues: Queues,
+        pool: Pool,
+        reserve: Reserve,
+        *,
+        tenants: Tenants,
+        held: Held,
+        overtaking: Overtaking,
+        look_again: Callable[[Endpoint, float], None],
+    ) -> None:
+        self._queues = queues
+        self._pool = pool
+        self._reserve = reserve
+        self._tenants = tenants
+        self._held = held
+        self._overtaking = overtaking
+        self._look_again = look_again
+        self._work = 0.0  # sent, fading
+        self._work_s = 0.0
+
+    # --- what happens -------------------------------------------------------------------------------------------
+
+    def asked(self, entry: Entry, now: float) -> None:
+        """A request came to its flow: note what the flow asks for."""
+        node = top(entry.node_of())
+        if node.parent is None:
+            return  # all requests stand in one flow
+        node.demand = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S) + entry.work
+        node.demand_s = now
+        self._reserve.weight_seen(node.parent.active_weight + (0.0 if node.active else node.weight), now)
+
+    def arrived(self, entry: Entry, now: float) -> None:
+        """It is about to join its flow: note whether it is what slots are kept for."""
+        node, model = top(entry.node_of()), entry.request.model
+        if node.parent is not None and self.under_share(node, model, now):
+            self._queues.bands[entry.request.band].note_light(node, model)
+            crowded = any(model in band.tree.root.backlog for band in self._queues.bands)
+            if crowded and node.waiting <= LIGHT_WAITING_MAX:
+                self._reserve.arrived(model, now)
+
+    def returned(self, entry: Entry, now: float) -> None:
+        """It is about to join its flow again: slots are kept for it as for a newcomer, but it came only once."""
+        node, model = top(entry.node_of()), entry.request.model
+        if node.parent is not None and self.under_share(node, model, now):
+            self._queues.bands[entry.request.band].note_light(node, model)
+
+    def sent(self, entry: Entry, now: float) -> None:
+        """A request was sent: that much work is what fair shares are of."""
+        self._work = self._served(now) + entry.work
+        self._work_s = now
+
+    # --- who is light -------------------------------------------------------------------------------------------
+
+    def under_share(self, node: Node, model: str, now: float) -> bool:
+        """Whether a flow takes no more than its fair share: of the slots, or of the work, of late.
+
+        Judged by slots alone, a burst of a light flow would be shut out just when it needs what is kept for it; by work
+        alone, a light flow whose few requests happened to be large. A flood exceeds both.
+        """
+        if node.parent is None:
+            return False
+        return node.in_flight + 1 <= self._pool.slots(model) * self._part(node, now) or self.asked_little(node, now)
+
+    def asked_little(self, node: Node, now: float) -> bool:
+        """Whether a flow asked for no more than its fair share of the work of late, give or take."""
+        demand = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S)
+        return demand <= DEMAND_PLAY * self._served(now) * self._part(node, now)
+
+    def is_modest(self, entry: Entry, now: float) -> bool:
+        """Whether it has to leave room for light flows.
+
+        What counts is what its flow asked for of late: where prompts or memory are scarce, a flood holds few slots.
+        """
+        if not self._reserve.light_come(entry.request.model, now):
+            return False
+        node = top(entry.node_of())
+        return node.parent is None or not self.asked_little(node, now)
+
+    def in_order(self, band: Band, model: str, now: float) -> Iterator[Entry]:
+        """The requests for a model of flows that are under their share, in fair order.
+
+        They are remembered from their arrival, for they need not be among the first: a flood that is held back falls
+        behind its fair share of the tokens, and then stands before the light flows for whom the slots are kept.
+        """
+        head = self._held.head(band, [model])
+        if head is not None and self._tenants.held(head.request.tenant):  # its flow is shared with others
+            line = islice(band.tree.in_order([model]), HELD_MAX)
+            head = next((x for x in line if not self._tenants.held(x.request.tenant)), None)
+        first = top(head.node_of()) if head is not None else None
+        if first is not None and self.under_share(first, model, now):
+            yield from band.tree.in_order([model], first)
+        for node in band.light_flows(model):
+            if not self.under_share(node, model, now):
+                band.no_longer_light(node, model)
+            elif node is not first:
+                yield from band.tree.in_order([model], node)
+
+    def _part(self, node: Node, now: float) -> float:
+        """The share that a flow's weight gives it among those active lately."""
+        assert node.parent is not None
+        active = node.parent.active_weight + (0.0 if node.active else node.weight)
+        return node.weight / max(active, self._reserve.weight(now))
+
+    def _served(self, now: float) -> float:
+        """The work that was sent lately, over the same window as demands."""
+        return self._work * math.exp((self._work_s - now) / DEMAND_WINDOW_S)
+
+    # --- what is kept for them ----------------------------------------------------------------------------------
+
+    def kept(self, model: str, now: float) -> int:
+        """Slots of a model that only flows under their share may use."""
+        return self._reserve.kept(model, self._pool.slots(model), self._frees_s, now)
+
+    def kept_back(self, model: str, band: Band, endpoints: list[Endpoint], now: float) -> bool:
+        """Whether the slots that are left for a model are kept for flows under their share."""
+        kept = self.kept(model, now)
+        if kept <= 0:
+            return False
+        if self._pool.uniform and not self._overtaking.kept:
+            free = band.free_slots
+        else:
+            free = sum(band.open[e] for e in endpoints if e.serves(model))
+        if free > kept:
+            return False
+        # Light arrivals are forgotten, so time alone may shrink the reserve.
+        self._look_again(endpoints[-1], now + RESERVE_REVIEW_S)
+        return True
+
+    def _frees_s(self, model: str, now: float) -> list[float]:
+        """In how many seconds the next slots will free: foreseen in a small pool, by their rate in a large one.
+
+        Never sooner than in an engine step: what ends, ends at its end, and all of it together.
+        """
+        foreseen = self._pool.slots(model) <= FORESEEN_SLOTS_MAX
+        step_s, ends_s = 0.0, []
+        for endpoint in self._pool:
+            pace_s = endpoint.ledger.time_per_output_token_s(now) if endpoint.serves(model) else 0.0
+            step_s = max(step_s, pace_s)
+            if foreseen and pace_s > 0:
+                ends_s += [lease.ends_s(pace_s, now) - now for lease in endpoint.ledger.leases.values()]
+        per_s = self._reserve.freed_per_s(model, now)
+        if not ends_s and per_s > 0:
+            ends_s = [(k + 1) / per_s for k in range(FREES_MAX)]
+        return [max(end_s, step_s) for end_s in sorted(ends_s)[:FREES_MAX]]
