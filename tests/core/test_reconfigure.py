@@ -11,7 +11,7 @@ from penstock.core.reconfigure import NeedsRestartError
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
 from penstock.core.scheduler import SchedulerSettings
-from penstock.core.settings import BandSettings, HealthSettings, Limits, Prices, QueueBounds
+from penstock.core.settings import AdmissionSettings, BandSettings, HealthSettings, Limits, Prices, QueueBounds
 from penstock.sim.checkers import CheckedScheduler
 from tests.core.drive import ends, request, requeued, scheduler, sent, the_lease
 from tests.core.shop import PATIENT
@@ -177,6 +177,41 @@ def test_under_another_policy_all_flows_start_equal() -> None:
     (running,) = made.books.leases
     made.reconfigured(SchedulerSettings(fairness="fcfs"), now=20.0)
     assert served(made, running, 2, now=21.0) == ["a5", "b2"]
+
+
+BY_TURNS = SchedulerSettings(
+    bands=(HIGH, LOW),
+    fairness="round_robin",
+    admission=AdmissionSettings(reserved_share=0.25, prefill_tokens_max=10**9),
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (replace(BY_TURNS, fairness="weighted_tokens"), BY_TURNS),
+        (BY_TURNS, replace(BY_TURNS, bands=(LOW,))),
+        (BY_TURNS, BY_TURNS),
+    ],
+    ids=["another policy", "its band is gone", "nothing changes"],
+)
+@pytest.mark.parametrize("band", [0, 1])
+def test_slots_stay_kept_for_a_light_flow_that_waits_and_no_heavy_one_takes_them(
+    before: SchedulerSettings, after: SchedulerSettings, band: int
+) -> None:
+    """Both have as many running, so the heavy one, which came first, is the next in turn."""
+    made = scheduler(before, a=16)
+    for at in range(6):
+        made.arrived(request(f"heavy{at}", band=band, tenant="heavy", prompt_tokens=5000), now=0.0)
+    for at in range(6):
+        made.arrived(request(f"light{at}", band=band, tenant="light", output_tokens=1), now=0.0)
+    others = [the_lease(made.arrived(request(f"o{at}", band=band, tenant="other"), now=0.0)) for at in range(4)]
+    for at in range(20):
+        made.arrived(request(f"backlog{at}", band=band, tenant="heavy", prompt_tokens=5000), now=0.0)
+    made.arrived(request("waits", band=band, tenant="light", output_tokens=1), now=0.0)
+    assert made.reconfigured(after, now=1.0) == []
+    assert sent(made.finished(others[0], Usage(1, 1), now=2.0)) == [("waits", "a")]
+    assert sent(made.finished(others[1], Usage(1, 1), now=2.0)) == [], "it is kept for light ones, and none waits"
 
 
 # --- tenants ------------------------------------------------------------------------------------------------------

@@ -84,6 +84,21 @@ class Light:
         self._work = self._served(now) + entry.work
         self._work_s = now
 
+    def moved(self, before: Node, after: Node) -> None:
+        """A flow goes on in another tree: what it asked for of late is not forgotten."""
+        if after.parent is not None and before.demand > 0.0:
+            last_s = max(before.demand_s, after.demand_s)
+            after.demand = sum([x.demand * math.exp((x.demand_s - last_s) / DEMAND_WINDOW_S) for x in (before, after)])
+            after.demand_s, before.demand = last_s, 0.0
+
+    def judged_anew(self, now: float) -> None:
+        """Trees and weights may be others now: judge all flows with waiting requests anew."""
+        for band in self._queues.bands:
+            for flow in band.tree.root.children.values():
+                for model in flow.backlog:
+                    if self.under_share(flow, model, now):
+                        band.note_light(flow, model)
+
     # --- who is light -------------------------------------------------------------------------------------------
 
     def under_share(self, node: Node, model: str, now: float) -> bool:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from penstock.core.actions import Abort, Action
+from penstock.core.band import Band
 from penstock.core.fairness.account import Account
 from penstock.core.fairness.registry import POLICIES as FAIRNESS
+from penstock.core.fairness.tree import top
+from penstock.core.flow import Entry
 from penstock.core.lifecycle import State
 from penstock.core.ordering import ORDERINGS
 from penstock.core.outcome import Reason
@@ -74,6 +77,7 @@ class Operators(Endpoints):
         self._fit.settings = settings.admission
         self._pump.reconfigured()
         self._held.let_all_go()
+        self._light.judged_anew(now)
         self._recorder.reconfigured(
             [band.name for band in settings.bands], settings.admission, self._entries.values(), now
         )
@@ -103,7 +107,7 @@ class Operators(Endpoints):
         heirs = self._queues.rearrange(settings.bands, settings.bounds)
         for band in self._queues.bands if afresh else ():
             band.replant()
-        resettle(entries, self._queues, bands, heirs, afresh=afresh, place=self._place)
+        resettle(entries, self._queues, bands, heirs, afresh=afresh, place=self._move)
         for entry in entries:
             entry.wait_s_max = max(entry.wait_s_max, self._wait_s_max(self._queues.bands[entry.request.band]))
         for band in self._queues.bands:
@@ -111,3 +115,9 @@ class Operators(Endpoints):
                 band.tree.rekeyed()
             if "tenant" in settings.levels:
                 band.tree.reweigh(settings.levels.index("tenant"), settings.tenant_weights)
+
+    def _move(self, entry: Entry, band: Band) -> None:
+        """Find its place in another tree, with all that is known of its flow."""
+        before = top(entry.node_of())
+        self._place(entry, band)
+        self._light.moved(before, top(entry.node_of()))
