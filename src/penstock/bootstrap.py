@@ -45,11 +45,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
     scheduler = Scheduler(parts.scheduler_settings(settings), random=Random())
     driver = Driver(scheduler)
     metrics = Metrics(
-        bands=[band.name for band in settings.bands],
-        tenants=[tenant.name for tenant in settings.tenants],
-        snapshot=lambda: scheduler.snapshot(now=driver.now()),
-        config_hash=config_hash(settings),
-        router_aliases="vllm_router" in settings.metrics.aliases,
+        settings, snapshot=lambda: scheduler.snapshot(now=driver.now()), config_hash=config_hash(settings)
     )
     catalog = Catalog(parts.aliases(settings))
     locator = parts.locator(settings, driver, catalog)
@@ -77,17 +73,14 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         )
         batch = batch_lane(settings.batch, lane, driver, callers, metrics)
     app = App(
+        settings,
         batch=None if batch is None else batch.routes,
         driver=driver,
         targets=endpoints.targets,
         metrics=metrics,
         catalog=catalog,
         admin=routes,
-        bands=[band.name for band in settings.bands],
         callers=callers,
-        levels=settings.fairness.levels,
-        asks_usage=settings.accounting.usage == "auto",
-        body_bytes_max=settings.limits.max_body,
         locator=locator,
         affinities=affinities,
         heartbeats=heartbeats,

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from penstock.server.admin.story import story
-from penstock.sim.engine_log import LogEntry
-from penstock.sim.engine_server import EngineServer
-from penstock.sim.profiles import EngineConfig
 from tests.server.conftest import World, chat, fault
+from tests.server.divided import PROMPT, Pair, body, log, name
 
-PROMPT = "what the long story says " * 40
 ASKED = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -24,41 +20,9 @@ ASKED = {
 }
 
 
-class Pair:
-    """Engines with roles, in the order of `roles`, and a gateway before them."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.engines: list[EngineServer] = []
-        self.endpoints: list[dict[str, Any]] = []
-
-    async def add(
-        self, role: str, *, kv_transfer_s: float | None = 480.0, slots: int = 4, **config: Any
-    ) -> EngineServer:
-        engine = EngineServer(EngineConfig(**{"step_s": 0.002, **config}), kv_transfer_s=kv_transfer_s)
-        await engine.start()
-        self.world.engines.append(engine)
-        self.engines.append(engine)
-        self.endpoints.append({"url": engine.url, "slots": slots, "labels": {"role": role}})
-        return engine
-
-    async def gateway(self, **settings: Any) -> None:
-        await self.world.gateway(endpoints=self.endpoints, **settings)
-
-
 @pytest.fixture
 def pair(world: World) -> Pair:
     return Pair(world)
-
-
-def body(entry: LogEntry) -> dict[str, Any]:
-    assert entry.body is not None
-    seen: dict[str, Any] = json.loads(bytes(entry.body))
-    return seen
-
-
-def log(engine: EngineServer) -> list[LogEntry]:
-    return list(engine.log.entries)
 
 
 async def test_a_prompt_is_computed_at_one_engine_and_answered_by_another(world: World, pair: Pair) -> None:
@@ -67,9 +31,8 @@ async def test_a_prompt_is_computed_at_one_engine_and_answered_by_another(world:
     asked = chat(PROMPT, tokens=5, stream=True, stream_options={"include_usage": True}, min_tokens=4)
     answer = await world.ask(body=asked)
     assert answer.status == 200
-    name = decode.url.removeprefix("http://")
-    assert answer.header("x-penstock-endpoint") == name
-    assert answer.header("x-penstock-prefill") == prefill.url.removeprefix("http://")
+    assert answer.header("x-penstock-endpoint") == name(decode)
+    assert answer.header("x-penstock-prefill") == name(prefill)
     (first,), (second,) = log(prefill), log(decode)
     assert body(first) == asked | {
         "max_tokens": 1,
@@ -108,9 +71,9 @@ async def test_metrics_and_explain_tell_both_phases(world: World, pair: Pair) ->
     prefill, decode = await pair.add("prefill"), await pair.add("decode")
     await pair.gateway()
     await world.chat_with({"x-request-id": "r1"}, content=PROMPT)
-    names = [engine.url.removeprefix("http://") for engine in (prefill, decode)]
-    for name in names:
-        assert await world.metric("penstock_dispatches_total", endpoint=name) == 1
+    names = [name(engine) for engine in (prefill, decode)]
+    for endpoint in names:
+        assert await world.metric("penstock_dispatches_total", endpoint=endpoint) == 1
     assert await world.metric("penstock_prefills_total", endpoint=names[0], transfer="named") == 1
     assert await world.metric("penstock_prefill_seconds_count", model="sim") == 1
     driver = world.gate.driver
@@ -131,7 +94,7 @@ async def test_a_prefill_that_refuses_or_fails_is_tried_elsewhere(world: World, 
     fault(broken, "error")
     answer = await world.chat(PROMPT)
     assert answer.status == 200
-    assert answer.header("x-penstock-prefill") == well.url.removeprefix("http://")
+    assert answer.header("x-penstock-prefill") == name(well)
     assert [entry.outcome for entry in log(busy) + log(broken)] == ["busy", "error"]
     assert [entry.kv_transfer for entry in log(decode)] == ["used"]
 
@@ -161,7 +124,7 @@ async def test_a_decode_that_fails_before_its_first_byte_is_prefilled_again(worl
     fault(dying, "refuse")
     answer = await world.chat(PROMPT, stream=True)
     assert answer.status == 200
-    assert answer.header("x-penstock-endpoint") == well.url.removeprefix("http://")
+    assert answer.header("x-penstock-endpoint") == name(well)
     first, again = log(prefill)
     assert (first.kv_transfer, again.kv_transfer) == ("promised", "promised")
     assert again.cached_tokens >= again.prompt_tokens - 16, "which costs little: it is cached there"
@@ -246,8 +209,7 @@ async def test_an_engine_without_a_connector_costs_time_and_nothing_else(world: 
     assert answer.status == 200
     (entry,) = log(decode)
     assert "kv_transfer_params" not in body(entry)
-    name = prefill.url.removeprefix("http://")
-    assert await world.metric("penstock_prefills_total", endpoint=name, transfer="none") == 1
+    assert await world.metric("penstock_prefills_total", endpoint=name(prefill), transfer="none") == 1
 
 
 @pytest.mark.parametrize(
@@ -287,7 +249,7 @@ async def test_a_prefill_answer_that_never_ends_is_cut_and_tried_elsewhere(world
     pair.endpoints.insert(0, endless | {"slots": 4, "labels": {"role": "prefill"}})
     await pair.gateway(routing={"policy": "round_robin"})
     answer = await world.chat(PROMPT)
-    assert (answer.status, answer.header("x-penstock-prefill")) == (200, well.url.removeprefix("http://"))
+    assert (answer.status, answer.header("x-penstock-prefill")) == (200, name(well))
     assert len(log(decode)) == 1
 
 
@@ -295,12 +257,12 @@ async def test_many_at_once_leave_nothing_behind(world: World, pair: Pair) -> No
     for role in ("prefill", "prefill", "decode", "decode"):
         await pair.add(role)
     await pair.gateway()
-    fault(pair.engines[0], "error", count=3)
-    fault(pair.engines[2], "refuse", count=3)
+    fault(world.engines[0], "error", count=3)
+    fault(world.engines[2], "refuse", count=3)
     answers = [world.soon(world.chat(f"{at} " + PROMPT, tokens=1 + at % 7)) for at in range(40)]
     assert [(await answer).status for answer in answers] == [200] * 40
     await world.idle()
-    assert sum(entry.kv_transfer == "used" for engine in pair.engines[2:] for entry in log(engine)) == 40
+    assert sum(entry.kv_transfer == "used" for engine in world.engines[2:] for entry in log(engine)) == 40
 
 
 async def test_ready_tells_of_a_model_with_one_role_only(world: World, pair: Pair) -> None:

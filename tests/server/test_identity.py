@@ -44,7 +44,7 @@ def ask(
     **headers: str,
 ) -> Caller | Unauthorized:
     lookup = {name.replace("_", "-").encode(): value.encode("latin-1") for name, value in headers.items()}
-    return who.identify(lookup.get, peer, **(body or {}), now=now)
+    return who.identify(who.key(lookup.get, lambda _: False), lookup.get, peer, **(body or {}), now=now)
 
 
 def served(

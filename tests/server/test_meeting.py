@@ -2,60 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
 from penstock.server.meeting import ROOM_BITS
-from penstock.sim.engine_log import LogEntry
 from penstock.sim.engine_server import EngineServer
 from penstock.sim.profiles import EngineConfig
 from tests.server.conftest import World, chat, fault
+from tests.server.divided import PROMPT, Pair, body, log, name
 
-PROMPT = "what the long story says " * 40
 FIELDS = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
 
 
-class Pairs:
-    """Engines with roles, those that compute prompts with a bootstrap port, and a gateway before them."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.endpoints: list[dict[str, Any]] = []
-
-    async def add(self, role: str, *, slots: int = 4, **config: Any) -> EngineServer:
-        made = EngineConfig(**{"step_s": 0.002, **config})
-        engine = EngineServer(made, bootstrap_port=0 if role == "prefill" else None)
-        await engine.start()
-        self.world.engines.append(engine)
-        labels = {"role": role}
-        if engine.rooms is not None:
-            labels["bootstrap_port"] = str(engine.rooms.port)
-        self.endpoints.append({"url": engine.url, "slots": slots, "labels": labels})
-        return engine
-
-    async def gateway(self, **settings: Any) -> None:
-        await self.world.gateway(endpoints=self.endpoints, **settings)
-
-
 @pytest.fixture
-def pairs(world: World) -> Pairs:
-    return Pairs(world)
-
-
-def body(entry: LogEntry) -> dict[str, Any]:
-    assert entry.body is not None
-    seen: dict[str, Any] = json.loads(bytes(entry.body))
-    return seen
-
-
-def log(engine: EngineServer) -> list[LogEntry]:
-    return list(engine.log.entries)
-
-
-def name(engine: EngineServer) -> str:
-    return engine.url.removeprefix("http://")
+def pairs(world: World) -> Pair:
+    return Pair(world, meet=True)
 
 
 def leases(world: World) -> list[tuple[int, int]]:
@@ -63,7 +23,7 @@ def leases(world: World) -> list[tuple[int, int]]:
     return [(e.leases, e.pending) for e in world.picture().endpoints]
 
 
-async def test_both_are_sent_the_same_request_and_the_place_where_they_meet(world: World, pairs: Pairs) -> None:
+async def test_both_are_sent_the_same_request_and_the_place_where_they_meet(world: World, pairs: Pair) -> None:
     prefill, decode = await pairs.add("prefill"), await pairs.add("decode")
     await pairs.gateway()
     asked = chat(PROMPT, tokens=5, stream=True, stream_options={"include_usage": True})
@@ -83,7 +43,7 @@ async def test_both_are_sent_the_same_request_and_the_place_where_they_meet(worl
     assert len([word for word in words if word]) == 5
 
 
-async def test_an_ipv6_address_stands_in_brackets(world: World, pairs: Pairs) -> None:
+async def test_an_ipv6_address_stands_in_brackets(world: World, pairs: Pair) -> None:
     prefill = EngineServer(EngineConfig(step_s=0.002), bootstrap_port=0)
     try:
         port = await prefill.start("::1")
@@ -99,7 +59,7 @@ async def test_an_ipv6_address_stands_in_brackets(world: World, pairs: Pairs) ->
     assert body(log(decode)[0])["bootstrap_host"] == "[::1]"
 
 
-async def test_each_request_has_a_room_of_its_own_and_is_paid_for_as_it_was_cached(world: World, pairs: Pairs) -> None:
+async def test_each_request_has_a_room_of_its_own_and_is_paid_for_as_it_was_cached(world: World, pairs: Pair) -> None:
     prefill, decode = await pairs.add("prefill"), await pairs.add("decode")
     await pairs.gateway()
     first = (await world.chat(PROMPT, tokens=3)).json()["usage"]
@@ -112,7 +72,7 @@ async def test_each_request_has_a_room_of_its_own_and_is_paid_for_as_it_was_cach
     assert await world.metric("penstock_dispatches_total", endpoint=name(decode)) == 2
 
 
-async def test_the_decode_is_asked_while_the_prompt_is_computed_and_both_are_leased(world: World, pairs: Pairs) -> None:
+async def test_the_decode_is_asked_while_the_prompt_is_computed_and_both_are_leased(world: World, pairs: Pair) -> None:
     prefill, decode = await pairs.add("prefill", step_s=30.0), await pairs.add("decode")
     await pairs.gateway()
     client = await world.streaming(PROMPT)
@@ -126,7 +86,7 @@ async def test_the_decode_is_asked_while_the_prompt_is_computed_and_both_are_lea
     assert leases(world) == [(0, 0), (0, 0)]
 
 
-async def test_a_client_that_leaves_in_the_answer_frees_the_decode(world: World, pairs: Pairs) -> None:
+async def test_a_client_that_leaves_in_the_answer_frees_the_decode(world: World, pairs: Pair) -> None:
     prefill, decode = await pairs.add("prefill"), await pairs.add("decode")
     await pairs.gateway()
     client = await world.streaming(PROMPT, tokens=2000)
@@ -139,7 +99,7 @@ async def test_a_client_that_leaves_in_the_answer_frees_the_decode(world: World,
 
 
 async def test_a_prefill_that_refuses_or_fails_stops_the_decode_and_is_tried_elsewhere(
-    world: World, pairs: Pairs
+    world: World, pairs: Pair
 ) -> None:
     busy, broken, well = [await pairs.add("prefill") for _ in range(3)]
     decode = await pairs.add("decode")
@@ -155,7 +115,7 @@ async def test_a_prefill_that_refuses_or_fails_stops_the_decode_and_is_tried_els
 
 @pytest.mark.parametrize("kind", ["refuse", "busy", "error"])
 async def test_a_decode_that_fails_stops_the_prefill_and_another_pair_is_asked(
-    world: World, pairs: Pairs, kind: str
+    world: World, pairs: Pair, kind: str
 ) -> None:
     prefill, failing, well = await pairs.add("prefill"), await pairs.add("decode"), await pairs.add("decode")
     await pairs.gateway()
@@ -168,7 +128,7 @@ async def test_a_decode_that_fails_stops_the_prefill_and_another_pair_is_asked(
     assert leases(world) == [(0, 0), (0, 0), (0, 0)]
 
 
-async def test_a_decode_that_fails_when_the_prompt_is_computed_is_prefilled_again(world: World, pairs: Pairs) -> None:
+async def test_a_decode_that_fails_when_the_prompt_is_computed_is_prefilled_again(world: World, pairs: Pair) -> None:
     prefill, failing, well = await pairs.add("prefill"), await pairs.add("decode"), await pairs.add("decode")
     await pairs.gateway()
     fault(failing, "error", after_bytes=0)
@@ -180,7 +140,7 @@ async def test_a_decode_that_fails_when_the_prompt_is_computed_is_prefilled_agai
     assert [(entry.outcome, entry.kv_transfer) for entry in log(failing)] == [("error", "used")]
 
 
-async def test_where_nobody_is_to_be_met_the_decode_fails_and_its_word_is_the_last(world: World, pairs: Pairs) -> None:
+async def test_where_nobody_is_to_be_met_the_decode_fails_and_its_word_is_the_last(world: World, pairs: Pair) -> None:
     prefill, decode = await pairs.add("prefill", step_s=30.0), await pairs.add("decode")
     assert prefill.rooms is not None
     prefill.rooms.close()
@@ -192,7 +152,7 @@ async def test_where_nobody_is_to_be_met_the_decode_fails_and_its_word_is_the_la
     await world.until(lambda: prefill.engine.in_engine == 0)
 
 
-async def test_the_engines_last_word_passes_when_no_prefill_succeeds(world: World, pairs: Pairs) -> None:
+async def test_the_engines_last_word_passes_when_no_prefill_succeeds(world: World, pairs: Pair) -> None:
     prefill, _ = await pairs.add("prefill"), await pairs.add("decode")
     await pairs.gateway(retry={"max_attempts": 2})
     fault(prefill, "error", count=9)
@@ -202,7 +162,7 @@ async def test_the_engines_last_word_passes_when_no_prefill_succeeds(world: Worl
     assert len(log(prefill)) == 2
 
 
-async def test_a_prompt_too_long_is_refused_by_the_engine_that_would_compute_it(world: World, pairs: Pairs) -> None:
+async def test_a_prompt_too_long_is_refused_by_the_engine_that_would_compute_it(world: World, pairs: Pair) -> None:
     prefill, decode = await pairs.add("prefill", max_model_len=64), await pairs.add("decode")
     await pairs.gateway()
     answer = await world.chat(PROMPT)
@@ -213,7 +173,7 @@ async def test_a_prompt_too_long_is_refused_by_the_engine_that_would_compute_it(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_that_the_decode_refuses_at_once_is_told_so_and_its_prompt_not_computed(
-    world: World, pairs: Pairs, *, stream: bool
+    world: World, pairs: Pair, *, stream: bool
 ) -> None:
     refusal = b'{"error":{"message":"no"}}'
     head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(refusal)
@@ -228,7 +188,7 @@ async def test_a_request_that_the_decode_refuses_at_once_is_told_so_and_its_prom
     assert leases(world) == [(0, 0), (0, 0)]
 
 
-async def test_an_answer_that_comes_before_the_prefill_told_is_passed_on(world: World, pairs: Pairs) -> None:
+async def test_an_answer_that_comes_before_the_prefill_told_is_passed_on(world: World, pairs: Pair) -> None:
     """The first token proves that the prompt is computed, whatever the other one has yet to say."""
     words = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(words)
@@ -244,7 +204,7 @@ async def test_an_answer_that_comes_before_the_prefill_told_is_passed_on(world: 
     assert leases(world) == [(0, 0), (0, 0)]
 
 
-async def test_without_a_decode_endpoint_nothing_is_computed_and_it_waits(world: World, pairs: Pairs) -> None:
+async def test_without_a_decode_endpoint_nothing_is_computed_and_it_waits(world: World, pairs: Pair) -> None:
     prefill, decode = await pairs.add("prefill"), await pairs.add("decode")
     await pairs.gateway(queue={"max_wait": 0.1})
     await decode.close()
@@ -255,14 +215,14 @@ async def test_without_a_decode_endpoint_nothing_is_computed_and_it_waits(world:
 
 
 @pytest.mark.parametrize("field", FIELDS)
-async def test_who_brings_a_meeting_of_their_own_is_not_divided(world: World, pairs: Pairs, field: str) -> None:
+async def test_who_brings_a_meeting_of_their_own_is_not_divided(world: World, pairs: Pair, field: str) -> None:
     prefill, decode = await pairs.add("prefill"), await pairs.add("decode")
     await pairs.gateway()
     assert (await world.chat(PROMPT, **{field: "h" if field == "bootstrap_host" else 7})).status == 200
     assert (log(prefill), len(log(decode))) == ([], 1)
 
 
-async def test_many_at_once_leave_nothing_behind(world: World, pairs: Pairs) -> None:
+async def test_many_at_once_leave_nothing_behind(world: World, pairs: Pair) -> None:
     engines = [await pairs.add(role) for role in ("prefill", "prefill", "decode", "decode")]
     await pairs.gateway()
     fault(engines[0], "error", count=3)

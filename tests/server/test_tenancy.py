@@ -266,7 +266,8 @@ def test_twenty_thousand_users_of_one_key_cost_what_a_thousand_cost() -> None:
     flows = set()
     for n in range(20_000):
         now = n / 1000
-        caller = callers.identify(headers.get, "192.0.2.1", user=f"user-{n}", now=now)
+        key = callers.key(headers.get, lambda _: False)
+        caller = callers.identify(key, headers.get, "192.0.2.1", user=f"user-{n}", now=now)
         assert isinstance(caller, Caller)
         flows.add((caller.tenant, caller.user))
         (sent,) = scheduler.arrived(
@@ -399,12 +400,11 @@ async def test_an_unknown_key_is_refused_before_the_body_is_read(world: World) -
     assert answer.header("x-penstock-reason") == "unauthorized"
 
 
-async def test_a_credential_that_is_given_twice_is_refused(world: World) -> None:
+@pytest.mark.parametrize("asked", [b"POST /v1/chat/completions", b"GET /queue"])
+async def test_a_credential_that_is_given_twice_is_refused(world: World, asked: bytes) -> None:
     await world.engine()
     await world.gateway(tenants=[{"name": "a", "keys": [key_hash("pk-a")]}])
     twice = b"authorization: Bearer other\r\nAuthorization: Bearer pk-a\r\n"
-    client = await world.client(
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n" + twice + b"\r\n{}"
-    )
+    client = await world.client(asked + b" HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n" + twice + b"\r\n{}")
     answer = await client.answer()
     assert answer.status == 401

@@ -41,6 +41,7 @@ from penstock.server.metrics import Metrics
 from penstock.server.own_queue import own_queue
 from penstock.server.relay import Target
 from penstock.server.routes import Kind, Route, api_of, route
+from penstock.settings.model import Settings
 
 if TYPE_CHECKING:
     from penstock.server.tracing import Trace, Tracer  # needs an extra
@@ -67,17 +68,14 @@ class App:
 
     def __init__(
         self,
+        settings: Settings,
         *,
         driver: Driver,
         targets: Mapping[str, Target],
         metrics: Metrics,
         catalog: Catalog,
         admin: AdminRoutes,
-        bands: Sequence[str],
         callers: Callers,
-        levels: Sequence[str],
-        asks_usage: bool,
-        body_bytes_max: int,
         heartbeats: Heartbeats,
         affinities: Affinities,
         locator: Locator | None = None,
@@ -89,17 +87,15 @@ class App:
         self._metrics = metrics
         self._catalog = catalog
         self._admin = admin
-        self._bands = bands
         self._callers = callers
-        self._levels = levels
-        self._asks_usage = asks_usage
-        self._body_bytes_max = body_bytes_max
+        self._levels = settings.fairness.levels  # for as long as it runs
         self._heartbeats = heartbeats
         self._locator = locator
         self._affinities = affinities
         self.tracer: Tracer | None = None  #: of queued requests; may change at any time
         self.witness: Witness | None = None  #: of their ends
         self._serial = itertools.count(1)
+        self.reconfigured(settings)
         self._own: dict[str, Callable[[Exchange], None]] = {
             "/health": self._health,
             "/healthz": self._health,
@@ -112,11 +108,11 @@ class App:
             "/v1/models": self._models,
         }
 
-    def reconfigured(self, *, bands: Sequence[str], asks_usage: bool, body_bytes_max: int) -> None:
+    def reconfigured(self, settings: Settings) -> None:
         """For requests that come from now on."""
-        self._bands = bands
-        self._asks_usage = asks_usage
-        self._body_bytes_max = body_bytes_max
+        self._bands = [band.name for band in settings.bands]
+        self._asks_usage = settings.accounting.usage == "auto"
+        self._body_bytes_max = settings.limits.max_body
 
     def relocate(self, locator: Locator | None) -> None:
         """Somebody else finds out where prompts are cached."""
@@ -140,7 +136,8 @@ class App:
             key = self._callers.key(exchange.lookup.get, exchange.repeats)
             if isinstance(key, Unauthorized):
                 self._refuse(exchange, key.reason, key.message)
-            exchange.note = key
+            else:
+                exchange.note = key
         return None
 
     def complete(self, exchange: Exchange) -> None:
@@ -302,7 +299,7 @@ class App:
     def _caller(self, exchange: Exchange, peek: Peek) -> Caller:
         key = exchange.note  # `begin` has looked
         assert key is None or isinstance(key, Key)
-        caller = self._callers.holder(
+        caller = self._callers.identify(
             key,
             exchange.lookup.get,
             exchange.peer[0],
@@ -411,7 +408,9 @@ class App:
         )
 
     def _queue(self, exchange: Exchange) -> None:
-        caller = self._callers.identify(exchange.header, exchange.peer[0], now=self._driver.now())
+        header = exchange.lookup.get
+        key = self._callers.key(header, exchange.repeats)
+        caller = self._callers.identify(key, header, exchange.peer[0], now=self._driver.now())
         if isinstance(caller, Unauthorized):
             self._refuse(exchange, caller.reason, caller.message)
         else:

@@ -88,10 +88,25 @@ class Callers:
         for name in KEY_HEADERS:
             if repeats(name):
                 return Unauthorized(f"The header `{name.decode()}` is given more than once.")
-        return self._key(header)
+        foreign = False
+        for name in KEY_HEADERS:
+            presented = _presented(header(name))
+            if not presented:
+                continue
+            if len(presented) <= KEY_CHARACTERS_MAX:
+                known = self._keys.get(hashlib.sha256(presented).digest())
+                if known is not None:
+                    return known
+            foreign = foreign or self._require_key or presented.startswith(_KEY_PREFIX)
+        if foreign:
+            return Unauthorized(_UNKNOWN_KEY)
+        if self._require_key:
+            return Unauthorized(_KEY_REQUIRED)
+        return None  # a key of someone else is none of ours, and passes on upstream
 
     def identify(
         self,
+        key: Key | Unauthorized | None,
         header: Header,
         peer: str,
         *,
@@ -100,24 +115,12 @@ class Callers:
         priority: object = None,
         now: float,
     ) -> Caller | Unauthorized:
-        """The caller behind a head, its sender's IP address, and three fields of the body, whatever is in them."""
-        key = self._key(header)
+        """The caller behind a head, its sender's IP address, and three fields of the body, whatever is in them.
+
+        `key` is what the method of that name found in the head; the settings may have changed since.
+        """
         if isinstance(key, Unauthorized):
             return key
-        return self.holder(key, header, peer, user=user, service_tier=service_tier, priority=priority, now=now)
-
-    def holder(
-        self,
-        key: Key | None,
-        header: Header,
-        peer: str,
-        *,
-        user: object = None,
-        service_tier: object = None,
-        priority: object = None,
-        now: float,
-    ) -> Caller | Unauthorized:
-        """The same where the head was looked at before, by `key`. The settings may have changed since."""
         if key is not None:
             key = self._keys.get(key.digest)
             if key is None:
@@ -172,26 +175,6 @@ class Callers:
         )
 
     # --- who ------------------------------------------------------------------------------------------------
-
-    def _key(self, header: Header) -> Key | Unauthorized | None:
-        """The known key that was presented. A key of someone else is none of ours, and passes on upstream."""
-        if not self._keys:
-            return None
-        foreign = False
-        for name in KEY_HEADERS:
-            presented = _presented(header(name))
-            if not presented:
-                continue
-            if len(presented) <= KEY_CHARACTERS_MAX:
-                known = self._keys.get(hashlib.sha256(presented).digest())
-                if known is not None:
-                    return known
-            foreign = foreign or self._require_key or presented.startswith(_KEY_PREFIX)
-        if foreign:
-            return Unauthorized(_UNKNOWN_KEY)
-        if self._require_key:
-            return Unauthorized(_KEY_REQUIRED)
-        return None
 
     def _claimed(self, header: Header, peer: str, now: float) -> Known:
         """The tenant that a caller without a key says it is."""

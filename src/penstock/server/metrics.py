@@ -21,6 +21,7 @@ from penstock.core.retry import Failure
 from penstock.core.rows import SourceSnapshot
 from penstock.core.snapshot import STATES, EndpointSnapshot, Snapshot
 from penstock.server.series import Count, Counter, Histogram, Times
+from penstock.settings.model import Settings
 
 if TYPE_CHECKING:
     from penstock.server.division import Division
@@ -61,15 +62,13 @@ class Metrics:
 
     def __init__(
         self,
+        settings: Settings,
         *,
-        bands: Sequence[str],
-        tenants: Sequence[str] = (),
         snapshot: Callable[[], Snapshot],
         config_hash: str,
-        router_aliases: bool = False,
     ) -> None:
         self.registry = registry = CollectorRegistry()
-        self._bands = list(bands)  # shared with the gauges
+        self._bands: list[str] = []  # shared with the gauges
         self._models: set[str] = set()
         self._lines: dict[tuple[str, str], _Line] = {}
         self._requests = Counter("penstock_requests", "Requests that ended.", ["model", "band", "outcome", "reason"])
@@ -142,21 +141,22 @@ class Metrics:
         self._alias_rejections: dict[Reason, int] = dict.fromkeys(_REJECTED_WITH_429, 0)
         self._admissions = 0
         self._cancelled = 0
-        self.reconfigured(bands=bands, tenants=tenants, router_aliases=router_aliases)
+        self.reconfigured(settings)
 
-    def reconfigured(self, *, bands: Sequence[str], tenants: Sequence[str], router_aliases: bool) -> None:
-        """Other bands and tenants from now on. What was counted stays, but for tenants that are gone."""
-        for gone in set(self._tenants) - {*tenants, OTHER}:
+    def reconfigured(self, settings: Settings) -> None:
+        """The bands and tenants of these from now on. What was counted stays, but for tenants that are gone."""
+        before, self._tenants = self._tenants, [*[tenant.name for tenant in settings.tenants], OTHER]
+        for gone in set(before) - set(self._tenants):
             self._service.remove(gone)
-        self._tenants = [*tenants, OTHER]
         for tenant in self._tenants:
             self._service.labels(tenant)
-        self._bands[:] = bands
-        for band in bands:
+        self._bands[:] = [band.name for band in settings.bands]
+        for band in self._bands:
             for outcome in Outcome:
                 self._queue_wait.labels(band, outcome)
         for model in (*self._models, OTHER):
             self._start_at_zero(model)
+        router_aliases = "vllm_router" in settings.metrics.aliases
         if router_aliases and not self._with_aliases:
             self.registry.register(self._aliases)
         elif self._with_aliases and not router_aliases:

@@ -159,17 +159,9 @@ class Reload:
         told.catalog.aliases = parts.aliases(new)
         told.server.limits = parts.server_limits(new)
         told.auth.reconfigured(*parts.admin_tokens(new))
-        told.metrics.reconfigured(
-            bands=[band.name for band in new.bands],
-            tenants=[tenant.name for tenant in new.tenants],
-            router_aliases="vllm_router" in new.metrics.aliases,
-        )
+        told.metrics.reconfigured(new)
         told.metrics.reloaded(self.hash)
-        told.app.reconfigured(
-            bands=[band.name for band in new.bands],
-            asks_usage=new.accounting.usage == "auto",
-            body_bytes_max=new.limits.max_body,
-        )
+        told.app.reconfigured(new)
         told.app.witness = parts.witness(new)
         logs.use(new.log.format)
         if old.tracing != new.tracing:

@@ -8,7 +8,6 @@ still knows which text came out of a variable.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -30,7 +29,16 @@ from penstock.settings.model import (
     Tls,
 )
 from penstock.settings.operation import Admin, Tracing, tracing_problem
-from penstock.settings.problems import Filled, Location, Problem, did_you_mean, show, write_path, written_at
+from penstock.settings.problems import (
+    Filled,
+    Location,
+    Problem,
+    did_you_mean,
+    show,
+    unreadable,
+    write_path,
+    written_at,
+)
 from penstock.settings.routing import Routing
 from penstock.settings.routing import contradictions as routing_contradictions
 from penstock.settings.section import Section
@@ -97,12 +105,8 @@ def _tls(document: Document) -> Found:
             if getattr(tls, other) is not None:
                 yield _problem(("tls", key), f"is missing, but `tls.{other}` is given", "HTTPS needs both")
             continue
-        try:
-            with Path(path).open("rb"):
-                pass
-        except OSError as error:
-            shown = show(written_at(document, ("tls", key)))
-            yield _problem(("tls", key), f"cannot read {shown}: {(error.strerror or str(error)).lower()}")
+        if (problem := unreadable(document, ("tls", key), path)) is not None:
+            yield ("tls", key), problem
 
 
 def _endpoints(document: Document) -> Found:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from pydantic import ValidationError
 
 from penstock.settings.discovery import Dns, Kubernetes, Source
-from penstock.settings.problems import Location, Problem, listing, show, write_path, written_at
+from penstock.settings.problems import Location, Problem, listing, unreadable, write_path
 
 Found = Iterator[tuple[Location, Problem]]
 
@@ -32,7 +31,7 @@ def discovery_checks(document: Mapping[str, object]) -> Found:
         if source.dns is not None:
             yield from _dns(source.dns, (*at, "dns"))
         if source.kubernetes is not None:
-            yield from _kubernetes(source.kubernetes, item, (*at, "kubernetes"))
+            yield from _kubernetes(source.kubernetes, document, (*at, "kubernetes"))
 
 
 def _dns(dns: Dns, at: Location) -> Found:
@@ -45,7 +44,7 @@ def _dns(dns: Dns, at: Location) -> Found:
         yield _problem((*at, key), "needs a package that is not installed", "pip install 'penstock[dns]'")
 
 
-def _kubernetes(kubernetes: Kubernetes, item: Mapping[str, object], at: Location) -> Found:
+def _kubernetes(kubernetes: Kubernetes, document: Mapping[str, object], at: Location) -> Found:
     if (kubernetes.service is None) == (not kubernetes.selector):
         yield _problem(at, "expected one of `service` and `selector`")
     if kubernetes.token is not None and kubernetes.token_file is not None:
@@ -58,12 +57,8 @@ def _kubernetes(kubernetes: Kubernetes, item: Mapping[str, object], at: Location
         path = getattr(kubernetes, key)
         if path is None:
             continue
-        try:
-            with Path(path).open("rb"):
-                pass
-        except OSError as error:
-            shown = show(written_at(item, ("kubernetes", key)))
-            yield _problem((*at, key), f"cannot read {shown}: {(error.strerror or str(error)).lower()}")
+        if (problem := unreadable(document, (*at, key), path)) is not None:
+            yield (*at, key), problem
 
 
 def _problem(location: Location, message: str, suggestion: str | None = None) -> tuple[Location, Problem]:

@@ -11,6 +11,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 Location = tuple[str | int, ...]
 
@@ -115,6 +116,16 @@ def written_at(document: object, location: Location) -> object:
         else:
             return None
     return document
+
+
+def unreadable(document: object, location: Location, path: str) -> Problem | None:
+    """What keeps a file from being read that a value names; None if nothing does. The value is shown as written."""
+    try:
+        with Path(path).open("rb"):
+            return None
+    except OSError as error:
+        shown, why = show(written_at(document, location)), (error.strerror or str(error)).lower()
+        return Problem(write_path(location), f"cannot read {shown}: {why}")
 
 
 def did_you_mean(wrong: str, known: Sequence[str]) -> str | None:

@@ -83,9 +83,8 @@ class BatchRoutes:
         return self._files.upload_bytes_max
 
     def _owner(self, exchange: Exchange) -> Owner:
-        header, peer = exchange.lookup.get, exchange.peer[0] if exchange.peer else ""
-        key = self._callers.key(header, exchange.repeats)
-        caller = key if isinstance(key, Unauthorized) else self._callers.holder(key, header, peer, now=self._now())
+        header, peer = exchange.lookup.get, exchange.peer[0]
+        caller = self._callers.identify(self._callers.key(header, exchange.repeats), header, peer, now=self._now())
         if isinstance(caller, Unauthorized):
             raise ApiError(caller.reason, caller.message)
         return Owner(self._callers.owner(header, peer, caller), caller.user)
