@@ -63,6 +63,19 @@ def test_a_request_that_never_waited_waited_for_nothing() -> None:
     assert (told.prompt_tokens, told.output_tokens, told.reason) == (7, 9, None)
 
 
+def test_who_left_the_queue_unserved_waited_until_then() -> None:
+    made = scheduler(SchedulerSettings(bands=(BandSettings("only", wait_s_max=10.0),)), a=1)
+    the_lease(made.arrived(request("running"), now=0.0))
+    for name in ("timed out", "cancelled", "removed"):
+        made.arrived(request(name), now=1.0)
+    made.cancelled("cancelled", now=3.0)
+    made.evicted("removed", now=4.0)
+    made.expire(now=11.0)
+    waited = {name: explained(made, name, 20.0).waited_s for name in ("timed out", "cancelled", "removed")}
+    assert waited == {"timed out": 10.0, "cancelled": 2.0, "removed": 3.0}
+    assert {row.id: row.waited_s for row in made.snapshot(now=20.0).requests.ended} == waited
+
+
 def test_what_only_one_tenant_waits_for_is_not_what_others_wait_for() -> None:
     made = scheduler(SchedulerSettings(tenants={"capped": Limits(running=1)}), a=2)
     first = the_lease(made.arrived(request("c1", tenant="capped"), now=0.0))

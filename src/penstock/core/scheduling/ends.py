@@ -37,7 +37,7 @@ class Ends(Parts):
 
     def _evict(self, entry: Entry, reason: Reason, now: float, actions: list[Action]) -> None:
         after_s = self._retry_after_s(entry, reason, now)
-        self._unqueue(entry, Event.EVICTED)
+        self._unqueue(entry, Event.EVICTED, now)
         self._forecast.left(entry, now)
         self._end(entry, None, now, reason)
         actions.append(Evict(entry.request.id, reason, after_s))
@@ -65,8 +65,9 @@ class Ends(Parts):
         del self._entries[entry.request.id]
         self._tree(entry).release(entry.node_of())
 
-    def _unqueue(self, entry: Entry, event: Event) -> None:
+    def _unqueue(self, entry: Entry, event: Event, now: float) -> None:
         self._queues.remove(entry, event)
+        entry.waited_s += now - entry.queued_since_s
         self._tenants.unqueued(entry.tenant, entry.request.body_bytes, entry.estimate.prompt_tokens)
         self._timers.cancel(entry.seq)
         if entry.choosy:

@@ -173,7 +173,7 @@ class Requests(Waiting):
         """The client hung up. A waiter leaves the queue; a running request's lease is released."""
         entry = self._entries[request_id]
         if entry.state is State.WAITING:
-            self._unqueue(entry, Event.CANCELLED)
+            self._unqueue(entry, Event.CANCELLED, now)
             self._forecast.left(entry, now)
             self._end(entry, None, now, Reason.CANCELLED)
             return self._pumped(now)  # others may have waited for it

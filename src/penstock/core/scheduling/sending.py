@@ -124,8 +124,7 @@ class Sending(Ends):
             if entry.seq not in band.bumped:  # else it is out of turn, and says nothing of how far turns have come
                 band.tree.serve(entry)
             shedding.leaves(band.settings, entry, now)
-        self._unqueue(entry, Event.DISPATCHED)
-        entry.waited_s += now - entry.queued_since_s
+        self._unqueue(entry, Event.DISPATCHED, now)
         self._light.sent(entry, now)
         self._pump.sent(entry)
         if self._light.is_modest(entry, now):

@@ -61,7 +61,7 @@ class Waiting(Sending):
         elif band.over_bounds() or not self._make_room(entry, now, actions):
             reason = Reason.QUEUE_FULL
         if reason is not None:
-            self._unqueue(entry, Event.REFUSED)
+            self._unqueue(entry, Event.REFUSED, now)
             self._reject(entry, reason, now, actions)
         else:
             self._arm(entry)
