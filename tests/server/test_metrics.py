@@ -9,6 +9,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.core.observation import Observation
+from penstock.core.outcome import Reason
+from penstock.server.wire import STATUS
 from tests.server.conftest import World, chat, fault
 
 # name: (type, labels), DESIGN §8 as far as it applies yet
@@ -199,6 +201,33 @@ async def test_the_routers_names_are_there_for_who_asks(world: World) -> None:
     assert await world.metric("vllm_router:queue_cancellations_total") == 1
     assert await world.metric("vllm_router:queue_wait_seconds_count") == 2
     assert await world.metric("vllm_router:reservations") == 0
+
+
+async def test_the_routers_rejections_are_all_that_ended_with_429(world: World) -> None:
+    await world.engine(step_s=0.01)
+    limits = {"limits": {"queued": 1, "running": 1}}
+    await world.gateway(
+        slots=1,
+        queue={"max_requests": 1},
+        tenants=[{"name": "small", **limits}],
+        identity={"max_band": "interactive"},
+        metrics={"aliases": ["vllm_router"]},
+    )
+    running = await world.streaming(tokens=500)
+    await running.begun()
+    displaced = world.soon(world.chat_with({"X-Tenant-Id": "small"}))
+    await world.until(lambda: world.picture().waiting == 1)
+    assert (await world.chat_with({"X-Tenant-Id": "small"})).header("x-penstock-reason") == "tenant_limit"
+    urgent = world.soon(world.chat_with({"X-Penstock-Band": "interactive"}))
+    assert (await displaced).header("x-penstock-reason") == "displaced"
+    running.hang_up()
+    assert (await urgent).status == 200
+    for reason in ("tenant_limit", "displaced"):
+        assert await world.metric("vllm_router:rejections_total", reason=reason) == 1
+    assert await world.metric("vllm_router:rejections_total", reason="overload") == 0
+    page = await families(world)
+    told = {s.labels["reason"] for family in page for s in family.samples if s.name == "vllm_router:rejections_total"}
+    assert told == {reason for reason in Reason if STATUS[reason] == 429}
 
 
 @pytest.mark.parametrize("name", ['we"ird\\na me', "ünïcode", "{}"])

@@ -21,6 +21,7 @@ from penstock.core.retry import Failure
 from penstock.core.rows import SourceSnapshot
 from penstock.core.snapshot import STATES, EndpointSnapshot, Snapshot
 from penstock.server.series import Count, Counter, Histogram, Times
+from penstock.server.wire import STATUS
 from penstock.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -35,11 +36,7 @@ _TIMES_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 3
 _PACES_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
 _OVERHEADS_S = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25)
 _TRANSFERS = ("named", "none", "met")  # who computed said where the KV is, or did not, or they met
-_REJECTED_WITH_429 = (
-    Reason.QUEUE_FULL,
-    Reason.ENDPOINT_OVERLOADED,
-    Reason.QUEUE_TIMEOUT,
-)
+_TOO_MANY = tuple(reason for reason, status in STATUS.items() if status == 429)
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -138,7 +135,7 @@ class Metrics:
         self._cancellations.labels()
         self._overheads = self._overhead.labels()
         registry.register(_Gauges(snapshot, self._bands, self._known_models))
-        self._alias_rejections: dict[Reason, int] = dict.fromkeys(_REJECTED_WITH_429, 0)
+        self._alias_rejections: dict[Reason, int] = dict.fromkeys(_TOO_MANY, 0)
         self._admissions = 0
         self._cancelled = 0
         self.reconfigured(settings)
@@ -207,6 +204,8 @@ class Metrics:
         """A request that never reached the scheduler."""
         self._requests.labels(model, band, Outcome.REJECTED, reason).inc()
         self._rejections.labels(reason).inc()
+        if reason in self._alias_rejections:
+            self._alias_rejections[reason] += 1
 
     def passed(self, model: str, outcome: Outcome, reason: Reason | None) -> None:
         """A request that needed no turn ended."""
