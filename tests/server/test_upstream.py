@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import shutil
 import socket
 import ssl
@@ -477,6 +479,23 @@ async def test_fetch_is_bounded_in_time_and_size(answer: bytes, kind: UpstreamEr
                 await upstream.fetch("GET", "/", timeout_s=0.1, bytes_max=10)
             assert caught.value.error.kind == kind
             await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S) if not answer else None
+
+
+@pytest.mark.parametrize("answer", [CHUNKED + b"4\r\nabcd\r\n", CHUNKED + b"b\r\n0123456789a\r\n0\r\n\r\n"])
+@on_both_loops
+async def test_nothing_of_a_fetch_that_failed_waits_for_the_garbage_collector(answer: bytes) -> None:
+    async with RawEngine(answering(answer)) as engine:
+        with upstream_to(engine) as upstream:
+            gc.collect()
+            gc.disable()  # a gateway looks for garbage rarely, and hostile pages are large
+            try:
+                for _ in range(3):
+                    with contextlib.suppress(UpstreamException):
+                        await upstream.fetch("GET", "/", timeout_s=0.05, bytes_max=10)
+                kept = [thing for thing in gc.get_objects() if type(thing).__name__ == "_Collector"]
+            finally:
+                gc.enable()
+            assert kept == []
 
 
 @on_both_loops

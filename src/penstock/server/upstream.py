@@ -161,6 +161,7 @@ class Upstream:
             raise UpstreamException(UpstreamError(kind, f"not complete within {timeout_s:g} s")) from None
         finally:
             call.abort()
+            del collector  # its error knows this frame, and what came would stay until somebody looks for garbage
 
     def close(self) -> None:
         """Close every connection. Calls still on their way end with an error; later ones fail at once."""
@@ -277,6 +278,8 @@ class _Collector:
         self._headers = headers
 
     def on_data(self, data: bytes, /) -> None:
+        if self.answer.done():
+            return  # it was too much before
         if len(self._body) + len(data) > self._bytes_max:
             self.on_error(UpstreamError(UpstreamErrorKind.PROTOCOL, f"a body of more than {self._bytes_max} bytes"))
         else:
