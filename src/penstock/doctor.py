@@ -254,7 +254,7 @@ async def _try(upstream: Upstream, headers: Headers, model: str) -> Facts:
                 "POST", "/v1/chat/completions", headers=json_headers, body=body, timeout_s=TRY_TIMEOUT_S
             )
             page = msgspec.json.decode(answer.body) if answer.status == 200 else None
-        except (UpstreamException, msgspec.DecodeError):
+        except (UpstreamException, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return Facts()
         usage = page.get("usage") if isinstance(page, dict) else None
         if not isinstance(usage, dict):

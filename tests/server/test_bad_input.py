@@ -33,6 +33,9 @@ BAD_BODIES: dict[str, bytes] = {
     "not utf-8": b'{"model":"sim","x":"\xff\xfe"}',
     "utf-16": json.dumps(chat()).encode("utf-16"),
     "nul": b'{"model":"sim"}\x00',
+    "priority too large": b'{"model":"sim","priority":1e400}',
+    "priority too long": b'{"model":"sim","priority":1' + b"0" * 5000 + b"}",
+    "usage too large": b'{"model":"sim","stream_options":{"include_usage":1e999}}',
     "half a surrogate": b'{"model":"\\ud800"}',
 }
 
@@ -79,6 +82,8 @@ async def test_each_message_says_what_is_wrong(world: World) -> None:
     said = {
         "not json": "not valid JSON",
         "a list": "not a JSON object",
+        "priority too large": "A number in `priority` is out of range",
+        "usage too large": "A number in `stream_options` is out of range",
         "no model": "no `model`",
         "model a number": "`model` must be",
         "deep list": "too deeply",
@@ -88,6 +93,16 @@ async def test_each_message_says_what_is_wrong(world: World) -> None:
     for name, words in said.items():
         assert words in (await world.ask(body=BAD_BODIES[name])).error()["message"]
     assert (await world.ask(body=BAD_BODIES["no model"])).error()["param"] == "model"
+    assert (await world.ask(body=BAD_BODIES["priority too large"])).error()["param"] == "priority"
+
+
+@pytest.mark.parametrize("value", ["1e400", "1" + "0" * 5000, "[" * 500 + "]" * 500, "true", '{"a":1}'])
+async def test_a_session_that_is_no_name_is_none(world: World, value: str) -> None:
+    await world.engine()
+    await world.gateway(routing={"policy": "session", "session": {"body": "conversation"}})
+    body = json.dumps(chat())[:-1] + f', "conversation": {value}}}'
+    assert (await world.ask(body=body.encode())).status == 200
+    await world.idle()
 
 
 @BOTH
@@ -110,6 +125,9 @@ async def test_an_unknown_model_is_a_404_that_names_it(world: World, path: str) 
         "//v1/chat/completions",
         "/v1/chat/completions/",
         "/v1/audio/../../x",
+        "/v1/audio/%2e%2E/x",
+        "/v1/images/..%2Fx",
+        "/v1/images/..%5c..%5cx",
         "/v1%2fmodels",
     ],
 )

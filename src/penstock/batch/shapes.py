@@ -97,8 +97,9 @@ class _Line(msgspec.Struct):
 def answered(batch: str, line: int, custom_id: str, *, status: int, request_id: str, body: bytes) -> bytes:
     """The line of an item that was answered, well or not. What is no JSON is quoted as text."""
     try:
+        str(body, "utf-8")
         flat = msgspec.json.format(body, indent=-1)  # on one line; digits of numbers stay as they are
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         flat = msgspec.json.encode(body.decode("utf-8", "replace"))
     return _line(batch, line, custom_id, _Response(status, request_id, msgspec.Raw(flat)), None)
 

@@ -39,7 +39,7 @@ def load(header: bytes) -> Load | None:
 def _json(text: bytes) -> dict[str, float]:
     try:
         page = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
     named = page.get("named_metrics") if isinstance(page, dict) else None
     if not isinstance(named, dict):

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 
+import msgspec
+
 from penstock.server import prefix
 from penstock.server.fields import Peek, field_reader
 from penstock.server.http1 import Exchange
@@ -81,7 +83,10 @@ class Affinities:
             found = self._cookie.search(cookies)
             name = found[1].decode("latin-1").strip() if found is not None else None
         if not name and self._field is not None and peek.text is not None:
-            field = self._field.decode(body).value
+            try:
+                field = self._field.decode(body).value
+            except (msgspec.DecodeError, RecursionError):  # `peek` read other fields: no number is too large in those
+                field = None
             if isinstance(field, str | int) and not isinstance(field, bool):
                 name = str(field)
         return name[:SESSION_CHARACTERS_MAX] if name else None

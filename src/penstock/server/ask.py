@@ -9,6 +9,7 @@ import msgspec
 from penstock.server.upstream import Headers, Upstream, UpstreamException
 
 ANSWER_BYTES_MAX = 4 << 20
+LIST_BYTES_MAX = 16 << 20  # of models: real entries have some 500 bytes, and adapters are many
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -38,19 +39,19 @@ class Answer(msgspec.Struct, frozen=True):
             return None
         try:
             return msgspec.json.decode(self.body)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
 
 Ask = Callable[[str], Awaitable[Answer]]
 
 
-def asking(upstream: Upstream, headers: Headers, *, timeout_s: float) -> Ask:
+def asking(upstream: Upstream, headers: Headers, *, timeout_s: float, bytes_max: int = ANSWER_BYTES_MAX) -> Ask:
     """Ask one endpoint. Never raises for what the engine does."""
 
     async def ask(path: str) -> Answer:
         try:
-            answer = await upstream.fetch("GET", path, headers=headers, timeout_s=timeout_s, bytes_max=ANSWER_BYTES_MAX)
+            answer = await upstream.fetch("GET", path, headers=headers, timeout_s=timeout_s, bytes_max=bytes_max)
         except UpstreamException as failure:
             return Answer(0, failure=failure)
         return Answer(answer.status, answer.body)

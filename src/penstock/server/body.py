@@ -28,6 +28,7 @@ _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _TOKEN = re.compile(rb"[\[\]{}]|" + _STRING.pattern, re.DOTALL)
 _SCALAR = re.compile(rb"[^\s,\]}]+")
 _EMPTY = re.compile(rb"\s*\}")
+_NUMBER_TOO_LARGE = re.compile(r"out of range - at `\$\.(\w+)")  # all other fields are of any type
 _COLON = re.compile(rb"\s*:\s*")
 _ASKING = b'{"include_usage":true}'
 _NOT_ASKING: tuple[object, ...] = (None, {}, {"include_usage": None}, {"include_usage": False})
@@ -48,7 +49,9 @@ def peek(body: bytes) -> Peek:
         raise BadBody("The body is nested too deeply.") from None
     except UnicodeDecodeError as error:
         raise BadBody(f"The body is not valid UTF-8 (byte {error.start}).") from None
-    except msgspec.ValidationError:
+    except msgspec.ValidationError as error:
+        if (place := _NUMBER_TOO_LARGE.search(str(error))) is not None:
+            raise BadBody(f"A number in `{place[1]}` is out of range.", place[1]) from None
         raise BadBody("The body is not a JSON object.") from None
     except msgspec.DecodeError as error:
         raise BadBody(f"The body is not valid JSON: {error}.") from None

@@ -15,6 +15,8 @@ from penstock.engines import recognise
 from penstock.engines.base import Engine, Facts, Model
 from penstock.engines.openai import OPENAI
 from penstock.server.ask import Answer, Ask
+from penstock.server.upstream_values import UpstreamErrorKind
+from penstock.settings.values import MODEL_CHARACTERS_MAX
 
 MODELS_MAX = 10_000
 
@@ -24,6 +26,7 @@ class Listing(msgspec.Struct, frozen=True):
 
     models: list[Model] | None
     absent: bool = False  #: it has no such list
+    trouble: str = ""  #: what an operator should know of it
 
 
 async def list_models(ask: Ask, engine: Engine) -> Listing:
@@ -32,7 +35,21 @@ async def list_models(ask: Ask, engine: Engine) -> Listing:
 
 
 def listing_of(answer: Answer) -> Listing:
-    return Listing(_models(answer), answer.absent)
+    """What an answer to that question says. Entries without a usable name, and those beyond the bound, are left out."""
+    failure = answer.failure
+    if failure is not None and failure.error.kind is UpstreamErrorKind.PROTOCOL:
+        return Listing(None, trouble=f"its model list can't be read: {failure}")
+    page = answer.json()
+    data = page.get("data") if isinstance(page, dict) else None
+    if not isinstance(data, list):
+        return Listing(None, answer.absent, "its model list is no list of models" if answer.ok else "")
+    found: dict[str, Model] = {}
+    for item in data[:MODELS_MAX]:
+        name = item.get("id") if isinstance(item, dict) else None
+        if isinstance(name, str) and 0 < len(name) <= MODEL_CHARACTERS_MAX:
+            found[name] = Model(name, item)
+    more = f"of the {len(data)} models it lists only {MODELS_MAX} are known" if len(data) > MODELS_MAX else ""
+    return Listing(list(found.values()), trouble=more)
 
 
 async def which_engine(ask: Ask, listing: Listing) -> Engine | None:
@@ -89,16 +106,3 @@ def listed(listing: Listing, facts: Facts) -> list[Model] | None:
         if (tokens := context_tokens(model, facts)) is not None and model.fields.get("max_model_len") is None:
             model.fields["max_model_len"] = tokens
     return models
-
-
-def _models(answer: Answer) -> list[Model] | None:
-    """The entries of a model list, None when it is not one."""
-    page = answer.json()
-    data = page.get("data") if isinstance(page, dict) else None
-    if not isinstance(data, list):
-        return None
-    found: dict[str, Model] = {}
-    for item in data[:MODELS_MAX]:
-        if isinstance(item, dict) and isinstance(item.get("id"), str) and item["id"]:
-            found[item["id"]] = Model(item["id"], item)
-    return list(found.values())

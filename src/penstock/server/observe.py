@@ -19,7 +19,7 @@ from penstock.core.health import Presence
 from penstock.engines.base import Engine, Facts, Model
 from penstock.engines.openai import OPENAI
 from penstock.server import learn
-from penstock.server.ask import Ask, asking
+from penstock.server.ask import LIST_BYTES_MAX, Ask, asking
 from penstock.server.driver import Driver
 from penstock.server.learn import Listing
 from penstock.server.probe import Prober
@@ -66,6 +66,9 @@ class Observer:
         self._asks_models = asks_models
         self._on_models = on_models
         self._ask = asking(target.upstream, target.own_headers(), timeout_s=settings.timeout_s)
+        self._ask_list = asking(
+            target.upstream, target.own_headers(), timeout_s=settings.timeout_s, bytes_max=LIST_BYTES_MAX
+        )
         self._reader = Reader(self._ask, driver.now, self._ask_port)
         self._ports: dict[int, Upstream] = {}  # of the same host, for an engine whose page is at another one
         self._full_due_s = 0.0
@@ -76,6 +79,7 @@ class Observer:
         self._met = asyncio.Event()  # it became known what can be read
         self._told: list[str] | None = None
         self._told_slots: int | None = None
+        self._list_trouble = ""  # the last that was logged
         self.engine: Engine | None = None  #: None until it is known
         self.facts = Facts()
         self._facts_tries = 0  # how often they are still asked for, all of them, because a question got no answer
@@ -167,7 +171,7 @@ class Observer:
 
     async def _learn(self) -> None:
         """Ask what it serves now; and what it is, if that may have changed."""
-        listing = await learn.list_models(self._ask, self.engine or OPENAI)
+        listing = await learn.list_models(self._ask_list, self.engine or OPENAI)
         if self._is_new:
             engine = self._configured or await learn.which_engine(self._ask, listing)
             if engine is not None:
@@ -203,6 +207,9 @@ class Observer:
 
     def _tell_models(self, listing: Listing) -> None:
         models = learn.listed(listing, self.facts)
+        if listing.trouble and listing.trouble != self._list_trouble:
+            logger.warning("endpoint %s: %s", self._name, listing.trouble)
+        self._list_trouble = listing.trouble
         scheduler, now = self._driver.scheduler, self._driver.now()
         if models is not None:
             names = [model.id for model in models]

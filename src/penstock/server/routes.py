@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from urllib.parse import unquote
 
 import msgspec
 
@@ -56,8 +57,8 @@ _PREFIXES = ("/v1/audio/", "/v1/images/")
 def route(path: str) -> Route | None:
     """The pass-through route of a path, None when there is none."""
     found = ROUTES.get(path)
-    if found is None and path.startswith(_PREFIXES) and "/../" not in path + "/":
-        return _OPENAI
+    if found is None and path.startswith(_PREFIXES) and "/../" not in unquote(path).replace("\\", "/") + "/":
+        return _OPENAI  # behind it something may read escapes and dots, and must not be led elsewhere
     return found
 
 

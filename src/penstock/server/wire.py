@@ -130,7 +130,7 @@ def engine_error_event(api: Api, status: int, body: bytes) -> bytes:
     """An engine's own error answer as an event of a stream that has begun; in our words if it is no error object."""
     try:
         told = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         told = None
     if isinstance(told, dict) and ("error" in told or told.get("object") == "error"):
         return _event(api, msgspec.json.format(body, indent=-1))  # on one line

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 from penstock.engines.base import Priority
+from penstock.server.learn import MODELS_MAX
 from penstock.server.observe import FACTS_TRIES_MAX
 from penstock.server.reading import TRIES_BEFORE_GIVING_UP
 from penstock.server.relay import LOAD_INTERVAL_S
@@ -245,3 +247,40 @@ async def test_only_engines_that_know_it_are_asked_for_it(world: Faces) -> None:
     await world.until(lambda: world.target(face).engine.name == "sglang")
     await world.ask(body=CHAT)
     assert b"endpoint-load-metrics" not in face.posted[-1]
+
+
+async def test_a_list_of_a_hundred_thousand_models_is_read_up_to_a_bound(
+    world: Faces, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = [f"adapter-{n}" for n in range(100_000)]
+    face = await world.face({**faces.VLLM, "/v1/models": faces.models("vllm", *names)})
+    await world.behind(face)
+    await world.until(lambda: bool(world.endpoint(face).models))
+    assert len(world.endpoint(face).models or ()) == MODELS_MAX
+    assert (await world.ask(body=chat(model="adapter-7"))).status == 200
+    labels = set(re.findall(r'model="([^"]*)"', (await world.ask("GET", "/metrics")).body.decode()))
+    assert 1 < len(labels) <= 501
+    assert "only 10000 are known" in caplog.text
+
+
+@pytest.mark.parametrize("body", [b'{"data":[{"id":"a\xff"}]}', b'{"data":null}', b"<html>", b"[" * 100_000])
+async def test_a_list_that_makes_no_sense_is_said_once_and_asked_for_again(
+    world: Faces, caplog: pytest.LogCaptureFixture, body: bytes
+) -> None:
+    face = await world.face({**faces.VLLM, "/v1/models": (200, body, "application/json")})
+    await world.gateway(endpoints=[{"url": face.url}])
+    await world.until(lambda: face.asked.count("/v1/models") > 2)
+    assert caplog.text.count("its model list is no list of models") == 1
+    assert "Traceback" not in caplog.text
+    face.routes["/v1/models"] = faces.VLLM["/v1/models"]
+    await world.until(lambda: world.endpoint(face).models == ["m"])
+    assert (await world.ask(body=CHAT)).status == 200
+
+
+async def test_documents_and_names_of_a_model_that_make_no_sense_are_left_out(world: Faces) -> None:
+    version = (200, b'{"version":"\xff"}', "application/json")
+    face = await world.face({**faces.VLLM, "/version": version, "/v1/models": faces.models("vllm", "m", "", "x" * 257)})
+    await world.behind(face)
+    await world.until(lambda: world.endpoint(face).models == ["m"])
+    await world.until(lambda: world.endpoint(face).engine_running is not None)
+    assert (await world.ask(body=CHAT)).status == 200

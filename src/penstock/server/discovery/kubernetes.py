@@ -159,7 +159,7 @@ class _Follower:
             raise SourceError(_refused(answer.status, answer.body, self._path))
         try:
             return msgspec.json.decode(answer.body, type=self._list_type)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise SourceError(f"the list can't be read: {error}") from None
 
     # --- a watch --------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class _Follower:
                     found = msgspec.json.decode(event.object, type=self._object_type)
                     is_gone = event.type == "DELETED"
                     news |= self._cache.went(found.metadata) if is_gone else self._cache.came(found)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Relist(f"an event that can't be read: {error}") from None
         finally:
             if news:
@@ -248,7 +248,7 @@ class _Lines:
 def _refused(status: int, body: bytes, path: str) -> str:
     try:
         message = msgspec.json.decode(body, type=Status).message or ""
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         message = ""
     hint = "; the account needs the verbs list and watch there" if status == 403 else ""
     return f"{path} is answered {status}{f': {message[:300]}' if message else ''}{hint}"

@@ -233,5 +233,5 @@ async def _ask(upstream: Upstream, method: str, path: str, body: bytes) -> objec
         return msgspec.json.decode(answer.body)
     except UpstreamException as failure:
         raise LookupFailedError(f"{method} {path}: {failure}") from None
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise LookupFailedError(f"{method} {path}: the answer is not JSON") from None
