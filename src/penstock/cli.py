@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         help="requests an endpoint is sent at a time, where it is not set or known",
     )
-    serve.add_argument("--routing", metavar="NAME", help="routing policy: least_loaded or round_robin")
+    serve.add_argument("--routing", metavar="NAME", help="routing policy (default predicted_ttft)")
     serve.add_argument("--no-queue", action="store_true", help="let nothing wait: requests go straight through")
     serve.add_argument(
         "--log-level",

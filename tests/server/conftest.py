@@ -314,7 +314,7 @@ class World:
         finally:
             await gate.close()
         assert gate.server.connections == 0
-        for target in gate._targets.values():
+        for target in gate.endpoints.targets.values():
             statistics = target.upstream.statistics()
             assert (statistics.active, statistics.connecting, statistics.idle) == (0, 0, 0)
 

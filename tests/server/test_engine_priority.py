@@ -42,7 +42,7 @@ async def test_a_higher_band_has_a_lower_number_whatever_the_client_says(world: 
 async def test_the_number_grows_with_what_its_tenant_has_pending(world: World) -> None:
     engine = await world.engine(step_s=0.01, max_num_seqs=16)
     await world.gateway(slots=16, **ON)
-    await world.until(lambda: world.gate._targets[engine.url.removeprefix("http://")].priority)
+    await world.until(lambda: world.gate.endpoints.targets[engine.url.removeprefix("http://")].priority)
     clients = []
     for _ in range(5):
         clients.append(
@@ -117,7 +117,7 @@ async def test_the_engine_serves_what_waits_inside_it_in_that_order(world: World
         identity={"max_band": "interactive"},
         admission={"engine_priority": is_on, "reserved_slots": 0.0},
     )
-    await world.until(lambda: world.gate._targets[engine.url.removeprefix("http://")].priority)
+    await world.until(lambda: world.gate.endpoints.targets[engine.url.removeprefix("http://")].priority)
     runs = await world.client(request(body=chat(tokens=3000, stream=True)))
     await runs.begun()
     tasks: list[asyncio.Task[Answer]] = []
@@ -140,7 +140,7 @@ async def test_of_one_band_the_engine_serves_who_has_less_pending_first(world: W
         bands=[{"name": "standard", "max_engine_waiting": 100}],
         admission={"engine_priority": True, "reserved_slots": 0.0},
     )
-    await world.until(lambda: world.gate._targets[engine.url.removeprefix("http://")].priority)
+    await world.until(lambda: world.gate.endpoints.targets[engine.url.removeprefix("http://")].priority)
     runs = await world.client(request(body=chat(tokens=3000, stream=True)))
     await runs.begun()
     tasks: list[asyncio.Task[Answer]] = []

@@ -39,9 +39,8 @@ async def test_the_handler_sees_the_request_as_it_came(world: World) -> None:
     ]
     assert exchange.header(b"x-twice") == b"one"
     assert exchange.header(b"absent") is None
-    assert (exchange.body, exchange.http_version, exchange.tls) == (b"hello", "1.1", False)
+    assert (exchange.body, exchange.http_version) == (b"hello", "1.1")
     assert exchange.peer == client.writer.get_extra_info("sockname")
-    assert 0 <= asyncio.get_running_loop().time() - exchange.received_s < 5
 
 
 @on_both_loops
@@ -484,7 +483,7 @@ async def test_one_connection_too_many_is_told_so(world: World) -> None:
 
 @pytest.mark.parametrize("uv", [False, True])
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="the certificate is made by openssl")
-def test_tls_is_served_and_shown(tmp_path: Path, uv: bool) -> None:
+def test_tls_is_served(tmp_path: Path, uv: bool) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
     subprocess.run([*command.split(), "-keyout", key, "-out", cert], check=True, capture_output=True)
@@ -497,7 +496,6 @@ def test_tls_is_served_and_shown(tmp_path: Path, uv: bool) -> None:
         await world.serve(ssl=serving)
         client = await world.client(request(body=b"hello"), ssl=trusting, server_hostname="localhost")
         assert (await client.response())[2] == b"POST /v1/x  hello"
-        assert world.handler.completed[0].tls
         client.send(b"garbage\r\n\r\n")
         assert (await client.response())[0] == 400
         client.close()

@@ -11,11 +11,10 @@ RECOMPUTE_EVERY = 16
 class RecentQuantile:
     """The `share` quantile of the last `WINDOW` values; `default` until there are some."""
 
-    __slots__ = ("_default", "_new", "_share", "_value", "_values")
+    __slots__ = ("_new", "_share", "_value", "_values")
 
     def __init__(self, share: float, default: float) -> None:
         self._share = share
-        self._default = default
         self._values: deque[float] = deque(maxlen=WINDOW)
         self._value = default
         self._new = 0

@@ -33,5 +33,4 @@ TGI = Engine(
         pace=("tgi_request_mean_time_per_token_duration",),
     ),
     failures=frozenset({424}),  # "generation": its own model failed
-    flags={},
 )

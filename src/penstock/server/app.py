@@ -21,7 +21,6 @@ from penstock.core.request import Request
 from penstock.core.roles import Role, one_sided
 from penstock.core.snapshot import AWAY, Snapshot
 from penstock.server import body as bodies
-from penstock.server import metrics as metrics_module
 from penstock.server import two_phase, wire
 from penstock.server.admin.routes import AdminRoutes
 from penstock.server.affinity import RESPONSES_PATH, Affinities
@@ -37,7 +36,7 @@ from penstock.server.http1 import Exchange, Header, Refusal
 from penstock.server.identity import Callers
 from penstock.server.journey import QueuedJourney, Witness
 from penstock.server.locality.locator import Locator
-from penstock.server.metrics import Metrics
+from penstock.server.metrics import CONTENT_TYPE, Metrics
 from penstock.server.own_queue import own_queue
 from penstock.server.relay import Target
 from penstock.server.routes import Kind, Route, api_of, route
@@ -417,7 +416,7 @@ class App:
             _json(exchange, 200, own_queue(self._driver, caller))
 
     def _metrics_page(self, exchange: Exchange) -> None:
-        exchange.respond(200, [(b"content-type", metrics_module.CONTENT_TYPE.encode())], self._metrics.page())
+        exchange.respond(200, [(b"content-type", CONTENT_TYPE.encode())], self._metrics.page())
 
     def _version(self, exchange: Exchange) -> None:
         _json(exchange, 200, {"version": penstock.__version__, "name": "penstock"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from penstock.server.observe import Model
+from penstock.engines.base import Model
 
 
 class Catalog:

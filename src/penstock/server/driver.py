@@ -16,8 +16,6 @@ from penstock import clock
 from penstock.core.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.scheduler import Scheduler
 
-Fact = Callable[..., list[Action]]
-
 
 class Journey(Protocol):
     """One request on its way, as the driver knows it."""

@@ -21,11 +21,12 @@ from typing import Literal
 import msgspec
 
 from penstock.core.settings import EndpointSpec
+from penstock.engines.base import Model
 from penstock.server.catalog import Catalog
 from penstock.server.driver import Driver
 from penstock.server.locality.locator import Locator
 from penstock.server.metrics import Metrics
-from penstock.server.observe import Model, Observer, ObserveSettings
+from penstock.server.observe import Observer, ObserveSettings
 from penstock.server.relay import Target
 from penstock.server.upstream import UpstreamTimeouts
 from penstock.settings.address import same_place

@@ -2,7 +2,8 @@
 
 It is push-style on asyncio protocols: the handler is called back, and no task or coroutine is made per request
 or per chunk, because the gateway has to cost as little as a native proxy. The parts: `http1_limits` (bounds and
-refusals), `http1_exchange` (one request and its response), `http1_connection` (bytes to requests).
+refusals), `http1_exchange` (one request and its response), `http1_reader` (bytes to one request at a time),
+`http1_connection` (what a client's connection does next), `http1_timer` (its one deadline).
 The road not taken is ASGI: its coroutine, scope and message dictionaries cost more than the rest of a request.
 """
 

@@ -60,14 +60,12 @@ class Connection:
         "keep_alive",
         "peer",
         "server",
-        "tls",
     )
 
     def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
         self.server = server
         self.keep_alive = True
         self.peer: tuple[str, int] = ("", 0)
-        self.tls = False
         self._loop = loop
         self._limits = server.limits
         self._transport: asyncio.Transport | None = None
@@ -94,7 +92,6 @@ class Connection:
         peer = stream.get_extra_info("peername")
         if isinstance(peer, tuple):  # None when the client has reset already
             self.peer = (peer[0], peer[1])
-        self.tls = stream.get_extra_info("sslcontext") is not None
         limits = self._limits
         stream.set_write_buffer_limits(high=limits.write_buffer_bytes_max, low=limits.write_buffer_bytes_low)
         if not self.server.opened(self):
@@ -251,7 +248,7 @@ class Connection:
     def _begin(self, reader: RequestReader) -> None:
         """The head is whole: show it to the handler, and judge what is to follow."""
         assert self._transport is not None
-        exchange = Exchange(self, self._transport, self._received_s)
+        exchange = Exchange(self, self._transport)
         reader.read_head(exchange)
         self._exchange = exchange
         self.keep_alive = reader.keep_alive
@@ -356,7 +353,7 @@ class Connection:
         try:
             status, headers, body = self.server.handler.refused(exchange, refusal, detail)
             if exchange is None:  # its head could not be read: a stand-in to answer with
-                exchange = self._exchange = Exchange(self, self._stream, self._received_s)
+                exchange = self._exchange = Exchange(self, self._stream)
             self._state = _BODY  # what may still come is discarded
             exchange.respond(status, headers, body)
         except BaseException:

@@ -76,14 +76,12 @@ class Exchange:
         "on_resume",
         "peer",
         "query",
-        "received_s",
         "started",
         "status",
         "target_path",
-        "tls",
     )
 
-    def __init__(self, connection: Connection, transport: asyncio.Transport, received_s: float) -> None:
+    def __init__(self, connection: Connection, transport: asyncio.Transport) -> None:
         self._connection: Connection | None = connection  # None once the exchange is over
         self._transport = transport
         self._framing = _NO_BODY
@@ -97,8 +95,6 @@ class Exchange:
         self.http_version = "1.1"
         self.body = b""  # whole from Handler.complete on
         self.peer = connection.peer
-        self.tls = connection.tls
-        self.received_s = received_s  # loop time of the first byte
         self.note: object = None  # the handler's own, from begin to complete
         self.started = False
         self.status = 0  # that of the response, once it has begun

@@ -27,8 +27,6 @@ from penstock.server.reading import Reader
 from penstock.server.relay import Target
 from penstock.server.upstream import Upstream, UpstreamException, UpstreamTimeouts
 
-__all__ = ["Model", "ObserveSettings", "Observer"]
-
 logger = logging.getLogger(__name__)
 
 FACTS_TRIES_MAX = 5  # vLLM's first `/server_info` takes seconds on a busy machine, the second one milliseconds

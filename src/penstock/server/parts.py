@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.core.roles import bootstrap_port_of
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.settings import AdmissionSettings, BandSettings, HealthSettings, Prices, QueueBounds, RoutingSettings
+from penstock.engines.base import Model
 from penstock.engines.recognise import ENGINES
 from penstock.server import access_log
 from penstock.server.catalog import Catalog
@@ -21,7 +22,7 @@ from penstock.server.identity import core_limits
 from penstock.server.journey import Witness
 from penstock.server.locality.lmcache import Controller, Coordinator, LmCache, Service
 from penstock.server.locality.locator import Locator
-from penstock.server.observe import Model, Observer, ObserveSettings
+from penstock.server.observe import Observer, ObserveSettings
 from penstock.server.relay import Target
 from penstock.server.upstream import Upstream, UpstreamTimeouts
 from penstock.settings.model import Endpoint, Settings

@@ -67,7 +67,7 @@ class Reader:
         return bool(self._metrics_at)
 
     @property
-    def cheap(self) -> bool:
+    def _cheap(self) -> bool:
         """Whether there is something cheaper than the page that tells as much."""
         return bool(self._load_path) and self._load_misses < 0
 
@@ -90,7 +90,7 @@ class Reader:
         """The few that admission needs, with the counters of the last page."""
         assert self._engine is not None
         asked_s = self._now()
-        if not (self.cheap and (self._engine.load_leads or self._last is None)):
+        if not (self._cheap and (self._engine.load_leads or self._last is None)):
             return await self.full()
         return _fused(self._last, await self._load(), asked_s=asked_s)
 

@@ -101,25 +101,23 @@ class Relay:
         "_committed",
         "_error_body",
         "_head",
-        "_headers",
         "_length",
         "_packed",
+        "_request_target",
         "_sse",
         "_target",
         "_whole",
         "body",
         "exchange",
         "model",
-        "target",
     )
 
     def __init__(self, exchange: Exchange, body: bytes, model: str) -> None:
         self.exchange = exchange
         self.model = model  # as engines know it
-        self.target = exchange.target_path + (f"?{exchange.query}" if exchange.query else "")
+        self._request_target = exchange.target_path + (f"?{exchange.query}" if exchange.query else "")
         self.body = body
         self._call: Call | None = None
-        self._headers: Headers = []
         self._head: tuple[int, Headers] | None = None  # the engine's, until it is committed to the client
         self._length: int | None = None
         self._error_body: bytearray | None = None  # being collected: the answer is an error that may be taken back
@@ -164,7 +162,9 @@ class Relay:
         self._length = None
         self._packed = self._sse = False
         self._target = target
-        self._call = call = target.upstream.send(self.exchange.method, self.target, headers, body, sink or self)
+        self._call = call = target.upstream.send(
+            self.exchange.method, self._request_target, headers, body, sink or self
+        )
         self.exchange.on_pause = call.pause
         self.exchange.on_resume = call.resume
         return call

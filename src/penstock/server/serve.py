@@ -47,7 +47,6 @@ class Gateway:
         self._metrics = metrics
         self.endpoints = endpoints
         self._discovery = discovery
-        self._targets = endpoints.targets
         self._watch = watch
         self._app = app
         self._tasks: list[asyncio.Task[None]] = []

@@ -39,8 +39,6 @@ class InnerExchange(Exchange):
         self.http_version = "1.1"
         self.body = work.body
         self.peer = ("", 0)
-        self.tls = False
-        self.received_s = 0.0
         self.started = self.ended = False
         self.on_body = self.on_disconnect = self.on_pause = self.on_resume = None
         self.note = None
