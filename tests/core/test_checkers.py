@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -55,8 +54,8 @@ class LowBandsFirst(Pump):
         made.__dict__.update(pump.__dict__)
         return made
 
-    def _turns(self) -> Iterator[Band]:
-        return iter([band for band in reversed(self._queues.bands) if band.tree.waiting])
+    def _turns(self) -> list[Band]:
+        return [band for band in reversed(self._queues.bands) if band.tree.waiting]
 
 
 class ForgetsTheTime(CheckedScheduler):

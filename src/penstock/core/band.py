@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from penstock.core.endpoint import Endpoint
-from penstock.core.fairness.tree import Node, QueueTree, fair_order, top
+from penstock.core.fairness.tree import Node, QueueTree, top
 from penstock.core.flow import Entry
 from penstock.core.settings import BandSettings
 
@@ -70,12 +70,9 @@ class Band:
             self._light[model] = dict.fromkeys(waiting[-LIGHT_FLOWS_MAX // 2 :])
 
     def light_flows(self, model: str) -> list[Node]:
-        """The flows with requests waiting for a model that were light when last looked at, in fair order."""
+        """The flows with requests waiting for a model that were light when last looked at."""
         flows = self._light.get(model)
-        waiting = [node for node in flows if not node.held and model in node.backlog] if flows else []
-        if len(waiting) > 1:
-            waiting.sort(key=fair_order)
-        return waiting
+        return [node for node in flows if not node.held and model in node.backlog] if flows else []
 
     def no_longer_light(self, flow: Node, model: str) -> None:
         """It is over its share now; its next request will be judged anew."""

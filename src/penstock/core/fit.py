@@ -93,10 +93,11 @@ class Fit:
 
     def fitting(self, entry: Entry, endpoints: list[Endpoint], now: float) -> list[Endpoint]:
         """The endpoints, of those that are open, with room for this very request."""
-        if self._tenants.held(entry.request.tenant):
+        if self._tenants.held(entry.tenant):
             return []
-        model = entry.request.model
-        prompt_tokens, tokens = entry.estimate.prompt_tokens, entry.estimated_tokens
+        model = entry.model
+        prompt_tokens = entry.estimate.prompt_tokens
+        tokens = prompt_tokens + entry.estimate.output_tokens
         cached = entry.cached_tokens > 0
         avoid = entry.avoid is not None
         fitting: list[Endpoint] = []
@@ -105,9 +106,9 @@ class Fit:
             endpoints = self._computing(entry, endpoints, now)
         for endpoint in self.serving(model, endpoints):
             prefill_room, kv_room = endpoint.modest_room if modest else endpoint.room
-            if cached:
-                prompt_tokens = entry.uncached_at(endpoint.index)
-            if prompt_tokens > prefill_room or (tokens > kv_room and admission.kv_tokens(entry, endpoint) > kv_room):
+            if prompt_tokens > prefill_room and (not cached or entry.uncached_at(endpoint.index) > prefill_room):
+                continue
+            if tokens > kv_room and admission.kv_tokens(entry, endpoint) > kv_room:
                 continue
             if avoid and entry.shuns(endpoint.name, now):
                 self._look_again(endpoint, entry.shuns_until_s(endpoint.name))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.lifecycle import TRANSITIONS, Event, State, after
 from penstock.core.locality import NOWHERE
-from penstock.core.request import Estimate, Request, Usage
+from penstock.core.request import Estimate, Key, Request, Usage
 
 if TYPE_CHECKING:
     from penstock.core.endpoint import Endpoint
@@ -112,7 +112,7 @@ class Entry:
         self.choosy = False  # it may be held for an endpoint it prefers
         self.held_for: tuple[Endpoint, ...] = ()  # the endpoints it prefers to others that it could go to
         self.held_since_s = math.inf
-        self.siblings: tuple[int, ...] = ()  # the keys by which it is found, while it waits, by others of its prefix
+        self.siblings: tuple[Key, ...] = ()  # the keys by which it is found, while it waits, by others of its prefix
         self.follows: str | None = None  # the request it follows to its endpoint, out of its turn
         self.overtaken_from = 0  # where its leaf's count of such stood when it came
         self.whole = True  # its prompt is computed where it is answered; asked only where endpoints have roles

@@ -62,20 +62,23 @@ class Followers:
             group = self._grouping.group(endpoint, now)
             if group is None or self._overtaking.room_is_kept(endpoint, now):
                 continue
-            for entry in self._grouping.candidates(group):
-                model = entry.request.model
-                if entry.request.band != band.rank or model not in models:
-                    continue
-                if model in scarce and not self._light.under_share(top(entry.node_of()), model, now):
-                    continue
-                head = head or self._held.head(band, models)
-                if entry is head:
-                    break  # it is its turn
-                if self._may_follow(entry, group, models, now):
-                    entry.follows = group.leader.id
-                    if head is not None and head.request.model not in scarce:
-                        self._passed(head, free, now)
-                    return entry, endpoint
+            for candidate in self._grouping.candidates(group):
+                entry, model = candidate.entry, candidate.entry.model
+                if (
+                    not candidate.again
+                    and entry.request.band == band.rank
+                    and model in models
+                    and (model not in scarce or self._light.under_share(top(entry.node_of()), model, now))
+                ):
+                    head = head or self._held.head(band, models)
+                    if entry is head:
+                        break  # it is its turn
+                    if self._may_follow(entry, group, models, now):
+                        entry.follows = group.leader.id
+                        if head is not None and head.request.model not in scarce:
+                            self._passed(head, free, now)
+                        return entry, endpoint
+                candidate.passed_over()
         return None
 
     def _may_follow(self, entry: Entry, group: Group, models: list[str], now: float) -> bool:

@@ -11,7 +11,7 @@ where arrival is the order. Who waits is found by keys at depths that double, th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from itertools import islice
 
 from penstock.core.endpoint import Endpoint
@@ -19,7 +19,7 @@ from penstock.core.estimate import BYTES_PER_TOKEN
 from penstock.core.fairness.account import Account
 from penstock.core.fairness.tree import Node
 from penstock.core.flow import Entry
-from penstock.core.request import Request
+from penstock.core.request import Key, Request
 from penstock.core.settings import RoutingSettings
 
 CANDIDATES_MAX = 8  # flows looked at to find one follower; the ones that may not go are looked at last the next time
@@ -31,7 +31,6 @@ OVERTAKEN_MAX = (
 EPSILON = 1e-9
 
 Flows = dict[Node, dict[int, Entry]]  # flow -> by arrival number
-NOBODY: Flows = {}
 
 
 class Group:
@@ -39,7 +38,7 @@ class Group:
 
     __slots__ = ("endpoint", "keys", "leader", "left", "until_s")
 
-    def __init__(self, endpoint: Endpoint, leader: Request, keys: tuple[int, ...], left: int, until_s: float) -> None:
+    def __init__(self, endpoint: Endpoint, leader: Request, keys: tuple[Key, ...], left: int, until_s: float) -> None:
         self.endpoint = endpoint
         self.leader = leader
         self.keys = keys  # that followers are found by, the deepest first
@@ -47,11 +46,28 @@ class Group:
         self.until_s = until_s
 
 
+class Candidate:
+    """One who may follow, as it is found by one key."""
+
+    __slots__ = ("_flows", "again", "entry")
+
+    def __init__(self, entry: Entry, flows: Flows | None, *, again: bool = False) -> None:
+        self.entry = entry
+        self.again = again  # it was found by a key before this one
+        self._flows = flows  # all who are found by this key, where it is not the only one
+
+    def passed_over(self) -> None:
+        """It may not go: of those who are found by this key its flow is looked at last the next time."""
+        if self._flows is not None:
+            node = self.entry.node_of()
+            self._flows[node] = self._flows.pop(node)
+
+
 class Grouping:
     """The waiting by how their prompts begin, and the group of each endpoint."""
 
     def __init__(self, settings: RoutingSettings, account: Account, *, by_arrival: bool) -> None:
-        self._waiting: dict[int, Entry | Flows] = {}  # by key: the only one, as of most, or all of them
+        self._waiting: dict[Key, Entry | Flows] = {}  # by key: the only one, as of most, or all of them
         self._groups: dict[Endpoint, Group] = {}
         self._depths: dict[int | None, tuple[int, ...]] = {}  # by bytes per key, which the edge fixes: one or two
         self.reconfigured(settings, account, (), by_arrival=by_arrival)
@@ -133,23 +149,27 @@ class Grouping:
         group = self._groups.get(endpoint)
         return None if group is None or group.left <= 0 or now >= group.until_s else group
 
-    def candidates(self, group: Group) -> Iterable[Entry]:
+    def candidates(self, group: Group) -> list[Candidate]:
         """Of each flow the one that waits longest, those first who share most with the leader."""
-        keys = [key for key in group.keys if key in self._waiting]
-        return self._found_by(keys) if keys else ()  # as mostly
-
-    def _found_by(self, keys: Iterable[int]) -> Iterator[Entry]:
-        looked_at = 0
-        seen: set[int] = set()
-        for key in keys:
-            flows = self._flows(key)
-            for node in list(islice(flows, CANDIDATES_MAX - looked_at)):
-                entry = next(iter(flows[node].values()))
-                if entry.seq not in seen:
-                    seen.add(entry.seq)
-                    looked_at += 1
-                    yield entry
-                flows[node] = flows.pop(node)
+        found: list[Candidate] = []
+        seen: list[Entry] = []
+        for key in group.keys:
+            waits = self._waiting.get(key)
+            if waits is None:
+                continue  # as mostly
+            if len(seen) >= CANDIDATES_MAX:
+                break
+            if isinstance(waits, Entry):
+                if waits not in seen:
+                    seen.append(waits)
+                    found.append(Candidate(waits, None))
+                continue
+            for flow in list(islice(waits.values(), CANDIDATES_MAX - len(seen))):
+                entry = next(iter(flow.values()))
+                found.append(Candidate(entry, waits, again=entry in seen))
+                if not found[-1].again:
+                    seen.append(entry)
+        return found
 
     def in_bound(self, entry: Entry, models: Collection[str]) -> bool:
         """Whether its flow may be served now, out of its turn, with regard to all who wait for one of the models."""
@@ -183,14 +203,9 @@ class Grouping:
             return False
         return len(flows) > 1 or len(flows[entry.node_of()]) > 1
 
-    def _flows(self, key: int) -> Flows:
-        """All who are found by a key."""
-        found = self._waiting.get(key, NOBODY)
-        return {found.node_of(): {found.seq: found}} if isinstance(found, Entry) else found
-
-    def _keys(self, request: Request) -> tuple[int, ...]:
+    def _keys(self, request: Request) -> tuple[Key, ...]:
         """The keys it is found by: of its prompt up to the least that counts, twice that, and so on."""
-        prefix = request.prefix
+        prefix: tuple[Key, ...] = request.prefix
         depths = self._depths.get(request.prefix_chunk_bytes)
         if depths is None:
             depths = self._depths[request.prefix_chunk_bytes] = self._doubled(request)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from penstock.core.request import Key
     from penstock.core.sources import Source
 
 
@@ -67,7 +68,7 @@ class Lease:
         self.computed_tokens = 0  #: of the prompt, believed to be done with while its first token is awaited
         self.cached_tokens = 0  #: of the prompt, believed to be there already
         self.source: Source | None = None  #: who says so
-        self.prefix: tuple[int, ...] = ()  #: chain hashes of the prompt's chunks, while they are computed
+        self.prefix: tuple[Key, ...] = ()  #: chain hashes of the prompt's chunks, while they are computed
         self.keys_since = 0  #: that its endpoint was sent at most, by history, since what is believed cached was used
         self.twin_computing = False  #: what is believed cached is just being computed there, for another request
         self.transferred_tokens = 0  #: of the prompt, computed elsewhere: they take memory, and nothing else

@@ -71,6 +71,8 @@ class Ledger:
         self._prefill_tokens = PREFILL_TOKENS_PER_S * PREFILL_GUESS_S
         self._prefill_seconds = PREFILL_GUESS_S
         self._prefill_samples = 0.0
+        self.prefill_rate = PREFILL_TOKENS_PER_S  #: learned prefill speed, tokens per second
+        self.rate_known = False  #: whether that was seen often enough to go by
         self._prefill_free_s = -math.inf  # when the last prompt was done with
         self.outstanding_prefill_tokens = 0  # sent, and not known to be computed
         self._computed_tokens = 0  # of prompts, in all
@@ -248,17 +250,6 @@ class Ledger:
         first = self._first
         return now > 2.0 * first.prefill_end_s - first.dispatched_s
 
-    @property
-    def rate_known(self) -> bool:
-        """Whether its prefill speed was seen often enough to go by."""
-        return self._prefill_samples >= PREFILL_SAMPLES_MIN
-
-    @property
-    def prefill_rate(self) -> float:
-        """Learned prefill speed, tokens per second."""
-        rate = self._prefill_tokens / self._prefill_seconds
-        return rate if rate > 1.0 else 1.0
-
     def _take_in(self, lease: Lease) -> None:
         lease.seen = True
         del self.unseen[lease.serial]
@@ -281,6 +272,8 @@ class Ledger:
         self._prefill_samples += weight
         self._prefill_tokens = kept * self._prefill_tokens + weight * lease.prompt_tokens
         self._prefill_seconds = kept * self._prefill_seconds + weight * elapsed_s
+        self.prefill_rate = max(1.0, self._prefill_tokens / self._prefill_seconds)
+        self.rate_known = self._prefill_samples >= PREFILL_SAMPLES_MIN
 
     def _note(self, when: float, leases: int, tokens: int) -> None:
         self._load_until_s = -math.inf

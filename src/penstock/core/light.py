@@ -13,7 +13,7 @@ from itertools import islice
 
 from penstock.core.band import Band
 from penstock.core.endpoint import Endpoint
-from penstock.core.fairness.tree import Node, top
+from penstock.core.fairness.tree import Node, in_fair_order, top
 from penstock.core.flow import Entry
 from penstock.core.held import HELD_MAX, Held
 from penstock.core.overtaking import Overtaking
@@ -52,6 +52,7 @@ class Light:
         self._look_again = look_again
         self._work = 0.0  # sent, fading
         self._work_s = 0.0
+        self._served, self._served_s = 0.0, 0.0  # what that had faded to when it was last asked for, and when that was
 
     # --- what happens -------------------------------------------------------------------------------------------
 
@@ -81,8 +82,8 @@ class Light:
 
     def sent(self, entry: Entry, now: float) -> None:
         """A request was sent: that much work is what fair shares are of."""
-        self._work = self._served(now) + entry.work
-        self._work_s = now
+        self._work = self._served = self._served_by(now) + entry.work
+        self._work_s = self._served_s = now
 
     def moved(self, before: Node, after: Node) -> None:
         """A flow goes on in another tree: what it asked for of late is not forgotten."""
@@ -109,12 +110,12 @@ class Light:
         """
         if node.parent is None:
             return False
-        return node.in_flight + 1 <= self._pool.slots(model) * self._part(node, now) or self.asked_little(node, now)
+        part = self._part(node, now)
+        return node.in_flight + 1 <= self._pool.slots(model) * part or self._asked_for_less(node, part, now)
 
     def asked_little(self, node: Node, now: float) -> bool:
         """Whether a flow asked for no more than its fair share of the work of late, give or take."""
-        demand = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S)
-        return demand <= DEMAND_PLAY * self._served(now) * self._part(node, now)
+        return self._asked_for_less(node, self._part(node, now), now)
 
     def is_modest(self, entry: Entry, now: float) -> bool:
         """Whether it has to leave room for light flows.
@@ -139,7 +140,7 @@ class Light:
         first = top(head.node_of()) if head is not None else None
         if first is not None and self.under_share(first, model, now):
             yield from band.tree.in_order([model], first)
-        for node in band.light_flows(model):
+        for node in in_fair_order(band.light_flows(model)):
             if not self.under_share(node, model, now):
                 band.no_longer_light(node, model)
             elif node is not first:
@@ -151,9 +152,17 @@ class Light:
         active = node.parent.active_weight + (0.0 if node.active else node.weight)
         return node.weight / max(active, self._reserve.weight(now))
 
-    def _served(self, now: float) -> float:
+    def _asked_for_less(self, node: Node, part: float, now: float) -> bool:
+        """Whether a flow asked for no more than that part of the work of late, give or take."""
+        demand = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S)
+        return demand <= DEMAND_PLAY * self._served_by(now) * part
+
+    def _served_by(self, now: float) -> float:
         """The work that was sent lately, over the same window as demands."""
-        return self._work * math.exp((self._work_s - now) / DEMAND_WINDOW_S)
+        if now != self._served_s:
+            self._served = self._work * math.exp((self._work_s - now) / DEMAND_WINDOW_S)
+            self._served_s = now
+        return self._served
 
     # --- what is kept for them ----------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from penstock.core.request import PREFIX_CHUNK_BYTES, PREFIX_ENDS, keys_within
+from penstock.core.request import PREFIX_CHUNK_BYTES, PREFIX_ENDS, Key, keys_within
 from penstock.core.sources import Source
 
 HISTORY_KEYS_MAX = 30_000  # per endpoint: 15 MB of prompts, 4 million tokens
@@ -35,7 +35,7 @@ def bits_of(bits: int) -> Iterator[int]:
         bits ^= low
 
 
-def shared(one: Sequence[int], other: Sequence[int]) -> int:
+def shared(one: Sequence[Key], other: Sequence[Key]) -> int:
     """How many keys two prompts have in common. Each stands for all before it, so few have to be compared."""
     low, high = 0, min(len(one), len(other))
     while low < high:
@@ -55,9 +55,9 @@ class _Held:
     def __init__(self, bit: int, keys_max: int) -> None:
         self.bit = bit
         self.keys_max = keys_max
-        self.young: dict[int, None] = {}
-        self.old: dict[int, None] = {}
-        self.dropped: dict[int, None] = {}
+        self.young: dict[Key, None] = {}
+        self.old: dict[Key, None] = {}
+        self.dropped: dict[Key, None] = {}
 
     def __len__(self) -> int:
         return len(self.young) + len(self.old) + len(self.dropped)
@@ -68,7 +68,7 @@ class PrefixIndex:
 
     def __init__(self, keys_max: int = HISTORY_KEYS_MAX) -> None:
         self._keys_max = keys_max
-        self._holders: dict[int, int] = {}  # key -> bits
+        self._holders: dict[Key, int] = {}  # key -> bits
         self._held: dict[int, _Held] = {}  # endpoint -> its keys
         self._endpoint_of: dict[int, int] = {}  # number of a bit -> endpoint
         self.version = 0  # another one whenever `levels` may answer otherwise
@@ -86,7 +86,7 @@ class PrefixIndex:
         """Whether anything was ever told of an endpoint, if only that it holds nothing."""
         return endpoint in self._held
 
-    def store(self, endpoint: int, keys: Iterable[int]) -> None:
+    def store(self, endpoint: int, keys: Iterable[Key]) -> None:
         """An endpoint holds these blocks now, or used them."""
         self.version += 1
         held = self._held.get(endpoint) or self._join(endpoint)
@@ -109,7 +109,7 @@ class PrefixIndex:
                 self._age(held)
                 young, old, dropped = held.young, held.old, held.dropped
 
-    def remove(self, endpoint: int, keys: Iterable[int]) -> None:
+    def remove(self, endpoint: int, keys: Iterable[Key]) -> None:
         """An endpoint does not hold these blocks any more."""
         held = self._held.get(endpoint)
         if held is None:
@@ -137,7 +137,7 @@ class PrefixIndex:
             self.clear(endpoint)
             del self._endpoint_of[self._held.pop(endpoint).bit.bit_length() - 1]
 
-    def since(self, endpoint: int, key: int) -> int:
+    def since(self, endpoint: int, key: Key) -> int:
         """How many keys at most an endpoint stored or used since it did so with this one, by generations."""
         held = self._held.get(endpoint)
         if held is None:
@@ -157,11 +157,11 @@ class PrefixIndex:
         held = self._held.get(endpoint)
         return self._keys_max if held is None else held.keys_max
 
-    def match(self, keys: Sequence[int]) -> dict[int, int]:
+    def match(self, keys: Sequence[Key]) -> dict[int, int]:
         """How many of the leading blocks each endpoint holds; those that hold none are left out."""
         return {self._endpoint_of[n]: depth for bits, depth in self.levels(keys) for n in bits_of(bits)}
 
-    def levels(self, keys: Sequence[int]) -> Levels:
+    def levels(self, keys: Sequence[Key]) -> Levels:
         """The same by depth: which endpoints (as bits) hold exactly so many of them, the fewest first."""
         levels: Levels = []
         if not keys:
@@ -200,7 +200,7 @@ class PrefixIndex:
             self._unhold(held.dropped.popitem()[0], held.bit)
         held.young, held.old, held.dropped = held.dropped, held.young, held.old
 
-    def _unhold(self, key: int, bit: int) -> None:
+    def _unhold(self, key: Key, bit: int) -> None:
         left = self._holders[key] & ~bit
         if left:
             self._holders[key] = left

@@ -52,7 +52,9 @@ class Overtaking:
 
     def room_is_kept(self, endpoint: Endpoint, now: float) -> bool:
         """Whether one that was overtaken as often as may be waits for room there."""
-        return endpoint in self.kept or any(
-            x.state is State.WAITING and endpoint.serves(x.request.model) and not x.shuns(endpoint.name, now)
-            for x in self._starved
-        )
+        if endpoint in self.kept:
+            return True
+        for entry in self._starved:  # a loop, for mostly there is nobody
+            if entry.state is State.WAITING and endpoint.serves(entry.model) and not entry.shuns(endpoint.name, now):
+                return True
+        return False

@@ -7,6 +7,7 @@ that are left are kept for flows under their fair share, only such flows are loo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
@@ -138,14 +139,10 @@ class Pump:
 
     # --- turns ------------------------------------------------------------------------------------------------
 
-    def _turns(self) -> Iterator[Band]:
+    def _turns(self) -> list[Band]:
         """Bands with work: first those that are owed of their promised share, then by rank."""
-        for band in self._promised:
-            if band.credit > 0 and band.tree.root.waiting:
-                yield band
-        for band in self._queues.bands:
-            if band.tree.root.waiting:
-                yield band
+        turns = [band for band in self._queues.bands if band.tree.root.waiting]
+        return [band for band in self._promised if band.credit > 0 and band.tree.root.waiting] + turns
 
     def _next_of(self, band: Band, now: float) -> Found | None:
         if band.unchecked:
@@ -204,12 +201,11 @@ class Pump:
 
     def _first_fit(self, line: Iterator[Entry], free: list[Endpoint], now: float) -> Found | None:
         """The first of a line, within the window, that fits. Notes who is passed over, and what is kept for whom."""
-        looked_at, prefill_room, kv_room = 0, -1.0, -1.0
+        looked_at, prefill_room, kv_room = 0, math.inf, math.inf
         for entry in islice(line, HELD_MAX):
-            if self._tenants.held(entry.request.tenant):
+            if self._tenants.held(entry.tenant):
                 continue
-            if prefill_room < 0:  # most lines are empty, and cost nothing
-                free = self._overtaking.not_kept(free)
+            if looked_at == 1:  # most lines end with the first one
                 prefill_room, kv_room = _largest_room(free)
             if entry.uncached_tokens <= prefill_room and entry.estimated_tokens <= kv_room:
                 endpoints = self._fit.fitting(entry, self._overtaking.not_kept(free), now)

@@ -5,6 +5,8 @@ The core never sees a body. It is told how large it is, and estimates from that 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import msgspec
 
 PREFIX_CHUNK_BYTES = 512  # about 128 tokens: finer would cost more than a match of less is worth
@@ -22,6 +24,8 @@ def _ends() -> tuple[int, ...]:
 PREFIX_ENDS = _ends()  # how many chunks of a prompt so many of its keys stand for
 PREFIX_KEYS_MAX = len(PREFIX_ENDS)
 _KEYS = tuple(sum(end <= chunks for end in PREFIX_ENDS) for chunks in range(PREFIX_CHUNKS_MAX + 1))
+
+Key = Hashable  # of a block of a prompt: compared and looked up, never reckoned with
 
 
 def keys_within(chunks: int) -> int:

@@ -47,15 +47,19 @@ class Reserve:
         self._kept: dict[str, tuple[int, int, float]] = {}  # what was computed for so many slots, and is good until
         self._weight = 0.0
         self._weight_at_s = 0.0
+        self._faded, self._faded_s = 0.0, 0.0  # what it had faded to when it was last asked for, and when that was
 
     def weight_seen(self, weight: float, now: float) -> None:
         """So much weight of flows is active. Flows come and go; who came lately counts as about to come again."""
-        self._weight = max(weight, self.weight(now))
-        self._weight_at_s = now
+        self._weight = self._faded = max(weight, self.weight(now))
+        self._weight_at_s = self._faded_s = now
 
     def weight(self, now: float) -> float:
         """The active weight lately, fading."""
-        return self._weight * math.exp((self._weight_at_s - now) / WEIGHT_KEPT_S)
+        if now != self._faded_s:
+            self._faded = self._weight * math.exp((self._weight_at_s - now) / WEIGHT_KEPT_S)
+            self._faded_s = now
+        return self._faded
 
     def arrived(self, model: str, now: float) -> None:
         """A request of a light flow came while others waited."""

@@ -57,12 +57,15 @@ class Stagger:
 
     def allowed(self, entry: Entry, endpoints: list[Endpoint], now: float) -> list[Endpoint]:
         """Those of the endpoints where a prompt of a flow over its share may be computed now."""
-        patience_s = self.patience_s
+        patience_s, prompt_tokens = self.patience_s, entry.estimate.prompt_tokens
         allowed: list[Endpoint] = []
         for endpoint in endpoints:
-            prefill_s = entry.uncached_at(endpoint.index) / endpoint.ledger.prefill_rate
-            wait_s = self._others_done_s(endpoint, entry.request.model, now) - patience_s
-            if prefill_s <= patience_s or wait_s <= 0.0:
+            rate = endpoint.ledger.prefill_rate
+            if prompt_tokens / rate <= patience_s or entry.uncached_at(endpoint.index) / rate <= patience_s:
+                allowed.append(endpoint)
+                continue
+            wait_s = self._others_done_s(endpoint, entry.model, now) - patience_s
+            if wait_s <= 0.0:
                 allowed.append(endpoint)
             else:
                 self.holds = True

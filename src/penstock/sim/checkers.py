@@ -397,9 +397,9 @@ class CheckedScheduler(Scheduler):
                 tokens[entry.request.model] += entry.estimate.prompt_tokens
             assert (band.tokens, band.tokens_of) == (sum(tokens.values()), tokens)
             assert band.tree.waiting == len(own)
-        assert sum(len(x.siblings) for x in entries) == sum(
-            len(own) for key in self._grouping._waiting for own in self._grouping._flows(key).values()
-        ), "those who wait are found by their prefixes, and nobody else"
+        found = [1 if isinstance(x, Entry) else sum(map(len, x.values())) for x in self._grouping._waiting.values()]
+        siblings = sum(len(entry.siblings) for entry in entries)
+        assert siblings == sum(found), "those who wait are found by their prefixes, and nobody else"
         assert len(self._entries) == len(self.books.requests) == len(waiting) + len(self._leases)
         assert not (self._draining and self._queue_until_s is None and waiting), "the drain is over, and some wait"
 

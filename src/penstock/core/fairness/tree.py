@@ -376,6 +376,18 @@ def fair_order(node: Node) -> tuple[float, int]:
     return node.tag, node.index
 
 
+def in_fair_order(siblings: list[Node]) -> Iterator[Node]:
+    """The least first; the others are put in order when more than that one is asked for."""
+    if not siblings:
+        return
+    least = siblings[0]
+    for node in siblings:
+        if _before(node, least):
+            least = node
+    yield least
+    yield from sorted([node for node in siblings if node is not least], key=fair_order)
+
+
 def _before(one: Node, other: Node) -> bool:
     return one.tag < other.tag or (one.tag == other.tag and one.index < other.index)
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 
+from penstock.core.request import Key
+
 FADE_S = 30.0
 USES_MAX = 4.0  # per endpoint that holds it: computing it once more is then shared by that many
 LARGE_TOKENS = 4_000  # about a second's work; what takes longer has to be shared by more
@@ -21,20 +23,20 @@ class Heat:
     """Uses of prefixes, of late."""
 
     def __init__(self) -> None:
-        self._uses: OrderedDict[int, tuple[float, float]] = OrderedDict()  # key -> uses, as of when
+        self._uses: OrderedDict[Key, tuple[float, float]] = OrderedDict()  # key -> uses, as of when
 
-    def used(self, key: int, now: float) -> None:
+    def used(self, key: Key, now: float) -> None:
         """A request whose longest prefix held anywhere is this one is sent."""
         self._uses[key] = (self.uses(key, now) + 1.0, now)
         self._uses.move_to_end(key)
         if len(self._uses) > PREFIXES_MAX:
             self._uses.popitem(last=False)
 
-    def uses(self, key: int, now: float) -> float:
+    def uses(self, key: Key, now: float) -> float:
         """How often a prefix was used of late."""
         uses, at_s = self._uses.get(key, (0.0, now))
         return uses * math.exp((at_s - now) / FADE_S)
 
-    def hot(self, key: int, tokens: int, holders: int, now: float) -> bool:
+    def hot(self, key: Key, tokens: int, holders: int, now: float) -> bool:
         """Whether a prefix of so many tokens should be held by more endpoints than it is."""
         return self.uses(key, now) > USES_MAX * holders * (1.0 + tokens / LARGE_TOKENS)

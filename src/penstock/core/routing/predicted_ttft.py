@@ -31,56 +31,61 @@ class PredictedTtft(RoutingPolicy):
 
     def __init__(self, escape_s: float) -> None:
         self._escape_s = escape_s
-        self._compared: dict[Endpoint, float] = {}  # in the last decision
+        self._compared: Sequence[Endpoint] = ()  # in the last decision
+        self._costs: list[float] = []  # and what they cost
 
     def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
         if len(endpoints) == 1:
             return endpoints[0]
-        costs = self._compared = _costs(endpoints, context)
-        if context.matched:
-            costs = self._near(costs, context) or costs
-        least = min(costs.values())
-        return least_loaded([e for e, cost in costs.items() if cost <= least * (1.0 + PLAY) + PLAY_S], context.now)
+        self._compared, costs = endpoints, _costs(endpoints, context)
+        self._costs = costs
+        if context.matched and (near := self._near(endpoints, costs, context)):
+            endpoints, costs = [endpoints[at] for at in near], [costs[at] for at in near]
+        dearest = min(costs) * (1.0 + PLAY) + PLAY_S
+        return least_loaded([e for e, cost in zip(endpoints, costs, strict=True) if cost <= dearest], context.now)
 
     def score(self, endpoint: Endpoint, context: Context) -> float:  # noqa: ARG002
-        return self._compared[endpoint]
+        return self._costs[self._compared.index(endpoint)]
 
     def preferred(self, context: Context) -> Sequence[Endpoint]:
-        return list(self._near(_costs(context.alive(), context), context)) if context.matched else ()
+        if not context.matched:
+            return ()
+        alive = context.alive()
+        return [alive[at] for at in self._near(alive, _costs(alive, context), context)]
 
-    def _near(self, costs: dict[Endpoint, float], context: Context) -> dict[Endpoint, float]:
-        """Of these, the ones that hold most of the prompt and are not much dearer than the cheapest."""
-        dearest = min(costs.values(), default=0.0) + self._escape_s
-        return {e: costs[e] for e in _holders(list(costs), context) if costs[e] <= dearest}
+    def _near(self, endpoints: Sequence[Endpoint], costs: list[float], context: Context) -> list[int]:
+        """The places of those that hold most of the prompt and are not much dearer than the cheapest."""
+        matched = context.matched
+        held = [matched.get(endpoint.index, 0) for endpoint in endpoints]
+        most = max(held, default=0)
+        if not most:
+            return []
+        dearest, enough = min(costs) + self._escape_s, AFFINITY_SHARE * most
+        return [at for at, tokens in enumerate(held) if tokens >= enough and costs[at] <= dearest]
 
 
-def _holders(endpoints: Sequence[Endpoint], context: Context) -> list[Endpoint]:
-    matched = context.matched
-    most = max((matched.get(e.index, 0) for e in endpoints), default=0)
-    return [e for e in endpoints if matched.get(e.index, 0) >= AFFINITY_SHARE * most] if most else []
-
-
-def _costs(endpoints: Sequence[Endpoint], context: Context) -> dict[Endpoint, float]:
-    """An endpoint not seen at work yet is taken to be as fast as the fastest: else it never would be seen."""
+def _costs(endpoints: Sequence[Endpoint], context: Context) -> list[float]:
+    """Seconds. An endpoint not seen at work yet is taken to be as fast as the fastest: else it never would be seen."""
+    now, matched = context.now, context.matched
+    prompt_tokens, output_tokens = context.prompt_tokens, context.output_tokens
     fastest = 0.0
     for endpoint in endpoints:
         ledger = endpoint.ledger
         if ledger.rate_known and ledger.prefill_rate > fastest:
             fastest = ledger.prefill_rate
     fastest = fastest or PREFILL_TOKENS_PER_S
-    return {e: _cost(e, context, fastest) for e in endpoints}
-
-
-def _cost(endpoint: Endpoint, context: Context, fastest: float) -> float:
-    """Seconds."""
-    ledger, now = endpoint.ledger, context.now
-    rate = ledger.prefill_rate if ledger.rate_known else fastest
-    uncached = context.prompt_tokens - (context.matched.get(endpoint.index, 0) if context.matched else 0)
-    first_token_s = (ledger.prefill_left(now) + (uncached if uncached > 1 else 1)) / rate
-    # A step takes a base and a part per request in it. With a batch as large as the endpoint takes, that part is about
-    # half of the step on the GPUs measured; so the slow-down is half the pace there, in proportion below.
-    pace_s = ledger.decode_pace_s(now)
-    if pace_s is None:
-        pace_s = ledger.time_per_output_token_s(now) or PACE_S
-    slow_down_s = 0.5 * pace_s * ledger.load(now) / (ledger.slots or 1)
-    return first_token_s + DECODE_WEIGHT * context.output_tokens * slow_down_s
+    costs: list[float] = []
+    for endpoint in endpoints:  # one loop without calls for each, for it is run over all that are open
+        ledger = endpoint.ledger
+        rate = ledger.prefill_rate if ledger.rate_known else fastest
+        uncached = prompt_tokens - (matched.get(endpoint.index, 0) if matched else 0)
+        left = ledger.prefill_left(now) if ledger.prefilling else 0.0
+        first_token_s = (left + (uncached if uncached > 1 else 1)) / rate
+        # A step takes a base and a part per request in it. With a batch as large as the endpoint takes, that part is
+        # about half of the step on the GPUs measured; so the slow-down is half the pace there, in proportion below.
+        pace_s = ledger.decode_pace_s(now)
+        if pace_s is None:
+            pace_s = ledger.time_per_output_token_s(now) or PACE_S
+        slow_down_s = 0.5 * pace_s * ledger.load(now) / (ledger.slots or 1)
+        costs.append(first_token_s + DECODE_WEIGHT * output_tokens * slow_down_s)
+    return costs

@@ -14,7 +14,7 @@ from penstock.core.flow import Entry
 from penstock.core.lease import Lease
 from penstock.core.locality import EXACT_KEYS_MAX, KEYS_MIN, NOWHERE, Located, PrefixIndex, bits_of, shared
 from penstock.core.pool import Pool
-from penstock.core.request import Request, Usage
+from penstock.core.request import Key, Request, Usage
 from penstock.core.routing.base import Context
 from penstock.core.routing.heat import Heat
 from penstock.core.routing.homes import Homes
@@ -278,7 +278,8 @@ class Router:
         """Whether what it holds of a prompt was sent there but a moment ago, so that no engine need have it yet."""
         if not depth:
             return False
-        last, key = depth - 1, request.prefix[depth - 1]
+        last = depth - 1
+        key: Key = request.prefix[last]
         return any(len(x.prefix) > last and x.prefix[last] == key for x in endpoint.ledger.prefilling.values())
 
     def _resize(self, endpoint: Endpoint, keys_since: int, *, right: bool) -> None:
