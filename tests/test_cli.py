@@ -47,6 +47,13 @@ def test_each_command_explains_its_flags(capsys: pytest.CaptureFixture[str], com
         assert flag in out
 
 
+def test_what_a_command_needs_is_imported_for_that_command_only() -> None:
+    program = "import sys; from penstock.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    program += "print(*[name for name in sys.modules if name.startswith('penstock.')], file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert set(done.stderr.split()) == {"penstock.build", "penstock.cli", "penstock.core"}
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert asked(capsys, "--version") == (0, f"penstock {penstock.__version__} ({kind()})\n", "")
     assert kind() == ("pure Python" if pump.__file__.endswith(".py") else "compiled")

@@ -1,4 +1,7 @@
-"""`penstock …`: one program, one subcommand per chore."""
+"""`penstock …`: one program, one subcommand per chore.
+
+Only what the subcommand needs that is asked for is imported: to make the settings' models alone takes half a second.
+"""
 
 from __future__ import annotations
 
@@ -6,169 +9,210 @@ import argparse
 import asyncio
 import os
 import sys
+from collections.abc import Callable
+from typing import NamedTuple
 
 import penstock
-from penstock import batch_cli, config_cli, endpoint_cli, keys_cli, operator_cli
 from penstock.build import kind
+
+_Load = Callable[[argparse.ArgumentParser], None]  # adds a command's arguments, and what runs it
+
+
+class _Command(NamedTuple):
+    help: str
+    load: _Load
+    description: str = ""  #: where the help says too little
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a subcommand; returns the exit code."""
-    parser = _parser()
-    args = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    args = _parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
     try:
         return int(args.run(args))
     except KeyboardInterrupt:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(asked: str) -> argparse.ArgumentParser:
+    """Of all commands; the one that is asked for has its arguments, too."""
     parser = argparse.ArgumentParser(
         prog="penstock", description="A flow-control gateway for LLM inference.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__} ({kind()})")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for name, command in _COMMANDS.items():
+        description = command.description or f"{command.help.capitalize()}."
+        sub = commands.add_parser(name, help=command.help, description=description, allow_abbrev=False)
+        if name == asked:
+            command.load(sub)
+    return parser
 
-    serve = commands.add_parser(
-        "serve",
-        help="run the gateway",
-        description="Run the gateway. Settings: defaults, -c FILE, PENSTOCK__… variables, flags; the last wins.",
-        allow_abbrev=False,
-    )
-    serve.add_argument(
+
+def _serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "-c", "--config", metavar="FILE", default=os.environ.get("PENSTOCK_CONFIG"), help="settings (YAML)"
     )
-    serve.add_argument(
+    parser.add_argument(
         "--endpoint",
         metavar="URL",
         action="append",
         default=[],
         help="an engine's base URL; may be given several times",
     )
-    serve.add_argument("--listen", metavar="HOST:PORT", help="where to listen (default 127.0.0.1:8080)")
-    serve.add_argument(
+    parser.add_argument("--listen", metavar="HOST:PORT", help="where to listen (default 127.0.0.1:8080)")
+    parser.add_argument(
         "--slots",
         metavar="N",
         type=int,
         help="requests an endpoint is sent at a time, where it is not set or known",
     )
-    serve.add_argument("--routing", metavar="NAME", help="routing policy (default predicted_ttft)")
-    serve.add_argument("--no-queue", action="store_true", help="let nothing wait: requests go straight through")
-    serve.add_argument(
+    parser.add_argument("--routing", metavar="NAME", help="routing policy (default predicted_ttft)")
+    parser.add_argument("--no-queue", action="store_true", help="let nothing wait: requests go straight through")
+    parser.add_argument(
         "--log-level",
         metavar="LEVEL",
         default="info",
         choices=["debug", "info", "warning", "error"],
         help="default: info",
     )
-    serve.set_defaults(run=_serve)
-
-    check = commands.add_parser(
-        "check",
-        help="check a settings file",
-        description="Say whether `serve` would accept a settings file, and what is wrong.",
-    )
-    config_cli.add_arguments(check)
-    check.set_defaults(run=config_cli.run_check)
-
-    schema = commands.add_parser(
-        "schema",
-        help="print the settings' JSON Schema, for editors",
-        description="Print the settings' JSON Schema. Editors complete and check a file whose first line is "
-        "`# yaml-language-server: $schema=FILE`.",
-    )
-    schema.set_defaults(run=config_cli.run_schema)
-
-    keys = commands.add_parser(
-        "keys",
-        help="make an API key, or hash one",
-        description="API keys of tenants: make one, or tell the hash of one for the settings.",
-    )
-    keys_cli.add_arguments(keys)
-    keys.set_defaults(run=keys_cli.run)
-
-    endpoint = commands.add_parser(
-        "endpoint",
-        help="add, drain, resume or remove endpoints of a running gateway",
-        description="Change the endpoints of a running gateway. The settings stay as they are.",
-    )
-    endpoint_cli.add_arguments(endpoint)
-    endpoint.set_defaults(run=endpoint_cli.run)
-
-    operator_cli.add_commands(commands)
-
-    batch = commands.add_parser(
-        "batch",
-        help="run files of requests when nothing else does",
-        description="List, show, cancel or run batches at a running gateway (its `batch.data` switches them on).",
-    )
-    batch_cli.add_arguments(batch)
-    batch.set_defaults(run=batch_cli.run)
-
-    engine = commands.add_parser(
-        "engine",
-        help="run a simulated engine",
-        description="Run a simulated engine that speaks vLLM's HTTP API: for trying things out and for tests.",
-        allow_abbrev=False,
-    )
-    _add_engine(engine)
-
-    demo = commands.add_parser(
-        "demo",
-        help="see it work, in a minute",
-        description="Start two simulated engines and the gateway, run a short load with queueing off and on, compare.",
-        allow_abbrev=False,
-    )
-    _add_demo(demo)
-
-    doctor = commands.add_parser(
-        "doctor",
-        help="examine the engines",
-        description="Ask every endpoint what it is and offers; say what is missing, which flag brings it, and what "
-        "Penstock does without it. Exit code 1 when one can't serve what it should.",
-        allow_abbrev=False,
-    )
-    _add_doctor(doctor)
-
-    simulate = commands.add_parser(
-        "simulate",
-        help="run a scenario in virtual time",
-        description="Run the scheduler against simulated engines in virtual time, and hold the figures against goals.",
-        allow_abbrev=False,
-    )
-    _add_simulate(simulate)
-    return parser
+    parser.set_defaults(run=_run_gateway)
 
 
-def _add_engine(parser: argparse.ArgumentParser) -> None:
+def _check(parser: argparse.ArgumentParser) -> None:
+    from penstock import config_cli
+
+    config_cli.add_arguments(parser)
+    parser.set_defaults(run=config_cli.run_check)
+
+
+def _schema(parser: argparse.ArgumentParser) -> None:
+    from penstock import config_cli
+
+    parser.set_defaults(run=config_cli.run_schema)
+
+
+def _keys(parser: argparse.ArgumentParser) -> None:
+    from penstock import keys_cli
+
+    keys_cli.add_arguments(parser)
+    parser.set_defaults(run=keys_cli.run)
+
+
+def _endpoint(parser: argparse.ArgumentParser) -> None:
+    from penstock import endpoint_cli
+
+    endpoint_cli.add_arguments(parser)
+    parser.set_defaults(run=endpoint_cli.run)
+
+
+def _operator(name: str) -> _Load:
+    def load(parser: argparse.ArgumentParser) -> None:
+        from penstock import operator_cli
+
+        operator_cli.add_arguments(name, parser)
+
+    return load
+
+
+def _batch(parser: argparse.ArgumentParser) -> None:
+    from penstock import batch_cli
+
+    batch_cli.add_arguments(parser)
+    parser.set_defaults(run=batch_cli.run)
+
+
+def _engine(parser: argparse.ArgumentParser) -> None:
     from penstock.sim import engine_server
 
     engine_server.add_arguments(parser)
     parser.set_defaults(run=engine_server.run)
 
 
-def _add_demo(parser: argparse.ArgumentParser) -> None:
+def _demo(parser: argparse.ArgumentParser) -> None:
     from penstock import demo
 
     demo.add_arguments(parser)
     parser.set_defaults(run=demo.run)
 
 
-def _add_doctor(parser: argparse.ArgumentParser) -> None:
+def _doctor(parser: argparse.ArgumentParser) -> None:
     from penstock import doctor_cli
 
     doctor_cli.add_arguments(parser)
     parser.set_defaults(run=doctor_cli.run)
 
 
-def _add_simulate(parser: argparse.ArgumentParser) -> None:
+def _simulate(parser: argparse.ArgumentParser) -> None:
     from penstock.sim import simulate_cli
 
     simulate_cli.add_arguments(parser)
     parser.set_defaults(run=simulate_cli.run)
 
 
-def _serve(args: argparse.Namespace) -> int:
+_COMMANDS = {
+    "serve": _Command(
+        "run the gateway",
+        _serve,
+        "Run the gateway. Settings: defaults, -c FILE, PENSTOCK__… variables, flags; the last wins.",
+    ),
+    "check": _Command(
+        "check a settings file", _check, "Say whether `serve` would accept a settings file, and what is wrong."
+    ),
+    "schema": _Command(
+        "print the settings' JSON Schema, for editors",
+        _schema,
+        "Print the settings' JSON Schema. Editors complete and check a file whose first line is "
+        "`# yaml-language-server: $schema=FILE`.",
+    ),
+    "keys": _Command(
+        "make an API key, or hash one",
+        _keys,
+        "API keys of tenants: make one, or tell the hash of one for the settings.",
+    ),
+    "endpoint": _Command(
+        "add, drain, resume or remove endpoints of a running gateway",
+        _endpoint,
+        "Change the endpoints of a running gateway. The settings stay as they are.",
+    ),
+    "status": _Command("say how it stands, in a sentence", _operator("status")),
+    "queue": _Command("show who waits and why; bump or cancel a request", _operator("queue")),
+    "explain": _Command("say why a request waits or waited", _operator("explain")),
+    "pause": _Command("send nothing more; who comes waits", _operator("pause")),
+    "drain": _Command("let nothing new in; who waits is served", _operator("drain")),
+    "resume": _Command("take pauses and drains back", _operator("resume")),
+    "reload": _Command("let it read its settings again", _operator("reload")),
+    "top": _Command("watch it live in the terminal", _operator("top")),
+    "batch": _Command(
+        "run files of requests when nothing else does",
+        _batch,
+        "List, show, cancel or run batches at a running gateway (its `batch.data` switches them on).",
+    ),
+    "engine": _Command(
+        "run a simulated engine",
+        _engine,
+        "Run a simulated engine that speaks vLLM's HTTP API: for trying things out and for tests.",
+    ),
+    "demo": _Command(
+        "see it work, in a minute",
+        _demo,
+        "Start two simulated engines and the gateway, run a short load with queueing off and on, compare.",
+    ),
+    "doctor": _Command(
+        "examine the engines",
+        _doctor,
+        "Ask every endpoint what it is and offers; say what is missing, which flag brings it, and what Penstock does "
+        "without it. Exit code 1 when one can't serve what it should.",
+    ),
+    "simulate": _Command(
+        "run a scenario in virtual time",
+        _simulate,
+        "Run the scheduler against simulated engines in virtual time, and hold the figures against goals.",
+    ),
+}
+
+
+def _run_gateway(args: argparse.Namespace) -> int:
     from penstock import bootstrap, logs
     from penstock.config import ConfigError, Flags, Settings, load, require_endpoints
     from penstock.settings.roles import role_warnings

@@ -20,49 +20,25 @@ RELOAD_TIMEOUT_S = 60.0  # ten thousand tenants take some seconds to read
 BATCHES_MAX = 8  # shown by `status`
 EXIT_BUSY = 3  # of `status`: something needs a look; 0 is well, 1 is no answer
 
-_Parsers = Any  # argparse does not name the type of its subparsers
-_STOPS = {
-    "pause": "send nothing more; who comes waits",
-    "drain": "let nothing new in; who waits is served",
-    "resume": "take pauses and drains back",
-}
 
-
-def add_commands(commands: _Parsers) -> None:
-    """Add all of these to the program's commands."""
-    status = _command(commands, "status", "say how it stands, in a sentence", _status)
-    status.add_argument("--json", action="store_true", help="print the whole state as JSON")
-    status.add_argument("--check", action="store_true", help=f"exit {EXIT_BUSY} where something needs a look")
-
-    queue = _command(commands, "queue", "show who waits and why; bump or cancel a request", _queue)
-    queue.add_argument("verb", nargs="?", choices=["list", "bump", "cancel"], default="list", help="default: list")
-    queue.add_argument("ids", nargs="*", metavar="ID", help="requests to bump or cancel")
-    queue.add_argument("--json", action="store_true", help="print JSON")
-
-    explain = _command(commands, "explain", "say why a request waits or waited", _explain)
-    explain.add_argument("id", metavar="ID", help="a request's id (x-request-id)")
-    explain.add_argument("--json", action="store_true", help="print JSON")
-
-    for verb, meaning in _STOPS.items():
-        stop = _command(commands, verb, meaning, _stop)
-        stop.add_argument("model", metavar="MODEL", nargs="?", help="one model (default: all)")
-        stop.add_argument("--json", action="store_true", help="print JSON")
-        stop.set_defaults(verb=verb)
-
-    reload = _command(commands, "reload", "let it read its settings again", _reload)
-    reload.add_argument("--json", action="store_true", help="print JSON")
-
-    top = _command(commands, "top", "watch it live in the terminal", _top)
-    top.add_argument("--once", action="store_true", help="print it once and leave (also where nobody sees it)")
-
-
-def _command(commands: _Parsers, name: str, meaning: str, run: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=meaning, description=meaning.capitalize() + ".", allow_abbrev=False
-    )
+def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
+    """What one of these commands takes, and what runs it."""
     admin_client.add_arguments(parser)
-    parser.set_defaults(run=_told(run))
-    return parser
+    parser.set_defaults(run=_told(_RUN[command]))
+    if command == "queue":
+        parser.add_argument("verb", nargs="?", choices=["list", "bump", "cancel"], default="list", help="default: list")
+        parser.add_argument("ids", nargs="*", metavar="ID", help="requests to bump or cancel")
+    elif command == "explain":
+        parser.add_argument("id", metavar="ID", help="a request's id (x-request-id)")
+    elif command in ("pause", "drain", "resume"):
+        parser.add_argument("model", metavar="MODEL", nargs="?", help="one model (default: all)")
+        parser.set_defaults(verb=command)
+    elif command == "status":
+        parser.add_argument("--check", action="store_true", help=f"exit {EXIT_BUSY} where something needs a look")
+    if command == "top":
+        parser.add_argument("--once", action="store_true", help="print it once and leave (also where nobody sees it)")
+    else:
+        parser.add_argument("--json", action="store_true", help="print the answer as JSON")
 
 
 def _told(run: Any) -> Any:
@@ -167,3 +143,15 @@ def _top(client: AdminClient, args: argparse.Namespace) -> int:
         views.live(lambda: client.call("GET", "/admin/state"), console)
     except KeyboardInterrupt:
         return 0  # the way to leave it
+
+
+_RUN = {
+    "status": _status,
+    "queue": _queue,
+    "explain": _explain,
+    "pause": _stop,
+    "drain": _stop,
+    "resume": _stop,
+    "reload": _reload,
+    "top": _top,
+}
