@@ -379,6 +379,12 @@ WRONG_VALUES = {
     "identity: {require_key: true}": (
         "identity.require_key: no tenant has a key, so nobody could be served (`penstock keys new NAME` makes one)"
     ),
+    "identity: {user_header: Cookie}": (
+        "identity.user_header: `Cookie` carries secrets, and names are shown and logged"
+    ),
+    "identity: {tenant_header: x-api-key}": (
+        "identity.tenant_header: `x-api-key` carries secrets, and names are shown and logged"
+    ),
     "identity: {require_key: perhaps}": "identity.require_key: `perhaps` is not true or false",
     "identity: {tenant_header: ''}": "identity.tenant_header: an empty text is not a header's name",
     "identity: {max_dynamic: 0}": "identity.max_dynamic: `0`: expected at least 1",
@@ -554,6 +560,7 @@ WRONG_VALUES = {
     "discovery: [{dns: a}]": "discovery[0].dns.port: is required with `type: address` (write `dns: a:8000`)",
     "discovery: [{dns: 'a b:1'}]": "discovery[0].dns.name: `a b` is not a host name",
     "discovery: [{file: a, dns: b:1}]": "discovery[0]: has dns and file: expected one of dns, file or kubernetes",
+    "discovery: [{file: ''}]": "discovery[0].file.path: an empty text is not the name of a file",
     "discovery: [{file: {refresh: 1s}}]": "discovery[0].file.path: is required",
     "discovery: [{kubernetes: {}}]": "discovery[0].kubernetes: expected one of `service` and `selector`",
     "discovery: [{kubernetes: {service: a, selector: b=c}}]": (

@@ -52,7 +52,11 @@ def _verb(verbs: Any, name: str, meaning: str, run: Any) -> argparse.ArgumentPar
         help=f"the gateway (PENSTOCK_URL; default {URL_DEFAULT})",
     )
     verb.add_argument(
-        "--key", default=os.environ.get("PENSTOCK_API_KEY"), help="the tenant's API key (PENSTOCK_API_KEY)"
+        "--key",
+        "--token",
+        metavar="KEY",
+        default=os.environ.get("PENSTOCK_API_KEY"),
+        help="the tenant's API key (PENSTOCK_API_KEY)",
     )
     verb.add_argument("--tenant", help="the tenant, where there are no keys (sent as x-tenant-id)")
     verb.add_argument("--json", action="store_true", help="print JSON")

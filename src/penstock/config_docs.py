@@ -97,7 +97,7 @@ def _value(field: FieldInfo) -> str:
         is_list = get_origin(field.annotation) is tuple
         words = " \\| ".join(f"`{choice}`" for choice in choices) or item_of(field) or "mapping of text"
         return f"list of {words}" if is_list else words
-    bounds = [f"{_BOUNDS[name]} {value:g}" for name, value in bounds_of(field)]
+    bounds = [f"{_BOUNDS[name]} {kind.write(value) if value else 0}" for name, value in bounds_of(field)]
     return ", ".join([kind.name, *bounds])
 
 

@@ -35,10 +35,9 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
         parser.set_defaults(verb=command)
     elif command == "status":
         parser.add_argument("--check", action="store_true", help=f"exit {EXIT_BUSY} where something needs a look")
-    if command == "top":
+    elif command == "top":
         parser.add_argument("--once", action="store_true", help="print it once and leave (also where nobody sees it)")
-    else:
-        parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
 
 
 def _told(run: Any) -> Any:
@@ -135,6 +134,9 @@ def _reload(client: AdminClient, args: argparse.Namespace) -> int:
 
 
 def _top(client: AdminClient, args: argparse.Namespace) -> int:
+    if args.json:
+        print(json.dumps(client.call("GET", "/admin/state")))
+        return 0
     console = Console(highlight=False)
     if args.once or not console.is_terminal:
         console.print(views.screen(client.call("GET", "/admin/state"), console.width, None))

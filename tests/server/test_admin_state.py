@@ -107,10 +107,23 @@ async def test_a_pause_holds_and_a_resume_lets_go(world: World) -> None:
 async def test_a_drain_refuses_newcomers_and_serves_who_waits(world: World) -> None:
     await world.engine()
     await world.gateway()
+    await verb(world, "drain", {"model": "sim"})
+    assert (await world.ask("GET", "/ready")).status == 200, "another model may be served"
     await verb(world, "drain")
     assert (await world.chat()).error()["code"] == "draining"
+    ready = await world.ask("GET", "/ready")
+    assert (ready.status, ready.json()["status"]) == (503, "draining")
     assert "Nothing new is let in for anything." in (await state(world))["headline"]
     await verb(world, "resume", {})
+    assert (await world.ask("GET", "/ready")).status == 200
+    assert (await world.chat()).status == 200
+
+
+async def test_a_misspelt_model_stops_nothing(world: World) -> None:
+    await world.engine()
+    await world.gateway()
+    for name in ("pause", "drain"):
+        await verb(world, name, {"modl": "sim"}, status=400)
     assert (await world.chat()).status == 200
 
 

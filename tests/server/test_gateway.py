@@ -333,6 +333,9 @@ async def test_own_paths_answer_without_any_engine(world: World) -> None:
     await world.gateway(endpoints=[{"url": "http://127.0.0.1:9", "name": "gone"}])
     for path in ("/health", "/healthz", "/livez", "/version", "/metrics", "/v1/models"):
         assert (await world.ask("GET", path)).status == 200, path
+    for path in ("/health", "/metrics", "/v1/models", "/queue", "/nothing"):
+        answer = await world.ask("GET", path, headers={"X-Request-Id": "mine"})
+        assert answer.header("x-request-id") == "mine", path
     for path in ("/ready", "/readyz"):
         ready = await world.ask("GET", path)
         assert ready.status == 200

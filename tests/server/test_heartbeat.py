@@ -289,7 +289,7 @@ async def test_openais_client_reads_on_through_heartbeats(world: World) -> None:
 
 async def test_a_caller_sees_its_own_place_and_limits_and_nobody_elses(world: World) -> None:
     engine = await gated(world, FIRST, FIRST, FIRST, FIRST)
-    limits = {"running": 5, "queued": 9, "requests_per_minute": 60}
+    limits = {"running": 5, "queued": 9, "queued_tokens": 4000, "requests_per_minute": 60}
     await world.gateway(endpoints=[engine.settings], tenants=[{"name": "team-a", "limits": limits}])
     mine, theirs = {"x-tenant-id": "team-a"}, {"x-tenant-id": "team-b"}
     for name, headers in (("m0", mine), ("t0", theirs), ("m1", mine), ("m2", mine)):
@@ -302,6 +302,7 @@ async def test_a_caller_sees_its_own_place_and_limits_and_nobody_elses(world: Wo
         ("m2", 2, "sim", "standard"),
     ]
     assert seen["limits"]["running"] == 5
+    assert seen["limits"]["queued_tokens"] == 4000
     assert seen["limits"]["queued"] == 9
     assert seen["limits"]["requests_per_minute"]["limit"] == 60
     assert 57 <= seen["limits"]["requests_per_minute"]["remaining"] <= 58

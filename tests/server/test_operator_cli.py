@@ -66,6 +66,8 @@ async def test_what_an_endpoint_is_for_is_shown_where_it_has_a_role(
     engines = [await world.engine(), await world.engine()]
     roles = [{"labels": {"role": role}} for role in ("prefill", "decode")]
     await world.gateway(endpoints=[{"url": one.url, **role} for one, role in zip(engines, roles, strict=True)])
+    assert await run(world, "top", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["headline"]
     assert await run(world, "top", "--once") == 0
     out = capsys.readouterr().out
     assert "up, prefill" in out

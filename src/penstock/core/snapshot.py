@@ -175,8 +175,11 @@ class Snapshot(msgspec.Struct, frozen=True):
     sources: list[SourceSnapshot]  #: of what is cached where
 
 
+ALL = "*"  #: all models, where those that are paused or drained are named
+
+
 def stopped_models(stopped: Iterable[str | None]) -> list[str]:
-    return sorted("*" if model is None else model for model in stopped)
+    return sorted(ALL if model is None else model for model in stopped)
 
 
 def queues_of(bands: Iterable[Band]) -> list[QueueSnapshot]:

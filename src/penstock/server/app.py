@@ -19,7 +19,7 @@ import penstock
 from penstock.core.outcome import Reason
 from penstock.core.request import Request
 from penstock.core.roles import Role, one_sided
-from penstock.core.snapshot import AWAY, Snapshot
+from penstock.core.snapshot import ALL, AWAY, Snapshot
 from penstock.server import body as bodies
 from penstock.server import two_phase, wire
 from penstock.server.admin.routes import AdminRoutes
@@ -385,17 +385,18 @@ class App:
     # --- Penstock's own paths -------------------------------------------------------------------------------
 
     def _health(self, exchange: Exchange) -> None:
-        _json(exchange, 200, {"status": "ok"})
+        self._json(exchange, 200, {"status": "ok"})
 
     def _ready(self, exchange: Exchange) -> None:
         snapshot = self._driver.scheduler.snapshot(now=self._driver.now())
         served = {model for e in snapshot.endpoints if e.state not in AWAY for model in (e.models or ())}
         known = {model for e in snapshot.endpoints for model in (e.models or ())}
-        _json(
+        draining = snapshot.draining or ALL in snapshot.drained
+        self._json(
             exchange,
-            503 if snapshot.draining else 200,
+            503 if draining else 200,
             {
-                "status": "draining" if snapshot.draining else "ready",
+                "status": "draining" if draining else "ready",
                 "models": sorted(served),
                 "missing": {
                     "models": sorted(known - served),
@@ -413,23 +414,28 @@ class App:
         if isinstance(caller, Unauthorized):
             self._refuse(exchange, caller.reason, caller.message)
         else:
-            _json(exchange, 200, own_queue(self._driver, caller))
+            self._json(exchange, 200, own_queue(self._driver, caller))
 
     def _metrics_page(self, exchange: Exchange) -> None:
-        exchange.respond(200, [(b"content-type", CONTENT_TYPE.encode())], self._metrics.page())
+        headers = [(b"content-type", CONTENT_TYPE.encode()), (b"x-request-id", self._request_id(exchange))]
+        exchange.respond(200, headers, self._metrics.page())
 
     def _version(self, exchange: Exchange) -> None:
-        _json(exchange, 200, {"version": penstock.__version__, "name": "penstock"})
+        self._json(exchange, 200, {"version": penstock.__version__, "name": "penstock"})
 
     def _models(self, exchange: Exchange) -> None:
-        _json(exchange, 200, {"object": "list", "data": self._catalog.entries()})
+        self._json(exchange, 200, {"object": "list", "data": self._catalog.entries()})
 
     def _model(self, exchange: Exchange, name: str) -> None:
         entry = self._catalog.entry(name)
         if entry is None:
             self._refuse(exchange, Reason.MODEL_NOT_FOUND, wire.model_not_found(name), param="model")
         else:
-            _json(exchange, 200, entry)
+            self._json(exchange, 200, entry)
+
+    def _json(self, exchange: Exchange, status: int, value: object) -> None:
+        headers = [(b"content-type", b"application/json"), (b"x-request-id", self._request_id(exchange))]
+        exchange.respond(status, headers, msgspec.json.encode(value))
 
 
 class _Refused(Exception):  # noqa: N818
@@ -454,7 +460,3 @@ def _roles_missing(snapshot: Snapshot) -> dict[str, dict[str, str]]:
 def _traced(tracer: Tracer, exchange: Exchange, request: Request) -> Trace:
     parent, state = exchange.header(b"traceparent"), exchange.header(b"tracestate")
     return tracer.begin(request, method=exchange.method, path=exchange.target_path, parent=parent, state=state)
-
-
-def _json(exchange: Exchange, status: int, value: object) -> None:
-    exchange.respond(status, [(b"content-type", b"application/json")], msgspec.json.encode(value))

@@ -49,6 +49,7 @@ def own_queue(driver: Driver, caller: Caller) -> dict[str, Any]:
             "running": None if limits is None else limits.running,
             "queued": None if limits is None else limits.queued,
             "queued_bytes": None if limits is None else limits.queued_bytes,
+            "queued_tokens": None if limits is None else limits.queued_tokens,
             "requests_per_minute": None if allowance is None else _left(allowance.requests),
             "tokens_per_minute": None if allowance is None else _left(allowance.tokens),
         },

@@ -58,6 +58,7 @@ def cross_checks(document: Document) -> Found:
     yield from _bands(document)
     yield from _min_shares(document)
     yield from _fairness(document)
+    yield from _identity(document)
     yield from _tenants(document)
     yield from _routing(document)
     yield from _health(document)
@@ -218,6 +219,16 @@ def _tenants(document: Document) -> Found:
     if identity is not None and identity.require_key and not keys and None not in tenants:
         message = "no tenant has a key, so nobody could be served"
         yield _problem(("identity", "require_key"), message, "`penstock keys new NAME` makes one")
+
+
+def _identity(document: Document) -> Found:
+    identity = _valid(Identity, document.get("identity"))
+    if identity is None:
+        return
+    for key in ("tenant_header", "user_header", "band_header"):
+        if getattr(identity, key) in ("authorization", "x-api-key", "cookie"):
+            shown = show(written_at(document, ("identity", key)))
+            yield _problem(("identity", key), f"{shown} carries secrets, and names are shown and logged")
 
 
 def _is_band_name(value: object) -> bool:

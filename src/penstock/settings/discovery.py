@@ -48,6 +48,13 @@ def _port_or_name(value: object) -> str:
     return value
 
 
+def _path(value: object) -> str:
+    result = values.text(value)
+    if not result.strip():
+        raise Refused("an empty text is not the name of a file")
+    return result
+
+
 def _selector(value: object) -> str:
     result = values.text(value)
     if any(character in result for character in "&#?%"):
@@ -67,7 +74,7 @@ OptionalLabelKey = Annotated[str | None, BeforeValidator(values.optional(_label_
 OptionalPort = Annotated[int | None, BeforeValidator(values.optional(values.whole)), values.Kind("whole number")]
 OptionalAddress = Annotated[str | None, BeforeValidator(values.optional(listen_address)), values.Kind("`host:port`")]
 OptionalUrl = Annotated[str | None, BeforeValidator(values.optional(endpoint_url)), values.Kind("URL")]
-FilePath = Annotated[str, BeforeValidator(values.text), values.Kind("file")]
+FilePath = Annotated[str, BeforeValidator(_path), values.Kind("file")]
 PortOrName = Annotated[str, BeforeValidator(_port_or_name), values.Kind("port's number or name")]
 Selector = Annotated[str, BeforeValidator(_selector), values.Kind("label selector")]
 

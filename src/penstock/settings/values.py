@@ -265,6 +265,8 @@ def write_whole(value: float) -> str:
 
 
 def write_duration(seconds: float) -> str:
+    if seconds >= 3600 and seconds % 3600 == 0:
+        return f"{seconds / 3600:.0f}h"
     return f"{seconds * 1000:g}ms" if 0 < seconds < 1 else f"{seconds:g}s"
 
 

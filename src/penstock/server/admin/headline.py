@@ -7,7 +7,7 @@ waits behind it by priority; then endpoints that are missing.
 
 from __future__ import annotations
 
-from penstock.core.snapshot import AWAY, BandSnapshot, Snapshot
+from penstock.core.snapshot import ALL, AWAY, BandSnapshot, Snapshot
 from penstock.server.admin.reasons import count, model_why, short_name
 
 BANDS_NAMED_MAX = 3  # a sentence, not a table
@@ -26,7 +26,7 @@ def headline(snapshot: Snapshot) -> str:
     if snapshot.draining:
         state = f"Draining: nothing new is let in, {count(snapshot.waiting, 'waits', 'wait')}, {snapshot.running} run."
     elif snapshot.paused:
-        names = "everything" if "*" in snapshot.paused else ", ".join(map(short_name, snapshot.paused[:3]))
+        names = "everything" if ALL in snapshot.paused else ", ".join(map(short_name, snapshot.paused[:3]))
         state = f"Paused: {names}. {_holding(snapshot) if snapshot.waiting else 'Nothing waits.'}"
     elif snapshot.waiting:
         state = _holding(snapshot)
@@ -35,7 +35,7 @@ def headline(snapshot: Snapshot) -> str:
     else:
         state = "Idle: nothing waits, nothing runs."
     if snapshot.drained and not snapshot.draining:
-        names = "anything" if "*" in snapshot.drained else ", ".join(map(short_name, snapshot.drained[:3]))
+        names = "anything" if ALL in snapshot.drained else ", ".join(map(short_name, snapshot.drained[:3]))
         state += f" Nothing new is let in for {names}."
     return f"{state} {trouble}".strip()
 

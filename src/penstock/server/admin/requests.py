@@ -86,7 +86,10 @@ class RequestVerbs:
 
 def _model(exchange: Exchange) -> str | None:
     """The model that a verb is about; None for all."""
-    model = body_of(exchange).get("model")
+    given = body_of(exchange)
+    if given and "model" not in given:  # a misspelt one would stop everything
+        raise AdminError(400, "bad_request", "Name the `model`, or send nothing for all.", param="model")
+    model = given.get("model")
     if model is not None and (not isinstance(model, str) or not model):
         raise AdminError(400, "bad_request", "`model` has to be a model's name, or left out for all.", param="model")
     return model
