@@ -144,10 +144,13 @@ async def test_an_engine_that_is_killed_and_comes_back(fleet: Fleet, serve: Star
     """Who has no byte yet is served elsewhere, who has one gets a typed error; the engine is used again at once."""
     gateway = serve([{**engine.endpoint, "slots": SIZE} for engine in (fleet.a, fleet.b)])
     async with client(gateway) as user:
-        begun = [await begun_at("vllm-b", user) for _ in range(2)]
         load = Load(user)
         load.start()
         await asyncio.to_thread(until, lambda: load.served_by("vllm-b") >= 20, what="both engines work", within_s=120)
+        load.only_few(True)  # who asks for one engine is refused where it has no slot left
+        await asyncio.to_thread(until, lambda: fleet.b.load()[0] <= FEW, what="it has slots left")
+        begun = [await begun_at("vllm-b", user) for _ in range(2)]
+        load.only_few(False)
         await asyncio.to_thread(until, lambda: fleet.b.load()[0] >= SIZE / 2, what="much runs there", every_s=0.001)
         fleet.b.process.kill()
         killed_s = time.monotonic()
@@ -188,7 +191,7 @@ async def test_an_engine_that_is_killed_and_comes_back(fleet: Fleet, serve: Star
 
 
 async def begun_at(name: str, user: openai.AsyncOpenAI) -> AsyncIterator[Any]:
-    """A stream from that engine whose first chunk is here, and which has long to go."""
+    """A stream from that engine whose first chunk is here, and which has 20 s to go: it ends at 8,192 tokens."""
     body = chat(f"begun at {name}", tokens=20_000)
     stream = await user.chat.completions.create(**body, stream=True, extra_query={"id": name})
     chunks: AsyncIterator[Any] = aiter(stream)
