@@ -27,7 +27,7 @@ else
 	$(BIN)/python -m pytest -m timing
 endif
 
-# The same, its hot modules compiled to C (docs/decisions/0019): needs a C compiler, and takes two minutes. In .venv-compiled.
+# The same, its hot modules compiled to C (docs/decisions/0019): needs a C compiler, and takes some minutes. In .venv-compiled.
 COMPILED := .venv-compiled/bin
 compiled: requirements.lock requirements-dev.lock
 	test -x $(COMPILED)/python || $(PYTHON) -m venv .venv-compiled

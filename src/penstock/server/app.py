@@ -1,4 +1,4 @@
-"""What happens to a request that came: own paths are answered here, the engines' paths begin a journey.
+"""What happens to a request that came: engines' paths begin a journey, others are served by the part that owns them.
 
 The order of checks is that of their cost, so that what is refused is refused cheaply: path and method before the
 body is read, the body before the scheduler is asked.
@@ -9,17 +9,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
-from urllib.parse import parse_qs, unquote
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import parse_qs
 
-import msgspec
-
-import penstock
 from penstock.core.outcome import Reason
 from penstock.core.request import Request
-from penstock.core.roles import Role, one_sided
-from penstock.core.snapshot import ALL, AWAY, Snapshot
 from penstock.server import body as bodies
 from penstock.server import two_phase, wire
 from penstock.server.admin.routes import AdminRoutes
@@ -36,8 +31,8 @@ from penstock.server.http1 import Exchange, Header, Refusal
 from penstock.server.identity import Callers
 from penstock.server.journey import QueuedJourney, Witness
 from penstock.server.locality.locator import Locator
-from penstock.server.metrics import CONTENT_TYPE, Metrics
-from penstock.server.own_queue import own_queue
+from penstock.server.metrics import Metrics
+from penstock.server.own_paths import OwnPaths
 from penstock.server.relay import Target
 from penstock.server.routes import Kind, Route, api_of, route
 from penstock.settings.model import Settings
@@ -62,6 +57,14 @@ _REFUSALS = {
 }
 
 
+class Part(Protocol):
+    """Serves some paths that are no engine's."""
+
+    def owns(self, path: str, /) -> bool: ...
+    def begin(self, exchange: Exchange, /) -> int | None: ...
+    def complete(self, exchange: Exchange, /) -> None: ...
+
+
 class App:
     """The handler behind the HTTP server."""
 
@@ -80,12 +83,10 @@ class App:
         locator: Locator | None = None,
         batch: BatchRoutes | None = None,
     ) -> None:
-        self._batch = batch
         self._driver = driver
         self._targets = targets
         self._metrics = metrics
         self._catalog = catalog
-        self._admin = admin
         self._callers = callers
         self._levels = settings.fairness.levels  # for as long as it runs
         self._heartbeats = heartbeats
@@ -94,18 +95,16 @@ class App:
         self.tracer: Tracer | None = None  #: of queued requests; may change at any time
         self.witness: Witness | None = None  #: of their ends
         self._serial = itertools.count(1)
+        own = OwnPaths(
+            driver=driver,
+            callers=callers,
+            catalog=catalog,
+            metrics=metrics,
+            refuse=self._refuse,
+            request_id=self._request_id,
+        )
+        self._parts: list[Part] = [own, admin] if batch is None else [own, admin, batch]
         self.reconfigured(settings)
-        self._own: dict[str, Callable[[Exchange], None]] = {
-            "/health": self._health,
-            "/healthz": self._health,
-            "/livez": self._health,
-            "/ready": self._ready,
-            "/readyz": self._ready,
-            "/metrics": self._metrics_page,
-            "/version": self._version,
-            "/queue": self._queue,
-            "/v1/models": self._models,
-        }
 
     def reconfigured(self, settings: Settings) -> None:
         """For requests that come from now on."""
@@ -121,17 +120,14 @@ class App:
 
     def begin(self, exchange: Exchange) -> int | None:
         """Refuse what the head alone tells is not to be served."""
-        path = exchange.target_path
-        if self._admin.owns(path):
-            return self._admin.begin(exchange)
-        if self._batch is not None and self._batch.owns(path):
-            return self._batch.begin(exchange)
-        own = path in self._own or path.startswith("/v1/models/")
-        if not own and route(path) is None:
+        if route(exchange.target_path) is None:
+            part = self._part(exchange.target_path)
+            if part is not None:
+                return part.begin(exchange)
             self._refuse(exchange, Reason.PATH_NOT_FOUND)
-        elif exchange.method not in (("GET", "HEAD") if own else ("POST",)):
-            self._refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", b"GET, HEAD" if own else b"POST")])
-        elif not own:
+        elif exchange.method != "POST":
+            self._refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", b"POST")])
+        else:
             key = self._callers.key(exchange.lookup.get, exchange.repeats)
             if isinstance(key, Unauthorized):
                 self._refuse(exchange, key.reason, key.message)
@@ -141,26 +137,22 @@ class App:
 
     def complete(self, exchange: Exchange) -> None:
         """Serve a request that is wholly here."""
-        path = exchange.target_path
-        own = self._own.get(path)
-        if own is not None:
-            own(exchange)
-        elif self._admin.owns(path):
-            self._admin.complete(exchange)
-        elif self._batch is not None and self._batch.owns(path):
-            self._batch.complete(exchange)
-        elif path.startswith("/v1/models/"):
-            self._model(exchange, unquote(path.removeprefix("/v1/models/")))
+        passed = route(exchange.target_path)
+        if passed is None:
+            part = self._part(exchange.target_path)
+            assert part is not None, "`begin` refuses other paths"
+            part.complete(exchange)
+            return
+        encoding = exchange.header(b"content-encoding")
+        if encoding is None or encoding.strip().lower() == b"identity":
+            self._pass_through(exchange, passed, exchange.body)
+        elif encoding.strip().lower() in (b"gzip", b"x-gzip"):
+            self._inflate(exchange, passed, Inflater(exchange.body, self._body_bytes_max))
         else:
-            passed = route(path)
-            assert passed is not None
-            encoding = exchange.header(b"content-encoding")
-            if encoding is None or encoding.strip().lower() == b"identity":
-                self._pass_through(exchange, passed, exchange.body)
-            elif encoding.strip().lower() in (b"gzip", b"x-gzip"):
-                self._inflate(exchange, passed, Inflater(exchange.body, self._body_bytes_max))
-            else:
-                self._refuse(exchange, Reason.BAD_REQUEST, "The body's content-encoding is not supported; gzip is.")
+            self._refuse(exchange, Reason.BAD_REQUEST, "The body's content-encoding is not supported; gzip is.")
+
+    def _part(self, path: str) -> Part | None:
+        return next((part for part in self._parts if part.owns(path)), None)
 
     def refused(self, exchange: Exchange | None, refusal: Refusal, detail: str) -> tuple[int, Sequence[Header], bytes]:
         """Answer for the server what is not HTTP as it should be."""
@@ -382,61 +374,6 @@ class App:
         )
         exchange.respond(status, [*headers, (b"x-request-id", self._request_id(exchange)), *extra], body)
 
-    # --- Penstock's own paths -------------------------------------------------------------------------------
-
-    def _health(self, exchange: Exchange) -> None:
-        self._json(exchange, 200, {"status": "ok"})
-
-    def _ready(self, exchange: Exchange) -> None:
-        snapshot = self._driver.scheduler.snapshot(now=self._driver.now())
-        served = {model for e in snapshot.endpoints if e.state not in AWAY for model in (e.models or ())}
-        known = {model for e in snapshot.endpoints for model in (e.models or ())}
-        draining = snapshot.draining or ALL in snapshot.drained
-        self._json(
-            exchange,
-            503 if draining else 200,
-            {
-                "status": "draining" if draining else "ready",
-                "models": sorted(served),
-                "missing": {
-                    "models": sorted(known - served),
-                    "endpoints": [e.name for e in snapshot.endpoints if e.state in AWAY or e.models is None],
-                    **_roles_missing(snapshot),
-                },
-                "states": {e.name: e.state for e in snapshot.endpoints if e.state != "up"},
-            },
-        )
-
-    def _queue(self, exchange: Exchange) -> None:
-        header = exchange.lookup.get
-        key = self._callers.key(header, exchange.repeats)
-        caller = self._callers.identify(key, header, exchange.peer[0], now=self._driver.now())
-        if isinstance(caller, Unauthorized):
-            self._refuse(exchange, caller.reason, caller.message)
-        else:
-            self._json(exchange, 200, own_queue(self._driver, caller))
-
-    def _metrics_page(self, exchange: Exchange) -> None:
-        headers = [(b"content-type", CONTENT_TYPE.encode()), (b"x-request-id", self._request_id(exchange))]
-        exchange.respond(200, headers, self._metrics.page())
-
-    def _version(self, exchange: Exchange) -> None:
-        self._json(exchange, 200, {"version": penstock.__version__, "name": "penstock"})
-
-    def _models(self, exchange: Exchange) -> None:
-        self._json(exchange, 200, {"object": "list", "data": self._catalog.entries()})
-
-    def _model(self, exchange: Exchange, name: str) -> None:
-        entry = self._catalog.entry(name)
-        if entry is None:
-            self._refuse(exchange, Reason.MODEL_NOT_FOUND, wire.model_not_found(name), param="model")
-        else:
-            self._json(exchange, 200, entry)
-
-    def _json(self, exchange: Exchange, status: int, value: object) -> None:
-        headers = [(b"content-type", b"application/json"), (b"x-request-id", self._request_id(exchange))]
-        exchange.respond(status, headers, msgspec.json.encode(value))
-
 
 class _Refused(Exception):  # noqa: N818
     """A refusal other than a bad body."""
@@ -445,16 +382,6 @@ class _Refused(Exception):  # noqa: N818
         super().__init__(message)
         self.reason = reason
         self.param = param
-
-
-def _roles_missing(snapshot: Snapshot) -> dict[str, dict[str, str]]:
-    """Models whose endpoints in service play one role of two; nothing where no endpoint has a role."""
-    roles: dict[str, list[Role]] = {}
-    for e in snapshot.endpoints:
-        for model in (e.models or ()) if e.state not in AWAY else ():
-            roles.setdefault(model, []).append(Role(e.role))
-    missing = one_sided(roles)
-    return {"roles": missing} if missing else {}
 
 
 def _traced(tracer: Tracer, exchange: Exchange, request: Request) -> Trace:
