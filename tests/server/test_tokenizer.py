@@ -14,7 +14,7 @@ import pytest
 from penstock.server.locality import tokenizer as tokenizer_module
 from penstock.server.locality.question import Question, question
 from penstock.server.locality.tokenizer import Tokenizer
-from penstock.server.relay import Target
+from penstock.server.target import Target
 from penstock.server.upstream import Upstream
 from penstock.sim.engine_server import EngineServer
 from penstock.sim.profiles import EngineConfig

@@ -33,8 +33,8 @@ from penstock.server.journey import QueuedJourney, Witness
 from penstock.server.locality.locator import Locator
 from penstock.server.metrics import Metrics
 from penstock.server.own_paths import OwnPaths
-from penstock.server.relay import Target
 from penstock.server.routes import Kind, Route, api_of, route
+from penstock.server.target import Target
 from penstock.settings.model import Settings
 
 if TYPE_CHECKING:

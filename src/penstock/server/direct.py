@@ -11,7 +11,8 @@ from penstock.server.driver import Driver
 from penstock.server.headers import request_headers
 from penstock.server.http1 import Exchange
 from penstock.server.metrics import Metrics
-from penstock.server.relay import Relay, Target
+from penstock.server.relay import Relay
+from penstock.server.target import Target
 from penstock.server.upstream import Headers
 
 ATTEMPTS_MAX = 3

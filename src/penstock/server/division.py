@@ -16,7 +16,7 @@ from penstock.core.request import Usage
 if TYPE_CHECKING:
     from penstock.core.actions import Dispatch
     from penstock.server.journey import QueuedJourney
-    from penstock.server.relay import Target
+    from penstock.server.target import Target
 
 
 class Division:

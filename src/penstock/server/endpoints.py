@@ -27,7 +27,7 @@ from penstock.server.driver import Driver
 from penstock.server.locality.locator import Locator
 from penstock.server.metrics import Metrics
 from penstock.server.observe import Observer, ObserveSettings
-from penstock.server.relay import Target
+from penstock.server.target import Target
 from penstock.server.upstream import UpstreamTimeouts
 from penstock.settings.address import same_place
 from penstock.settings.model import ENDPOINTS_MAX, Endpoint

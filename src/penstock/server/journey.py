@@ -28,7 +28,8 @@ from penstock.server.http1 import Exchange
 from penstock.server.meeting import Meeting
 from penstock.server.metrics import Metrics
 from penstock.server.own_usage import own_usage
-from penstock.server.relay import Relay, Target
+from penstock.server.relay import Relay
+from penstock.server.target import Target
 from penstock.server.two_phase import TwoPhase
 from penstock.server.upstream import Call, Headers, Sink
 

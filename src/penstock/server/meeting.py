@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from penstock.core.actions import Dispatch
     from penstock.server.journey import QueuedJourney
-    from penstock.server.relay import Target
+    from penstock.server.target import Target
 
 SSE = b"text/event-stream"
 ROOM_BITS = 63  # SGLang reads it as a signed number of 64

@@ -24,7 +24,7 @@ from penstock.server.driver import Driver
 from penstock.server.learn import Listing
 from penstock.server.probe import Prober
 from penstock.server.reading import Reader
-from penstock.server.relay import Target
+from penstock.server.target import Target
 from penstock.server.upstream import Upstream, UpstreamException, UpstreamTimeouts
 
 logger = logging.getLogger(__name__)

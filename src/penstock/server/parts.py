@@ -23,7 +23,7 @@ from penstock.server.journey import Witness
 from penstock.server.locality.lmcache import Controller, Coordinator, LmCache, Service
 from penstock.server.locality.locator import Locator
 from penstock.server.observe import Observer, ObserveSettings
-from penstock.server.relay import Target
+from penstock.server.target import Target
 from penstock.server.upstream import Upstream, UpstreamTimeouts
 from penstock.settings.model import Endpoint, Settings
 

@@ -8,28 +8,24 @@ where the answer comes from, and what its end means, is the journey's matter (`j
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from penstock.core.outcome import Reason
 from penstock.core.retry import Failure
 from penstock.engines import orca
-from penstock.engines.base import Engine, Priority
-from penstock.engines.openai import OPENAI
+from penstock.engines.base import Engine
 from penstock.server import wire
 from penstock.server.answer import Answer
 from penstock.server.headers import response_headers
 from penstock.server.http1 import Exchange
 from penstock.server.routes import api_of
 from penstock.server.stream_end import aborted, stillborn, tells_error
-from penstock.server.upstream import Call, Headers, Sink, Upstream, UpstreamError, UpstreamErrorKind
+from penstock.server.target import Target
+from penstock.server.upstream import Call, Headers, Sink, UpstreamError, UpstreamErrorKind
 
 logger = logging.getLogger(__name__)
 
 ERROR_BODY_BYTES_MAX = 65536  # an engine's error answer is kept up to here, in case the request can't go elsewhere
 WHOLE_BYTES_MAX = 65536  # a whole answer of up to so much is held back until it is here: so it can be taken back
-# An engine's load is asked for with one answer in so long: each costs vLLM 2 ms of CPU, as much as the rest of a short
-# answer costs its front end, and a line in its log. Half the interval of the fast readings, which tell more.
-LOAD_INTERVAL_S = 0.25
 _STREAM_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -48,46 +44,6 @@ FAILURES: dict[UpstreamErrorKind, Failure] = {
 
 
 _NO_ANSWER = Answer(streamed=False, hides_usage=False)  # until one begins
-
-
-class Target:
-    """An endpoint as the relay needs it: its transport, its engine, its credential, whom to tell what it says."""
-
-    __slots__ = (
-        "_load_due_s",
-        "api_key",
-        "disowned",
-        "engine",
-        "heard_load",
-        "meeting_place",
-        "priority",
-        "unreachable",
-        "upstream",
-    )
-
-    def __init__(
-        self, upstream: Upstream, api_key: str | None = None, meeting_place: tuple[str, int] | None = None
-    ) -> None:
-        self.upstream = upstream
-        self.api_key = api_key
-        self.meeting_place = meeting_place  # host and port where it hands over what it computes, if it is asked there
-        self.unreachable: Callable[[], None] | None = None  # a request found nobody there
-        self.disowned: Callable[[], None] | None = None  # it does not have a model that it is believed to have
-        self.engine = OPENAI  # until it is known
-        self.priority: Priority | None = None  # how its engine orders by the body's `priority`, if it does
-        self.heard_load: Callable[[bytes], None] | None = None  # a load header came
-        self._load_due_s = 0.0
-
-    def asks_load(self, now: float) -> bool:
-        """Whether the answer to a request that goes there now shall tell the engine's load."""
-        if not self.engine.orca or now < self._load_due_s:
-            return False
-        self._load_due_s = now + LOAD_INTERVAL_S
-        return True
-
-    def own_headers(self) -> Headers:
-        """For what we ask it ourselves."""
-        return [(b"authorization", b"Bearer " + self.api_key.encode())] if self.api_key else []
 
 
 class Relay:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer as OtelTracer
 
     from penstock.core.request import Request, Usage
-    from penstock.server.relay import Target
+    from penstock.server.target import Target
     from penstock.server.upstream import Headers
 
 QUEUE_MAX = 4_096  # spans that wait to be sent, some 1,000 requests

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from penstock.core.actions import Dispatch
     from penstock.server.journey import QueuedJourney
-    from penstock.server.relay import Target
+    from penstock.server.target import Target
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})  # where engines know `kv_transfer_params`
 ANSWER_BYTES_MAX = 4 * 1024 * 1024  # of a prefill: one token, and 8 bytes or so for each 16 tokens of the prompt

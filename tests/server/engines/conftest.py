@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.core.snapshot import EndpointSnapshot
-from penstock.server.relay import Target
+from penstock.server.target import Target
 from tests.server.conftest import World
 from tests.server.engines.faces import Face, Route
 

@@ -12,7 +12,7 @@ from penstock.engines.base import Priority
 from penstock.server.learn import MODELS_MAX
 from penstock.server.observe import FACTS_TRIES_MAX
 from penstock.server.reading import TRIES_BEFORE_GIVING_UP
-from penstock.server.relay import LOAD_INTERVAL_S
+from penstock.server.target import LOAD_INTERVAL_S
 from tests.server.conftest import chat
 from tests.server.engines import faces
 from tests.server.engines.conftest import Faces

@@ -22,7 +22,7 @@ from penstock.server.driver import Driver
 from penstock.server.locality.lmcache import LmCache
 from penstock.server.locality.question import LATE_S, Question, question
 from penstock.server.locality.tokenizer import Tokenizer
-from penstock.server.relay import Target
+from penstock.server.target import Target
 
 if TYPE_CHECKING:
     import zmq.asyncio

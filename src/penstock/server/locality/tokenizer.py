@@ -16,7 +16,7 @@ from hashlib import blake2b
 import msgspec
 
 from penstock.server.locality.question import LATE_S, Question
-from penstock.server.relay import Target
+from penstock.server.target import Target
 from penstock.server.upstream import UpstreamException
 
 logger = logging.getLogger(__name__)
