@@ -86,3 +86,14 @@ def test_what_it_does_not_know_it_names(
 def test_it_runs_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", "penstock", "--version"], capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"penstock {penstock.__version__} ({kind()})\n".encode())
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock", "schema"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as command:
+        assert command.stdout is not None
+        assert command.stderr is not None
+        command.stdout.close()
+        assert command.stderr.read() == b""
+        assert command.wait() == 141

@@ -57,9 +57,12 @@ async def test_without_a_known_key_nothing_is_served_where_one_is_required(
     assert "revoked" not in refused.body.decode()
     tokens = await world.ask(path="/tokenize", body={"prompt": "x"}, headers=headers)
     assert tokens.status == 401
+    for path in ("/v1/models", "/v1/models/sim"):
+        assert (await world.ask("GET", path, headers=headers)).status == 401
+        assert (await world.ask("GET", path, headers=BEARER)).status == 200
     assert (await world.ask(body=chat(), headers=BEARER)).status == 200
     assert len(engine.log.entries) == 1
-    assert await world.metric("penstock_rejections_total", reason="unauthorized") == 2
+    assert await world.metric("penstock_rejections_total", reason="unauthorized") == 4
 
 
 async def test_anthropics_client_is_told_in_its_own_words(world: World) -> None:

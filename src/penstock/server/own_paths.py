@@ -77,9 +77,13 @@ class OwnPaths:
         return path in self._answers or path.startswith(MODEL)
 
     def begin(self, exchange: Exchange) -> None:
-        """Refuse what is no question."""
+        """Refuse what is no question, and who may not know what is served."""
         if exchange.method not in ("GET", "HEAD"):
             self._refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", b"GET, HEAD")])
+        elif exchange.target_path.startswith("/v1/"):
+            key = self._callers.key(exchange.lookup.get, exchange.repeats)
+            if isinstance(key, Unauthorized):
+                self._refuse(exchange, key.reason, key.message)
 
     def complete(self, exchange: Exchange) -> None:
         """Answer."""
