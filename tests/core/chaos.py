@@ -323,6 +323,8 @@ class Chaos:
             kv_capacity_tokens=self.kv_capacity_tokens,
             progress=engine.progress,
             started_s=float(engine.process * 1000),
+            first_token_s_total=engine.progress / 10,
+            first_tokens_total=engine.progress,
         )
         return engine.last
 

@@ -11,6 +11,7 @@ from penstock.core.ledger import (
     FROZEN_S,
     PACE_KEPT_S,
     PREFILL_BASE_S,
+    PREFILL_KEPT_S,
     PREFILL_STEP_TOKENS,
     PREFILL_TOKENS_PER_S,
     REVIEW_S,
@@ -238,6 +239,64 @@ def test_the_prefill_rate_is_learned_and_never_zero() -> None:
         own.first_token(own.leases[serial], serial + 0.1)
         own.remove(own.leases[serial], serial + 0.6)
     assert own.prefill_rate == pytest.approx(1000 / (0.5 - PREFILL_BASE_S), rel=0.3)
+
+
+def told(at: float, first_tokens: float, seconds: float) -> Observation:
+    return Observation(at, 1, 0, progress=at, first_token_s_total=seconds, first_tokens_total=first_tokens)
+
+
+def served_unseen(own: Ledger, until_s: int, *, seconds: float = 0.25, prompt: int = 2000) -> None:
+    """Each second one prompt, not streamed, computed in so long; the engine tells of it a moment before the next."""
+    for at in range(until_s):
+        own.add(lease(at, at=float(at), prompt=prompt, streamed=False))
+        own.observe(told(at + 0.9, at + 1.0, (at + 1.0) * seconds))
+        own.remove(own.leases[at], at + 0.95)
+
+
+def test_where_no_first_token_is_seen_the_engine_is_asked_for_them() -> None:
+    own = Ledger(stale_after_s=5.0, slots=64)
+    served_unseen(own, 60)
+    assert own.rate_known
+    assert own.prefill_rate == pytest.approx(2000 / (0.25 - PREFILL_BASE_S), rel=0.1)
+    own.add(lease(100, at=60.0, prompt=2000, streamed=False))
+    assert own.leases[100].prefill_end_s == pytest.approx(60.25, abs=0.03)
+
+
+def test_a_speed_that_the_engine_tells_at_most_doubles_at_a_time() -> None:
+    """The queue that it computed was believed at the old speed, and may not have been there."""
+    own = Ledger(stale_after_s=5.0, slots=64)
+    own.observe(told(0.1, 0.0, 0.0))
+    own.add(lease(1, at=1.0, prompt=50_000, streamed=False))
+    own.observe(told(2.0, 1.0, 0.1))
+    assert own.prefill_rate == pytest.approx(2 * PREFILL_TOKENS_PER_S, rel=0.05)
+
+
+def test_first_tokens_of_our_own_are_believed_over_what_the_engine_tells_of_others() -> None:
+    own = of_known_speed()
+    rate = own.prefill_rate
+    own.observe(told(5.0, 0.0, 0.0))
+    own.add(lease(8, at=6.0, prompt=4_000, streamed=False))
+    own.observe(told(7.0, 10.0, 300.0))
+    assert own.prefill_rate == rate
+    own.add(lease(9, at=PREFILL_KEPT_S + 5.5, prompt=4_000, streamed=False))
+    own.observe(told(PREFILL_KEPT_S + 6.0, 20.0, 600.0))
+    assert own.prefill_rate < rate, "it was long ago that one was seen"
+
+
+@pytest.mark.parametrize(
+    ("first_tokens", "seconds"),
+    [(10.0, 5.0), (9.0, 6.0), (11.0, 4.0), (11.0, math.inf), (11.0, math.nan), (math.nan, 6.0)],
+    ids=["none", "fewer", "less than before", "infinite", "no number", "no number of them"],
+)
+def test_what_makes_no_sense_of_first_tokens_is_not_learned(first_tokens: float, seconds: float) -> None:
+    own = Ledger(stale_after_s=5.0, slots=64)
+    own.observe(told(0.1, 10.0, 5.0))
+    own.add(lease(1, at=1.0, prompt=2000, streamed=False))
+    own.observe(told(2.0, first_tokens, seconds))
+    assert own.prefill_rate == PREFILL_TOKENS_PER_S
+    own.observe(Observation(3.0, 1, 0, progress=3.0))
+    own.observe(told(4.0, 12.0, 7.0))
+    assert own.prefill_rate == PREFILL_TOKENS_PER_S, "from nothing to something nothing can be counted"
 
 
 def test_a_prompt_is_before_the_engine_until_its_first_token_even_if_the_engine_has_taken_it_in() -> None:

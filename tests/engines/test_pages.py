@@ -190,6 +190,21 @@ def test_a_reading_of_the_simulated_engines_page() -> None:
     assert reading is not None
     assert (reading.running, reading.waiting, reading.kv_usage) == (0, 0, 0)
     assert (reading.kv_capacity_tokens, reading.progress, reading.started_s) == (1600, 3, 5.0)
+    assert (reading.first_token_s_total, reading.first_tokens_total) == (0.0, 0.0)
+
+
+def test_a_page_tells_of_first_tokens() -> None:
+    first = {
+        name: (reading.first_token_s_total, reading.first_tokens_total) for name in EXPECTED if (reading := read(name))
+    }
+    assert first.pop("vllm-0.32.real") == pytest.approx((0.4656713008880615, 11))
+    assert set(first.values()) == {(None, None)}, "the others were kept without"
+    names = {name: ENGINES[name].series.first_token for name in READERS}  # type: ignore[union-attr]
+    for name, (series,) in ((name, series) for name, series in names.items() if series):
+        page = f"{ENGINES[name].series.running[0]} 1\n{ENGINES[name].series.waiting[0]} 0\n"  # type: ignore[union-attr]
+        reading = READERS[name].observation(f"{page}{series}_sum 2.5\n{series}_count 5\n".encode(), asked_s=1.0)
+        assert reading is not None
+        assert (reading.first_token_s_total, reading.first_tokens_total) == (2.5, 5)
 
 
 # --- one series ------------------------------------------------------------------------------------------------

@@ -32,6 +32,8 @@ PREFILL_SAMPLE_S_MAX = 30.0
 PREFILL_SAMPLE_TOKENS = 512  # a prompt of that many is a whole sample of the speed
 PREFILL_SAMPLES_MIN = 5.0
 PREFILL_GUESS_S = 0.05  # what the first guess counts for: next to nothing beside a few samples
+PREFILL_GROWTH = 2.0  # at most, on what an engine told: that is of a queue which was believed at the old speed
+PREFILL_KEPT_S = 60.0  # since one of our own first tokens was last seen: after that, the engine is asked for them
 PREFILL_BASE_S = 0.05  # one engine step and the way there and back
 PREFILL_STEP_TOKENS = 2048  # how far most engines get with a prompt in one step: progress is counted in these
 PACE_TOKENS_MIN = 8  # fewer say more about the network's buffers than about the engine
@@ -73,6 +75,9 @@ class Ledger:
         self._prefill_samples = 0.0
         self.prefill_rate = PREFILL_TOKENS_PER_S  #: learned prefill speed, tokens per second
         self.rate_known = False  #: whether that was seen often enough to go by
+        self._own_prefill_until_s = -math.inf  # until then our own first tokens tell it; after that, the engine
+        self._sent = 0  # since the engine last told of first tokens,
+        self._sent_queues = 0  # and prompt tokens that were before these and in them, each counted by itself
         self._prefill_free_s = -math.inf  # when the last prompt was done with
         self.outstanding_prefill_tokens = 0  # sent, and not known to be computed
         self._computed_tokens = 0  # of prompts, in all
@@ -91,6 +96,8 @@ class Ledger:
         lease.epoch = self.epoch
         queued = self.outstanding_prefill_tokens + lease.prompt_tokens
         lease.prefill_end_s = lease.dispatched_s + queued / self.prefill_rate + PREFILL_BASE_S
+        self._sent += 1
+        self._sent_queues += queued
         self.leases[lease.serial] = lease
         self.reserved += 1
         self.unseen[lease.serial] = self.prefilling[lease.serial] = lease
@@ -263,14 +270,35 @@ class Ledger:
 
     def _learn_prefill(self, lease: Lease, now: float) -> None:
         elapsed_s = now - self._begun_s(lease) - PREFILL_BASE_S
-        self._prefill_free_s = now
+        self._prefill_free_s, self._own_prefill_until_s = now, now + PREFILL_KEPT_S
+        self._learn_prefill_of(lease.prompt_tokens, elapsed_s)
+
+    def _learn_first_tokens(self, before: Observation, after: Observation) -> None:
+        """How long the engine says first tokens took between two readings, where none of ours was seen of late: answers
+        that do not stream show none, and at a first guess their prompts would count as queued for too long.
+        """
+        if before.first_token_s_total is None or after.first_token_s_total is None:
+            return
+        if before.first_tokens_total is None or after.first_tokens_total is None:
+            return
+        seconds = after.first_token_s_total - before.first_token_s_total
+        count = after.first_tokens_total - before.first_tokens_total
+        if not (count >= 1.0 and 0.0 <= seconds < math.inf and self._sent):
+            return
+        tokens = self._sent_queues / self._sent
+        self._sent = self._sent_queues = 0
+        if after.asked_s >= self._own_prefill_until_s:
+            elapsed_s = max(seconds / count - PREFILL_BASE_S, tokens / (PREFILL_GROWTH * self.prefill_rate))
+            self._learn_prefill_of(tokens, elapsed_s)
+
+    def _learn_prefill_of(self, tokens: float, elapsed_s: float) -> None:
         # A prompt of a few tokens says how long a step is, a hang says nothing: neither is prefill speed.
-        elapsed_s = min(max(elapsed_s, lease.prompt_tokens / PREFILL_TOKENS_PER_S_MAX), PREFILL_SAMPLE_S_MAX)
+        elapsed_s = min(max(elapsed_s, tokens / PREFILL_TOKENS_PER_S_MAX), PREFILL_SAMPLE_S_MAX)
         # A prompt that is nearly all cached has little to compute, and says as little of the speed.
-        weight = min(1.0, lease.prompt_tokens / PREFILL_SAMPLE_TOKENS)
+        weight = min(1.0, tokens / PREFILL_SAMPLE_TOKENS)
         kept = 0.9**weight
         self._prefill_samples += weight
-        self._prefill_tokens = kept * self._prefill_tokens + weight * lease.prompt_tokens
+        self._prefill_tokens = kept * self._prefill_tokens + weight * tokens
         self._prefill_seconds = kept * self._prefill_seconds + weight * elapsed_s
         self.prefill_rate = max(1.0, self._prefill_tokens / self._prefill_seconds)
         self.rate_known = self._prefill_samples >= PREFILL_SAMPLES_MIN
@@ -308,6 +336,7 @@ class Ledger:
             self._new_epoch(previous_asked_s)
         elif base is not None:
             self._learn_pace(base, reading)
+            self._learn_first_tokens(base, reading)
         self._moved_s = reading.asked_s
         self.base = reading
         self._entered = self._entered_max = 0

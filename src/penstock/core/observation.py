@@ -22,6 +22,8 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     started_s: float | None = None  #: the engine process's start, wall clock; a change means a restart
     pace_s_total: float | None = None  #: counters: seconds spent between output tokens, in all,
     pace_tokens_total: float | None = None  #: and between how many
+    first_token_s_total: float | None = None  #: counters: seconds that requests waited for their first tokens, in all,
+    first_tokens_total: float | None = None  #: and of how many requests, whether they stream or not
     in_all: float | None = None  #: requests at its door, running or not: moves at once, and may tell only a part
     prefix_hit_ratio: float | None = None  #: of prompts found in its cache, as it counts; told on, not acted on
 

@@ -81,6 +81,7 @@ class Series(msgspec.Struct, frozen=True):
     progress: Names = ()  #: counters that move when a step ends
     started: str = ""
     pace: Names = ()  #: histograms of the time per output token
+    first_token: Names = ()  #: and of the time to the first one, of all requests, streamed or not
     prefix_hits: Names = ()  #: counters: tokens of prompts found in the cache,
     prefix_queries: Names = ()  #: out of so many
     prefix_ratio: Names = ()  #: or the share itself, 0..1
@@ -153,7 +154,7 @@ class PageReader:
         self._series = series = engine.series
         self._parts = engine.parts
         names = [name for field in series.__struct_fields__ for name in _names(getattr(series, field))]
-        names += [name + part for name in series.pace for part in ("_sum", "_count")]
+        names += [name + part for name in (*series.pace, *series.first_token) for part in ("_sum", "_count")]
         self._selectors = {name: Selector.of(name) for name in names}
 
     def observation(self, page: bytes, *, asked_s: float) -> Observation | None:
@@ -169,6 +170,7 @@ class PageReader:
         counters = [samples for name in series.progress if (samples := self._samples(page, name)) != []]
         progress = [value for samples in counters if (value := total(samples)) is not None]
         pace_s, pace_tokens = self._histogram(page, series.pace)
+        first_token_s, first_tokens = self._histogram(page, series.first_token)
         return Observation(
             asked_s=asked_s,
             running=running,
@@ -180,6 +182,8 @@ class PageReader:
             started_s=total(self._samples(page, series.started)) if series.started else None,
             pace_s_total=pace_s,
             pace_tokens_total=pace_tokens,
+            first_token_s_total=first_token_s,
+            first_tokens_total=first_tokens,
             prefix_hit_ratio=self._prefix_hits(page),
         )
 

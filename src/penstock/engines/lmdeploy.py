@@ -19,6 +19,7 @@ LMDEPLOY = Engine(
         progress=("lmdeploy:prompt_tokens_total", "lmdeploy:generation_tokens_total"),
         started="process_start_time_seconds",
         pace=("lmdeploy:time_per_output_token_seconds",),
+        first_token=("lmdeploy:time_to_first_token_seconds",),
         prefix_ratio=("lmdeploy:prefix_cache_hit_rate",),
     ),
     no_model=("The model '{}' does not exist",),

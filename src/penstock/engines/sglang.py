@@ -98,6 +98,7 @@ SGLANG = Engine(
         progress=("sglang:prompt_tokens_total", "sglang:generation_tokens_total", "sglang:num_requests_total"),
         started="process_start_time_seconds",
         pace=("sglang:inter_token_latency_seconds", "sglang:time_per_output_token_seconds"),
+        first_token=("sglang:time_to_first_token_seconds",),  # older ones count the fiftieth where nothing streams
         prefix_ratio=("sglang:cache_hit_rate",),
     ),
     parts=_parts,

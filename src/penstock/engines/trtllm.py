@@ -37,6 +37,7 @@ TRTLLM = Engine(
         progress=("trtllm_prompt_tokens_total", "trtllm_generation_tokens_total", "nv_inference_request_success"),
         started="process_start_time_seconds",
         pace=("trtllm_time_per_output_token_seconds",),
+        first_token=("trtllm_time_to_first_token_seconds",),
         prefix_ratio=("trtllm_kv_cache_hit_rate",),
         slots=("trtllm_max_num_active_requests", 'nv_trt_llm_request_metrics{request_type="max"}'),
     ),

@@ -63,6 +63,7 @@ VLLM = Engine(
         progress=("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:request_success_total"),
         started="process_start_time_seconds",
         pace=("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
+        first_token=("vllm:time_to_first_token_seconds",),
         prefix_hits=("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
         prefix_queries=("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
         prefix_ratio=("vllm:gpu_prefix_cache_hit_rate",),

@@ -47,6 +47,7 @@ class _Sequence:
     """A request inside the engine. `tokens` = prompt + said so far; `computed` of them are in KV."""
 
     __slots__ = (
+        "arrived_s",
         "blocked_at",
         "cached",
         "chunk",
@@ -67,8 +68,9 @@ class _Sequence:
         "transferred",
     )  # fmt: skip
 
-    def __init__(self, request: EngineRequest, *, output: int, key: tuple[int, int]) -> None:
+    def __init__(self, request: EngineRequest, *, output: int, key: tuple[int, int], now: float) -> None:
         self.request = request
+        self.arrived_s = now
         self.key = key  # (priority, arrival): the order of service
         self.output = output
         self.tokens = request.prompt_tokens
@@ -111,7 +113,8 @@ class Engine:
         self._stored: list[BlocksStored] = []
         self._gauges = Gauges()
         self._prompt_tokens = self._generation_tokens = self._finished = self._steps = 0
-        self._queries = self._hits = self._preemptions = 0
+        self._queries = self._hits = self._preemptions = self._first_tokens = 0
+        self._first_token_s = 0.0
 
     # what can be asked -----------------------------------------------------------------------------
 
@@ -162,7 +165,7 @@ class Engine:
             raise EngineFullError
         self._arrivals += 1
         key = (request.priority if self.config.priority else 0, self._arrivals)
-        sequence = _Sequence(request, output=min(request.output_tokens, room), key=key)
+        sequence = _Sequence(request, output=min(request.output_tokens, room), key=key, now=now)
         self._sequences[request.id] = sequence
         self._arrived.append(sequence)
         if self._step_end is None:
@@ -205,6 +208,8 @@ class Engine:
             first = sequence.said == 0
             if first:
                 self._prompt_tokens += sequence.request.prompt_tokens
+                self._first_tokens += 1
+                self._first_token_s += now - sequence.arrived_s
             if sequence.output:
                 sequence.said += 1
                 sequence.tokens += 1
@@ -233,6 +238,8 @@ class Engine:
             kv_usage=self.pool.used / self.pool.total,
             prompt_tokens_total=self._prompt_tokens,
             generation_tokens_total=self._generation_tokens,
+            first_token_s_total=self._first_token_s,
+            first_tokens_total=self._first_tokens,
             prefix_cache_queries_total=self._queries,
             prefix_cache_hits_total=self._hits,
             preemptions_total=self._preemptions,

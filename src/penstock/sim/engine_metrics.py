@@ -39,6 +39,11 @@ def render(
     tell("vllm:num_preemptions_total", "counter", "Preemptions so far.", gauges.preemptions_total)
     tell("vllm:prompt_tokens_total", "counter", "Prefill tokens processed.", gauges.prompt_tokens_total)
     tell("vllm:generation_tokens_total", "counter", "Tokens generated.", gauges.generation_tokens_total)
+    name = "vllm:time_to_first_token_seconds"
+    lines.append(f"# HELP {name} Time to first token in seconds.\n# TYPE {name} histogram")
+    lines.append(f'{name}_bucket{{engine="0",le="+Inf",model_name="{model}"}} {float(gauges.first_tokens_total)}')
+    lines.append(f"{name}_count{{{label}}} {float(gauges.first_tokens_total)}")
+    lines.append(f"{name}_sum{{{label}}} {gauges.first_token_s_total}")
     name = "vllm:request_success_total"
     lines.append(f"# HELP {name} Requests finished.\n# TYPE {name} counter")
     lines.extend(

@@ -58,6 +58,8 @@ class Gauges(msgspec.Struct, frozen=True, gc=False):
     kv_usage: float = 0.0
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
+    first_token_s_total: float = 0.0
+    first_tokens_total: int = 0
     prefix_cache_queries_total: int = 0
     prefix_cache_hits_total: int = 0
     preemptions_total: int = 0

@@ -50,4 +50,6 @@ def observation(node: Node, asked_s: float) -> Observation:
         kv_capacity_tokens=config.kv_blocks * config.block_size,
         progress=gauges.prompt_tokens_total + gauges.generation_tokens_total + gauges.finished_total,
         started_s=node.started_s,
+        first_token_s_total=gauges.first_token_s_total,
+        first_tokens_total=gauges.first_tokens_total,
     )
