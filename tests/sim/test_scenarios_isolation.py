@@ -6,7 +6,12 @@ not reached, the test holds what is (`held`), so that it gets no worse unseen.
 
 from __future__ import annotations
 
-from tests.sim.goals import held, kept, result
+from functools import partial
+
+from penstock.sim.report import percentile, ttfts
+from penstock.sim.scenario_base import LONG_ANSWERS, Setup, Variant, engines
+from penstock.sim.scenario_isolation import compare, is_light
+from tests.sim.goals import held, kept
 
 
 def test_a_flood_of_long_answers_does_not_slow_the_light_tenants() -> None:
@@ -33,6 +38,16 @@ def test_isolation_from_long_prompts_costs_no_throughput() -> None:
 
 
 def test_on_small_engines_isolation_is_bought_with_a_sixth_of_the_throughput() -> None:
-    """In so short a run the p99 is that of a few requests: 1.4 to 4.7 from state to state and seed to seed."""
-    held("flood_small", 240.0, "light p99 TTFT / alone: reserve auto", at_most=5.0)
-    assert result("flood_small", 240.0).value("throughput / pass-through: reserve auto") >= 0.82
+    """Four seeds, their requests together: the p99 of one run of four minutes is that of three requests, 1.4 to 5.8.
+
+    Over sets of four seeds, and from state to state, they are 2.2 to 3.3 and 1.5 to 2.0; with an eighth of the slots
+    reserved, whoever comes, 3.8 to 5.0 and 3.0 to 3.7.
+    """
+    auto = Variant("reserve auto", engines=engines(slots=8))
+    small = partial(compare, kind=LONG_ANSWERS, slots=8, light_share=1 / 3, variants=(auto,))
+    runs = [small(Setup(seed, 240.0)) for seed in range(1, 5)]
+    alone, beside = ([s for run in runs for s in ttfts(run[at].journeys(is_light), 240.0)] for at in (0, 2))
+    assert percentile(beside, 0.99) <= 3.6 * percentile(alone, 0.99)
+    assert percentile(beside, 0.95) <= 2.3 * percentile(alone, 0.95)
+    kept_of = [ours.utilisation() / through.utilisation() for _, through, ours in runs]
+    assert sum(kept_of) / len(kept_of) >= 0.84

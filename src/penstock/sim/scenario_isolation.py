@@ -47,7 +47,7 @@ def _streams(kind: Kind, *, slots: int, light_share: float) -> tuple[Stream, ...
     return (*light, load(FLOOD, kind, FLOOD_TIMES * capacity_per_s(pool, kind)))
 
 
-def _compare(
+def compare(
     setup: Setup,
     kind: Kind,
     *,
@@ -56,6 +56,7 @@ def _compare(
     variants: tuple[Variant, ...],
     watches: Mapping[str, Watch] | None = None,
 ) -> list[Run]:
+    """The light ones alone, beside the flood without a queue, and beside it in these variants."""
     watches = watches or {}
     streams = _streams(kind, slots=slots, light_share=light_share)
     alone = Variant("alone", engines=engines(slots=slots), without=frozenset({FLOOD}))
@@ -101,7 +102,7 @@ def _flood(name: str, kind: Kind, setup: Setup, *others: Variant, routing: str =
     known = Variant("penstock", engines=engines(), routing=routing)
     unknown = Variant("slots unknown", engines=engines(tell=False), routing=routing)
     watch = SlotsWatch()
-    runs = _compare(
+    runs = compare(
         setup, kind, slots=64, light_share=0.2, variants=(known, unknown, *others), watches={unknown.name: watch}
     )
     goals: dict[str, tuple[Goal | None, Goal | None]] = {
@@ -140,7 +141,7 @@ def flood_small(setup: Setup) -> Result:
         Variant(f"reserve {share:g}", engines=small, reserved_share=share) for share in (0.0, 0.125, 0.25, 0.5)
     )
     auto = Variant("reserve auto", engines=small)
-    runs = _compare(setup, LONG_ANSWERS, slots=8, light_share=1 / 3, variants=(*fixed, auto))
+    runs = compare(setup, LONG_ANSWERS, slots=8, light_share=1 / 3, variants=(*fixed, auto))
     return _result("flood_small", setup, runs, _measures(runs, {"reserve auto": (at_most(2.5), at_least(0.93))}))
 
 
@@ -160,7 +161,7 @@ def unknown_size(setup: Setup) -> Result:
         ]
         watches = {variant.name: SlotsWatch() for variant in unknown}
         light_share = 0.2 if size >= 64 else 1 / 3
-        runs = _compare(
+        runs = compare(
             setup, LONG_ANSWERS, slots=size, light_share=light_share, variants=(known, *unknown), watches=watches
         )
         goals: dict[str, tuple[Goal | None, Goal | None]] = {}
