@@ -31,7 +31,7 @@ class Head(Protocol):
     """What is looked at of a request."""
 
     @property
-    def peer(self) -> tuple[str, int] | None: ...
+    def peer(self) -> tuple[str, int]: ...
     def header(self, name: bytes, /) -> bytes | None: ...
 
 
@@ -63,7 +63,7 @@ class AdminAuth:
             return self._without_tokens(head, public=public)
         if public:
             return None
-        peer = _network(head.peer[0] if head.peer else "")
+        peer = _network(head.peer[0])
         wait_s = self._wait_s(peer)
         if wait_s > 0:
             return Denied(Reason.OVERLOAD, "Too many wrong admin tokens from this address.", wait_s)
