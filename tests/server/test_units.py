@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -81,6 +82,41 @@ def test_a_model_that_is_given_twice_ends_as_the_one_that_was_meant(other: bytes
     raw = b'{"model":%b,"model":"a","x":1}' % other
     assert peek(raw).model == "a", "the last one counts, as with every JSON reader"
     assert json.loads(replace_model(raw, "b")) == {"model": "b", "x": 1}
+
+
+@given(st.lists(st.tuples(st.sampled_from(["model", "x", "y"]), values), max_size=6), separators)
+def test_of_fields_that_are_given_again_each_ends_where_it_ends(
+    pairs: list[tuple[str, Any]], separator: tuple[str, str]
+) -> None:
+    between, colon = separator
+    members = [json.dumps(name) + colon + json.dumps(value) for name, value in [*pairs, ("model", "a")]]
+    raw = ("{" + between.join(members) + "}").encode()
+    before = json.loads(raw, object_pairs_hook=list)
+    after = json.loads(replace_model(raw, "b"), object_pairs_hook=list)
+    assert after == [(name, "b" if name == "model" else value) for name, value in before]
+
+
+@pytest.mark.parametrize("value", [b"1" + b"0" * 5000, b"[" * 400 + b"]" * 400, b'{"\\u00fc":"\xc3\xbc]"}', b"-0.0"])
+def test_a_value_of_any_kind_that_is_given_again_is_passed_over(value: bytes) -> None:
+    raw = b'{"x":%b,"model":"a","x":1}' % value
+    assert replace_model(raw, "b") == b'{"x":%b,"model":"b","x":1}' % value
+
+
+def test_a_field_among_very_many_is_set_all_the_same() -> None:
+    many = {f"k{n}": n for n in range(20_000)}
+    raw = json.dumps({"model": "a", **many}).encode()
+    assert json.loads(replace_model(raw, "b")) == {"model": "b", **many}
+
+
+@pytest.mark.parametrize(
+    "field", ['"x":[' + '{"a":["]"]},' * 400_000 + "0]", '"x":1,' + ",".join(['"model":"a"'] * 300_000)]
+)
+def test_a_field_of_a_large_body_is_set_without_holding_up_everybody(field: str) -> None:
+    raw = ('{"model":"a",' + field + "}").encode()
+    begun_s = time.process_time()
+    replaced = replace_model(raw, "b")
+    assert time.process_time() - begun_s < 1.0
+    assert peek(replaced).model == "b"
 
 
 @given(st.dictionaries(keys, values, max_size=4), st.sampled_from(["priority", "model"]), separators)

@@ -6,6 +6,7 @@ is not a JSON object that names its model is refused, so that an engine never se
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
 from collections.abc import Container, Iterator, Mapping
@@ -23,13 +24,20 @@ class BadBody(Exception):  # noqa: N818 - it says what it is
         self.param = param
 
 
+class _TooManyFieldsError(Exception):
+    """So many that to look at each would hold up everybody else."""
+
+
+FIELDS_MAX = 10_000  # looked at to find some of them
 _decode = msgspec.json.Decoder(Fields).decode
+_decode_values = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_scan = json.JSONDecoder(parse_int=str, parse_float=str, strict=False).raw_decode  # numbers of any length
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_TOKEN = re.compile(rb"[\[\]{}]|" + _STRING.pattern, re.DOTALL)
 _SCALAR = re.compile(rb"[^\s,\]}]+")
 _EMPTY = re.compile(rb"\s*\}")
 _NUMBER_TOO_LARGE = re.compile(r"out of range - at `\$\.(\w+)")  # all other fields are of any type
-_COLON = re.compile(rb"\s*:\s*")
+_KEY = re.compile(rb"[\s,]*(" + _STRING.pattern + rb")\s*:\s*", re.DOTALL)
+_BORDER = re.compile(rb"[\s,}]")
 _ASKING = b'{"include_usage":true}'
 _NOT_ASKING: tuple[object, ...] = (None, {}, {"include_usage": None}, {"include_usage": False})
 _PART_HEADERS_BYTES_MAX = 4096
@@ -92,7 +100,11 @@ def set_fields(body: bytes, values: Mapping[str, bytes]) -> bytes:
     pieces: list[bytes] = []
     missing = dict(values)
     copied = 0
-    for name, start, end in _fields_named(body, values):
+    try:
+        places = list(_fields_named(body, values))
+    except (_TooManyFieldsError, RecursionError):
+        return b"".join((body[: body.rindex(b"}")], b",", _members(values), b"}"))  # the last one of a name counts
+    for name, start, end in places:
         pieces += (body[copied:start], values[name])
         copied = end
         missing.pop(name, None)
@@ -108,9 +120,12 @@ def add_field(body: bytes, name: str, value: bytes) -> bytes:
 
 def _with_fields(body: bytes, values: Mapping[str, bytes]) -> bytes:
     brace = body.index(b"{") + 1
-    added = b",".join([b'"%b":%b' % (name.encode(), value) for name, value in values.items()])
     comma = b"" if _EMPTY.match(body, brace) else b","
-    return b"".join((body[:brace], added, comma, body[brace:]))
+    return b"".join((body[:brace], _members(values), comma, body[brace:]))
+
+
+def _members(values: Mapping[str, bytes]) -> bytes:
+    return b",".join([b'"%b":%b' % (name.encode(), value) for name, value in values.items()])
 
 
 def ask_usage(body: bytes, stream_options: object) -> bytes | None:
@@ -128,19 +143,24 @@ def is_multipart(content_type: bytes | None) -> bool:
 
 
 def _fields_named(body: bytes, names: Container[str]) -> Iterator[tuple[str, int, int]]:
-    """Where the values of some top-level fields stand, in their order; a field may be given twice."""
-    depth = 0
-    past = 0
-    for token in _TOKEN.finditer(body):
-        text = token[0]
-        if text in b"{[":
-            depth += 1
-        elif text in b"}]":
-            depth -= 1
-        elif depth == 1 and token.start() >= past and (colon := _COLON.match(body, token.end())):
-            end = past = _value_end(body, colon.end())
-            if (name := _unquoted(text)) in names:
-                yield name, colon.end(), end
+    """Where the values of some top-level fields stand, in their order; a field may be given twice.
+
+    msgspec has found each value's end, so that nobody looks through a long prompt a second time.
+    """
+    values = _decode_values(body)
+    at = body.index(b"{") + 1
+    for _ in range(FIELDS_MAX):
+        key = _KEY.match(body, at)
+        if key is None:
+            return
+        name, start = _unquoted(key[1]), key.end()
+        value = bytes(values[name])
+        at = start + len(value)
+        if not body.startswith(value, start) or not _BORDER.match(body, at):  # given again, with another value
+            at = _value_end(body, start)
+        if name in names:
+            yield name, start, at
+    raise _TooManyFieldsError
 
 
 def _value_end(body: bytes, start: int) -> int:
@@ -149,15 +169,7 @@ def _value_end(body: bytes, start: int) -> int:
         scalar = _STRING.match(body, start) or _SCALAR.match(body, start)
         assert scalar is not None
         return scalar.end()
-    depth = 0
-    for token in _TOKEN.finditer(body, start):
-        if token[0] in b"{[":
-            depth += 1
-        elif token[0] in b"}]":
-            depth -= 1
-            if depth == 0:
-                return token.end()
-    raise AssertionError("peek has accepted the body")
+    return _scan(str(body, "latin-1"), start)[1]  # a character per byte; quotes and brackets are none of UTF-8's rest
 
 
 def _unquoted(text: bytes) -> str:

@@ -29,6 +29,7 @@ _SIZES = [(end - begin) * PREFIX_CHUNK_BYTES for begin, end in pairwise((0, *PRE
 _CHUNKS = [Struct("".join(f"{size}s" for size in _SIZES[:count])) for count in range(len(_SIZES) + 1)]
 _BILLING = b"x-anthropic-billing-header"
 _BILLING_BYTES = 256  # it is the first block, or is none
+_BLOCK_BYTES_MAX = 8192
 _BILLING_BLOCK = re.compile(rb'\[\s*\{[^{}]*"' + _BILLING + rb'(?:[^"\\]|\\.)*"(?:[^{}]|\{[^{}]*\})*\}\s*,?')
 
 
@@ -62,4 +63,5 @@ def keys(text: Text, model: str) -> tuple[int, ...]:
 def _without_billing(system: bytes) -> bytes:
     if _BILLING not in system[:_BILLING_BYTES]:
         return system
-    return _BILLING_BLOCK.sub(b"[", system, count=1)
+    block = _BILLING_BLOCK.match(system, 0, _BLOCK_BYTES_MAX)
+    return system if block is None else b"[" + system[block.end() :]
