@@ -33,8 +33,12 @@ class _Average:
 
     def learn(self, key: tuple[str, str], value: float) -> None:
         values = self._values
-        before = values.pop(key, value)
-        values[key] = before + LEARNING_RATE * (value - before)
+        before = values.get(key)
+        if before is None:
+            values[key] = value
+        else:
+            del values[key]  # to the end
+            values[key] = before + LEARNING_RATE * (value - before)
         if len(values) > KEYS_MAX:
             del values[next(iter(values))]
 

@@ -93,7 +93,7 @@ class Entry:
         self.avoid: dict[str, float] | None = None  # endpoints that refused or failed it, and until when to shun them
         self.bypassed = 0
         self.estimate = _NOTHING
-        self.cost = 0.0  # what it is estimated to count for, by the fairness policy
+        self.cost = 0.0  # what it was estimated to count for when it was sent, by the fairness policy
         self.work = 0.0  # what it is estimated to take, whatever the policy: behind every estimate of a wait
         self.charged = 0.0  # what its flow was charged for it so far
         self.charged_output = 0  # the completion tokens in that

@@ -58,11 +58,15 @@ class Followers:
         Of the `scarce` models the last slots are kept for flows under their share.
         """
         head: Entry | None = None
+        grouping = self._grouping
         for endpoint in free:
-            group = self._grouping.group(endpoint, now)
-            if group is None or self._overtaking.room_is_kept(endpoint, now):
+            group = grouping.group(endpoint, now)
+            if group is None:
                 continue
-            for candidate in self._grouping.candidates(group):
+            candidates = grouping.candidates(group)
+            if not candidates or self._overtaking.room_is_kept(endpoint, now):
+                continue  # as mostly
+            for candidate in candidates:
                 entry, model = candidate.entry, candidate.entry.model
                 if (
                     not candidate.again

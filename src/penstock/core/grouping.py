@@ -11,8 +11,8 @@ where arrival is the order. Who waits is found by keys at depths that double, th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
-from itertools import islice
 
 from penstock.core.endpoint import Endpoint
 from penstock.core.estimate import BYTES_PER_TOKEN
@@ -58,9 +58,12 @@ class Candidate:
 
     def passed_over(self) -> None:
         """It may not go: of those who are found by this key its flow is looked at last the next time."""
-        if self._flows is not None:
+        flows = self._flows
+        if flows is not None and len(flows) > 1:
             node = self.entry.node_of()
-            self._flows[node] = self._flows.pop(node)
+            own = flows[node]
+            del flows[node]
+            flows[node] = own
 
 
 class Grouping:
@@ -152,23 +155,27 @@ class Grouping:
     def candidates(self, group: Group) -> list[Candidate]:
         """Of each flow the one that waits longest, those first who share most with the leader."""
         found: list[Candidate] = []
-        seen: list[Entry] = []
+        looked_at, waiting = 0, self._waiting
         for key in group.keys:
-            waits = self._waiting.get(key)
+            waits = waiting.get(key)
             if waits is None:
                 continue  # as mostly
-            if len(seen) >= CANDIDATES_MAX:
-                break
             if isinstance(waits, Entry):
-                if waits not in seen:
-                    seen.append(waits)
+                again = _among(waits, found)
+                if not again and looked_at < CANDIDATES_MAX:
+                    looked_at += 1
                     found.append(Candidate(waits, None))
                 continue
-            for flow in list(islice(waits.values(), CANDIDATES_MAX - len(seen))):
-                entry = next(iter(flow.values()))
-                found.append(Candidate(entry, waits, again=entry in seen))
-                if not found[-1].again:
-                    seen.append(entry)
+            left = CANDIDATES_MAX - looked_at
+            for own in waits.values():
+                if left == 0:
+                    break
+                left -= 1
+                for entry in own.values():
+                    again = _among(entry, found)
+                    looked_at += not again
+                    found.append(Candidate(entry, waits, again=again))
+                    break  # the one that waits longest
         return found
 
     def in_bound(self, entry: Entry, models: Collection[str]) -> bool:
@@ -178,8 +185,12 @@ class Grouping:
         while (parent := node.parent) is not None:
             if node.held:
                 return False
-            turns = [first.tag for model in models if (first := parent.first(model)) is not None]
-            if not turns or (node.tag - min(turns)) * node.weight > may_lead:
+            turn = math.inf
+            for model in models:
+                first = parent.first(model)
+                if first is not None and first.tag < turn:
+                    turn = first.tag
+            if turn == math.inf or (node.tag - turn) * node.weight > may_lead:
                 return False
             node = parent
         return True
@@ -219,3 +230,11 @@ class Grouping:
             depths.append(depth)  # as deep as before: no key stands for more
             chunks *= 2
         return tuple(depths[1:])
+
+
+def _among(entry: Entry, found: list[Candidate]) -> bool:
+    """Whether it was found already, by another key."""
+    for candidate in found:  # noqa: SIM110  # a loop costs less than a generator
+        if candidate.entry is entry:
+            return True
+    return False

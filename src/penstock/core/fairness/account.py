@@ -22,18 +22,19 @@ class Account:
         self._policy = policy
 
     def estimated_cost(self, entry: Entry) -> float:
+        estimate, cached = entry.estimate, entry.cached_tokens
+        tokens = estimate.prompt_tokens
         return self._policy.cost(
-            prompt_tokens=entry.estimate.prompt_tokens,
-            cached_tokens=min(entry.cached_tokens, entry.estimate.prompt_tokens),
-            completion_tokens=entry.estimate.output_tokens,
+            prompt_tokens=tokens,
+            cached_tokens=cached if cached < tokens else tokens,
+            completion_tokens=estimate.output_tokens,
         )
 
     def full_cost(self, entry: Entry) -> float:
         """What it is estimated to count for if nothing of its prompt is cached."""
+        estimate = entry.estimate
         return self._policy.cost(
-            prompt_tokens=entry.estimate.prompt_tokens,
-            cached_tokens=0,
-            completion_tokens=entry.estimate.output_tokens,
+            prompt_tokens=estimate.prompt_tokens, cached_tokens=0, completion_tokens=estimate.output_tokens
         )
 
     def recounted(self, entry: Entry) -> None:

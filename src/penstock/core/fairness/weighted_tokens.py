@@ -16,9 +16,8 @@ class WeightedTokens(FairnessPolicy):
     """Priced tokens, settled by usage."""
 
     def __init__(self, prices: Prices) -> None:
-        self._prices = prices
+        self._prompt, self._cached_prompt, self._completion = prices.prompt, prices.cached_prompt, prices.completion
 
     def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> float:
-        prices = self._prices
         computed = prompt_tokens - cached_tokens if prompt_tokens > cached_tokens else 0
-        return prices.prompt * computed + prices.cached_prompt * cached_tokens + prices.completion * completion_tokens
+        return self._prompt * computed + self._cached_prompt * cached_tokens + self._completion * completion_tokens

@@ -6,13 +6,13 @@ how much of this prompt it holds, and where the request's session is at home. No
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Final
 
 from penstock.core.endpoint import Endpoint
 from penstock.core.request import Request
 
-NOWHERE: Mapping[int, int] = {}
+NOWHERE: dict[int, int] = {}
 LOAD: Final = "load per slot"  # what endpoints are compared by wherever nothing else is, for people
 
 
@@ -28,7 +28,7 @@ class Context:
         prompt_tokens: int,
         output_tokens: int,
         now: float,
-        matched: Mapping[int, int] = NOWHERE,
+        matched: dict[int, int] = NOWHERE,
         home: Endpoint | None = None,
         alive: Callable[[], Sequence[Endpoint]] = tuple,
     ) -> None:

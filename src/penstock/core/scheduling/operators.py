@@ -100,7 +100,6 @@ class Operators(Endpoints):
             if afresh:
                 self._account.recounted(entry)
             if entry.state is State.WAITING:
-                entry.cost = self._account.estimated_cost(entry)
                 self._affinity.reconfigured(entry)
                 if settings.ordering != before.ordering:
                     entry.key = (entry.request.priority, self._key(entry, entry.waits_since_s))

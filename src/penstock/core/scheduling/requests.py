@@ -205,7 +205,6 @@ class Requests(Waiting):
         self._router.look(entry, now)
         entry.choosy = self._affinity.choosy(entry, now)
         entry.work = entry.uncached_tokens + WORK_PER_OUTPUT_TOKEN * estimate.output_tokens
-        entry.cost = self._account.estimated_cost(entry)
         band = self._queues.bands[request.band]
         own_s = math.inf if request.deadline_s is None else request.deadline_s
         band_s = band.settings.deadline_s

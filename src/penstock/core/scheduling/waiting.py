@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from penstock.core import shedding
 from penstock.core.actions import Abort, Action
+from penstock.core.band import Band
 from penstock.core.flow import Entry
 from penstock.core.lifecycle import Event
 from penstock.core.outcome import Reason
@@ -48,17 +51,11 @@ class Waiting(Sending):
 
     def _admit_to_wait(self, entry: Entry, now: float, actions: list[Action]) -> None:
         """It found nothing open: may it wait, and would that help?"""
-        wait_s = self._estimated_wait_s(entry, now, all_stay=True)
-        first_token_s = self._forecast.first_token_s(entry.model)
         band = self._queues.bands[entry.request.band]
-        reason: Reason | None = None
+        reason = self._too_long(entry, band, now)
         if self._tenants.over_queued(entry.tenant) is not None:
             reason = Reason.TENANT_LIMIT
-        elif wait_s is not None and now + wait_s + first_token_s > entry.deadline_s:
-            reason = Reason.DEADLINE_INFEASIBLE
-        elif shedding.refuses(band.settings, entry, wait_s, now):
-            reason = Reason.OVERLOAD
-        elif band.over_bounds() or not self._make_room(entry, now, actions):
+        elif reason is None and (band.over_bounds() or not self._make_room(entry, now, actions)):
             reason = Reason.QUEUE_FULL
         if reason is not None:
             self._unqueue(entry, Event.REFUSED, now)
@@ -67,6 +64,16 @@ class Waiting(Sending):
             self._arm(entry)
             self._grouping.waits(entry)
             self._recorder.waits(entry, now)
+
+    def _too_long(self, entry: Entry, band: Band, now: float) -> Reason | None:
+        """Why it had better not wait for as long as is foreseen; most have all the time there is."""
+        if entry.deadline_s == math.inf and band.settings.shed_target_s is None:
+            return None
+        wait_s = self._estimated_wait_s(entry, now, all_stay=True)
+        first_token_s = self._forecast.first_token_s(entry.model)
+        if wait_s is not None and now + wait_s + first_token_s > entry.deadline_s:
+            return Reason.DEADLINE_INFEASIBLE
+        return Reason.OVERLOAD if shedding.refuses(band.settings, entry, wait_s, now) else None
 
     def _make_room(self, entry: Entry, now: float, actions: list[Action]) -> bool:
         """Keep the queue within its bounds, at the cost of lower bands. False: the newcomer has to go."""
