@@ -201,11 +201,11 @@ class PrefixIndex:
         held.young, held.old, held.dropped = held.dropped, held.young, held.old
 
     def _unhold(self, key: Key, bit: int) -> None:
-        left = self._holders[key] & ~bit
-        if left:
-            self._holders[key] = left
-        else:
+        bits = self._holders[key]
+        if bits == bit:  # as mostly
             del self._holders[key]
+        else:
+            self._holders[key] = bits & ~bit
 
 
 class Located:

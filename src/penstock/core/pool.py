@@ -111,13 +111,20 @@ class Pool:
 
         Where all that are alive are being tried out, they are used: a request that can't wait is not refused for that.
         """
-        found: dict[Cause | None, list[Endpoint]] = {}
-        for e in self:
-            if e.serves(request.model) and (request.pinned is None or e.name == request.pinned):
-                if self.roles.any and request.pinned is None and not self.roles.computes(e, request.model, whole=whole):
-                    continue
-                found.setdefault(self.unhealthy(e, now), []).append(e)
-        return found.get(None) or found.get(Cause.RETURNING) or []
+        model, pinned = request.model, request.pinned
+        well: list[Endpoint] = []
+        tried_out: list[Endpoint] = []
+        for e in self._endpoints.values():
+            if not e.serves(model) or (pinned is not None and e.name != pinned):
+                continue
+            if self.roles.any and pinned is None and not self.roles.computes(e, model, whole=whole):
+                continue
+            cause = self.unhealthy(e, now)
+            if cause is None:
+                well.append(e)
+            elif cause is Cause.RETURNING:
+                tried_out.append(e)
+        return well or tried_out
 
     def slots(self, model: str) -> int:
         """Slots of the endpoints that are in service and answer for the model."""

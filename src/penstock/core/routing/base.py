@@ -67,6 +67,7 @@ class RoutingPolicy:
     uses_prefix: ClassVar[bool] = False  #: wants to know who holds how much of the prompt
     weighs_load: ClassVar[bool] = False  #: then what most endpoints hold, or should hold, is no reason to go to one
     uses_session: ClassVar[bool] = False  #: wants to know where the session is at home
+    takes_turns: ClassVar[bool] = False  #: its choices depend on those before, so it has to be told of all
     scores_by: str | None = None  #: what `score` was in the last decision, for people; None: no numbers were compared
 
     def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:

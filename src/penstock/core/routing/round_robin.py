@@ -13,6 +13,8 @@ MODELS_MAX = 1024  # cursors kept; past that all start anew, which costs one une
 class RoundRobin(RoutingPolicy):
     """The open endpoint that follows the one chosen last for the same model, in order of configuration."""
 
+    takes_turns = True
+
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
 

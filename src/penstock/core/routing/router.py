@@ -65,27 +65,33 @@ class Router:
         if policy.uses_prefix:
             located = self._located(entry, now)
             entry.located = located
-            self._decided = self._context(entry, located, now)
-            chosen = policy.choose(endpoints, self._decided)
+            chosen = self._chosen(entry, located, endpoints, now)
             entry.believe_cached(located.tokens(chosen.index))
-            entry.source = located.said.get(chosen.index, Source.HISTORY)
+            entry.source = located.said.get(chosen.index, Source.HISTORY) if located.said else Source.HISTORY
             entry.twin_computing = False
-            if request.prefix:
+            prefix: tuple[Key, ...] = request.prefix
+            if prefix:
                 if located.levels:
                     depth = located.depth(chosen.index)
-                    entry.twin_computing = self._being_computed(request, depth, chosen)
-                    entry.keys_since = self._history.since(chosen.index, request.prefix[depth - 1]) if depth else 0
-                    self._heat.used(request.prefix[located.levels[-1][1] - 1], now)
-                self._history.store(chosen.index, request.prefix)
+                    entry.twin_computing = bool(depth) and _being_computed(prefix[depth - 1], depth, chosen)
+                    entry.keys_since = self._history.since(chosen.index, prefix[depth - 1]) if depth else 0
+                    self._heat.used(prefix[located.levels[-1][1] - 1], now)
+                self._history.store(chosen.index, prefix)
         else:
             if entry.cached_tokens:  # believed under another policy, before the settings changed
                 entry.located, entry.source, entry.twin_computing = NOWHERE, None, False
                 entry.believe_cached(0)
-            self._decided = self._context(entry, NOWHERE, now)
-            chosen = policy.choose(endpoints, self._decided)
+            chosen = self._chosen(entry, NOWHERE, endpoints, now)
         if request.session is not None and policy.uses_session:
             self._homes.moved(request.model, request.session, chosen.name)
         return chosen
+
+    def _chosen(self, entry: Entry, located: Located, endpoints: Sequence[Endpoint], now: float) -> Endpoint:
+        """What the policy chooses; it need not be asked where there is one endpoint, as mostly in a full pool."""
+        if len(endpoints) == 1 and not self._policy.takes_turns:
+            return endpoints[0]
+        self._decided = self._context(entry, located, now)
+        return self._policy.choose(endpoints, self._decided)
 
     def scored(self) -> tuple[str | None, Callable[[Endpoint], float] | None]:
         """What endpoints were compared by in the last decision, while nothing has changed since; None: no numbers."""
@@ -273,15 +279,6 @@ class Router:
                 if computing > told[index]:
                     located.said[index], located.told[index] = Source.HISTORY, computing
 
-    @staticmethod
-    def _being_computed(request: Request, depth: int, endpoint: Endpoint) -> bool:
-        """Whether what it holds of a prompt was sent there but a moment ago, so that no engine need have it yet."""
-        if not depth:
-            return False
-        last = depth - 1
-        key: Key = request.prefix[last]
-        return any(len(x.prefix) > last and x.prefix[last] == key for x in endpoint.ledger.prefilling.values())
-
     def _resize(self, endpoint: Endpoint, keys_since: int, *, right: bool) -> None:
         """What an engine holds is less than its memory: answers take some. Its errors tell how much less: what is gone
         had to make room for what was sent since. What was sent longer ago than is believed to be held by now, and was
@@ -291,3 +288,8 @@ class Router:
         limit = history.limit_of(index)
         limit = int(limit * GROW) + 1 if right else min(limit, int(keys_since * SHRINK))
         history.limit(index, limit)
+
+
+def _being_computed(key: Key, depth: int, endpoint: Endpoint) -> bool:
+    """Whether what it holds of a prompt was sent there but a moment ago, so that no engine need have it yet."""
+    return any(len(x.prefix) >= depth and x.prefix[depth - 1] == key for x in endpoint.ledger.prefilling.values())
