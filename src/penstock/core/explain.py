@@ -157,7 +157,7 @@ class Recorder:
         else:
             self._leave(entry, trail, now)
         if model is None:
-            model = trail.model = shares.model(entry.request.model)
+            model = trail.model = shares.model(entry.model)
         if len(endpoints) > 1:
             scored_by, score = self._router.scored()
             compared = [chosen, *[e for e in endpoints[:CANDIDATES_MAX] if e is not chosen]]
@@ -262,7 +262,7 @@ class Recorder:
         trail.usage = usage
         model, state = trail.model, entry.state
         if model is None or state is State.EVICTED or state is State.REJECTED:
-            self._shares.model(entry.request.model).refused += 1
+            self._shares.model(entry.model).refused += 1
         else:
             model.ended += 1
             if usage is not None:
@@ -352,7 +352,7 @@ class Recorder:
             if sent.serial <= trail.serial:
                 break
             late = sent.serial >= until or (ended_s is not None and sent.at_s >= ended_s)
-            if not late and its is not entry and its.request.model == entry.request.model:
+            if not late and its is not entry and its.request.model == entry.model:
                 served[its.request.tenant, its.trail_of().band, _why(sent, its, entry)] += 1
         return served
 

@@ -122,7 +122,7 @@ class Fit:
 
     def _computing(self, entry: Entry, endpoints: list[Endpoint], now: float) -> list[Endpoint]:
         """Those that may compute its prompt: prefill endpoints only where there is one now that would answer it."""
-        roles, model = self._pool.roles, entry.request.model
+        roles, model = self._pool.roles, entry.model
         computing = [e for e in endpoints if roles.computes(e, model, whole=entry.whole)]
         if any(e.role is Role.PREFILL for e in computing) and not self.partners(entry, now):
             return [e for e in computing if e.role is not Role.PREFILL]
@@ -130,7 +130,7 @@ class Fit:
 
     def partners(self, entry: Entry, now: float) -> list[Endpoint]:
         """The decode endpoints that have room for a divided request now."""
-        model, modest, found = entry.request.model, self._light.is_modest(entry, now), []
+        model, modest, found = entry.model, self._light.is_modest(entry, now), []
         for endpoint in self._queues.bands[entry.request.band].open:
             if endpoint.role is not Role.DECODE or endpoint in self._overtaking.kept or not endpoint.serves(model):
                 continue

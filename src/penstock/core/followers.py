@@ -70,9 +70,9 @@ class Followers:
                 entry, model = candidate.entry, candidate.entry.model
                 if (
                     not candidate.again
-                    and entry.request.band == band.rank
                     and model in models
                     and (model not in scarce or self._light.under_share(top(entry.node_of()), model, now))
+                    and entry.request.band == band.rank
                 ):
                     head = head or self._held.head(band, models)
                     if entry is head:
@@ -87,7 +87,7 @@ class Followers:
 
     def _may_follow(self, entry: Entry, group: Group, models: list[str], now: float) -> bool:
         """Whether it may go out of its turn, has room there, and no better place to go to."""
-        if self._tenants.held(entry.request.tenant):
+        if self._tenants.held(entry.tenant):
             return False
         if not self._grouping.in_order(entry) or not self._grouping.in_bound(entry, models):
             return False

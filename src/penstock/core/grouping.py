@@ -134,7 +134,7 @@ class Grouping:
         """It is sent there, and stood in the queue until now: as a follower, or in its turn."""
         if entry.follows is not None:
             self._groups[endpoint].left -= 1
-            leaf = entry.node_of().leaves[entry.request.model]
+            leaf = entry.node_of().leaves[entry.model]
             if leaf.head() is not entry:
                 leaf.overtaken += 1
         elif self.size and entry.request.prefix and (self._has_siblings(entry) or self.group(endpoint, now) is None):
@@ -197,7 +197,7 @@ class Grouping:
 
     def in_order(self, entry: Entry) -> bool:
         """Whether it may go before those who stand before it in its own flow."""
-        leaf = entry.node_of().leaves[entry.request.model]
+        leaf = entry.node_of().leaves[entry.model]
         head = leaf.head()
         if head is None or head is entry:
             return True

@@ -38,7 +38,7 @@ class Held:
         if not own.held:
             tree = self._queues.bands[entry.request.band].tree
             tree.hold(own)
-            self.flows.setdefault(entry.request.tenant, []).append((tree, own))
+            self.flows.setdefault(entry.tenant, []).append((tree, own))
         return True
 
     def let_go(self, tenant: str) -> None:

@@ -67,7 +67,7 @@ class Light:
 
     def arrived(self, entry: Entry, now: float) -> None:
         """It is about to join its flow: note whether it is what slots are kept for."""
-        node, model = top(entry.node_of()), entry.request.model
+        node, model = top(entry.node_of()), entry.model
         if node.parent is not None and self.under_share(node, model, now):
             self._queues.bands[entry.request.band].note_light(node, model)
             crowded = any(model in band.tree.root.backlog for band in self._queues.bands)
@@ -76,7 +76,7 @@ class Light:
 
     def returned(self, entry: Entry, now: float) -> None:
         """It is about to join its flow again: slots are kept for it as for a newcomer, but it came only once."""
-        node, model = top(entry.node_of()), entry.request.model
+        node, model = top(entry.node_of()), entry.model
         if node.parent is not None and self.under_share(node, model, now):
             self._queues.bands[entry.request.band].note_light(node, model)
 
@@ -122,7 +122,7 @@ class Light:
 
         What counts is what its flow asked for of late: where prompts or memory are scarce, a flood holds few slots.
         """
-        if not self._reserve.light_come(entry.request.model, now):
+        if not self._reserve.light_come(entry.model, now):
             return False
         node = top(entry.node_of())
         return node.parent is None or not self.asked_little(node, now)

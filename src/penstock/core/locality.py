@@ -93,14 +93,16 @@ class PrefixIndex:
         holders, bit = self._holders, held.bit
         young, old, dropped = held.young, held.old, held.dropped
         for key in keys:
-            if key in young:
+            # Who holds it is asked first, for that was just looked up: each look into another table costs a cache miss.
+            bits = holders.get(key, 0)
+            if not bits & bit:
+                holders[key] = bits | bit
+            elif key in young:
                 continue
-            if key in old:
+            elif key in old:
                 del old[key]
-            elif key in dropped:
-                del dropped[key]
             else:
-                holders[key] = holders.get(key, 0) | bit
+                del dropped[key]
             young[key] = None
             if dropped:
                 for _ in range(min(DROPS_PER_KEY, len(dropped))):

@@ -63,7 +63,7 @@ class Forecast:
 
     def dispatched(self, entry: Entry, *, queued: bool, now: float) -> None:
         """A request was sent. `queued`: others for the same model wait."""
-        model = entry.request.model
+        model = entry.model
         learned = self._of(model)
         if not queued:
             if learned.drain.measured:
@@ -82,7 +82,7 @@ class Forecast:
 
     def lease_ended(self, entry: Entry, after_s: float) -> None:
         """A request was at an endpoint for that long."""
-        model, work = entry.request.model, self._size(entry)
+        model, work = entry.model, self._size(entry)
         learned = self._of(model)
         if learned.lease_s is None:
             learned.lease_s, learned.work = after_s, work
@@ -123,7 +123,7 @@ class Forecast:
 
         By default it joins, or has joined, its flow's end. `all_stay`: as if nobody ahead left without being sent.
         """
-        rate = self._rate(entry.request.model, slots, now)
+        rate = self._rate(entry.model, slots, now)
         if rate is None:
             return None
         fades_s = math.inf if all_stay else now
@@ -132,7 +132,7 @@ class Forecast:
     def _ahead(self, entry: Entry, bands: list[Band], ahead: float | None, rate: float, now: float) -> float:
         """What will be sent before it, in all, if `rate` is sent per second. Late enough, nobody has left of late."""
         flow = node = entry.node_of()
-        band, model = entry.request.band, entry.request.model
+        band, model = entry.request.band, entry.model
         own = self._size(entry) if entry.seq in bands[band].entries else 0.0
         if ahead is None:
             ahead = self._waiting(flow, model) - own

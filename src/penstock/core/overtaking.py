@@ -38,7 +38,7 @@ class Overtaking:
     def keep(self, entry: Entry, free: list[Endpoint], now: float) -> None:
         """Keep room for one that was passed over, if that was so often enough."""
         if entry.bypassed >= BYPASS_MAX:
-            model = entry.request.model
+            model = entry.model
             self.kept.update([e for e in free if e.serves(model) and not entry.shuns(e.name, now)])
 
     def found(self, endpoints: list[Endpoint]) -> None:

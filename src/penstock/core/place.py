@@ -32,7 +32,7 @@ def ranked(entries: Iterable[Entry], bands: Sequence[Band]) -> Iterator[tuple[En
 
     asked: dict[Leaf, set[int]] = {}
     for entry in entries:
-        asked.setdefault(entry.node_of().leaves[entry.request.model], set()).add(entry.seq)
+        asked.setdefault(entry.node_of().leaves[entry.model], set()).add(entry.seq)
     for leaf, wanted in asked.items():
         ahead = 0.0
         for position, entry in enumerate(sorted(leaf.waiting(), key=turn), 1):

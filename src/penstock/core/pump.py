@@ -128,7 +128,7 @@ class Pump:
 
         Most that come to a full pool don't, and this is a tenth of the price of finding out by looking at all.
         """
-        band, model = self._queues.bands[entry.request.band], entry.request.model
+        band, model = self._queues.bands[entry.request.band], entry.model
         if band.unchecked:
             return True
         self._overtaking.begin()
@@ -223,7 +223,7 @@ class Pump:
 
 def _of_models(entries: Mapping[int, Entry], models: list[str]) -> Iterator[Entry]:
     for entry in entries.values():
-        if entry.request.model in models:
+        if entry.model in models:
             yield entry
 
 

@@ -339,7 +339,7 @@ def _head_now(line: Line, endpoints: list[Endpoint], settings: AdmissionSettings
     free = [left for e in endpoints if (left := kv_tokens_free(e, settings, now=now)) is not None]
     return HeadSnapshot(
         band=line.band.settings.name,
-        tenant=entry.request.tenant,
+        tenant=entry.tenant,
         tokens=entry.estimated_tokens,
         kv_tokens_free=_whole(max(free, default=None)),
     )

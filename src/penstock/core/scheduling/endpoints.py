@@ -152,7 +152,7 @@ class Endpoints(Requests):
         self._affinity.told(entry)
         self._look(entry, now)
         for endpoint in self._pool:
-            if endpoint.serves(entry.request.model):
+            if endpoint.serves(entry.model):
                 self._queues.touch(endpoint)
         return self._pumped(now)
 

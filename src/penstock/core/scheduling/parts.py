@@ -162,7 +162,7 @@ class Parts:
     def _estimated_wait_s(
         self, entry: Entry, now: float, *, ahead: float | None = None, all_stay: bool = False
     ) -> float | None:
-        slots = self._pool.slots(entry.request.model)
+        slots = self._pool.slots(entry.model)
         return self._forecast.wait_s(entry, self._queues.bands, slots, now, ahead=ahead, all_stay=all_stay)
 
     def _health_changed(self, now: float) -> None:

@@ -66,7 +66,7 @@ class Requests(Waiting):
         entry.output_seen = max(entry.output_seen, 1)
         held = entry.held()
         self._recorder.first_byte(entry, now)
-        self._forecast.first_token(entry.request.model, now - held.began_s)
+        self._forecast.first_token(entry.model, now - held.began_s)
         endpoint = self._pool.holder(held)
         if endpoint is None:
             return []
@@ -93,7 +93,7 @@ class Requests(Waiting):
     def finished(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
         """The last byte of an answer was read from the engine. `usage`: what it truly cost, where that is known."""
         entry = self._leases[lease]
-        model = entry.request.model
+        model = entry.model
         held = entry.held()
         if usage is not None:
             self._router.answered(held, usage, now)
@@ -103,10 +103,10 @@ class Requests(Waiting):
         endpoint = self._release(entry, now)
         entry.move(Event.FINISHED)
         if usage is not None and usage.prompt_tokens > 0:
-            self._estimator.learn_prompt(entry.request.tenant, model, entry.prompt_bytes, usage.prompt_tokens)
-            self._estimator.learn_output(entry.request.tenant, model, usage.completion_tokens)
+            self._estimator.learn_prompt(entry.tenant, model, entry.prompt_bytes, usage.prompt_tokens)
+            self._estimator.learn_output(entry.tenant, model, usage.completion_tokens)
         elif usage is None and entry.output_seen > 1:
-            self._estimator.learn_output(entry.request.tenant, model, entry.output_seen)
+            self._estimator.learn_output(entry.tenant, model, entry.output_seen)
         self._end(entry, usage or entry.presumed_usage(), now)
         if endpoint is None:
             return self._pumped(now)
@@ -245,9 +245,9 @@ class Requests(Waiting):
             entry.avoid[endpoint.name] = now + avoid_s
         over = self._draining and self._queue_until_s is None
         elsewhere: list[Endpoint] = []
-        if not self._settings.queue_enabled and not over and self._stops.sends(entry.request.model):
+        if not self._settings.queue_enabled and not over and self._stops.sends(entry.model):
             elsewhere = [e for e in self._usable(entry, now) if not entry.shuns(e.name, now)]
-            if self._tenants.held(entry.request.tenant):
+            if self._tenants.held(entry.tenant):
                 elsewhere = []
         if not self._settings.queue_enabled and not over and not elsewhere:
             self._fail(entry, failure, now, actions)  # it can't wait, so this was its last answer
@@ -286,9 +286,7 @@ class Requests(Waiting):
 
     def _others_serve(self, entry: Entry, endpoint: Endpoint | None, now: float) -> bool:
         """Whether any other endpoint has the model, as far as is known, however it fares now."""
-        return any(
-            e is not endpoint and e.serves(entry.request.model) and not entry.shuns(e.name, now) for e in self._pool
-        )
+        return any(e is not endpoint and e.serves(entry.model) and not entry.shuns(e.name, now) for e in self._pool)
 
     def _well(self, endpoint: Endpoint, now: float) -> None:
         """It did what was asked of it."""

@@ -52,7 +52,7 @@ class Sending(Ends):
     def _in_time(self, entry: Entry, now: float) -> bool:
         """Whether its first token would come by its deadline if it were sent now."""
         due_s = entry.deadline_s
-        return due_s == math.inf or now + self._forecast.first_token_s(entry.request.model) <= due_s
+        return due_s == math.inf or now + self._forecast.first_token_s(entry.model) <= due_s
 
     def _dispatch_alone(self, entry: Entry, endpoints: list[Endpoint], now: float) -> Dispatch:
         """Send it as if it had joined the queue and left it in the same moment."""
@@ -161,9 +161,9 @@ class Sending(Ends):
             self._queues.touch(answering)
         self._recorder.released(entry)
         self._tree(entry).returned(entry.node_of())
-        if self._tenants.ended(entry.request.tenant):
-            self._held.let_go(entry.request.tenant)
-        self._reserve.freed(entry.request.model, now)
+        if self._tenants.ended(entry.tenant):
+            self._held.let_go(entry.tenant)
+        self._reserve.freed(entry.model, now)
         endpoint = self._pool.holder(lease)
         if endpoint is not None:
             endpoint.ledger.remove(lease, now)
