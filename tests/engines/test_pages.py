@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.core.observation import Observation
 from penstock.engines.base import Engine, PageReader
-from penstock.engines.page import SAMPLES_MAX, Sample, Selector, number, total
+from penstock.engines.page import LINE_BYTES_MAX, SAMPLES_MAX, Sample, Selector, number, total
 from penstock.engines.recognise import ENGINES, by_page
 from penstock.sim import engine_metrics
 from penstock.sim.engine import Engine as SimEngine
@@ -218,6 +218,29 @@ def test_a_series_is_found_by_its_whole_name() -> None:
     assert [(sample.labels["y"], sample.value) for sample in found] == [("2", 3.0)]
     assert Selector.of('a_b{y="3"}').samples(page) == []
     assert Selector.of("c").samples(page) == []
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"{" * LINE_BYTES_MAX,
+        b'{a="' + b'\\"' * LINE_BYTES_MAX,
+        b"{" + b'a="b",' * LINE_BYTES_MAX + b"} 1",
+        b" " * LINE_BYTES_MAX,
+    ],
+    ids=["braces", "quotes", "labels", "spaces"],
+)
+def test_a_line_of_absurd_length_is_unknown(rest: bytes) -> None:
+    page = b"vllm:num_requests_waiting" + rest + b"\nvllm:num_requests_running 1\n"
+    assert Selector.of("vllm:num_requests_waiting").samples(page) is None
+    assert Selector.of("vllm:num_requests_running").samples(page) == [Sample({}, 1.0)]
+
+
+def test_a_number_at_the_end_of_what_is_read_of_a_line_is_not_cut_short() -> None:
+    for length in range(LINE_BYTES_MAX - 12, LINE_BYTES_MAX + 1):
+        page = b'a{b="' + b"c" * (length - 10) + b'"} 123456\n'
+        samples = Selector.of("a").samples(page)
+        assert samples is None or [sample.value for sample in samples] == [123456.0]
 
 
 def test_a_page_with_absurdly_many_samples_is_not_read() -> None:

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import msgspec
 
 SAMPLES_MAX = 512  # of one name: ranks times reasons of a very large engine; a page with more is not read
-_SAMPLE = re.compile(rb'(?:\{((?:[^"}\n]|"(?:[^"\\\n]|\\.)*")*)\})?[ \t]+([^\s]+)')
-_LABEL = re.compile(rb'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
+LINE_BYTES_MAX = 16_384  # after the name: adapters may be listed in a label; a longer line is not read
+_SAMPLE = re.compile(rb'(?:\{([^"}\n]*(?:"[^"\\\n]*(?:\\.[^"\\\n]*)*"[^"}\n]*)*)\})?[ \t]+([^\s]+)')
+_LABEL = re.compile(rb'([A-Za-z_][A-Za-z0-9_]*)="([^"\\]*(?:\\.[^"\\]*)*)"')
 _AFTER_NAME = (b"{", b" ", b"\t", b"\r", b"\n", b"")  # anything else: a longer name that begins alike
 _NUMBER_BYTES = frozenset(b"0123456789+-.eE")
 
@@ -49,8 +50,9 @@ class Selector(msgspec.Struct, frozen=True):
         length = len(self.name)
         at = 0 if page.startswith(self.name) else page.find(self.line) + 1 or -1
         while at >= 0:
-            match = _SAMPLE.match(page, at + length)
-            if match is None:
+            limit = at + length + LINE_BYTES_MAX
+            match = _SAMPLE.match(page, at + length, limit)
+            if match is None or match.end() == limit:
                 if page[at + length : at + length + 1] in _AFTER_NAME:
                     return None  # its own line, but broken
             else:
