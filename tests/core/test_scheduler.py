@@ -172,6 +172,21 @@ def test_what_does_not_fit_is_overtaken_a_bounded_number_of_times() -> None:
     assert sent(made.observed("a", Observation(1.0, 0, 0, kv_usage=0.1), now=1.0))[0] == ("large", "a")
 
 
+def test_a_flow_gets_no_further_ahead_by_overtaking_however_often_the_other_begins_anew() -> None:
+    """The large one that does not fit is another one every ten requests: none of them is overtaken often enough."""
+    made = scheduler(SchedulerSettings(admission=AdmissionSettings(kv_usage_max=0.9)), a=200)
+    made.observed("a", Observation(0.0, 1, 0, kv_usage=0.5, kv_capacity_tokens=10_000), now=0.0)
+    overtook = 0
+    for at in range(2 * BYPASS_MAX):
+        if at % 10 == 0:
+            assert made.arrived(request(f"large{at}", tenant="big", prompt_tokens=5_000), now=0.0) == []
+        if at and at % 10 == 0:  # only now, so that its flow is not idle in between
+            made.cancelled(f"large{at - 10}", now=0.0)
+        overtook += bool(made.arrived(request(f"small{at}", tenant="small"), now=0.0))
+    assert overtook == BYPASS_MAX
+    assert sent(made.observed("a", Observation(1.0, 0, 0, kv_usage=0.1), now=1.0))[0] == ("large60", "a")
+
+
 def test_nothing_is_kept_of_those_who_were_overtaken_and_went_away() -> None:
     made = scheduler(SchedulerSettings(admission=AdmissionSettings(kv_usage_max=0.9)), a=1000)
     for now in (0.0, 1.0, 2.0, 3.0):

@@ -2,24 +2,36 @@
 
 Within a turn of the pump it is noted who was passed over; when somebody is found, all of them count as overtaken. One
 that was overtaken as often as may be has room kept for it: wherever it may go, nobody else goes until it fits.
+
+To count how often each request is overtaken is not enough: a flow with few waiting at a time begins anew with each of
+them, and would fall behind without end. So no flow gets more than as many of its own requests ahead of those it
+overtakes, which is the K * c_max in the bound of fairness (DESIGN §4.2).
 """
 
 from __future__ import annotations
 
 from penstock.core.endpoint import Endpoint
+from penstock.core.fairness.account import Account
+from penstock.core.fairness.tree import lead
 from penstock.core.flow import Entry
 from penstock.core.lifecycle import TERMINAL, State
 
 BYPASS_MAX = 32  # times one request may be overtaken by others that fit; then room is kept for it
+EPSILON = 1e-9  # of sums of the same costs, made in another order
 
 
 class Overtaking:
     """What one turn of the pump has come across, and who has been overtaken too often."""
 
-    def __init__(self) -> None:
+    def __init__(self, account: Account) -> None:
+        self._account = account
         self.passed: list[Entry] = []  # in this turn: requests that did not fit
         self.kept: set[Endpoint] = set()  # in this turn: endpoints whose room is kept for some of them
         self._starved: list[Entry] = []  # overtaken as often as may be: room is kept for those of them that wait
+
+    def reconfigured(self, account: Account) -> None:
+        """Service may be counted in another way from now on."""
+        self._account = account
 
     def begin(self) -> None:
         """A turn begins."""
@@ -40,6 +52,17 @@ class Overtaking:
         if entry.bypassed >= BYPASS_MAX:
             model = entry.model
             self.kept.update([e for e in free if e.serves(model) and not entry.shuns(e.name, now)])
+
+    def in_bound(self, entry: Entry, endpoints: list[Endpoint], others: list[Entry], now: float) -> list[Endpoint]:
+        """Where it may go before `others` whose turn it is, and who could go there, too."""
+        node, may_lead = entry.node_of(), (BYPASS_MAX - 1) * self._account.full_cost(entry) + EPSILON
+        for other in others:
+            if other.request.band == entry.request.band and lead(node, other.node_of()) > may_lead:
+                model = other.request.model
+                endpoints = [e for e in endpoints if not e.serves(model) or other.shuns(e.name, now)]
+                if not endpoints:
+                    break
+        return endpoints
 
     def found(self, endpoints: list[Endpoint]) -> None:
         """Somebody goes to one of these endpoints: it overtakes those who were passed over and could go there."""

@@ -1,8 +1,8 @@
 """Which request is sent next, and to which endpoints may it go: bands, turns, room, in that order.
 
 The head of the fair order goes first. When it does not fit the room that is left (DESIGN §4.9: its prompt, its KV
-memory), those behind it may overtake it, within a window and so many times; then room is kept for it. When the slots
-that are left are kept for flows under their fair share, only such flows are looked for.
+memory), those behind it may overtake it, within a window, so many times, and by so much; then room is kept for it.
+When the slots that are left are kept for flows under their fair share, only such flows are looked for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.core.admission import Cause, Room
 from penstock.core.affinity import Affinity
 from penstock.core.band import Band
 from penstock.core.endpoint import Endpoint
-from penstock.core.fairness.tree import top
+from penstock.core.fairness.tree import Node, top
 from penstock.core.fit import Fit
 from penstock.core.flow import Entry
 from penstock.core.followers import Followers
@@ -152,7 +152,7 @@ class Pump:
         free = self._overtaking.not_kept(list(band.open))
         models = [m for m in band.tree.root.backlog if any(e.serves(m) for e in free) and self._stops.sends(m)]
         if band.bumped:
-            found = self._first_fit(_of_models(band.bumped, models), free, now)
+            found = self._first_fit(_of_models(band.bumped, models), free, now, bumped=True)
             if found is not None:
                 return found
         scarce = [model for model in models if self._light.kept_back(model, band, free, now)]
@@ -179,7 +179,7 @@ class Pump:
             return head, endpoints
         found = None
         if self._light.is_modest(head, now):  # it leaves room for light flows, which may stand far behind it by now
-            found = self._first_fit(self._light.in_order(band, head.request.model, now), free, now)
+            found = self._first_fit(self._light.in_order(band, head.request.model, now), free, now, head=head)
         return found or self._overtake(band, models, free, now)
 
     def _overtake(self, band: Band, models: list[str], free: list[Endpoint], now: float) -> Found | None:
@@ -199,26 +199,54 @@ class Pump:
                     break
         return found
 
-    def _first_fit(self, line: Iterator[Entry], free: list[Endpoint], now: float) -> Found | None:
-        """The first of a line, within the window, that fits. Notes who is passed over, and what is kept for whom."""
+    def _first_fit(
+        self,
+        line: Iterator[Entry],
+        free: list[Endpoint],
+        now: float,
+        *,
+        head: Entry | None = None,
+        bumped: bool = False,
+    ) -> Found | None:
+        """The first of a line, within the window, that fits. Notes who is passed over, and what is kept for whom.
+
+        No flow gets too far ahead of those who are passed over, nor of a `head` whose turn it was, unless an operator
+        said so: `bumped`.
+        """
         looked_at, prefill_room, kv_room = 0, math.inf, math.inf
+        ahead: set[tuple[Node, str]] = set()  # flows that are as far ahead as may be: others pass them, too
         for entry in islice(line, HELD_MAX):
             if self._tenants.held(entry.tenant):
+                continue
+            if looked_at >= WINDOW:
+                break
+            if ahead and (entry.node_of(), entry.request.model) in ahead:
+                looked_at += 1
                 continue
             if looked_at == 1:  # most lines end with the first one
                 prefill_room, kv_room = _largest_room(free)
             if entry.uncached_tokens <= prefill_room and entry.estimated_tokens <= kv_room:
                 endpoints = self._fit.fitting(entry, self._overtaking.not_kept(free), now)
+                allowed = endpoints if bumped else self._in_bound(entry, endpoints, head, now)
+                if allowed:
+                    return entry, allowed
                 if endpoints:
-                    return entry, endpoints
+                    ahead.add((entry.node_of(), entry.request.model))
+                    looked_at += 1
+                    continue
             if entry.choosy and self._affinity.holds(entry, now):
                 continue  # nobody overtakes it: it waits for an endpoint of its own
             looked_at += 1
             self._overtaking.passes(entry)
             self._overtaking.keep(entry, free, now)
-            if looked_at >= WINDOW:
-                break
         return None
+
+    def _in_bound(self, entry: Entry, endpoints: list[Endpoint], head: Entry | None, now: float) -> list[Endpoint]:
+        """Where it may go with regard to how far its flow is ahead of those who would be overtaken."""
+        overtaken = self._overtaking.passed
+        if head is not None and not (head.choosy and self._affinity.holds(head, now)):
+            overtaken = [head, *overtaken]
+        return self._overtaking.in_bound(entry, endpoints, overtaken, now) if overtaken and endpoints else endpoints
 
 
 def _of_models(entries: Mapping[int, Entry], models: list[str]) -> Iterator[Entry]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.sim.checkers import CheckedScheduler
 
 ROUNDING_S = 1e-6
+ROUNDING = 1e-9  # of costs
 
 Choice = tuple[Entry, list[Endpoint]]
 
@@ -138,19 +139,30 @@ class Oracle:
         """`known`: ask the endpoints that the scheduler knows to be open, else those that have been so for a while."""
         bands = self._scheduler._queues.bands
         kept: set[Endpoint] = set()
+        passed: list[Entry] = []
         turns = [band for band in bands if band.credit > 0] + list(bands)
         for band in turns:
             if not band.tree.waiting:
                 continue
             pool = band.open if known else (e for e in self._scheduler._pool if self._open_long(e, band, now))
             free = [e for e in pool if e not in kept]
-            choice = self._choice_of(band, free, kept, now, known=known, discount=discount) if free else None
+            if not free:
+                continue
+            choice = self._choice_of(band, free, kept, passed, now, known=known, discount=discount)
             if choice is not None:
                 return choice
         return None
 
     def _choice_of(
-        self, band: Band, free: list[Endpoint], kept: set[Endpoint], now: float, *, known: bool, discount: set[Entry]
+        self,
+        band: Band,
+        free: list[Endpoint],
+        kept: set[Endpoint],
+        passed: list[Entry],
+        now: float,
+        *,
+        known: bool,
+        discount: set[Entry],
     ) -> Choice | None:
         order = [entry for entry in self._order(band, free) if not self._tenant_held(entry)]
         models = [m for m in self._sendable(band) if any(e.serves(m) for e in free)]
@@ -163,22 +175,51 @@ class Oracle:
             lines += [[first], self._light(band, order, first.request.model, now, known=known)]
         lines += [[x for x in order if x.request.model in plain]]
         lines += [[x for x in order if x.request.model == model] for model in plain if len(plain) > 1]
-        for line in lines:
-            looked_at = 0
+        if not known:  # in which line who stands is not sure: claim nothing that any of them could be in the way of
+            passed += [x for x in order if not self._places(x, free, kept, now, known=False)]
+        for number, line in enumerate(lines):
+            looked_at, ahead = 0, set[tuple[Node, str]]()
             for entry in line:
-                fitting = [e for e in free if e not in kept and self._fits(entry, e, now, known=known)]
-                rest = [e for e in free if e not in kept]
-                fitting = self._answered(entry, fitting, rest, now, known=known)
-                if allowed := self._allowed(entry, fitting, now):
-                    return entry, allowed
+                if looked_at >= WINDOW:
+                    break
+                if (entry.node_of(), entry.request.model) in ahead:
+                    looked_at += 1
+                    continue
+                if places := self._places(entry, free, kept, now, known=known):
+                    if number > 0:  # who was bumped goes first
+                        places = [e for e in places if self._in_bound(entry, e, passed, now)]
+                    if places:
+                        return entry, places
+                    ahead.add((entry.node_of(), entry.request.model))
+                    looked_at += 1
+                    continue
                 if entry.choosy and self._scheduler._affinity.holds(entry, now):
                     continue
                 looked_at += 1
+                passed.append(entry)
                 if entry.bypassed - (entry in discount) >= BYPASS_MAX:
                     kept.update(e for e in free if e.serves(entry.request.model) and not entry.shuns(e.name, now))
-                if looked_at >= WINDOW:
-                    break
         return None
+
+    def _places(
+        self, entry: Entry, free: list[Endpoint], kept: set[Endpoint], now: float, *, known: bool
+    ) -> list[Endpoint]:
+        """Where it may go as far as it alone is concerned."""
+        rest = [e for e in free if e not in kept]
+        fitting = [e for e in rest if self._fits(entry, e, now, known=known)]
+        return self._allowed(entry, self._answered(entry, fitting, rest, now, known=known), now)
+
+    def _in_bound(self, entry: Entry, endpoint: Endpoint, passed: list[Entry], now: float) -> bool:
+        """Whether its flow, once it is sent there, is at most K such requests ahead of those it overtakes there."""
+        cost = self._scheduler._account.full_cost(entry)
+        for other in (x for x in passed if x.request.band == entry.request.band):
+            if endpoint.serves(other.request.model) and not other.shuns(endpoint.name, now):
+                parting = next(((n, m) for n, m in zip(_path(entry), _path(other), strict=False) if n is not m), None)
+                if parting is not None:
+                    node, rival = parting
+                    if (node.tag - rival.tag) * node.weight + cost > BYPASS_MAX * cost + ROUNDING:
+                        return False
+        return True
 
     def _light(self, band: Band, order: list[Entry], model: str, now: float, *, known: bool) -> list[Entry]:
         """Those of flows that have less than their share, as the pump judges it; and had so when it last looked."""

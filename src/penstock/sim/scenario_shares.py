@@ -11,8 +11,9 @@ from random import Random
 
 from penstock.sim.bound import BoundWatch
 from penstock.sim.report import Measure, Result, at_least, at_most, jain, service_between
-from penstock.sim.scenario_base import CHAT, STANDARD, Kind, Run, Setup, Variant, capacity_per_s, engines, run
-from penstock.sim.workload import Lengths, Lognormal, Poisson, Stream
+from penstock.sim.scenario_base import CHAT, ENGINE, STANDARD, Kind, Run, Setup, Variant, capacity_per_s, engines, run
+from penstock.sim.workload import Constant, InFlight, Lengths, Lognormal, Poisson, Stream
+from penstock.sim.world_values import EngineSpec
 
 WARM_S = 20.0
 WINDOW_S = 60.0
@@ -107,6 +108,32 @@ def mixed_sizes(setup: Setup) -> Result:
         )
         runs.append(done)
     return _result(runs, setup, "mixed_sizes", measures)
+
+
+SCARCE_TOKENS = 20_000
+
+
+def scarce_memory(setup: Setup) -> Result:
+    """An engine with memory for two large requests or twenty small: small ones often fit where a large one does not.
+
+    Who sends large ones has few of them waiting at a time, so that none waits long enough to be overtaken often.
+    """
+    config = replace(ENGINE, kv_blocks=SCARCE_TOKENS // ENGINE.block_size)
+    streams = (
+        Stream("large", InFlight(4), Constant(8_000), Constant(200), band=STANDARD),
+        Stream("small", InFlight(100), Constant(500), Constant(400), band=STANDARD),
+    )
+    watch = BoundWatch()
+    variant = Variant("scarce memory", engines=(EngineSpec("engine", config, 64),), wait_s_max=600.0)
+    done = run(setup, variant, streams, warm_s=WARM_S, watch=watch)
+    shares = _shares(done, WARM_S, setup.duration_s)
+    measures = [
+        Measure("largest distance from 1/2", _off(shares, {"large": 1.0, "small": 1.0}), at_most(0.05)),
+        Measure("priced tokens per s", done.tokens_per_s(lambda _: True)),
+        Measure("failed, bound as stated", watch.failed["stated"], at_most(0)),
+        Measure("widest gap / strict bound", watch.widest["strict"]),
+    ]
+    return _result([done], setup, "scarce_memory", measures)
 
 
 def _windows(setup: Setup) -> list[float]:

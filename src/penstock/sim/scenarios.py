@@ -20,6 +20,9 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario("weights", "backlogged tenants with weights 1:2:4", 320.0, scenario_shares.weights),
         Scenario("users", "two users under one tenant", 140.0, scenario_shares.users),
         Scenario("mixed_sizes", "backlogged tenants of eightfold different sizes", 200.0, scenario_shares.mixed_sizes),
+        Scenario(
+            "scarce_memory", "large requests and small ones, short of memory", 320.0, scenario_shares.scarce_memory
+        ),
         Scenario("priorities", "a few high ones among many low ones", 120.0, scenario_bands.priorities),
         Scenario("batch_band", "batch work in the gaps", 120.0, scenario_bands.batch_band),
         Scenario("overload", "1.75 times capacity, with deadlines", 240.0, scenario_trouble.overload),

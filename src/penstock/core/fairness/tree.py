@@ -371,6 +371,23 @@ def top(node: Node) -> Node:
     return node
 
 
+def lead(one: Node, other: Node) -> float:
+    """How far a flow is ahead of another, where their ways part: service that it got beyond its fair part.
+
+    In the unit of the policy's costs; below 0: it is behind. 0 for a flow and itself.
+    """
+    rivals: dict[Node, Node] = {}
+    while other.parent is not None:
+        rivals[other.parent] = other
+        other = other.parent
+    while one.parent is not None:
+        rival = rivals.get(one.parent)
+        if rival is not None:
+            return (one.tag - rival.tag) * one.weight
+        one = one.parent
+    return 0.0
+
+
 def fair_order(node: Node) -> tuple[float, int]:
     """The least goes first, among siblings."""
     return node.tag, node.index

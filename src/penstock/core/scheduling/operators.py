@@ -75,6 +75,7 @@ class Operators(Endpoints):
         self._tenants.reconfigured(settings.tenants, self._entries.values(), now)
         self._pool.reconfigured(settings.health, stale_after_s=settings.stale_after_s)
         self._fit.settings = settings.admission
+        self._overtaking.reconfigured(self._account)
         self._pump.reconfigured()
         self._held.let_all_go()
         self._light.judged_anew(now)

@@ -59,7 +59,7 @@ class Parts:
         self._account = Account(self._fairness)
         self._grouping = Grouping(settings.router, self._account, by_arrival=settings.ordering == "fcfs")
         self._stagger = Stagger(self._pool, self._look_again)
-        self._overtaking = Overtaking()
+        self._overtaking = Overtaking(self._account)
         self._held = Held(self._queues, self._tenants, tenant_level=settings.tenant_level)
         self._light = Light(
             self._queues,
