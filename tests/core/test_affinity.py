@@ -229,7 +229,7 @@ def test_a_cached_prompt_costs_its_flow_and_the_prefill_budget_only_what_is_comp
     second = the_lease(made.arrived(prompt("second", *range(100), 200), now=0.0))
     entry = made._leases[second]
     assert (entry.charged, entry.held().prompt_tokens) == (128 + 2 * 50, 128), "siblings count as one prefill"
-    assert made._pool["a"].ledger.outstanding_prefill_tokens == 12_800 + 128
+    assert made._pool["a"].ledger.prefill.outstanding_tokens == 12_800 + 128
     assert sent(made.arrived(prompt("other", *range(300, 400)), now=0.0)) == [], "that one does not fit the budget"
     assert sent(made.arrived(prompt("third", *range(100), 201), now=0.0)) == [("third", "a")], "this one does"
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from penstock.core.lease import Lease
-from penstock.core.ledger import PACE_KEPT_S, Ledger
+from penstock.core.ledger import Ledger
 from penstock.core.observation import Glimpse, Observation
+from penstock.core.pace import KEPT_S as PACE_KEPT_S
 
 
 def ledger(**reading: float) -> Ledger:
@@ -68,17 +69,17 @@ def test_a_part_alone_or_late_is_no_reading() -> None:
 
 def test_the_engines_own_pace_counts_where_no_stream_of_ours_tells_it() -> None:
     made = ledger(pace_s_total=10.0, pace_tokens_total=100.0)
-    assert made.time_per_output_token_s(0.0) == 0.0
+    assert made.pace.time_per_output_token_s(0.0) == 0.0
     made.observe(Observation(asked_s=1.0, running=9.0, waiting=4.0, pace_s_total=12.0, pace_tokens_total=200.0))
-    assert made.time_per_output_token_s(1.0) == 0.02
-    assert made.time_per_output_token_s(1.0 + PACE_KEPT_S) == 0.0
+    assert made.pace.time_per_output_token_s(1.0) == 0.02
+    assert made.pace.time_per_output_token_s(1.0 + PACE_KEPT_S) == 0.0
     own = lease(1, 1.0)
     made.add(own)
     made.first_token(own, 2.0)
     made.progressed(own, 101, 3.0)
-    assert made.time_per_output_token_s(3.0) == 0.01
+    assert made.pace.time_per_output_token_s(3.0) == 0.01
     made.observe(Observation(asked_s=4.0, running=8.0, waiting=4.0, pace_s_total=22.0, pace_tokens_total=300.0))
-    assert made.time_per_output_token_s(4.0) == 0.01
+    assert made.pace.time_per_output_token_s(4.0) == 0.01
 
 
 def test_a_restart_is_no_pace() -> None:
@@ -86,7 +87,7 @@ def test_a_restart_is_no_pace() -> None:
     made.observe(
         Observation(asked_s=1.0, running=1.0, waiting=0.0, progress=9.0, pace_s_total=99.0, pace_tokens_total=900.0)
     )
-    assert made.time_per_output_token_s(1.0) == 0.0
+    assert made.pace.time_per_output_token_s(1.0) == 0.0
 
 
 def test_requests_at_the_door_count_before_the_gauges_show_them() -> None:

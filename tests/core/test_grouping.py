@@ -207,7 +207,7 @@ def test_a_burst_of_siblings_of_a_cold_prefix_counts_as_one_prefill(policy: str)
     made = scheduler(settings(policy=policy, prefill_tokens=16_384), a=32)
     for at in range(16):
         assert sent(made.arrived(prompt(f"r{at}", document), now=0.001 * at)) == [(f"r{at}", "a")]
-    assert made._pool["a"].ledger.outstanding_prefill_tokens <= 8_192 + 15 * 128
+    assert made._pool["a"].ledger.prefill.outstanding_tokens <= 8_192 + 15 * 128
     assert sent(made.arrived(prompt("cold", range(9_000, 9_063)), now=0.1)) == [], "a second one does not fit beside it"
 
 

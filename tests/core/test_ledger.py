@@ -6,18 +6,10 @@ import math
 
 import pytest
 
-from penstock.core.ledger import (
-    EVENTS_MAX,
-    FROZEN_S,
-    PACE_KEPT_S,
-    PREFILL_BASE_S,
-    PREFILL_KEPT_S,
-    PREFILL_STEP_TOKENS,
-    PREFILL_TOKENS_PER_S,
-    REVIEW_S,
-    Ledger,
-)
+from penstock.core import prefill
+from penstock.core.ledger import EVENTS_MAX, FROZEN_S, REVIEW_S, Ledger
 from penstock.core.observation import Observation
+from penstock.core.pace import KEPT_S as PACE_KEPT_S
 from tests.core.drive import lease
 
 
@@ -124,10 +116,10 @@ def test_it_says_when_time_alone_may_change_something() -> None:
 def test_a_dispatch_is_seen_at_its_first_token() -> None:
     own = ledger(a=0.0)
     own.observe(Observation(1.0, running=4, waiting=2))
-    assert own.outstanding_prefill_tokens == 100
+    assert own.prefill.outstanding_tokens == 100
     own.first_token(own.leases[1], 1.5)
     assert not own.unseen
-    assert own.outstanding_prefill_tokens == 0
+    assert own.prefill.outstanding_tokens == 0
 
 
 def test_a_dispatch_is_seen_when_a_reading_moved_after_one_that_was_asked_for_later() -> None:
@@ -206,7 +198,7 @@ def test_a_restart_frees_the_slots_of_what_was_sent_before(after: Observation) -
     own.remove(old, 2.2)  # its holder still reports its end
     own.remove(own.leases[2], 2.3)
     assert own.load(2.3) == 0
-    assert own.outstanding_prefill_tokens == 0
+    assert own.prefill.outstanding_tokens == 0
 
 
 def test_an_endless_stream_of_events_without_readings_costs_no_more_memory() -> None:
@@ -228,17 +220,17 @@ def test_the_prefill_rate_is_learned_and_never_zero() -> None:
         own.add(lease(serial, at=float(serial), prompt=0))
         own.first_token(own.leases[serial], serial + (0.5 if serial % 2 else 0.0))
         own.remove(own.leases[serial], serial + 0.6)
-    assert own.prefill_rate == PREFILL_TOKENS_PER_S, "prompts of nothing say nothing"
+    assert own.prefill.rate == prefill.TOKENS_PER_S, "prompts of nothing say nothing"
     for serial in range(10_000, 10_100):
         own.add(lease(serial, at=float(serial), prompt=1000))
         own.first_token(own.leases[serial], serial + 0.5)
         own.remove(own.leases[serial], serial + 0.6)
-    assert own.prefill_rate == pytest.approx(1000 / (0.5 - PREFILL_BASE_S), rel=0.01)
+    assert own.prefill.rate == pytest.approx(1000 / (0.5 - prefill.BASE_S), rel=0.01)
     for serial in range(10_100, 10_200):  # all but a few tokens of these are cached: they wait for a step
         own.add(lease(serial, at=float(serial), prompt=10))
         own.first_token(own.leases[serial], serial + 0.1)
         own.remove(own.leases[serial], serial + 0.6)
-    assert own.prefill_rate == pytest.approx(1000 / (0.5 - PREFILL_BASE_S), rel=0.3)
+    assert own.prefill.rate == pytest.approx(1000 / (0.5 - prefill.BASE_S), rel=0.3)
 
 
 def told(at: float, first_tokens: float, seconds: float) -> Observation:
@@ -256,8 +248,8 @@ def served_unseen(own: Ledger, until_s: int, *, seconds: float = 0.25, prompt: i
 def test_where_no_first_token_is_seen_the_engine_is_asked_for_them() -> None:
     own = Ledger(stale_after_s=5.0, slots=64)
     served_unseen(own, 60)
-    assert own.rate_known
-    assert own.prefill_rate == pytest.approx(2000 / (0.25 - PREFILL_BASE_S), rel=0.1)
+    assert own.prefill.rate_known
+    assert own.prefill.rate == pytest.approx(2000 / (0.25 - prefill.BASE_S), rel=0.1)
     own.add(lease(100, at=60.0, prompt=2000, streamed=False))
     assert own.leases[100].prefill_end_s == pytest.approx(60.25, abs=0.03)
 
@@ -268,19 +260,19 @@ def test_a_speed_that_the_engine_tells_at_most_doubles_at_a_time() -> None:
     own.observe(told(0.1, 0.0, 0.0))
     own.add(lease(1, at=1.0, prompt=50_000, streamed=False))
     own.observe(told(2.0, 1.0, 0.1))
-    assert own.prefill_rate == pytest.approx(2 * PREFILL_TOKENS_PER_S, rel=0.05)
+    assert own.prefill.rate == pytest.approx(2 * prefill.TOKENS_PER_S, rel=0.05)
 
 
 def test_first_tokens_of_our_own_are_believed_over_what_the_engine_tells_of_others() -> None:
     own = of_known_speed()
-    rate = own.prefill_rate
+    rate = own.prefill.rate
     own.observe(told(5.0, 0.0, 0.0))
     own.add(lease(8, at=6.0, prompt=4_000, streamed=False))
     own.observe(told(7.0, 10.0, 300.0))
-    assert own.prefill_rate == rate
-    own.add(lease(9, at=PREFILL_KEPT_S + 5.5, prompt=4_000, streamed=False))
-    own.observe(told(PREFILL_KEPT_S + 6.0, 20.0, 600.0))
-    assert own.prefill_rate < rate, "it was long ago that one was seen"
+    assert own.prefill.rate == rate
+    own.add(lease(9, at=prefill.OWN_KEPT_S + 5.5, prompt=4_000, streamed=False))
+    own.observe(told(prefill.OWN_KEPT_S + 6.0, 20.0, 600.0))
+    assert own.prefill.rate < rate, "it was long ago that one was seen"
 
 
 @pytest.mark.parametrize(
@@ -293,10 +285,10 @@ def test_what_makes_no_sense_of_first_tokens_is_not_learned(first_tokens: float,
     own.observe(told(0.1, 10.0, 5.0))
     own.add(lease(1, at=1.0, prompt=2000, streamed=False))
     own.observe(told(2.0, first_tokens, seconds))
-    assert own.prefill_rate == PREFILL_TOKENS_PER_S
+    assert own.prefill.rate == prefill.TOKENS_PER_S
     own.observe(Observation(3.0, 1, 0, progress=3.0))
     own.observe(told(4.0, 12.0, 7.0))
-    assert own.prefill_rate == PREFILL_TOKENS_PER_S, "from nothing to something nothing can be counted"
+    assert own.prefill.rate == prefill.TOKENS_PER_S, "from nothing to something nothing can be counted"
 
 
 def test_a_prompt_is_before_the_engine_until_its_first_token_even_if_the_engine_has_taken_it_in() -> None:
@@ -306,13 +298,13 @@ def test_a_prompt_is_before_the_engine_until_its_first_token_even_if_the_engine_
     own.observe(Observation(1.0, running=2, waiting=0, progress=1.0))
     own.observe(Observation(2.0, running=2, waiting=0, progress=2.0))
     assert not own.unseen
-    assert own.outstanding_prefill_tokens == 44_000
-    assert own.prefill_left(2.0) == 44_000 - 2.0 * PREFILL_TOKENS_PER_S
-    assert own.prefill_left(60.0) == 4_000, "the second one's prompt comes after the first one's token"
+    assert own.prefill.outstanding_tokens == 44_000
+    assert own.prefill.left(2.0) == 44_000 - 2.0 * prefill.TOKENS_PER_S
+    assert own.prefill.left(60.0) == 4_000, "the second one's prompt comes after the first one's token"
     own.first_token(own.leases[1], 10.0)
-    assert own.prefill_left(10.0) == own.outstanding_prefill_tokens == 4_000
+    assert own.prefill.left(10.0) == own.prefill.outstanding_tokens == 4_000
     own.first_token(own.leases[2], 11.0)
-    assert own.prefill_left(11.0) == 0
+    assert own.prefill.left(11.0) == 0
 
 
 def of_known_speed(seconds: float = 1.0) -> Ledger:
@@ -320,53 +312,53 @@ def of_known_speed(seconds: float = 1.0) -> Ledger:
     made = Ledger(stale_after_s=5.0, slots=64)
     for serial in range(5):
         made.add(lease(serial, at=serial * seconds, prompt=4_000))
-        made.first_token(made.leases[serial], (serial + 1) * seconds + PREFILL_BASE_S)
+        made.first_token(made.leases[serial], (serial + 1) * seconds + prefill.BASE_S)
         made.remove(made.leases[serial], (serial + 1) * seconds)
     return made
 
 
 def test_what_is_computed_of_a_long_prompt_is_outstanding_no_more_but_for_its_last_token() -> None:
     own = of_known_speed()
-    begun_s, rate = 10.0, own.prefill_rate
+    begun_s, rate = 10.0, own.prefill.rate
     own.add(lease(8, at=begun_s, prompt=10_000))
     own.add(lease(9, at=begun_s, prompt=300))
     for step in range(1, 5):
-        due_s = begun_s + step * PREFILL_STEP_TOKENS / rate
-        assert own.prefill_due_s == own.review_s(begun_s) == pytest.approx(due_s)
+        due_s = begun_s + step * prefill.STEP_TOKENS / rate
+        assert own.prefill.due_s == own.review_s(begun_s) == pytest.approx(due_s)
         own.advance(due_s - 0.01)
-        assert own.outstanding_prefill_tokens == 10_300 - (step - 1) * PREFILL_STEP_TOKENS
-        own.advance(own.prefill_due_s)
-        assert own.outstanding_prefill_tokens == 10_300 - step * PREFILL_STEP_TOKENS
-        assert own.prefill_left(due_s) == pytest.approx(own.outstanding_prefill_tokens)
-    assert own.prefill_due_s == math.inf, "what is left of it is its token's to tell"
-    own.prefill_due_s = begun_s
+        assert own.prefill.outstanding_tokens == 10_300 - (step - 1) * prefill.STEP_TOKENS
+        own.advance(own.prefill.due_s)
+        assert own.prefill.outstanding_tokens == 10_300 - step * prefill.STEP_TOKENS
+        assert own.prefill.left(due_s) == pytest.approx(own.prefill.outstanding_tokens)
+    assert own.prefill.due_s == math.inf, "what is left of it is its token's to tell"
+    own.prefill.due_s = begun_s
     own.advance(begun_s + 60.0)
-    assert own.outstanding_prefill_tokens == 1 + 300
+    assert own.prefill.outstanding_tokens == 1 + 300
     own.first_token(own.leases[8], begun_s + 61.0)
-    assert own.outstanding_prefill_tokens == 300
+    assert own.prefill.outstanding_tokens == 300
 
 
 def test_progress_is_counted_from_when_the_prompt_before_was_done_with_seen_or_not() -> None:
     own = of_known_speed()
-    rate = own.prefill_rate
+    rate = own.prefill.rate
     own.add(lease(8, at=10.0, prompt=4_000, streamed=False))
     own.add(lease(9, at=10.0, prompt=40_000))
     ends_s = own.leases[8].prefill_end_s
     own.advance(ends_s)
-    assert own.outstanding_prefill_tokens == 40_000
-    assert own.prefill_due_s == pytest.approx(ends_s + PREFILL_STEP_TOKENS / rate)
-    own.advance(ends_s + 2 * PREFILL_STEP_TOKENS / rate)
+    assert own.prefill.outstanding_tokens == 40_000
+    assert own.prefill.due_s == pytest.approx(ends_s + prefill.STEP_TOKENS / rate)
+    own.advance(ends_s + 2 * prefill.STEP_TOKENS / rate)
     own.observe(Observation(20.0, running=1, waiting=0, progress=9.0))
-    assert own.outstanding_prefill_tokens == 40_000 - 2 * PREFILL_STEP_TOKENS
+    assert own.prefill.outstanding_tokens == 40_000 - 2 * prefill.STEP_TOKENS
 
 
 def test_a_prompt_counts_whole_while_the_speed_is_not_known() -> None:
     own = Ledger(stale_after_s=5.0, slots=64)
     own.add(lease(1, at=0.0, prompt=40_000))
-    assert own.prefill_due_s == math.inf
-    own.prefill_due_s = 0.0
+    assert own.prefill.due_s == math.inf
+    own.prefill.due_s = 0.0
     own.advance(5.0)
-    assert own.outstanding_prefill_tokens == 40_000
+    assert own.prefill.outstanding_tokens == 40_000
 
 
 def test_while_the_engine_queues_every_dispatch_joins_its_queue_and_what_it_began_leaves_it() -> None:
@@ -394,14 +386,14 @@ def test_pace_is_what_streams_show_and_is_forgotten_when_none_show_it() -> None:
     own = ledger(a=0.0)
     own.first_token(own.leases[1], 1.0)
     own.progressed(own.leases[1], 5, 1.5)  # too few to tell
-    assert own.time_per_output_token_s(1.5) == 0.0
+    assert own.pace.time_per_output_token_s(1.5) == 0.0
     own.progressed(own.leases[1], 21, 2.0)
-    assert own.time_per_output_token_s(2.0) == pytest.approx(0.05)
+    assert own.pace.time_per_output_token_s(2.0) == pytest.approx(0.05)
     own.progressed(own.leases[1], 41, 4.0)
-    assert own.time_per_output_token_s(4.0) == pytest.approx(0.06)
-    assert own.time_per_output_token_s(4.0 + PACE_KEPT_S) == 0.0
+    assert own.pace.time_per_output_token_s(4.0) == pytest.approx(0.06)
+    assert own.pace.time_per_output_token_s(4.0 + PACE_KEPT_S) == 0.0
     own.progressed(own.leases[1], 61, 100.0)
-    assert own.time_per_output_token_s(100.0) == pytest.approx(96 / 20)
+    assert own.pace.time_per_output_token_s(100.0) == pytest.approx(96 / 20)
 
 
 def test_what_ran_on_a_dead_engine_says_nothing_of_its_successor() -> None:
@@ -411,19 +403,19 @@ def test_what_ran_on_a_dead_engine_says_nothing_of_its_successor() -> None:
     assert own.observe(Observation(2.0, 0, 0, started_s=9.0))
     own.first_token(old, 3.0)
     own.progressed(old, 100, 4.0)
-    assert own.time_per_output_token_s(4.0) == 0.0
+    assert own.pace.time_per_output_token_s(4.0) == 0.0
 
 
 def test_the_pace_without_prompts_is_what_is_left_when_their_time_is_taken_off() -> None:
     own = of_known_speed()
-    assert own.decode_pace_s(5.0) is None
+    assert own.pace.decode_s(5.0) is None
     own.add(lease(7, at=10.0, prompt=10))
     own.first_token(own.leases[7], 10.1)
     own.add(lease(8, at=10.1, prompt=4_000))
     own.first_token(own.leases[8], 11.1)
     own.progressed(own.leases[7], 101, 12.1)
-    assert own.time_per_output_token_s(12.1) == pytest.approx(2.0 / 100)
-    assert own.decode_pace_s(12.1) == pytest.approx((2.0 - 4_010 / own.prefill_rate) / 100)
+    assert own.pace.time_per_output_token_s(12.1) == pytest.approx(2.0 / 100)
+    assert own.pace.decode_s(12.1) == pytest.approx((2.0 - 4_010 / own.prefill.rate) / 100)
     own.progressed(own.leases[7], 201, 12.6)
-    assert own.decode_pace_s(12.6) < own.time_per_output_token_s(12.6)  # type: ignore[operator]
-    assert own.decode_pace_s(12.6 + PACE_KEPT_S) is None
+    assert own.pace.decode_s(12.6) < own.pace.time_per_output_token_s(12.6)  # type: ignore[operator]
+    assert own.pace.decode_s(12.6 + PACE_KEPT_S) is None

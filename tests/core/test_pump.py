@@ -8,10 +8,12 @@ import pytest
 from msgspec import structs
 
 from penstock.core.actions import Dispatch
-from penstock.core.ledger import PACE_KEPT_S, PREFILL_BASE_S, PREFILL_STEP_TOKENS
 from penstock.core.observation import Observation
 from penstock.core.overtaking import BYPASS_MAX
+from penstock.core.pace import KEPT_S as PACE_KEPT_S
 from penstock.core.pool import SLOTS_CACHED_MAX
+from penstock.core.prefill import BASE_S as PREFILL_BASE_S
+from penstock.core.prefill import STEP_TOKENS as PREFILL_STEP_TOKENS
 from penstock.core.pump import WINDOW
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
@@ -219,7 +221,7 @@ def test_a_prompt_that_is_partly_computed_leaves_room_for_the_next_one_before_it
         made.first_token(lease, now=2.0 * at + 1.0 + PREFILL_BASE_S)
     the_lease(made.arrived(request("long", prompt_tokens=40_000, streamed=True), now=20.0))
     assert made.arrived(request("next", prompt_tokens=4_000, streamed=True), now=20.0) == []
-    rate = made._pool["a"].ledger.prefill_rate
+    rate = made._pool["a"].ledger.prefill.rate
     fits_s = 20.0 + (40_000 + 4_000 - 16_000) / rate
     assert until(made, fits_s - 0.01) == []
     assert sent(until(made, fits_s + PREFILL_STEP_TOKENS / rate)) == [("next", "a")]

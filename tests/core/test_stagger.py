@@ -7,9 +7,9 @@ import math
 import pytest
 
 from penstock.core.endpoint import Endpoint
-from penstock.core.ledger import PREFILL_TOKENS_PER_S
 from penstock.core.overtaking import BYPASS_MAX
 from penstock.core.pool import Pool
+from penstock.core.prefill import TOKENS_PER_S as PREFILL_TOKENS_PER_S
 from penstock.core.request import Request
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.settings import AdmissionSettings, EndpointSpec, HealthSettings
@@ -130,7 +130,9 @@ def flooded(*, b_slots: int = 64, b_s: float = 2.0) -> CheckedScheduler:
 def computed(made: CheckedScheduler, endpoint: str, now: float) -> list[tuple[str, str]]:
     """All prompts that an endpoint was sent are computed. Who is sent?"""
     return [
-        who for lease in list(made._pool[endpoint].ledger.prefilling) for who in sent(made.first_token(lease, now=now))
+        who
+        for lease in list(made._pool[endpoint].ledger.prefill.leases)
+        for who in sent(made.first_token(lease, now=now))
     ]
 
 

@@ -46,7 +46,7 @@ MODEST_KV_SHARE = 0.05  # of the KV memory, for light requests: some thousands o
 def closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, *, now: float) -> Cause | None:
     """Why no request of the band may go to the endpoint now; None when it is open to the band."""
     ledger = endpoint.ledger
-    if now >= ledger.prefill_due_s:
+    if now >= ledger.prefill.due_s:
         ledger.advance(now)
     load, slots = ledger.load(now), ledger.slots
     if load >= slots * band.ceiling or len(ledger.leases) >= slots:
@@ -56,13 +56,13 @@ def closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, 
         return Cause.ENGINE_QUEUE
     if load <= 0:
         return None  # an idle endpoint always takes one request, however large
-    if ledger.outstanding_prefill_tokens >= settings.prefill_tokens_max:
+    if ledger.prefill.outstanding_tokens >= settings.prefill_tokens_max:
         return Cause.PREFILL_FULL
     kv_usage = ledger.kv_usage(now)
     if kv_usage is not None and kv_usage >= settings.kv_usage_max:
         return Cause.KV_FULL
     pace_s_max = band.time_per_output_token_s_max or settings.time_per_output_token_s_max
-    if pace_s_max is not None and ledger.leases and ledger.time_per_output_token_s(now) > pace_s_max:
+    if pace_s_max is not None and ledger.leases and ledger.pace.time_per_output_token_s(now) > pace_s_max:
         return Cause.PACE
     return None
 
@@ -73,7 +73,7 @@ def room(endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> Room
     An endpoint that is idle, or computes no prompt, takes one of any size.
     """
     ledger = endpoint.ledger
-    outstanding = ledger.outstanding_prefill_tokens
+    outstanding = ledger.prefill.outstanding_tokens
     prefill_tokens = settings.prefill_tokens_max - outstanding if outstanding else math.inf
     free = kv_tokens_free(endpoint, settings, now=now)
     return prefill_tokens, free if free is not None and ledger.load(now) > 0 else math.inf
@@ -97,8 +97,8 @@ def modest(room: Room, endpoint: Endpoint) -> Room:
     first served, so what a heavy flow has put before it is what a light request waits for.
     """
     ledger, (prefill_tokens, tokens) = endpoint.ledger, room
-    if ledger.outstanding_prefill_tokens:
-        prefill_tokens = min(prefill_tokens, MODEST_PREFILL_TOKENS - ledger.outstanding_prefill_tokens)
+    if outstanding := ledger.prefill.outstanding_tokens:
+        prefill_tokens = min(prefill_tokens, MODEST_PREFILL_TOKENS - outstanding)
     capacity = ledger.base.kv_capacity_tokens if ledger.base is not None else None
     return prefill_tokens, tokens - MODEST_KV_SHARE * capacity if capacity else tokens
 
@@ -132,4 +132,4 @@ def lifts_s(cause: Cause, endpoint: Endpoint, *, now: float) -> float:
         ends_s = (endpoint.health.held_until_s, endpoint.health.ejected_until_s)
         return min(end_s for end_s in ends_s if end_s > now)
     review_s = endpoint.ledger.review_s(now)
-    return min(review_s, endpoint.ledger.pace_kept_until_s) if cause is Cause.PACE else review_s
+    return min(review_s, endpoint.ledger.pace.kept_until_s) if cause is Cause.PACE else review_s

@@ -98,10 +98,10 @@ class Endpoint:
             return False
         sent = self.dispatches_total - self._dispatches_before
         self._dispatches_before = self.dispatches_total
-        if reading.waiting > 0 and ledger.computes_prompts(reading.waiting):
+        if reading.waiting > 0 and ledger.prefill.keeps_waiting(reading.waiting):
             return False  # what waits may wait for that, and says nothing of slots
         slots = self.adaptive.slots = self.slots
-        per_step = sent / (reading.asked_s - before.asked_s) * ledger.time_per_output_token_s(now)
+        per_step = sent / (reading.asked_s - before.asked_s) * ledger.pace.time_per_output_token_s(now)
         found = self.adaptive.observed(
             at_s=reading.asked_s,
             running=reading.running,

@@ -368,7 +368,7 @@ def _strip(entry: Entry) -> None:
 def _scores(endpoint: Endpoint, entry: Entry, score: float | None) -> Scores:
     ledger = endpoint.ledger
     cached = entry.located.tokens(endpoint.index)
-    return endpoint.name, len(ledger.leases), ledger.slots, ledger.outstanding_prefill_tokens, cached, score
+    return endpoint.name, len(ledger.leases), ledger.slots, ledger.prefill.outstanding_tokens, cached, score
 
 
 def _why(sent: Dispatched, other: Entry, entry: Entry) -> str:

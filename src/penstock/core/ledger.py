@@ -22,24 +22,12 @@ import msgspec
 
 from penstock.core.lease import Lease
 from penstock.core.observation import Glimpse, Observation
+from penstock.core.pace import Pace
+from penstock.core.prefill import Prefill
 
 FOREIGN_DECAY_S = 30.0  # a neighbour's load is forgotten over about a long answer's time
 FROZEN_S = 30.0  # longer than the longest standstill measured on a busy engine (11 s), shorter than patience
 EVENTS_MAX = 8192  # own dispatches and ends remembered against one reading; past that the reading is too old to use
-PREFILL_TOKENS_PER_S = 4000.0  # until learned: a mid-size GPU's prefill, so that a first guess errs by little
-PREFILL_TOKENS_PER_S_MAX = 100_000.0
-PREFILL_SAMPLE_S_MAX = 30.0
-PREFILL_SAMPLE_TOKENS = 512  # a prompt of that many is a whole sample of the speed
-PREFILL_SAMPLES_MIN = 5.0
-PREFILL_GUESS_S = 0.05  # what the first guess counts for: next to nothing beside a few samples
-PREFILL_GROWTH = 2.0  # at most, on what an engine told: that is of a queue which was believed at the old speed
-PREFILL_KEPT_S = 60.0  # since one of our own first tokens was last seen: after that, the engine is asked for them
-PREFILL_BASE_S = 0.05  # one engine step and the way there and back
-PREFILL_STEP_TOKENS = 2048  # how far most engines get with a prompt in one step: progress is counted in these
-PACE_TOKENS_MIN = 8  # fewer say more about the network's buffers than about the engine
-PACE_LEARNING_RATE = 0.2
-PACE_KEPT_S = 60.0  # a slow endpoint is given nothing, and answers that do not stream tell nothing: so it is forgotten
-EPSILON = 1e-9  # what rounding may take from a whole step
 REVIEW_S = 1.0  # how often a fading estimate of others' load is looked at again; it halves in 20 s
 
 
@@ -55,7 +43,8 @@ class Ledger:
         self.pending = 0  # of these, how many were not sent yet, and how many tokens they will take
         self.pending_tokens = 0
         self.unseen: dict[int, Lease] = {}  # the part of them the engine is not known to have taken in
-        self.prefilling: dict[int, Lease] = {}  # and the part whose prompts are not known to be computed
+        self.prefill = Prefill()  #: the prompts before it
+        self.pace = Pace(self.prefill)  #: of its output
         self.life_s = -math.inf  #: when an answer last showed that the engine works
         self.base: Observation | None = None  # the last reading that moved
         self.asked_s = -math.inf  # of the last reading, moved or not
@@ -69,24 +58,8 @@ class Ledger:
         self._entered_max = 0
         self._foreign = 0.0
         self._at_the_door = 0.0  # others' requests that the last reading's gauges did not show yet
-        self.prefill_due_s = math.inf  # when `advance` has something to do
-        self._prefill_tokens = PREFILL_TOKENS_PER_S * PREFILL_GUESS_S
-        self._prefill_seconds = PREFILL_GUESS_S
-        self._prefill_samples = 0.0
-        self.prefill_rate = PREFILL_TOKENS_PER_S  #: learned prefill speed, tokens per second
-        self.rate_known = False  #: whether that was seen often enough to go by
-        self._own_prefill_until_s = -math.inf  # until then our own first tokens tell it; after that, the engine
-        self._sent = 0  # since the engine last told of first tokens,
-        self._sent_queues = 0  # and prompt tokens that were before these and in them, each counted by itself
-        self._prefill_free_s = -math.inf  # when the last prompt was done with
-        self.outstanding_prefill_tokens = 0  # sent, and not known to be computed
-        self._computed_tokens = 0  # of prompts, in all
-        self._pace_s: float | None = None
-        self._pace_between_s: float | None = None  # the same, without the time in which prompts were computed
-        self._own_pace_until_s = -math.inf  # until then our own streams tell it; after that, the engine
         self._load = 0.0  # what `load` said last, good until then or until something happens
         self._load_until_s = -math.inf
-        self.pace_kept_until_s = -math.inf
 
     # --- own leases ---------------------------------------------------------------------------------------------
 
@@ -94,18 +67,10 @@ class Ledger:
         """A dispatch happened: the lease holds one slot from now on."""
         assert lease.serial not in self.leases
         lease.epoch = self.epoch
-        queued = self.outstanding_prefill_tokens + lease.prompt_tokens
-        lease.prefill_end_s = lease.dispatched_s + queued / self.prefill_rate + PREFILL_BASE_S
-        self._sent += 1
-        self._sent_queues += queued
         self.leases[lease.serial] = lease
         self.reserved += 1
-        self.unseen[lease.serial] = self.prefilling[lease.serial] = lease
-        self.outstanding_prefill_tokens += lease.prompt_tokens
-        if not lease.streamed:
-            self.prefill_due_s = min(self.prefill_due_s, lease.prefill_end_s)
-        if len(self.prefilling) == 1:
-            self._await_progress()
+        self.unseen[lease.serial] = lease
+        self.prefill.add(lease)
         self._note(lease.dispatched_s, 1, lease.tokens)
 
     def reserve(self, lease: Lease) -> None:
@@ -136,50 +101,23 @@ class Ledger:
 
     def first_token(self, lease: Lease, now: float) -> None:
         """The engine has taken the request in and finished its prefill."""
-        self.life_s = lease.first_token_s = lease.progress_s = now
-        lease.progress_tokens = 1
-        lease.progress_computed = self._computed_tokens
+        self.life_s = lease.first_token_s = now
+        self.pace.begun(lease, now)
         if lease.epoch != self.epoch:
             return
         self.reserved -= 1
         if not lease.seen:
             self._take_in(lease)
-        if lease.serial in self.prefilling:
-            self._learn_prefill(lease, now)
-            self._prefilled(lease)
+        if lease.serial in self.prefill.leases:
+            self.prefill.first_token(lease, now)
         self._entered += 1
         self._entered_max = max(self._entered_max, self._entered)
 
     def progressed(self, lease: Lease, output_tokens: int, now: float) -> None:
-        """An answer has grown to that many tokens: learn how fast the endpoint makes them."""
+        """An answer has grown to that many tokens: that is how fast the endpoint makes them."""
         self.life_s = now
-        made = output_tokens - lease.progress_tokens
-        if made < PACE_TOKENS_MIN or lease.epoch != self.epoch:
-            return
-        if now >= self._own_pace_until_s:
-            self._pace_s = self._pace_between_s = None
-        self._own_pace_until_s = self.pace_kept_until_s = now + PACE_KEPT_S
-        sample_s = (now - lease.progress_s) / made
-        computed_s = (self._computed_tokens - lease.progress_computed) / self.prefill_rate
-        between_s = max(0.0, sample_s - computed_s / made)
-        lease.progress_s, lease.progress_tokens, lease.progress_computed = now, output_tokens, self._computed_tokens
-        if self._pace_s is None or self._pace_between_s is None:
-            self._pace_s, self._pace_between_s = sample_s, between_s
-        else:
-            self._pace_s += PACE_LEARNING_RATE * (sample_s - self._pace_s)
-            self._pace_between_s += PACE_LEARNING_RATE * (between_s - self._pace_between_s)
-
-    def time_per_output_token_s(self, now: float) -> float:
-        """The pace of late, 0 while unknown."""
-        return self._pace_s or 0.0 if now < self.pace_kept_until_s else 0.0
-
-    def decode_pace_s(self, now: float) -> float | None:
-        """The pace of late of steps that compute no prompts; None while unknown.
-
-        An engine computes prompts in the steps that make tokens, so under many prompts tokens come slowly, however few
-        requests make them: what one more of these costs the others is a part of the steps without.
-        """
-        return self._pace_between_s if now < self._own_pace_until_s else None
+        if lease.epoch == self.epoch:
+            self.pace.progressed(lease, output_tokens, now)
 
     def remove(self, lease: Lease, now: float) -> None:
         """The lease ended, however it did."""
@@ -192,8 +130,8 @@ class Ledger:
         self.reserved -= lease.first_token_s is None
         if not lease.seen:
             self._take_in(lease)
-        if lease.serial in self.prefilling:
-            self._prefilled(lease)
+        if lease.serial in self.prefill.leases:
+            self.prefill.remove(lease)
         if lease.first_token_s is not None or (self.base is not None and lease.dispatched_s < self.base.asked_s):
             self._entered -= 1
         self._note(now, -1, -lease.tokens)
@@ -202,106 +140,13 @@ class Ledger:
         """Let time pass for prompts: the first of them gets further, and answers that do not stream stop counting as
         waiting when their prompts should be computed.
         """
-        if now < self.prefill_due_s:
-            return
-        for lease in [x for x in self.prefilling.values() if not x.streamed and x.prefill_end_s <= now]:
+        for lease in self.prefill.advance(now):
             if not lease.seen:
                 self._take_in(lease)
-            self._prefill_free_s = max(self._prefill_free_s, lease.prefill_end_s)
-            self._prefilled(lease)
-        ends_s = [x.prefill_end_s for x in self.prefilling.values() if not x.streamed]
-        self.prefill_due_s = min(ends_s, default=math.inf)
-        if self.prefilling and self.rate_known:
-            first = self._first
-            steps = int((now - self._begun_s(first)) * self.prefill_rate / PREFILL_STEP_TOKENS + EPSILON)
-            # The last of it counts until its first token comes: a speed is a guess, a token is a fact.
-            computed = min(steps * PREFILL_STEP_TOKENS, first.prompt_tokens - 1)
-            if computed > first.computed_tokens:
-                self.outstanding_prefill_tokens -= computed - first.computed_tokens
-                first.computed_tokens = computed
-        self._await_progress()
-
-    def prefill_left(self, now: float) -> float:
-        """Prompt tokens still to be computed, as far as can be told: the first of them since the last was done."""
-        if not self.prefilling:
-            return 0.0
-        first = self._first
-        computed = min(first.prompt_tokens, (now - self._begun_s(first)) * self.prefill_rate)
-        return self.outstanding_prefill_tokens + first.computed_tokens - computed
-
-    @property
-    def _first(self) -> Lease:
-        """The one whose prompt is being computed: engines take them in the order in which they come."""
-        return next(iter(self.prefilling.values()))
-
-    def _begun_s(self, lease: Lease) -> float:
-        return max(lease.dispatched_s, self._prefill_free_s)
-
-    def _await_progress(self) -> None:
-        """Note when the prompt that is being computed will be a step further, where the speed is known."""
-        if not self.prefilling or not self.rate_known:
-            return
-        first = self._first
-        following = first.computed_tokens + PREFILL_STEP_TOKENS
-        if following < first.prompt_tokens:
-            self.prefill_due_s = min(self.prefill_due_s, self._begun_s(first) + following / self.prefill_rate)
-
-    def computes_prompts(self, waiting: float) -> bool:
-        """Whether so many may wait there not for a slot but for others' prompts, which take more than one step."""
-        return self.outstanding_prefill_tokens > PREFILL_STEP_TOKENS and len(self.prefilling) > waiting
-
-    def overdue(self, now: float) -> bool:
-        """Whether the first of the prompts takes more than twice as long as was predicted when it was sent."""
-        if not self.prefilling:
-            return False
-        first = self._first
-        return now > 2.0 * first.prefill_end_s - first.dispatched_s
 
     def _take_in(self, lease: Lease) -> None:
         lease.seen = True
         del self.unseen[lease.serial]
-
-    def _prefilled(self, lease: Lease) -> None:
-        del self.prefilling[lease.serial]
-        self.outstanding_prefill_tokens -= lease.prompt_tokens - lease.computed_tokens
-        self._computed_tokens += lease.prompt_tokens
-        lease.prefix = ()  # of use only to tell that it is being computed
-        self._await_progress()
-
-    def _learn_prefill(self, lease: Lease, now: float) -> None:
-        elapsed_s = now - self._begun_s(lease) - PREFILL_BASE_S
-        self._prefill_free_s, self._own_prefill_until_s = now, now + PREFILL_KEPT_S
-        self._learn_prefill_of(lease.prompt_tokens, elapsed_s)
-
-    def _learn_first_tokens(self, before: Observation, after: Observation) -> None:
-        """How long the engine says first tokens took between two readings, where none of ours was seen of late: answers
-        that do not stream show none, and at a first guess their prompts would count as queued for too long.
-        """
-        if before.first_token_s_total is None or after.first_token_s_total is None:
-            return
-        if before.first_tokens_total is None or after.first_tokens_total is None:
-            return
-        seconds = after.first_token_s_total - before.first_token_s_total
-        count = after.first_tokens_total - before.first_tokens_total
-        if not (count >= 1.0 and 0.0 <= seconds < math.inf and self._sent):
-            return
-        tokens = self._sent_queues / self._sent
-        self._sent = self._sent_queues = 0
-        if after.asked_s >= self._own_prefill_until_s:
-            elapsed_s = max(seconds / count - PREFILL_BASE_S, tokens / (PREFILL_GROWTH * self.prefill_rate))
-            self._learn_prefill_of(tokens, elapsed_s)
-
-    def _learn_prefill_of(self, tokens: float, elapsed_s: float) -> None:
-        # A prompt of a few tokens says how long a step is, a hang says nothing: neither is prefill speed.
-        elapsed_s = min(max(elapsed_s, tokens / PREFILL_TOKENS_PER_S_MAX), PREFILL_SAMPLE_S_MAX)
-        # A prompt that is nearly all cached has little to compute, and says as little of the speed.
-        weight = min(1.0, tokens / PREFILL_SAMPLE_TOKENS)
-        kept = 0.9**weight
-        self._prefill_samples += weight
-        self._prefill_tokens = kept * self._prefill_tokens + weight * tokens
-        self._prefill_seconds = kept * self._prefill_seconds + weight * elapsed_s
-        self.prefill_rate = max(1.0, self._prefill_tokens / self._prefill_seconds)
-        self.rate_known = self._prefill_samples >= PREFILL_SAMPLES_MIN
 
     def _note(self, when: float, leases: int, tokens: int) -> None:
         self._load_until_s = -math.inf
@@ -335,8 +180,8 @@ class Ledger:
         if restarted:
             self._new_epoch(previous_asked_s)
         elif base is not None:
-            self._learn_pace(base, reading)
-            self._learn_first_tokens(base, reading)
+            self.pace.observed(base, reading)
+            self.prefill.observed(base, reading)
         self._moved_s = reading.asked_s
         self.base = reading
         self._entered = self._entered_max = 0
@@ -375,18 +220,6 @@ class Ledger:
             msgspec.structs.replace(base, asked_s=part.asked_s, running=running, waiting=waiting, kv_usage=kv_usage)
         )
 
-    def _learn_pace(self, before: Observation, after: Observation) -> None:
-        """What the engine says its pace was between two readings, where our own streams did not tell of late."""
-        if before.pace_s_total is None or after.pace_s_total is None:
-            return
-        if before.pace_tokens_total is None or after.pace_tokens_total is None:
-            return
-        seconds = after.pace_s_total - before.pace_s_total
-        tokens = after.pace_tokens_total - before.pace_tokens_total
-        if tokens >= PACE_TOKENS_MIN and seconds >= 0 and after.asked_s >= self._own_pace_until_s:
-            self._pace_s = seconds / tokens
-            self.pace_kept_until_s = after.asked_s + PACE_KEPT_S
-
     def _new_epoch(self, previous_asked_s: float) -> None:
         """The engine restarted at some time after `previous_asked_s`: what was dispatched before is gone.
 
@@ -399,8 +232,7 @@ class Ledger:
         for lease in self.leases.values():
             lease.epoch = self.epoch
         self.reserved = sum(lease.first_token_s is None for lease in self.leases.values())
-        self.prefilling = {k: x for k, x in self.prefilling.items() if x.dispatched_s >= previous_asked_s}
-        self.outstanding_prefill_tokens = sum(x.prompt_tokens - x.computed_tokens for x in self.prefilling.values())
+        self.prefill.restarted(previous_asked_s)
         self._foreign = 0.0
 
     def credible(self, now: float) -> bool:
@@ -499,7 +331,7 @@ class Ledger:
 
     def review_s(self, now: float) -> float:
         """When time alone may next lower the load, the engine queue or the KV usage; infinity when it can't."""
-        due_s = self.prefill_due_s
+        due_s = self.prefill.due_s
         if now < self._sure_until_s or self.credible(now):
             due_s = min(due_s, self.asked_s + self.stale_after_s)
             frozen_s = self._moved_s + FROZEN_S

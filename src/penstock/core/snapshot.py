@@ -250,7 +250,7 @@ def endpoint_now(
         kv_usage_believed=ledger.kv_usage(now),
         kv_tokens_free=_whole(kv_tokens_free(endpoint, settings, now=now)),
         observed_s_ago=now - ledger.asked_s if ledger.asked_s > -math.inf else None,
-        time_per_output_token_s=ledger.time_per_output_token_s(now),
+        time_per_output_token_s=ledger.pace.time_per_output_token_s(now),
         dispatches_total=endpoint.dispatches_total,
         closed=closed if misfit is None else misfit.cause,
         needed_tokens=misfit.tokens if misfit is not None and misfit.cause is Cause.KV_FULL else None,

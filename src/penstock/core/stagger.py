@@ -60,7 +60,7 @@ class Stagger:
         patience_s, prompt_tokens = self.patience_s, entry.estimate.prompt_tokens
         allowed: list[Endpoint] = []
         for endpoint in endpoints:
-            rate = endpoint.ledger.prefill_rate
+            rate = endpoint.ledger.prefill.rate
             if prompt_tokens / rate <= patience_s or entry.uncached_at(endpoint.index) / rate <= patience_s:
                 allowed.append(endpoint)
                 continue
@@ -90,9 +90,10 @@ class Stagger:
         for endpoint in self._pool:
             if not endpoint.serves(model) or not self._pool.roles.computes(endpoint, model, whole=False):
                 continue
-            if self._pool.unhealthy(endpoint, now) is not None or endpoint.ledger.overdue(now):
+            if self._pool.unhealthy(endpoint, now) is not None or endpoint.ledger.prefill.overdue(now):
                 continue
-            done_s = endpoint.ledger.prefill_left(now) / endpoint.ledger.prefill_rate
+            prefill = endpoint.ledger.prefill
+            done_s = prefill.left(now) / prefill.rate
             soonest = sorted([*soonest, (done_s, endpoint)], key=_first)[:2]
             within += done_s <= patience_s
             if within == 2:

@@ -369,8 +369,8 @@ class CheckedScheduler(Scheduler):
             assert (ledger.pending, ledger.pending_tokens) == (len(waits), sum(x.tokens for x in waits))
             assert ledger.reserved == sum(x.first_token_s is None for x in ledger.leases.values())
             assert list(ledger.unseen) == [serial for serial, x in ledger.leases.items() if not x.seen]
-            assert ledger.outstanding_prefill_tokens == sum(
-                x.prompt_tokens - x.computed_tokens for x in ledger.prefilling.values()
+            assert ledger.prefill.outstanding_tokens == sum(
+                x.prompt_tokens - x.computed_tokens for x in ledger.prefill.leases.values()
             )
 
     def _entries_by_seq(self, seq: int) -> str:

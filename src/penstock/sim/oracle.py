@@ -283,13 +283,13 @@ class Oracle:
         if not self._is_modest(entry, now, known=known) or overtaken >= BYPASS_MAX:
             return True
         patience_s = self._scheduler._stagger.patience_s
-        if entry.uncached_at(endpoint.index) / endpoint.ledger.prefill_rate <= patience_s:
+        if entry.uncached_at(endpoint.index) / endpoint.ledger.prefill.rate <= patience_s:
             return True
         when = now if known else now - STEP_S - ROUNDING_S
         roles, model = self._scheduler._pool.roles, entry.request.model
         others = [e for e in self._scheduler._pool if e.serves(model) and roles.computes(e, model, whole=False)]
-        others = [e for e in others if self.healthy(e, now) and e is not endpoint and not e.ledger.overdue(now)]
-        left_s = [e.ledger.prefill_left(when) / e.ledger.prefill_rate for e in others]
+        others = [e for e in others if self.healthy(e, now) and e is not endpoint and not e.ledger.prefill.overdue(now)]
+        left_s = [e.ledger.prefill.left(when) / e.ledger.prefill.rate for e in others]
         return not left_s or min(left_s) <= patience_s
 
     def _computes(self, entry: Entry, endpoint: Endpoint) -> bool:

@@ -54,7 +54,7 @@ class Context:
 
     def prefill_tokens(self, endpoint: Endpoint) -> float:
         """Prompt tokens it was sent and has not computed yet."""
-        return endpoint.ledger.prefill_left(self.now)
+        return endpoint.ledger.prefill.left(self.now)
 
     def alive(self) -> Sequence[Endpoint]:
         """All endpoints that are well and serve the model, whether or not they are open now."""

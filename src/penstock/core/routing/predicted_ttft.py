@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.core.endpoint import Endpoint, least_loaded
-from penstock.core.ledger import PREFILL_TOKENS_PER_S
+from penstock.core.prefill import TOKENS_PER_S
 from penstock.core.routing.base import Context, RoutingPolicy
 
 AFFINITY_SHARE = 0.8  # of the longest match: near enough to be as good
@@ -70,22 +70,23 @@ def _costs(endpoints: Sequence[Endpoint], context: Context) -> list[float]:
     prompt_tokens, output_tokens = context.prompt_tokens, context.output_tokens
     fastest = 0.0
     for endpoint in endpoints:
-        ledger = endpoint.ledger
-        if ledger.rate_known and ledger.prefill_rate > fastest:
-            fastest = ledger.prefill_rate
-    fastest = fastest or PREFILL_TOKENS_PER_S
+        prefill = endpoint.ledger.prefill
+        if prefill.rate_known and prefill.rate > fastest:
+            fastest = prefill.rate
+    fastest = fastest or TOKENS_PER_S
     costs: list[float] = []
     for endpoint in endpoints:  # one loop without calls for each, for it is run over all that are open
         ledger = endpoint.ledger
-        rate = ledger.prefill_rate if ledger.rate_known else fastest
+        prefill = ledger.prefill
+        rate = prefill.rate if prefill.rate_known else fastest
         uncached = prompt_tokens - (matched.get(endpoint.index, 0) if matched else 0)
-        left = ledger.prefill_left(now) if ledger.prefilling else 0.0
+        left = prefill.left(now) if prefill.leases else 0.0
         first_token_s = (left + (uncached if uncached > 1 else 1)) / rate
         # A step takes a base and a part per request in it. With a batch as large as the endpoint takes, that part is
         # about half of the step on the GPUs measured; so the slow-down is half the pace there, in proportion below.
-        pace_s = ledger.decode_pace_s(now)
+        pace_s = ledger.pace.decode_s(now)
         if pace_s is None:
-            pace_s = ledger.time_per_output_token_s(now) or PACE_S
+            pace_s = ledger.pace.time_per_output_token_s(now) or PACE_S
         slow_down_s = 0.5 * pace_s * ledger.load(now) / (ledger.slots or 1)
         costs.append(first_token_s + DECODE_WEIGHT * output_tokens * slow_down_s)
     return costs

@@ -273,8 +273,8 @@ class Router:
             if index not in told or not self.sources.trusted(source, index, now):
                 continue
             located.said[index], located.told[index] = source, told[index]
-            if endpoint.ledger.prefilling and located.tokens_at(located.depth(index)) > told[index]:
-                depth = max(shared(request.prefix, lease.prefix) for lease in endpoint.ledger.prefilling.values())
+            if endpoint.ledger.prefill.leases and located.tokens_at(located.depth(index)) > told[index]:
+                depth = max(shared(request.prefix, lease.prefix) for lease in endpoint.ledger.prefill.leases.values())
                 computing = located.tokens_at(depth)
                 if computing > told[index]:
                     located.said[index], located.told[index] = Source.HISTORY, computing
@@ -292,4 +292,4 @@ class Router:
 
 def _being_computed(key: Key, depth: int, endpoint: Endpoint) -> bool:
     """Whether what it holds of a prompt was sent there but a moment ago, so that no engine need have it yet."""
-    return any(len(x.prefix) >= depth and x.prefix[depth - 1] == key for x in endpoint.ledger.prefilling.values())
+    return any(len(x.prefix) >= depth and x.prefix[depth - 1] == key for x in endpoint.ledger.prefill.leases.values())

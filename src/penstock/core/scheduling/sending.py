@@ -128,7 +128,7 @@ class Sending(Ends):
         self._light.sent(entry, now)
         self._pump.sent(entry)
         if self._light.is_modest(entry, now):
-            self._stagger.sent(entry.uncached_tokens / chosen.ledger.prefill_rate)
+            self._stagger.sent(entry.uncached_tokens / chosen.ledger.prefill.rate)
 
     def _usable(self, entry: Entry, now: float) -> list[Endpoint]:
         """Where it may be sent without waiting for its turn: prefill endpoints only with one that would answer it."""
