@@ -74,8 +74,8 @@ async def which_engine(ask: Ask, listing: Listing) -> Engine | None:
 async def learn_facts(ask: Ask, engine: Engine, *, changing: bool = False) -> tuple[Facts, bool]:
     """What it tells of itself, and whether it said all it has to say: what stays silent may speak another time.
 
-    `changing`: only what may have changed while it runs. All questions are asked at once: an endpoint that comes back
-    is not used before they are answered, and on a busy machine each takes its time.
+    `changing`: only what may have changed while it runs. All questions are asked at once: an endpoint is not used
+    before they are answered when it is first met, and on a busy machine each takes its time.
     """
     documents = [document for document in engine.documents if document.changes or not changing]
     answers = await asyncio.gather(*(ask(document.path) for document in documents))

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 FACTS_TRIES_MAX = 5  # vLLM's first `/server_info` takes seconds on a busy machine, the second one milliseconds
 DOWN_PROBE_S = 0.5  # a dead endpoint is asked more often than a live one: its return is worth a cheap connect
+GONE = (Presence.DOWN, Presence.LOADING)
 
 
 class ObserveSettings(msgspec.Struct, frozen=True):
@@ -149,7 +150,7 @@ class Observer:
         if before is not Presence.UP and presence is Presence.UP:
             self._is_new = True
         if presence is Presence.UP and (self._is_new or self._asks_models or self._told is None):
-            await self._learn()
+            await self._learn(returns=before in GONE)
         if presence is Presence.UP and self._sleeps():
             presence = prober.presence = Presence.SLEEPING
         if presence is not before:
@@ -167,14 +168,21 @@ class Observer:
 
     # --- what it is, and serves -------------------------------------------------------------------------------
 
-    async def _learn(self) -> None:
-        """Ask what it serves now; and what it is, if that may have changed."""
+    async def _learn(self, *, returns: bool) -> None:
+        """Ask what it serves now; and what it is, if that may have changed.
+
+        What `returns` from the dead was just started, so it does not sleep: it is used before it has told the rest,
+        which on a busy machine takes seconds.
+        """
         listing = await learn.list_models(self._ask_list, self.engine or OPENAI)
         if self._is_new:
             engine = self._configured or await learn.which_engine(self._ask, listing)
             if engine is not None:
                 self._use(engine)
                 self.facts, self._facts_tries = Facts(), FACTS_TRIES_MAX
+                if returns and self._told is not None:
+                    self._tell_models(listing)
+                    self._driver.tell(self._driver.scheduler.endpoint_up(self._name, now=self._driver.now()))
                 await self._learn_facts()
                 self._is_new = False
         self._tell_models(listing)

@@ -155,6 +155,8 @@ class Face:
         self.routes = dict(routes)
         self.asked: list[str] = []  # paths of GET requests
         self.posted: list[bytes] = []  # whole requests of other kinds
+        self.silent = ""  # a path that is not answered
+        self.unanswered = 0  # how often it is waited for now
         self._serve = serve
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -212,6 +214,12 @@ class Face:
                 await self._serve(peer, request)
             return
         self.asked.append(path.decode())
+        if path.decode() == self.silent:
+            self.unanswered += 1
+            try:
+                await peer.request()  # it only hears that nobody waits any more
+            finally:
+                self.unanswered -= 1
         await peer.send(answer(*self.routes.get(path.decode(), (404, b"{}", "application/json"))))
 
 

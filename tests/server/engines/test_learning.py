@@ -16,7 +16,7 @@ from penstock.server.target import LOAD_INTERVAL_S
 from tests.server.conftest import chat
 from tests.server.engines import faces
 from tests.server.engines.conftest import Faces
-from tests.server.engines.faces import Route
+from tests.server.engines.faces import Face, Route
 
 CHAT = chat(model="m")
 # face, engine, model, slots (None: found out), context, priority
@@ -133,6 +133,23 @@ async def test_another_engine_at_the_same_place_is_learned_anew(world: Faces) ->
     await world.until(lambda: world.target(other).engine.name == "sglang")
     await world.until(lambda: world.endpoint(other).slots == 40)
     assert world.target(other).priority is Priority.HIGHER_FIRST
+
+
+async def test_an_engine_that_returns_is_used_before_it_has_told_all_that_it_is_asked(world: Faces) -> None:
+    """As vLLM, whose first `/server_info` takes seconds on a busy machine."""
+    face = await world.face(faces.VLLM_DEV)
+    await world.behind(face)
+    await world.until(lambda: world.endpoint(face).slots == 24)
+    await face.stop()
+    await world.until(lambda: world.endpoint(face).state == "down")
+    other = Face({**faces.VLLM_DEV, "/v1/models": faces.doc({"data": [faces.adapter("n", "m")]})})
+    other.silent = next(path for path in faces.VLLM_DEV if path.startswith("/server_info"))
+    await other.start(face.port)
+    world.faces.append(other)
+    await world.until(lambda: other.unanswered == 1)
+    await world.until(lambda: world.endpoint(face).state == "up" or not other.unanswered)
+    assert other.unanswered == 1, "it was not waited for"
+    assert world.endpoint(face).models == ["n"], "what it serves now is known"
 
 
 async def test_a_restart_between_two_probes_is_seen_on_the_page(world: Faces) -> None:
