@@ -7,9 +7,10 @@ import math
 import pytest
 
 from penstock.core import prefill
-from penstock.core.ledger import EVENTS_MAX, FROZEN_S, REVIEW_S, Ledger
+from penstock.core.ledger import FROZEN_S, REVIEW_S, Ledger
 from penstock.core.observation import Observation
 from penstock.core.pace import KEPT_S as PACE_KEPT_S
+from penstock.core.since import EVENTS_MAX
 from tests.core.drive import lease
 
 
@@ -208,8 +209,8 @@ def test_an_endless_stream_of_events_without_readings_costs_no_more_memory() -> 
         own.add(lease(serial, at=2.0))
         own.remove(own.leases[serial], 2.0)
     assert own.base is None
-    assert len(own._events) <= EVENTS_MAX
-    assert own._net == 0
+    assert len(own._since) <= EVENTS_MAX
+    assert own._since.leases == 0
     own.observe(Observation(3.0, running=7, waiting=0))
     assert own.load(3.0) == 7
 

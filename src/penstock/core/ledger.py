@@ -16,7 +16,6 @@ When readings stop, load = own leases + the last average of the others' load, de
 from __future__ import annotations
 
 import math
-from collections import deque
 
 import msgspec
 
@@ -24,10 +23,10 @@ from penstock.core.lease import Lease
 from penstock.core.observation import Glimpse, Observation
 from penstock.core.pace import Pace
 from penstock.core.prefill import Prefill
+from penstock.core.since import Since
 
 FOREIGN_DECAY_S = 30.0  # a neighbour's load is forgotten over about a long answer's time
 FROZEN_S = 30.0  # longer than the longest standstill measured on a busy engine (11 s), shorter than patience
-EVENTS_MAX = 8192  # own dispatches and ends remembered against one reading; past that the reading is too old to use
 REVIEW_S = 1.0  # how often a fading estimate of others' load is looked at again; it halves in 20 s
 
 
@@ -51,9 +50,7 @@ class Ledger:
         self._moved_s = -math.inf
         self._sure_until_s = -math.inf  # so long the base is credible, whatever is read or happens until then
         self.stale_after_s = stale_after_s
-        self._events: deque[tuple[float, int, int]] = deque()  # (when, ±1 lease, ±tokens) since the base was asked
-        self._net = 0
-        self._net_tokens = 0
+        self._since = Since()  # what we sent, less what ended, since the base was asked
         self._entered = 0  # own requests seen to begin since the base was asked, less those that ended
         self._entered_max = 0
         self._foreign = 0.0
@@ -150,18 +147,9 @@ class Ledger:
 
     def _note(self, when: float, leases: int, tokens: int) -> None:
         self._load_until_s = -math.inf
-        self._events.append((when, leases, tokens))
-        self._net += leases
-        self._net_tokens += tokens
-        if len(self._events) > EVENTS_MAX:
+        if not self._since.note(when, leases, tokens):
             self.base = None
             self._sure_until_s = -math.inf
-            self._drop_event()
-
-    def _drop_event(self) -> None:
-        _, leases, tokens = self._events.popleft()
-        self._net -= leases
-        self._net_tokens -= tokens
 
     # --- observations -------------------------------------------------------------------------------------------
 
@@ -189,9 +177,8 @@ class Ledger:
             if lease.dispatched_s >= previous_asked_s:
                 break  # leases stand in dispatch order
             self._take_in(lease)
-        while self._events and self._events[0][0] < reading.asked_s:
-            self._drop_event()
-        foreign = max(0.0, reading.running + reading.waiting - (len(self.leases) - self.pending - self._net))
+        self._since.begin(reading.asked_s)
+        foreign = max(0.0, reading.running + reading.waiting - (len(self.leases) - self.pending - self._since.leases))
         self._foreign += 0.3 * (foreign - self._foreign)
         self._count_at_the_door(reading)
         return restarted
@@ -214,7 +201,7 @@ class Ledger:
         kv_usage = base.kv_usage if part.kv_usage is None else part.kv_usage
         if (waiting, kv_usage) == (base.waiting, base.kv_usage):
             return
-        net = sum(leases for when, leases, _ in self._events if when < part.asked_s)
+        net = self._since.before(part.asked_s)
         running = max(0.0, base.running + base.waiting + net - waiting)
         self.observe(
             msgspec.structs.replace(base, asked_s=part.asked_s, running=running, waiting=waiting, kv_usage=kv_usage)
@@ -245,7 +232,7 @@ class Ledger:
         if now < frozen_s:
             self._sure_until_s = min(stale_s, frozen_s)
             return True
-        return not (base.running + base.waiting > 0 or self._net != 0)
+        return not (base.running + base.waiting > 0 or self._since.leases != 0)
 
     @property
     def moved_s(self) -> float:
@@ -255,7 +242,7 @@ class Ledger:
     @property
     def own_at_reading(self) -> int:
         """Own requests that had been sent there when the last reading that moved was asked for."""
-        return len(self.leases) - self.pending - self._net
+        return len(self.leases) - self.pending - self._since.leases
 
     def stuck(self, now: float) -> bool:
         """Whether it does not move although it should: streams under way, its gauges answer, nothing changes in either.
@@ -299,7 +286,7 @@ class Ledger:
         if now < self._sure_until_s or self.credible(now):
             base = self.base
             assert base is not None
-            told = base.running + base.waiting + self._net + self.pending
+            told = base.running + base.waiting + self._since.leases + self.pending
             self._load = (own if own > told else told) + self._at_the_door
             self._load_until_s = self.asked_s + self.stale_after_s
             if self._moved_s + FROZEN_S >= now:
@@ -317,7 +304,7 @@ class Ledger:
         if base is not None and base.waiting > 0 and credible:
             # It queues, so it ran all it could then, whatever we believed of its size. More began than ended since:
             # it can run so many more (or `waiting` had only counted what came in since its last step).
-            return max(0.0, base.waiting + self._net - self._entered_max)
+            return max(0.0, base.waiting + self._since.leases - self._entered_max)
         slots = min(slots, self._slots_shown)
         unseen = len(self.unseen)
         if not unseen:
@@ -325,7 +312,7 @@ class Ledger:
         if base is None or not credible:
             return max(0.0, unseen - max(0.0, slots - (len(self.leases) - unseen) - self.foreign(now)))
         own = len(self.leases)
-        others = base.running - (own - self.pending - self._net)
+        others = base.running - (own - self.pending - self._since.leases)
         free = slots - (own - unseen) - ((others if others > 0.0 else 0.0) + self._at_the_door)
         return max(0.0, unseen - free) if free > 0.0 else unseen
 
@@ -345,7 +332,7 @@ class Ledger:
             return None
         if not base.kv_capacity_tokens:
             return base.kv_usage
-        usage = base.kv_usage + (self._net_tokens + self.pending_tokens) / base.kv_capacity_tokens
+        usage = base.kv_usage + (self._since.tokens + self.pending_tokens) / base.kv_capacity_tokens
         return usage if usage > 0.0 else 0.0
 
 
