@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import struct
 from collections.abc import Callable
@@ -415,8 +414,11 @@ async def test_a_flood_behind_a_pending_response_is_not_read(world: World) -> No
     world.handler.on_complete = answer
     answer(world.handler.completed[0])
     assert (await client.response())[0] == 200
-    with contextlib.suppress(ConnectionError):  # its own broken pipe may be all that the client hears of this
-        assert (await client.response())[0] == 431  # it was no request
+    try:
+        status = (await client.response())[0]
+    except ConnectionError:  # the client's own broken pipe came first: what it was told is here all the same
+        status = int(bytes(vars(client.reader)["_buffer"]).split()[1])
+    assert status == 431, "it was no request"
     client.writer.transport.abort()
 
 
