@@ -101,6 +101,7 @@ def serve(fleet: Fleet, tmp_path: Path) -> Iterator[Start]:
             text = gateway.process.log.read_text()
             assert "Traceback" not in text, text[-4000:]
             assert " ERROR " not in text, text[-4000:]
+            assert '"level": "error"' not in text, text[-4000:]
         for engine in (*fleet.all, fleet.adapted):
             if not engine.process.dead:
                 rest(engine)

@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ QUEUED_MAX = 12  # the second vLLM holds so many at most, running or not, and re
 BLOCK_TOKENS = 32
 CONTEXT = 32768
 ADAPTER = "tiny-lora"  # the name that the adapter at hand is served under
+ACCESS_LOG = {"format": "json", "access": True}
 
 QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
@@ -248,6 +250,20 @@ class Gateway:
 
     def metric(self, name: str, label: str = "") -> float:
         return series(fetch(self.url + "/metrics")[1], f"penstock_{name}", label)
+
+    def began(self, endpoint: str, *, asked_s: float) -> list[float]:
+        """When requests that were asked for after `asked_s` were sent there, by the gateway's own access log.
+
+        Unix times: a busy test learns too late what it asks for. Needs `ACCESS_LOG`, which lacks who is under way.
+        """
+        began = []
+        for line in self.process.log.read_text().splitlines():
+            ended = json.loads(line) if line.startswith("{") else {}
+            if ended.get("endpoint") == endpoint and "queue_ms" in ended:
+                at_s = datetime.fromisoformat(ended["at"]).timestamp() - ended["total_ms"] / 1000
+                if at_s >= asked_s:
+                    began.append(at_s + ended["queue_ms"] / 1000)
+        return sorted(began)
 
     def cli(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`penstock …`, as an operator has it."""
