@@ -33,9 +33,9 @@ class ForgetsToTouch(CheckedScheduler):
 
 
 class LosesLeases(CheckedScheduler):
-    def _release(self, entry: Entry, now: float) -> Endpoint | None:
+    def _release(self, entry: Entry, now: float, *, given_up: bool = False) -> Endpoint | None:
         lease = entry.lease
-        endpoint = super()._release(entry, now)
+        endpoint = super()._release(entry, now, given_up=given_up)
         if lease is not None and lease.serial % 20 == 0:
             self._leases[lease.serial] = entry
         return endpoint
@@ -97,8 +97,8 @@ class ForgetsHolds(CheckedScheduler):
 
 
 class ForgetsFlows(CheckedScheduler):
-    def _release(self, entry: Entry, now: float) -> Endpoint | None:
-        endpoint = super()._release(entry, now)
+    def _release(self, entry: Entry, now: float, *, given_up: bool = False) -> Endpoint | None:
+        endpoint = super()._release(entry, now, given_up=given_up)
         node = entry.node_of()
         if node.parent is not None and self._random.random() < 0.1:
             node.parent.children.pop(node.name, None)

@@ -19,6 +19,7 @@ import math
 
 import msgspec
 
+from penstock.core.given_up import GivenUp
 from penstock.core.lease import Lease
 from penstock.core.observation import Glimpse, Observation
 from penstock.core.pace import Pace
@@ -44,6 +45,7 @@ class Ledger:
         self.unseen: dict[int, Lease] = {}  # the part of them the engine is not known to have taken in
         self.prefill = Prefill()  #: the prompts before it
         self.pace = Pace(self.prefill)  #: of its output
+        self.given_up = GivenUp()  #: slots that it still works in for nobody
         self.life_s = -math.inf  #: when an answer last showed that the engine works
         self.base: Observation | None = None  # the last reading that moved
         self.asked_s = -math.inf  # of the last reading, moved or not
@@ -107,6 +109,7 @@ class Ledger:
             self._take_in(lease)
         if lease.serial in self.prefill.leases:
             self.prefill.first_token(lease, now)
+        self.given_up.no_more_than(self.slots - (len(self.leases) - self.reserved))
         self._entered += 1
         self._entered_max = max(self._entered_max, self._entered)
 
@@ -116,8 +119,8 @@ class Ledger:
         if lease.epoch == self.epoch:
             self.pace.progressed(lease, output_tokens, now)
 
-    def remove(self, lease: Lease, now: float) -> None:
-        """The lease ended, however it did."""
+    def remove(self, lease: Lease, now: float, *, given_up: bool = False) -> None:
+        """The lease ended, however it did. `given_up`: by us, and the engine has yet to find out."""
         if lease.epoch != self.epoch:
             return  # its slot went with the old engine process
         if lease.pending:
@@ -132,6 +135,9 @@ class Ledger:
         if lease.first_token_s is not None or (self.base is not None and lease.dispatched_s < self.base.asked_s):
             self._entered -= 1
         self._note(now, -1, -lease.tokens)
+        if given_up:
+            pace_s = self.pace.time_per_output_token_s(now)
+            self.given_up.note(lease, now, step_s=pace_s, told_within_s=self.stale_after_s)
 
     def advance(self, now: float) -> None:
         """Let time pass for prompts: the first of them gets further, and answers that do not stream stop counting as
@@ -155,6 +161,12 @@ class Ledger:
 
     def observe(self, reading: Observation) -> bool:
         """Take in a reading. Returns True when the engine turned out to have restarted (a new epoch began)."""
+        restarted = self._observe(reading)
+        if self.base is reading:
+            self.given_up.read(reading.asked_s)
+        return restarted
+
+    def _observe(self, reading: Observation) -> bool:
         if reading.asked_s <= self.asked_s or not reading.sane():
             return False  # answered out of order, or nonsense, which says as little as no answer
         previous_asked_s, self.asked_s = self.asked_s, reading.asked_s
@@ -203,7 +215,7 @@ class Ledger:
             return
         net = self._since.before(part.asked_s)
         running = max(0.0, base.running + base.waiting + net - waiting)
-        self.observe(
+        self._observe(
             msgspec.structs.replace(base, asked_s=part.asked_s, running=running, waiting=waiting, kv_usage=kv_usage)
         )
 
@@ -220,6 +232,7 @@ class Ledger:
             lease.epoch = self.epoch
         self.reserved = sum(lease.first_token_s is None for lease in self.leases.values())
         self.prefill.restarted(previous_asked_s)
+        self.given_up.clear()
         self._foreign = 0.0
 
     def credible(self, now: float) -> bool:
@@ -304,21 +317,22 @@ class Ledger:
         if base is not None and base.waiting > 0 and credible:
             # It queues, so it ran all it could then, whatever we believed of its size. More began than ended since:
             # it can run so many more (or `waiting` had only counted what came in since its last step).
-            return max(0.0, base.waiting + self._since.leases - self._entered_max)
-        slots = min(slots, self._slots_shown)
-        unseen = len(self.unseen)
-        if not unseen:
+            return max(0.0, base.waiting + self._since.leases + self.given_up.count(now) - self._entered_max)
+        unseen, given_up = len(self.unseen), self.given_up.count(now)
+        if not unseen and not given_up:
             return 0.0
-        if base is None or not credible:
-            return max(0.0, unseen - max(0.0, slots - (len(self.leases) - unseen) - self.foreign(now)))
         own = len(self.leases)
-        others = base.running - (own - self.pending - self._since.leases)
-        free = slots - (own - unseen) - ((others if others > 0.0 else 0.0) + self._at_the_door)
-        return max(0.0, unseen - free) if free > 0.0 else unseen
+        if base is None or not credible:
+            others = self.foreign(now)
+        else:
+            others = max(0.0, base.running - (own - self.pending - self._since.leases)) + self._at_the_door
+        # What works for nobody may also keep out one of ours that should be at work by now.
+        free = min(slots, self._slots_shown) - (own - unseen) - others - given_up
+        return max(0.0, unseen - max(free, float(-given_up)))
 
     def review_s(self, now: float) -> float:
         """When time alone may next lower the load, the engine queue or the KV usage; infinity when it can't."""
-        due_s = self.prefill.due_s
+        due_s = min(self.prefill.due_s, self.given_up.next_s(now))
         if now < self._sure_until_s or self.credible(now):
             due_s = min(due_s, self.asked_s + self.stale_after_s)
             frozen_s = self._moved_s + FROZEN_S

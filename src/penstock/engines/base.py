@@ -122,6 +122,7 @@ class Engine(msgspec.Struct, frozen=True):
     # --- sending to it
     priority: Priority | None = None
     orca: bool = False  #: answers tell the load in a header when asked to
+    lingers: bool = False  #: it goes on with what nobody waits for any more, but for a stream that has begun
     refusals: tuple[bytes, ...] = ()  #: in an error's body: it is too busy or going, whatever the status says
     failures: frozenset[int] = frozenset()  #: statuses below 500 that mean that it failed, not the request
     no_model: Names = ()  #: how the message of a 404 begins when it doesn't have the model, whose name stands for `{}`

@@ -43,6 +43,7 @@ LLAMACPP = Engine(
         kv_usage=("llamacpp:kv_cache_usage_ratio",),  # until 2025
         progress=("llamacpp:n_decode_total", "llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total"),
     ),
+    lingers=True,
     refusals=(b"Loading model", b"no slot available"),
     flags={"metrics": "--metrics"},
 )

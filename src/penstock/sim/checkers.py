@@ -234,10 +234,17 @@ class CheckedScheduler(Scheduler):
         tells_models: bool | None = None,
         slots: int | Literal["auto"] | None = None,
         told_slots: int | None = None,
+        lingers: bool | None = None,
         now: float,
     ) -> list[Action]:
         changed = super().endpoint_changed(
-            name, models=models, tells_models=tells_models, slots=slots, told_slots=told_slots, now=now
+            name,
+            models=models,
+            tells_models=tells_models,
+            slots=slots,
+            told_slots=told_slots,
+            lingers=lingers,
+            now=now,
         )
         return self._checked(changed, now)
 

@@ -41,11 +41,13 @@ class Endpoints(Requests):
         tells_models: bool | None = None,
         slots: int | Literal["auto"] | None = None,
         told_slots: int | None = None,
+        lingers: bool | None = None,
         now: float,
     ) -> list[Action]:
         """It told what it serves (or that it can't tell) or how many it runs, or its slots were set. None: as before.
 
-        `slots` are set by hand and stay; `auto` gives them back to what the engine tells, or to finding out.
+        `slots` are set by hand and stay; `auto` gives them back to what the engine tells, or to finding out. `lingers`:
+        its engine goes on with what is given up (`given_up.py`).
         """
         endpoint = self._pool[name]
         if models is not None:
@@ -56,6 +58,8 @@ class Endpoints(Requests):
             endpoint.set_slots(slots)
         if told_slots is not None:
             endpoint.slots_told(told_slots)
+        if lingers is not None:
+            endpoint.ledger.given_up.lingers = lingers
         self._health_changed(now)
         self._queues.touch(endpoint)
         actions: list[Action] = []

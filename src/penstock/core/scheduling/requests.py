@@ -155,7 +155,7 @@ class Requests(Waiting):
         entry = self._leases[lease]
         answers = self._pending.answering(entry) if answering else None
         self._router.failed(entry, entry.held())
-        endpoint = self._release(entry, now)
+        endpoint = self._release(entry, now, given_up=failure is Failure.FIRST_BYTE_TIMEOUT and not answering)
         if answering:
             endpoint = answers
         if endpoint is not None:
@@ -177,7 +177,7 @@ class Requests(Waiting):
             self._forecast.left(entry, now)
             self._end(entry, None, now, Reason.CANCELLED)
             return self._pumped(now)  # others may have waited for it
-        endpoint = self._release(entry, now)
+        endpoint = self._release(entry, now, given_up=True)
         entry.move(Event.CANCELLED)
         self._end(entry, entry.presumed_usage(), now, Reason.CLIENT_GONE)
         return self._touched(endpoint, now) if endpoint is not None else self._pumped(now)

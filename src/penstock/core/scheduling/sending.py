@@ -152,8 +152,8 @@ class Sending(Ends):
         self._queues.touch(endpoint)
         return lease.endpoint
 
-    def _release(self, entry: Entry, now: float) -> Endpoint | None:
-        """Give the slot back, exactly once. None when its endpoint is gone."""
+    def _release(self, entry: Entry, now: float, *, given_up: bool = False) -> Endpoint | None:
+        """Give the slot back, exactly once; `given_up`: the engine is not done yet. None when its endpoint is gone."""
         lease = entry.held()
         del self._leases[lease.serial]
         entry.lease = None
@@ -166,6 +166,6 @@ class Sending(Ends):
         self._reserve.freed(entry.model, now)
         endpoint = self._pool.holder(lease)
         if endpoint is not None:
-            endpoint.ledger.remove(lease, now)
+            endpoint.ledger.remove(lease, now, given_up=given_up)
             self._queues.touch(endpoint)
         return endpoint
