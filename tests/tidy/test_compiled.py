@@ -54,6 +54,7 @@ def test_the_list_stands_on_files_that_are_there() -> None:
         assert _matching([pattern]), pattern
 
 
+@pytest.mark.static
 @pytest.mark.timeout(400)  # 14 s of work, which on a busy machine was seen to take minutes
 def test_mypyc_takes_what_is_to_be_compiled(tmp_path: Path) -> None:
     """All but the C compiler's part: what passes mypy may still be something that mypyc has no representation for."""
