@@ -575,6 +575,7 @@ WRONG_VALUES = {
     "discovery: [{kubernetes: {service: a, server: 'http://a', ca_file: /nowhere}}]": (
         "discovery[0].kubernetes.ca_file: cannot read `/nowhere`: no such file or directory"
     ),
+    "queue: {ordering: fcfs}": "queue.ordering: unknown setting (did you mean `ordering` at the top level?)",
     "queue: {min_share: 1}": "queue.min_share: unknown setting (did you mean `bands[].min_share`?)",
     "queue: {max_tokens: -1}": "queue.max_tokens: `-1`: expected at least 0",
     "ordring: fcfs": "ordring: unknown setting (did you mean `ordering`?)",

@@ -76,8 +76,9 @@ def _unknown_key(location: Location) -> tuple[str, str | None]:
     known = list(section.model_fields)
     near = did_you_mean(key, [*known, *section.later])
     if near is None:
-        places = [prefix + key for prefix, other in sections() if key in other.model_fields]
-        near = f"did you mean {listing([f'`{place}`' for place in places])}?" if places else None
+        found = [prefix for prefix, other in sections() if key in other.model_fields]
+        places = [f"`{prefix}{key}`" if prefix else f"`{key}` at the top level" for prefix in found]
+        near = f"did you mean {listing(places)}?" if places else None
     if near is None and any(key in other.later for _, other in sections()):
         return NOT_YET, None
     return "unknown setting", near or f"known here: {', '.join(known)}"
