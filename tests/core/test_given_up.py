@@ -69,6 +69,14 @@ def test_first_tokens_show_which_slots_are_free() -> None:
     assert own.engine_queue(SLOTS, 2.0) == 1
 
 
+def test_there_are_never_more_than_slots() -> None:
+    own = full(lingers=True)
+    for serial in range(11, 111):
+        own.add(lease(serial, at=1.0))
+        own.remove(own.leases[serial], 1.0, given_up=True)
+    assert own.given_up.count(1.0) == SLOTS
+
+
 def test_a_lease_that_ends_by_itself_leaves_a_free_slot() -> None:
     own = full(lingers=True)
     for serial in (1, 2, 3):

@@ -109,7 +109,7 @@ class Ledger:
             self._take_in(lease)
         if lease.serial in self.prefill.leases:
             self.prefill.first_token(lease, now)
-        self.given_up.no_more_than(self.slots - (len(self.leases) - self.reserved))
+        self._bound_given_up()
         self._entered += 1
         self._entered_max = max(self._entered_max, self._entered)
 
@@ -138,6 +138,11 @@ class Ledger:
         if given_up:
             pace_s = self.pace.time_per_output_token_s(now)
             self.given_up.note(lease, now, step_s=pace_s, told_within_s=self.stale_after_s)
+            self._bound_given_up()
+
+    def _bound_given_up(self) -> None:
+        """No more slots are at work for nobody than are not seen to be at work for somebody."""
+        self.given_up.no_more_than(self.slots - (len(self.leases) - self.reserved))
 
     def advance(self, now: float) -> None:
         """Let time pass for prompts: the first of them gets further, and answers that do not stream stop counting as
