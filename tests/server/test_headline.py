@@ -56,6 +56,20 @@ def test_memory_that_is_not_full_but_too_little_is_told_with_what_is_needed_and_
     ]
 
 
+def test_slots_that_work_for_who_hung_up_are_told() -> None:
+    made = scheduler(a=4)
+    made.endpoint_changed("a", lingers=True, now=0.0)
+    for at in range(8):
+        made.arrived(request(f"r{at}"), now=0.0)
+    made.observed("a", Observation(1.0, 4, 0, progress=1), now=1.0)
+    made.observed("a", Observation(1.5, 4, 0, progress=2), now=1.5)
+    for at in range(3):
+        made.cancelled(f"r{at}", now=2.0)
+    picture = made.snapshot(now=2.5)
+    assert picture.endpoints[0].given_up == 3
+    assert endpoint_why(picture.endpoints[0], picture) == "3 slots are still at work for clients that hung up"
+
+
 def test_an_endpoint_over_its_ceiling_says_both() -> None:
     picture = held_by_kv(0.93, 0.97).snapshot(now=2.0)
     assert endpoint_why(picture.endpoints[0], picture) == "93 % of its KV memory is used, the ceiling is 90 %"

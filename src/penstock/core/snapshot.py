@@ -52,6 +52,7 @@ class EndpointSnapshot(msgspec.Struct, frozen=True):
     leases: int
     reserved: int  #: leases before their first token
     pending: int  #: of these, for requests whose prompts are still being computed elsewhere
+    given_up: int  #: slots that are not leased, and in which its engine still works for who hung up
     load: float
     engine_waiting: float | None  #: as last observed; None where nothing credible was
     engine_running: float | None
@@ -242,6 +243,7 @@ def endpoint_now(
         leases=len(ledger.leases),
         reserved=ledger.reserved,
         pending=ledger.pending,
+        given_up=ledger.given_up.count(now),
         load=ledger.load(now),
         engine_waiting=base.waiting if base is not None else None,
         engine_running=base.running if base is not None else None,

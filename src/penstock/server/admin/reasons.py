@@ -55,6 +55,8 @@ def model_why(model: ModelSnapshot, snapshot: Snapshot, *, named: bool = True) -
 
 def endpoint_why(endpoint: EndpointSnapshot, snapshot: Snapshot) -> str | None:
     """Why an endpoint takes nothing of what is next, where there are numbers that show it."""
+    if endpoint.closed is Cause.ENGINE_QUEUE and endpoint.given_up:
+        return f"{count(endpoint.given_up, 'slot is', 'slots are')} still at work for clients that hung up"
     if endpoint.closed is not Cause.KV_FULL:
         return None
     ceiling = percent(snapshot.kv_usage_ceiling)
