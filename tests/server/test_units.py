@@ -109,7 +109,13 @@ def test_a_field_among_very_many_is_set_all_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ['"x":[' + '{"a":["]"]},' * 400_000 + "0]", '"x":1,' + ",".join(['"model":"a"'] * 300_000)]
+    "field",
+    [
+        '"x":[' + '{"a":["]"]},' * 400_000 + "0]",
+        '"x":1,' + ",".join(['"model":"a"'] * 300_000),
+        ",".join([f'"{n}":1' for n in range(1_500_000)]),
+    ],
+    ids=["small pieces", "one name", "many names"],
 )
 def test_a_field_of_a_large_body_is_set_without_holding_up_everybody(field: str) -> None:
     raw = ('{"model":"a",' + field + "}").encode()
@@ -117,6 +123,11 @@ def test_a_field_of_a_large_body_is_set_without_holding_up_everybody(field: str)
     replaced = replace_model(raw, "b")
     assert time.process_time() - begun_s < 1.0
     assert peek(replaced).model == "b"
+
+
+def test_colons_of_a_prompt_are_no_fields() -> None:
+    raw = json.dumps({"messages": [{"role": "user", "content": "a: b, " * 200_000}], "model": "a"}).encode()
+    assert replace_model(raw, "b") == raw[:-3] + b'b"}'
 
 
 @given(st.dictionaries(keys, values, max_size=4), st.sampled_from(["priority", "model"]), separators)
