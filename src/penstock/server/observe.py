@@ -78,7 +78,6 @@ class Observer:
         self._met = asyncio.Event()  # it became known what can be read
         self._told: list[str] | None = None
         self._told_slots: int | None = None
-        self._told_lingers = False
         self._list_trouble = ""  # the last that was logged
         self.engine: Engine | None = None  #: None until it is known
         self.facts = Facts()
@@ -180,7 +179,9 @@ class Observer:
             engine = self._configured or await learn.which_engine(self._ask, listing)
             if engine is not None:
                 self._use(engine)
-                self._tell_lingers(engine)
+                self._driver.tell(
+                    self._driver.scheduler.endpoint_changed(self._name, lingers=engine.lingers, now=self._driver.now())
+                )
                 self.facts, self._facts_tries = Facts(), FACTS_TRIES_MAX
                 if returns and self._told is not None:
                     self._tell_models(listing)
@@ -237,12 +238,6 @@ class Observer:
             self._driver.tell(
                 self._driver.scheduler.endpoint_changed(self._name, told_slots=slots, now=self._driver.now())
             )
-
-    def _tell_lingers(self, engine: Engine) -> None:
-        if engine.lingers != self._told_lingers:
-            self._told_lingers = engine.lingers
-            scheduler = self._driver.scheduler
-            self._driver.tell(scheduler.endpoint_changed(self._name, lingers=engine.lingers, now=self._driver.now()))
 
     # --- how loaded -------------------------------------------------------------------------------------------
 
