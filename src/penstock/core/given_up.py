@@ -55,7 +55,3 @@ class GivenUp:
     def next_s(self, now: float) -> float:
         """When time alone frees the next one; infinity when there is none."""
         return min([until_s for _, until_s in self._slots if until_s > now], default=math.inf)
-
-    def clear(self) -> None:
-        """Another process answers there, which was sent none of them."""
-        self._slots.clear()

@@ -237,7 +237,6 @@ class Ledger:
             lease.epoch = self.epoch
         self.reserved = sum(lease.first_token_s is None for lease in self.leases.values())
         self.prefill.restarted(previous_asked_s)
-        self.given_up.clear()
         self._foreign = 0.0
 
     def credible(self, now: float) -> bool:
