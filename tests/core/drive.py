@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from penstock.core.actions import Action, Dispatch, Evict, Fail, Reject, Requeue
-from penstock.core.estimate import BYTES_PER_TOKEN, Estimator
+from penstock.core.estimate import BYTES_PER_TOKEN, Estimator, contents_of
 from penstock.core.flow import Entry
 from penstock.core.lease import Lease
 from penstock.core.lifecycle import Event
@@ -42,7 +42,7 @@ def waiting_entry(name: str, seq: int = 1, **more: Any) -> Entry:
     entry = Entry(request(name, **more), seq)
     entry.move(Event.ADMITTED)
     of = entry.request
-    entry.expect(Estimator().estimate(of.tenant, of.model, of.body_bytes, of.output_tokens_max))
+    entry.expect(Estimator().estimate(of.tenant, of.model, contents_of(of), of.output_tokens_max))
     entry.work = entry.estimate.prompt_tokens + 2.0 * entry.estimate.output_tokens
     return entry
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from penstock.core.actions import Action, Dispatch, Evict, Fail, Reject
 from penstock.core.estimate import Estimator
-from penstock.core.request import Estimate, Request, Usage
+from penstock.core.request import Contents, Estimate, Request, Usage
 from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.core.settings import AdmissionSettings, EndpointSpec
 
@@ -63,7 +63,7 @@ class Wrong(Estimator):
         self._factors = factors
         self._truth = truth
 
-    def estimate(self, tenant: str, model: str, body_bytes: int, output_tokens_max: int | None) -> Estimate:
+    def estimate(self, tenant: str, model: str, contents: Contents, output_tokens_max: int | None) -> Estimate:
         prompt, output = self._truth[tenant]
         factor = self._factors.get(tenant, 1.0)
         return Estimate(max(1, round(prompt * factor)), max(1, round(output * factor)))

@@ -118,11 +118,6 @@ class Entry:
         self.whole = True  # its prompt is computed where it is answered; asked only where endpoints have roles
         self.trail: Trail | None = None  # what is noted of it, for who asks why it waits
 
-    @property
-    def prompt_bytes(self) -> int:
-        own = self.request.prompt_bytes
-        return self.request.body_bytes if own is None else own
-
     def expect(self, estimate: Estimate) -> None:
         """It is estimated to be this large, and not known to be cached anywhere."""
         self.estimate = estimate

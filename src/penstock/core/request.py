@@ -33,6 +33,19 @@ def keys_within(chunks: int) -> int:
     return _KEYS[min(chunks, PREFIX_CHUNKS_MAX)]
 
 
+class Contents(msgspec.Struct, frozen=True, gc=False):
+    """What a body holds, by kind: tokens are estimated for each kind apart."""
+
+    text_bytes: int  #: what is left without the data of pictures, sounds and so on, and without token ids
+    token_ids: int = 0  #: of prompts given as such
+    pictures: int = 0
+    sounds: int = 0
+    videos: int = 0
+    documents: int = 0
+    inputs: int = 1  #: prompts that are computed apart from each other
+    answers: int = 1  #: wanted in all; 0: the result is no text
+
+
 class Request(msgspec.Struct, frozen=True, gc=False):
     """One client request, as the scheduler sees it."""
 
@@ -43,7 +56,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     flow: tuple[str, ...] = ("anonymous",)  #: path through the fairness levels
     weights: tuple[float, ...] = (1.0,)  #: one per level of the path
     body_bytes: int = 0
-    prompt_bytes: int | None = None  #: of the body, what is prompt; None: all of it
+    contents: Contents | None = None  #: None: the body is text, one prompt for one answer
     output_tokens_max: int | None = None  #: the cap that the request sets itself
     streamed: bool = False  #: the answer comes token by token, so its first token can be seen
     pinned: str | None = None  #: the endpoint named by `?id=`: admitted or refused at once

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qs
 
 from penstock.core.outcome import Reason
-from penstock.core.request import Request
+from penstock.core.request import Contents, Request
 from penstock.server import body as bodies
 from penstock.server import two_phase, wire
 from penstock.server.admin.routes import AdminRoutes
@@ -253,7 +253,7 @@ class App:
             flow=flow,
             weights=weights,
             body_bytes=body_bytes,
-            prompt_bytes=MULTIPART_PROMPT_BYTES if form else None,
+            contents=Contents(MULTIPART_PROMPT_BYTES) if form else None,
             output_tokens_max=peek.output_tokens_max,
             streamed=peek.stream or passed.streams,
             pinned=pinned,

@@ -151,7 +151,7 @@ class Router:
         if endpoint is None or not self._policy.uses_prefix or not request.prefix:
             return
         located = Located(self._history)
-        located.measured((entry.estimate.prompt_tokens, entry.prompt_bytes), request.prefix_chunk_bytes)
+        located.measured((entry.estimate.prompt_tokens, request.body_bytes), request.prefix_chunk_bytes)
         self._history.remove(endpoint.index, request.prefix[located.keys_in(lease.cached_tokens) :])
 
     # --- what others say of endpoints ---------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class Router:
                 wrong = [e for e in self._pool if not sources.trusted(Source.HISTORY, e.index, now)]
                 doubted = dict.fromkeys((*[e.index for e in wrong], *self._doubted))
                 located.leave_out(sum(self._history.bit(index) for index in doubted))
-            located.measured((entry.estimate.prompt_tokens, entry.prompt_bytes), request.prefix_chunk_bytes)
+            located.measured((entry.estimate.prompt_tokens, request.body_bytes), request.prefix_chunk_bytes)
         if entry.blocks is not None:
             keys, block_tokens = entry.blocks
             held = self._exact.match(keys)

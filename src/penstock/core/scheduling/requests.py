@@ -8,6 +8,7 @@ from penstock.core import retry
 from penstock.core.actions import Action, Decode, Evict, Requeue
 from penstock.core.disagg import whole_usage
 from penstock.core.endpoint import Endpoint
+from penstock.core.estimate import contents_of
 from penstock.core.flow import Entry
 from penstock.core.lifecycle import Event, State
 from penstock.core.outcome import Reason
@@ -103,10 +104,12 @@ class Requests(Waiting):
         endpoint = self._release(entry, now)
         entry.move(Event.FINISHED)
         if usage is not None and usage.prompt_tokens > 0:
-            self._estimator.learn_prompt(entry.tenant, model, entry.prompt_bytes, usage.prompt_tokens)
-            self._estimator.learn_output(entry.tenant, model, usage.completion_tokens)
+            contents = contents_of(entry.request)
+            self._estimator.learn_prompt(entry.tenant, model, contents, usage.prompt_tokens)
+            self._estimator.learn_output(entry.tenant, model, usage.completion_tokens, contents.answers)
         elif usage is None and entry.output_seen > 1:
-            self._estimator.learn_output(entry.tenant, model, entry.output_seen)
+            answers = contents_of(entry.request).answers
+            self._estimator.learn_output(entry.tenant, model, entry.output_seen, answers)
         self._end(entry, usage or entry.presumed_usage(), now)
         if endpoint is None:
             return self._pumped(now)
@@ -196,7 +199,7 @@ class Requests(Waiting):
         """Estimate what it will cost, and find its flow and its place in there."""
         request = entry.request
         estimate = self._estimator.estimate(
-            request.tenant, request.model, entry.prompt_bytes, request.output_tokens_max
+            request.tenant, request.model, contents_of(request), request.output_tokens_max
         )
         entry.expect(estimate)
         if self._pool.roles.any:
