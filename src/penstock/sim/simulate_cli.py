@@ -12,6 +12,7 @@ from rich.console import Console
 
 from penstock import clock
 from penstock.sim import trace_cli
+from penstock.sim.lab import lab_cli
 from penstock.sim.report import Result, show
 from penstock.sim.scenarios import SCENARIOS, Scenario, Setup
 
@@ -31,18 +32,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object per seed; with a trace, one list")
     parser.add_argument("--list", action="store_true", help="list the scenarios")
     trace_cli.add_arguments(parser)
+    lab_cli.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """0 when all goals were met, 1 when one was missed (or a trace is broken), 2 for wrong flags."""
-    if args.list:
+    if args.list and not args.lab:
         _list(json=args.json)
         return EXIT_OK
-    problem = _problem(args)
+    problem = lab_cli.problem(args) or _problem(args)
     if problem is not None:
         print(f"penstock simulate: {problem}", file=sys.stderr)
         return EXIT_USAGE
     seeds = _seeds(args.seeds) if args.seeds else [args.seed]
+    if args.lab:
+        return lab_cli.list_cells(args) if args.list else lab_cli.run(args, seeds)
     if args.trace is not None:
         line = ProgressLine("trace", shown=sys.stderr.isatty())
         code = trace_cli.simulate(args, seeds, line.say)
@@ -73,9 +77,9 @@ def _simulate(scenario: Scenario, seeds: list[int], args: argparse.Namespace) ->
 def _problem(args: argparse.Namespace) -> str | None:
     if args.trace is not None and args.scenario is not None:
         return "--scenario and --trace are two different workloads; name one"
-    if args.scenario is None and args.trace is None:
-        return "--scenario (--list shows what there is) or --trace is missing"
-    if args.trace is None and args.scenario not in SCENARIOS and args.scenario != "all":
+    if args.scenario is None and args.trace is None and not args.lab:
+        return "--scenario (--list shows what there is), --trace or --lab is missing"
+    if args.scenario is not None and args.scenario not in SCENARIOS and args.scenario != "all":
         near = difflib.get_close_matches(args.scenario, SCENARIOS, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(SCENARIOS)}"
         return f"there is no scenario {args.scenario!r}; {hint}"

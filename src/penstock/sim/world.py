@@ -24,6 +24,8 @@ from penstock.core.retry import Failure
 from penstock.core.scheduler import Scheduler
 from penstock.sim import translate
 from penstock.sim.engine import Engine, EngineFullError, EngineRequest, Progress, PromptTooLongError
+from penstock.sim.lab.pages import Page
+from penstock.sim.lab.strange import PLAIN, value_at
 from penstock.sim.rivals import Rival, RoundRobinPassthrough
 from penstock.sim.workload import InFlight, Job, Source
 from penstock.sim.world_values import Journey, Node, Sample, Service, Who, WorldSettings
@@ -73,7 +75,11 @@ class World:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._open_sources = 0  # that have more to send
         self.nodes = {
-            spec.name: Node(spec, Engine(spec.config, seed=settings.seed * 1000 + number))
+            spec.name: Node(
+                spec,
+                Engine(spec.config, seed=settings.seed * 1000 + number),
+                Page(spec.strange.page, seed=settings.seed * 1000 + number),
+            )
             for number, spec in enumerate(settings.engines)
         }
         self._node_list = list(self.nodes.values())
@@ -106,6 +112,8 @@ class World:
         for number, node in enumerate(self.nodes.values()):
             self._tell(self.scheduler.endpoint_added(translate.endpoint_spec(node.spec), now=0.0))
             self.at(self.settings.scrape_s * (number + 1) / len(self.nodes), partial(self._ask_gauges, node))
+            for from_s, factor in node.spec.strange.speeds:
+                self.at(from_s, partial(self._change_speed, node, factor))
         for death in self.settings.deaths:
             node = self.nodes[death.engine]
             self.at(death.at_s, partial(self._die, node))
@@ -206,13 +214,11 @@ class World:
                 self._wait(journey, waits=False)
                 self._watch.dispatched(self, journey, action)
                 journey.prefills = action.decode is not None
-                submit = partial(self._submit, journey, node, node.life, action.lease)
-                self.at(self.now + self.settings.network_s, submit)
+                self._send(journey, node, node.life, action.lease)
             elif isinstance(action, Decode):
                 node = self.nodes[action.endpoint]
                 journey.lease, journey.node, journey.prefills, journey.transferred = action.lease, node, False, True
-                submit = partial(self._submit, journey, node, node.life, action.lease)
-                self.at(self.now + self.settings.network_s, submit)
+                self._send(journey, node, node.life, action.lease)
             elif isinstance(action, Requeue):
                 journey.node, journey.requeues = None, journey.requeues + 1
                 journey.transferred = False
@@ -235,6 +241,13 @@ class World:
 
     # --- engines ------------------------------------------------------------------------------------------------
 
+    def _send(self, journey: Journey, node: Node, life: int, lease: int) -> None:
+        door_s = value_at(node.spec.strange.doors, self.now, 0.0)
+        self.at(self.now + self.settings.network_s + door_s, partial(self._submit, journey, node, life, lease))
+
+    def _change_speed(self, node: Node, factor: float) -> None:
+        node.engine.slow_factor = factor
+
     def _submit(self, journey: Journey, node: Node, life: int, lease: int) -> None:
         job = journey.job
         if journey.outcome:
@@ -246,8 +259,9 @@ class World:
             try:
                 output_tokens = 1 if journey.prefills else job.output_tokens
                 transferred = journey.transferred
+                blocks = job.blocks if node.spec.strange.caches else ()
                 asked = EngineRequest(
-                    job.id, job.prompt_tokens, output_tokens, block_hashes=job.blocks, transferred=transferred
+                    job.id, job.prompt_tokens, output_tokens, block_hashes=blocks, transferred=transferred
                 )
                 node.engine.submit(asked, self.now)
             except EngineFullError:
@@ -308,7 +322,9 @@ class World:
             if journey.outcome:
                 continue
             ours = not journey.job.stream.bypass
-            seen = ours and journey.job.stream.streamed
+            strange = journey.node.spec.strange if journey.node is not None else PLAIN
+            asked = ours and journey.job.stream.streamed
+            seen = asked and strange.streams
             if progress.first:
                 journey.first_s = now
                 self._serve(journey).prompt_tokens += journey.job.prompt_tokens
@@ -320,9 +336,11 @@ class World:
                 self._serve(journey).output_tokens += tokens
                 used = progress.usage
                 usage = Usage(used.prompt_tokens, used.completion_tokens, used.cached_tokens, cached_told=True)
+                if asked and not seen:
+                    self._tell(scheduler.first_token(journey.lease, now=now))
                 self._end(journey, "completed")
                 if ours:
-                    self._tell(scheduler.finished(journey.lease, usage, now=now))
+                    self._tell(scheduler.finished(journey.lease, usage if strange.tells_usage else None, now=now))
             elif seen and not progress.first:
                 self._tell(scheduler.progressed(journey.lease, tokens, now=now))
 
@@ -358,7 +376,7 @@ class World:
         asked_s, way_s = self.now, self.settings.scrape_answer_s
 
         def look() -> None:
-            reading = translate.observation(node, asked_s) if node.alive else None
+            reading = node.page.read(translate.observation(node, asked_s)) if node.alive else None
             self.at(asked_s + way_s, lambda: hear(reading))
 
         def hear(reading: Observation | None) -> None:

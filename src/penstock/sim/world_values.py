@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from penstock.core.scheduler import SchedulerSettings
 from penstock.sim.engine import Engine
+from penstock.sim.lab.pages import Page
+from penstock.sim.lab.strange import PLAIN, Strange
 from penstock.sim.profiles import EngineConfig
 from penstock.sim.workload import Job, Source
 
@@ -18,6 +20,7 @@ class EngineSpec:
     config: EngineConfig
     slots: int | None = None  #: None: not told, it has to find out
     role: str = "both"  #: prefill, decode or both
+    strange: Strange = PLAIN  #: how it differs from what its configuration says
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class Node:
 
     spec: EngineSpec
     engine: Engine
+    page: Page = field(default_factory=Page)
     alive: bool = True
     life: int = 0  #: which process it is; what was meant for an earlier one is void
     started_s: float = 1.0

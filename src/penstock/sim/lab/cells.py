@@ -1,0 +1,253 @@
+"""The matrix: which strange engines are there, and under which load is each of them put?
+
+A cell's name says where it belongs: `grid/` crosses slots, step times and lengths of answers on engines that are
+plain; every other group takes a few engines of different sizes and makes one thing about them odd. Cells of `flood/`
+have a light tenant beside the load. More answers a second than `ANSWERS_PER_S_MAX` no cell asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from penstock.sim.capacity import requests_per_s
+from penstock.sim.lab import pages
+from penstock.sim.lab.pages import PageWays
+from penstock.sim.lab.strange import PLAIN, Strange, stalls
+from penstock.sim.profiles import PROFILES, EngineConfig
+
+WARM_S: Final = 10.0  # what the gateway may take to find out
+WINDOW_S: Final = 20.0  # that is measured, at least
+WINDOW_S_MAX: Final = 240.0
+TOKENS_PER_S_DEAR: Final = 20_000  # simulated a second: such a cell is measured for half as long
+LIGHT_SAMPLES: Final = 200  # first tokens of a light tenant: the 99th percentile is the second of them from the top
+LIGHT_ANSWER: Final = 20
+LIGHT_SHARE: Final = 0.1  # of the slots, if there were nobody else
+ANSWERS_PER_S_MAX: Final = 1_000  # more than a gateway in Python sends, and than any engine of this size answers
+
+
+class Load(StrEnum):
+    """What is asked of an engine."""
+
+    CLOSED = "closed"  #: so many clients, each asks again when it was answered
+    FLOOD = "flood"  #: three clients a slot, and a light tenant beside them
+    OPEN = "open"  #: arrivals at random, at a share of what the engines can do
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One strange engine (or several) under one load."""
+
+    name: str
+    slots: int = 64
+    step_s: float | None = 0.02  #: None: as the profile `default`, where prompts cost time
+    answer: int = 100  #: tokens on average
+    prompt: int = 100
+    strange: Strange = PLAIN
+    others: tuple[Strange, ...] = ()  #: more engines of the same size
+    load: Load = Load.CLOSED
+    clients: float = 1.5  #: per slot, in a closed loop
+    streamed: bool = True  #: what clients ask for
+    share: float = 0.5  #: of the capacity, where arrivals are open
+    deadline_s: float | None = None  #: of first tokens; goals are then the deadlines, not the throughput
+    long_share: float = 0.0  #: of requests have prompts of 8,000 tokens
+    foreign: float = 0.0  #: clients per slot that go past the gateway
+    picture_bytes: int = 0  #: of every other request, in base64
+    documents: int = 0  #: that prompts begin with; 0: prompts share nothing
+    late_share_max: float | None = None  #: of requests whose first token may take over 3 s
+    window_s: float = WINDOW_S
+    small: bool = False  #: one of those that `make test` runs
+
+    @property
+    def engines(self) -> tuple[Strange, ...]:
+        return (self.strange, *self.others)
+
+    @property
+    def config(self) -> EngineConfig:
+        """Every engine's size and speed: memory is never what bounds it."""
+        blocks = max(8192, self.slots * (4 * self.answer + 2 * self.prompt) // 16 + 8192)
+        budget = max(8192, self.slots)
+        if self.step_s is not None:
+            return EngineConfig(
+                step_s=self.step_s, max_num_seqs=self.slots, max_num_batched_tokens=budget, kv_blocks=blocks
+            )
+        size = 512 if self.documents else 16
+        return replace(
+            PROFILES["default"],
+            max_num_seqs=self.slots,
+            block_size=size,
+            kv_blocks=max(1, blocks * 16 // size),
+        )
+
+    @property
+    def capacity_per_s(self) -> float:
+        """Answers a second that one engine can do."""
+        if self.step_s is not None:
+            return self.slots / (self.answer * self.step_s)
+        return requests_per_s(self.config, self.prompt, self.answer)
+
+    @property
+    def light_per_s(self) -> float:
+        return LIGHT_SHARE * self.slots / (LIGHT_ANSWER * (self.step_s or 0.015))
+
+    @property
+    def measured_s(self) -> float:
+        """How long a run is looked at, after the warm-up."""
+        if self.load is Load.FLOOD:
+            return min(WINDOW_S_MAX, max(self.window_s, LIGHT_SAMPLES / self.light_per_s))
+        if self.step_s is not None and self.slots / self.step_s > TOKENS_PER_S_DEAR:
+            return self.window_s / 2
+        return self.window_s
+
+
+# --- the engines that each oddity is tried on -------------------------------------------------------------------
+
+SIZES: Final = (  # slots, step, answer
+    (4, 0.05, 100),
+    (64, 0.02, 100),
+    (200, 0.1, 20),
+)
+PAGES: Final[dict[str, PageWays]] = {
+    "late-2s": pages.LATE,
+    "late-8s": pages.VERY_LATE,
+    "missing": pages.MISSING,
+    "vanished": pages.VANISHED,
+    "frozen-idle": pages.FROZEN_IDLE,
+    "frozen-overloaded": pages.FROZEN_OVERLOADED,
+    "frozen-midway": pages.FROZEN_MIDWAY,
+    "too-high": pages.TOO_HIGH,
+    "too-low": pages.TOO_LOW,
+    "all-zero": pages.ALL_ZERO,
+    "other-model": pages.OTHER_MODEL,
+    "silent-queue": pages.SILENT_QUEUE,
+    "all-running": pages.ALL_RUNNING,
+    "memory-full": pages.MEMORY_FULL,
+    "no-counters": pages.NO_COUNTERS,
+}
+SPEEDS: Final = {
+    "slows-4x": Strange(speeds=((15.0, 4.0),)),
+    "quickens-4x": Strange(speeds=((0.0, 4.0), (15.0, 1.0))),
+    "wavers": Strange(speeds=tuple((5.0 * n, 3.0 if n % 2 else 1.0) for n in range(60))),
+    "compiles-first": Strange(speeds=((0.0, 50.0), (3.0, 1.0))),
+}
+DOORS: Final = {
+    "door-1s": Strange(doors=((0.0, 1.0),)),
+    "door-jumps": Strange(doors=tuple((6.0 * n, 2.0 if n % 2 else 0.0) for n in range(50))),
+}
+
+
+def _sized(slots: int, step_s: float, answer: int) -> str:
+    return f"{slots}x{step_s * 1000:g}ms/{answer}"
+
+
+def _grid() -> Iterator[Cell]:
+    for slots in (4, 8, 32, 64, 200, 512):
+        for step_s in (0.005, 0.02, 0.05, 0.1, 0.2):
+            for answer in (1, 4, 20, 100, 500, 2000):
+                if slots / (step_s * answer) <= ANSWERS_PER_S_MAX:
+                    yield Cell(f"grid/{_sized(slots, step_s, answer)}", slots, step_s, answer)
+
+
+def _not_streamed() -> Iterator[Cell]:
+    for slots, step_s, answer in (*SIZES, (200, 0.05, 60), (512, 0.05, 500)):
+        plain = Cell("", slots, step_s, answer)
+        name = _sized(slots, step_s, answer)
+        yield replace(plain, name=f"whole/not-asked/{name}", streamed=False)
+        yield replace(plain, name=f"whole/never-streams/{name}", strange=Strange(streams=False))
+        silent = Strange(streams=False, tells_usage=False, page=pages.MISSING)
+        yield replace(plain, name=f"whole/says-nothing/{name}", strange=silent)
+
+
+def _pages() -> Iterator[Cell]:
+    for page, ways in PAGES.items():
+        for slots, step_s, answer in SIZES:
+            plain = Cell("", slots, step_s, answer, strange=Strange(page=ways), window_s=30.0)
+            name = _sized(slots, step_s, answer)
+            yield replace(plain, name=f"pages/{page}/{name}")
+            yield replace(plain, name=f"pages/{page}/whole/{name}", streamed=False)
+            yield replace(plain, name=f"flood/{page}/{name}", load=Load.FLOOD)
+
+
+def _floods() -> Iterator[Cell]:
+    sizes = (*SIZES, (8, 0.1, 500), (8, 0.02, 20), (32, 0.2, 100), (64, 0.05, 2000), (200, 0.05, 60), (512, 0.05, 100))
+    for slots, step_s, answer in sizes:
+        plain = Cell(f"flood/plain/{_sized(slots, step_s, answer)}", slots, step_s, answer, load=Load.FLOOD)
+        yield plain
+        yield replace(plain, name=f"flood/whole/{_sized(slots, step_s, answer)}", streamed=False)
+
+
+def _odd() -> Iterator[Cell]:
+    for group, ways in (("speeds", SPEEDS), ("doors", DOORS)):
+        for oddity, strange in ways.items():
+            for slots, step_s, answer in SIZES:
+                name = f"{oddity}/{_sized(slots, step_s, answer)}"
+                plain = Cell(f"{group}/{name}", slots, step_s, answer, strange=strange, window_s=40.0)
+                yield plain
+                yield replace(plain, name=f"flood/{name}", load=Load.FLOOD)
+    for slots, step_s, answer in SIZES:
+        name = _sized(slots, step_s, answer)
+        jumpy = Strange(speeds=stalls(5.0, 2.0, step_s, WINDOW_S_MAX))
+        yield Cell(f"stalls/{name}", slots, step_s, answer, strange=jumpy, window_s=40.0)
+        yield Cell(f"usage/never-told/{name}", slots, step_s, answer, strange=Strange(tells_usage=False))
+        yield Cell(f"clients/fewer-than-slots/{name}", slots, step_s, answer, clients=0.8)
+        yield Cell(f"clients/four-times/{name}", slots, step_s, answer, clients=4.0)
+        yield Cell(f"others/half/{name}", slots, step_s, answer, foreign=0.5)
+    for slots in (8, 64, 256):
+        yield Cell(f"pictures/{slots}", slots, None, 100, 1000, picture_bytes=400_000)
+        for documents, caches in ((8, True), (8, False)):
+            name = f"caches/{'on' if caches else 'off'}/{slots}"
+            yield Cell(name, slots, None, 100, 200, strange=Strange(caches=caches), documents=documents)
+
+
+def _deadlines() -> Iterator[Cell]:
+    for share in (0.3, 0.7, 0.95):
+        for slots, step_s, answer in SIZES:
+            plain = Cell("", slots, step_s, answer, load=Load.OPEN, share=share, deadline_s=1.0, window_s=60.0)
+            name = f"{share:.0%}/{_sized(slots, step_s, answer)}"
+            yield replace(plain, name=f"deadlines/{name}")
+            jumpy = Strange(speeds=stalls(10.0, 2.0, step_s, WINDOW_S_MAX))
+            yield replace(plain, name=f"deadlines/stalls/{name}", strange=jumpy)
+            slow = Strange(speeds=((15.0, 20.0), (25.0, 1.0)))
+            yield replace(plain, name=f"deadlines/slow-spell/{name}", strange=slow)
+        long = Cell("", 64, None, 100, 300, load=Load.OPEN, share=share, long_share=0.08, window_s=60.0)
+        yield replace(long, name=f"deadlines/long-prompts/{share:.0%}", deadline_s=1.0)
+        yield replace(long, name=f"deadlines/tight/{share:.0%}", long_share=0.0, deadline_s=0.2)
+
+
+def _pairs() -> Iterator[Cell]:
+    """Two engines, the first of them odd."""
+    good = (PLAIN,)
+    for slots, step_s, answer in ((8, 0.02, 100), (64, 0.02, 100)):
+        name = _sized(slots, step_s, answer)
+        plain = Cell("", slots, step_s, answer, others=good, window_s=30.0)
+        for page in ("frozen-idle", "frozen-overloaded", "all-zero", "missing"):
+            yield replace(plain, name=f"pairs/{page}/{name}", strange=Strange(page=PAGES[page]))
+        yield replace(plain, name=f"pairs/slower-4x/{name}", strange=Strange(speeds=((0.0, 4.0),)))
+        stands = Strange(speeds=((15.0, 5.0 / step_s), (15.0 + step_s, 1.0)))
+        half = replace(plain, load=Load.OPEN, share=0.4, strange=stands, late_share_max=0.02)
+        yield replace(half, name=f"pairs/stands-5s/{name}")
+
+
+SMALL: Final = frozenset(
+    {
+        "grid/8x20ms/20",
+        "grid/200x100ms/20",
+        "whole/not-asked/64x20ms/100",
+        "pages/frozen-overloaded/64x20ms/100",
+        "pages/missing/4x50ms/100",
+        "flood/plain/8x20ms/20",
+        "deadlines/slow-spell/30%/4x50ms/100",
+        "pictures/8",
+    }
+)
+
+
+def _all() -> Iterator[Cell]:
+    for group in (_grid, _not_streamed, _pages, _floods, _odd, _deadlines, _pairs):
+        for cell in group():
+            yield replace(cell, small=cell.name in SMALL)
+
+
+CELLS: Final[dict[str, Cell]] = {cell.name: cell for cell in _all()}

@@ -1,0 +1,115 @@
+"""`penstock simulate --lab`: is the gateway right where the engine is strange and nobody told it anything?"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from fnmatch import fnmatchcase
+from itertools import chain, repeat
+from multiprocessing import get_context
+
+import msgspec
+
+from penstock.sim.lab.cells import CELLS, Cell
+from penstock.sim.lab.matrix import Row, run_cell
+
+EXIT_OK, EXIT_MISSED = 0, 1
+JOBS_MAX = 64
+HEAD = (
+    f"{'cell':44} {'seed':>4} {'of told':>8} {'of through':>10} {'told/thr.':>9} {'queue':>6} {'light s':>8} "
+    f"{'of told':>8} {'late':>6} {'wrong':>6} {'slots':>6}"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that go with `--lab`."""
+    group = parser.add_argument_group("in the lab of strange engines")
+    group.add_argument("--lab", action="store_true", help="run the matrix of strange engines (--list shows the cells)")
+    group.add_argument("--cells", metavar="PATTERN,…", help="only cells whose names match, like grid/* or *frozen*")
+    group.add_argument("--small", action="store_true", help="only the few cells that the tests run")
+    group.add_argument("--missed", action="store_true", help="print only cells that miss a goal")
+    group.add_argument("-j", "--jobs", metavar="N", type=int, default=1, help="processes that share the cells (1)")
+
+
+def problem(args: argparse.Namespace) -> str | None:
+    """What is wrong with the flags."""
+    if not args.lab:
+        return "--cells, --small, --missed and --jobs go with --lab" if _lab_only(args) else None
+    if args.scenario is not None or args.trace is not None:
+        return "--lab has its own workloads; leave --scenario and --trace out"
+    if not 1 <= args.jobs <= JOBS_MAX:
+        return f"--jobs takes 1 to {JOBS_MAX}"
+    if not cells(args):
+        return f"no cell matches {args.cells!r}; --lab --list shows them"
+    return None
+
+
+def _lab_only(args: argparse.Namespace) -> bool:
+    return args.cells is not None or args.small or args.missed or args.jobs != 1
+
+
+def cells(args: argparse.Namespace) -> list[Cell]:
+    """Those that were asked for."""
+    patterns = args.cells.split(",") if args.cells else ["*"]
+    asked = [cell for cell in CELLS.values() if any(fnmatchcase(cell.name, pattern) for pattern in patterns)]
+    return [cell for cell in asked if cell.small] if args.small else asked
+
+
+def list_cells(args: argparse.Namespace) -> int:
+    """Print their names."""
+    for cell in cells(args):
+        print(cell.name)
+    return EXIT_OK
+
+
+def run(args: argparse.Namespace, seeds: list[int]) -> int:
+    """0 when all cells met their goals, 1 when one missed."""
+    asked = [(cell, seed) for cell in cells(args) for seed in seeds]
+    if not args.json:
+        print(HEAD, flush=True)
+    missed: list[Row] = []
+    for row in _rows(asked, args):
+        if row.missed:
+            missed.append(row)
+        elif args.missed:
+            continue
+        print(msgspec.json.encode(row).decode() if args.json else line(row), flush=True)
+    if not args.json:
+        print(f"{len(asked)} runs, {len(missed)} missed a goal", flush=True)
+    return EXIT_MISSED if missed else EXIT_OK
+
+
+def _rows(asked: list[tuple[Cell, int]], args: argparse.Namespace) -> Iterator[Row]:
+    """In the order of `asked`, as they are done."""
+    if args.jobs == 1:
+        for cell, seed in asked:
+            yield run_cell(cell, seed, checked=args.check)
+        return
+    names, seeds = [cell.name for cell, _ in asked], [seed for _, seed in asked]
+    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
+        try:
+            yield from pool.map(_run_named, names, seeds, repeat(args.check))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _run_named(name: str, seed: int, checked: bool) -> Row:  # noqa: FBT001  (called by position, across processes)
+    return run_cell(CELLS[name], seed, checked=checked)
+
+
+def line(row: Row) -> str:
+    """A row of the table."""
+    refused = ", ".join(f"{count} {reason}" for reason, count in sorted(row.reasons.items()))
+    said = chain([f"missed: {', '.join(row.missed)}"] if row.missed else [], [refused] if refused else [])
+    return (
+        f"{row.cell:44} {row.seed:4} {_figure(row.of_told):>8} {_figure(row.of_through):>10} "
+        f"{_figure(row.told_of_through):>9} {row.queue_p99:6.0f} {_figure(row.light_p99_s):>8} "
+        f"{_figure(row.light_of_told):>8} {row.late_share:6.1%} {row.wrong:6} {row.slots:6}  {'; '.join(said)}"
+    ).rstrip()
+
+
+def _figure(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.3f}"

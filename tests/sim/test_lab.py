@@ -1,0 +1,163 @@
+"""The lab of strange engines: does a cell show what its engine does, and are the cells that must hold held?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from penstock.cli import main
+from penstock.config import Settings
+from penstock.core.observation import Observation
+from penstock.server.parts import scheduler_settings
+from penstock.sim.lab import pages
+from penstock.sim.lab.cells import CELLS, SMALL, Cell
+from penstock.sim.lab.matrix import Way, default_settings, run_cell, run_way
+from penstock.sim.lab.pages import Page, PageWays
+from penstock.sim.lab.strange import Strange, stalls, value_at
+
+BUSY = Observation(asked_s=5.0, running=8.0, waiting=4.0, kv_usage=0.5, progress=100.0, started_s=1.0)
+
+
+def at(seconds: float, running: float) -> Observation:
+    return Observation(asked_s=seconds, running=running, waiting=0.0, progress=10 * seconds, started_s=1.0)
+
+
+# --- pages ------------------------------------------------------------------------------------------------------
+
+
+def test_a_true_page_says_what_is() -> None:
+    assert Page(pages.TRUE).read(BUSY) is BUSY
+
+
+def test_a_late_page_shows_how_things_were() -> None:
+    page = Page(PageWays(late_s=2.0))
+    said = [page.read(at(0.5 * n, float(n))) for n in range(10)]
+    assert [reading.running for reading in said if reading] == [0, 0, 0, 0, 0, 1, 2, 3, 4, 5]
+    assert [reading.asked_s for reading in said if reading] == [0.5 * n for n in range(10)]
+
+
+def test_a_page_that_froze_stays_as_it_was() -> None:
+    page = Page(PageWays(frozen=True, from_s=2.0))
+    said = [page.read(at(float(n), float(n))) for n in range(5)]
+    assert [(reading.running, reading.progress) for reading in said if reading] == [
+        (0, 0), (1, 10), (2, 20), (2, 20), (2, 20),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ways", "running", "waiting"),
+    [
+        (pages.TOO_HIGH, 16, 14),
+        (pages.TOO_LOW, 4, 2),
+        (pages.ALL_ZERO, 0, 0),
+        (pages.SILENT_QUEUE, 8, 0),
+        (pages.ALL_RUNNING, 12, 0),
+        (pages.FROZEN_IDLE, 0, 0),
+        (pages.FROZEN_OVERLOADED, 64, 200),
+    ],
+)
+def test_a_page_lies_in_its_own_way(ways: PageWays, running: int, waiting: int) -> None:
+    said = Page(ways).read(BUSY)
+    assert said is not None
+    assert (running, waiting) == (said.running, said.waiting)
+
+
+def test_a_page_without_counters_has_none() -> None:
+    said = Page(pages.NO_COUNTERS).read(BUSY)
+    assert said == Observation(asked_s=5.0, running=8.0, waiting=4.0)
+
+
+def test_a_page_that_vanishes_was_there_before() -> None:
+    page = Page(pages.VANISHED)
+    assert page.read(at(14.9, 3.0)) is not None
+    assert page.read(at(15.1, 3.0)) is None
+
+
+def test_the_page_of_another_model_moves_without_us() -> None:
+    page = Page(pages.OTHER_MODEL, seed=1)
+    said = {reading.running for n in range(50) if (reading := page.read(at(float(n), 8.0)))}
+    assert len(said) > 10
+
+
+# --- what an engine does ----------------------------------------------------------------------------------------
+
+
+def test_a_course_holds_until_the_next_entry() -> None:
+    course = ((1.0, 4.0), (2.0, 1.0))
+    assert [value_at(course, now, 1.0) for now in (0.5, 1.0, 1.9, 2.0)] == [1.0, 4.0, 4.0, 1.0]
+
+
+def test_a_stall_is_one_long_step() -> None:
+    assert stalls(5.0, 2.0, 0.1, 11.0) == ((5.0, 20.0), (5.1, 1.0), (10.0, 20.0), (10.1, 1.0))
+
+
+def tokens_of(cell: Cell) -> float:
+    return run_way(cell, Way.TOLD, 1).tokens_per_s
+
+
+def test_an_engine_that_slows_down_makes_fewer_tokens() -> None:
+    plain = Cell("plain", slots=4, step_s=0.05, answer=100, window_s=10.0)
+    slow = replace(plain, strange=Strange(speeds=((10.0, 4.0),)))
+    assert tokens_of(slow) == pytest.approx(tokens_of(plain) / 4, rel=0.05)
+
+
+def test_requests_at_the_door_are_no_work_of_the_engine_s() -> None:
+    plain = Cell("plain", slots=4, step_s=0.05, answer=20, window_s=10.0)
+    door = replace(plain, strange=Strange(doors=((0.0, 1.0),)))
+    assert tokens_of(door) == pytest.approx(tokens_of(plain) / 2, rel=0.1), "a second at work, a second at the door"
+
+
+def test_an_engine_without_a_cache_computes_equal_prompts_anew() -> None:
+    cached = Cell("cached", slots=8, step_s=None, answer=20, documents=2, window_s=10.0)
+    assert tokens_of(cached) > 2 * tokens_of(replace(cached, strange=Strange(caches=False)))
+
+
+# --- the matrix -------------------------------------------------------------------------------------------------
+
+
+def test_the_gateway_that_is_told_nothing_is_the_one_that_people_start() -> None:
+    assert default_settings() == scheduler_settings(Settings())
+
+
+def test_every_small_cell_is_there() -> None:
+    assert {name for name, cell in CELLS.items() if cell.small} == SMALL
+
+
+def test_a_row_is_the_same_each_time() -> None:
+    cell = CELLS["grid/8x20ms/20"]
+    assert replace_cpu(run_cell(cell, 1)) == replace_cpu(run_cell(cell, 1))
+
+
+def replace_cpu(row: object) -> str:
+    return repr(row).split("cpu_s")[0]
+
+
+def test_the_command_tells_by_its_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--lab", "--small", "--cells", "grid/8x*", "--json", "--check"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["cell"] == "grid/8x20ms/20"
+    assert row["missed"] == []
+    assert row["of_told"] >= 0.95
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--lab", "--cells", "nothing/*"], "no cell matches"),
+        (["--lab", "--scenario", "overload"], "its own workloads"),
+        (["--scenario", "overload", "--small"], "go with --lab"),
+        (["--lab", "-j", "0"], "--jobs takes 1 to"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_told(
+    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", *flags]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_cells_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--lab", "--list", "--cells", "pictures/*"]) == 0
+    assert capsys.readouterr().out.split() == ["pictures/8", "pictures/64", "pictures/256"]
