@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from penstock.core.outcome import Reason
-from penstock.core.retry import BUDGET_BURST, Failure, RetryBudget, Verdict, final_reason, verdict
+from penstock.core.retry import RETRIES_MIN, WINDOW_S, Failure, RetryBudget, Verdict, final_reason, verdict
 
 SPENDING = [Failure.CONNECT, Failure.RESET, Failure.SERVER_ERROR]
 
@@ -36,13 +38,32 @@ def test_without_a_budget_nothing_is_tried_again() -> None:
     assert judge(Failure.RESET, 1, RetryBudget(0.0)) is Verdict.FAIL
 
 
-def test_retries_are_a_share_of_the_dispatches_in_the_long_run() -> None:
-    budget = RetryBudget(0.25)
+def retried(budget: RetryBudget, requests: int, *, per_s: float = math.inf, under_way: int = 0) -> int:
+    """How many of so many requests, all of which fail, are tried again."""
     spent = 0
-    for _ in range(10_000):
-        budget.dispatched()
-        spent += budget.take()
-    assert spent == pytest.approx(2500 + BUDGET_BURST, abs=2)
+    for number in range(requests):
+        now = number / per_s
+        budget.sent(now)
+        spent += budget.take(now, under_way=under_way)
+    return spent
+
+
+def test_of_a_burst_that_fails_a_share_is_tried_again_and_no_more() -> None:
+    assert retried(RetryBudget(0.2), 300) == 60
+
+
+def test_retries_are_a_share_of_the_requests_in_the_long_run() -> None:
+    assert retried(RetryBudget(0.25), 10_000, per_s=100) == pytest.approx(2500, rel=0.01)
+
+
+def test_a_few_are_tried_again_whatever_the_share_and_again_when_a_window_is_over() -> None:
+    assert retried(RetryBudget(0.01), 50) == RETRIES_MIN
+    assert retried(RetryBudget(0.01), 10 * WINDOW_S, per_s=1) == pytest.approx(10 * WINDOW_S, abs=RETRIES_MIN)
+
+
+def test_what_has_been_under_way_for_long_counts_like_what_was_just_sent() -> None:
+    budget = RetryBudget(0.5)
+    assert sum(budget.take(1e6, under_way=200) for _ in range(200)) == 100
 
 
 @pytest.mark.parametrize(

@@ -172,10 +172,12 @@ class World:
         await dead.close()
         return await self.engine(port=int(dead.url.rpartition(":")[2]), model=dead.model, **config)
 
-    async def scripted(self, *pieces: bytes, thinks_s: float = 0.0) -> tuple[dict[str, Any], list[bytes]]:
+    async def scripted(
+        self, *pieces: bytes, thinks_s: float = 0.0, then: bytes | None = None
+    ) -> tuple[dict[str, Any], list[bytes]]:
         """An engine that answers every POST with the same bytes: its settings, and the requests it saw.
 
-        It may think for a while after the first piece.
+        It may think for a while after the first piece, and answer all but the first POST otherwise (`then`).
         """
         requests: list[bytes] = []
 
@@ -186,6 +188,9 @@ class World:
                     await peer.send(NOT_FOUND)
                 else:
                     requests.append(data)
+                    if then is not None and len(requests) > 1:
+                        await peer.send(then)
+                        continue
                     await peer.send(*pieces[:1])
                     await asyncio.sleep(thinks_s)
                     await peer.send(*pieces[1:])

@@ -82,6 +82,22 @@ async def test_an_engines_last_error_passes_through_after_all_attempts(world: Wo
     assert len(world.seen()) == 3
 
 
+async def test_retries_are_the_share_of_requests_that_the_budget_says_and_ten_at_least(world: World) -> None:
+    engines = await pair(world, retry={"budget": 0.2})
+    for engine in engines:
+        fault(engine, "error")
+    answers = await asyncio.gather(*(world.chat() for _ in range(100)))
+    assert {answer.status for answer in answers} == {500}
+    assert 110 <= len(world.seen()) <= 120, "it was 300: a burst of 256 was free"
+
+
+async def test_without_a_budget_nothing_is_tried_again(world: World) -> None:
+    for engine in await pair(world, retry={"budget": 0}):
+        fault(engine, "error")
+    assert [(await world.chat()).status for _ in range(3)] == [500] * 3
+    assert len(world.seen()) == 3
+
+
 async def test_refused_by_all_ends_with_their_status_and_a_retry_after(world: World) -> None:
     for engine in await pair(world, **QUICK):
         fault(engine, "busy")
@@ -228,6 +244,36 @@ async def test_an_abort_inside_of_a_stream_is_told_before_it_is_done(world: Worl
     assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "stream_broken"
     assert done == b"data: [DONE]"
     assert b'"finish_reason":"abort"' in answer.body
+    assert await world.metric("penstock_requests_total", outcome="failed", reason="stream_broken") == 1
+
+
+WORD = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":null}]}\n\n'
+WHY = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+SSE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+END = b"data: [DONE]\n\n"
+
+
+def sse(*events: bytes) -> bytes:
+    return SSE_HEAD + b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in (*events, b""))
+
+
+async def test_an_engine_that_never_says_why_it_ended_works_and_its_streams_pass_as_they_are(world: World) -> None:
+    endpoint, seen = await world.scripted(sse(WORD, END))
+    await world.gateway(endpoints=[endpoint])
+    for _ in range(4):
+        answer = await world.chat(stream=True)
+        assert (answer.status, answer.body) == (200, WORD + END)
+    assert len(seen) == 4
+    assert await world.metric("penstock_requests_total", outcome="completed") == 4
+    assert world.picture().endpoints[0].state == "up"
+
+
+async def test_an_engine_that_always_said_why_and_once_does_not_has_failed_and_nothing_is_put_in(world: World) -> None:
+    endpoint, _ = await world.scripted(sse(WORD, WHY, END), then=sse(WORD, END))
+    await world.gateway(endpoints=[endpoint])
+    assert (await world.chat(stream=True)).body == WORD + WHY + END
+    assert (await world.chat(stream=True)).body == WORD + END
+    assert await world.metric("penstock_requests_total", outcome="completed") == 1
     assert await world.metric("penstock_requests_total", outcome="failed", reason="stream_broken") == 1
 
 

@@ -164,6 +164,18 @@ async def test_who_waits_keeps_its_place_while_bands_change_their_order_and_numb
     assert order[0] == ids[1], "the band of the second is above the others' now"
 
 
+async def test_what_is_gone_was_something_before_and_is_removed_after(world: World) -> None:
+    await world.engine()
+    await world.gateway(bands=[{"name": "high"}, {"name": "low"}], default_band="high", retry={"budget": 0.2})
+    world.document |= {"bands": [{"name": "high"}, {"name": "new"}], "retry": {"budget": 0.5}}
+    told = (await world.ask("POST", "/admin/reload")).json()
+    assert told["changes"] == [
+        {"key": "bands[low]", "before": None, "after": "removed"},
+        {"key": "bands[new]", "before": None, "after": "added"},
+        {"key": "retry.budget", "before": "0.2", "after": "0.5"},
+    ]
+
+
 async def test_prefixes_shares_and_drains_survive(world: World) -> None:
     await world.engine()
     await world.engine()

@@ -284,5 +284,11 @@ def test_done_is_no_proof_of_success(path: str, tail: bytes, well: bool) -> None
     assert ended_well(path, tail) is well
 
 
+def test_a_missing_finish_reason_is_a_failure_only_where_the_engine_gives_them() -> None:
+    assert ended_well(CHAT, TOKEN + DONE, finishes=False)
+    assert not ended_well(CHAT, TOKEN + STOP.replace(b"stop", b"abort") + DONE, finishes=False)
+    assert not ended_well(CHAT, TOKEN + b'data: {"error":{"message":"x"}}\n\n' + DONE, finishes=False)
+
+
 def test_the_tail_has_room_for_many_choices() -> None:
     assert ended_well(CHAT, (TOKEN * 1000 + STOP * 32 + USAGE + DONE)[-TAIL_BYTES:])

@@ -57,6 +57,7 @@ class Entry:
         "output_seen",
         "overtaken_from",
         "queued_since_s",
+        "recalls",
         "refusals",
         "request",
         "seq",
@@ -89,6 +90,7 @@ class Entry:
         self.waited_s = 0.0  # in earlier visits to the queue
         self.wait_s_max = 0.0  # what it may wait: never less than was allowed when it came
         self.attempts = 0  # failed dispatches that cost an attempt
+        self.recalls = 0  # how often it was taken back from an engine that showed no movement
         self.refusals = 0  # how often an engine turned it away as one too many
         self.avoid: dict[str, float] | None = None  # endpoints that refused or failed it, and until when to shun them
         self.bypassed = 0

@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.core.request import Usage
 from penstock.server.fields import UsageFields
-from penstock.server.stream_end import TAIL_BYTES, ended_well, tells_error
+from penstock.server.stream_end import TAIL_BYTES, ended_well, gives_finish_reason, tells_abort, tells_error
 
 HEAD_BYTES = 1024  # kept: an answer's id, and Anthropic's message_start, which alone tells the prompt's tokens
 HELD_BYTES_MAX = 65536  # of an event that is not whole yet; a longer one passes as it comes
@@ -81,9 +81,17 @@ class Answer:
         """Its last bytes."""
         return bytes(self._tail[-TAIL_BYTES:])
 
-    def ended_well(self, path: str) -> bool:
-        """Whether it is an answer and not a failure, now that it is whole."""
-        return not self._streamed or ended_well(path, self.tail)
+    def ended_well(self, path: str, *, finishes: bool = True) -> bool:
+        """Whether it is an answer and not a failure, now that it is whole. `finishes`: its engine gives reasons."""
+        return not self._streamed or ended_well(path, self.tail, finishes=finishes)
+
+    def gives_finish_reason(self, path: str) -> bool:
+        """Whether it is a stream that says why it ended."""
+        return self._streamed and gives_finish_reason(path, self.tail)
+
+    def tells_abort(self) -> bool:
+        """Whether the engine itself said that it cut it short."""
+        return tells_abort(self.tail)
 
     def tells_error(self) -> bool:
         """Whether the engine itself said that it failed."""

@@ -108,6 +108,7 @@ class Observer:
     def poke(self) -> None:
         """A request found nobody there: probe it now, and then often until it is back, maybe as another."""
         self._is_new = True
+        self._target.finishes.clear()
         self._poked.set()
 
     def ask_again(self) -> None:

@@ -184,15 +184,19 @@ class Relay:
         if not self._committed:
             self._commit(b"")
         path = self.exchange.target_path
-        well = self._answer.ended_well(path)
-        if not well and self._may_insert() and not self._answer.tells_error():
+        assert self._target is not None
+        finishes = self._target.finishes
+        if path not in finishes and self._answer.gives_finish_reason(path):
+            finishes.add(path)
+        well = self._answer.ended_well(path, finishes=path in finishes)
+        if not well and self._may_insert() and self._answer.tells_abort() and not self._answer.tells_error():
             self.exchange.write(self._broken_event(api_of(path), Reason.STREAM_BROKEN))
         self.exchange.write(self._answer.rest())
         self.exchange.end()
         if well:
             self.succeeded(status)
         else:
-            self.failed(Failure.BROKEN, "an error in the stream")
+            self.failed(Failure.BROKEN, "a stream that did not end well")
 
     def on_error(self, error: UpstreamError, /) -> None:
         self._call = None

@@ -3,6 +3,9 @@
 `[DONE]` is no proof of success (DESIGN §4.11): engines send it after an error event, too, and after an abort. The
 last few events tell, so only the stream's tail is kept and looked at, once, at the end. The patterns are safe
 against what a model says: inside of JSON its quotes and line breaks are escaped.
+
+A `[DONE]` without any finish reason is a failure where the engine is known to give one; some engines never do, and work
+(docs/decisions/0040).
 """
 
 from __future__ import annotations
@@ -38,10 +41,25 @@ def tells_error(tail: bytes | bytearray) -> bool:
     return _ERROR.search(tail) is not None
 
 
-def ended_well(path: str, tail: bytes) -> bool:
-    """Whether a stream of server-sent events, whole as HTTP goes, is an answer and not a failure."""
-    if _ERROR.search(tail) or _ABORTED.search(tail):
+def gives_finish_reason(path: str, tail: bytes) -> bool:
+    """Whether the stream says why it ended, on a path where engines may."""
+    return path in _WITH_FINISH_REASON and _FINISHED.search(tail) is not None
+
+
+def tells_abort(tail: bytes) -> bool:
+    """Whether the engine says that it cut the stream short."""
+    return _ABORTED.search(tail) is not None
+
+
+def ended_well(path: str, tail: bytes, *, finishes: bool = True) -> bool:
+    """Whether a stream of server-sent events, whole as HTTP goes, is an answer and not a failure.
+
+    `finishes`: its engine is known to give finish reasons on that path.
+    """
+    if _ERROR.search(tail) or tells_abort(tail):
         return False
     if path == "/generate_stream":  # TGI: its last event holds the whole text, which may be longer than the tail
         return b'"generated_text":null' not in tail[tail.rfind(b"\ndata:") + 1 :].replace(b": ", b":")
-    return path not in _WITH_FINISH_REASON or _DONE.search(tail) is None or _FINISHED.search(tail) is not None
+    if not finishes or path not in _WITH_FINISH_REASON:
+        return True
+    return _DONE.search(tail) is None or _FINISHED.search(tail) is not None

@@ -21,6 +21,7 @@ class Target:
         "api_key",
         "disowned",
         "engine",
+        "finishes",
         "heard_load",
         "meeting_place",
         "priority",
@@ -38,6 +39,7 @@ class Target:
         self.disowned: Callable[[], None] | None = None  # it does not have a model that it is believed to have
         self.engine = OPENAI  # until it is known
         self.priority: Priority | None = None  # how its engine orders by the body's `priority`, if it does
+        self.finishes: set[str] = set()  # paths, of two, where its streams were seen to end with a finish reason
         self.heard_load: Callable[[bytes], None] | None = None  # a load header came
         self._load_due_s = 0.0
 

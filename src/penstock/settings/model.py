@@ -181,7 +181,13 @@ class Retry(Section):
     max_attempts: values.Whole = setting(
         3, "How often one request is tried at most, the first time included.", ge=1, le=100
     )
-    budget: values.Number = setting(0.2, "Retries allowed as a share of all requests.", ge=0, le=1)
+    budget: values.Number = setting(
+        0.2,
+        "Retries allowed as a share of the requests of the last 10 s, or of those under way where these are more;"
+        " 10 in 10 s in any case, but with 0 none.",
+        ge=0,
+        le=1,
+    )
 
 
 class Health(Section):

@@ -61,17 +61,18 @@ RULES: dict[str, Rule] = {
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One setting that is another now. Values only where they are short and no secret."""
+    """One setting that is another now. Values only where they are short and no secret.
+
+    What was not there before, or is not there any more, has no value before, and `added` or `removed` after.
+    """
 
     key: str
     before: str | None = None
     after: str | None = None
 
     def line(self) -> str:
-        if self.before is None and self.after is None:
-            return f"{self.key} changed"
-        if self.before is None or self.after is None:
-            return f"{self.key} {self.after or self.before}"
+        if self.before is None:
+            return f"{self.key} {self.after or 'changed'}"
         return f"{self.key} {self.before} → {self.after}"
 
 
@@ -102,7 +103,7 @@ def _mappings(path: str, old: Mapping[str, object], new: Mapping[str, object]) -
     for key in {**old, **new}:
         inner = f"{path}.{key}" if path else key
         if key not in old or key not in new:
-            yield Change(inner, "removed" if key in old else None, "added" if key in new else None)
+            yield Change(inner, after="added" if key in new else "removed")
         elif old[key] != new[key]:
             yield from _values(inner, old[key], new[key])
 
@@ -123,7 +124,7 @@ def _items(path: str, old: Mapping[str, object], new: Mapping[str, object]) -> I
     for name in {**old, **new}:
         inner = f"{path}[{name}]"
         if name not in old or name not in new:
-            yield Change(inner, "removed" if name in old else None, "added" if name in new else None)
+            yield Change(inner, after="added" if name in new else "removed")
         elif old[name] != new[name]:
             yield from _values(inner, old[name], new[name])
     if path == "bands":  # the only list whose order means something

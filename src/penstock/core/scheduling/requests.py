@@ -284,7 +284,12 @@ class Requests(Waiting):
         if entry.request.pinned is not None:
             return Verdict.FAIL
         return retry.verdict(
-            failure, attempts=entry.attempts, attempts_max=self._settings.attempts_max, budget=self._budget
+            failure,
+            attempts=entry.attempts,
+            attempts_max=self._settings.attempts_max,
+            budget=self._budget,
+            now=now,
+            under_way=len(self._leases),
         )
 
     def _others_serve(self, entry: Entry, endpoint: Endpoint | None, now: float) -> bool:

@@ -108,7 +108,8 @@ class Sending(Ends):
         chosen.dispatches_total += 1
         chosen.last_lease = lease.serial
         self._affinity.used(chosen)
-        self._budget.dispatched()
+        if not entry.attempts and not entry.refusals and not entry.recalls:
+            self._budget.sent(now)
         queued = self._queues.waiting > 0 and any(request.model in b.tree.root.backlog for b in self._queues.bands)
         self._forecast.dispatched(entry, queued=queued, now=now)
         self._queues.touch(chosen)
