@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.batch.sql_store import KEEP_S, UPLOAD_S_MAX
+from penstock.batch.sql_store import FAR_S, KEEP_S
 from penstock.batch.sqlite import SqliteStore
 from penstock.batch.states import Event, ItemState, Status
 from penstock.batch.store import CHUNK_BYTES, STEP_ROWS, InUseError, QuotaError, StorageFullError, Store, StoreError
@@ -59,7 +59,7 @@ def a_file(
 
 def upload(store: Store, name: str = "file-1", tenant: str = "a", data: bytes = b"x" * 100, **more: float) -> File:
     begun = a_file(name, tenant, **more)  # type: ignore[arg-type]
-    store.begin_file(begun, MANY)
+    store.begin_file(begun, MANY, "r")
     pieces = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
     for seq in range(0, len(pieces), 3):
         store.append(name, seq, pieces[seq : seq + 3])
@@ -111,7 +111,7 @@ def lines_of(store: Store, state: ItemState, batch: str = "batch_1") -> list[byt
 
 def test_a_file_is_seen_when_it_is_whole_and_read_as_it_came(store: Store) -> None:
     data = bytes(range(256)) * 1000
-    store.begin_file(a_file("half"), MANY)
+    store.begin_file(a_file("half"), MANY, "r")
     store.append("half", 0, [b"x" * CHUNK_BYTES])
     whole = upload(store, data=data)
     assert store.file("a", "half", T) is None
@@ -151,17 +151,17 @@ def test_files_are_listed_page_by_page_in_either_order(store: Store) -> None:
 
 def test_a_quota_counts_what_is_being_uploaded_too(store: Store) -> None:
     quota = Quota(files=2, bytes=150, batches=1, items=10)
-    store.begin_file(a_file("one", size=100), quota)
+    store.begin_file(a_file("one", size=100), quota, "r")
     with pytest.raises(QuotaError, match="100 bytes"):
-        store.begin_file(a_file("two", size=51), quota)
-    store.begin_file(a_file("two", size=50), quota)
+        store.begin_file(a_file("two", size=51), quota, "r")
+    store.begin_file(a_file("two", size=50), quota, "r")
     with pytest.raises(QuotaError, match="2 files"):
-        store.begin_file(a_file("three"), quota)
-    store.begin_file(a_file("other", "b", size=150), quota)
+        store.begin_file(a_file("three"), quota, "r")
+    store.begin_file(a_file("other", "b", size=150), quota, "r")
     with pytest.raises(QuotaError):  # longer than was said, as a chunked body may be
         store.end_file(a_file("one", size=101), quota)
     store.drop_upload("one")
-    store.begin_file(a_file("three", size=100), quota)
+    store.begin_file(a_file("three", size=100), quota, "r")
 
 
 def test_a_file_that_an_open_batch_reads_stays(store: Store) -> None:
@@ -190,14 +190,31 @@ def test_deleted_files_are_erased_bit_by_bit(store: Store) -> None:
     assert store.read("file-1", 0, 1) == b""
 
 
-def test_an_upload_that_was_cut_off_is_erased_in_time(store: Store) -> None:
-    store.begin_file(a_file(), MANY)
+def test_an_upload_whose_gateway_is_gone_is_erased(store: Store) -> None:
+    store.begin_file(a_file(), MANY, "r")
     store.append("file-1", 0, [b"abc"])
-    assert not store.purge(T + UPLOAD_S_MAX / 2)
-    assert store.purge(T + UPLOAD_S_MAX + 1)
-    while store.purge(T + UPLOAD_S_MAX + 1):
+    store.beat("r", T + 30)
+    assert not store.purge(T + 29)
+    assert store.purge(T + 31)
+    while store.purge(T + 31):
         pass
     assert store.read("file-1", 0, 3) == b""
+
+
+def test_an_upload_that_was_given_up_does_not_become_a_file(store: Store) -> None:
+    store.begin_file(a_file(), MANY, "r")
+    while store.purge(T):  # "r" was never heard of
+        pass
+    with pytest.raises(StoreError, match="given up"):
+        store.end_file(msgspec.structs.replace(a_file(), status="processed"), MANY)
+
+
+def test_a_claim_from_before_the_clock_was_set_back_does_not_last_for_ever(store: Store) -> None:
+    running(store)
+    store.beat("r", T + 30)
+    assert store.claim("batch_1", "m", 3, "r")
+    set_back = T - FAR_S
+    assert store.release_lost(set_back) == 3
 
 
 # --- batches ------------------------------------------------------------------------------------------------------
@@ -390,7 +407,7 @@ def test_what_was_kept_is_there_after_a_restart(opening: Opening, kind: str) -> 
 
 def test_a_full_disk_keeps_nothing_of_what_did_not_fit() -> None:
     store = SqliteStore(None)
-    store.begin_file(a_file(), MANY)
+    store.begin_file(a_file(), MANY, "r")
     pages = store.sqlite.execute("PRAGMA page_count").fetchone()[0]
     store.sqlite.execute(f"PRAGMA max_page_count = {pages + 40}")
     store.append("file-1", 0, [b"x" * CHUNK_BYTES])
@@ -405,7 +422,7 @@ def test_a_full_disk_keeps_nothing_of_what_did_not_fit() -> None:
 
 def test_nobody_else_on_the_machine_reads_the_prompts(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "new")
-    store.begin_file(a_file(), MANY)
+    store.begin_file(a_file(), MANY, "r")
     modes = {path.name: path.stat().st_mode & 0o077 for path in (tmp_path / "new").glob("batch.sqlite3*")}
     assert len(modes) >= 2
     assert set(modes.values()) == {0}

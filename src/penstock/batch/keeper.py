@@ -41,6 +41,7 @@ class Keeper:
         line_bytes_max: int,
         claim_s: float,
         wall: Callable[[], float],
+        now: Callable[[], float],
     ) -> None:
         self._store = store
         self._runner = runner
@@ -48,8 +49,12 @@ class Keeper:
         self._lines_max = lines_max
         self._line_bytes_max = line_bytes_max
         self._claim_s = claim_s
-        self._wall = wall
+        self._wall = wall  # for what people read and what outlives the process
+        self._now = now
         self._pace = Pace()
+        # Of open batches, in `now`, which nobody sets back: when the window is over, and since when no more is begun.
+        self._due: dict[str, float] = {}
+        self._ending: dict[str, float] = {}
         self._look = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.outlook: list[Outlook] = []  #: of all open batches, for people
@@ -83,7 +88,8 @@ class Keeper:
         while True:
             try:
                 open_batches = await self._store.do(lambda store: store.open_batches(OPEN_MAX))
-                self._runner.open_batches(open_batches)
+                self._look_at_times(open_batches)
+                self._runner.open_batches([batch for batch in open_batches if not self._over(batch)])
                 self._forecast(open_batches)
                 for batch in open_batches:
                     await self._move_on(batch)
@@ -99,9 +105,18 @@ class Keeper:
                 pass
             self._look.clear()
 
+    def _look_at_times(self, batches: list[Batch]) -> None:
+        """A deadline is a time of day, and what is left of it is counted from when the batch was first seen here."""
+        wall, now = self._wall(), self._now()
+        self._due = {batch.id: self._due.get(batch.id, now + batch.deadline - wall) for batch in batches}
+        self._ending = {batch.id: self._ending[batch.id] for batch in batches if batch.id in self._ending}
+
+    def _over(self, batch: Batch) -> bool:
+        return self._now() >= self._due[batch.id]
+
     def _forecast(self, batches: list[Batch]) -> None:
         before = {one.id for one in self.outlook if one.misses_window}
-        self.outlook = self._pace.look(batches, self._wall())
+        self.outlook = self._pace.look(batches, wall=self._wall(), now=self._now())
         for one in self.outlook:
             if one.misses_window and one.id not in before:
                 left = one.total - one.completed - one.failed
@@ -113,16 +128,17 @@ class Keeper:
             if await self._store.do(lambda store: store.take(batch, self._runner.name, now)):
                 await self._validate(batch)
         elif batch.state is Status.CANCELLING:
-            await self._end(batch, Event.STOPPED, shapes.CANCELLED, batch.when().cancelling_at or now)
+            await self._end(batch, Event.STOPPED, shapes.CANCELLED)
         elif batch.left == 0 and not batch.when().expiring:
             await self._store.do(lambda store: store.move(batch.id, Event.ALL_ENDED, now))
             self.wake()
-        elif now >= batch.deadline:
-            await self._end(batch, Event.WINDOW_OVER, shapes.EXPIRED, batch.deadline)
+        elif self._over(batch):
+            await self._end(batch, Event.WINDOW_OVER, shapes.EXPIRED)
 
-    async def _end(self, batch: Batch, event: Event, why: tuple[str, str], since: float) -> None:
+    async def _end(self, batch: Batch, event: Event, why: tuple[str, str]) -> None:
         """Let end what waits; what runs has `STOP_S`. Looked at again until nothing is left."""
-        self._runner.withdraw(batch.id, running=self._wall() - since > STOP_S)
+        since = self._ending.setdefault(batch.id, self._now())
+        self._runner.withdraw(batch.id, running=self._now() - since > STOP_S)
         if batch.when().in_progress_at is None:  # cancelled before it was read
             while await self._store.do(lambda store: store.clear_items(batch.id)):
                 pass

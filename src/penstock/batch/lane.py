@@ -52,6 +52,9 @@ class Lane(Protocol):
         Both may be called before this returns.
         """
 
+    def room(self, tenant: str, user: str, model: str) -> int:
+        """How many more there is room for now: in the queue, or at the engines where nothing is queued."""
+
     def serves(self, model: str) -> bool:
         """Whether a model is one of those that are served; True where that can't be known yet."""
 

@@ -49,18 +49,22 @@ class Pace:
         self._tenants: dict[str, _Tenant] = {}
         self._ended: dict[str, int] = {}  # by batch
 
-    def look(self, batches: Sequence[Batch], now: float) -> list[Outlook]:
-        """The outlook of all open batches, those with the earliest deadline first."""
+    def look(self, batches: Sequence[Batch], *, wall: float, now: float) -> list[Outlook]:
+        """The outlook of all open batches, those with the earliest deadline first.
+
+        `wall` is the time that people read, and in which deadlines are set; it may be put forward or back. How fast
+        items end is counted in `now`, which never goes back.
+        """
         self._count(batches, now)
         ahead: dict[str, int] = {}
         found: list[Outlook] = []
         for batch in sorted(batches, key=lambda b: (b.deadline, b.created_at, b.id)):
             ahead[batch.tenant] = left = ahead.get(batch.tenant, 0) + batch.left
             per_s = self._per_s(batch.tenant, now)
-            end = now + left / per_s if per_s > 0 else None
+            end = wall + left / per_s if per_s > 0 else None
             runs = batch.status in (Status.VALIDATING, Status.IN_PROGRESS)
             stalled = end is None and now - self._tenants[batch.tenant].since > MEMORY_S
-            misses = runs and (now >= batch.deadline or stalled or (end is not None and end > batch.deadline))
+            misses = runs and (wall >= batch.deadline or stalled or (end is not None and end > batch.deadline))
             found.append(
                 Outlook(
                     id=batch.id,

@@ -4,9 +4,15 @@ For each tenant and model some items wait in the scheduler's lowest band, so tha
 at once, and the scheduler divides between tenants by weight. A tenant's own batches go earliest deadline first. What
 waits is bounded in number and bytes, and claimed by the handful when half of it has gone.
 
-A result counts when the store has it: until then the item is held. What the gateway itself refuses (a full queue, a
-tenant's limit, a stop) goes back and is offered again after a pause; a failure of engines is tried `ATTEMPTS_MAX` times
-in all, on top of the gateway's own retries; everything else is the item's result.
+How many are offered follows the room there is (`Lane.room`): what the tenant, the band and the queue may still hold,
+or, with queueing off, the slots that nobody uses. Batches take half of that room at most, so their tenant's other
+requests find a place beside them. Those that are claimed and not offered stand ready, and one is offered as soon
+as another is sent: a limit of a few places is enough to keep the engines busy.
+
+A result counts when the store has it: until then the item is held. A limit of the tenant's own that is reached all the
+same is no failure: the item stands ready again. What the gateway refuses for another reason (overload, a stop) goes back
+and is offered again after a pause that doubles; a failure of engines is tried `ATTEMPTS_MAX` times in all, on top of the
+gateway's own retries; everything else is the item's result.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 
 import msgspec
@@ -30,17 +36,19 @@ from penstock.core.outcome import Reason
 
 logger = logging.getLogger(__name__)
 
-WAITING = 64  # items of one tenant and model that wait: more than slots free in the time of a claim
+WAITING = 64  # items of one tenant and model that wait or stand ready: more than slots free in the time of a claim
 WAITING_ALL = 512  # of all tenants and models together
 HELD_MAX = 4096  # items under way and results not yet written, all together
 HELD_BYTES_MAX = 16 << 20  # of their requests' bodies; one item is taken whatever its size
 WRITE_MAX = 256  # results in one transaction
 ATTEMPTS_MAX = 3
-LOOK_S = 1.0  # how often the open batches are read anew when nothing tells
+LOOK_S = 1.0  # how often the open batches and the room are looked at when nothing tells
 DRY_S = 2.0  # a batch without pending items is asked again after that: others may have given some back
 PAUSE_S, PAUSE_S_MAX = 0.5, 20.0
 FAULT_S = 1.0  # after the store failed
 
+_LIMIT_PAUSE_S_MAX = 5.0  # for allowances that refill by the minute; nothing of them is lost by waiting
+_LIMITS = (Reason.TENANT_LIMIT, Reason.QUEUE_FULL, Reason.DISPLACED)  # of the tenant, its band, the queue
 _WAITED = (Reason.QUEUE_TIMEOUT, Reason.NO_ENDPOINT)  # refused after a long wait: no reason for another
 
 _Key = tuple[str, int]  # batch and line
@@ -50,11 +58,12 @@ _Stream = tuple[str, str]  # tenant and model
 class Held:
     """An item that this runner holds."""
 
-    __slots__ = ("attempts", "batch", "custom_id", "line", "offer", "over", "size", "stream", "waits")
+    __slots__ = ("attempts", "batch", "custom_id", "line", "offer", "over", "size", "stream", "waits", "work")
 
     def __init__(self, batch: str, item: Item, stream: _Stream) -> None:
         self.batch = batch
         self.line = item.line
+        self.work: Work | None = None  # while it stands ready
         self.custom_id = item.custom_id
         self.attempts = item.attempts
         self.size = item.size
@@ -74,19 +83,19 @@ class _Pause(msgspec.Struct):
 class Runner:
     """Runs items until it is stopped."""
 
-    def __init__(
-        self, store: StoreThread, lane: Lane, *, name: str, wall: Callable[[], float], now: Callable[[], float]
-    ) -> None:
+    def __init__(self, store: StoreThread, lane: Lane, *, name: str, now: Callable[[], float]) -> None:
         self.name = name
         self._store = store
         self._lane = lane
-        self._wall = wall
         self._now = now
         self._batches: dict[str, Batch] = {}  # in progress, the earliest deadline first
         self._held: dict[_Key, Held] = {}
         self._held_bytes = 0
         self._by_stream: dict[_Stream, list[Batch]] = {}  # the same
         self._waiting: Counter[_Stream] = Counter()
+        self._running: Counter[_Stream] = Counter()
+        self._ready: dict[_Stream, deque[Held]] = {}  # claimed, and not offered for want of room
+        self._offers: set[_Stream] = set()  # to be looked at in the next turn of the loop
         self._dry: dict[tuple[str, str], float] = {}  # batch and model, until when
         self._pauses: dict[_Stream, _Pause] = {}
         self._results: list[tuple[Held, Result]] = []  # to be written
@@ -102,7 +111,7 @@ class Runner:
     @property
     def running(self) -> int:
         """Items at the engines."""
-        return sum(1 for held in self._held.values() if held.offer is not None and not held.waits)
+        return self._running.total()
 
     @property
     def waiting(self) -> int:
@@ -110,13 +119,17 @@ class Runner:
         return self._waiting.total()
 
     @property
+    def ready(self) -> int:
+        """Items that are claimed, and not offered for want of room."""
+        return sum(map(len, self._ready.values()))
+
+    @property
     def held(self) -> int:
         return len(self._held)
 
     def open_batches(self, batches: list[Batch]) -> None:
-        """What there is to run, as the store has it now."""
-        now = self._wall()
-        found = [b for b in batches if b.state is Status.IN_PROGRESS and b.deadline > now]
+        """What there is to run, as the store has it now: of all that are open and whose window is not over."""
+        found = [b for b in batches if b.state is Status.IN_PROGRESS]
         self._batches = {batch.id: batch for batch in found}
         self._dry = {key: until for key, until in self._dry.items() if key[0] in self._batches}
         self._by_stream = {}
@@ -124,20 +137,21 @@ class Runner:
             for model in batch.names():
                 self._by_stream.setdefault((batch.tenant, model), []).append(batch)
         self._pauses = {stream: pause for stream, pause in self._pauses.items() if stream in self._by_stream}
-        self._waiting = +self._waiting  # without those that are 0
+        self._waiting, self._running = +self._waiting, +self._running  # without those that are 0
+        self._ready = {stream: ready for stream, ready in self._ready.items() if ready}
         self._wanted.set()
 
     def withdraw(self, batch: str, *, running: bool = False) -> None:
         """Take the items of a batch back: those that wait, or all."""
         for held in [h for h in self._held.values() if h.batch == batch]:
-            if held.offer is not None and (running or held.waits):
+            if held.work is not None or (held.offer is not None and (running or held.waits)):
                 self._take_back(held)
 
     def stop(self) -> None:
         """Claim nothing more, and take back what waits. What runs may end."""
         self._stopped = True
         for held in list(self._held.values()):
-            if held.offer is not None and held.waits:
+            if held.work is not None or (held.offer is not None and held.waits):
                 self._take_back(held)
 
     # --- claiming -----------------------------------------------------------------------------------------------
@@ -163,14 +177,20 @@ class Runner:
             return
         share = max(1, min(WAITING, WAITING_ALL // len(by_stream)))
         for stream, batches in by_stream.items():
-            if self._waiting[stream] > share // 2 or self._now() < self._pause(stream).until_s:
+            self._offer(stream)
+            if self._here(stream) > share // 2 or self._now() < self._pause(stream).until_s:
                 continue
             for batch in batches:
-                wanted = share - self._waiting[stream]
+                wanted = share - self._here(stream)
                 if wanted <= 0:
                     break
                 if self._now() >= self._dry.get((batch.id, stream[1]), 0.0):
                     await self._claim(batch, stream, wanted)
+                    self._offer(stream)
+
+    def _here(self, stream: _Stream) -> int:
+        """How many wait, or stand ready to."""
+        return self._waiting[stream] + len(self._ready.get(stream, ()))
 
     async def _claim(self, batch: Batch, stream: _Stream, wanted: int) -> None:
         wanted = min(wanted, HELD_MAX - len(self._held))
@@ -195,28 +215,63 @@ class Runner:
         if dry:
             self._dry[batch.id, stream[1]] = self._now() + DRY_S
         for item, line in items:
-            self._offer(batch, stream, item, line)
+            self._keep_ready(batch, stream, item, line)
 
-    def _offer(self, batch: Batch, stream: _Stream, item: Item, line: bytes) -> None:
+    def _keep_ready(self, batch: Batch, stream: _Stream, item: Item, line: bytes) -> None:
+        """Hold a claimed item until there is room for it."""
         held = self._held[batch.id, item.line] = Held(batch.id, item, stream)
         self._held_bytes += held.size
-        if self._stopped or batch.id not in self._batches:
-            self._give_back(held)
-            return
         try:
-            request = read_line(line)
+            body = read_line(line).body
         except Wrong as wrong:  # the file's bytes are not what they were
             text = shapes.unanswered(batch.id, item.line, item.custom_id, wrong.code, str(wrong))
             self._put(held, Result(batch.id, item.line, ItemState.FAILED, text))
             return
-        held.waits = True
-        self._waiting[stream] += 1
         name = shapes.request_name(batch.id, item.line)
-        work = Work(name, batch.tenant, batch.user, batch.endpoint, request.body)
+        held.work = Work(name, batch.tenant, batch.user, batch.endpoint, body)
+        self._ready.setdefault(stream, deque()).append(held)
+
+    # --- offering -----------------------------------------------------------------------------------------------
+
+    def _offer_soon(self, stream: _Stream) -> None:
+        """Look at a stream in the next turn of the loop: the scheduler is telling something now."""
+        if stream not in self._offers:
+            self._offers.add(stream)
+            asyncio.get_running_loop().call_soon(self._offer, stream)
+
+    def _offer(self, stream: _Stream) -> None:
+        """Let as many wait as there is room for."""
+        self._offers.discard(stream)
+        ready = self._ready.get(stream)
+        while ready and self._may_offer(ready[0]):
+            held = ready.popleft()
+            if self._stopped or held.batch not in self._batches:
+                held.work = None
+                self._give_back(held)
+            else:
+                self._submit(held)
+
+    def _may_offer(self, held: Held) -> bool:
+        stream, work = held.stream, held.work
+        assert work is not None
+        if self._now() < self._pause(stream).until_s:
+            return False
+        waiting, room = self._waiting[stream], self._lane.room(work.tenant, work.user, stream[1])
+        if room <= 0:  # others may hold it for long: with none under way, see whether that is so
+            return not (waiting or self._running[stream])
+        return waiting < max(1, (waiting + room) // 2)
+
+    def _submit(self, held: Held) -> None:
+        work, held.work = held.work, None
+        assert work is not None
+        held.waits = True
+        self._waiting[held.stream] += 1
         offer = self._lane.offer(
-            work, sent=lambda sent: self._sent(held, sent=sent), ended=lambda answer: self._answered(held, answer)
+            work,
+            sent=lambda sent: self._sent(held, sent=sent),
+            ended=lambda answer: self._answered(held, work, answer),
         )
-        if not held.over:
+        if not held.over and held.work is None:
             held.offer = offer
 
     # --- what becomes of them -----------------------------------------------------------------------------------
@@ -225,12 +280,20 @@ class Runner:
         if held.waits is sent:
             held.waits = not sent
             self._waiting[held.stream] += -1 if sent else 1
+            self._running[held.stream] += 1 if sent else -1
+            if sent:
+                self._offer_soon(held.stream)
             self._wanted.set()
 
-    def _answered(self, held: Held, answer: Answer) -> None:
+    def _answered(self, held: Held, work: Work, answer: Answer) -> None:
         self._let_go(held)
         pause = self._pause(held.stream)
         if answer.status in (429, 503):
+            if answer.reason in _LIMITS:
+                pause.until_s = self._now() + min(answer.retry_after_s or PAUSE_S, _LIMIT_PAUSE_S_MAX)
+                held.work = work
+                self._ready.setdefault(held.stream, deque()).appendleft(held)
+                return
             if answer.reason not in _WAITED:
                 pause.until_s = self._now() + (answer.retry_after_s or 0.0) / 4 + pause.next_s
                 pause.next_s = min(2 * pause.next_s, PAUSE_S_MAX)
@@ -246,9 +309,12 @@ class Runner:
 
     def _take_back(self, held: Held) -> None:
         offer = held.offer
-        assert offer is not None
-        self._let_go(held)
-        offer.withdraw()
+        if offer is None:  # it stands ready
+            held.work = None
+            self._ready[held.stream].remove(held)
+        else:
+            self._let_go(held)
+            offer.withdraw()
         self._give_back(held)
 
     def _let_go(self, held: Held) -> None:
@@ -256,7 +322,10 @@ class Runner:
         if held.waits:
             held.waits = False
             self._waiting[held.stream] -= 1
+        else:
+            self._running[held.stream] -= 1
         held.offer = None
+        self._offer_soon(held.stream)
         self._wanted.set()
 
     def _put(self, held: Held, result: Result) -> None:
@@ -291,7 +360,7 @@ class Runner:
     async def close(self) -> None:
         """Take everything back, and write what stands in line. Its tasks have ended."""
         for held in list(self._held.values()):
-            if held.offer is not None:
+            if held.work is not None or held.offer is not None:
                 self._take_back(held)
         with contextlib.suppress(StoreError):  # what is not written runs again
             while self._results or self._backs:

@@ -10,11 +10,12 @@ import msgspec
 from penstock.batch import shapes
 from penstock.batch.database import Database
 from penstock.batch.states import Event, ItemState, Status, after, is_open, may
-from penstock.batch.store import CHUNK_BYTES, PAGE_LINES, STEP_ROWS, InUseError, QuotaError
+from penstock.batch.store import CHUNK_BYTES, PAGE_LINES, STEP_ROWS, InUseError, QuotaError, StoreError
 from penstock.batch.values import Batch, File, FileKind, FileState, Item, NewItem, Problem, Quota, Result
 
 KEEP_S = 30 * 86_400.0  # ended batches stay in lists for so long, when their files are gone
-UPLOAD_S_MAX = 86_400.0  # an upload older than that was cut off with its gateway
+UPLOAD_S_MAX = 86_400.0  # an upload by nobody we know that is older than that was cut off with its gateway
+FAR_S = 86_400.0  # a claim that is good for longer was made before the clock was set back
 ERASED_CHUNKS = 64
 RUNNER_KEPT_S = 3_600.0
 _ENDS = (Event.ALL_ENDED, Event.WINDOW_OVER, Event.STOPPED)
@@ -39,11 +40,11 @@ class SqlStore:
 
     # --- files ------------------------------------------------------------------------------------------------
 
-    def begin_file(self, file: File, quota: Quota) -> None:
+    def begin_file(self, file: File, quota: Quota, runner: str) -> None:
         self.make_room(file.bytes)
         with self.database.transaction():
             self._check_quota(file.tenant, quota, files=1, size=file.bytes)
-            self.database.run("add_file", **msgspec.structs.asdict(file))
+            self.database.run("add_file", **msgspec.structs.asdict(file), runner=runner)
 
     def append(self, file: str, seq: int, chunks: Sequence[bytes]) -> None:
         assert all(len(chunk) == CHUNK_BYTES for chunk in chunks[:-1])
@@ -53,8 +54,8 @@ class SqlStore:
 
     def end_file(self, file: File, quota: Quota) -> None:
         with self.database.transaction():
-            changed = self.database.run("end_upload", **msgspec.structs.asdict(file))
-            assert changed == 1, "ended once"
+            if not self.database.run("end_upload", **msgspec.structs.asdict(file)):
+                raise StoreError("the upload was given up: its gateway was not heard of for too long")
             self._check_quota(file.tenant, quota, files=0, size=0)
 
     def drop_upload(self, file: str) -> None:
@@ -140,7 +141,9 @@ class SqlStore:
 
     def take(self, batch: Batch, runner: str, now: float) -> bool:
         with self.database.transaction():
-            return bool(self.database.run("take_batch", id=batch.id, status=batch.status, runner=runner, now=now))
+            far = now + FAR_S
+            taken = self.database.run("take_batch", id=batch.id, status=batch.status, runner=runner, now=now, far=far)
+            return bool(taken)
 
     def add_items(self, batch: str, items: Sequence[NewItem]) -> bool:
         rows = [{"batch": batch, **msgspec.structs.asdict(item)} for item in items]
@@ -215,7 +218,7 @@ class SqlStore:
                     details=None,
                     batch=batch.id,
                 )
-                self.database.run("add_file", **msgspec.structs.asdict(made))
+                self.database.run("add_file", **msgspec.structs.asdict(made), runner=None)
         return msgspec.structs.replace(batch, **names)
 
     # --- running ----------------------------------------------------------------------------------------------
@@ -273,12 +276,12 @@ class SqlStore:
     def release_lost(self, now: float) -> int:
         with self.database.transaction():
             self.database.run("forget_runners", before=now - RUNNER_KEPT_S)
-            return self.database.run("release_lost", now=now)
+            return self.database.run("release_lost", now=now, far=now + FAR_S)
 
     def purge(self, now: float) -> bool:
         with self.database.transaction():
             self.database.run("drop_expired", now=now)
-            self.database.run("drop_stale_uploads", before=now - UPLOAD_S_MAX)
+            self.database.run("drop_lost_uploads", before=now - UPLOAD_S_MAX, now=now, far=now + FAR_S)
             row = self.database.row("gone")
             if row is not None:
                 self._erase(*row)

@@ -7,6 +7,7 @@ folder the database is in memory, for tests.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import shutil
 import sqlite3
@@ -16,13 +17,21 @@ from typing import IO, Any
 
 from penstock.batch.database import Database, for_postgres
 from penstock.batch.sql_store import SqlStore
-from penstock.batch.store import StorageFullError, StoreError
+from penstock.batch.store import StorageFullError, StoreBrokenError, StoreError
 
 FILE = "batch.sqlite3"
 LOCK = "batch.lock"
 CACHE_KIB = 4096
 FREE_BYTES_MIN = 64 << 20  # left alone by uploads, so that results of what runs can still be written
 _BUSY_S = 5.0
+_BROKEN = (
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+)
+_OURS = (sqlite3.IntegrityError, sqlite3.ProgrammingError)  # mistakes of this program
 _VACUUM_PAGES = 256  # given back to the file system after an erasing step, 1 MiB
 
 
@@ -50,7 +59,13 @@ class SqliteStore(SqlStore):
             self._lock.close()
 
     def make_room(self, size: int) -> None:
-        if self._folder is not None and shutil.disk_usage(self._folder).free - size < FREE_BYTES_MIN:
+        if self._folder is None:
+            return
+        try:
+            free = shutil.disk_usage(self._folder).free
+        except OSError as error:
+            raise StoreBrokenError(f"the data folder {self._folder} can't be read: {error.strerror}") from error
+        if free - size < FREE_BYTES_MIN:
             raise StorageFullError("the disk under the data folder has no room for it")
 
     def purge(self, now: float) -> bool:
@@ -63,17 +78,27 @@ class SqliteStore(SqlStore):
 class _Sqlite(Database):
     def __init__(self, path: str) -> None:
         super().__init__()
-        if path != ":memory:":
-            Path(path).touch(mode=0o600)  # people's prompts; the log beside it gets the same mode
-        self._connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
-        for pragma in (
-            "auto_vacuum = INCREMENTAL",  # first: it takes hold only in a file without tables
-            "journal_mode = WAL",
-            "synchronous = FULL",
-            "journal_size_limit = 16777216",
-            f"cache_size = -{CACHE_KIB}",
-        ):
-            self._connection.execute(f"PRAGMA {pragma}").fetchall()
+        try:
+            if path != ":memory:":
+                Path(path).touch(mode=0o600)  # people's prompts; the log beside it gets the same mode
+            self._connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise (StorageFullError if full else StoreError)(f"{path}: {error.strerror}") from error
+        except sqlite3.Error as error:
+            raise self.translated(error) from error
+        try:
+            for pragma in (
+                "auto_vacuum = INCREMENTAL",  # first: it takes hold only in a file without tables
+                "journal_mode = WAL",
+                "synchronous = FULL",
+                "journal_size_limit = 16777216",
+                f"cache_size = -{CACHE_KIB}",
+            ):
+                self._connection.execute(f"PRAGMA {pragma}").fetchall()
+        except sqlite3.Error as error:
+            self._connection.close()
+            raise self.translated(error) from error
 
     def dialect(self, statement: str) -> str:
         return for_postgres(statement, chosen=False)
@@ -88,10 +113,16 @@ class _Sqlite(Database):
         self._connection.executemany(statement, values)
 
     def translated(self, error: Exception) -> Exception:
-        if not isinstance(error, sqlite3.OperationalError):
+        if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, _OURS):
             return error
-        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what an extended code adds
+        if code == sqlite3.SQLITE_FULL:
             return StorageFullError("the disk under the data folder is full")
+        if code in _BROKEN:
+            return StoreBrokenError(
+                f"SQLite: {error}. {FILE} in the data folder is damaged or gone: put a good copy in its place, "
+                "or move it away to begin with an empty store. The rest of the gateway goes on"
+            )
         return StoreError(f"SQLite: {error}")
 
     def close(self) -> None:
@@ -104,12 +135,11 @@ def _lock(folder: Path) -> IO[bytes]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         held = (folder / LOCK).open("ab")
     except OSError as error:
-        raise StoreError(f"batch.data: {folder} can't be used: {error.strerror}") from None
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise (StorageFullError if full else StoreError)(f"{folder} can't be used: {error.strerror}") from None
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         held.close()
-        raise StoreError(
-            f"batch.data: {folder} is in use by another gateway; several can share a PostgreSQL store"
-        ) from None
+        raise StoreError(f"{folder} is in use by another gateway; several can share a PostgreSQL store") from None
     return held

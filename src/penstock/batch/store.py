@@ -22,6 +22,10 @@ class StoreError(Exception):
     """The store can't do it now; nothing was changed. The message is for operators."""
 
 
+class StoreBrokenError(StoreError):
+    """What is kept can't be read: it is damaged, or gone. Nobody gets further until it is mended or replaced."""
+
+
 class StorageFullError(StoreError):
     """There is no room left on the disk."""
 
@@ -41,14 +45,17 @@ class Store(Protocol):
 
     # --- files ------------------------------------------------------------------------------------------------
 
-    def begin_file(self, file: File, quota: Quota) -> None:
-        """Make room for an upload of at most `file.bytes`. Nobody sees it until it is whole."""
+    def begin_file(self, file: File, quota: Quota, runner: str) -> None:
+        """Make room for an upload of at most `file.bytes`. Nobody sees it until it is whole.
+
+        It lasts as long as the runner that takes it in is heard of (`beat`): `purge` drops those of lost runners.
+        """
 
     def append(self, file: str, seq: int, chunks: Sequence[bytes]) -> None:
         """Its next bytes, in pieces of `CHUNK_BYTES`; the last may be shorter."""
 
     def end_file(self, file: File, quota: Quota) -> None:
-        """It is whole: its bytes, lines, status and details count from now on."""
+        """It is whole: its bytes, lines, status and details count from now on. StoreError where it was dropped."""
 
     def drop_upload(self, file: str) -> None:
         """It will not be whole."""

@@ -1,18 +1,20 @@
 """How does the event loop use a store that blocks? One thread owns it and does one thing after another.
 
 The line of what is to be done is bounded by its callers: each awaits its answer before it asks again. A store that
-can't be opened (PostgreSQL that is not up yet) is tried anew with each call, so the gateway starts without it.
+can't be opened (PostgreSQL that is not up yet, a file that is damaged) is tried again with each call, and one that
+turns out to be damaged is closed and opened again: the gateway serves without it, and it comes back by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from penstock.batch.store import Store, StoreError
+from penstock.batch.store import Store, StoreBrokenError, StoreError
 
 T = TypeVar("T")
 _Job = tuple[Callable[[Store], object], asyncio.AbstractEventLoop, "asyncio.Future[object]"]
@@ -27,6 +29,7 @@ class StoreThread:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self.trouble: str | None = None  #: why the last call failed, in words for operators; None when it did not
 
     async def do(self, work: Callable[[Store], T]) -> T:
         """Let the store do it. Once this was called it will be done, also where nobody waits for it any more."""
@@ -54,12 +57,25 @@ class StoreThread:
                 if self._store is None:
                     self._store = self._opening()
                 result, error = work(self._store), None
+                self.trouble = None
             except Exception as problem:  # noqa: BLE001 - whoever asked is told
                 result, error = None, problem
+                self._failed(problem)
             loop.call_soon_threadsafe(_tell, future, result, error)
             del job, work, future, result, error  # nothing is kept while waiting for the next
-        if self._store is not None:
-            self._store.close()
+        self._drop()
+
+    def _failed(self, problem: Exception) -> None:
+        if isinstance(problem, StoreError):
+            self.trouble = str(problem)
+        if isinstance(problem, StoreBrokenError):
+            self._drop()  # what is put in its place is opened with the next call
+
+    def _drop(self) -> None:
+        store, self._store = self._store, None
+        if store is not None:
+            with contextlib.suppress(Exception):  # it may be broken in any way
+                store.close()
 
 
 def _tell(future: asyncio.Future[object], result: object, error: Exception | None) -> None:

@@ -126,6 +126,11 @@ class Pool:
                 tried_out.append(e)
         return well or tried_out
 
+    def free_slots(self, model: str) -> int:
+        """Slots in service for a model that no lease holds."""
+        endpoints = (e for e in self if e.in_service and e.role is not Role.PREFILL and e.serves(model))
+        return sum(max(0, e.slots - len(e.ledger.leases)) for e in endpoints)
+
     def slots(self, model: str) -> int:
         """Slots of the endpoints that are in service and answer for the model."""
         slots = self._slots.get(model)

@@ -74,6 +74,12 @@ class Queues:
         bounds = self._bounds
         return self.waiting > bounds.requests_max or self.bytes > bounds.bytes_max or self.tokens > bounds.tokens_max
 
+    def room(self, band: int) -> int:
+        """How many more requests may wait in a band without anybody having to go."""
+        settings, waiting = self.bands[band].settings, len(self.bands[band].entries)
+        room = self._bounds.requests_max - self.waiting
+        return max(0, room if settings.requests_max is None else min(room, settings.requests_max - waiting))
+
     def displaced_by(self, entry: Entry) -> list[Entry] | None:
         """Who has to go for a newcomer that waits already; None when that would not help, so that it must go itself."""
         bounds, victims = self._bounds, list[Entry]()

@@ -53,6 +53,15 @@ class Scheduler(Operators):
         super().__init__(settings, random.random)
         self._random = random
 
+    def room(self, model: str, tenant: str, band: int, *, now: float) -> int:
+        """How many more requests there is room for: in the queue, or where nothing waits, in slots that nobody uses.
+
+        Bounds in bytes and tokens are left out: they depend on the request.
+        """
+        queue = self._settings.queue_enabled
+        room = self._queues.room(band) if queue else self._pool.free_slots(model)
+        return int(min(room, self._tenants.room(tenant, now)))
+
     def least_loaded(self, model: str, *, but: Collection[str] = (), now: float) -> str | None:
         """Where to send something that needs neither queue nor lease (tokenizing); None when nobody else is alive."""
         usable = self._pool.usable(Request(id="", model=model, band=0), now)

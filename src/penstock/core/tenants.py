@@ -14,6 +14,7 @@ Only tenants that have limits are known here, so memory is bounded by the settin
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Mapping
 
 from penstock.core.flow import Entry
@@ -172,6 +173,20 @@ class Tenants:
         if limits.queued_tokens is not None and account.queued_tokens > limits.queued_tokens:
             return "queued_tokens"
         return None
+
+    def room(self, tenant: str, now: float) -> float:
+        """How many more requests of the tenant may wait now; infinity where nothing limits them."""
+        account = self._accounts.get(tenant)
+        if account is None:
+            return math.inf
+        limits, room = account.limits, math.inf
+        if limits.queued is not None:
+            room = limits.queued - account.queued
+        if account.requests is not None:
+            room = min(room, account.requests.left(now))
+        if account.tokens is not None and account.tokens.left(now) < 1.0:
+            room = 0.0
+        return max(0.0, room)
 
     # --- what runs ------------------------------------------------------------------------------------------
 

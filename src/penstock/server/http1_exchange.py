@@ -72,6 +72,7 @@ class Exchange:
         "note",
         "on_body",
         "on_disconnect",
+        "on_over",
         "on_pause",
         "on_resume",
         "peer",
@@ -103,6 +104,9 @@ class Exchange:
         self.on_body: Callable[[bytes], None] | None = None
         # The client is gone before end(): at most once, never after end() or abort().
         self.on_disconnect: Callable[[], None] | None = None
+        # The exchange is over, in whatever way: answered, refused by the server, broken off, or its client gone. Once,
+        # and before on_disconnect: who holds something for the exchange lets go of it here.
+        self.on_over: Callable[[], None] | None = None
         # The write buffer is over, or under, its marks. No on_resume follows an on_disconnect.
         self.on_pause: Callable[[], None] | None = None
         self.on_resume: Callable[[], None] | None = None
@@ -233,7 +237,10 @@ class Exchange:
     def _detach(self) -> None:
         """Forget the connection and the callbacks: what they hold must not outlive the exchange."""
         self._connection = None
-        self.on_body = self.on_disconnect = self.on_pause = self.on_resume = None
+        over = self.on_over
+        self.on_body = self.on_disconnect = self.on_over = self.on_pause = self.on_resume = None
+        if over is not None:
+            over()
 
     def _head(self, connection: Connection, status: int, headers: Sequence[Header], framing: bytes) -> bytes:
         self.status = status

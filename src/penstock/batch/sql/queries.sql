@@ -2,8 +2,8 @@
 -- where several gateways write at once; SQLite has one writer.
 
 -- name: add_file
-INSERT INTO files (id, tenant, kind, filename, bytes, lines, created_at, expires_at, status, details, batch)
-VALUES (:id, :tenant, :kind, :filename, :bytes, :lines, :created_at, :expires_at, :status, :details, :batch)
+INSERT INTO files (id, tenant, kind, filename, bytes, lines, created_at, expires_at, status, details, batch, runner)
+VALUES (:id, :tenant, :kind, :filename, :bytes, :lines, :created_at, :expires_at, :status, :details, :batch, :runner)
 
 -- name: usage_of
 SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM files WHERE tenant = :tenant AND status <> 'gone'
@@ -46,8 +46,10 @@ UPDATE files SET status = 'gone' WHERE id = :id
 UPDATE files SET status = 'gone' WHERE status <> 'gone' AND expires_at <= :now
 AND NOT EXISTS (SELECT 1 FROM batches WHERE input_file = files.id AND ended_at IS NULL)
 
--- name: drop_stale_uploads
-UPDATE files SET status = 'gone' WHERE status = 'uploading' AND created_at <= :before
+-- name: drop_lost_uploads
+-- Those whose gateway is gone; of a gateway that does not tell its name, those of a day ago.
+UPDATE files SET status = 'gone' WHERE status = 'uploading' AND ((runner IS NULL AND created_at <= :before)
+  OR runner NOT IN (SELECT name FROM runners WHERE until > :now AND until <= :far))
 
 -- name: chunks
 SELECT data FROM chunks WHERE file = :file AND seq BETWEEN :first AND :last ORDER BY seq
@@ -103,7 +105,7 @@ FROM batches WHERE ended_at IS NULL ORDER BY deadline, created_at, id LIMIT :lim
 -- name: take_batch
 -- One gateway reads a batch's file or makes its end; another may take over when that one is gone.
 UPDATE batches SET handler = :runner WHERE id = :id AND status = :status AND (handler IS NULL OR handler = :runner
-  OR handler NOT IN (SELECT name FROM runners WHERE until > :now))
+  OR handler NOT IN (SELECT name FROM runners WHERE until > :now AND until <= :far))
 
 -- name: move_batch
 UPDATE batches SET status = :status, times = :times, ended_at = :ended_at, total = :total, models = :models,
@@ -167,7 +169,7 @@ ON CONFLICT (name) DO UPDATE SET until = excluded.until
 
 -- name: release_lost
 UPDATE items SET state = 0, runner = NULL
-WHERE state = 1 AND runner NOT IN (SELECT name FROM runners WHERE until > :now)
+WHERE state = 1 AND runner NOT IN (SELECT name FROM runners WHERE until > :now AND until <= :far)
 
 -- name: forget_runners
 DELETE FROM runners WHERE until <= :before

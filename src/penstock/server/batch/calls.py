@@ -1,13 +1,17 @@
 """How is a call of the files and batches API served, when the store has to be waited for?
 
-Each call is a task, and their number is bounded. What goes wrong has one place here: a refusal in OpenAI's shape.
+Each call is a task, and their number is bounded, in all and for one tenant, so that none holds the door for the others.
+Uploads and downloads last as long as their client likes: they are counted apart, and never hold up a call that asks or
+says something short. What goes wrong has one place here: a refusal in OpenAI's shape.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine
+from enum import StrEnum
 from urllib.parse import parse_qs
 
 import msgspec
@@ -19,8 +23,12 @@ from penstock.server.http1 import Exchange, Header
 
 logger = logging.getLogger(__name__)
 
-CALLS_MAX = 256  # under way at once; more are told to come back
+CALLS_MAX = (
+    256  # of each kind, under way at once; more are told to come back. A download holds up to 256 KB of its file
+)
+CALLS_TENANT_MAX = 64  # of these one tenant's
 QUOTA_RETRY_S = 60.0  # files and batches end in minutes, not seconds
+BUSY_RETRY_S = 1.0
 
 
 class ApiError(Exception):
@@ -35,8 +43,17 @@ class ApiError(Exception):
 class Owner(msgspec.Struct, frozen=True):
     """Who calls."""
 
-    tenant: str
+    tenant: str  #: to whom files and batches belong
     user: str
+    payer: str = ""  #: whose share it counts in: callers without a key may have many names, and share one
+
+
+class CallKind(StrEnum):
+    """How long a call may take."""
+
+    SHORT = "calls"
+    UPLOAD = "uploads"
+    DOWNLOAD = "downloads"
 
 
 class Calls:
@@ -45,16 +62,37 @@ class Calls:
     def __init__(self, refused: Callable[[Reason], None]) -> None:
         self._refused = refused
         self._tasks: set[asyncio.Task[None]] = set()
+        self._under_way: Counter[CallKind] = Counter()
+        self._of_payer: Counter[tuple[CallKind, str]] = Counter()
 
-    def spawn(self, exchange: Exchange, work: Coroutine[None, None, None]) -> None:
-        """Let it run; what it raises becomes the answer."""
-        if len(self._tasks) >= CALLS_MAX:
+    def spawn(
+        self, exchange: Exchange, work: Coroutine[None, None, None], payer: str, kind: CallKind = CallKind.SHORT
+    ) -> bool:
+        """Let it run; what it raises becomes the answer. False: it was refused, for too many are under way."""
+        of_payer = kind, payer
+        if self._under_way[kind] >= CALLS_MAX:
             work.close()
-            self.refuse(exchange, Reason.OVERLOAD, wire.MESSAGE[Reason.OVERLOAD], retry_after_s=1.0)
-            return
+            self.refuse(exchange, Reason.OVERLOAD, wire.MESSAGE[Reason.OVERLOAD], retry_after_s=BUSY_RETRY_S)
+            return False
+        if self._of_payer[of_payer] >= CALLS_TENANT_MAX:
+            work.close()
+            message = f"{CALLS_TENANT_MAX} {kind} of files and batches are under way for you already."
+            self.refuse(exchange, Reason.TENANT_LIMIT, message, retry_after_s=BUSY_RETRY_S)
+            return False
+        self._under_way[kind] += 1
+        self._of_payer[of_payer] += 1
         task = asyncio.ensure_future(self._serve(exchange, work))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self._under_way[kind] -= 1
+            self._of_payer[of_payer] -= 1
+            if not self._of_payer[of_payer]:
+                del self._of_payer[of_payer]
+
+        task.add_done_callback(ended)
+        return True
 
     async def close(self) -> None:
         for task in tuple(self._tasks):
@@ -69,6 +107,8 @@ class Calls:
 
     def fail(self, exchange: Exchange, error: Exception) -> None:
         """Answer with what went wrong; where the answer has begun, break it off."""
+        if exchange.over:
+            return  # nobody hears it
         if exchange.started:
             logger.warning("%s %s broke off: %s", exchange.method, exchange.target_path, error)
             exchange.abort()
@@ -86,7 +126,7 @@ class Calls:
             self.refuse(exchange, Reason.UPSTREAM_ERROR, "The batch store can't be reached. Please try again later.")
         else:
             logger.error("%s %s", exchange.method, exchange.target_path, exc_info=error)
-            exchange.abort()
+            self.refuse(exchange, Reason.UPSTREAM_ERROR, "A fault while files and batches were looked after.")
 
     def refuse(
         self,

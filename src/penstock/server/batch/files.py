@@ -36,9 +36,16 @@ class Files:
     """The files of all tenants."""
 
     def __init__(
-        self, store: StoreThread, rules: FileRules, *, urls: Callable[[str], bool], wall: Callable[[], float]
+        self,
+        store: StoreThread,
+        rules: FileRules,
+        *,
+        runner: str,
+        urls: Callable[[str], bool],
+        wall: Callable[[], float],
     ) -> None:
         self._store = store
+        self._runner = runner
         self._rules = rules
         self._urls = urls
         self._wall = wall
@@ -52,6 +59,7 @@ class Files:
             exchange,
             self._store,
             owner.tenant,
+            runner=self._runner,
             quota=rules.quota,
             keep_s=rules.keep_s,
             reader=reader,

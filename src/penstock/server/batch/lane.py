@@ -40,7 +40,7 @@ class InnerExchange(Exchange):
         self.body = work.body
         self.peer = ("", 0)
         self.started = self.ended = False
-        self.on_body = self.on_disconnect = self.on_pause = self.on_resume = None
+        self.on_body = self.on_disconnect = self.on_over = self.on_pause = self.on_resume = None
         self.note = None
         self.caller = caller
         self._sent_fn = sent
@@ -141,11 +141,13 @@ class GatewayLane:
         *,
         submit: Callable[[Exchange, Caller, type[QueuedJourney]], None],
         caller: Callable[[str, str], Caller],
+        room: Callable[[Caller, str], int],
         knows: Callable[[str], bool | None],
         aliases: Callable[[], Mapping[str, str]],
     ) -> None:
         self._submit = submit
         self._caller = caller
+        self._room = room
         self._knows = knows
         self._aliases = aliases
 
@@ -153,6 +155,9 @@ class GatewayLane:
         exchange = InnerExchange(work, self._caller(work.tenant, work.user), sent, ended)
         self._submit(exchange, exchange.caller, ItemJourney)
         return exchange
+
+    def room(self, tenant: str, user: str, model: str) -> int:
+        return self._room(self._caller(tenant, user), self._aliases().get(model, model))
 
     def serves(self, model: str) -> bool:
         return self._knows(self._aliases().get(model, model)) is not False

@@ -11,20 +11,24 @@ from prometheus_client.registry import Collector
 from penstock.batch.keeper import Keeper
 from penstock.batch.runner import Runner
 from penstock.batch.states import OPEN
+from penstock.batch.thread import StoreThread
 
 
 class BatchMetrics(Collector):
     """All series of batches. They exist from the start."""
 
-    def __init__(self, keeper: Keeper, runner: Runner) -> None:
+    def __init__(self, keeper: Keeper, runner: Runner, store: StoreThread) -> None:
         self._keeper = keeper
         self._runner = runner
+        self._store = store
 
     def describe(self) -> Iterable[Metric]:
         return ()
 
     def collect(self) -> Iterator[Metric]:
         keeper, runner = self._keeper, self._runner
+        up = self._store.trouble is None
+        yield GaugeMetricFamily("penstock_batch_store_up", "1 where the store of files and batches works.", float(up))
         items = CounterMetricFamily("penstock_batch_items", "Items of batches that ended here.", labels=["outcome"])
         for outcome, count in (("completed", runner.completed), ("failed", runner.failed), ("lost", runner.lost)):
             items.add_metric([outcome], count)
@@ -32,9 +36,10 @@ class BatchMetrics(Collector):
         yield CounterMetricFamily("penstock_batch_retries", "Items that were given back to run again.", runner.retried)
         held = GaugeMetricFamily("penstock_batch_held_items", "Items that this gateway holds.", labels=["state"])
         for state, count in (
+            ("ready", runner.ready),
             ("waiting", runner.waiting),
             ("running", runner.running),
-            ("writing", runner.held - runner.waiting - runner.running),
+            ("writing", runner.held - runner.ready - runner.waiting - runner.running),
         ):
             held.add_metric([state], count)
         yield held

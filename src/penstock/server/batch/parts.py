@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -14,7 +15,7 @@ from penstock import clock
 from penstock.batch.keeper import Keeper
 from penstock.batch.runner import Runner
 from penstock.batch.sqlite import SqliteStore
-from penstock.batch.store import Store, StoreError
+from penstock.batch.store import StorageFullError, Store, StoreBrokenError, StoreError
 from penstock.batch.thread import StoreThread
 from penstock.batch.values import Quota
 from penstock.server.batch.batches import Batches
@@ -28,6 +29,8 @@ from penstock.server.identity import Callers
 from penstock.server.metrics import Metrics
 from penstock.settings.batch import Batch
 from penstock.settings.problems import ConfigError, Problem
+
+logger = logging.getLogger(__name__)
 
 
 class BatchLane:
@@ -57,7 +60,7 @@ def batch_lane(settings: Batch, lane: GatewayLane, driver: Driver, callers: Call
     quota = Quota(files=limits.files, bytes=limits.bytes, batches=limits.batches, items=limits.items)
     store = StoreThread(_opening(settings))
     name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-    runner = Runner(store, lane, name=name, wall=clock.wall, now=driver.now)
+    runner = Runner(store, lane, name=name, now=driver.now)
     keeper = Keeper(
         store,
         runner,
@@ -66,18 +69,23 @@ def batch_lane(settings: Batch, lane: GatewayLane, driver: Driver, callers: Call
         line_bytes_max=limits.max_line,
         claim_s=settings.claim_timeout,
         wall=clock.wall,
+        now=driver.now,
     )
     rules = FileRules(quota, limits.max_file, limits.max_lines, limits.max_line, settings.keep)
-    files = Files(store, rules, urls=lane.takes, wall=clock.wall)
+    files = Files(store, rules, runner=name, urls=lane.takes, wall=clock.wall)
     batches = Batches(store, keeper, quota, urls=lane.takes, keep_s=settings.keep, wall=clock.wall)
     calls = Calls(metrics.refused)
     registry: CollectorRegistry = metrics.registry
-    registry.register(BatchMetrics(keeper, runner))
+    registry.register(BatchMetrics(keeper, runner, store))
     return BatchLane(BatchRoutes(calls, callers, files, batches, now=driver.now), calls, keeper)
 
 
 def _opening(settings: Batch) -> Callable[[], Store]:
-    """How to open the store. A folder is tried at once; a database may come later."""
+    """How to open the store.
+
+    A folder is tried at once: one that can't be used is a mistake in the settings. A database that is away, a file that
+    is damaged and a disk that is full may come right later, and keep nobody from being served meanwhile.
+    """
     if settings.store == "postgres":
         from penstock.batch.postgres import PostgresStore  # noqa: PLC0415 - an extra, which may be missing
 
@@ -85,9 +93,12 @@ def _opening(settings: Batch) -> Callable[[], Store]:
         url = settings.url.get_secret_value()
         return lambda: PostgresStore(url)
     assert settings.data is not None
+    folder = Path(settings.data)
+    opened: list[Store] = []
     try:
-        store = SqliteStore(Path(settings.data))
+        opened.append(SqliteStore(folder))
+    except (StoreBrokenError, StorageFullError) as error:
+        logger.warning("files and batches are down: %s", error)
     except StoreError as error:
-        message = str(error).removeprefix("batch.data: ")
-        raise ConfigError([Problem("batch.data", message)]) from None
-    return lambda: store
+        raise ConfigError([Problem("batch.data", str(error))]) from None
+    return lambda: opened.pop() if opened else SqliteStore(folder)

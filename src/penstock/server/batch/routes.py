@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 
 from penstock.core.outcome import Reason
 from penstock.server.batch.batches import Batches
-from penstock.server.batch.calls import ApiError, Calls, Owner
+from penstock.server.batch.calls import ApiError, CallKind, Calls, Owner
 from penstock.server.batch.files import Files
 from penstock.server.batch.upload import Upload
 from penstock.server.caller import Unauthorized
@@ -58,12 +58,14 @@ class BatchRoutes:
             upload.complete()
             return
         try:
-            work = self._work(exchange, self._owner(exchange))
+            owner = self._owner(exchange)
+            work = self._work(exchange, owner)
         except ApiError as error:  # its caller has become unknown since the head came
             self._calls.refuse(exchange, error.reason, str(error), error.param)
             return
         assert work is not None
-        self._calls.spawn(exchange, work())
+        downloads = exchange.target_path.endswith("/content")
+        self._calls.spawn(exchange, work(), owner.payer, CallKind.DOWNLOAD if downloads else CallKind.SHORT)
 
     def _begin_upload(self, exchange: Exchange, owner: Owner) -> int:
         if self.draining:
@@ -76,10 +78,8 @@ class BatchRoutes:
             finally:
                 self._uploads.pop(exchange, None)
 
-        self._uploads[exchange] = upload
-        self._calls.spawn(exchange, run())
-        if exchange.ended:  # too many calls
-            self._uploads.pop(exchange, None)
+        if self._calls.spawn(exchange, run(), owner.payer, CallKind.UPLOAD):
+            self._uploads[exchange] = upload
         return self._files.upload_bytes_max
 
     def _owner(self, exchange: Exchange) -> Owner:
@@ -87,7 +87,7 @@ class BatchRoutes:
         caller = self._callers.identify(self._callers.key(header, exchange.repeats), header, peer, now=self._now())
         if isinstance(caller, Unauthorized):
             raise ApiError(caller.reason, caller.message)
-        return Owner(self._callers.owner(header, peer, caller), caller.user)
+        return Owner(self._callers.owner(header, peer, caller), caller.user, caller.tenant)
 
     def _work(self, exchange: Exchange, owner: Owner) -> _Work | None:
         """What serves it; None for an upload."""

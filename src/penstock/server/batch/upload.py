@@ -8,13 +8,14 @@ status, and by any batch that is made of it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 
 import msgspec
 
 from penstock.batch import shapes
 from penstock.batch.lines import Reader
-from penstock.batch.store import CHUNK_BYTES, Store
+from penstock.batch.store import CHUNK_BYTES, Store, StoreError
 from penstock.batch.thread import StoreThread
 from penstock.batch.values import File, FileKind, FileState, Problem, Quota
 from penstock.core.outcome import Reason
@@ -39,6 +40,7 @@ class Upload:
         store: StoreThread,
         tenant: str,
         *,
+        runner: str,
         quota: Quota,
         keep_s: float,
         reader: Reader,
@@ -46,6 +48,7 @@ class Upload:
     ) -> None:
         self._exchange = exchange
         self._store = store
+        self._runner = runner
         self._quota = quota
         self._keep_s = keep_s
         self._reader = reader
@@ -74,7 +77,7 @@ class Upload:
         self._error: BadForm | None = None
         self._more = asyncio.Event()
         exchange.on_body = self._feed
-        exchange.on_disconnect = self._more.set
+        exchange.on_over = self._more.set
 
     # --- from the connection ----------------------------------------------------------------------------------
 
@@ -103,12 +106,13 @@ class Upload:
 
     async def run(self) -> None:
         """Keep the file and answer."""
-        begun, quota = self._file, self._quota
-        await self._store.do(lambda store: store.begin_file(begun, quota))
+        begun, quota, runner = self._file, self._quota, self._runner
+        await self._store.do(lambda store: store.begin_file(begun, quota, runner))
         try:
             kept = await self._keep()
         except BaseException:
-            await asyncio.shield(self._store.do(lambda store: store.drop_upload(begun.id)))
+            with contextlib.suppress(StoreError):  # then it is dropped with this gateway's claims
+                await asyncio.shield(self._store.do(lambda store: store.drop_upload(begun.id)))
             raise
         if kept is not None:
             answer(self._exchange, shapes.file_object(kept))
@@ -130,7 +134,7 @@ class Upload:
         return made
 
     def _look(self) -> None:
-        if self._exchange.gone:
+        if self._exchange.over:  # its client is gone, or the server has refused what came
             raise ApiError(Reason.CLIENT_GONE, "gone")
         if self._error is not None:
             raise ApiError(Reason.BAD_REQUEST, str(self._error))
