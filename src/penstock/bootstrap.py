@@ -111,6 +111,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         config_hash=lambda: reload.hash,
         loop_lag_s=lambda: metrics.loop_lag_s,
         batches=tuple if batch is None else lambda: batch.keeper.outlook,
+        batch_store=lambda: None if batch is None else batch.keeper.trouble,
     )
     watch = Watch(driver, events, facts)
     Pages().add_to(routes)

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -63,6 +64,8 @@ def _status(client: AdminClient, args: argparse.Namespace) -> int:
         console.print(views.numbers(state))
         if state["batches"]:
             console.print(views.batches(state, BATCHES_MAX))
+        if state["batch_store"]:
+            console.print(f"[red]files and batches are down[/]: {escape(state['batch_store'])}")
     return EXIT_BUSY if args.check and state["tone"] != "ok" else 0
 
 

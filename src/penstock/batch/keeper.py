@@ -78,6 +78,11 @@ class Keeper:
         await self._runner.close()
         await self._store.close()
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the store is down, None when it works."""
+        return self._store.trouble
+
     def wake(self) -> None:
         """Something may have changed."""
         self._look.set()

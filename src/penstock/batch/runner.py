@@ -9,10 +9,10 @@ or, with queueing off, the slots that nobody uses. Batches take half of that roo
 requests find a place beside them. Those that are claimed and not offered stand ready, and one is offered as soon
 as another is sent: a limit of a few places is enough to keep the engines busy.
 
-A result counts when the store has it: until then the item is held. A limit of the tenant's own that is reached all the
-same is no failure: the item stands ready again. What the gateway refuses for another reason (overload, a stop) goes back
-and is offered again after a pause that doubles; a failure of engines is tried `ATTEMPTS_MAX` times in all, on top of the
-gateway's own retries; everything else is the item's result.
+A result counts when the store has it: until then the item is held. A limit of the tenant's own that is reached all
+the same is no failure: the item stands ready again. What the gateway refuses for another reason (overload, a stop) goes
+back and is offered again after a pause that doubles; a failure of engines is tried `ATTEMPTS_MAX` times in all, on top
+of the gateway's own retries; everything else is the item's result.
 """
 
 from __future__ import annotations

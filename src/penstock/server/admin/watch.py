@@ -49,6 +49,7 @@ class Facts(msgspec.Struct, frozen=True):
     config_hash: Callable[[], str]
     loop_lag_s: Callable[[], float]
     batches: Callable[[], Sequence[object]] = tuple  #: those that have not ended, most pressing first
+    batch_store: Callable[[], str | None] = lambda: None  #: why the store of files and batches is down
 
 
 class Watch:
@@ -151,6 +152,7 @@ class Watch:
                 "ended": [short(row) for row in snapshot.requests.ended],
             },
             "batches": self._facts.batches()[:BATCHES_SHOWN],
+            "batch_store": self._facts.batch_store(),
             "events": self._events.latest(EVENTS_SHOWN),
         }
 
