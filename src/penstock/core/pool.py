@@ -128,7 +128,7 @@ class Pool:
 
     def free_slots(self, model: str) -> int:
         """Slots in service for a model that no lease holds."""
-        endpoints = (e for e in self if e.in_service and e.role is not Role.PREFILL and e.serves(model))
+        endpoints = [e for e in self if e.in_service and e.role is not Role.PREFILL and e.serves(model)]
         return sum(max(0, e.slots - len(e.ledger.leases)) for e in endpoints)
 
     def slots(self, model: str) -> int:
