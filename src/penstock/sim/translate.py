@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.core.observation import Observation
-from penstock.core.request import Request
+from penstock.core.request import Contents, Request
 from penstock.core.settings import EndpointSpec
 from penstock.sim.workload import Job
 from penstock.sim.world_values import EngineSpec, Node
@@ -31,6 +31,7 @@ def request(job: Job) -> Request:
         flow=(stream.tenant, stream.user) if stream.user else (stream.tenant,),
         weights=(stream.weight, 1.0) if stream.user else (stream.weight,),
         body_bytes=job.body_bytes,
+        contents=Contents(job.body_bytes - job.picture_bytes, pictures=1) if job.picture_bytes else None,
         output_tokens_max=stream.output_tokens_max,
         streamed=stream.streamed,
         deadline_s=job.deadline_s,

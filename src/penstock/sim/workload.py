@@ -35,6 +35,7 @@ class Job(msgspec.Struct, frozen=True):
     blocks: tuple[int, ...] = ()  #: chained hashes of its prompt's full blocks: equal ones are equal prompts so far
     block_tokens: int = 512  #: the engines of such a world have blocks of this size
     session: str | None = None
+    picture_bytes: int = 0  #: of the body, that are one picture in base64
 
 
 # --- lengths ----------------------------------------------------------------------------------------------------

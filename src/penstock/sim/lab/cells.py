@@ -24,6 +24,8 @@ WINDOW_S_MAX: Final = 240.0
 TOKENS_PER_S_DEAR: Final = 20_000  # simulated a second: such a cell is measured for half as long
 LIGHT_SAMPLES: Final = 200  # first tokens of a light tenant: the 99th percentile is the second of them from the top
 LIGHT_ANSWER: Final = 20
+FLOOD_CLIENTS: Final = 3.0  # per slot
+CLIENTS_MORE: Final = 12  # than slots: enough for a queue that would be too long
 LIGHT_SHARE: Final = 0.1  # of the slots, if there were nobody else
 ANSWERS_PER_S_MAX: Final = 1_000  # more than a gateway in Python sends, and than any engine of this size answers
 
@@ -63,6 +65,14 @@ class Cell:
     @property
     def engines(self) -> tuple[Strange, ...]:
         return (self.strange, *self.others)
+
+    @property
+    def clients_each(self) -> int:
+        """Clients for each engine. Some always wait, also where an engine is small, unless there are too few of them."""
+        if self.load is Load.FLOOD:
+            return round(FLOOD_CLIENTS * self.slots)
+        clients = max(1, round(self.clients * self.slots))
+        return clients if self.clients < 1.0 else max(clients, self.slots + CLIENTS_MORE)
 
     @property
     def config(self) -> EngineConfig:

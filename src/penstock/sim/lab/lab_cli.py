@@ -107,7 +107,7 @@ def line(row: Row) -> str:
     return (
         f"{row.cell:44} {row.seed:4} {_figure(row.of_told):>8} {_figure(row.of_through):>10} "
         f"{_figure(row.told_of_through):>9} {row.queue_p99:6.0f} {_figure(row.light_p99_s):>8} "
-        f"{_figure(row.light_of_told):>8} {row.late_share:6.1%} {row.wrong:6} {row.slots:6}  {'; '.join(said)}"
+        f"{_figure(row.light_of_told):>8} {_figure(row.late_share):>6} {row.wrong:6} {row.slots:6}  {'; '.join(said)}"
     ).rstrip()
 
 

@@ -33,7 +33,6 @@ WRONG_SHARE_MAX = 0.01  # of the deadlines that pass-through met: a forecast may
 LATE_S = 3.0
 IN_TIME_S = 60.0  # where no deadline says more: the gateway's own `queue.max_wait`
 LOOK_S = 0.05  # between two looks at how many an engine holds
-FLOOD_CLIENTS = 3.0  # per slot
 LONG_PROMPT = 8_000
 PICTURE_SHARE = 0.5  # of requests: the others are texts, which must not suffer
 PICTURE_TOKENS = 1_000  # a large picture in a large model
@@ -141,7 +140,7 @@ def run_way(cell: Cell, way: Way, seed: int, *, checked: bool = False) -> Run:
     beyond: list[float] = []
     _look_from(world, WARM_S, lambda: _note_beyond(world, cell.slots, beyond))
     world.run()
-    return _figures(world, beyond, end_s)
+    return _figures(world, cell, beyond, end_s)
 
 
 def default_settings(*, queue_enabled: bool = True) -> SchedulerSettings:
@@ -184,17 +183,18 @@ class _Prompts(Source):
             )
         if cell.picture_bytes and self._random.random() < PICTURE_SHARE:
             tokens = job.prompt_tokens + PICTURE_TOKENS
-            job = structs.replace(job, prompt_tokens=tokens, body_bytes=job.body_bytes + cell.picture_bytes)
+            size = job.body_bytes + cell.picture_bytes
+            job = structs.replace(job, prompt_tokens=tokens, body_bytes=size, picture_bytes=cell.picture_bytes)
         return job
 
 
 def _sources(cell: Cell, seed: int) -> list[Source]:
     random = Random(seed)
     engines = len(cell.engines)
-    clients = round(engines * cell.slots * (FLOOD_CLIENTS if cell.load is Load.FLOOD else cell.clients))
+    clients = engines * cell.clients_each
     heavy = Stream(
         HEAVY,
-        Poisson(cell.share * engines * cell.capacity_per_s) if cell.load is Load.OPEN else InFlight(max(1, clients)),
+        Poisson(cell.share * engines * cell.capacity_per_s) if cell.load is Load.OPEN else InFlight(clients),
         _lengths(cell.prompt),
         _lengths(cell.answer),
         band=STANDARD,
@@ -239,7 +239,7 @@ def _note_beyond(world: World, slots: int, into: list[float]) -> None:
     into += [float(max(0, node.engine.in_engine - slots)) for node in world.nodes.values()]
 
 
-def _figures(world: World, beyond: list[float], end_s: float) -> Run:
+def _figures(world: World, cell: Cell, beyond: list[float], end_s: float) -> Run:
     done = [journey for journey in world.done if journey.job.stream.tenant != FOREIGN]
     light = [j for j in done if j.job.stream.tenant == LIGHT and j.job.at_s >= WARM_S]
     refused = [j for j in done if j.outcome in ("rejected", "evicted", "failed")]
@@ -247,7 +247,7 @@ def _figures(world: World, beyond: list[float], end_s: float) -> Run:
     reasons: dict[str, int] = {}
     for journey in refused:
         reasons[journey.reason] = reasons.get(journey.reason, 0) + 1
-    waits = ttfts((j for j in done if j.job.at_s >= WARM_S), end_s)
+    waits = ttfts((j for j in done if j.job.at_s >= WARM_S), end_s) if cell.late_share_max is not None else []
     tokens = partial(done_per_s, world.samples, WARM_S, end_s, keep=lambda tenant: tenant != FOREIGN)
     late = [j for j in done if j.outcome and not _in_time(j)]
     return Run(
