@@ -9,45 +9,42 @@ import pytest
 
 from penstock.cli import main
 from penstock.config import Settings
-from penstock.core.observation import Observation
 from penstock.server.parts import scheduler_settings
+from penstock.sim.engine_values import Gauges
 from penstock.sim.lab import pages
 from penstock.sim.lab.cells import CELLS, SMALL, Cell
 from penstock.sim.lab.matrix import Way, default_settings, run_cell, run_way
 from penstock.sim.lab.pages import Page, PageWays
 from penstock.sim.lab.strange import Strange, stalls, value_at
 
-BUSY = Observation(asked_s=5.0, running=8.0, waiting=4.0, kv_usage=0.5, progress=100.0, started_s=1.0)
+BUSY = Gauges(running=8, waiting=4, kv_usage=0.5, generation_tokens_total=100)
 
 
-def at(seconds: float, running: float) -> Observation:
-    return Observation(asked_s=seconds, running=running, waiting=0.0, progress=10 * seconds, started_s=1.0)
+def running(count: int) -> Gauges:
+    return Gauges(running=count, generation_tokens_total=10 * count)
 
 
 # --- pages ------------------------------------------------------------------------------------------------------
 
 
 def test_a_true_page_says_what_is() -> None:
-    assert Page(pages.TRUE).read(BUSY) is BUSY
+    assert Page(pages.TRUE).read(BUSY, 5.0) is BUSY
 
 
 def test_a_late_page_shows_how_things_were() -> None:
     page = Page(PageWays(late_s=2.0))
-    said = [page.read(at(0.5 * n, float(n))) for n in range(10)]
-    assert [reading.running for reading in said if reading] == [0, 0, 0, 0, 0, 1, 2, 3, 4, 5]
-    assert [reading.asked_s for reading in said if reading] == [0.5 * n for n in range(10)]
+    said = [page.read(running(n), 0.5 * n) for n in range(10)]
+    assert [gauges.running for gauges in said if gauges] == [0, 0, 0, 0, 0, 1, 2, 3, 4, 5]
 
 
 def test_a_page_that_froze_stays_as_it_was() -> None:
     page = Page(PageWays(frozen=True, from_s=2.0))
-    said = [page.read(at(float(n), float(n))) for n in range(5)]
-    assert [(reading.running, reading.progress) for reading in said if reading] == [
-        (0, 0), (1, 10), (2, 20), (2, 20), (2, 20),
-    ]  # fmt: skip
+    said = [page.read(running(n), float(n)) for n in range(5)]
+    assert [gauges.generation_tokens_total for gauges in said if gauges] == [0, 10, 20, 20, 20]
 
 
 @pytest.mark.parametrize(
-    ("ways", "running", "waiting"),
+    ("ways", "runs", "waits"),
     [
         (pages.TOO_HIGH, 16, 14),
         (pages.TOO_LOW, 4, 2),
@@ -58,26 +55,21 @@ def test_a_page_that_froze_stays_as_it_was() -> None:
         (pages.FROZEN_OVERLOADED, 64, 200),
     ],
 )
-def test_a_page_lies_in_its_own_way(ways: PageWays, running: int, waiting: int) -> None:
-    said = Page(ways).read(BUSY)
+def test_a_page_lies_in_its_own_way(ways: PageWays, runs: int, waits: int) -> None:
+    said = Page(ways).read(BUSY, 5.0)
     assert said is not None
-    assert (running, waiting) == (said.running, said.waiting)
-
-
-def test_a_page_without_counters_has_none() -> None:
-    said = Page(pages.NO_COUNTERS).read(BUSY)
-    assert said == Observation(asked_s=5.0, running=8.0, waiting=4.0)
+    assert (runs, waits) == (said.running, said.waiting)
 
 
 def test_a_page_that_vanishes_was_there_before() -> None:
     page = Page(pages.VANISHED)
-    assert page.read(at(14.9, 3.0)) is not None
-    assert page.read(at(15.1, 3.0)) is None
+    assert page.read(BUSY, 14.9) is not None
+    assert page.read(BUSY, 15.1) is None
 
 
 def test_the_page_of_another_model_moves_without_us() -> None:
     page = Page(pages.OTHER_MODEL, seed=1)
-    said = {reading.running for n in range(50) if (reading := page.read(at(float(n), 8.0)))}
+    said = {gauges.running for n in range(50) if (gauges := page.read(BUSY, float(n)))}
     assert len(said) > 10
 
 

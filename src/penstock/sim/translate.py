@@ -41,8 +41,13 @@ def request(job: Job) -> Request:
     )
 
 
-def observation(node: Node, asked_s: float) -> Observation:
-    gauges, config = node.engine.gauges(), node.spec.config
+def observation(node: Node, asked_s: float) -> Observation | None:
+    """What its page says now; None where there is no page."""
+    gauges, config = node.page.read(node.engine.gauges(), asked_s), node.spec.config
+    if gauges is None:
+        return None
+    if not node.page.has_counters:
+        return Observation(asked_s=asked_s, running=gauges.running, waiting=gauges.waiting)
     return Observation(
         asked_s=asked_s,
         running=gauges.running,

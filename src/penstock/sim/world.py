@@ -376,7 +376,7 @@ class World:
         asked_s, way_s = self.now, self.settings.scrape_answer_s
 
         def look() -> None:
-            reading = node.page.read(translate.observation(node, asked_s)) if node.alive else None
+            reading = translate.observation(node, asked_s) if node.alive else None
             self.at(asked_s + way_s, lambda: hear(reading))
 
         def hear(reading: Observation | None) -> None:

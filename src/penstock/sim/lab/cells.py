@@ -68,7 +68,7 @@ class Cell:
 
     @property
     def clients_each(self) -> int:
-        """Clients for each engine. Some always wait, also where an engine is small, unless there are too few of them."""
+        """Clients for each engine. Some always wait, also at a small engine, unless they are to be too few."""
         if self.load is Load.FLOOD:
             return round(FLOOD_CLIENTS * self.slots)
         clients = max(1, round(self.clients * self.slots))
