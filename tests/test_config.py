@@ -307,10 +307,43 @@ WRONG_VALUES = {
     ),
     "models: {a: b}": "models.a: expected a mapping (`key: value`), found `b`",
     "models: {'': {to: b}}": ("models[``]: an empty text is not a model's name: expected 1 to 256 characters"),
-    "models: {a: {}}": "models.a.to: is required",
+    "models: {a: {}}": "models.a: says nothing (give `to`, `band`, `weight` or `prices`)",
     "models: {a: {to: b}, b: {to: c}}": "models.a.to: `b` is itself an alias (name the engine's model)",
     "{models: {a: {to: b}}, endpoints: [{url: http://e, models: [a]}]}": (
         "models.a: an alias cannot have the name of a model that endpoints[0] lists"
+    ),
+    "models: {a: {band: gold}}": "models.a.band: is `gold`, which is none of the bands (interactive, standard, batch)",
+    "models: {a: {weight: 2}}": (
+        "models.a.weight: divides nothing: `fairness.levels` does not name `model` (write `levels: [tenant, model]`)"
+    ),
+    "{models: {a: {weight: 0}}, fairness: {levels: [model]}}": "models.a.weight: `0`: expected more than 0",
+    "models: {a: {prices: {prompt: -1}}}": "models.a.prices.prompt: `-1`: expected at least 0",
+    "models: {a: {prices: {prompt: 0, completion: 0}}}": (
+        "models.a.prices: are all 0: at least one kind of token has to cost something"
+    ),
+    "{models: {a: {prices: {prompt: 2}}}, fairness: {policy: round_robin}}": (
+        "models.a.prices: mean nothing with `fairness.policy: round_robin`, which counts no tokens "
+        "(write `policy: weighted_tokens`)"
+    ),
+    "endpoints: [{url: http://a, price: -1}]": "endpoints[0].price: `-1`: expected at least 0",
+    "endpoints: [{url: http://a, max_kv_usage: 1.5}]": "endpoints[0].max_kv_usage: `1.5`: expected at most 1",
+    "endpoints: [{url: http://a, max_prefill_tokens: 0}]": "endpoints[0].max_prefill_tokens: `0`: expected at least 1",
+    "endpoints: [{url: http://a, max_time_per_output_token: 0}]": (
+        "endpoints[0].max_time_per_output_token: `0`: expected more than 0"
+    ),
+    "endpoints: [{url: http://a, max_engine_waiting: -1}]": (
+        "endpoints[0].max_engine_waiting: `-1`: expected at least 0"
+    ),
+    "routing: {price_weight: -1}": "routing.price_weight: `-1`: expected at least 0",
+    "routing: {policy: session, price_weight: 2s}": (
+        "routing.price_weight: `session` compares no times: with it only `inf` and `0` mean something "
+        "(write `policy: predicted_ttft`)"
+    ),
+    "bands: [{name: standard, fairness: fair}]": (
+        "bands[0].fairness.policy: `fair`: expected weighted_tokens, round_robin or fcfs"
+    ),
+    "bands: [{name: standard, ordering: lifo}]": (
+        "bands[0].ordering: `lifo`: expected fcfs, deadline or shortest_first"
     ),
     "queue: 5": "queue: expected a mapping (`key: value`), found `5`",
     "queue: {max_wiat: 1}": "queue.max_wiat: unknown setting (did you mean `max_wait`?)",
@@ -575,7 +608,8 @@ WRONG_VALUES = {
     "discovery: [{kubernetes: {service: a, server: 'http://a', ca_file: /nowhere}}]": (
         "discovery[0].kubernetes.ca_file: cannot read `/nowhere`: no such file or directory"
     ),
-    "queue: {ordering: fcfs}": "queue.ordering: unknown setting (did you mean `ordering` at the top level?)",
+    "queue: {ordering: fcfs}": "queue.ordering: unknown setting "
+    "(did you mean `ordering` at the top level or `bands[].ordering`?)",
     "queue: {min_share: 1}": "queue.min_share: unknown setting (did you mean `bands[].min_share`?)",
     "queue: {max_tokens: -1}": "queue.max_tokens: `-1`: expected at least 0",
     "ordring: fcfs": "ordring: unknown setting (did you mean `ordering`?)",

@@ -68,7 +68,7 @@ def test_what_is_refused_for_itself_is_not_valid(document: dict[str, Any]) -> No
 def test_every_setting_is_there_with_its_meaning() -> None:
     for prefix, section in sections():
         at = config_schema.schema()
-        for part in prefix.rstrip(".").replace("[]", ".items").replace("<alias>", "additionalProperties").split("."):
+        for part in prefix.rstrip(".").replace("[]", ".items").replace("<name>", "additionalProperties").split("."):
             if part:
                 at = inside(at, part)
         assert at["properties"].keys() == section.model_fields.keys(), prefix

@@ -73,6 +73,12 @@ def _serve(parser: argparse.ArgumentParser) -> None:
         help="requests an endpoint is sent at a time, where it is not set or known",
     )
     parser.add_argument("--routing", metavar="NAME", help="routing policy (default predicted_ttft)")
+    parser.add_argument(
+        "--imbalance-threshold",
+        metavar="N",
+        help="with --routing load_balanced_kv: from this difference between queues on, the least loaded endpoint "
+        "(default inf: never)",
+    )
     parser.add_argument("--no-queue", action="store_true", help="let nothing wait: requests go straight through")
     parser.add_argument(
         "--log-level",
@@ -227,6 +233,7 @@ def _run_gateway(args: argparse.Namespace) -> int:
         listen=args.listen,
         slots=args.slots,
         routing=args.routing,
+        imbalance_threshold=args.imbalance_threshold,
         no_queue=args.no_queue,
     )
 

@@ -17,7 +17,6 @@ from penstock.settings.explain import explain
 from penstock.settings.layers import Flags, Merged, merge
 from penstock.settings.model import (
     Admission,
-    Alias,
     Band,
     Endpoint,
     Health,
@@ -30,6 +29,7 @@ from penstock.settings.model import (
     Timeouts,
     Tls,
 )
+from penstock.settings.models import Model, ModelPrices
 from penstock.settings.problems import ConfigError, Location, Problem
 from penstock.settings.routing import Routing
 from penstock.settings.section import Section
@@ -39,7 +39,6 @@ from penstock.settings.tenancy import Accounting, Fairness, Identity, Prices, Te
 __all__ = [
     "Accounting",
     "Admission",
-    "Alias",
     "Band",
     "ConfigError",
     "Endpoint",
@@ -49,6 +48,8 @@ __all__ = [
     "Identity",
     "Limits",
     "Metrics",
+    "Model",
+    "ModelPrices",
     "Observe",
     "Prices",
     "Problem",

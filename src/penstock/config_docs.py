@@ -31,7 +31,7 @@ Later wins:
    or a mapping is given as YAML (`PENSTOCK__ENDPOINTS='[{url: http://gpu-0:8000}]'`), one item of a list by its
    number (`PENSTOCK__ENDPOINTS__0__SLOTS=32`),
 4. flags: `--endpoint URL` (repeatable), `--listen HOST:PORT`, `--slots N` (for every endpoint whose `slots` is
-   `auto`), `--routing NAME`, `--no-queue`.
+   `auto`), `--routing NAME`, `--imbalance-threshold N`, `--no-queue`.
 
 Mappings merge key by key; a list replaces the list before it as a whole. Unknown keys, keys given twice and
 values that contradict each other are refused at start, all at once, each with its path. `penstock check FILE`
@@ -97,6 +97,8 @@ def _value(field: FieldInfo) -> str:
         is_list = get_origin(field.annotation) is tuple
         words = " \\| ".join(f"`{choice}`" for choice in choices) or item_of(field) or "mapping of text"
         return f"list of {words}" if is_list else words
+    if kind.choices is not None:
+        return " \\| ".join([*(f"`{choice}`" for choice in kind.choices()), "another package's"])
     bounds = [f"{_BOUNDS[name]} {kind.write(value) if value else 0}" for name, value in bounds_of(field)]
     return ", ".join([kind.name, *bounds])
 

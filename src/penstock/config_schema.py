@@ -38,10 +38,15 @@ _SPECIAL: dict[str, list[Schema]] = {
     "`auto` or a whole number ≥ 1": [_AUTO, {"type": "integer", "minimum": 1}],
     "`auto` or a number, at least 0, less than 1": [_AUTO, {"type": "number", "minimum": 0, "exclusiveMaximum": 1}],
     "`inf` or a number, more than 0": [{"const": "inf"}, {"type": "number", "exclusiveMinimum": 0}],
+    "`inf` or a duration": [
+        {"const": "inf"},
+        {"type": "number", "minimum": 0},
+        {"type": "string", "pattern": _NUMBERS["duration"][1]},
+    ],
     "`off`, `auto` or `tcp://host:port`": [{"const": False}, {"type": "string"}],
 }
 _BOUNDS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
-_SHORT = frozenset({"dns", "file"})  # may be given as a text
+_SHORT = frozenset({"dns", "file", "fairness"})  # may be given as a text
 
 
 def schema() -> Schema:
@@ -100,6 +105,8 @@ def _options(field: FieldInfo) -> list[Schema]:
         if container is tuple:
             return [{"type": "array", "items": one if choices or item_of(field) is None else _TEXT}]
         return [one, _FILLED] if choices else [one]
+    if kind.choices is not None:
+        return [{"enum": list(kind.choices())}, _FILLED]
     if kind.name in _SPECIAL:
         return [*_SPECIAL[kind.name], *([] if kind.name.startswith("`off`") else [_FILLED])]
     if kind.name in _NUMBERS:

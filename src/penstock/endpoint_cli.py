@@ -18,6 +18,13 @@ _VERBS = {
     "remove": "drain it, then forget it",
     "slots": "set how many requests it is sent at a time",
 }
+_LIMITS = {
+    "price": ("N", "what its work costs, compared with others' (default: 1)"),
+    "max_kv_usage": ("SHARE", "send nothing more above this share of its KV memory"),
+    "max_prefill_tokens": ("N", "prompt tokens it may have before it"),
+    "max_time_per_output_token": ("DURATION", "send nothing more while it takes longer per output token"),
+    "max_engine_waiting": ("N", "send only while fewer than this many wait inside it"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument("--engine", help="what it speaks (default: auto)")
     add.add_argument("--slots", help="how many requests it is sent at a time (default: auto)")
     add.add_argument("--model", action="append", default=[], help="a model it serves (default: it is asked)")
+    for key, (metavar, meaning) in _LIMITS.items():
+        add.add_argument(f"--{key.replace('_', '-')}", metavar=metavar, help=meaning)
     add.set_defaults(endpoint=_add)
     parsers = [listing, add]
     for verb, meaning in _VERBS.items():
@@ -72,6 +81,7 @@ def _list(client: AdminClient, _: argparse.Namespace) -> list[Any]:
 
 def _add(client: AdminClient, args: argparse.Namespace) -> list[Any]:
     given = {"name": args.name, "engine": args.engine, "slots": args.slots, "models": args.model or None}
+    given |= {key: getattr(args, key) for key in _LIMITS}
     settings = {key: value for key, value in given.items() if value is not None}
     if args.name and len(args.urls) > 1:
         print("penstock: --name is for one URL", file=sys.stderr)

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.fairness.account import REFRESH_TOKENS, Account
-from penstock.core.fairness.registry import POLICIES
 from penstock.core.fairness.tree import QueueTree
 from penstock.core.flow import Entry
 from penstock.core.request import Usage
@@ -16,7 +15,7 @@ from tests.core.drive import waiting_entry
 
 
 def flow(path: tuple[str, ...] = ("t",), weights: tuple[float, ...] = (1.0,)) -> tuple[QueueTree, Account, Entry]:
-    tree, account = QueueTree(), Account(POLICIES["weighted_tokens"](Prices()))
+    tree, account = QueueTree(), Account(["weighted_tokens"], Prices())
     entry = waiting_entry("r", prompt_tokens=100, output_tokens=50)
     entry.node = tree.node(path, weights)
     entry.cost = account.estimated_cost(entry)
@@ -80,7 +79,7 @@ WEIGHTS = st.floats(0.1, 100)
 def test_in_the_end_every_level_was_charged_the_true_cost_over_its_weight(
     steps: list[tuple[int, str, Usage]], weights: tuple[float, float, float]
 ) -> None:
-    tree, account = QueueTree(), Account(POLICIES["weighted_tokens"](Prices()))
+    tree, account = QueueTree(), Account(["weighted_tokens"], Prices())
     paths = [("a", "x"), ("a", "y"), ("b", "x")]
     nodes = [tree.node(path, (1.5, weights[at])) for at, path in enumerate(paths)]
     true = [0.0, 0.0, 0.0]

@@ -44,7 +44,16 @@ def ask(
     **headers: str,
 ) -> Caller | Unauthorized:
     lookup = {name.replace("_", "-").encode(): value.encode("latin-1") for name, value in headers.items()}
-    return who.identify(who.key(lookup.get, lambda _: False), lookup.get, peer, **(body or {}), now=now)
+    key, fields = who.key(lookup.get, lambda _: False), body or {}
+    return who.identify(
+        key,
+        lookup.get,
+        peer,
+        user=fields.get("user"),
+        service_tier=fields.get("service_tier"),
+        priority=fields.get("priority"),
+        now=now,
+    )
 
 
 def served(
@@ -52,6 +61,7 @@ def served(
     peer: str = "192.0.2.1",
     *,
     body: dict[str, object] | None = None,
+    model_band: int | None = None,
     now: float = 0.0,
     **headers: str,
 ) -> Caller:

@@ -45,23 +45,29 @@ MODEST_KV_SHARE = 0.05  # of the KV memory, for light requests: some thousands o
 
 def closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, *, now: float) -> Cause | None:
     """Why no request of the band may go to the endpoint now; None when it is open to the band."""
-    ledger = endpoint.ledger
+    ledger, own = endpoint.ledger, endpoint.limits
     if now >= ledger.prefill.due_s:
         ledger.advance(now)
     load, slots = ledger.load(now), ledger.slots
     if load >= slots * band.ceiling or len(ledger.leases) >= slots:
         return Cause.SLOTS_FULL
     waiting = ledger.engine_queue(slots, now)
-    if waiting > 0 if band.engine_waiting_max == 0 else waiting >= band.engine_waiting_max:
+    waiting_max = band.engine_waiting_max
+    if own is not None and own.engine_waiting_max is not None and own.engine_waiting_max < waiting_max:
+        waiting_max = own.engine_waiting_max
+    if waiting > 0 if waiting_max == 0 else waiting >= waiting_max:
         return Cause.ENGINE_QUEUE
     if load <= 0:
         return None  # an idle endpoint always takes one request, however large
+    settings = endpoint.admission(settings)
     if ledger.prefill.outstanding_tokens >= settings.prefill_tokens_max:
         return Cause.PREFILL_FULL
     kv_usage = ledger.kv_usage(now)
     if kv_usage is not None and kv_usage >= settings.kv_usage_max:
         return Cause.KV_FULL
     pace_s_max = band.time_per_output_token_s_max or settings.time_per_output_token_s_max
+    if own is not None and own.time_per_output_token_s_max is not None:
+        pace_s_max = min(pace_s_max or math.inf, own.time_per_output_token_s_max)
     if pace_s_max is not None and ledger.leases and ledger.pace.time_per_output_token_s(now) > pace_s_max:
         return Cause.PACE
     return None
@@ -72,7 +78,7 @@ def room(endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> Room
 
     An endpoint that is idle, or computes no prompt, takes one of any size.
     """
-    ledger = endpoint.ledger
+    ledger, settings = endpoint.ledger, endpoint.admission(settings)
     outstanding = ledger.prefill.outstanding_tokens
     prefill_tokens = settings.prefill_tokens_max - outstanding if outstanding else math.inf
     free = kv_tokens_free(endpoint, settings, now=now)
@@ -81,7 +87,7 @@ def room(endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> Room
 
 def kv_tokens_free(endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> float | None:
     """How many tokens of KV memory are left below the ceiling, negative above it; None where the engine can't tell."""
-    ledger = endpoint.ledger
+    ledger, settings = endpoint.ledger, endpoint.admission(settings)
     capacity = ledger.base.kv_capacity_tokens if ledger.base is not None else None
     kv_usage = ledger.kv_usage(now) if capacity else None
     return (settings.kv_usage_max - kv_usage) * capacity if capacity and kv_usage is not None else None

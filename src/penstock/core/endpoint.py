@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+from msgspec.structs import replace
+
 from penstock.core.health import Health
 from penstock.core.ledger import Ledger
 from penstock.core.limit import AdaptiveSlots
 from penstock.core.observation import Observation
 from penstock.core.roles import bootstrap_port_of, role_of
-from penstock.core.settings import EndpointSpec, HealthSettings
+from penstock.core.settings import AdmissionSettings, EndpointLimits, EndpointSpec, HealthSettings
 
 ARRIVALS_MAX = 2.0  # requests expected to come during one engine step; more is not told apart from a queue
 NEAR_LIMIT = 0.75  # of its slots or memory in use; below, what waits does not wait for what a reading tells
@@ -29,6 +31,8 @@ class Endpoint:
         self.models = spec.models
         self.tells_models = True
         self.labels = spec.labels
+        self.price = spec.price
+        self.set_limits(spec.limits)
         self.role = role_of(spec.labels)
         self.meets = bootstrap_port_of(spec.labels) is not None  # who answers is sent the request with it, not after
         self.first_epoch = epoch
@@ -61,6 +65,26 @@ class Endpoint:
     def in_service(self) -> bool:
         """Whether it is there and meant to be used, however it fares."""
         return self.health.up and not self.drained
+
+    def set_limits(self, limits: EndpointLimits) -> None:
+        """Its own thresholds, from now on."""
+        self.limits: EndpointLimits | None = None if limits == EndpointLimits() else limits
+        self._usual: AdmissionSettings | None = None  # what its own settings were last made from
+        self._own = AdmissionSettings()
+
+    def admission(self, usual: AdmissionSettings) -> AdmissionSettings:
+        """The conditions' limits as they are here: its own, and for the rest those of all endpoints."""
+        limits = self.limits
+        if limits is None:
+            return usual
+        if self._usual is not usual:
+            own = {
+                "kv_usage_max": limits.kv_usage_max,
+                "prefill_tokens_max": limits.prefill_tokens_max,
+                "time_per_output_token_s_max": limits.time_per_output_token_s_max,
+            }
+            self._usual, self._own = usual, replace(usual, **{k: v for k, v in own.items() if v is not None})
+        return self._own
 
     def set_slots(self, slots: int | Literal["auto"]) -> None:
         """By hand: fixed from now on; or `auto`: what the engine told, else found out, beginning with what it has."""

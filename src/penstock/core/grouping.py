@@ -12,7 +12,7 @@ where arrival is the order. Who waits is found by keys at depths that double, th
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from penstock.core.endpoint import Endpoint
 from penstock.core.estimate import BYTES_PER_TOKEN
@@ -69,20 +69,20 @@ class Candidate:
 class Grouping:
     """The waiting by how their prompts begin, and the group of each endpoint."""
 
-    def __init__(self, settings: RoutingSettings, account: Account, *, by_arrival: bool) -> None:
+    def __init__(self, settings: RoutingSettings, account: Account, *, by_arrival: Sequence[bool]) -> None:
         self._waiting: dict[Key, Entry | Flows] = {}  # by key: the only one, as of most, or all of them
         self._groups: dict[Endpoint, Group] = {}
         self._depths: dict[int | None, tuple[int, ...]] = {}  # by bytes per key, which the edge fixes: one or two
         self.reconfigured(settings, account, (), by_arrival=by_arrival)
 
     def reconfigured(
-        self, settings: RoutingSettings, account: Account, waiting: Iterable[Entry], *, by_arrival: bool
+        self, settings: RoutingSettings, account: Account, waiting: Iterable[Entry], *, by_arrival: Sequence[bool]
     ) -> None:
         """Other settings, and those that wait may stand in other flows now."""
         self._account = account
         self.size = settings.prefix_group
         self._tokens_min = settings.prefix_group_tokens
-        self._by_arrival = by_arrival
+        self._by_arrival = by_arrival  # by band
         self._waiting.clear()
         self._groups.clear()
         self._depths.clear()
@@ -201,7 +201,7 @@ class Grouping:
         head = leaf.head()
         if head is None or head is entry:
             return True
-        if not self._by_arrival or head.key[0] != entry.key[0]:
+        if not self._by_arrival[entry.request.band] or head.key[0] != entry.key[0]:
             return False
         return leaf.overtaken - head.overtaken_from < OVERTAKEN_MAX
 

@@ -32,6 +32,7 @@ class Pool:
         self._slots: dict[str, int] = {}  # per model, until something changes
         self._serving: dict[str, int] = {}  # likewise
         self.uniform = True  # all endpoints serve the same models
+        self.priced = False  # they have different prices
         self.roles = Roles()
 
     def __iter__(self) -> Iterator[Endpoint]:
@@ -165,6 +166,7 @@ class Pool:
         self._slots.clear()
         self._serving.clear()
         self.roles.changed(self)
+        self.priced = len({e.price for e in self}) > 1
         self.uniform = len({e.models if e.tells_models else "any" for e in self}) <= 1
 
     def _panics(self, endpoint: Endpoint, now: float) -> bool:

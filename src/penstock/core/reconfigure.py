@@ -8,7 +8,7 @@ else, so under it all flows start equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -39,18 +39,45 @@ def needing_restart(old: SchedulerSettings, new: SchedulerSettings) -> list[str]
     return [key for key, same in fixed.items() if not same]
 
 
+class Changed:
+    """What became of bands, those that are gone included."""
+
+    def __init__(self) -> None:
+        self.afresh: list[Band] = []  #: their trees count something else from now on
+        self.recounted: list[Band] = []  #: their requests are counted otherwise where they go on
+        self.reordered: list[Band] = []  #: and ordered otherwise
+
+
+def compared(
+    old: SchedulerSettings, new: SchedulerSettings, before: Sequence[Band], heirs: dict[Band, Band]
+) -> Changed:
+    """Which bands' requests fall under another policy or order, in their own band or in that of its heir."""
+    changed = Changed()
+    for band, was in zip(before, old.bands, strict=True):
+        heir = heirs.get(band, band)
+        now = new.bands[heir.rank]
+        if old.fairness_of(was) != new.fairness_of(now):
+            changed.recounted.append(band)
+            if heir is band:
+                changed.afresh.append(band)
+        if old.ordering_of(was) != new.ordering_of(now):
+            changed.reordered.append(band)
+    return changed
+
+
 def resettle(
     entries: Iterable[Entry],
     queues: Queues,
     before: Sequence[Band],
     heirs: dict[Band, Band],
     *,
-    afresh: bool,
+    afresh: Collection[Band],
     place: Callable[[Entry, Band], None],
 ) -> None:
     """Give every request its band's new rank, and a new place in a tree where its old one is gone.
 
-    `afresh`: all trees are new. `place` finds the node for an entry, and charges what it was charged so far.
+    `afresh`: the bands whose trees are new. `place` finds the node for an entry, and charges what it was charged so
+    far.
     """
     moved: dict[Band, list[Entry]] = {}
     for entry in entries:
@@ -58,7 +85,7 @@ def resettle(
         band = heirs.get(old, old)
         if entry.request.band != band.rank:
             entry.request = replace(entry.request, band=band.rank)
-        if band is old and not afresh:
+        if band is old and band not in afresh:
             continue
         place(entry, band)
         if entry.state is State.WAITING:

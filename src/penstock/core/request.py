@@ -9,6 +9,8 @@ from collections.abc import Hashable
 
 import msgspec
 
+from penstock.core.settings import Prices
+
 PREFIX_CHUNK_BYTES = 512  # about 128 tokens: finer would cost more than a match of less is worth
 PREFIX_CHUNKS_MAX = 512  # 256 KB of prompt; what agrees so far is worth going to wherever it ends
 PREFIX_GROWTH = 16  # deep in a prompt a key stands for a sixteenth of what is before it: little, beside that
@@ -67,6 +69,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     prefix_chunk_bytes: int | None = PREFIX_CHUNK_BYTES  #: of the prompt, per key; None: as in `PREFIX_ENDS`
     home: str | None = None  #: the endpoint that keeps what it refers to: goes there for as long as that one is alive
     divisible: bool = True  #: its prompt may be computed at one endpoint and its answer made at another
+    prices: Prices | None = None  #: what its tokens count; None: what those of all models do
     locate_s: float = 0.0  #: it may wait so long for `located` or `cached` to tell where its prompt is cached
 
     def keys_of(self, chunks: int) -> int:

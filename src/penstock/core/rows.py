@@ -35,6 +35,15 @@ class TenantSnapshot(msgspec.Struct, frozen=True):
     tokens_left: float | None
 
 
+class PolicyTrouble(msgspec.Struct, frozen=True):
+    """What another package's policy got wrong, so that a rule of ours judged instead."""
+
+    decision: str  #: fairness, ordering or routing
+    policy: str
+    count: int
+    last: str  #: what was raised
+
+
 class SourceSnapshot(msgspec.Struct, frozen=True):
     """One source's record."""
 

@@ -8,6 +8,15 @@ from collections.abc import Mapping
 import msgspec
 
 
+class EndpointLimits(msgspec.Struct, frozen=True):
+    """An endpoint's own thresholds, beside its slots. None: what holds for all."""
+
+    kv_usage_max: float | None = None
+    prefill_tokens_max: int | None = None
+    time_per_output_token_s_max: float | None = None  #: where a band has one, too, the shorter holds
+    engine_waiting_max: int | None = None  #: or as the band says, where that is less
+
+
 class EndpointSpec(msgspec.Struct, frozen=True):
     """What is known of an endpoint before it was ever asked."""
 
@@ -16,6 +25,8 @@ class EndpointSpec(msgspec.Struct, frozen=True):
     models: frozenset[str] | None = None  #: None: it has to tell
     labels: Mapping[str, str] = {}
     adaptive_slots: bool = False  #: nobody says how many: start from `slots` and find out
+    price: float = 1.0  #: of its work, compared with other endpoints'
+    limits: EndpointLimits = EndpointLimits()
 
 
 class BandSettings(msgspec.Struct, frozen=True):
@@ -33,6 +44,8 @@ class BandSettings(msgspec.Struct, frozen=True):
     tokens_max: int | None = None
     shed_target_s: float | None = None  #: the wait that a flow may stand at; None: nothing is shed
     shed_interval_s: float = 5.0  #: for how long it has to
+    fairness: str | None = None  #: its own policy; None: that of all
+    ordering: str | None = None  #: its own; None: that of all
 
 
 class QueueBounds(msgspec.Struct, frozen=True):
@@ -75,6 +88,9 @@ class RoutingSettings(msgspec.Struct, frozen=True):
     affinity_escape_s: float = 2.0
     affinity_wait_s: float = 0.0
     imbalance_threshold: float = math.inf
+    price_weight_s: float = (
+        math.inf
+    )  #: by how much a first token may be later for each unit that an endpoint is cheaper
     strict_sessions: bool = False  #: a session goes nowhere but home while that one is alive
     prefix_group: int = 4  #: so many that wait may follow one with the same prefix to its endpoint; 0: nobody
     prefix_group_tokens: int = 1_024  #: what two prompts have to share to have the same prefix
@@ -109,8 +125,17 @@ class SchedulerSettings(msgspec.Struct, frozen=True):
     router: RoutingSettings = RoutingSettings()
     tenants: Mapping[str, Limits] = {}
     tenant_weights: Mapping[str, float] = {}  #: for flows that are here when settings change; requests bring their own
+    model_weights: Mapping[str, float] = {}  #: the same
     attempts_max: int = 3
     retry_budget: float = 0.2
     health: HealthSettings = HealthSettings()
     stale_after_s: float = 5.0  #: readings older than that are not used
     divided_tokens_min: int = 0  #: shorter prompts are not computed apart from their answers
+
+    def fairness_of(self, band: BandSettings) -> str:
+        """The policy between the flows of a band."""
+        return band.fairness or self.fairness
+
+    def ordering_of(self, band: BandSettings) -> str:
+        """The order inside the flows of a band."""
+        return band.ordering or self.ordering

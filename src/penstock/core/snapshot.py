@@ -25,7 +25,7 @@ from penstock.core.outcome import Reason
 from penstock.core.pool import Pool
 from penstock.core.roles import Role
 from penstock.core.rows import FlowSnapshot, SourceSnapshot, TenantSnapshot
-from penstock.core.settings import AdmissionSettings
+from penstock.core.settings import AdmissionSettings, EndpointLimits
 from penstock.core.shares import ModelMeter, Shares, oldest_s
 from penstock.core.waits import Line, Waits
 
@@ -63,6 +63,8 @@ class EndpointSnapshot(msgspec.Struct, frozen=True):
     observed_s_ago: float | None
     time_per_output_token_s: float
     dispatches_total: int
+    price: float  #: of its work, compared with other endpoints'
+    limits: EndpointLimits | None  #: its own thresholds, where it has any
     closed: (
         Cause | None
     )  #: why nothing of the highest band that has work goes there; None: something may, or none waits
@@ -254,6 +256,8 @@ def endpoint_now(
         observed_s_ago=now - ledger.asked_s if ledger.asked_s > -math.inf else None,
         time_per_output_token_s=ledger.pace.time_per_output_token_s(now),
         dispatches_total=endpoint.dispatches_total,
+        price=endpoint.price,
+        limits=endpoint.limits,
         closed=closed if misfit is None else misfit.cause,
         needed_tokens=misfit.tokens if misfit is not None and misfit.cause is Cause.KV_FULL else None,
         failure=endpoint.failure,

@@ -13,7 +13,7 @@ import msgspec
 from penstock.server import prefix
 from penstock.server.fields import Peek, field_reader
 from penstock.server.http1 import Exchange
-from penstock.settings.routing import BY_CACHE, BY_SESSION, Routing
+from penstock.settings.routing import Routing, by_cache, by_session
 
 SESSION_CHARACTERS_MAX = 256  # of what names a session; a longer name is cut, so sessions may become one
 RESPONSES_MAX = 100_000  # answers remembered, about 20 MB; what refers to one forgotten goes anywhere
@@ -55,8 +55,8 @@ class Affinities:
     def reconfigured(self, routing: Routing) -> None:
         """Read them as these say from now on. Which endpoint made which answer stays known."""
         session = routing.session
-        self._reads_prefix = routing.policy in BY_CACHE
-        self._reads_session = routing.policy in BY_SESSION
+        self._reads_prefix = by_cache(routing.policy)
+        self._reads_session = by_session(routing.policy)
         self._header = None if session.header is None else session.header.encode()
         self._cookie = None if session.cookie is None else _cookie_pattern(session.cookie)
         self._field = None if session.body is None else field_reader(session.body)

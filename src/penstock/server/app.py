@@ -33,6 +33,7 @@ from penstock.server.journey import QueuedJourney, Witness
 from penstock.server.locality.locator import Locator
 from penstock.server.metrics import Metrics
 from penstock.server.own_paths import OwnPaths
+from penstock.server.profiles import PLAIN, Profile, profiles
 from penstock.server.routes import Kind, Route, api_of, route
 from penstock.server.target import Target
 from penstock.settings.model import Settings
@@ -111,6 +112,7 @@ class App:
         self._bands = [band.name for band in settings.bands]
         self._asks_usage = settings.accounting.usage == "auto"
         self._body_bytes_max = settings.limits.max_body
+        self._profiles = profiles(settings)
 
     def relocate(self, locator: Locator | None) -> None:
         """Somebody else finds out where prompts are cached."""
@@ -205,7 +207,8 @@ class App:
         try:
             peek = self._peek(exchange, body, form=form)
             model = peek.model or self._sole_model(passed)
-            caller = caller or self._caller(exchange, peek)
+            profile = self._profiles.get(model, PLAIN)
+            caller = caller or self._caller(exchange, peek, profile)
             target = self._catalog.aliases.get(model)
             if target is not None:
                 body = self._rename(exchange, body, target, form=form)
@@ -239,7 +242,7 @@ class App:
         if self._asks_usage and passed.tells_usage and peek.stream:
             asking = bodies.ask_usage(body, peek.stream_options)
         exchange.body = b""  # the journey has it; a renamed or unpacked one would be held twice
-        flow, weights = self._flow(caller, target or model)
+        flow, weights = self._flow(caller, model, profile)
         now = self._driver.now()
         search = None
         if self._locator is not None and pinned is None:
@@ -259,6 +262,7 @@ class App:
             pinned=pinned,
             deadline_s=None if caller.deadline_s is None else now + caller.deadline_s,
             priority=caller.priority,
+            prices=profile.prices,
             locate_s=0.0 if search is None else search.wait_s,
             session=session,
             prefix=prefix,
@@ -287,7 +291,7 @@ class App:
         if self._locator is not None and search is not None:
             self._locator.begin(request.id, search)
 
-    def _caller(self, exchange: Exchange, peek: Peek) -> Caller:
+    def _caller(self, exchange: Exchange, peek: Peek, profile: Profile) -> Caller:
         key = exchange.note  # `begin` has looked
         assert key is None or isinstance(key, Key)
         caller = self._callers.identify(
@@ -297,22 +301,23 @@ class App:
             user=peek.user,
             service_tier=peek.service_tier,
             priority=peek.priority,
+            model_band=profile.band,
             now=self._driver.now(),
         )
         if isinstance(caller, Unauthorized):
             raise _Refused(caller.reason, caller.message)
         return caller
 
-    def _flow(self, caller: Caller, model: str) -> tuple[tuple[str, ...], tuple[float, ...]]:
-        """Where a request stands in the fairness tree: a name and a weight per level."""
+    def _flow(self, caller: Caller, model: str, profile: Profile) -> tuple[tuple[str, ...], tuple[float, ...]]:
+        """Where a request stands in the fairness tree: a name and a weight per level. An alias is a name of its own."""
         levels = self._levels
         if levels == ("tenant",):
             return (caller.tenant,), (caller.weight,)
         # Users of different tenants may have the same name; without a level for tenants they still differ.
         user = caller.user if "tenant" in levels else f"{caller.tenant}/{caller.user}"
         names = {"tenant": caller.tenant, "user": user, "model": model}
-        flow = tuple(names[level] for level in levels)
-        return flow, tuple(caller.weight if level == "tenant" else 1.0 for level in levels)
+        weights = {"tenant": caller.weight, "user": 1.0, "model": profile.weight}
+        return tuple(names[level] for level in levels), tuple(weights[level] for level in levels)
 
     def _peek(self, exchange: Exchange, body: bytes, *, form: bool) -> Peek:
         if form:

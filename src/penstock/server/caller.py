@@ -41,6 +41,7 @@ class Known(msgspec.Struct, frozen=True):
     has_keys: bool
     users: Names
     label: str
+    capped: bool = False  #: its highest band is its own setting
 
 
 class Key(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.core.settings import EndpointSpec
+from penstock.core.settings import EndpointLimits, EndpointSpec
 from penstock.engines.base import Model
 from penstock.server.catalog import Catalog
 from penstock.server.driver import Driver
@@ -37,6 +37,27 @@ logger = logging.getLogger(__name__)
 OPERATOR = "operator"  # the source of what was added by hand
 SETTINGS = "settings"  # the source of what stands in the file
 QUIET_LOOK_S = 0.1  # how often it is looked whether what is drained has ended
+
+
+#: What may change of an endpoint while requests run there; with anything else it is another one.
+FOLLOWED = (
+    "slots",
+    "price",
+    "max_kv_usage",
+    "max_prefill_tokens",
+    "max_time_per_output_token",
+    "max_engine_waiting",
+)
+
+
+def limits_of(endpoint: Endpoint) -> EndpointLimits:
+    """An endpoint's own thresholds, as the scheduler knows them."""
+    return EndpointLimits(
+        kv_usage_max=endpoint.max_kv_usage,
+        prefill_tokens_max=endpoint.max_prefill_tokens,
+        time_per_output_token_s_max=endpoint.max_time_per_output_token,
+        engine_waiting_max=endpoint.max_engine_waiting,
+    )
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -241,14 +262,22 @@ class Endpoints:
 
     def _update(self, member: _Member, endpoint: Endpoint) -> None:
         before = member.spec
-        if before.model_copy(update={"slots": endpoint.slots}) != endpoint:
+        followed = {key: getattr(endpoint, key) for key in FOLLOWED}
+        if before.model_copy(update=followed) != endpoint:
             self._replace(member, endpoint)
             return
         if member.leave_at_s is not None:
             self._stay(member)
+        if endpoint == before:
+            return
+        member.spec = endpoint
         if endpoint.slots != before.slots:
-            member.spec = endpoint
             self._resize(endpoint.name, endpoint.slots)
+        now = self._driver.now()
+        changed = self._driver.scheduler.endpoint_changed(
+            endpoint.name, price=endpoint.price, limits=limits_of(endpoint), now=now
+        )
+        self._driver.tell(changed)
 
     def _enter(self, source: str, endpoint: Endpoint) -> _Member:
         name = endpoint.name
@@ -262,7 +291,15 @@ class Endpoints:
             self._catalog.configured(name, sorted(models))
             self._metrics.models_known(sorted(models))
         slots = self._parts.slots_initial if endpoint.slots == "auto" else endpoint.slots
-        spec = EndpointSpec(name, slots, models, endpoint.labels, adaptive_slots=endpoint.slots == "auto")
+        spec = EndpointSpec(
+            name,
+            slots,
+            models,
+            endpoint.labels,
+            adaptive_slots=endpoint.slots == "auto",
+            price=endpoint.price,
+            limits=limits_of(endpoint),
+        )
         self._driver.tell(self._driver.scheduler.endpoint_added(spec, now=self._driver.now()))
         if self.locator is not None:
             self.locator.endpoint_added(endpoint, target)

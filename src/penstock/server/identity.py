@@ -113,10 +113,12 @@ class Callers:
         user: object = None,
         service_tier: object = None,
         priority: object = None,
+        model_band: int | None = None,
         now: float,
     ) -> Caller | Unauthorized:
         """The caller behind a head, its sender's IP address, and three fields of the body, whatever is in them.
 
+        `model_band` is the one that the model's requests have without asking, where that is not the default.
         `key` is what the method of that name found in the head; the settings may have changed since.
         """
         if isinstance(key, Unauthorized):
@@ -130,7 +132,8 @@ class Callers:
         tenant = key.owner if key is not None else self._claimed(header, peer, now)
         band_max = max(tenant.band_max, self._band_max) if key is None else tenant.band_max  # the lower of both
         asked = self._asked_band(header, service_tier)
-        band = max(self._default_band if asked is None else asked, band_max)
+        granted = self._granted(tenant, band_max, model_band)
+        band = granted if asked is None else max(asked, min(band_max, granted))
         return Caller(
             tenant=tenant.name,
             user=self._user(header, user, tenant, key, now),
@@ -218,12 +221,24 @@ class Callers:
             has_keys=bool(tenant.keys),
             users=users,
             label=tenant.name,
+            capped=bool(tenant.max_band),
         )
 
     def _unlisted(self, name: str) -> Known:
         return Known(name, 1.0, self._band_max, None, has_keys=False, users=self._dynamic_users, label=OTHER)
 
     # --- what -----------------------------------------------------------------------------------------------
+
+    def _granted(self, tenant: Known, band_max: int, model_band: int | None) -> int:
+        """The band that a caller has without asking.
+
+        A model's band is given, not asked for, so what a caller may ask for at most does not lower it; but for who is
+        kept low: a tenant with a highest band of its own, and all whose highest band is below the default one.
+        """
+        if model_band is None:
+            return max(self._default_band, band_max)
+        kept_low = tenant.capped or band_max > self._default_band
+        return max(model_band, band_max) if kept_low else model_band
 
     def _asked_band(self, header: Header, service_tier: object) -> int | None:
         """The first band that is asked for by a name that exists; None when nothing is asked for."""

@@ -23,6 +23,7 @@ from penstock.server.journey import Witness
 from penstock.server.locality.lmcache import Controller, Coordinator, LmCache, Service
 from penstock.server.locality.locator import Locator
 from penstock.server.observe import Observer, ObserveSettings
+from penstock.server.profiles import profiles
 from penstock.server.target import Target
 from penstock.server.upstream import Upstream, UpstreamTimeouts
 from penstock.settings.model import Endpoint, Settings
@@ -50,6 +51,8 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
                 tokens_max=band.max_tokens,
                 shed_target_s=band.shed_target if band.best_effort else None,
                 shed_interval_s=band.shed_interval,
+                fairness=band.fairness.policy or None,
+                ordering=band.ordering or None,
             )
             for band in settings.bands
         ),
@@ -74,11 +77,13 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
         engine_priority=admission.engine_priority,
         tenants={t.name: limits for t in settings.tenants if (limits := core_limits(t.limits)) is not None},
         tenant_weights={t.name: t.weight for t in settings.tenants},
+        model_weights={name: profile.weight for name, profile in profiles(settings).items()},
         routing=settings.routing.policy,
         router=RoutingSettings(
             affinity_escape_s=settings.routing.affinity_escape,
             affinity_wait_s=settings.routing.affinity_wait,
             imbalance_threshold=settings.routing.imbalance_threshold,
+            price_weight_s=settings.routing.price_weight,
             strict_sessions=settings.routing.session.strict,
             prefix_group=settings.routing.prefix_group,
             prefix_group_tokens=settings.routing.prefix_group_tokens,
@@ -117,7 +122,7 @@ def wait_s_max(settings: Settings) -> float:
 
 def aliases(settings: Settings) -> dict[str, str]:
     """What callers may say, and what engines know it as."""
-    return {alias: target.to for alias, target in settings.models.items()}
+    return {name: model.to for name, model in settings.models.items() if model.to is not None}
 
 
 def admin_tokens(settings: Settings) -> tuple[str | None, str | None]:

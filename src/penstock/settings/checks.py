@@ -19,7 +19,6 @@ from penstock.settings.discovery_checks import discovery_checks
 from penstock.settings.locality import contradictions
 from penstock.settings.model import (
     DEFAULT_BANDS,
-    Alias,
     Band,
     Endpoint,
     Health,
@@ -28,6 +27,7 @@ from penstock.settings.model import (
     Settings,
     Tls,
 )
+from penstock.settings.models import Model, ModelPrices, model_prices
 from penstock.settings.operation import Admin, Tracing, tracing_problem
 from penstock.settings.problems import (
     Filled,
@@ -54,7 +54,7 @@ def cross_checks(document: Document) -> Found:
     yield from _tls(document)
     yield from _endpoints(document)
     yield from discovery_checks(document)
-    yield from _aliases(document)
+    yield from _models(document)
     yield from _bands(document)
     yield from _min_shares(document)
     yield from _fairness(document)
@@ -126,22 +126,35 @@ def _endpoints(document: Document) -> Found:
         names.setdefault(endpoint.name, index)
 
 
-def _aliases(document: Document) -> Found:
-    aliases = document.get("models")
-    if not isinstance(aliases, Mapping):
+def _models(document: Document) -> Found:
+    models = document.get("models")
+    if not isinstance(models, Mapping):
         return
     listed: dict[str, int] = {}
     for index, endpoint in enumerate(_items(Endpoint, document.get("endpoints"))):
         if endpoint is not None and endpoint.models != "auto":
             listed |= dict.fromkeys((model for model in endpoint.models if model not in listed), index)
-    for name, raw in aliases.items():
-        if name in listed:
+    fairness = _valid(Fairness, document.get("fairness"))
+    known = {name: model for name, raw in models.items() if (model := _valid(Model, raw)) is not None}
+    for name, model in known.items():
+        if model.says_nothing:
+            yield _problem(("models", name), "says nothing", "give `to`, `band`, `weight` or `prices`")
+        if model.to is not None and name in listed:
             message = f"an alias cannot have the name of a model that endpoints[{listed[name]}] lists"
             yield _problem(("models", name), message)
-        alias = _valid(Alias, raw)
-        if alias is not None and alias.to in aliases:
-            shown = show(written_at(raw, ("to",)))
+        if model.to is not None and (other := known.get(model.to)) is not None and other.to is not None:
+            shown = show(written_at(models[name], ("to",)))
             yield _problem(("models", name, "to"), f"{shown} is itself an alias", "name the engine's model")
+        if model.weight is not None and fairness is not None and "model" not in fairness.levels:
+            message = "divides nothing: `fairness.levels` does not name `model`"
+            yield _problem(("models", name, "weight"), message, "write `levels: [tenant, model]`")
+        if fairness is None or model.prices == ModelPrices():
+            continue
+        if not _counts_tokens(document):
+            message = f"mean nothing with `fairness.policy: {fairness.policy}`, which counts no tokens"
+            yield _problem(("models", name, "prices"), message, "write `policy: weighted_tokens`")
+        if not any(model_prices(model, fairness.prices).values()):
+            yield _problem(("models", name, "prices"), "are all 0: at least one kind of token has to cost something")
 
 
 def _bands(document: Document) -> Found:
@@ -162,6 +175,8 @@ def _bands(document: Document) -> Found:
     tenants = document.get("tenants")
     locations: list[Location] = [("default_band",), ("identity", "max_band")]
     locations += [("tenants", n, "max_band") for n in range(len(tenants) if isinstance(tenants, list | tuple) else 0)]
+    models = document.get("models")
+    locations += [("models", name, "band") for name in (models if isinstance(models, Mapping) else ())]
     for location in locations:
         written = written_at(document, location)
         if written in (None, "") and location != ("default_band",):
@@ -197,6 +212,17 @@ def _fairness(document: Document) -> Found:
     prices = _valid(Prices, written_at(raw, ("prices",)))
     if prices is not None and not any((prices.prompt, prices.cached_prompt, prices.completion)):
         yield _problem(("fairness", "prices"), "are all 0: at least one kind of token has to cost something")
+
+
+def _counts_tokens(document: Document) -> bool:
+    """Whether what tokens cost decides anything, in any band; another package's policy may look at it."""
+    fairness = _valid(Fairness, document.get("fairness"))
+    raw = document.get("bands")
+    bands = list(DEFAULT_BANDS) if raw is None else _items(Band, raw)
+    if fairness is None or None in bands:
+        return True  # which is told apart
+    policies = {band.fairness.policy or fairness.policy for band in bands if band is not None}
+    return not policies <= {"round_robin", "fcfs"}
 
 
 def _tenants(document: Document) -> Found:

@@ -107,7 +107,7 @@ def sections(prefix: str = "", section: type[Section] = Settings) -> Iterator[tu
     for key, field in section.model_fields.items():
         if inner := nested(field.annotation):
             container = get_origin(field.annotation)
-            inside = "[]" if container is tuple else ".<alias>" if container is dict else ""
+            inside = "[]" if container is tuple else ".<name>" if container is dict else ""
             yield from sections(f"{prefix}{key}{inside}.", inner)
 
 

@@ -26,6 +26,7 @@ class Flags:
     listen: str | None = None
     slots: int | None = None
     routing: str | None = None
+    imbalance_threshold: str | None = None
     no_queue: bool = False
 
 
@@ -137,6 +138,8 @@ def _apply_flags(merged: Merged, flags: Flags) -> None:
         given.append(("listen", flags.listen, "--listen"))
     if flags.routing is not None:
         given.append(("routing", {"policy": flags.routing}, "--routing"))
+    if flags.imbalance_threshold is not None:
+        given.append(("routing", {"imbalance_threshold": flags.imbalance_threshold}, "--imbalance-threshold"))
     if flags.no_queue:
         given.append(("queue", {"enabled": False}, "--no-queue"))
     for key, value, flag in given:

@@ -15,14 +15,16 @@ from penstock.settings.address import host_and_port, split_listen
 from penstock.settings.batch import Batch
 from penstock.settings.discovery import SOURCES_MAX, Source
 from penstock.settings.locality import Instance, KvEvents
+from penstock.settings.models import Model
 from penstock.settings.operation import Admin, Log, Tracing
+from penstock.settings.policies import OrderingName, OrderingNameOrEmpty
 from penstock.settings.routing import Routing
 from penstock.settings.section import Section, setting
-from penstock.settings.tenancy import Accounting, Fairness, Identity, Tenant
+from penstock.settings.tenancy import Accounting, BandFairness, Fairness, Identity, Tenant, band_fairness
 
 ENDPOINTS_MAX = 4_096
 BANDS_MAX = 8
-ALIASES_MAX = 1_000
+MODELS_MAX = 1_000
 LABELS_MAX = 64
 TENANTS_MAX = 10_000
 
@@ -48,6 +50,30 @@ class Endpoint(Section):
     )
     models: values.ServedModels = setting("auto", "The models it serves. `auto` asks it.")
     slots: values.Slots = setting("auto", "How many requests it is sent at a time. `auto` learns it.")
+    price: values.Number = setting(
+        1.0,
+        "What its work costs, compared with other endpoints': a hosted engine more than an own one. Routing goes where "
+        "it is cheaper, as `routing.price_weight` says.",
+        ge=0,
+    )
+    max_kv_usage: values.OptionalNumber = setting(
+        None, "Instead of `admission.max_kv_usage`, for this endpoint.", gt=0, le=1
+    )
+    max_prefill_tokens: values.OptionalWhole = setting(
+        None, "Instead of `admission.max_prefill_tokens`, for this endpoint.", ge=1
+    )
+    max_time_per_output_token: values.OptionalDuration = setting(
+        None,
+        "Instead of `admission.max_time_per_output_token`, for this endpoint. Where a band has a limit, too, the "
+        "shorter one holds.",
+        gt=0,
+    )
+    max_engine_waiting: values.OptionalWhole = setting(
+        None,
+        "Send only while fewer than this many wait inside this engine, or as the request's band says where that is "
+        "less. 0: only while none does and a slot is free.",
+        ge=0,
+    )
     api_key: values.OptionalSecret = setting(
         None, "The credential sent to it instead of the caller's. Never logged or shown."
     )
@@ -69,12 +95,6 @@ class Endpoint(Section):
     @classmethod
     def _named_after_its_address(cls, name: str, info: ValidationInfo) -> str:
         return host_and_port(info.data["url"]) if not name and "url" in info.data else name
-
-
-class Alias(Section):
-    """Other names for models: callers may ask for `models.<alias>`, engines see `to`."""
-
-    to: values.ModelName = Field(description="The name that the engines know. Not itself an alias.")
 
 
 class Queue(Section):
@@ -140,6 +160,8 @@ class Band(Section):
         None, "Instead of `admission.max_time_per_output_token`, for this band.", gt=0
     )
     max_wait: values.OptionalDuration = setting(None, "Instead of `queue.max_wait`, for this band.", gt=0)
+    fairness: Annotated[BandFairness, BeforeValidator(band_fairness)] = BandFairness()
+    ordering: OrderingNameOrEmpty = setting("", "Instead of the top-level `ordering`, for this band.")
     max_requests: values.OptionalWhole = setting(
         None, "How many requests of this band may wait, within `queue.max_requests`.", ge=0
     )
@@ -254,12 +276,12 @@ class Settings(Section):
     tls: Tls = Tls()
     endpoints: Annotated[tuple[Endpoint, ...], BeforeValidator(values.items(0, ENDPOINTS_MAX))] = ()
     discovery: Annotated[tuple[Source, ...], BeforeValidator(values.items(0, SOURCES_MAX))] = ()
-    models: Annotated[dict[values.ModelName, Alias], BeforeValidator(values.items(0, ALIASES_MAX))] = setting({}, "")
+    models: Annotated[dict[values.ModelName, Model], BeforeValidator(values.items(0, MODELS_MAX))] = setting({}, "")
     queue: Queue = Queue()
     bands: Annotated[tuple[Band, ...], BeforeValidator(values.items(1, BANDS_MAX))] = DEFAULT_BANDS
     default_band: values.BandName = setting("standard", "The band of requests that ask for none.")
     fairness: Fairness = Fairness()
-    ordering: Literal["fcfs", "deadline", "shortest_first"] = setting(
+    ordering: OrderingName = setting(
         "fcfs",
         "Which request of one flow goes first: the oldest, the one most pressed, or the shortest (with aging).",
     )

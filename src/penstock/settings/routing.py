@@ -11,25 +11,25 @@ from pydantic import BeforeValidator, PlainValidator
 
 from penstock.settings import values
 from penstock.settings.locality import LmCache
+from penstock.settings.policies import RoutingName, traits
 from penstock.settings.problems import Refused, show
 from penstock.settings.section import Section, setting
 
-Policy = Literal[
-    "predicted_ttft",
-    "least_loaded",
-    "round_robin",
-    "power_of_two",
-    "session",
-    "prefix",
-    "kv",
-    "load_balanced_kv",
-    "lmetric",
-]
 BY_SESSION = ("session", "prefix", "kv", "load_balanced_kv")
 BY_CACHE = ("predicted_ttft", "prefix", "kv", "load_balanced_kv", "lmetric")
 WITH_PREFERENCE = ("predicted_ttft", *BY_SESSION)
 _COOKIE = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}", re.ASCII)
 _FIELD = re.compile(r"[^\"\\\x00-\x1f]{1,128}")
+
+
+def by_session(policy: str) -> bool:
+    """Whether a policy wants to know where sessions are at home."""
+    return policy in BY_SESSION or traits(policy)[1]
+
+
+def by_cache(policy: str) -> bool:
+    """Whether a policy wants to know where prompts are cached."""
+    return policy in BY_CACHE or traits(policy)[0]
 
 
 def threshold(value: object) -> float:
@@ -57,6 +57,18 @@ def field_name(value: object) -> str:
     return value
 
 
+def price_weight(value: object) -> float:
+    """Seconds, or more than any."""
+    if value == math.inf or (isinstance(value, str) and value.strip().lower() in ("inf", ".inf", "infinity")):
+        return math.inf
+    return values.duration(value)
+
+
+def write_price_weight(seconds: float) -> str:
+    return "inf" if seconds == math.inf else values.write_duration(seconds)
+
+
+PriceWeight = Annotated[float, BeforeValidator(price_weight), values.Kind("`inf` or a duration", write_price_weight)]
 Threshold = Annotated[float, PlainValidator(threshold), values.Kind("`inf` or a number, more than 0")]
 OptionalHeader = Annotated[str | None, BeforeValidator(values.optional(values.header_name)), values.Kind("header name")]
 OptionalCookie = Annotated[str | None, BeforeValidator(values.optional(cookie_name)), values.Kind("cookie name")]
@@ -79,7 +91,7 @@ class Session(Section):
 class Routing(Section):
     """Which of the endpoints that may be sent a request gets it."""
 
-    policy: Policy = setting("predicted_ttft", "How it is chosen: see docs/policies.")
+    policy: RoutingName = setting("predicted_ttft", "How it is chosen: see docs/policies.")
     session: Session = Session()
     affinity_escape: values.Duration = setting(
         2.0,
@@ -102,6 +114,13 @@ class Routing(Section):
     )
     prefix_group_tokens: values.Whole = setting(
         1024, "How many tokens two prompts have to share at their beginning to go together.", ge=1
+    )
+    price_weight: PriceWeight = setting(
+        math.inf,
+        "Where endpoints have different prices (`endpoints[].price`): how much later a first token may come for each "
+        "unit that an endpoint is cheaper. `inf`: the cheapest of those that are open; others get what these can't "
+        "take. `0`: prices are not looked at. In between: with `policy: predicted_ttft`.",
+        ge=0,
     )
     imbalance_threshold: Threshold = setting(
         math.inf,
@@ -133,17 +152,20 @@ def contradictions(routing: Routing, max_wait_s: float) -> Iterator[Contradictio
     if session.strict and policy != "session":
         yield ("session", "strict"), f"means nothing with `policy: {policy}`", "write `policy: session`"
     for key in ("cookie", "body", "header"):
-        if getattr(session, key) not in (None, getattr(usual.session, key)) and policy not in BY_SESSION:
+        if getattr(session, key) not in (None, getattr(usual.session, key)) and not by_session(policy):
             yield ("session", key), f"is not looked at with `policy: {policy}`", "write `policy: session`"
     if routing.affinity_escape != usual.affinity_escape and policy != "predicted_ttft":
         yield ("affinity_escape",), f"means nothing with `policy: {policy}`", "write `policy: predicted_ttft`"
+    if routing.price_weight not in (0.0, math.inf) and policy != "predicted_ttft":
+        message = f"`{policy}` compares no times: with it only `inf` and `0` mean something"
+        yield ("price_weight",), message, "write `policy: predicted_ttft`"
     if routing.imbalance_threshold != math.inf and policy != "load_balanced_kv":
         yield ("imbalance_threshold",), f"means nothing with `policy: {policy}`", "write `policy: load_balanced_kv`"
     if routing.locality != "history" and policy == "prefix":
         yield ("locality",), "`prefix` goes by our own history alone", "write `policy: kv`"
-    elif routing.locality != "history" and policy not in BY_CACHE:
+    elif routing.locality != "history" and not by_cache(policy):
         yield ("locality",), f"`{policy}` does not ask where prompts are cached", "write `policy: kv`"
-    if routing.affinity_wait > 0 and policy not in WITH_PREFERENCE:
+    if routing.affinity_wait > 0 and policy not in WITH_PREFERENCE and not any(traits(policy)):
         yield ("affinity_wait",), f"means nothing with `policy: {policy}`, which prefers no endpoint", None
     if routing.affinity_wait > 0 and session.strict:
         yield ("affinity_wait",), "means nothing with `session.strict`, which waits for as long as it takes", None

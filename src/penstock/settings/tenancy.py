@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from penstock.settings import values
+from penstock.settings.policies import FairnessName, FairnessNameOrEmpty
 from penstock.settings.section import Section, setting
 
 ANONYMOUS, OTHER = "anonymous", "other"  # callers without a name; callers whose names are too many
@@ -29,7 +30,7 @@ class Prices(Section):
 class Fairness(Section):
     """How service is divided between the flows of one band."""
 
-    policy: Literal["weighted_tokens", "round_robin", "fcfs"] = setting(
+    policy: FairnessName = setting(
         "weighted_tokens",
         "By weight and tokens served; in turn, request by request; or not at all: whoever came first.",
     )
@@ -41,6 +42,17 @@ class Fairness(Section):
         )
     )
     prices: Prices = Prices()
+
+
+class BandFairness(Section):
+    """How service is divided between the flows of one band. `fairness: NAME` says it in short."""
+
+    policy: FairnessNameOrEmpty = setting("", "Instead of `fairness.policy`, for this band.")
+
+
+def band_fairness(value: object) -> object:
+    """A name, for short, or the section."""
+    return {"policy": value} if isinstance(value, str) else value
 
 
 class TenantLimits(Section):

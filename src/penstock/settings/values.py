@@ -48,6 +48,7 @@ class Kind:
 
     name: str
     write: Callable[[float], str] = lambda value: f"{value:g}"
+    choices: Callable[[], tuple[str, ...]] | None = None  #: our own, then others', of a choice that packages may add to
 
 
 def number(value: object) -> float:
@@ -313,3 +314,6 @@ OptionalSecret = Annotated[SecretStr | None, BeforeValidator(optional(secret)), 
 OptionalDuration = Annotated[float | None, BeforeValidator(optional(duration)), _DURATION]
 OptionalSize = Annotated[int | None, BeforeValidator(optional(size)), _SIZE]
 OptionalWhole = Annotated[int | None, BeforeValidator(optional(whole)), _WHOLE]
+OptionalNumber = Annotated[float | None, BeforeValidator(optional(number)), Kind("number")]
+OptionalWeight = Annotated[float | None, BeforeValidator(optional(weight)), Kind("number, more than 0")]
+OptionalModelName = Annotated[str | None, BeforeValidator(optional(model_name)), Kind("model name")]

@@ -30,7 +30,7 @@ from penstock.core.request import Request, Usage
 from penstock.core.retry import Failure
 from penstock.core.roles import Role
 from penstock.core.scheduler import Scheduler, SchedulerSettings
-from penstock.core.settings import EndpointSpec
+from penstock.core.settings import EndpointLimits, EndpointSpec
 from penstock.core.sources import Source
 from penstock.sim.oracle import Oracle
 from penstock.sim.tree_check import check_tree
@@ -235,6 +235,8 @@ class CheckedScheduler(Scheduler):
         slots: int | Literal["auto"] | None = None,
         told_slots: int | None = None,
         lingers: bool | None = None,
+        price: float | None = None,
+        limits: EndpointLimits | None = None,
         now: float,
     ) -> list[Action]:
         changed = super().endpoint_changed(
@@ -244,6 +246,8 @@ class CheckedScheduler(Scheduler):
             slots=slots,
             told_slots=told_slots,
             lingers=lingers,
+            price=price,
+            limits=limits,
             now=now,
         )
         return self._checked(changed, now)
@@ -326,7 +330,7 @@ class CheckedScheduler(Scheduler):
         super()._end(entry, usage, now, reason)
         true_cost = 0.0
         if usage is not None:
-            true_cost = self._fairness.cost(
+            true_cost = self._account.policy(entry).cost(
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=usage.cached_tokens,
                 completion_tokens=usage.completion_tokens,

@@ -7,14 +7,12 @@ conformance map.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 
 class FairnessPolicy:
     """How service is counted."""
 
-    uses_flows: ClassVar[bool] = True  #: False: all requests stand in one flow, whoever sent them
-    by_request: ClassVar[bool] = False  #: each request counts the same
+    uses_flows: bool = True  #: False: all requests stand in one flow, whoever sent them
+    by_request: bool = False  #: each request counts the same
 
     def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> float:
         """What a request counts for, by what it is estimated to use or was seen to use. Never negative."""

@@ -7,7 +7,7 @@ how much of this prompt it holds, and where the request's session is at home. No
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Final
+from typing import Final
 
 from penstock.core.endpoint import Endpoint
 from penstock.core.request import Request
@@ -19,7 +19,7 @@ LOAD: Final = "load per slot"  # what endpoints are compared by wherever nothing
 class Context:
     """One request, at the moment of its decision."""
 
-    __slots__ = ("_alive", "home", "matched", "now", "output_tokens", "prompt_tokens", "request")
+    __slots__ = ("_alive", "home", "matched", "now", "output_tokens", "price_weight_s", "prompt_tokens", "request")
 
     def __init__(
         self,
@@ -31,6 +31,7 @@ class Context:
         matched: dict[int, int] = NOWHERE,
         home: Endpoint | None = None,
         alive: Callable[[], Sequence[Endpoint]] = tuple,
+        price_weight_s: float = 0.0,
     ) -> None:
         self.request = request
         self.prompt_tokens = prompt_tokens  #: as estimated, without the part that most endpoints hold
@@ -39,6 +40,7 @@ class Context:
         self.matched = matched  #: tokens held of these, by endpoint index
         self.home = home  #: where its session is at home, while that one is alive
         self._alive = alive
+        self.price_weight_s = price_weight_s  #: of a later first token, for each unit that an endpoint is cheaper
 
     def load(self, endpoint: Endpoint) -> float:
         """Requests believed to be there, running or waiting."""
@@ -64,10 +66,10 @@ class Context:
 class RoutingPolicy:
     """Chooses late: at dispatch, among endpoints that admission leaves open."""
 
-    uses_prefix: ClassVar[bool] = False  #: wants to know who holds how much of the prompt
-    weighs_load: ClassVar[bool] = False  #: then what most endpoints hold, or should hold, is no reason to go to one
-    uses_session: ClassVar[bool] = False  #: wants to know where the session is at home
-    takes_turns: ClassVar[bool] = False  #: its choices depend on those before, so it has to be told of all
+    uses_prefix: bool = False  #: wants to know who holds how much of the prompt
+    weighs_load: bool = False  #: then what most endpoints hold, or should hold, is no reason to go to one
+    uses_session: bool = False  #: wants to know where the session is at home
+    takes_turns: bool = False  #: its choices depend on those before, so it has to be told of all
     scores_by: str | None = None  #: what `score` was in the last decision, for people; None: no numbers were compared
 
     def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:

@@ -6,6 +6,9 @@ over the prefill rate learned there, plus a part of the slow-down of decoding th
 Cheapest alone would scatter a conversation for a few milliseconds' gain, and lose its cache for all later turns. So
 endpoints that hold at least 80 % of the longest match are preferred, unless going there costs `affinity_escape` seconds
 more than going elsewhere. What half of the endpoints hold anyway is no reason to prefer any (the router leaves it out).
+
+Where endpoints have prices, a finite `price_weight` is that many seconds of cost for each unit of price; an infinite
+one leaves only the cheapest to choose from (the router sees to it).
 """
 
 from __future__ import annotations
@@ -74,6 +77,7 @@ def _costs(endpoints: Sequence[Endpoint], context: Context) -> list[float]:
         if prefill.rate_known and prefill.rate > fastest:
             fastest = prefill.rate
     fastest = fastest or TOKENS_PER_S
+    price_weight_s = context.price_weight_s
     costs: list[float] = []
     for endpoint in endpoints:  # one loop without calls for each, for it is run over all that are open
         ledger = endpoint.ledger
@@ -88,5 +92,6 @@ def _costs(endpoints: Sequence[Endpoint], context: Context) -> list[float]:
         if pace_s is None:
             pace_s = ledger.pace.time_per_output_token_s(now) or PACE_S
         slow_down_s = 0.5 * pace_s * ledger.load(now) / (ledger.slots or 1)
-        costs.append(first_token_s + DECODE_WEIGHT * output_tokens * slow_down_s)
+        cost = first_token_s + DECODE_WEIGHT * output_tokens * slow_down_s
+        costs.append(cost + price_weight_s * endpoint.price if price_weight_s else cost)
     return costs

@@ -7,6 +7,7 @@ restarts or leaves, checked against what engines report, and never a reason to w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from penstock.core.endpoint import Endpoint
@@ -88,6 +89,8 @@ class Router:
 
     def _chosen(self, entry: Entry, located: Located, endpoints: Sequence[Endpoint], now: float) -> Endpoint:
         """What the policy chooses; it need not be asked where there is one endpoint, as mostly in a full pool."""
+        if self._pool.priced and len(endpoints) > 1:
+            endpoints = self._affordable(entry, endpoints, endpoints, now)
         if len(endpoints) == 1 and not self._policy.takes_turns:
             return endpoints[0]
         self._decided = self._context(entry, located, now)
@@ -103,7 +106,23 @@ class Router:
     def preferred(self, entry: Entry, now: float) -> Sequence[Endpoint]:
         """The endpoints a request may wait for, of those alive. Changes nothing."""
         located = self._located(entry, now) if self._policy.uses_prefix else NOWHERE
-        return self._policy.preferred(self._context(entry, located, now))
+        context = self._context(entry, located, now)
+        preferred = self._policy.preferred(context)
+        return (
+            self._affordable(entry, preferred, context.alive(), now) if self._pool.priced and preferred else preferred
+        )
+
+    def _affordable(
+        self, entry: Entry, endpoints: Sequence[Endpoint], of: Sequence[Endpoint], now: float
+    ) -> Sequence[Endpoint]:
+        """Those as cheap as the cheapest `of` some, where that comes before all else; none may be. A session stays."""
+        if self.settings.price_weight_s < math.inf:
+            return endpoints
+        home = self.home(entry.request, now, whole=entry.whole)
+        if home is not None and home in endpoints:
+            return endpoints
+        least = min([endpoint.price for endpoint in of], default=0.0)
+        return [endpoint for endpoint in endpoints if endpoint.price <= least]
 
     def home(self, request: Request, now: float, *, whole: bool) -> Endpoint | None:
         """Where its session lives, while that one is alive and may compute its prompt."""
@@ -205,7 +224,12 @@ class Router:
             matched=matched,
             home=self.home(request, now, whole=entry.whole),
             alive=lambda: self._pool.usable(request, now, whole=entry.whole),
+            price_weight_s=self.settings.price_weight_s if self._weighs_prices() else 0.0,
         )
+
+    def _weighs_prices(self) -> bool:
+        """Whether a policy that compares times is to add what endpoints cost."""
+        return self._pool.priced and self.settings.price_weight_s < math.inf
 
     def _telling(self, request: Request, located: Located, now: float) -> tuple[dict[int, int], int]:
         """Who holds more than half of the endpoints do, and how much more; and how many tokens these do.

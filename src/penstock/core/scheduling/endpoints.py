@@ -12,7 +12,7 @@ from penstock.core.lifecycle import State
 from penstock.core.observation import Glimpse, Observation
 from penstock.core.outcome import Reason
 from penstock.core.scheduling.requests import Requests
-from penstock.core.settings import EndpointSpec
+from penstock.core.settings import EndpointLimits, EndpointSpec
 from penstock.core.sources import Source
 
 
@@ -22,6 +22,7 @@ class Endpoints(Requests):
     def endpoint_added(self, spec: EndpointSpec, *, now: float) -> list[Action]:
         """An endpoint may be used from now on."""
         endpoint = self._pool.add(spec)
+        self._paced = self._has_pace_limit()
         self._health_changed(now)
         return self._touched(endpoint, now)
 
@@ -42,6 +43,8 @@ class Endpoints(Requests):
         slots: int | Literal["auto"] | None = None,
         told_slots: int | None = None,
         lingers: bool | None = None,
+        price: float | None = None,
+        limits: EndpointLimits | None = None,
         now: float,
     ) -> list[Action]:
         """It told what it serves (or that it can't tell) or how many it runs, or its slots were set. None: as before.
@@ -60,6 +63,11 @@ class Endpoints(Requests):
             endpoint.slots_told(told_slots)
         if lingers is not None:
             endpoint.ledger.given_up.lingers = lingers
+        if price is not None:
+            endpoint.price = price
+        if limits is not None:
+            endpoint.set_limits(limits)
+            self._paced = self._has_pace_limit()
         self._health_changed(now)
         self._queues.touch(endpoint)
         actions: list[Action] = []

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from penstock.core.actions import Abort, Action
 from penstock.core.band import Band
-from penstock.core.fairness.account import Account
-from penstock.core.fairness.registry import POLICIES as FAIRNESS
 from penstock.core.fairness.tree import top
 from penstock.core.flow import Entry
 from penstock.core.lifecycle import State
-from penstock.core.ordering import ORDERINGS
 from penstock.core.outcome import Reason
-from penstock.core.reconfigure import NeedsRestartError, needing_restart, resettle
+from penstock.core.reconfigure import NeedsRestartError, compared, needing_restart, resettle
 from penstock.core.scheduling.endpoints import Endpoints
+from penstock.core.scheduling.parts import account_of, by_arrival, keys_of
 from penstock.core.settings import SchedulerSettings
 
 
@@ -69,8 +67,7 @@ class Operators(Endpoints):
         self._router.reconfigured(settings.routing, settings.router)
         self._rearrange(before)
         waiting = [entry for entry in self._entries.values() if entry.state is State.WAITING]
-        by_arrival = settings.ordering == "fcfs"
-        self._grouping.reconfigured(settings.router, self._account, waiting, by_arrival=by_arrival)
+        self._grouping.reconfigured(settings.router, self._account, waiting, by_arrival=by_arrival(settings))
         self._reserve.share = self._reserved_share()
         self._tenants.reconfigured(settings.tenants, self._entries.values(), now)
         self._pool.reconfigured(settings.health, stale_after_s=settings.stale_after_s)
@@ -91,30 +88,31 @@ class Operators(Endpoints):
     def _rearrange(self, before: SchedulerSettings) -> None:
         """Other bands, another order and other fairness, for who is here and who comes."""
         settings, entries, bands = self._settings, self._entries.values(), self._queues.bands
-        afresh = settings.fairness != before.fairness
-        if afresh or settings.prices != before.prices:
-            self._fairness = FAIRNESS[settings.fairness](settings.prices)
-            self._account = Account(self._fairness)
-            self._forecast.reconfigured(by_request=self._fairness.by_request)
-        self._key = ORDERINGS[settings.ordering]
+        heirs = self._queues.rearrange(settings.bands, settings.bounds)
+        changed = compared(before, settings, bands, heirs)
+        self._account = account_of(settings)
+        self._forecast.reconfigured(by_request=self._account.by_request)
+        self._keys = keys_of(settings)
         for entry in entries:
-            if afresh:
-                self._account.recounted(entry)
+            old = bands[entry.request.band]
+            rank = heirs.get(old, old).rank
+            if old in changed.recounted:
+                self._account.recounted(entry, rank)
             if entry.state is State.WAITING:
                 self._affinity.reconfigured(entry)
-                if settings.ordering != before.ordering:
-                    entry.key = (entry.request.priority, self._key(entry, entry.waits_since_s))
-        heirs = self._queues.rearrange(settings.bands, settings.bounds)
-        for band in self._queues.bands if afresh else ():
+                if old in changed.reordered:
+                    entry.key = (entry.request.priority, self._keys[rank](entry, entry.waits_since_s))
+        for band in changed.afresh:
             band.replant()
-        resettle(entries, self._queues, bands, heirs, afresh=afresh, place=self._move)
+        resettle(entries, self._queues, bands, heirs, afresh=changed.afresh, place=self._move)
         for entry in entries:
             entry.wait_s_max = max(entry.wait_s_max, self._wait_s_max(self._queues.bands[entry.request.band]))
+        for band in changed.reordered:
+            band.tree.rekeyed()
         for band in self._queues.bands:
-            if settings.ordering != before.ordering:
-                band.tree.rekeyed()
-            if "tenant" in settings.levels:
-                band.tree.reweigh(settings.levels.index("tenant"), settings.tenant_weights)
+            for name, weights in (("tenant", settings.tenant_weights), ("model", settings.model_weights)):
+                if name in settings.levels:
+                    band.tree.reweigh(settings.levels.index(name), weights)
 
     def _move(self, entry: Entry, band: Band) -> None:
         """Find its place in another tree, with all that is known of its flow."""

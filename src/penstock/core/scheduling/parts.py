@@ -17,7 +17,6 @@ from penstock.core.endpoint import Endpoint
 from penstock.core.estimate import Estimator
 from penstock.core.explain import Recorder
 from penstock.core.fairness.account import Account
-from penstock.core.fairness.registry import POLICIES as FAIRNESS
 from penstock.core.fairness.tree import QueueTree
 from penstock.core.fit import Fit
 from penstock.core.flow import Entry
@@ -42,6 +41,21 @@ from penstock.core.timers import Timers
 from penstock.core.waits import Waits
 
 
+def account_of(settings: SchedulerSettings) -> Account:
+    """Who charges, by the policy of each band."""
+    return Account([settings.fairness_of(band) for band in settings.bands], settings.prices)
+
+
+def keys_of(settings: SchedulerSettings) -> list[Callable[[Entry, float], float]]:
+    """What orders the requests of a flow, by band."""
+    return [ORDERINGS[settings.ordering_of(band)] for band in settings.bands]
+
+
+def by_arrival(settings: SchedulerSettings) -> list[bool]:
+    """Whether requests of a flow go in order of arrival, by band."""
+    return [settings.ordering_of(band) == "fcfs" for band in settings.bands]
+
+
 class Parts:
     """The parts of a scheduler."""
 
@@ -50,14 +64,13 @@ class Parts:
         self._draw = draw
         self._queues = Queues(settings.bands, settings.bounds)
         self._pool = Pool(settings.health, stale_after_s=settings.stale_after_s)
-        self._fairness = FAIRNESS[settings.fairness](settings.prices)
+        self._account = account_of(settings)
         self._reserve = Reserve(self._reserved_share())
         self._tenants = Tenants(settings.tenants)
         self._stops = Stops()
         self._router = Router(settings.routing, settings.router, self._pool, draw=draw)
         self._affinity = Affinity(self._router, self._look_again)
-        self._account = Account(self._fairness)
-        self._grouping = Grouping(settings.router, self._account, by_arrival=settings.ordering == "fcfs")
+        self._grouping = Grouping(settings.router, self._account, by_arrival=by_arrival(settings))
         self._stagger = Stagger(self._pool, self._look_again)
         self._overtaking = Overtaking(self._account)
         self._held = Held(self._queues, self._tenants, tenant_level=settings.tenant_level)
@@ -116,9 +129,9 @@ class Parts:
             settings=settings.admission,
         )
         self._recorder = Recorder(self._waits, self._shares, [band.name for band in settings.bands], self._router)
-        self._key = ORDERINGS[settings.ordering]
+        self._keys = keys_of(settings)
         self._estimator = Estimator()
-        self._forecast = Forecast(by_request=self._fairness.by_request)
+        self._forecast = Forecast(by_request=self._account.by_request)
         self._budget = retry.RetryBudget(settings.retry_budget)
         self._timers: Timers[int | str] = Timers()  # an arrival number, or an endpoint's name
         self._entries: dict[str, Entry] = {}  # every request that has not ended
@@ -150,7 +163,7 @@ class Parts:
     def _place(self, entry: Entry, band: Band) -> None:
         """Find its flow in a band's tree, which has not counted what it was charged so far."""
         request = entry.request
-        path, weights = (request.flow, request.weights) if self._fairness.uses_flows else ((), ())
+        path, weights = (request.flow, request.weights) if self._account.of_band(band.rank).uses_flows else ((), ())
         entry.node = band.tree.node(path, weights)
         if entry.charged:
             band.tree.charge(entry.node, entry.charged)
@@ -174,8 +187,9 @@ class Parts:
 
     def _reserved_share(self) -> float | None:
         # Where all stand in one line nobody is under a share, and what is kept would be used by nobody.
-        return self._settings.admission.reserved_share if self._fairness.uses_flows else 0.0
+        return self._settings.admission.reserved_share if self._account.uses_flows else 0.0
 
     def _has_pace_limit(self) -> bool:
         bands_s = [band.time_per_output_token_s_max for band in self._settings.bands]
-        return any((self._settings.admission.time_per_output_token_s_max, *bands_s))
+        own_s = [e.limits.time_per_output_token_s_max for e in self._pool if e.limits is not None]
+        return any((self._settings.admission.time_per_output_token_s_max, *bands_s, *own_s))

@@ -212,7 +212,7 @@ class Requests(Waiting):
         own_s = math.inf if request.deadline_s is None else request.deadline_s
         band_s = band.settings.deadline_s
         entry.deadline_s = own_s if band_s is None else min(own_s, now + band_s)
-        entry.key = (request.priority, self._key(entry, now))
+        entry.key = (request.priority, self._keys[request.band](entry, now))
         entry.wait_s_max = self._wait_s_max(band)
         self._place(entry, band)
 
