@@ -12,7 +12,7 @@ from penstock import cli
 from penstock.core.admission import Cause
 from tests.server.conftest import CHAT, World, chat, request
 
-LEAST_LOADED = {"routing": {"policy": "least_loaded"}}
+LEAST_LOADED: dict[str, Any] = {"routing": {"policy": "least_loaded"}}
 
 
 def places(world: World) -> list[int]:

@@ -111,8 +111,11 @@ async def test_a_model_whose_tokens_cost_more_gets_fewer_of_them(world: World) -
 
 async def test_a_served_models_own_prices_hold_for_its_aliases(world: World) -> None:
     await world.engine(max_num_seqs=1)
-    models = {"sim": {"prices": {"prompt": 3, "completion": 6}}, "dear": {"to": "sim"}, "cheap": {"to": "sim"}}
-    models["cheap"] |= {"prices": {"prompt": 1, "completion": 2}}
+    models: dict[str, Any] = {
+        "sim": {"prices": {"prompt": 3, "completion": 6}},
+        "dear": {"to": "sim"},
+        "cheap": {"to": "sim", "prices": {"prompt": 1, "completion": 2}},
+    }
     await world.gateway(slots=1, models=models, fairness=LEVELS)
     first = await served_first(world, 8, 8, "cheap", "dear")
     assert first["cheap"] == pytest.approx(6, abs=1)
