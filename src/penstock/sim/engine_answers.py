@@ -51,6 +51,7 @@ class Answer:
         self.created = created
         self.start = start
         self.include_usage = include_usage
+        self.tells_usage = True  # False: nowhere, whoever asks
         self.transfer: dict[str, Any] = {}  # what another engine needs to go on from here
 
     def _template(self, event: bytes) -> None:
@@ -59,16 +60,19 @@ class Answer:
     def text(self, count: int) -> str:
         return engine_text.text(self.start, count)
 
+    def _counts(self, usage: dict[str, Any]) -> dict[str, Any]:
+        return {"usage": usage} if self.tells_usage else {}
+
     def head(self) -> bytes:
         return b""
 
     def token(self, index: int) -> bytes:
         return self._before + engine_text.word(self.start + index) + self._after
 
-    def last(self, index: int, reason: str, usage: Usage) -> bytes:
+    def last(self, index: int, reason: str | None, usage: Usage) -> bytes:
         raise NotImplementedError
 
-    def whole(self, reason: str, usage: Usage) -> bytes:
+    def whole(self, reason: str | None, usage: Usage) -> bytes:
         raise NotImplementedError
 
 
@@ -87,17 +91,17 @@ class ChatAnswer(Answer):
     def head(self) -> bytes:
         return _data(self._chunk({"role": "assistant", "content": ""}, None))
 
-    def last(self, index: int, reason: str, usage: Usage) -> bytes:
+    def last(self, index: int, reason: str | None, usage: Usage) -> bytes:
         word = engine_text.word(self.start + index).decode()
         end = _data(self._chunk({"content": word}, reason))
-        if self.include_usage:
+        if self.include_usage and self.tells_usage:
             end += _data(self._envelope("chat.completion.chunk") | {"choices": [], "usage": openai_usage(usage)})
         return end + DONE
 
-    def whole(self, reason: str, usage: Usage) -> bytes:
+    def whole(self, reason: str | None, usage: Usage) -> bytes:
         message = {"role": "assistant", "content": self.text(usage.completion_tokens), "tool_calls": []}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
-        answer = self._envelope("chat.completion") | {"choices": [choice], "usage": openai_usage(usage)}
+        answer = self._envelope("chat.completion") | {"choices": [choice]} | self._counts(openai_usage(usage))
         return encode(answer | self.transfer)
 
 
@@ -118,15 +122,15 @@ class CompletionAnswer(Answer):
             "choices": choices,
         }
 
-    def last(self, index: int, reason: str, usage: Usage) -> bytes:
+    def last(self, index: int, reason: str | None, usage: Usage) -> bytes:
         end = _data(self._chunk(engine_text.word(self.start + index).decode(), reason))
-        if self.include_usage:
+        if self.include_usage and self.tells_usage:
             end += _data(self._envelope([]) | {"usage": openai_usage(usage)})
         return end + DONE
 
-    def whole(self, reason: str, usage: Usage) -> bytes:
+    def whole(self, reason: str | None, usage: Usage) -> bytes:
         chunk = self._chunk(self.text(usage.completion_tokens), reason)
-        return encode(chunk | {"usage": openai_usage(usage)} | self.transfer)
+        return encode(chunk | self._counts(openai_usage(usage)) | self.transfer)
 
 
 class ResponsesAnswer(Answer):
@@ -165,7 +169,7 @@ class ResponsesAnswer(Answer):
             "tool_choice": "auto",
             "tools": [],
             "usage": None
-            if usage is None
+            if usage is None or not self.tells_usage
             else {
                 "input_tokens": usage.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": usage.cached_tokens},
@@ -199,7 +203,7 @@ class ResponsesAnswer(Answer):
     def token(self, index: int) -> bytes:
         return self._events(4 + index, self._delta(index))
 
-    def last(self, index: int, reason: str, usage: Usage) -> bytes:
+    def last(self, index: int, reason: str | None, usage: Usage) -> bytes:
         text = self.text(usage.completion_tokens)
         final = self._final(reason, usage)
         return self._events(
@@ -211,10 +215,10 @@ class ResponsesAnswer(Answer):
             {"type": "response.completed", "response": final},
         )
 
-    def _final(self, reason: str, usage: Usage) -> dict[str, Any]:
+    def _final(self, reason: str | None, usage: Usage) -> dict[str, Any]:
         return self._response("incomplete" if reason == "length" else "completed", reason, usage)
 
-    def whole(self, reason: str, usage: Usage) -> bytes:
+    def whole(self, reason: str | None, usage: Usage) -> bytes:
         return encode(self._final(reason, usage))
 
 
@@ -226,7 +230,7 @@ class MessagesAnswer(Answer):
         self._template(_event({"type": "content_block_delta", "index": 0, "delta": delta}))
 
     def _message(self, text: str | None, reason: str | None, usage: dict[str, int]) -> dict[str, Any]:
-        return {
+        message = {
             "id": self.id,
             "type": "message",
             "role": "assistant",
@@ -234,11 +238,11 @@ class MessagesAnswer(Answer):
             "content": [] if text is None else [{"type": "text", "text": text}],
             "stop_reason": reason,
             "stop_sequence": None,
-            "usage": usage,
         }
+        return message | self._counts(usage)
 
-    def _stop_reason(self, reason: str) -> str:
-        return "max_tokens" if reason == "length" else "end_turn"
+    def _stop_reason(self, reason: str | None) -> str | None:
+        return None if reason is None else "max_tokens" if reason == "length" else "end_turn"
 
     def _usage(self, usage: Usage) -> dict[str, int]:
         return {
@@ -254,16 +258,16 @@ class MessagesAnswer(Answer):
             {"type": "content_block_start", "index": 0, "content_block": block}
         )
 
-    def last(self, index: int, reason: str, usage: Usage) -> bytes:
+    def last(self, index: int, reason: str | None, usage: Usage) -> bytes:
         delta = {"stop_reason": self._stop_reason(reason), "stop_sequence": None}
         return (
             self.token(index)
             + _event({"type": "content_block_stop", "index": 0})
-            + _event({"type": "message_delta", "delta": delta, "usage": self._usage(usage)})
+            + _event({"type": "message_delta", "delta": delta} | self._counts(self._usage(usage)))
             + _event({"type": "message_stop"})
         )
 
-    def whole(self, reason: str, usage: Usage) -> bytes:
+    def whole(self, reason: str | None, usage: Usage) -> bytes:
         text = self.text(usage.completion_tokens)
         return encode(self._message(text, self._stop_reason(reason), self._usage(usage)))
 
@@ -275,6 +279,7 @@ class PooledAnswer(Answer):
         super().__init__(answer_id, **facts)
         self._result = result
 
-    def whole(self, reason: str, usage: Usage) -> bytes:  # noqa: ARG002
+    def whole(self, reason: str | None, usage: Usage) -> bytes:  # noqa: ARG002
         counts = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
-        return encode({"id": self.id, "created": self.created, "model": self.model} | self._result | {"usage": counts})
+        named = {"id": self.id, "created": self.created, "model": self.model}
+        return encode(named | self._result | self._counts(counts))

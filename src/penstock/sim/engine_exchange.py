@@ -26,8 +26,8 @@ class Exchange:
     """A call under way. `leave` is called exactly once, when nothing more will be written."""
 
     __slots__ = (
-        "_answer", "_begun", "_break", "_connection", "_end", "_error_after", "_muted", "_produced", "_sent", "_stream",
-        "engine_id", "entry", "leave",
+        "_answer", "_begun", "_break", "_connection", "_end", "_error_after", "_muted", "_produced", "_sent", "_silent",
+        "_stream", "engine_id", "entry", "leave",
     )  # fmt: skip
 
     def __init__(
@@ -47,10 +47,20 @@ class Exchange:
         self._end: Progress | None = None
         self._produced = self._sent = 0
         self._begun = self._muted = False
+        self._silent: frozenset[str] = frozenset()  # what this answer lacks: `ANSWER_FAULTS`
         self._error_after: int | None = None
         self._break = self._error
         connection.on_gone = self._gone
         connection.on_writable = self.pump
+
+    def lacks(self, kinds: frozenset[str]) -> None:
+        """Leave these out of the answer."""
+        self._silent = kinds
+        self._stream = self._stream and "no_stream" not in kinds
+        self._answer.tells_usage = "no_usage" not in kinds
+
+    def _reason(self, end: Progress) -> str | None:
+        return None if "no_finish_reason" in self._silent else end.finish_reason
 
     def misbehave(self, fault: Fault) -> None:
         """Break the answer after some bytes of its body."""
@@ -109,7 +119,7 @@ class Exchange:
         assert self._end.finish_reason is not None
         assert self._end.usage is not None
         self.entry.status = 200
-        body = self._answer.whole(self._end.finish_reason, self._end.usage)
+        body = self._answer.whole(self._reason(self._end), self._end.usage)
         self._connection.respond(200, body)
         if not self._muted:  # a fault may have cut it short
             self._close("finished")
@@ -117,7 +127,8 @@ class Exchange:
     def _last(self, end: Progress) -> None:
         assert end.finish_reason is not None
         assert end.usage is not None
-        self._connection.chunk(self._answer.last(self._sent, end.finish_reason, end.usage))
+        last = self._answer.last(self._sent, self._reason(end), end.usage)
+        self._connection.chunk(last.removesuffix(DONE) if "no_done" in self._silent else last)
         if not self._muted:  # the cut of a fault may have come in this very chunk
             self._close("finished")
             self._connection.end()

@@ -1,23 +1,31 @@
 """The engine's log and faults: what did it see of each request, and how shall it misbehave?
 
 The log is a ring; `GET /sim/log` shows it. At most one fault of each sort is set at a time: for
-inference requests, for `/metrics`, and for the pace of steps.
+inference requests, for `/metrics`, for the pace of steps, and for the time that requests stand before
+the engine. What answers lack (`ANSWER_FAULTS`) adds up.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import deque
+from dataclasses import fields
 from typing import Any
 
 import msgspec
+
+from penstock.sim.lab.pages import PAGES, TRUE, PageWays
 
 LOG_ENTRIES_MAX = 10_000
 LOG_BODY_BYTES_MAX = 4096  # larger bodies are told by size and checksum
 
 INFERENCE_FAULTS = ("refuse", "hang", "busy", "error", "abort", "die")
-METRICS_FAULTS = ("metrics_garbage", "metrics_hang", "metrics_freeze")
-FAULT_KINDS = (*INFERENCE_FAULTS, "slow", *METRICS_FAULTS, "none")
+ANSWER_FAULTS = ("no_stream", "no_usage", "no_done", "no_finish_reason")
+METRICS_FAULTS = ("metrics_garbage", "metrics_hang", "metrics_freeze", "metrics_missing", "metrics_late", "metrics_lie")
+FAULT_KINDS = (*INFERENCE_FAULTS, "slow", *METRICS_FAULTS, *ANSWER_FAULTS, "door", "none")
+SECONDS_MAX = 3600.0
+COURSE_MAX = 1000
+GAUGES_TO_SET = ("running", "waiting", "kv_usage")
 
 
 class LogEntry(msgspec.Struct):
@@ -88,6 +96,34 @@ class Fault(msgspec.Struct):
     after_bytes: int | None = None
     factor: float | None = None
     value: dict[str, Any] | None = None
+    seconds: float | None = None
+    course: list[tuple[float, float]] | None = None  # from when on, in seconds since it was set, and how much
+
+
+def ways_of(fault: Fault) -> PageWays:
+    """What a fault makes of `/metrics`; nothing where it is about something else."""
+    value = fault.value or {}
+    if fault.kind == "metrics_missing":
+        return PageWays(missing=True)
+    if fault.kind == "metrics_late":
+        return PageWays(late_s=fault.seconds or 0.0)
+    if fault.kind == "metrics_freeze":
+        if any(name not in GAUGES_TO_SET or not isinstance(number, int | float) for name, number in value.items()):
+            raise FaultError(f"value may set the numbers {', '.join(GAUGES_TO_SET)}")
+        return PageWays(frozen=True, **{f"frozen_{name}": number for name, number in value.items()})
+    if fault.kind != "metrics_lie":
+        return TRUE
+    page = PAGES.get(value["page"]) if list(value) == ["page"] else None
+    if page is not None:
+        return page
+    unknown = set(value) - {field.name for field in fields(PageWays)}
+    if unknown or not value:
+        known = ", ".join(field.name for field in fields(PageWays))
+        raise FaultError(f"metrics_lie needs a value: a page ({', '.join(PAGES)}), or of {known}")
+    try:
+        return msgspec.convert(value, PageWays)
+    except msgspec.ValidationError as error:
+        raise FaultError(str(error)) from error
 
 
 class FaultError(ValueError):
@@ -99,10 +135,22 @@ class Faults:
         self._inference: Fault | None = None
         self._metrics: Fault | None = None
         self._slow: Fault | None = None
+        self._door: Fault | None = None
+        self._answers: dict[str, Fault] = {}
+        self._slow_since_s = self._door_since_s = 0.0
 
-    @property
-    def slow_factor(self) -> float:
-        return (self._slow.factor or 1.0) if self._slow else 1.0
+    def slow_factor(self, now: float) -> float:
+        """How many times longer a step takes that begins now."""
+        return _at(self._slow, now - self._slow_since_s, (self._slow and self._slow.factor) or 1.0)
+
+    def door_s(self, now: float) -> float:
+        """How long a request that comes now stands before the engine."""
+        fault = self._door
+        if fault is None:
+            return 0.0
+        seconds = _at(fault, now - self._door_since_s, fault.seconds or 0.0)
+        self._door = _counted(fault)
+        return seconds
 
     def read(self, raw: bytes) -> Fault:
         try:
@@ -117,15 +165,25 @@ class Faults:
             raise FaultError("after_bytes must not be negative")
         if fault.kind == "abort" and fault.after_bytes is None:
             raise FaultError("abort needs after_bytes; 0: as one that still waited in the engine")
-        if fault.kind == "slow" and not (fault.factor is not None and fault.factor > 0):
-            raise FaultError("slow needs a factor above 0")
+        _check_course(fault)
+        if fault.kind == "slow" and not fault.course and not (fault.factor is not None and fault.factor > 0):
+            raise FaultError("slow needs a factor above 0, or a course of them")
+        if fault.kind == "metrics_late" and fault.seconds is None:
+            raise FaultError("metrics_late needs seconds")
+        if fault.kind == "door" and fault.seconds is None and not fault.course:
+            raise FaultError("door needs seconds, or a course of them")
         return fault
 
-    def set(self, fault: Fault) -> None:
+    def set(self, fault: Fault, now: float) -> None:
         if fault.kind == "none":
-            self._inference = self._metrics = self._slow = None
+            self._inference = self._metrics = self._slow = self._door = None
+            self._answers.clear()
         elif fault.kind == "slow":
-            self._slow = fault
+            self._slow, self._slow_since_s = fault, now
+        elif fault.kind == "door":
+            self._door, self._door_since_s = fault, now
+        elif fault.kind in ANSWER_FAULTS:
+            self._answers[fault.kind] = fault
         elif fault.kind in METRICS_FAULTS:
             self._metrics = fault
         else:
@@ -134,19 +192,49 @@ class Faults:
     def for_inference(self) -> Fault | None:
         """The fault for the next inference request, counted down."""
         fault = self._inference
-        if fault is not None and fault.count is not None:
-            fault.count -= 1
-            if fault.count == 0:
-                self._inference = None
+        self._inference = _counted(fault)
         return fault
+
+    def for_answer(self) -> frozenset[str]:
+        """What the answer to the next inference request lacks, counted down."""
+        lacks = frozenset(self._answers)
+        self._answers = {kind: fault for kind, fault in self._answers.items() if _counted(fault) is not None}
+        return lacks
 
     def for_metrics(self) -> Fault | None:
         fault = self._metrics
-        if fault is not None and fault.count is not None:
-            fault.count -= 1
-            if fault.count == 0:
-                self._metrics = None
+        self._metrics = _counted(fault)
         return fault
 
     def active(self) -> list[Fault]:
-        return [fault for fault in (self._inference, self._slow, self._metrics) if fault is not None]
+        kinds = (self._inference, self._slow, self._door, self._metrics, *self._answers.values())
+        return [fault for fault in kinds if fault is not None]
+
+
+def _counted(fault: Fault | None) -> Fault | None:
+    """The fault after one more use; None when it is used up."""
+    if fault is None or fault.count is None:
+        return fault
+    fault.count -= 1
+    return fault if fault.count else None
+
+
+def _at(fault: Fault | None, after_s: float, at_first: float) -> float:
+    """The value of a fault's course, so long after it was set."""
+    value = at_first
+    for from_s, following in (fault and fault.course) or ():
+        if from_s > after_s:
+            break
+        value = following
+    return value
+
+
+def _check_course(fault: Fault) -> None:
+    lowest = 0.0 if fault.kind == "door" else 1e-6
+    course = fault.course or []
+    if fault.seconds is not None and not 0 <= fault.seconds <= SECONDS_MAX:
+        raise FaultError(f"seconds must be between 0 and {SECONDS_MAX:g}")
+    if len(course) > COURSE_MAX or any(from_s < 0 or value < lowest for from_s, value in course):
+        raise FaultError(f"a course is up to {COURSE_MAX} pairs: from how many seconds on, and how much")
+    if course != sorted(course):
+        raise FaultError("a course is in order of time")

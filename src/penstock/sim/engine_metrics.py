@@ -23,7 +23,9 @@ def render(
     config: EngineConfig,
     successes: Mapping[str, int],
     started_unix_s: float,
+    counters: bool = True,
 ) -> bytes:
+    """The page; without `counters` only how many run and wait."""
     label = f'engine="0",model_name="{model}"'
     lines: list[str] = []
 
@@ -32,6 +34,8 @@ def render(
 
     tell("vllm:num_requests_running", "gauge", "Requests in model execution batches.", gauges.running)
     tell("vllm:num_requests_waiting", "gauge", "Requests waiting to be processed.", gauges.waiting)
+    if not counters:
+        return ("\n".join(lines) + "\n").encode()
     tell("vllm:kv_cache_usage_perc", "gauge", "KV-cache usage. 1 means full.", gauges.kv_usage)
     queries, hits = gauges.prefix_cache_queries_total, gauges.prefix_cache_hits_total
     tell("vllm:prefix_cache_queries_total", "counter", "Prefix cache queries, in tokens.", queries)

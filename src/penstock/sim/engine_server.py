@@ -22,23 +22,21 @@ from penstock.sim import engine_metrics, engine_text
 from penstock.sim.engine_calls import INFERENCE_PATHS, CallError, bad_request
 from penstock.sim.engine_http import Connection, HttpRequest
 from penstock.sim.engine_kv_events import KvEventsError, KvPublisher
-from penstock.sim.engine_log import Fault, FaultError
+from penstock.sim.engine_log import METRICS_FAULTS, Fault, FaultError, ways_of
 from penstock.sim.engine_rooms import Rooms
 from penstock.sim.engine_service import ServedEngine
 from penstock.sim.engine_transfer import HELD_S
+from penstock.sim.lab.pages import PAGES, Page, PageWays
 from penstock.sim.profiles import PROFILES, EngineConfig
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from penstock.sim.engine import Gauges
-
     Handler = Callable[[HttpRequest, Connection], None]
 
 VERSION = "0.32.0+sim"  # the vLLM release whose wire this follows
 DIE_DELAY_S = 0.01  # so that the one who set the fault has its answer
-GAUGES_TO_SET = ("running", "waiting", "kv_usage")
 
 
 class EngineServer:
@@ -64,12 +62,13 @@ class EngineServer:
         self.log = self.service.log
         self.faults = self.service.faults
         self.model = model
+        self._seed = seed
         self.url = ""
         self._kv_endpoint = kv_events
         self._kv_replay = kv_replay
         self._hard_exit = hard_exit
         self._peers: set[Connection] = set()
-        self._frozen: Gauges | None = None
+        self._page, self._page_since_s = Page(), 0.0  # what a fault of `/metrics` makes of the gauges
         self._listener: asyncio.Server | None = None
         self._started_unix_s = time.time()
         self._routes = self._make_routes()
@@ -201,9 +200,13 @@ class EngineServer:
             if fault.kind == "metrics_garbage":
                 connection.respond(200, b"\x00\xff{]vllm:num_requests_waiting NaNana\n" * 8, "text/plain")
                 return
-            gauges = self._frozen or gauges
+        said = self._page.read(gauges, asyncio.get_running_loop().time() - self._page_since_s) if fault else gauges
+        if said is None:
+            connection.respond_json(404, {"detail": "Not Found"})
+            return
         page = engine_metrics.render(
-            gauges,
+            said,
+            counters=self._page.has_counters if fault else True,
             model=self.model,
             config=self.engine.config,
             successes=self.service.successes,
@@ -231,15 +234,17 @@ class EngineServer:
 
     def set_fault(self, fault: Fault) -> None:
         """Misbehave from now on; `FaultError` if the fault makes no sense."""
-        if fault.kind == "metrics_freeze":
-            value = fault.value or {}
-            if any(name not in GAUGES_TO_SET or not isinstance(number, int | float) for name, number in value.items()):
-                raise FaultError(f"value may set the numbers {', '.join(GAUGES_TO_SET)}")
-            self._frozen = msgspec.structs.replace(self.engine.gauges(), **value)
+        if fault.kind in METRICS_FAULTS:
+            self._use_page(ways_of(fault))
         if fault.kind == "die" and fault.after_bytes is None:
             asyncio.get_running_loop().call_later(DIE_DELAY_S, self._die)
             return
-        self.faults.set(fault)
+        self.faults.set(fault, asyncio.get_running_loop().time())
+
+    def _use_page(self, ways: PageWays) -> None:
+        self._page, self._page_since_s = Page(ways, self._seed), asyncio.get_running_loop().time()
+        if not ways.from_s:
+            self._page.read(self.engine.gauges(), 0.0)  # what freezes, freezes now
 
     def _die(self) -> None:
         if self._hard_exit:
@@ -303,6 +308,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compute prompts for engines that ask for them here (`bootstrap_host`, `_port`, `_room`, as SGLang's)",
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--fault",
+        metavar="JSON",
+        action="append",
+        default=[],
+        help='misbehave from the start, as by POST /sim/fault: {"kind": "no_usage"}; again for another one',
+    )
+    parser.add_argument("--page", choices=PAGES, help="how its /metrics lies from the start")
 
 
 def config_of(args: argparse.Namespace) -> EngineConfig:
@@ -341,15 +354,25 @@ def run(args: argparse.Namespace) -> int:
         )
     except ValueError as error:
         return _complain(str(error))
-    return uvloop.run(_serve(server, args.host, args.port))
+    try:
+        faults = [server.faults.read(text.encode()) for text in args.fault]
+        if args.page is not None:
+            faults.append(Fault("metrics_lie", value={"page": args.page}))
+        for fault in faults:
+            ways_of(fault)
+    except FaultError as error:
+        return _complain(f"--fault: {error}")
+    return uvloop.run(_serve(server, args.host, args.port, faults))
 
 
-async def _serve(server: EngineServer, host: str, port: int) -> int:
+async def _serve(server: EngineServer, host: str, port: int, faults: list[Fault]) -> int:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     try:
         await server.start(host, port)
+        for fault in faults:
+            server.set_fault(fault)
     except KvEventsError as error:
         return _complain(str(error))
     except OSError as error:

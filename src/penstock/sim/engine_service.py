@@ -114,7 +114,7 @@ class ServedEngine:
         now, due = self._loop.time(), self.engine.next_step_end()
         assert due is not None
         changes = self.engine.take_kv_changes()
-        self.engine.slow_factor = self.faults.slow_factor
+        self.engine.slow_factor = self.faults.slow_factor(now)
         # Timers are late by some part of a millisecond; counting from when it was due keeps the pace exact.
         events = self.engine.step(due if now - due < CATCH_UP_S else now)
         unix_s = time.time()
@@ -167,6 +167,24 @@ class ServedEngine:
         try:
             if fault is not None and self._misbehave(fault, entry, connection):
                 return
+        except CallError as refusal:
+            _refuse(refusal, request, connection, entry)
+            return
+        door_s = self.faults.door_s(self._loop.time())
+        if not door_s:
+            self._enter(request, connection, entry, fault)
+            return
+        standing = self._loop.call_later(door_s, self._enter, request, connection, entry, fault)
+
+        def gone() -> None:
+            standing.cancel()
+            entry.outcome, entry.finished = "aborted", time.time()
+
+        connection.on_gone = gone
+
+    def _enter(self, request: HttpRequest, connection: Connection, entry: LogEntry, fault: Fault | None) -> None:
+        connection.on_gone = None
+        try:
             self._submit(request, connection, entry, fault)
         except CallError as refusal:
             _refuse(refusal, request, connection, entry)
@@ -260,9 +278,10 @@ class ServedEngine:
     ) -> None:
         """Give it to the model."""
         engine_id = engine_request.id
-        self.engine.slow_factor = self.faults.slow_factor
+        now = self._loop.time()
+        self.engine.slow_factor = self.faults.slow_factor(now)
         try:
-            self.engine.submit(engine_request, self._loop.time())
+            self.engine.submit(engine_request, now)
         except PromptTooLongError as error:
             raise bad_request(str(error), "input_tokens") from error
         except EngineFullError as error:
@@ -270,6 +289,7 @@ class ServedEngine:
         if self.kv is not None:
             self.kv.joined(engine_id, engine_text.tokenize(call.prompt), call.cache_salt)
         exchange = Exchange(engine_id, connection, call, entry, self._leave)
+        exchange.lacks(self.faults.for_answer())
         if fault is not None:
             exchange.misbehave(fault)
         self._exchanges[engine_id] = exchange

@@ -14,10 +14,11 @@ from typing import Final
 
 from penstock.sim.capacity import requests_per_s
 from penstock.sim.lab import pages
-from penstock.sim.lab.pages import PageWays
+from penstock.sim.lab.pages import PAGES
 from penstock.sim.lab.strange import PLAIN, Strange, stalls
 from penstock.sim.profiles import PROFILES, EngineConfig
 
+QUEUE_MAX: Final = 4.0  # requests in an engine beyond its slots, 99th percentile
 WARM_S: Final = 10.0  # what the gateway may take to find out
 WINDOW_S: Final = 20.0  # that is measured, at least
 WINDOW_S_MAX: Final = 240.0
@@ -103,6 +104,15 @@ class Cell:
         return LIGHT_SHARE * self.slots / (LIGHT_ANSWER * (self.step_s or 0.015))
 
     @property
+    def turnover_max(self) -> float:
+        """What a gateway that leaves at most `QUEUE_MAX` requests in an engine's queue can make of an engine.
+
+        Whoever is sent when an answer ended begins one step later, unless it waits inside already. So of short answers
+        a slot loses one step each, and only a queue as long as what ends in a step would help: two goals at odds.
+        """
+        return min(1.0, (self.slots + QUEUE_MAX) / self.slots * self.answer / (self.answer + 1))
+
+    @property
     def measured_s(self) -> float:
         """How long a run is looked at, after the warm-up."""
         if self.load is Load.FLOOD:
@@ -119,23 +129,6 @@ SIZES: Final = (  # slots, step, answer
     (64, 0.02, 100),
     (200, 0.1, 20),
 )
-PAGES: Final[dict[str, PageWays]] = {
-    "late-2s": pages.LATE,
-    "late-8s": pages.VERY_LATE,
-    "missing": pages.MISSING,
-    "vanished": pages.VANISHED,
-    "frozen-idle": pages.FROZEN_IDLE,
-    "frozen-overloaded": pages.FROZEN_OVERLOADED,
-    "frozen-midway": pages.FROZEN_MIDWAY,
-    "too-high": pages.TOO_HIGH,
-    "too-low": pages.TOO_LOW,
-    "all-zero": pages.ALL_ZERO,
-    "other-model": pages.OTHER_MODEL,
-    "silent-queue": pages.SILENT_QUEUE,
-    "all-running": pages.ALL_RUNNING,
-    "memory-full": pages.MEMORY_FULL,
-    "no-counters": pages.NO_COUNTERS,
-}
 SPEEDS: Final = {
     "slows-4x": Strange(speeds=((15.0, 4.0),)),
     "quickens-4x": Strange(speeds=((0.0, 4.0), (15.0, 1.0))),

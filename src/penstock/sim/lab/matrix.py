@@ -19,7 +19,7 @@ from msgspec import structs
 
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.settings import BandSettings
-from penstock.sim.lab.cells import LIGHT_ANSWER, WARM_S, Cell, Load
+from penstock.sim.lab.cells import LIGHT_ANSWER, QUEUE_MAX, WARM_S, Cell, Load
 from penstock.sim.report import done_per_s, percentile, ratio, ttfts
 from penstock.sim.scenario_base import STANDARD
 from penstock.sim.workload import Constant, InFlight, Job, Lengths, Lognormal, Poisson, Source, Stream
@@ -27,7 +27,7 @@ from penstock.sim.world import World
 from penstock.sim.world_values import EngineSpec, Journey, WorldSettings
 
 OF_TOLD_MIN, OF_THROUGH_MIN = 0.95, 0.93
-QUEUE_MAX = 4.0  # requests in an engine beyond its slots, 99th percentile
+AT_ODDS_MIN = 0.95  # of what can be had with a short queue, where that is less
 LIGHT_MAX = 1.5  # p99 of a light tenant's first tokens, of the told gateway's
 WRONG_SHARE_MAX = 0.01  # of the deadlines that pass-through met: a forecast may err now and then
 LATE_S = 3.0
@@ -95,10 +95,12 @@ def run_cell(cell: Cell, seed: int, *, checked: bool = False) -> Row:
     ):  # a closed loop's n-th request is another one in each way: only their number compares
         wrong = max(0, len(untold.refused) - through.outside)
     in_time = len(through.in_time)
+    at_odds = cell.turnover_max < OF_THROUGH_MIN
+    of_through_min = cell.turnover_max * AT_ODDS_MIN if at_odds else OF_THROUGH_MIN
     held = {
         "told": not of_told < OF_TOLD_MIN,
-        "through": cell.load is Load.FLOOD or cell.deadline_s is not None or not of_through < OF_THROUGH_MIN,
-        "queue": untold.queue_p99 <= QUEUE_MAX,
+        "through": cell.load is Load.FLOOD or cell.deadline_s is not None or not of_through < of_through_min,
+        "queue": at_odds or untold.queue_p99 <= QUEUE_MAX,
         "light": not light_of_told > LIGHT_MAX,
         "wrong": wrong <= (WRONG_SHARE_MAX * in_time if cell.deadline_s is not None else 0),
         "late": cell.late_share_max is None or untold.late_share <= cell.late_share_max,

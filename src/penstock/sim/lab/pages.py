@@ -35,8 +35,9 @@ class PageWays:
     counters: bool = True  #: False: it has no counters, and no start of the process
     of_another: bool = False  #: it is the page of another model's engine, with a load of its own
     frozen: bool = False  #: nothing on it moves …
-    frozen_running: int | None = None  #: … and this is what it shows; None: what it showed when it froze
-    frozen_waiting: int = 0
+    frozen_running: float | None = None  #: … and this is what it shows; None: what it showed when it froze
+    frozen_waiting: float | None = None
+    frozen_kv_usage: float | None = None
 
 
 TRUE = PageWays()
@@ -44,7 +45,7 @@ LATE = PageWays(late_s=2.0)
 VERY_LATE = PageWays(late_s=8.0)
 MISSING = PageWays(missing=True)
 VANISHED = PageWays(missing=True, from_s=15.0)
-FROZEN_IDLE = PageWays(frozen=True, frozen_running=0)
+FROZEN_IDLE = PageWays(frozen=True, frozen_running=0, frozen_waiting=0)
 FROZEN_OVERLOADED = PageWays(frozen=True, frozen_running=64, frozen_waiting=200)
 FROZEN_MIDWAY = PageWays(frozen=True, from_s=15.0)
 TOO_HIGH = PageWays(running_times=2.0, waiting_more=10)
@@ -55,6 +56,24 @@ SILENT_QUEUE = PageWays(waiting_times=0.0)
 ALL_RUNNING = PageWays(queue_as_running=True)
 MEMORY_FULL = PageWays(kv_usage=1.0)
 NO_COUNTERS = PageWays(counters=False)
+
+PAGES = {
+    "late-2s": LATE,
+    "late-8s": VERY_LATE,
+    "missing": MISSING,
+    "vanished": VANISHED,
+    "frozen-idle": FROZEN_IDLE,
+    "frozen-overloaded": FROZEN_OVERLOADED,
+    "frozen-midway": FROZEN_MIDWAY,
+    "too-high": TOO_HIGH,
+    "too-low": TOO_LOW,
+    "all-zero": ALL_ZERO,
+    "other-model": OTHER_MODEL,
+    "silent-queue": SILENT_QUEUE,
+    "all-running": ALL_RUNNING,
+    "memory-full": MEMORY_FULL,
+    "no-counters": NO_COUNTERS,
+}
 
 
 class Page:
@@ -96,9 +115,11 @@ class Page:
 
     def _frozen_at(self, true: Gauges) -> Gauges:
         if self._frozen is None:
-            ways, running = self._ways, self._ways.frozen_running
-            shows = structs.replace
-            self._frozen = true if running is None else shows(true, running=running, waiting=ways.frozen_waiting)
+            ways = self._ways
+            shown = (ways.frozen_running, ways.frozen_waiting, ways.frozen_kv_usage)
+            names = ("running", "waiting", "kv_usage")
+            set_to = {name: value for name, value in zip(names, shown, strict=True) if value is not None}
+            self._frozen = structs.replace(true, **set_to)
         return self._frozen
 
     def _of_another(self, true: Gauges) -> Gauges:
