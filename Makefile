@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test compiled test-compiled test-page shots test-postgres test-engines check bench docs lock clean
+.PHONY: demo test compiled test-compiled test-page shots test-postgres test-engines check bench lab docs lock clean
 .DEFAULT_GOAL := test
 
 .venv/core.stamp: requirements.lock pyproject.toml
@@ -71,6 +71,10 @@ check: .venv/dev.stamp
 
 bench: .venv/dev.stamp
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+# The whole matrix of strange engines (docs/strange-engines.md): the better part of an hour of CPU time; with ARGS a part of it.
+lab: .venv/core.stamp
+	$(BIN)/penstock simulate --lab --jobs $$($(BIN)/python -c "import os; print(os.cpu_count())") $(ARGS)
 
 # The docs as a site, into site/; a link that leads nowhere is an error. Then every command of the quickstart is run.
 docs: .venv/dev.stamp

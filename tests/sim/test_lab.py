@@ -117,6 +117,20 @@ def test_every_small_cell_is_there() -> None:
     assert {name for name, cell in CELLS.items() if cell.small} == SMALL
 
 
+MISSES = {  # goals that small cells do not reach yet: no others may be missed
+    "grid/200x100ms/20": {"told", "through"},
+    "pages/missing/4x50ms/100": {"queue"},
+    "pages/frozen-overloaded/64x20ms/100": {"told", "through"},
+    "deadlines/slow-spell/30%/4x50ms/100": {"wrong"},
+}
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_a_small_cell_reaches_its_goals(name: str) -> None:
+    row = run_cell(CELLS[name], 1)
+    assert set(row.missed) <= MISSES.get(name, set()), row
+
+
 def test_a_row_is_the_same_each_time() -> None:
     cell = CELLS["grid/8x20ms/20"]
     assert replace_cpu(run_cell(cell, 1)) == replace_cpu(run_cell(cell, 1))

@@ -28,6 +28,7 @@ LIGHT_ANSWER: Final = 20
 FLOOD_CLIENTS: Final = 3.0  # per slot
 CLIENTS_MORE: Final = 12  # than slots: enough for a queue that would be too long
 LIGHT_SHARE: Final = 0.1  # of the slots, if there were nobody else
+LONG_PROMPT: Final = 8_000  # tokens
 ANSWERS_PER_S_MAX: Final = 1_000  # more than a gateway in Python sends, and than any engine of this size answers
 
 
@@ -55,7 +56,7 @@ class Cell:
     streamed: bool = True  #: what clients ask for
     share: float = 0.5  #: of the capacity, where arrivals are open
     deadline_s: float | None = None  #: of first tokens; goals are then the deadlines, not the throughput
-    long_share: float = 0.0  #: of requests have prompts of 8,000 tokens
+    long_share: float = 0.0  #: of requests have prompts longer by `LONG_PROMPT`
     foreign: float = 0.0  #: clients per slot that go past the gateway
     picture_bytes: int = 0  #: of every other request, in base64
     documents: int = 0  #: that prompts begin with; 0: prompts share nothing
@@ -97,7 +98,7 @@ class Cell:
         """Answers a second that one engine can do."""
         if self.step_s is not None:
             return self.slots / (self.answer * self.step_s)
-        return requests_per_s(self.config, self.prompt, self.answer)
+        return requests_per_s(self.config, self.prompt + self.long_share * LONG_PROMPT, self.answer)
 
     @property
     def light_per_s(self) -> float:

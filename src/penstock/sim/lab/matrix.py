@@ -2,8 +2,8 @@
 
 *Untold* is the gateway with default settings and `slots: auto`; *told* the same with the engines' slots in its
 settings; *through* the same with queueing off, so that the engines queue. Every run has the same engines, clients and
-seed. Throughput is output tokens a second after ten seconds: an answer longer than the run counts for what was made of
-it.
+seed. Throughput is output tokens a second after ten seconds, whoever asked for them: an answer longer than the run
+counts for what was made of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from msgspec import structs
 
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.settings import BandSettings
-from penstock.sim.lab.cells import LIGHT_ANSWER, QUEUE_MAX, WARM_S, Cell, Load
+from penstock.sim.lab.cells import LIGHT_ANSWER, LONG_PROMPT, QUEUE_MAX, WARM_S, Cell, Load
 from penstock.sim.report import done_per_s, percentile, ratio, ttfts
 from penstock.sim.scenario_base import STANDARD
 from penstock.sim.workload import Constant, InFlight, Job, Lengths, Lognormal, Poisson, Source, Stream
@@ -33,7 +33,6 @@ WRONG_SHARE_MAX = 0.01  # of the deadlines that pass-through met: a forecast may
 LATE_S = 3.0
 IN_TIME_S = 60.0  # where no deadline says more: the gateway's own `queue.max_wait`
 LOOK_S = 0.05  # between two looks at how many an engine holds
-LONG_PROMPT = 8_000
 PICTURE_SHARE = 0.5  # of requests: the others are texts, which must not suffer
 PICTURE_TOKENS = 1_000  # a large picture in a large model
 BLOCK_TOKENS, DOCUMENT_BLOCKS = 512, 8
@@ -98,7 +97,7 @@ def run_cell(cell: Cell, seed: int, *, checked: bool = False) -> Row:
     at_odds = cell.turnover_max < OF_THROUGH_MIN
     of_through_min = cell.turnover_max * AT_ODDS_MIN if at_odds else OF_THROUGH_MIN
     held = {
-        "told": not of_told < OF_TOLD_MIN,
+        "told": cell.deadline_s is not None or not of_told < OF_TOLD_MIN,
         "through": cell.load is Load.FLOOD or cell.deadline_s is not None or not of_through < of_through_min,
         "queue": at_odds or untold.queue_p99 <= QUEUE_MAX,
         "light": not light_of_told > LIGHT_MAX,
@@ -250,7 +249,7 @@ def _figures(world: World, cell: Cell, beyond: list[float], end_s: float) -> Run
     for journey in refused:
         reasons[journey.reason] = reasons.get(journey.reason, 0) + 1
     waits = ttfts((j for j in done if j.job.at_s >= WARM_S), end_s) if cell.late_share_max is not None else []
-    tokens = partial(done_per_s, world.samples, WARM_S, end_s, keep=lambda tenant: tenant != FOREIGN)
+    tokens = partial(done_per_s, world.samples, WARM_S, end_s, keep=lambda _: True)
     late = [j for j in done if j.outcome and not _in_time(j)]
     return Run(
         tokens_per_s=tokens(worth=lambda prompt, output: output),  # noqa: ARG005
