@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.core.observation import Observation
 from penstock.core.outcome import Reason
 from penstock.server.wire import STATUS
-from tests.server.conftest import World, chat, fault
+from tests.server.conftest import CHAT, World, chat, fault
 
 # name: (type, labels), DESIGN §8 as far as it applies yet
 SERIES = {
@@ -228,7 +228,20 @@ async def test_the_routers_rejections_are_all_that_ended_with_429(world: World) 
     assert await world.metric("vllm_router:rejections_total", reason="overload") == 0
     page = await families(world)
     told = {s.labels["reason"] for family in page for s in family.samples if s.name == "vllm_router:rejections_total"}
-    assert told == {reason for reason in Reason if STATUS[reason] == 429}
+    too_many = {str(reason) for reason in Reason if STATUS[reason] == 429}
+    assert told == too_many - {"endpoint_overloaded"} | {"pinned_overload"}
+
+
+async def test_a_pinned_endpoint_that_is_overloaded_is_counted_in_the_routers_word(world: World) -> None:
+    engine = await world.engine(step_s=0.01)
+    await world.gateway(slots=1, metrics={"aliases": ["vllm_router"]})
+    running = await world.streaming(tokens=500)
+    await running.begun()
+    refused = await world.ask(path=f"{CHAT}?id={engine.url.removeprefix('http://')}", body=chat())
+    assert (refused.status, refused.error()["code"]) == (429, "endpoint_overloaded")
+    running.hang_up()
+    assert await world.metric("vllm_router:rejections_total", reason="pinned_overload") == 1
+    assert await world.metric("penstock_rejections_total", reason="endpoint_overloaded") == 1
 
 
 @pytest.mark.parametrize("name", ['we"ird\\na me', "ünïcode", "{}"])

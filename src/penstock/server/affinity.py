@@ -26,23 +26,44 @@ _RESPONSE_ID = re.compile(rb'"id": ?"([^"\\]{1,%d})"' % RESPONSE_ID_MAX)
 Ties = tuple[str | None, tuple[int, ...], str | None]
 
 
+class Made:
+    """Where an answer was made, and for whom."""
+
+    __slots__ = ("endpoint", "owner")
+
+    def __init__(self, endpoint: str, owner: str | None) -> None:
+        self.endpoint = endpoint
+        self.owner = owner  # the tenant whose key asked for it; None: nobody proved to be anybody
+
+
 class Responses:
     """Which endpoint made which answer, of APIs that keep answers."""
 
     def __init__(self) -> None:
-        self._made_at: OrderedDict[str, str] = OrderedDict()
+        self._made: OrderedDict[str, Made] = OrderedDict()
 
-    def made(self, head: bytes, endpoint: str) -> None:
-        """An answer that begins like this was made there."""
+    def made(self, head: bytes, endpoint: str, owner: str | None = None) -> bool:
+        """An answer that begins like this was made there. False: it does not tell its id yet."""
         found = _RESPONSE_ID.search(head)
-        if found is not None:
-            self._made_at[found[1].decode("utf-8", "replace")] = endpoint
-            if len(self._made_at) > RESPONSES_MAX:
-                self._made_at.popitem(last=False)
+        if found is None:
+            return False
+        self._made[found[1].decode("utf-8", "replace")] = Made(endpoint, owner)
+        if len(self._made) > RESPONSES_MAX:
+            self._made.popitem(last=False)
+        return True
+
+    def find(self, response_id: str) -> Made | None:
+        """What is remembered of an answer."""
+        return self._made.get(response_id)
+
+    def forget(self, response_id: str) -> None:
+        """It was deleted."""
+        self._made.pop(response_id, None)
 
     def home(self, response_id: object) -> str | None:
         """Where an answer was made, as far as is remembered."""
-        return self._made_at.get(response_id) if isinstance(response_id, str) else None
+        made = self._made.get(response_id) if isinstance(response_id, str) else None
+        return None if made is None else made.endpoint
 
 
 class Affinities:

@@ -13,7 +13,15 @@ import msgspec
 
 from penstock.core.request import Usage
 from penstock.server.fields import UsageFields
-from penstock.server.stream_end import TAIL_BYTES, ended_well, gives_finish_reason, tells_abort, tells_error
+from penstock.server.stream_end import (
+    TAIL_BYTES,
+    ended_well,
+    gives_finish_reason,
+    line_tells_error,
+    lines_ended_well,
+    tells_abort,
+    tells_error,
+)
 
 HEAD_BYTES = 1024  # kept: an answer's id, and Anthropic's message_start, which alone tells the prompt's tokens
 HELD_BYTES_MAX = 65536  # of an event that is not whole yet; a longer one passes as it comes
@@ -34,10 +42,11 @@ _decode = msgspec.json.Decoder(UsageFields).decode
 class Answer:
     """One answer on its way through."""
 
-    __slots__ = ("_done", "_held", "_hides_usage", "_streamed", "_tail", "head", "tokens")
+    __slots__ = ("_done", "_held", "_hides_usage", "_lines", "_streamed", "_tail", "head", "tokens")
 
-    def __init__(self, *, streamed: bool, hides_usage: bool) -> None:
+    def __init__(self, *, streamed: bool, hides_usage: bool, lines: bool = False) -> None:
         self._streamed = streamed
+        self._lines = lines  # a stream of JSON lines, where each ends one; else of events
         self._hides_usage = hides_usage and streamed
         self.head = b""  #: how it began
         self._held = b""
@@ -53,6 +62,11 @@ class Answer:
             seen = self._tail
             since = len(seen)
             seen += data
+            if self._lines:
+                self.tokens += data.count(b"\n")
+                if since > TAIL_BYTES_MAX:
+                    del seen[:-TAIL_BYTES]
+                return data
             self.tokens += seen.count(_DATA, since - _DATA_BEFORE if since > _DATA_BEFORE else 0)
             if since > TAIL_BYTES_MAX:  # to cut it at each piece would copy it at each piece
                 del seen[:-TAIL_BYTES]
@@ -83,6 +97,8 @@ class Answer:
 
     def ended_well(self, path: str, *, finishes: bool = True) -> bool:
         """Whether it is an answer and not a failure, now that it is whole. `finishes`: its engine gives reasons."""
+        if self._lines:
+            return lines_ended_well(self.tail)
         return not self._streamed or ended_well(path, self.tail, finishes=finishes)
 
     def gives_finish_reason(self, path: str) -> bool:
@@ -91,14 +107,16 @@ class Answer:
 
     def tells_abort(self) -> bool:
         """Whether the engine itself said that it cut it short."""
-        return tells_abort(self.tail)
+        return not lines_ended_well(self.tail) if self._lines else tells_abort(self.tail)
 
     def tells_error(self) -> bool:
         """Whether the engine itself said that it failed."""
-        return tells_error(self.tail)
+        return line_tells_error(self.tail) if self._lines else tells_error(self.tail)
 
     def mid_event(self) -> bool:
         """Whether it broke off inside an event."""
+        if self._lines:
+            return not self._tail.endswith(b"\n")
         return not self._held and not self._tail.endswith((b"\n\n", b"\r\n\r\n"))
 
     def usage(self) -> Usage | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qs
 
@@ -35,6 +35,7 @@ from penstock.server.metrics import Metrics
 from penstock.server.own_paths import OwnPaths
 from penstock.server.profiles import PLAIN, Profile, profiles
 from penstock.server.routes import Kind, Route, api_of, route
+from penstock.server.stored import StoredAnswers
 from penstock.server.target import Target
 from penstock.settings.model import Settings
 
@@ -104,7 +105,16 @@ class App:
             refuse=self._refuse,
             request_id=self._request_id,
         )
-        self._parts: list[Part] = [own, admin] if batch is None else [own, admin, batch]
+        stored = StoredAnswers(
+            driver=driver,
+            callers=callers,
+            metrics=metrics,
+            targets=targets,
+            responses=affinities.responses,
+            refuse=self._refuse,
+            request_id=self._request_id,
+        )
+        self._parts: list[Part] = [own, admin, stored] if batch is None else [own, admin, stored, batch]
         self.reconfigured(settings)
 
     def reconfigured(self, settings: Settings) -> None:
@@ -212,6 +222,7 @@ class App:
             target = self._catalog.aliases.get(model)
             if target is not None:
                 body = self._rename(exchange, body, target, form=form)
+            served = self._served(passed, target or model)
             pinned = self._pinned(exchange)
         except BadBody as problem:
             self._refuse(exchange, Reason.BAD_REQUEST, str(problem), param=problem.param)
@@ -226,7 +237,7 @@ class App:
             DirectJourney(
                 exchange,
                 body,
-                target or model,
+                served,
                 pinned=pinned,
                 request_id=request_id,
                 api=passed.api,
@@ -246,11 +257,11 @@ class App:
         now = self._driver.now()
         search = None
         if self._locator is not None and pinned is None:
-            search = self._locator.search(exchange.target_path, body, target or model)
-        session, prefix, home = self._affinities.ties(exchange, body, peek, target or model)
+            search = self._locator.search(exchange.target_path, body, served)
+        session, prefix, home = self._affinities.ties(exchange, body, peek, served)
         request = Request(
             id=self._unique(request_id),
-            model=target or model,
+            model=served,
             band=caller.band,
             tenant=caller.tenant,
             flow=flow,
@@ -258,7 +269,7 @@ class App:
             body_bytes=body_bytes,
             contents=Contents(MULTIPART_PROMPT_BYTES) if form else None,
             output_tokens_max=peek.output_tokens_max,
-            streamed=peek.stream or passed.streams,
+            streamed=peek.stream or passed.streams or (passed.streams_unless and not peek.whole),
             pinned=pinned,
             deadline_s=None if caller.deadline_s is None else now + caller.deadline_s,
             priority=caller.priority,
@@ -284,12 +295,27 @@ class App:
             inflated=inflated,
             injected_usage=asking is not None,
             heartbeats=self._heartbeats if request.streamed and passed.events else None,
-            remember=self._affinities.responses.made if exchange.target_path == RESPONSES_PATH else None,
+            remember=self._remembering(caller) if exchange.target_path == RESPONSES_PATH else None,
             trace=None if self.tracer is None else _traced(self.tracer, exchange, request),
             witness=self.witness,
         ).begin()
         if self._locator is not None and search is not None:
             self._locator.begin(request.id, search)
+
+    def _remembering(self, caller: Caller) -> Callable[[bytes, str], bool]:
+        """Who remembers where this caller's answers are made."""
+        owner = caller.tenant if caller.has_key else None
+        return lambda head, endpoint: self._affinities.responses.made(head, endpoint, owner)
+
+    def _served(self, passed: Route, model: str) -> str:
+        """The name that endpoints list a model by: Ollama takes one without a tag for its latest."""
+        if passed.api is not wire.Api.OLLAMA or ":" in model:
+            return model
+        scheduler, now = self._driver.scheduler, self._driver.now()
+        latest = f"{model}:latest"
+        if scheduler.knows(model, now=now) is not True and scheduler.knows(latest, now=now) is True:
+            return latest
+        return model
 
     def _caller(self, exchange: Exchange, peek: Peek, profile: Profile) -> Caller:
         key = exchange.note  # `begin` has looked

@@ -73,9 +73,12 @@ def peek(body: bytes) -> Peek:
     for own in (fields.parameters, fields.sampling_params):
         if limit is None and isinstance(own, dict):
             limit = own.get("max_new_tokens")
+    if limit is None:
+        limit = fields.options.get("num_predict") if isinstance(fields.options, dict) else fields.n_predict
     return Peek(
         model=model,
         stream=fields.stream is True,
+        whole=fields.stream is False,
         output_tokens_max=limit if type(limit) is int and limit > 0 else None,
         stream_options=fields.stream_options,
         user=fields.user,

@@ -77,6 +77,10 @@ class DirectJourney(Relay):
         if target is None:
             self._refuse(Reason.ENDPOINT_NOT_FOUND)
             return
+        self.send_to(endpoint, target)
+
+    def send_to(self, endpoint: str, target: Target) -> None:
+        """Send it there."""
         self._endpoint = endpoint
         self.exchange.on_disconnect = self._client_gone
         headers = request_headers(
@@ -119,8 +123,8 @@ class DirectJourney(Relay):
         self.hang_up()
         self._metrics.passed(self.model, Outcome.FAILED, Reason.CLIENT_GONE)
 
-    def _refuse(self, reason: Reason) -> None:
-        message = wire.message(reason, model=self.model, pinned=self.pinned)
+    def _refuse(self, reason: Reason, message: str | None = None) -> None:
+        message = message or wire.message(reason, model=self.model, pinned=self.pinned)
         retry_after_s = 1.0 if reason is Reason.NO_ENDPOINT else None
         status, headers, body = wire.refusal(
             self.api, reason, message, param=wire.PARAM.get(reason), retry_after_s=retry_after_s

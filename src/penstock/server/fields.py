@@ -39,6 +39,8 @@ class Fields(Text, gc=False):
     priority: object = None
     parameters: object = None  #: TGI's
     sampling_params: object = None  #: SGLang's own
+    options: object = None  #: Ollama's
+    n_predict: object = None  #: llama.cpp's
     previous_response_id: object = None
 
 
@@ -47,6 +49,7 @@ class Peek(msgspec.Struct, frozen=True, gc=False):
 
     model: str | None
     stream: bool
+    whole: bool = False  #: it shall not stream, it says
     output_tokens_max: int | None = None
     stream_options: object = msgspec.UNSET  #: these four as they came, of any type
     user: object = None

@@ -90,7 +90,7 @@ class QueuedJourney(Relay):
         inflated: bool,
         injected_usage: bool,
         heartbeats: Heartbeats | None = None,
-        remember: Callable[[bytes, str], None] | None = None,
+        remember: Callable[[bytes, str], bool] | None = None,
         trace: Trace | None = None,
         witness: Witness | None = None,
     ) -> None:
@@ -254,7 +254,14 @@ class QueuedJourney(Relay):
         if self._division is not None:
             self._division.hang_up()
 
+    def _remember_it(self) -> None:
+        """Note where the answer is made, as soon as it tells its name: it may be asked for before it ends."""
+        if self._remember is not None and self._remember(self._answer.head, self.endpoint):
+            self._remember = None
+
     def progressed(self) -> None:
+        if self._remember is not None:
+            self._remember_it()
         tokens = self._answer.tokens
         if tokens >= self._progress_at and self._lease is not None:
             self._progress_at = tokens + PROGRESS_TOKENS
@@ -266,14 +273,13 @@ class QueuedJourney(Relay):
 
     def succeeded(self, status: int) -> None:
         usage = self._answer.usage() if status < 400 else Usage(0, 0)  # an engine's refusal cost nothing
-        if usage is None and self.api is wire.Api.TGI:
+        if usage is None:
             usage = self._own_usage()
         if self._division is not None:
             self._division.hang_up()
             usage = self._division.whole(usage)
         self._usage = usage
-        if self._remember is not None:
-            self._remember(self._answer.head, self.endpoint)
+        self._remember_it()
         self._leave(Outcome.COMPLETED, None)
         self._metrics.used(self, usage, self._answer.tokens)
         now = self._driver.now()
@@ -294,7 +300,7 @@ class QueuedJourney(Relay):
     def _own_usage(self) -> Usage | None:
         """As an engine's own API tells it. Tokens made without a prompt's are told as progress: they are exact."""
         assert self._head is not None
-        usage, made = own_usage(self._head[1], self._answer.tail, streamed=self._sse)
+        usage, made = own_usage(self._head[1], self._answer.tail, streamed=self._sse or self._lines)
         if made is not None and self._lease is not None:
             self._answer.tokens = made
             self._driver.tell(self._driver.scheduler.progressed(self._lease, made, now=self._driver.now()))

@@ -36,6 +36,7 @@ _TIMES_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 3
 _PACES_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
 _OVERHEADS_S = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25)
 _TRANSFERS = ("named", "none", "met")  # who computed said where the KV is, or did not, or they met
+_ROUTERS_WORDS: dict[Reason, str] = {Reason.ENDPOINT_OVERLOADED: "pinned_overload"}  # RFC 876's own
 _TOO_MANY = tuple(reason for reason, status in STATUS.items() if status == 429)
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -299,7 +300,7 @@ class Metrics:
         yield admissions
         rejections = CounterMetricFamily("vllm_router:rejections", "Requests answered 429.", labels=["reason"])
         for reason, count in self._alias_rejections.items():
-            rejections.add_metric([reason], count)
+            rejections.add_metric([_ROUTERS_WORDS.get(reason, reason)], count)
         yield rejections
         cancelled = CounterMetricFamily("vllm_router:queue_cancellations", "Waiters that hung up.")
         cancelled.add_metric([], self._cancelled)

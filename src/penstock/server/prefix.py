@@ -22,7 +22,10 @@ from penstock.core.request import PREFIX_CHUNK_BYTES, PREFIX_ENDS, keys_within
 from penstock.server.fields import NOTHING, Text
 
 PATHS = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate", "/generate_stream"}
+    {
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate", "/generate_stream"),
+        *("/chat/completions", "/completions", "/completion", "/invocations", "/api/chat", "/api/generate"),
+    }
 )
 _BYTES_MAX = PREFIX_ENDS[-1] * PREFIX_CHUNK_BYTES  # of a prompt, what is hashed
 _SIZES = [(end - begin) * PREFIX_CHUNK_BYTES for begin, end in pairwise((0, *PREFIX_ENDS))]

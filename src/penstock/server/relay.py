@@ -18,7 +18,7 @@ from penstock.server.answer import Answer
 from penstock.server.headers import response_headers
 from penstock.server.http1 import Exchange
 from penstock.server.routes import api_of
-from penstock.server.stream_end import aborted, stillborn, tells_error
+from penstock.server.stream_end import aborted, line_tells_error, stillborn, tells_error
 from penstock.server.target import Target
 from penstock.server.upstream import Call, Headers, Sink, UpstreamError, UpstreamErrorKind
 
@@ -58,6 +58,7 @@ class Relay:
         "_error_body",
         "_head",
         "_length",
+        "_lines",
         "_packed",
         "_request_target",
         "_sse",
@@ -81,7 +82,8 @@ class Relay:
         self._committed = False
         self._beating = False  # status 200 went out before there was an answer: only a stream can follow
         self._packed = False  # nothing can be read of it, or taken out
-        self._sse = False
+        self._sse = False  # it is a stream of events
+        self._lines = False  # it is a stream of JSON lines
         self._asked_load = False
         self._target: Target | None = None
         self._answer = _NO_ANSWER
@@ -116,7 +118,7 @@ class Relay:
         """Ask an engine. The answer goes to the client, unless somebody else (`sink`) is to have it."""
         self._head = self._error_body = self._whole = None
         self._length = None
-        self._packed = self._sse = False
+        self._packed = self._sse = self._lines = False
         self._target = target
         self._call = call = target.upstream.send(
             self.exchange.method, self._request_target, headers, body, sink or self
@@ -135,6 +137,7 @@ class Relay:
                 self._length = int(value)
             elif lower == b"content-type":
                 self._sse = value[:17].lower() == b"text/event-stream"
+                self._lines = value[:20].lower() == b"application/x-ndjson"
             elif lower == b"content-encoding":
                 self._packed = value.strip().lower() not in (b"", b"identity")
             elif lower == orca.HEADER:
@@ -149,13 +152,17 @@ class Relay:
             return
         if self._error_body is not None:
             self._keep_error(self._error_body, data)
-        elif self._length is not None and not self._sse and self._length <= WHOLE_BYTES_MAX:
+        elif self._length is not None and not (self._sse or self._lines) and self._length <= WHOLE_BYTES_MAX:
             self._collect(data, self._length)
-        elif self._sse and not self._packed and stillborn(data):
+        elif (self._sse or self._lines) and not self._packed and self._stillborn(data):
             self._error_body = bytearray(data)
         else:
             self.first_byte()
             self._commit(data)
+
+    def _stillborn(self, data: bytes) -> bool:
+        """Whether a stream's first bytes say that there is none."""
+        return line_tells_error(data) if self._lines else stillborn(data)
 
     def _collect(self, data: bytes, length: int) -> None:
         """Hold a small answer back until it is whole, as it mostly is at once, and look how it ended."""
@@ -235,13 +242,13 @@ class Relay:
         assert self._head is not None
         status, headers = self._head
         self._committed = True
-        self._answer = Answer(streamed=self._sse, hides_usage=self.hides_usage())
+        self._answer = Answer(streamed=self._sse or self._lines, hides_usage=self.hides_usage(), lines=self._lines)
         data = self._answer.take(data)
         if self._beating:
             self.exchange.write(data)
             return
         out = response_headers(headers) + self.own_headers()
-        if self._sse and not any(name.lower() == b"x-accel-buffering" for name, _ in out):
+        if (self._sse or self._lines) and not any(name.lower() == b"x-accel-buffering" for name, _ in out):
             out.append((b"x-accel-buffering", b"no"))
         if self._length is not None and len(data) == self._length:
             self.exchange.respond(status, out, data)
@@ -288,7 +295,7 @@ class Relay:
         """The engine whose head came refuses the request, or fails, to another sink."""
         self._call = None
         self._error_body = body
-        self._sse = False
+        self._sse = self._lines = False
         self._ended_in_error(status, body)
 
     def refused_by(self, target: Target, head: tuple[int, Headers], body: bytearray) -> None:
@@ -306,7 +313,7 @@ class Relay:
         """Collect an error that may be taken back, as long as it is small."""
         kept += data
         if len(kept) > ERROR_BODY_BYTES_MAX:
-            if self._beating or self._sse:
+            if self._beating or self._sse or self._lines:
                 del kept[ERROR_BODY_BYTES_MAX:]
             else:  # too large to keep: it is the answer
                 self._error_body = None
@@ -324,8 +331,8 @@ class Relay:
                 self._target.disowned()
             self.no_answer()
             self.failed(Failure.MODEL_GONE, "the model is not there")
-        elif self._sse and not self._packed:
-            if not tells_error(body):
+        elif (self._sse or self._lines) and not self._packed:
+            if not self._lines and not tells_error(body):
                 self._error_body = None  # a bare `[DONE]` is nothing to pass on in the end
             self.failed(Failure.SERVER_ERROR, "a stream that failed at once")
         elif status >= 300:
@@ -348,8 +355,8 @@ class Relay:
 
     def _may_insert(self) -> bool:
         """Whether an event of ours can be put into the answer."""
-        return self._beating or (self._sse and self._length is None and not self._packed)
+        return self._beating or ((self._sse or self._lines) and self._length is None and not self._packed)
 
     def _broken_event(self, api: wire.Api, reason: Reason) -> bytes:
-        apart = b"\n\n" if self._answer.mid_event() else b""  # from half an event
+        apart = (b"\n" if self._lines else b"\n\n") if self._answer.mid_event() else b""  # from half an event
         return apart + wire.error_event(api, reason, wire.MESSAGE[reason])

@@ -23,6 +23,7 @@ class Route(msgspec.Struct, frozen=True):
     kind: Kind
     api: Api = Api.OPENAI
     streams: bool = False  #: streams by its path alone, whatever the body says
+    streams_unless: bool = False  #: streams unless the body says that it shall not
     events: bool = False  #: its streams are server-sent events
     tells_usage: bool = False  #: its streams tell usage when `stream_options` asks for it
     needs_model: bool = False  #: False: where no model is named, the only one served is meant
@@ -32,6 +33,9 @@ _OPENAI = Route(Kind.QUEUED, needs_model=True)
 _COMPLETIONS = Route(Kind.QUEUED, events=True, needs_model=True, tells_usage=True)
 _QUEUED = Route(Kind.QUEUED)  # an engine's own
 _DIRECT = Route(Kind.DIRECT)
+_EVENTS = Route(Kind.QUEUED, events=True)  # an engine's own, that may stream
+_OLLAMA = Route(Kind.QUEUED, Api.OLLAMA, needs_model=True)
+_OLLAMA_STREAM = Route(Kind.QUEUED, Api.OLLAMA, streams_unless=True, needs_model=True)
 
 ROUTES: dict[str, Route] = {
     "/v1/chat/completions": _COMPLETIONS,
@@ -42,12 +46,37 @@ ROUTES: dict[str, Route] = {
     "/v1/embeddings": _OPENAI,
     "/v1/rerank": _OPENAI,
     "/rerank": _QUEUED,
+    "/v2/rerank": _OPENAI,
+    "/v1/reranking": _QUEUED,  # llama.cpp's, as the next
+    "/reranking": _QUEUED,
     "/v1/score": _OPENAI,
     "/score": _QUEUED,
+    "/v1/moderations": _QUEUED,  # whose model OpenAI does not ask for
     "/pooling": _QUEUED,
     "/classify": _QUEUED,
+    "/v1/classify": _OPENAI,
+    "/v2/embed": _OPENAI,  # Cohere's, at vLLM
+    "/encode": _QUEUED,  # SGLang's
+    "/invocations": _EVENTS,  # SageMaker's: a body of any of the others, at vLLM and SGLang
+    "/inference/v1/generate": _EVENTS,  # vLLM's, from tokens to tokens
+    "/completion": _EVENTS,  # llama.cpp's own, down to `/embeddings`; with `/v1` before them they are OpenAI's
+    "/completions": _EVENTS,
+    "/infill": _EVENTS,
+    "/chat/completions": _EVENTS,
+    "/embedding": _QUEUED,
+    "/embeddings": _QUEUED,
+    "/api/chat": _OLLAMA_STREAM,
+    "/api/generate": _OLLAMA_STREAM,
+    "/api/embed": _OLLAMA,
+    "/api/embeddings": _OLLAMA,
+    "/api/show": Route(Kind.DIRECT, Api.OLLAMA, needs_model=True),
     "/tokenize": _DIRECT,
     "/detokenize": _DIRECT,
+    "/apply-template": _DIRECT,
+    "/v1/chat/completions/render": _DIRECT,
+    "/v1/completions/render": _DIRECT,
+    "/v1/chat/completions/input_tokens": _DIRECT,
+    "/v1/responses/input_tokens": _DIRECT,
     "/generate": Route(Kind.QUEUED, Api.TGI),
     "/generate_stream": Route(Kind.QUEUED, Api.TGI, streams=True, events=True),
 }
@@ -67,4 +96,6 @@ def api_of(path: str) -> Api:
     found = ROUTES.get(path)
     if found is not None:
         return found.api
+    if path.startswith("/api/"):
+        return Api.OLLAMA
     return Api.ANTHROPIC if path.startswith("/v1/messages") else Api.OPENAI

@@ -19,6 +19,8 @@ _ABORTED = re.compile(rb'"finish_reason": ?"abort"')
 _FINISHED = re.compile(rb'"finish_reason": ?"')
 _DONE = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
 _OF_CALLER = re.compile(rb'"(?:code|status|status_code)": ?"?4\d\d|"error_type": ?"validation"')
+_LINE_ERROR = re.compile(rb'^\{"error"', re.MULTILINE)
+_LINE_DONE = re.compile(rb'"done": ?true|"total_duration":')  # the last line may be longer than what is kept of it
 _WITH_FINISH_REASON = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
@@ -29,6 +31,16 @@ def stillborn(data: bytes) -> bool:
     caller's own would be the same anywhere.
     """
     return _DONE.match(data) is not None or (_ERROR.match(data) is not None and _OF_CALLER.search(data) is None)
+
+
+def line_tells_error(tail: bytes | bytearray) -> bool:
+    """The same of a stream of lines."""
+    return _LINE_ERROR.search(tail) is not None
+
+
+def lines_ended_well(tail: bytes) -> bool:
+    """Whether a stream of JSON lines (Ollama's), whole as HTTP goes, is an answer and not a failure."""
+    return not line_tells_error(tail) and _LINE_DONE.search(tail[tail.rfind(b"\n", 0, -1) + 1 :]) is not None
 
 
 def aborted(path: str, answer: bytes) -> bool:

@@ -75,6 +75,7 @@ class Api(Enum):
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
     TGI = "tgi"
+    OLLAMA = "ollama"
 
 
 _ANTHROPIC_TYPES = {
@@ -114,6 +115,8 @@ def error_body(api: Api, reason: Reason, message: str, *, param: str | None = No
     elif api is Api.TGI:
         kind = "overloaded" if status in (429, 503) else "validation" if status < 500 else "generation"
         body = {"error": message, "error_type": kind, "code": reason}
+    elif api is Api.OLLAMA:
+        body = {"error": message, "code": reason}
     else:
         fallback = "server_error" if status >= 500 else "invalid_request_error"
         kind = "rate_limit_error" if status == 429 else fallback
@@ -122,7 +125,7 @@ def error_body(api: Api, reason: Reason, message: str, *, param: str | None = No
 
 
 def error_event(api: Api, reason: Reason, message: str, *, param: str | None = None) -> bytes:
-    """The error as an event of a stream that has begun."""
+    """The error as an event of a stream that has begun; in Ollama's, as a line."""
     return _event(api, error_body(api, reason, message, param=param))
 
 
@@ -138,6 +141,8 @@ def engine_error_event(api: Api, status: int, body: bytes) -> bytes:
 
 
 def _event(api: Api, data: bytes) -> bytes:
+    if api is Api.OLLAMA:
+        return data + b"\n"
     prefix = b"event: error\ndata: " if api is Api.ANTHROPIC else b"data: "
     return prefix + data + b"\n\n"
 
