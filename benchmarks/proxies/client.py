@@ -180,6 +180,7 @@ async def run(args: argparse.Namespace) -> dict[str, float]:
         "wall_s": wall_s,
         "p50_ms": times_ms[len(times_ms) // 2],
         "p99_ms": times_ms[int(len(times_ms) * 0.99)],
+        "max_ms": times_ms[-1],
         "rss_bytes": cpu.rss_bytes(pids),
     }
 

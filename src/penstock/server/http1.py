@@ -2,8 +2,8 @@
 
 It is push-style on asyncio protocols: the handler is called back, and no task or coroutine is made per request
 or per chunk, because the gateway has to cost as little as a native proxy. The parts: `http1_limits` (bounds and
-refusals), `http1_exchange` (one request and its response), `http1_reader` (bytes to one request at a time),
-`http1_connection` (what a client's connection does next), `http1_timer` (its one deadline).
+refusals), `http1_listener` (newcomers), `http1_exchange` (one request and its response), `http1_reader` (bytes to one
+request at a time), `http1_connection` (what a client's connection does next), `http1_timer` (its one deadline).
 The road not taken is ASGI: its coroutine, scope and message dictionaries cost more than the rest of a request.
 """
 
@@ -11,29 +11,21 @@ from __future__ import annotations
 
 import asyncio
 from email.utils import formatdate
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from penstock import clock
 from penstock.server.http1_connection import Connection
 from penstock.server.http1_exchange import Exchange, Handler, Header
 from penstock.server.http1_limits import Refusal, ServerLimits
+from penstock.server.http1_listener import Listener
 
 if TYPE_CHECKING:
-    import socket
     import ssl as tls
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 __all__ = ["Exchange", "Handler", "Header", "HttpServer", "Refusal", "ServerLimits"]
 
 _ABORT_WAIT_S_MAX = 5.0  # aborted connections are gone within a turn of the loop; this is for a broken one
-
-
-class Listener(Protocol):
-    """An `asyncio.Server`, as asyncio and uvloop both have it."""
-
-    @property
-    def sockets(self) -> Sequence[socket.socket]: ...
-    def close(self) -> None: ...
 
 
 class HttpServer:
@@ -61,21 +53,20 @@ class HttpServer:
     async def start(self, host: str, port: int, *, ssl: tls.SSLContext | None = None, backlog: int = 2048) -> None:
         """Listen; port 0 takes a free one."""
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(
+        listener = Listener(
             lambda: cast("asyncio.Protocol", Connection(self, loop)),
-            host,
-            port,
             ssl=ssl,
-            backlog=backlog,
-            ssl_handshake_timeout=self.limits.header_timeout_s if ssl else None,
-            ssl_shutdown_timeout=self.limits.linger_timeout_s if ssl else None,
+            handshake_timeout_s=self.limits.header_timeout_s,
+            shutdown_timeout_s=self.limits.linger_timeout_s,
         )
+        await listener.listen(host, port, backlog)
+        self._listener = listener
 
     @property
     def port(self) -> int:
         """The port listened on."""
         assert self._listener is not None
-        return int(self._listener.sockets[0].getsockname()[1])
+        return self._listener.port
 
     @property
     def connections(self) -> int:
@@ -95,6 +86,8 @@ class HttpServer:
         self.stop_accepting()
         if await self._emptied(timeout_s):
             return
+        if self._listener is not None:
+            await self._listener.end()
         for connection in tuple(self._connections):
             connection.abort()
         await self._emptied(_ABORT_WAIT_S_MAX)

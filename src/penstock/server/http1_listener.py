@@ -1,0 +1,149 @@
+"""How do new connections come in beside thousands that are busy? Several with every turn of the loop.
+
+uvloop's own server takes one connection a turn. While 500 streams run, or some hundred requests are answered at once, a
+turn takes tens of milliseconds, so the last of 200 newcomers waits for seconds before its first byte is read, and
+nothing says so: its client believes to be connected. Here a turn takes up to `ACCEPTS_MAX` of them. That is the
+newcomers' part of a turn: at some 40 µs each it is a few milliseconds, which is also all that a flood of connections
+can cost those who are connected.
+
+Where no file can be opened for another one, the newcomers wait in the kernel's line, and an operator is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+import socket
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ssl as tls
+    from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+ACCEPTS_MAX = 64  # in one turn of the loop
+PAUSE_S = 0.5  # without a file to open: until somebody may have left
+TOLD_S = 10.0  # how often that is told
+_NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_GONE = (errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH)
+
+
+class Listener:
+    """The sockets listened on."""
+
+    def __init__(
+        self,
+        connection: Callable[[], asyncio.Protocol],
+        *,
+        ssl: tls.SSLContext | None = None,
+        handshake_timeout_s: float,
+        shutdown_timeout_s: float,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._connection = connection
+        self._ssl = ssl
+        self._handshake_timeout_s = handshake_timeout_s if ssl else None
+        self._shutdown_timeout_s = shutdown_timeout_s if ssl else None
+        self._beginnings: set[asyncio.Task[None]] = set()  # bounded by the handshakes' time-out and by open files
+        self._pause: asyncio.TimerHandle | None = None
+        self._told_s = -TOLD_S
+        self.sockets: list[socket.socket] = []
+        self.port = 0
+
+    async def listen(self, host: str, port: int, backlog: int) -> None:
+        """Listen on every address that a host has; an empty one means all of this machine's. OSError: one is taken."""
+        found = await self._loop.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
+        )
+        try:
+            for family, kind, protocol, _, address in dict.fromkeys(found):
+                self.sockets.append(_bound(family, kind, protocol, address))
+        except OSError:
+            self.close()
+            raise
+        for one in self.sockets:
+            one.listen(backlog)
+        self.port = int(self.sockets[0].getsockname()[1])
+        self._watch()
+
+    def close(self) -> None:
+        """Take no new connection. What was taken begins all the same."""
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        while self.sockets:
+            one = self.sockets.pop()
+            self._loop.remove_reader(one)
+            one.close()
+
+    async def end(self) -> None:
+        """Break off what has not begun yet."""
+        beginnings = tuple(self._beginnings)
+        for task in beginnings:
+            task.cancel()
+        await asyncio.gather(*beginnings, return_exceptions=True)
+
+    def _watch(self) -> None:
+        self._pause = None
+        for one in self.sockets:
+            self._loop.add_reader(one, self._accept, one)
+
+    def _accept(self, listening: socket.socket) -> None:
+        """The newcomers' part of a turn."""
+        for _ in range(ACCEPTS_MAX):
+            try:
+                accepted, _ = listening.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in _GONE:
+                    continue
+                if error.errno not in _NO_FILES:
+                    raise
+                self._wait_for_files(error)
+                return
+            accepted.setblocking(False)  # noqa: FBT003 - the socket's own
+            task = self._loop.create_task(self._begin(accepted))
+            self._beginnings.add(task)
+            task.add_done_callback(self._beginnings.discard)
+
+    async def _begin(self, accepted: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                self._connection,
+                accepted,
+                ssl=self._ssl,
+                ssl_handshake_timeout=self._handshake_timeout_s,
+                ssl_shutdown_timeout=self._shutdown_timeout_s,
+            )
+        except (OSError, TimeoutError, asyncio.CancelledError):  # no TLS, or gone before it was agreed on
+            accepted.close()
+
+    def _wait_for_files(self, error: OSError) -> None:
+        for one in self.sockets:
+            self._loop.remove_reader(one)
+        self._pause = self._loop.call_later(PAUSE_S, self._watch)
+        now = self._loop.time()
+        if now - self._told_s >= TOLD_S:
+            self._told_s = now
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            logger.error("new connections wait: %s (this process may open %d; `ulimit -n`)", error.strerror, most)
+
+
+def _bound(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> socket.socket:
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # the accepted ones have it from here
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.setblocking(False)  # noqa: FBT003 - the socket's own
+        made.bind(address)
+    except OSError as error:
+        made.close()
+        reason = (error.strerror or str(error)).lower()
+        raise OSError(error.errno, f"error while attempting to bind on address {address!r}: {reason}") from None
+    return made
