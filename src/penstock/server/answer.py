@@ -15,6 +15,7 @@ from penstock.core.request import Usage
 from penstock.server.fields import UsageFields
 from penstock.server.stream_end import (
     TAIL_BYTES,
+    cut_off,
     ended_well,
     gives_finish_reason,
     line_tells_error,
@@ -108,6 +109,10 @@ class Answer:
     def tells_abort(self) -> bool:
         """Whether the engine itself said that it cut it short."""
         return not lines_ended_well(self.tail) if self._lines else tells_abort(self.tail)
+
+    def cut_off(self) -> bool:
+        """Whether it is a stream that stops inside an event."""
+        return self._streamed and cut_off(self.tail)
 
     def tells_error(self) -> bool:
         """Whether the engine itself said that it failed."""

@@ -10,6 +10,7 @@ The road not taken is ASGI: its coroutine, scope and message dictionaries cost m
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from email.utils import formatdate
 from typing import TYPE_CHECKING, cast
 
@@ -42,8 +43,10 @@ class HttpServer:
         self.limits = limits or ServerLimits()
         self.draining = False
         self.bodies_bytes = 0  # read of bodies that are under way
+        self.receiving: dict[Connection, None] = {}  # the connections these are read on
         self._wall_clock = wall_clock
         self._connections: set[Connection] = set()
+        self._of_address: Counter[str] = Counter()
         self._empty = asyncio.Event()
         self._empty.set()
         self._listener: Listener | None = None
@@ -101,18 +104,37 @@ class HttpServer:
 
     # ---- for the connections
 
-    def opened(self, connection: Connection) -> bool:
-        """Count a new connection; False when there are enough."""
-        full = len(self._connections) >= self.limits.connections_max
+    def opened(self, connection: Connection) -> str | None:
+        """Count a new connection. Why it is one too many, None when it is not."""
+        address, limits = connection.peer[0], self.limits
+        refusal = "too many connections" if len(self._connections) >= limits.connections_max else None
+        most = limits.connections_per_address_max
+        if most is not None and self._of_address[address] >= most:
+            refusal = "too many connections from this address"
         self._connections.add(connection)
+        self._of_address[address] += 1
         self._empty.clear()
-        return not full
+        return refusal
 
     def closed(self, connection: Connection) -> None:
         """A connection is gone."""
+        if connection not in self._connections:
+            return
         self._connections.discard(connection)
+        address = connection.peer[0]
+        self._of_address[address] -= 1
+        if not self._of_address[address]:
+            del self._of_address[address]
         if not self._connections:
             self._empty.set()
+
+    def slowest_body(self) -> Connection:
+        """Of the connections that send a body, the one that has sent the least for its time; of equals the youngest.
+
+        So who drips makes room for who sends, and nobody can hold all the room there is.
+        """
+        now = asyncio.get_running_loop().time()
+        return min(reversed(self.receiving), key=lambda connection: connection.body_bytes_per_s(now))
 
     def date_line(self) -> bytes:
         """The `date` header, made once a second."""

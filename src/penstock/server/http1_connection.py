@@ -94,9 +94,10 @@ class Connection:
             self.peer = (peer[0], peer[1])
         limits = self._limits
         stream.set_write_buffer_limits(high=limits.write_buffer_bytes_max, low=limits.write_buffer_bytes_low)
-        if not self.server.opened(self):
+        refusal = self.server.opened(self)
+        if refusal is not None:
             self._state = _BODY
-            self._refuse(Refusal.TOO_MANY_CONNECTIONS, "too many connections")
+            self._refuse(Refusal.TOO_MANY_CONNECTIONS, refusal)
             self._close()  # at once: a place for lingering is what we are short of
             return
         self._arm(limits.keepalive_timeout_s)  # a client that is slow to ask must not find its connection gone
@@ -239,11 +240,10 @@ class Connection:
             self._timer.set(self._received_s + limits.header_timeout_s)
         elif self._exchange is not None and self._exchange.on_body is not None:
             self._arm(limits.body_timeout_s)  # of any size, so only a standstill is too long
-        elif self._count(reader.body_bytes):
+        else:
             deadline_s = self._loop.time() + limits.body_timeout_s
             self._timer.set(min(deadline_s, self._received_s + limits.body_timeout_total_s))
-        else:
-            self._refuse(Refusal.TOO_MANY_BYTES, "too much is being sent at once")
+            self._count(reader.body_bytes)
 
     def _begin(self, reader: RequestReader) -> None:
         """The head is whole: show it to the handler, and judge what is to follow."""
@@ -274,16 +274,29 @@ class Connection:
         if expect is not None and exchange.http_version == "1.1" and not exchange.started:
             self._stream.write(_CONTINUE)
 
-    def _count(self, body_bytes: int) -> bool:
-        """Add what was read of a body to the server's sum; False when that is too much."""
+    def _count(self, body_bytes: int) -> None:
+        """Add what was read of a body to the server's sum. Where that is too much, the slowest sender has to go."""
         server = self.server
         server.bodies_bytes += body_bytes - self._counted_bytes
         self._counted_bytes = body_bytes
-        return server.bodies_bytes <= self._limits.bodies_bytes_max
+        if body_bytes:
+            server.receiving[self] = None
+        while server.bodies_bytes > self._limits.bodies_bytes_max and server.receiving:
+            server.slowest_body().too_many_bytes()
 
     def _uncount(self) -> None:
+        self.server.receiving.pop(self, None)
         self.server.bodies_bytes -= self._counted_bytes
         self._counted_bytes = 0
+
+    def body_bytes_per_s(self, now: float) -> float:
+        """How fast its body has come so far."""
+        return self._counted_bytes / max(now - self._received_s, self._limits.body_rate_from_s)
+
+    def too_many_bytes(self) -> None:
+        """All bodies that are under way are too much together, and this one is to make room."""
+        self._uncount()
+        self._refuse(Refusal.TOO_MANY_BYTES, "too much is being sent at once, and this is the slowest")
 
     def pause_body(self) -> None:
         if self._state == _BODY and not self._body_paused:

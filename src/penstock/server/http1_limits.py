@@ -20,6 +20,7 @@ class ServerLimits:
     body_bytes_max: int = 64 * 1024 * 1024
     bodies_bytes_max: int = 1024 * 1024 * 1024  # of all that are under way together, each longer than one read
     connections_max: int = 20_000
+    connections_per_address_max: int | None = None  # of these
     header_timeout_s: float = 10.0  # from a request's first byte to the blank line
     body_timeout_s: float = 60.0  # between two reads of a body
     body_timeout_total_s: float = 600.0  # a full body over a line of 1 Mbit/s takes 540 s
@@ -28,6 +29,7 @@ class ServerLimits:
     write_buffer_bytes_max: int = 256 * 1024  # above it the exchange is paused
     write_buffer_bytes_low: int = 64 * 1024  # below it, resumed
     pipelined_bytes_max: int = 64 * 1024  # read ahead of a running exchange before reading stops
+    body_rate_from_s: float = 1.0  # a body is not judged by how fast its first second was
     linger_bytes_max: int = 1024 * 1024  # discarded after a refusal, so that its answer is not lost to a reset
     linger_timeout_s: float = 2.0
     gone_look_s: float = 1.0  # how often a client that is not read from is asked whether it is still there

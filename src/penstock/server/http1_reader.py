@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _HASH: Final = 0x23  # as a number: `bytes in bytes` tries that first, and fails slowly
 _COPIED_BYTES_MAX: Final = 32 * 1024  # below, a copy costs less than a view
 _BLANK_LINE: Final = b"\r\n\r\n"
+_VERSION_BYTES: Final = 16  # of a request line's end, more than ` HTTP/1.1` and its line break
 _FRAMING_PER_BODY_BYTE: Final = 8  # chunks of one byte cost 6 on the wire
 _PIECES_MAX: Final = 64  # of a body, kept as they came: a join copies less, but a body that drips weighs more
 
@@ -48,7 +49,10 @@ class RequestReader:
         "_head_bytes",
         "_headers",
         "_in_head",
+        "_in_line",
+        "_is_http",
         "_limits",
+        "_line",
         "_parser",
         "_pieces",
         "_refused",
@@ -70,6 +74,9 @@ class RequestReader:
         self._refused: RefusedError | None = None
         self._tail = b""  # the end of the last read, where a blank line may have begun
         self._in_head = True
+        self._in_line = True  # the request line is not whole yet
+        self._line = b""  # what is known of its end
+        self._is_http = False
         self._head_bytes = 0
         self._url = b""
         self._headers: list[Header] = []
@@ -98,6 +105,8 @@ class RequestReader:
         end = self._feed_end(data, at)
         size = end - at
         if self._in_head:
+            if self._in_line:
+                self._read_line(data, at, end)
             self._head_bytes += size
             if self._head_bytes > self._limits.header_bytes_max:
                 raise RefusedError(Refusal.HEADER_TOO_LARGE, "the headers are too large")
@@ -121,6 +130,19 @@ class RequestReader:
             if framing_bytes > self._limits.header_bytes_max:
                 raise RefusedError(Refusal.BAD_REQUEST, "too much chunk framing for the body it carries")
         return end
+
+    def _read_line(self, data: bytes, at: int, end: int) -> None:
+        """Whether the request line names HTTP. The parser takes RTSP and others for it, and does not tell."""
+        stop = data.find(b"\n", at, end)
+        while stop >= 0:
+            line = (self._line + data[max(at, stop - _VERSION_BYTES) : stop]).rstrip()
+            at, self._line = stop + 1, b""
+            if line:
+                self._in_line = False
+                self._is_http = line[-9:].startswith(b" HTTP/")
+                return
+            stop = data.find(b"\n", at, end)
+        self._line = (self._line + data[max(at, end - _VERSION_BYTES) : end])[-_VERSION_BYTES:]
 
     def remember_tail(self, data: bytes) -> None:
         """A read ended in the middle of a request."""
@@ -153,7 +175,8 @@ class RequestReader:
         self.body_bytes_max = self._limits.body_bytes_max
         if len(headers) > self._limits.header_count_max:
             raise RefusedError(Refusal.HEADER_TOO_LARGE, "too many headers")
-        version = parser.get_http_version()
+        version = parser.get_http_version() if self._is_http else ""
+        self._in_line, self._is_http, self._line = True, False, b""
         lookup = {name.lower(): value for name, value in reversed(headers)}  # the first of a name counts
         coding = lookup.get(b"transfer-encoding")
         wrong = _fault(version, headers, lookup, coding)

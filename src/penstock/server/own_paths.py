@@ -25,6 +25,7 @@ from penstock.server.metrics import CONTENT_TYPE, Metrics
 from penstock.server.own_queue import own_queue
 
 MODEL = "/v1/models/"  # and its name
+BODY_BYTES_MAX = 4096  # of a question: nobody reads it, but some clients send `{}`
 
 
 class Refuse(Protocol):
@@ -76,14 +77,15 @@ class OwnPaths:
         """Whether a path is one of these."""
         return path in self._answers or path.startswith(MODEL)
 
-    def begin(self, exchange: Exchange) -> None:
-        """Refuse what is no question, and who may not know what is served."""
+    def begin(self, exchange: Exchange) -> int:
+        """Refuse what is no question, and who may not know what is served. Returns the limit on the body."""
         if exchange.method not in ("GET", "HEAD"):
             self._refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", b"GET, HEAD")])
         elif exchange.target_path.startswith("/v1/"):
             key = self._callers.key(exchange.lookup.get, exchange.repeats)
             if isinstance(key, Unauthorized):
                 self._refuse(exchange, key.reason, key.message)
+        return BODY_BYTES_MAX
 
     def complete(self, exchange: Exchange) -> None:
         """Answer."""

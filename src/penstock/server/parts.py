@@ -109,6 +109,7 @@ def server_limits(settings: Settings) -> ServerLimits:
         body_bytes_max=limits.max_body,
         bodies_bytes_max=max(settings.queue.max_bytes, limits.max_body),
         connections_max=limits.max_connections,
+        connections_per_address_max=limits.max_connections_per_address,
         header_timeout_s=timeouts.client_header,
         body_timeout_s=timeouts.client_body,
         write_timeout_s=timeouts.client_write,

@@ -190,6 +190,9 @@ class Relay:
             return
         if not self._committed:
             self._commit(b"")
+        if self._answer.cut_off():
+            self.failed(Failure.BROKEN, "a stream that stops inside an event")
+            return
         path = self.exchange.target_path
         assert self._target is not None
         finishes = self._target.finishes

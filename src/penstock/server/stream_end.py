@@ -17,6 +17,7 @@ TAIL_BYTES = 4096  # the last token, usage and [DONE] are some 600 bytes; this l
 _ERROR = re.compile(rb'^(?:data: ?\{"(?:error"|object": ?"error")|event: ?(?:error|response\.failed)\s)', re.MULTILINE)
 _ABORTED = re.compile(rb'"finish_reason": ?"abort"')
 _FINISHED = re.compile(rb'"finish_reason": ?"')
+_CUT = re.compile(rb"(?:^|\n)data:[^\n]*[^\n\]}\r]$")  # its last line has no end, and no end of a value
 _DONE = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
 _OF_CALLER = re.compile(rb'"(?:code|status|status_code)": ?"?4\d\d|"error_type": ?"validation"')
 _LINE_ERROR = re.compile(rb'^\{"error"', re.MULTILINE)
@@ -56,6 +57,11 @@ def tells_error(tail: bytes | bytearray) -> bool:
 def gives_finish_reason(path: str, tail: bytes) -> bool:
     """Whether the stream says why it ended, on a path where engines may."""
     return path in _WITH_FINISH_REASON and _FINISHED.search(tail) is not None
+
+
+def cut_off(tail: bytes) -> bool:
+    """Whether the last event has no end. Of an answer that ends with its connection nothing else says so."""
+    return _CUT.search(tail) is not None
 
 
 def tells_abort(tail: bytes) -> bool:

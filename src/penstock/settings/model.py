@@ -241,6 +241,11 @@ class Limits(Section):
     max_body: values.Size = setting(64 * 2**20, "The largest body, after inflating.", gt=0)
     max_header: values.Size = setting(64 * 2**10, "The largest request head.", gt=0)
     max_connections: values.Whole = setting(20_000, "Open connections from callers.", ge=1)
+    max_connections_per_address: values.OptionalWhole = setting(
+        None,
+        "Of these, those from one address; off by default, for behind a proxy or a NAT all callers have one address.",
+        ge=1,
+    )
 
 
 class Observe(Section):
