@@ -45,13 +45,24 @@ def test_a_dying_engine_costs_nobody_an_answer_that_had_not_begun() -> None:
     kept("engine_death", 90.0, "")
 
 
+def test_an_engine_that_stands_still_makes_next_to_nobody_late() -> None:
+    kept("frozen_engine", 40.0, "")
+
+
 def test_clients_that_hang_up_leave_nothing_behind() -> None:
     kept("cancel_storm", 60.0, "")
 
 
 @pytest.mark.parametrize(
     ("name", "duration_s"),
-    [("flood_small", 12.0), ("priorities", 12.0), ("cancel_storm", 12.0), ("engine_death", 12.0), ("grouping", 4.0)],
+    [
+        ("flood_small", 12.0),
+        ("priorities", 12.0),
+        ("cancel_storm", 12.0),
+        ("engine_death", 12.0),
+        ("frozen_engine", 16.0),
+        ("grouping", 4.0),
+    ],
 )
 def test_invariants_hold_after_every_event(name: str, duration_s: float) -> None:
     SCENARIOS[name].run(Setup(3, duration_s, checked=True))

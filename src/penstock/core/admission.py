@@ -128,8 +128,11 @@ def misfit(entry: Entry, endpoint: Endpoint, settings: AdmissionSettings, *, now
 
 def lifts_s(cause: Cause, endpoint: Endpoint, *, now: float) -> float:
     """When time alone may next lift a cause that keeps requests from the endpoint; infinity when it won't."""
-    if cause in (Cause.NO_BACKEND, Cause.PAUSED, Cause.STUCK):
+    if cause in (Cause.NO_BACKEND, Cause.PAUSED):
         return math.inf
+    if cause is Cause.STUCK:
+        movement = endpoint.movement
+        return math.inf if movement.stuck_s is None else movement.tried_s(endpoint.ledger)
     if cause is Cause.SLOTS_FULL and len(endpoint.ledger.leases) >= endpoint.slots:
         return math.inf  # a lease has to end
     if cause is Cause.RETURNING:

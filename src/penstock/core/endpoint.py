@@ -9,8 +9,10 @@ from typing import Literal
 from msgspec.structs import replace
 
 from penstock.core.health import Health
+from penstock.core.lease import Lease
 from penstock.core.ledger import Ledger
 from penstock.core.limit import AdaptiveSlots
+from penstock.core.movement import Movement
 from penstock.core.observation import Observation
 from penstock.core.roles import bootstrap_port_of, role_of
 from penstock.core.settings import AdmissionSettings, EndpointLimits, EndpointSpec, HealthSettings
@@ -38,6 +40,7 @@ class Endpoint:
         self.first_epoch = epoch
         self.ledger = Ledger(slots=spec.slots, stale_after_s=stale_after_s, epoch=epoch)
         self.health = Health(health, up=True)
+        self.movement = Movement()
         self.drained = False  # by an operator: nothing new goes there
         self._told_slots: int | None = None  # by the engine
         self._slots_by_hand = not spec.adaptive_slots
@@ -86,6 +89,17 @@ class Endpoint:
             self._usual, self._own = usual, replace(usual, **{k: v for k, v in own.items() if v is not None})
         return self._own
 
+    def stuck(self, now: float) -> bool:
+        """Whether it shows no movement, and nothing may go there now."""
+        ledger = self.ledger
+        return self.movement.closed(ledger, now) or (len(ledger.leases) > 0 and ledger.stuck(now))
+
+    def first_token(self, lease: Lease, now: float) -> None:
+        """It has taken a request in and computed its prompt."""
+        self.movement.began(self.ledger, now)
+        self.ledger.first_token(lease, now)
+        self.health.answered(self.slots)
+
     def set_slots(self, slots: int | Literal["auto"]) -> None:
         """By hand: fixed from now on; or `auto`: what the engine told, else found out, beginning with what it has."""
         self._slots_by_hand = slots != "auto"
@@ -118,6 +132,7 @@ class Endpoint:
         before, ledger = self.ledger.base, self.ledger
         if ledger.observe(reading):
             self.health.returned(now)
+            self.movement = Movement()
         if self.adaptive is None or ledger.base is before or before is None:
             return False
         sent = self.dispatches_total - self._dispatches_before

@@ -27,6 +27,7 @@ class Lease:
         "first_token_s",
         "keys_since",
         "output_tokens",
+        "passed_on",
         "pending",
         "prefill_end_s",
         "prefix",
@@ -75,6 +76,7 @@ class Lease:
         self.pending = False  #: its prompt is still being computed elsewhere, its engine knows nothing of it
         self.taken_s = -1.0  #: when its slot was taken, where it was sent later than that
         self.cached_told = False  #: of a divided request: whether who computed its prompt told `cached_tokens`
+        self.passed_on = False  #: its client has some of an answer that does not stream
         self.seen = False  #: its engine is known to have taken it into its batch
         self.first_token_s: float | None = None
         self.progress_s = 0.0  #: when its output was last looked at

@@ -16,6 +16,7 @@ from penstock.core.roles import Role, Roles
 from penstock.core.settings import EndpointSpec, HealthSettings
 
 SLOTS_CACHED_MAX = 1_000
+OTHERS_STRAIN_MAX = 0.5  # of its patience: what has been silent for longer may have stopped at the same moment
 GONE_MAX = 1_000  # models remembered that nobody serves any more
 
 
@@ -37,6 +38,9 @@ class Pool:
 
     def __iter__(self) -> Iterator[Endpoint]:
         return iter(self._endpoints.values())
+
+    def __len__(self) -> int:
+        return len(self._endpoints)
 
     def __getitem__(self, name: str) -> Endpoint:
         return self._endpoints[name]
@@ -100,17 +104,28 @@ class Pool:
             return Cause.HELD
         if now < health.ejected_until_s:
             return None if self._panics(endpoint, now) else Cause.EJECTED
-        ledger = endpoint.ledger
-        if health.trial is not None and health.on_trial(len(ledger.leases), now):
+        if health.trial is not None and health.on_trial(len(endpoint.ledger.leases), now):
             return Cause.RETURNING
-        return Cause.STUCK if ledger.leases and ledger.stuck(now) else None
+        return Cause.STUCK if endpoint.stuck(now) else None
+
+    def others_move(self, endpoint: Endpoint, now: float) -> bool:
+        """Whether another endpoint could do the same, and is well: it moves, or has nothing to do."""
+        return any(
+            e is not endpoint
+            and e.role is endpoint.role
+            and e.movement.strain < OTHERS_STRAIN_MAX
+            and e.shares_models(endpoint)
+            and self.unhealthy(e, now) is None
+            for e in self
+        )
 
     def usable(self, request: Request, now: float, *, whole: bool = False) -> list[Endpoint]:
         """Endpoints a request may go to without waiting for its turn: alive, and its own where it is pinned.
 
         Of those with roles, the ones that may compute its prompt; `whole`: it is not divided.
 
-        Where all that are alive are being tried out, they are used: a request that can't wait is not refused for that.
+        Where all that are alive are being tried out, or show no movement, they are used: a request that can't wait is
+        not refused for that.
         """
         model, pinned = request.model, request.pinned
         well: list[Endpoint] = []
@@ -123,7 +138,7 @@ class Pool:
             cause = self.unhealthy(e, now)
             if cause is None:
                 well.append(e)
-            elif cause is Cause.RETURNING:
+            elif cause in (Cause.RETURNING, Cause.STUCK):
                 tried_out.append(e)
         return well or tried_out
 

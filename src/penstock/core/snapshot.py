@@ -404,7 +404,7 @@ def _state(endpoint: Endpoint, now: float) -> str:
         return Presence.STOPPING if is_working and health.presence is Presence.DOWN else health.presence
     if endpoint.drained:
         return "draining"
-    if ledger.stuck(now):
+    if endpoint.movement.stuck_s is not None or ledger.stuck(now):
         return "stuck"
     if health.ejected(now):
         return "ejected"

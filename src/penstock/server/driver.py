@@ -34,6 +34,7 @@ class Driver:
         self.scheduler = scheduler
         self.now = now
         self.draining = False
+        self.took_movement: Callable[[], list[str]] = list  #: endpoints whose answers came further since last asked
         self._loop = asyncio.get_running_loop()
         self._journeys: dict[str, Journey] = {}
         self._line: deque[Action] = deque()
@@ -119,4 +120,6 @@ class Driver:
 
     def _fire(self) -> None:
         self._timer = None
-        self.tell(self.scheduler.expire(now=max(self.now(), self._timer_at)))
+        now = max(self.now(), self._timer_at)
+        self.tell(self.scheduler.moved(self.took_movement(), now=now))
+        self.tell(self.scheduler.expire(now=now))

@@ -117,6 +117,7 @@ class Endpoints:
         self._sweeper: asyncio.Task[None] | None = None
         self._started = False
         self._closing: asyncio.Task[None] | None = None  # of a locator that was replaced
+        driver.took_movement = self._took_movement
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -150,6 +151,9 @@ class Endpoints:
         for member in self._members.values():
             member.target.upstream.retime(parts.timeouts)
             member.observer.reconfigured(parts.observe, parts.timeouts)
+
+    def _took_movement(self) -> list[str]:
+        return [name for name, target in self.targets.items() if target.took_movement()]
 
     def relocate(self, locator: Locator | None) -> None:
         """Somebody else finds out where prompts are cached. What the one before told is forgotten."""

@@ -28,7 +28,7 @@ from penstock.server.http1 import Exchange
 from penstock.server.meeting import Meeting
 from penstock.server.metrics import Metrics
 from penstock.server.own_usage import own_usage
-from penstock.server.relay import Relay
+from penstock.server.relay import WHOLE_BYTES_MAX, Relay
 from penstock.server.target import Target
 from penstock.server.two_phase import TwoPhase
 from penstock.server.upstream import Call, Headers, Sink
@@ -187,6 +187,10 @@ class QueuedJourney(Relay):
         return self.send(target, headers, body, sink)
 
     def requeued(self, action: Requeue, /) -> None:
+        if self._lease is not None:  # it is taken back, with nothing of an answer passed on
+            self._lease = None
+            self.hang_up()
+            self.no_answer()
         self._waiting_since_s = self._driver.now()
         self._metrics.requeued(action)
         if self._trace is not None:
@@ -243,6 +247,8 @@ class QueuedJourney(Relay):
         assert self._lease is not None
         if self.request.streamed:  # else it comes with all the others, and says nothing of when the prefill was over
             self._driver.tell(self._driver.scheduler.first_token(self._lease, now=now))
+        elif self._length is None or self._length > WHOLE_BYTES_MAX:
+            self._driver.tell(self._driver.scheduler.passed_on(self._lease, now=now))
 
     def prefilled(self, usage: Usage | None) -> None:
         """The prompt of a divided request is computed."""

@@ -146,6 +146,8 @@ class Relay:
             self._error_body = bytearray()  # it can't follow what went out: it is told as an event
 
     def on_data(self, data: bytes, /) -> None:
+        assert self._target is not None
+        self._target.moved = True
         if self._committed:
             self.exchange.write(self._answer.take(data))
             self.progressed()

@@ -24,6 +24,7 @@ class Target:
         "finishes",
         "heard_load",
         "meeting_place",
+        "moved",
         "priority",
         "unreachable",
         "upstream",
@@ -42,6 +43,12 @@ class Target:
         self.finishes: set[str] = set()  # paths, of two, where its streams were seen to end with a finish reason
         self.heard_load: Callable[[bytes], None] | None = None  # a load header came
         self._load_due_s = 0.0
+        self.moved = False  # some of an answer came since `took_movement`
+
+    def took_movement(self) -> bool:
+        """Whether answers have come further since this was last asked, or would have if their clients read them."""
+        moved, self.moved = self.moved, False
+        return moved or self.upstream.waits_for_clients
 
     def asks_load(self, now: float) -> bool:
         """Whether the answer to a request that goes there now shall tell the engine's load."""

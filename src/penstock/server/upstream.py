@@ -179,6 +179,12 @@ class Upstream:
         """Whether any call is on its way."""
         return bool(self._connecting) or len(self._open) > len(self._idle)
 
+    @property
+    def waits_for_clients(self) -> bool:
+        """Whether answers are under way, and none is read because their readers take no more."""
+        begun = [connection for connection in self._open if connection.has_begun]
+        return bool(begun) and all(connection.is_paused for connection in begun)
+
     def statistics(self) -> UpstreamStatistics:
         """How many connections there are, and how many there were."""
         return UpstreamStatistics(

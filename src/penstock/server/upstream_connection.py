@@ -247,6 +247,16 @@ class UpstreamConnection:
     # --- Its own
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a part of an answer has come."""
+        return self._phase == _BODY
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the rest is left unread for now."""
+        return self.call is not None and self.call.paused
+
+    @property
     def _is_silent(self) -> bool:
         """Not one byte came for this call."""
         return self._phase == _HEAD and not self._overhead_bytes

@@ -19,6 +19,7 @@ from random import Random
 from typing import Literal
 
 from penstock.core.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
+from penstock.core.admission import Cause
 from penstock.core.endpoint import Endpoint
 from penstock.core.flow import Entry
 from penstock.core.grouping import OVERTAKEN_MAX
@@ -90,6 +91,8 @@ class Books:
                 self.leases[action.lease] = action
                 self.lease_of[request_id] = action.lease
             case Requeue():
+                if action.cause == Cause.STUCK:
+                    self.between.add(self.released(self.lease_of[request_id]))
                 assert request_id in self.between, action
                 self.between.remove(request_id)
                 self.waiting.add(request_id)

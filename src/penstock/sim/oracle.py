@@ -371,7 +371,7 @@ class Oracle:
             leases = endpoint.ledger.leases
             return (
                 health.trial is None or len(leases) < health.trial or now >= health.trial_until_s
-            ) and not endpoint.ledger.stuck(now)
+            ) and not endpoint.stuck(now)
         peers = [e for e in self._scheduler._pool if e.in_service and e.role is endpoint.role]
         peers = [e for e in peers if e.shares_models(endpoint)]
         well = sum(now >= e.health.ejected_until_s for e in peers)

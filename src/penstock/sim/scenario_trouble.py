@@ -1,4 +1,4 @@
-"""What happens when things go wrong: too much work, an engine that dies, clients that hang up."""
+"""What happens when things go wrong: too much work, an engine that dies or stands still, clients that hang up."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from penstock.sim.scenario_base import (
     BANDS,
     BATCH,
     CHAT,
+    LONG_PROMPTS,
     STANDARD,
     Run,
     Setup,
@@ -23,10 +24,11 @@ from penstock.sim.scenario_base import (
     run,
 )
 from penstock.sim.workload import Poisson, Stream
-from penstock.sim.world_values import Death, Journey
+from penstock.sim.world_values import Death, Freeze, Journey
 
 OVERLOAD_TIMES = 1.75
 SHED_TARGET_S = 5.0
+FROZEN_S = 5.0
 DEADLINE_S = 5.0  # for the first token; the p99 at 85 % load is near 1 s
 ESTIMATES_S = (5.0, 60.0)  # waits that Retry-After is judged by
 
@@ -137,6 +139,38 @@ def engine_death(setup: Setup) -> Result:
         Measure("p99 TTFT / nobody dies", ratio(done.ttft_p99_s(), calm.ttft_p99_s())),
     )
     return Result("engine_death", setup.seed, setup.duration_s, measures, tuple(x.line("all") for x in (calm, done)))
+
+
+def frozen_engine(setup: Setup) -> Result:
+    """Two engines at 40 % load; one stands still for 5 s, its gauges answering, and goes on. Then one that only falls
+    silent over long prompts, which is none of that.
+    """
+    pool = engines(2)
+    streams = (load("chat", CHAT, 0.4 * capacity_per_s(pool, CHAT)),)
+    at_s = setup.duration_s / 2
+    calm = run(setup, Variant("nothing happens", engines=pool), streams, warm_s=0.0)
+    freeze = Variant("one stands still for 5 s", engines=pool, freezes=(Freeze("engine-0", at_s, FROZEN_S),))
+    done = run(setup, freeze, streams, warm_s=0.0)
+    documents = (load("documents", LONG_PROMPTS, 0.6 * capacity_per_s(pool, LONG_PROMPTS)),)
+    long = run(setup, Variant("long prompts, nothing happens", engines=pool), documents, warm_s=0.0)
+    near = [j for j in done.journeys() if at_s - 1.0 <= j.job.at_s <= at_s + FROZEN_S]
+    taken_back = sum(j.requeues > 0 for j in done.world.done)
+    measures = (
+        Measure("later than 3 s, of those that came in the freeze or just before", _later(near, 3.0), at_most(0.02)),
+        Measure("later than 3 s, of all", _later(done.journeys(), 3.0), at_most(0.02)),
+        Measure("taken back", taken_back, at_least(1)),
+        Measure("failed", sum(j.outcome == "failed" for j in done.world.done), at_most(0)),
+        Measure("taken back where nothing happens", sum(j.requeues > 0 for j in calm.world.done), at_most(0)),
+        Measure("taken back of long prompts", sum(j.requeues > 0 for j in long.world.done), at_most(0)),
+        Measure("leases that nobody holds", leaked(done), at_most(0)),
+    )
+    lines = tuple(each.line("all") for each in (calm, done, long))
+    return Result("frozen_engine", setup.seed, setup.duration_s, measures, lines)
+
+
+def _later(journeys: list[Journey], than_s: float) -> float:
+    """The share of requests whose first token took longer."""
+    return ratio(sum(j.first_s is None or j.first_s - j.job.at_s > than_s for j in journeys), len(journeys))
 
 
 def cancel_storm(setup: Setup) -> Result:

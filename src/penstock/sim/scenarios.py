@@ -29,6 +29,7 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario("shedding", "a flood of best-effort work, shed and not", 240.0, scenario_trouble.shedding),
         Scenario("stale_gauges", "gauges 5 s old against 50 ms", 300.0, scenario_isolation.stale_gauges),
         Scenario("engine_death", "an engine dies and comes back", 120.0, scenario_trouble.engine_death),
+        Scenario("frozen_engine", "one of two engines stands still for 5 s", 120.0, scenario_trouble.frozen_engine),
         Scenario("cancel_storm", "half of the clients hang up", 120.0, scenario_trouble.cancel_storm),
         Scenario("grouping", "shared documents, with followers and without", 210.0, scenario_grouping.grouping),
         Scenario("estimates_wrong", "estimates wrong by 10x", 320.0, scenario_shares.estimates_wrong),

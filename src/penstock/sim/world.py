@@ -71,6 +71,7 @@ class World:
         self._sink = sink or self.done.append
         self._watch = watch or Watch()
         self._progress = progress  # told how far it is, and of how much
+        self._moved: dict[str, None] = {}  # engines whose streams have come further since time was last let pass
         self._sources = list(sources)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._open_sources = 0  # that have more to send
@@ -119,6 +120,8 @@ class World:
             self.at(death.at_s, partial(self._die, node))
             self.at(death.at_s + death.for_s, partial(self._revive, node))
             self.at(self.settings.probe_s, partial(self._probe, node))
+        for freeze in self.settings.freezes:
+            self.at(freeze.at_s, partial(self._freeze, self.nodes[freeze.engine], freeze.at_s + freeze.for_s))
         for source in self._sources:
             arrivals = source.stream.arrivals
             if isinstance(arrivals, InFlight):
@@ -135,6 +138,9 @@ class World:
             if deadline is None or deadline > until:
                 return
             self.now = max(self.now, deadline)
+            if self._moved:
+                moved, self._moved = list(self._moved), {}
+                self._tell(self.scheduler.moved(moved, now=self.now))
             self._tell(self.scheduler.expire(now=self.now))
         raise AssertionError(f"asked to expire again and again at {self.now}")
 
@@ -220,6 +226,9 @@ class World:
                 journey.lease, journey.node, journey.prefills, journey.transferred = action.lease, node, False, True
                 self._send(journey, node, node.life, action.lease)
             elif isinstance(action, Requeue):
+                if (left := journey.node) is not None:  # it is taken back
+                    abort = partial(self._abort_at, left, left.life, journey.job.id)
+                    self.at(self.now + self.settings.network_s, abort)
                 journey.node, journey.requeues = None, journey.requeues + 1
                 journey.transferred = False
                 self._wait(journey, waits=True)
@@ -244,6 +253,9 @@ class World:
     def _send(self, journey: Journey, node: Node, life: int, lease: int) -> None:
         door_s = value_at(node.spec.strange.doors, self.now, 0.0)
         self.at(self.now + self.settings.network_s + door_s, partial(self._submit, journey, node, life, lease))
+
+    def _freeze(self, node: Node, until_s: float) -> None:
+        node.frozen_until_s = until_s
 
     def _change_speed(self, node: Node, factor: float) -> None:
         node.engine.slow_factor = factor
@@ -287,8 +299,11 @@ class World:
     def _step(self, node: Node, life: int) -> None:
         if node.life != life:
             return
+        if self.now < node.frozen_until_s:
+            self.at(node.frozen_until_s, partial(self._step, node, life))
+            return
         node.stepping = False
-        heard: list[tuple[Journey, int, Progress]] = []
+        heard: list[tuple[Journey, int, int, Progress]] = []
         journeys = node.journeys
         for progress in node.engine.step(self.now):
             journey = journeys[progress.id]
@@ -297,12 +312,14 @@ class World:
                 done = partial(self._prefilled, journey, journey.lease, progress)
                 self.at(self.now + self.settings.network_s, done)
                 continue
+            if journey.job.stream.streamed and node.spec.strange.streams:
+                self._moved[node.spec.name] = None
             tokens = journey.output_tokens = journey.output_tokens + progress.tokens
             if progress.finish_reason is not None:
                 del journeys[progress.id]
             elif not progress.first and tokens % PROGRESS_EVERY:
                 continue
-            heard.append((journey, tokens, progress))
+            heard.append((journey, journey.lease, tokens, progress))
         if heard:
             self.at(self.now + self.settings.network_s, partial(self._hear, heard))
         self._run_engine(node)
@@ -315,12 +332,12 @@ class World:
         usage = Usage(used.prompt_tokens, used.completion_tokens, used.cached_tokens, cached_told=True)
         self._tell(self.scheduler.prefilled(lease, usage, now=self.now))
 
-    def _hear(self, heard: list[tuple[Journey, int, Progress]]) -> None:
+    def _hear(self, heard: list[tuple[Journey, int, int, Progress]]) -> None:
         """What a step made arrives at the gateway."""
         scheduler, now = self.scheduler, self.now
-        for journey, tokens, progress in heard:
-            if journey.outcome:
-                continue
+        for journey, lease, tokens, progress in heard:
+            if journey.outcome or journey.waits or journey.lease != lease:
+                continue  # over, or taken back
             ours = not journey.job.stream.bypass
             strange = journey.node.spec.strange if journey.node is not None else PLAIN
             asked = ours and journey.job.stream.streamed

@@ -33,6 +33,15 @@ class Death:
 
 
 @dataclass(frozen=True)
+class Freeze:
+    """An engine stands still for a while, and then goes on. Its gauges answer, and show what they showed."""
+
+    engine: str
+    at_s: float
+    for_s: float
+
+
+@dataclass(frozen=True)
 class WorldSettings:
     """Everything of a run but its workload."""
 
@@ -45,6 +54,7 @@ class WorldSettings:
     scrape_answer_s: float = 0.002  #: from asking for gauges to having them
     probe_s: float = 0.5
     deaths: tuple[Death, ...] = ()
+    freezes: tuple[Freeze, ...] = ()
     sample_s: float = 1.0
     ends_idle: bool = False  #: as soon as the workload is over and all of it done
     checked: bool = False  #: check the invariants after every fact
@@ -101,4 +111,5 @@ class Node:
     life: int = 0  #: which process it is; what was meant for an earlier one is void
     started_s: float = 1.0
     stepping: bool = False
+    frozen_until_s: float = 0.0
     journeys: dict[str, Journey] = field(default_factory=dict)

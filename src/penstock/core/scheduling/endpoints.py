@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from penstock.core.actions import Action
+from penstock.core.admission import Cause
+from penstock.core.endpoint import Endpoint
 from penstock.core.flow import Entry
 from penstock.core.health import Presence
 from penstock.core.lifecycle import State
+from penstock.core.movement import CHECK_S, LATE_S, Movement
 from penstock.core.observation import Glimpse, Observation
 from penstock.core.outcome import Reason
 from penstock.core.scheduling.requests import Requests
 from penstock.core.settings import EndpointLimits, EndpointSpec
 from penstock.core.sources import Source
+
+RECALLS_MAX = 2  # of one request: each time the work of a prompt may be lost
 
 
 class Endpoints(Requests):
@@ -111,6 +117,21 @@ class Endpoints(Requests):
             self._router.read(endpoint, restarted=endpoint.ledger.epoch != epoch)
         return self._touched(endpoint, now)
 
+    def moved(self, names: Iterable[str], *, now: float) -> list[Action]:
+        """Answers of these endpoints have come further, or would have if their clients read them."""
+        for name in names:
+            if (endpoint := self._pool.get(name)) is not None:
+                endpoint.ledger.life_s = now
+        return []
+
+    def expire(self, *, now: float) -> list[Action]:
+        """Let time pass: evict who waited too long, look again at what time may have opened, and at who moves."""
+        actions: list[Action] = []
+        if now >= self._look_s:
+            self._look_who_moves(now, actions)
+        self._let_time_pass(now, actions)
+        return actions
+
     def glimpsed(self, name: str, part: Glimpse, *, now: float) -> list[Action]:
         """An answer told a part of its gauges."""
         endpoint = self._pool[name]
@@ -160,6 +181,55 @@ class Endpoints(Requests):
             entry.looked_up = (source, tokens)
         return self._told_where(entry, now)
 
+    def _look_who_moves(self, now: float, actions: list[Action]) -> None:
+        """Find out who shows no movement, and take back what has no first byte there."""
+        stood_still = now - self._look_s > LATE_S
+        self._look_s = now + CHECK_S if self._leases and len(self._pool) > 1 else math.inf
+        for endpoint in self._pool:
+            movement = endpoint.movement
+            if stood_still:
+                movement.forgive(now)
+            was_stuck = movement.stuck_s is not None
+            movement.look(endpoint.ledger, now)
+            if was_stuck and movement.stuck_s is None:
+                self._queues.touch(endpoint)
+        for endpoint in self._pool:
+            movement = endpoint.movement
+            if movement.stuck_s is None and movement.strain > 1.0 and self._pool.others_move(endpoint, now):
+                movement.found_stuck(now)
+                endpoint.failure, endpoint.failed_s = Cause.STUCK, now
+                self._queues.touch(endpoint)
+            if movement.stuck_s is not None:
+                self._take_back(endpoint, now, actions)
+
+    def _take_back(self, endpoint: Endpoint, now: float, actions: list[Action]) -> None:
+        """What has no first byte at a stuck endpoint goes back to the queue, where it can be served elsewhere."""
+        movement, ledger = endpoint.movement, endpoint.ledger
+        for lease in list(ledger.leases.values()):
+            if lease.first_token_s is not None or lease.pending or lease.passed_on:
+                continue
+            entry = self._leases[lease.serial]
+            if movement.gives_up(lease, ledger, now) and self._may_be_taken_back(entry, now):
+                movement.gave_up(lease, now)
+                self._router.failed(entry, lease)
+                self._release(entry, now, given_up=True)
+                entry.recalls += 1
+                self._requeue(entry, None, endpoint, now, actions)
+
+    def _may_be_taken_back(self, entry: Entry, now: float) -> bool:
+        """Whether another endpoint may serve it, and in time."""
+        request = entry.request
+        if entry.recalls >= RECALLS_MAX or not entry.whole or request.pinned is not None or request.home is not None:
+            return False
+        if entry.wait_s_max <= entry.waited_s or not self._in_time(entry, now):
+            return False
+        others = [e for e in self._usable(entry, now) if e.movement.stuck_s is None and not entry.shuns(e.name, now)]
+        if not self._settings.queue_enabled and (
+            self._tenants.held(entry.tenant) or not self._stops.sends(entry.model)
+        ):
+            return False
+        return bool(others)
+
     def _told_where(self, entry: Entry, now: float) -> list[Action]:
         self._affinity.told(entry)
         self._look(entry, now)
@@ -176,6 +246,8 @@ class Endpoints(Requests):
 
     def _probed(self, name: str, *, up: bool, now: float, presence: Presence = Presence.DOWN) -> list[Action]:
         endpoint = self._pool[name]
+        if up and not endpoint.health.up:
+            endpoint.movement = Movement()
         endpoint.health.probed(up=up, presence=presence, now=now)
         if up:
             self._router.answers(endpoint)

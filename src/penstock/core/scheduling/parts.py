@@ -140,6 +140,7 @@ class Parts:
         self._seq = 0
         self._lease_serial = 0
         self._paced = self._has_pace_limit()
+        self._look_s = math.inf  # when it is next looked at who moves
         self._draining = False
         self._queue_until_s: float | None = None
         self._stop_at_s: float | None = None

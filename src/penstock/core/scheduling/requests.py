@@ -6,6 +6,7 @@ import math
 
 from penstock.core import retry
 from penstock.core.actions import Action, Decode, Evict, Requeue
+from penstock.core.admission import Cause
 from penstock.core.disagg import whole_usage
 from penstock.core.endpoint import Endpoint
 from penstock.core.estimate import contents_of
@@ -71,11 +72,15 @@ class Requests(Waiting):
         endpoint = self._pool.holder(held)
         if endpoint is None:
             return []
-        endpoint.ledger.first_token(held, now)
-        endpoint.health.answered(endpoint.slots)
+        endpoint.first_token(held, now)
         if len(endpoint.ledger.leases) >= endpoint.slots and not self._stagger.holds:
             return []  # closed before and after, and nobody waits elsewhere for its prompt to be computed
         return self._touched(endpoint, now)
+
+    def passed_on(self, lease: int, *, now: float) -> list[Action]:  # noqa: ARG002
+        """Of an answer that does not stream a part has reached the client: it can't be asked for elsewhere any more."""
+        self._leases[lease].held().passed_on = True
+        return []
 
     def progressed(self, lease: int, output_tokens: int, *, now: float) -> list[Action]:
         """An answer has grown to that many tokens. Worth telling every few dozen tokens, not each."""
@@ -115,6 +120,7 @@ class Requests(Waiting):
             return self._pumped(now)
         if held.first_token_s is None:  # it did not stream, or was of no bytes
             endpoint.health.answered(endpoint.slots)
+            endpoint.movement.began(endpoint.ledger, now)
             endpoint.ledger.life_s = now
         self._well(endpoint, now)
         return self._pumped(now)
@@ -130,9 +136,8 @@ class Requests(Waiting):
             self._router.answered(held, usage, now)
         endpoint = self._pool.holder(held)
         if endpoint is not None:
-            endpoint.ledger.first_token(held, now)
+            endpoint.first_token(held, now)
             endpoint.ledger.remove(held, now)
-            endpoint.health.answered(endpoint.slots)
             self._well(endpoint, now)
         meets = endpoint is not None and endpoint.meets
         if not meets and self._pending.lost(entry) and (others := self._partners(entry, now)):
@@ -235,11 +240,15 @@ class Requests(Waiting):
             self._reject(entry, reason, now, actions)
 
     def _requeue(
-        self, entry: Entry, failure: Failure, endpoint: Endpoint | None, now: float, actions: list[Action]
+        self, entry: Entry, failure: Failure | None, endpoint: Endpoint | None, now: float, actions: list[Action]
     ) -> None:
-        """Let it wait again with its age kept, away from the endpoint that did not serve it."""
+        """Let it wait again with its age kept, away from the endpoint that did not serve it.
+
+        `failure`: None where that one shows no movement.
+        """
         self._account.refund(self._tree(entry), entry)
-        self._recorder.requeued(entry, failure, endpoint.name if endpoint is not None else "", now)
+        cause = Cause.STUCK if failure is None else failure
+        self._recorder.requeued(entry, cause, endpoint.name if endpoint is not None else "", now)
         if endpoint is not None:
             avoid_s = math.inf if failure is Failure.MODEL_GONE else AVOID_S
             if failure is Failure.BUSY:
@@ -253,10 +262,11 @@ class Requests(Waiting):
             if self._tenants.held(entry.tenant):
                 elsewhere = []
         if not self._settings.queue_enabled and not over and not elsewhere:
+            assert failure is not None, "what can't wait is taken back only where it can go elsewhere"
             self._fail(entry, failure, now, actions)  # it can't wait, so this was its last answer
             return
         entry.move(Event.REQUEUED)
-        actions.append(Requeue(entry.request.id, failure))
+        actions.append(Requeue(entry.request.id, cause))
         left_s = entry.wait_s_max - entry.waited_s
         if elsewhere:
             actions.append(self._dispatch(entry, elsewhere, now))
@@ -313,5 +323,7 @@ class Requests(Waiting):
             endpoint.health.refused(now)
         elif failure is not Failure.MODEL_GONE:  # which says nothing of how it fares
             endpoint.health.failed(now)
+        if failure in (Failure.BUSY, Failure.SERVER_ERROR, Failure.MODEL_GONE):
+            endpoint.movement.moves(now)
         self._queues.touch(endpoint)
         self._health_changed(now)

@@ -14,6 +14,7 @@ from penstock.core.endpoint import Endpoint
 from penstock.core.flow import Entry
 from penstock.core.lease import Lease
 from penstock.core.lifecycle import Event
+from penstock.core.movement import CHECK_S
 from penstock.core.outcome import Reason
 from penstock.core.roles import Role
 from penstock.core.scheduling.ends import Ends
@@ -104,6 +105,8 @@ class Sending(Ends):
             self._recorder.divided(entry, decode)
         entry.lease = lease
         self._leases[lease.serial] = entry
+        if self._look_s == math.inf and len(self._pool) > 1:  # of a single one nothing is to be gained
+            self._look_s = now + CHECK_S
         chosen.ledger.add(lease)
         chosen.dispatches_total += 1
         chosen.last_lease = lease.serial

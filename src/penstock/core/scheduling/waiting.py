@@ -19,14 +19,14 @@ class Waiting(Sending):
     def next_deadline(self) -> float | None:
         """When `expire` must be called next, None for never."""
         due_s = self._timers.next()
+        if self._look_s != math.inf:
+            due_s = self._look_s if due_s is None else min(due_s, self._look_s)
         if not self._draining:
             return due_s
         times = (due_s, self._queue_until_s, self._stop_at_s)
         return min((time for time in times if time is not None), default=None)
 
-    def expire(self, *, now: float) -> list[Action]:
-        """Let time pass: evict who waited too long, look again at what time may have opened."""
-        actions: list[Action] = []
+    def _let_time_pass(self, now: float, actions: list[Action]) -> None:
         for key in self._timers.due(now):
             if isinstance(key, str):
                 endpoint = self._pool.get(key)
@@ -38,7 +38,6 @@ class Waiting(Sending):
                 self._time_is_up(entry, now, actions)
         self._expire_drain(now, actions)
         self._hand_out(now, actions)
-        return actions
 
     def drain(self, *, queue_until_s: float, stop_at_s: float, now: float) -> list[Action]:
         """Admit nothing more. What waits is served until `queue_until_s`, what runs may go on until `stop_at_s`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.core.admission import Cause
-from penstock.core.explanation import Explanation, Sent, Served
+from penstock.core.explanation import Explanation, Requeued, Sent, Served
 from penstock.core.lifecycle import State
 from penstock.server.admin.events import printable
 from penstock.server.admin.headline import seconds
@@ -58,10 +58,7 @@ def story(told: Explanation) -> list[str]:
     if told.before_total:
         served = "; ".join(_served(one, told) for one in told.before)
         lines.append(f"{told.before_total:,} went first: {served}.")
-    lines += [
-        f"After {seconds(step.at_s)} {step.endpoint or 'its endpoint'} failed it ({step.failure}): back to the queue."
-        for step in told.requeues
-    ]
+    lines += [_requeued(step) for step in told.requeues]
     if told.state is State.WAITING:
         lines.append(_present(told))
     if told.sent is not None:
@@ -70,6 +67,13 @@ def story(told: Explanation) -> list[str]:
         reason = f": {told.reason}" if told.reason else ""
         lines.append(f"Ended {told.state} after {seconds(told.ended_s)}{reason}.")
     return lines
+
+
+def _requeued(step: Requeued) -> str:
+    endpoint = step.endpoint or "its endpoint"
+    if step.failure == Cause.STUCK:
+        return f"After {seconds(step.at_s)} {endpoint} showed no movement: taken back, to be asked for elsewhere."
+    return f"After {seconds(step.at_s)} {endpoint} failed it ({step.failure}): back to the queue."
 
 
 def _present(told: Explanation) -> str:
