@@ -187,7 +187,7 @@ class Movement:
         longest = max([lease.prompt_tokens for lease in prefill.leases.values()], default=0)
         speed = prefill.rate if prefill.rate_known else min(prefill.rate, TOKENS_PER_S_UNKNOWN)
         usual_s = max(PATIENCE_S, STEPS * ledger.pace.time_per_output_token_s(now)) * times
-        return self._distrusted(now) * max(usual_s, GAPS * gap_s) + PROMPT_TIMES * longest / speed
+        return self._distrusted(now) * max(usual_s, GAPS * gap_s, PROMPT_TIMES * longest / speed)
 
     def _distrusted(self, now: float) -> float:
         return max(1.0, self._distrust * math.exp2((self._distrust_s - now) / DISTRUST_HALVES_S))
