@@ -88,7 +88,7 @@ class Movement:
     def began(self, ledger: Ledger, now: float) -> None:
         """An answer begins, or one that does not stream is there; told before the ledger is."""
         oldest = _oldest_awaited(ledger)
-        usual = self.stuck_s is None and self._answers >= ANSWERS_MIN
+        usual = self.stuck_s is None and self.warm
         if oldest is not None and usual and ledger.moved_s > oldest.dispatched_s - IDLE_S:
             since_s = max(oldest.dispatched_s, self._begun_s, self._forgiven_s)
             self._start_gap_s = max(self._start_gap_s, now - since_s)
@@ -111,6 +111,11 @@ class Movement:
 
     # --- questions ------------------------------------------------------------------------------------------------
 
+    @property
+    def warm(self) -> bool:
+        """Whether it has begun so many answers that it may be judged."""
+        return self._answers >= ANSWERS_MIN
+
     def look(self, ledger: Ledger, now: float) -> None:
         """Measure its silence. It is no longer stuck when it has moved since it was found so."""
         kept = math.exp2((self._gaps_s - now) / GAP_HALVES_S)
@@ -130,7 +135,7 @@ class Movement:
         if self.stuck_s is not None and decoding and moved_s > self.stuck_s and not self._begins_nothing:
             self.moves(now)
         self.strain = 0.0
-        if self._answers < ANSWERS_MIN:
+        if not self.warm:
             return
         if decoding and self._ref_s is not None:
             self._strain(self._ref_s, self._patience_s(ledger, self._decode_gap_s, now), now)

@@ -105,7 +105,7 @@ class Sending(Ends):
             self._recorder.divided(entry, decode)
         entry.lease = lease
         self._leases[lease.serial] = entry
-        if self._look_s == math.inf and lease.streamed and len(self._pool) > 1:  # one alone is not judged
+        if self._look_s == math.inf and chosen.movement.warm and len(self._pool) > 1:  # one alone is not judged
             self._look_s = now + CHECK_S
         chosen.ledger.add(lease)
         chosen.dispatches_total += 1
