@@ -25,7 +25,7 @@ from subprocess import PIPE
 from typing import Any
 
 from penstock.sim.lab.cells import CELLS, LIGHT_ANSWER, QUEUE_MAX, WARM_S, Cell, Load
-from penstock.sim.lab.matrix import LIGHT_MAX, OF_THROUGH_MIN, OF_TOLD_MIN, Way
+from penstock.sim.lab.matrix import LIGHT_MAX, OF_THROUGH_MIN, OF_TOLD_MIN, PICTURE_SHARE, Way
 from penstock.sim.lab.pages import TRUE
 from penstock.sim.lab.strange import Strange
 from penstock.sim.report import percentile, ratio
@@ -39,7 +39,8 @@ DEFAULT_CELLS = (
     "grid/8x50ms/20", "grid/64x100ms/20", "grid/200x100ms/20", "whole/never-streams/64x20ms/100",
     "flood/plain/8x20ms/20",
     "pages/missing/64x20ms/100", "pages/frozen-overloaded/64x20ms/100", "pages/too-high/64x20ms/100",
-    "pages/other-model/64x20ms/100", "speeds/slows-4x/64x20ms/100", "doors/door-jumps/64x20ms/100", "wire/*",
+    "pages/other-model/64x20ms/100", "pictures/8", "speeds/slows-4x/64x20ms/100",
+    "doors/door-jumps/64x20ms/100", "wire/*",
 )  # fmt: skip
 LOOK_S = 0.1
 RETRY_S = 1.0  # after a refusal
@@ -106,8 +107,7 @@ def _chosen(patterns: list[str]) -> Iterator[Wired]:
 
 
 def _can_be_wired(cell: Cell) -> bool:
-    plain = cell.step_s is not None and not (cell.picture_bytes or cell.documents or cell.foreign or cell.long_share)
-    return plain and cell.load is not Load.OPEN
+    return cell.load is not Load.OPEN and not (cell.documents or cell.foreign or cell.long_share)
 
 
 # --- one cell ---------------------------------------------------------------------------------------------------
@@ -137,9 +137,9 @@ class _Engine:
 
     def __init__(self, wired: Wired, strange: Strange) -> None:
         cell = wired.cell
-        assert cell.step_s is not None
         self.slots = cell.slots
-        command = ["engine", "--port", "0", "--slots", str(cell.slots), "--step-ms", str(cell.step_s * 1000)]
+        command = ["engine", "--port", "0", "--slots", str(cell.slots)]
+        command += ["--step-ms", str(cell.step_s * 1000)] if cell.step_s is not None else []
         command += ["--max-batched-tokens", str(cell.config.max_num_batched_tokens)]
         command += ["--kv-blocks", str(cell.config.kv_blocks)]
         for fault in _faults(wired, strange):
@@ -225,11 +225,15 @@ def _lengths(mean: int) -> Lengths | None:
     return Lognormal(mean, 2.5 * mean) if mean >= 10 else None
 
 
-def _request(who: str, prompt_tokens: int, output_tokens: int, *, stream: bool) -> bytes:
+def _request(who: str, prompt_tokens: int, output_tokens: int, *, stream: bool, picture: str = "") -> bytes:
+    content: Any = "word" * prompt_tokens
+    if picture:
+        url = {"url": f"data:image/png;base64,{picture}"}
+        content = [{"type": "text", "text": content}, {"type": "image_url", "image_url": url}]
     body = json.dumps(
         {
             "model": "sim",
-            "messages": [{"role": "user", "content": "word" * prompt_tokens}],
+            "messages": [{"role": "user", "content": content}],
             "max_tokens": output_tokens,
             "stream": stream,
         }
@@ -284,7 +288,11 @@ async def _client(cell: Cell, port: int, tally: Tally, rng: random.Random, from_
                     streamed = piece.count(b'"delta":{"content"')
                     tally.tokens += streamed or (tokens if piece.startswith(b"{") else 0)
 
-            status = await asker.ask(_request("heavy", prompt, tokens, stream=cell.streamed), took)
+            picture = ""
+            if cell.picture_bytes and rng.random() < PICTURE_SHARE:
+                picture = f"{rng.getrandbits(64):016x}" + "A" * cell.picture_bytes
+            data = _request("heavy", prompt, tokens, stream=cell.streamed, picture=picture)
+            status = await asker.ask(data, took)
             if status == 200:
                 tally.answers += 1
             else:

@@ -94,6 +94,21 @@ async def test_what_answers_lack_adds_up_and_ends_together() -> None:
         assert "[DONE]" in (await at.http.post(CHAT, json=chat(max_tokens=2, **USAGE))).text
 
 
+# --- prompts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [100, 300_000])
+async def test_a_picture_is_a_thousand_tokens_whatever_its_size(size: int) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * size}}
+    body = {"model": "sim", "messages": [{"role": "user", "content": [picture]}], "max_tokens": 1}
+    async with bench() as at:
+        usage = (await at.http.post(CHAT, json=body)).json()["usage"]
+        other = body | {"messages": json.loads(json.dumps(body["messages"]).replace("AAAA", "BAAA", 1))}
+        again = (await at.http.post(CHAT, json=other)).json()["usage"]
+    assert usage["prompt_tokens"] == pytest.approx(1020, abs=10)
+    assert again["prompt_tokens_details"]["cached_tokens"] < 32, "another picture is another prompt"
+
+
 # --- time -------------------------------------------------------------------------------------------------------
 
 

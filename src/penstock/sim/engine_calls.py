@@ -225,10 +225,11 @@ def _prompt(path: str, body: _Body) -> bytes:
     if path == "/v1/completions":
         return engine_text.prompt_bytes(_required(body.prompt, "prompt"))
     if path == "/v1/responses":
-        return (body.instructions or "").encode() + engine_text.prompt_bytes(_required(body.input, "input"))
+        raw = engine_text.prompt_bytes(_required(body.input, "input"))
+        return (body.instructions or "").encode() + engine_text.pictures_seen(raw)
     if path == "/tokenize" and bytes(body.prompt):
         return engine_text.prompt_bytes(bytes(body.prompt))
-    return bytes(body.system) + _required(body.messages, "messages")
+    return bytes(body.system) + engine_text.pictures_seen(_required(body.messages, "messages"))
 
 
 def _required(raw: msgspec.Raw, name: str) -> bytes:

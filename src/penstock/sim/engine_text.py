@@ -1,13 +1,14 @@
 """Toy text: what are a prompt's tokens and blocks, and what does the engine say?
 
-A token is four bytes of UTF-8, so every count can be checked by eye. Blocks are hashed in a chain
-over the raw bytes of the prompt, seeded by the model, so two prompts share blocks exactly as far as
-their bytes agree. The answer is a walk through a list of words that starts where the prompt's
-checksum says: the same prompt gets the same answer from every engine.
+A token is four bytes of UTF-8, so every count can be checked by eye; an embedded picture is a
+thousand. Blocks are hashed in a chain over the raw bytes of the prompt, seeded by the model, so two
+prompts share blocks exactly as far as their bytes agree. The answer is a walk through a list of words
+that starts where the prompt's checksum says: the same prompt gets the same answer from every engine.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from hashlib import blake2b
@@ -22,6 +23,19 @@ WORDS = (
     " waits", " its", " turn", " until", " there", " is", " room", " below",
 )  # fmt: skip
 _WORD_BYTES = tuple(word.encode() for word in WORDS)
+
+
+PICTURE_TOKENS = 1000  # whatever its size: about a large one in a large model
+_DATA_URL = re.compile(rb'"data:[^",]{0,128};base64,[^"]*"')
+
+
+def pictures_seen(raw: bytes) -> bytes:
+    """A prompt with each embedded picture as so many tokens that say which one it is."""
+    return _DATA_URL.sub(_seen, raw) if b";base64," in raw else raw
+
+
+def _seen(picture: re.Match[bytes]) -> bytes:
+    return b"%08x" % zlib.crc32(picture[0]) * (PICTURE_TOKENS * BYTES_PER_TOKEN // 8)
 
 
 def token_count(prompt: bytes) -> int:
