@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 import pytest
 from msgspec import structs
 
 from penstock.core.actions import Dispatch
 from penstock.core.overload import (
-    FIRST_TOKEN_S,
     MODELS_MAX,
     RETRY_AFTER_UNKNOWN_S,
     Forecast,
@@ -33,11 +34,11 @@ def test_retry_after_is_spread_and_bounded() -> None:
 
 def test_the_time_to_first_token_is_learned_per_model() -> None:
     forecast = Forecast()
-    assert forecast.first_token_s("m") == FIRST_TOKEN_S
+    assert forecast.first_token_s(waiting_entry("r"), 0.0) == 0.0
     for _ in range(100):
-        forecast.first_token("m", 2.0)
-    assert forecast.first_token_s("m") == 2.0
-    assert forecast.first_token_s("n") == FIRST_TOKEN_S
+        forecast.first_token("m", 1, 2.0, 0.0)
+    assert forecast.first_token_s(waiting_entry("r"), 0.0) == 2.0
+    assert forecast.first_token_s(waiting_entry("r", model="n"), 0.0) == 0.0
 
 
 def test_an_answer_that_does_not_stream_says_nothing_of_first_tokens() -> None:
@@ -45,7 +46,7 @@ def test_an_answer_that_does_not_stream_says_nothing_of_first_tokens() -> None:
     for at in range(20):
         lease = the_lease(made.arrived(request(f"r{at}"), now=100.0 * at))
         made.finished(lease, Usage(10, 50), now=100.0 * at + 90.0)
-    assert made._forecast.first_token_s("m") == FIRST_TOKEN_S
+    assert made._forecast.soonest_s(waiting_entry("r"), 1_990.0) == 0.0
     assert not made._pool["a"].ledger.prefill.rate_known
     assert made.moved_s("a") == 1_990.0, "but that its engine works"
 
@@ -55,7 +56,7 @@ def test_callers_who_invent_models_cost_a_bounded_amount_of_memory() -> None:
     for at in range(3 * MODELS_MAX):
         entry = waiting_entry(str(at), model=f"m{at}")
         forecast.dispatched(entry, queued=True, now=0.0)
-        forecast.lease_ended(entry, 0.0)
+        forecast.lease_ended(entry, 0.0, 0.0)
     assert len(forecast._models) <= MODELS_MAX
 
 
@@ -152,6 +153,8 @@ def test_what_cannot_be_in_time_any_more_is_not_sent() -> None:
     lease = the_lease(made.arrived(request("first"), now=0.0))
     made.arrived(request("late", deadline_s=5.0), now=0.0)
     made.arrived(request("in time", deadline_s=50.0), now=0.0)
+    for _ in range(3):
+        made._forecast.first_token("m", 1, 0.5, 4.9)
     actions = made.finished(lease, now=4.9)
     assert ends(actions) == [("late", "evicted", "deadline_missed")]
     assert sent(actions) == [("in time", "a")]
@@ -161,20 +164,20 @@ def test_who_waits_past_its_deadline_is_told_at_once() -> None:
     made = scheduler(SchedulerSettings(bands=(BandSettings("b", deadline_s=5.0),)), a=1)
     made.arrived(request("first"), now=0.0)
     made.arrived(request("late"), now=1.0)
-    assert made.next_deadline() == pytest.approx(6.0 - FIRST_TOKEN_S)
-    assert ends(made.expire(now=6.0 - FIRST_TOKEN_S)) == [("late", "evicted", "deadline_missed")]
+    assert made.next_deadline() == pytest.approx(6.0)
+    assert ends(made.expire(now=6.0)) == [("late", "evicted", "deadline_missed")]
 
 
 def test_who_was_to_be_given_up_waits_on_when_first_tokens_come_sooner_by_now() -> None:
     """It was armed when they took 5 s; at that time they take 0.1 s, and it has neither waited nor missed anything."""
     made = scheduler(a=1)
     for _ in range(20):
-        made._forecast.first_token("m", 5.0)
+        made._forecast.first_token("m", 1, 5.0, 0.0)
     lease = the_lease(made.arrived(request("first"), now=0.0))
     made.arrived(request("patient", deadline_s=10.0), now=0.0)
     assert made.next_deadline() == pytest.approx(5.0)
     for _ in range(300):
-        made._forecast.first_token("m", 0.1)
+        made._forecast.first_token("m", 1, 0.1, 4.0)
     assert made.expire(now=5.0) == []
     assert made.next_deadline() == pytest.approx(9.9)
     assert sent(made.finished(lease, now=9.0)) == [("patient", "a")]
@@ -186,6 +189,70 @@ def test_the_shortest_of_the_deadlines_of_request_and_band_counts() -> None:
     for name, own in (("own", 4.0), ("band's", 20.0)):
         made.arrived(request(name, deadline_s=own), now=0.0)
     assert [made._entries[name].deadline_s for name in ("own", "band's")] == [4.0, 9.0]
+
+
+class Answers:
+    """One roomy endpoint that answers each request as late as is said at the time; nothing else happens."""
+
+    def __init__(self, slots: int = 64, settings: SchedulerSettings | None = None) -> None:
+        self.made = scheduler(settings, a=slots)
+        self.due: list[tuple[float, int, str]] = []
+        self.refused: list[str] = []
+
+    def ask(self, name: str, now: float, takes_s: float, **more: Any) -> bool:
+        """Whether it is sent at once."""
+        while self.due and self.due[0][0] <= now:
+            at, lease, what = heappop(self.due)
+            if what == "first":
+                self.made.first_token(lease, now=at)
+                heappush(self.due, (at + 0.01, lease, "end"))
+            else:
+                self.made.finished(lease, Usage(10, 5), now=at)
+        until(self.made, now)
+        actions = self.made.arrived(request(name, streamed=True, **more), now=now)
+        for action in actions:
+            if isinstance(action, Dispatch):
+                heappush(self.due, (now + takes_s, action.lease, "first"))
+        return bool(sent(actions))
+
+
+@pytest.mark.parametrize("within_s", [0.05, 0.4, 5.0])
+def test_a_fresh_gateway_refuses_no_deadline(within_s: float) -> None:
+    answers = Answers()
+    assert all(answers.ask(str(at), at / 10, 0.04, deadline_s=at / 10 + within_s) for at in range(100))
+
+
+def test_after_a_slow_spell_an_idle_engine_is_not_condemned() -> None:
+    """Ten seconds in which first tokens take 5 s, then a fast engine again: who may have 1 s is served."""
+    answers = Answers(settings=SchedulerSettings(bands=(BandSettings("b", deadline_s=1.0),)))
+    for at in range(100):
+        answers.ask(f"slow {at}", at / 10, 5.0)
+    served = [answers.ask(f"well {at}", 15.0 + at / 9, 0.04) for at in range(536)]
+    assert served.count(False) <= 536 * 0.01
+
+
+def test_what_cannot_be_met_is_refused_but_for_a_few_that_are_told_of() -> None:
+    """First tokens take 3 s for a minute, and ten a second have only one: two a second find out whether it is so."""
+    answers = Answers()
+    served = [at for at in range(600) if answers.ask(str(at), at / 10, 3.0, deadline_s=at / 10 + 1.0)]
+    later = [at for at in served if at >= 100]
+    assert 50 <= len(later) <= 100
+    (model,) = answers.made.snapshot(now=60.0).models
+    assert len(later) <= model.deadline_tries_total <= len(served)
+    explained = answers.made.explain(str(later[-1]), now=60.0)
+    assert explained is not None
+    assert explained.tried
+
+
+def test_long_prompts_that_take_long_do_not_condemn_short_ones() -> None:
+    answers, sent_short = Answers(), []
+    for at in range(600):
+        now = at / 10
+        if at % 12 == 0:
+            answers.ask(f"long {at}", now, 4.0, prompt_tokens=8000)
+        else:
+            sent_short.append(answers.ask(f"short {at}", now, 0.1, prompt_tokens=100, deadline_s=now + 1.0))
+    assert all(sent_short)
 
 
 # --- making room --------------------------------------------------------------------------------------------------

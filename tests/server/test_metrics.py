@@ -24,6 +24,7 @@ SERIES = {
     "penstock_dispatches_total": ("counter", {"endpoint"}),
     "penstock_rejections_total": ("counter", {"reason"}),
     "penstock_requeues_total": ("counter", {"reason"}),
+    "penstock_deadline_tries_total": ("counter", {"model"}),
     "penstock_queue_cancellations_total": ("counter", set()),
     "penstock_leases": ("gauge", {"endpoint"}),
     "penstock_slots": ("gauge", {"endpoint"}),

@@ -33,6 +33,10 @@ def test_overload_leaves_the_goodput_whole() -> None:
     kept("overload", 120.0, "late / served")
 
 
+def test_deadlines_that_can_be_kept_are_not_refused() -> None:
+    kept("deadlines", 60.0, "refused although it could be met")
+
+
 def test_best_effort_work_does_not_stand_and_nobody_else_is_shed() -> None:
     kept("shedding", 120.0, "")
 

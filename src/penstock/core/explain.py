@@ -96,6 +96,7 @@ class Trail:
         "serial",
         "stay",
         "stays",
+        "tried",
         "usage",
     )
 
@@ -112,6 +113,7 @@ class Trail:
         self.requeues: list[tuple[float, str, str]] | None = None
         self.first_s: float | None = None
         self.bumped = False
+        self.tried = False
         self.usage: Usage | None = None
         self.ended_s: float | None = None
         self.reason: Reason | None = None
@@ -226,6 +228,11 @@ class Recorder:
     def bumped(self, entry: Entry) -> None:
         entry.trail_of().bumped = True
 
+    def tried(self, entry: Entry) -> None:
+        """It is about to be sent although it is forecast to miss its deadline."""
+        entry.trail_of().tried = True
+        self._shares.model(entry.model).tried += 1
+
     def blamed(self, entry: Entry, reason: Reason) -> None:
         """Somebody ends it for a reason, before it is over."""
         entry.trail_of().reason = reason
@@ -337,6 +344,7 @@ class Recorder:
             before_total=sum(before.values()),
             sent=_sent(sent, entry) if sent is not None else None,
             first_byte_s=None if trail.first_s is None else trail.first_s - start_s,
+            tried=trail.tried,
             requeues=[Requeued(at - start_s, where, what) for at, what, where in trail.requeues or ()],
             ended_s=None if trail.ended_s is None else trail.ended_s - start_s,
             reason=trail.reason,

@@ -22,14 +22,14 @@ import math
 
 from penstock.core.band import Band
 from penstock.core.fairness.tree import Node
+from penstock.core.first_tokens import FirstTokens
 from penstock.core.flow import Entry
-from penstock.core.quantile import RecentQuantile
 from penstock.core.rate import WINDOW_S, Rate
 
 RATE_MIN = 1e-3  # of work per second; below, nothing was sent for minutes
 RATE_TRUSTED_S = 3.0  # of queueing; less holds too few dispatches
-LEARNING_RATE = 0.05  # of what a lease is like
-FIRST_TOKEN_S = 0.5  # dispatch to first token, until measured
+PRESENT_S = 10.0  # since a lease last ended: what leases were like before that refuses nobody
+SCARCE_S = 2.0  # since a deadline was last refused for the line before it: as long as that line moves on by half
 MODELS_MAX = 1_000  # whose rates are remembered
 RETRY_AFTER_UNKNOWN_S = 5.0  # nothing was ever dispatched: an engine that loads, or one that is gone
 RETRY_AFTER_S_MIN = 1.0
@@ -39,13 +39,16 @@ RETRY_AFTER_S_MAX = 60.0  # SDKs ignore longer ones
 class _Model:
     """What was learned of one model's endpoints."""
 
-    __slots__ = ("drain", "first_token_s", "lease_s", "work")
+    __slots__ = ("at_s", "drain", "first_tokens", "refused_s", "scarce_until_s", "seconds", "work")
 
     def __init__(self) -> None:
         self.drain = Rate()
-        self.first_token_s = RecentQuantile(0.95, FIRST_TOKEN_S)
-        self.lease_s: float | None = None
-        self.work = 0.0  # per lease
+        self.first_tokens = FirstTokens()
+        self.refused_s = 0.0  # the longest deadline that was refused for want of room,
+        self.scarce_until_s = -math.inf  # and until when that is news
+        self.seconds = 0.0  # that leases lasted which ended lately, fading; as of `at_s`
+        self.work = 0.0  # that was in them
+        self.at_s = -math.inf
 
 
 class Forecast:
@@ -65,6 +68,7 @@ class Forecast:
         """A request was sent. `queued`: others for the same model wait."""
         model = entry.model
         learned = self._of(model)
+        learned.first_tokens.sent(entry.uncached_tokens, now)
         if not queued:
             if learned.drain.measured:
                 learned.drain = Rate()
@@ -76,23 +80,49 @@ class Forecast:
         for learned in self._models.values() if model is None else filter(None, [self._models.get(model)]):
             learned.drain = Rate()
 
-    def first_token(self, model: str, after_s: float) -> None:
-        """A first token came that long after the dispatch."""
-        self._of(model).first_token_s.add(after_s)
+    def first_token(self, model: str, prompt_tokens: int, after_s: float, now: float) -> None:
+        """The first token of a prompt of which so much was to be computed came that long after the dispatch."""
+        self._of(model).first_tokens.came(prompt_tokens, after_s, now)
 
-    def lease_ended(self, entry: Entry, after_s: float) -> None:
+    def lease_ended(self, entry: Entry, after_s: float, now: float) -> None:
         """A request was at an endpoint for that long."""
-        model, work = entry.model, self._size(entry)
-        learned = self._of(model)
-        if learned.lease_s is None:
-            learned.lease_s, learned.work = after_s, work
-        learned.lease_s += LEARNING_RATE * (after_s - learned.lease_s)
-        learned.work += LEARNING_RATE * (work - learned.work)
+        learned = self._of(entry.model)
+        kept = math.exp((learned.at_s - now) / WINDOW_S)
+        learned.seconds = kept * learned.seconds + after_s
+        learned.work = kept * learned.work + self._size(entry)
+        learned.at_s = now
 
-    def first_token_s(self, model: str) -> float:
-        """From dispatch to first token, for 95 in 100."""
-        learned = self._models.get(model)
-        return learned.first_token_s.value if learned is not None else FIRST_TOKEN_S
+    # --- deadlines ----------------------------------------------------------------------------------------------
+
+    def first_token_s(self, entry: Entry, now: float) -> float:
+        """How much time a request has to have left when it is sent, as far as the present tells.
+
+        Where others with as much time are refused for want of room, that is as much as nearly all need: a slot given
+        to one that is probably late is taken from one that would not be. Else it is as little as any needed of late.
+        """
+        learned = self._models.get(entry.model)
+        if learned is None:
+            return 0.0
+        if now < learned.scarce_until_s and entry.deadline_s - entry.waits_since_s <= learned.refused_s:
+            return learned.first_tokens.mostly_s(entry.uncached_tokens, now)
+        return learned.first_tokens.at_best_s(entry.uncached_tokens, now)
+
+    def soonest_s(self, entry: Entry, now: float) -> float:
+        """As little as any first token needed of late."""
+        learned = self._models.get(entry.model)
+        return learned.first_tokens.at_best_s(entry.uncached_tokens, now) if learned is not None else 0.0
+
+    def may_try(self, entry: Entry, now: float) -> bool:
+        """Whether it is to be sent although it is forecast to be late, because nothing else would tell of it."""
+        return self._of(entry.model).first_tokens.may_try(entry.uncached_tokens, now)
+
+    def refused(self, model: str, within_s: float, now: float) -> None:
+        """A deadline was refused that left so much time, for what stands before it."""
+        learned = self._of(model)
+        if now >= learned.scarce_until_s or within_s >= learned.refused_s:
+            learned.refused_s, learned.scarce_until_s = within_s, now + SCARCE_S
+
+    # --- waits --------------------------------------------------------------------------------------------------
 
     def left(self, entry: Entry, now: float) -> None:
         """A waiting request left without having been sent."""
@@ -117,16 +147,17 @@ class Forecast:
         now: float,
         *,
         ahead: float | None = None,
-        all_stay: bool = False,
+        refusing: bool = False,
     ) -> float | None:
         """Seconds until a request is sent that has so much `ahead` in its flow; None while unknown.
 
-        By default it joins, or has joined, its flow's end. `all_stay`: as if nobody ahead left without being sent.
+        By default it joins, or has joined, its flow's end. `refusing`: it is asked whether to wait at all. Then nobody
+        ahead counts as leaving without being sent, and what was learned before the present says nothing.
         """
-        rate = self._rate(entry.model, slots, now)
+        rate = self._rate(entry.model, slots, now - PRESENT_S if refusing else -math.inf, now)
         if rate is None:
             return None
-        fades_s = math.inf if all_stay else now
+        fades_s = math.inf if refusing else now
         return self._ahead(entry, bands, ahead, rate, fades_s) / rate
 
     def _ahead(self, entry: Entry, bands: list[Band], ahead: float | None, rate: float, now: float) -> float:
@@ -155,15 +186,15 @@ class Forecast:
     def _waiting(self, node: Node, model: str) -> float:
         return node.backlog.get(model, 0) if self._by_request else node.work.get(model, 0.0)
 
-    def _rate(self, model: str, slots: int, now: float) -> float | None:
+    def _rate(self, model: str, slots: int, since_s: float, now: float) -> float | None:
         learned = self._models.get(model)
         if learned is None:
             return None
         drain = learned.drain.per_s(now)
         if drain > RATE_MIN and learned.drain.elapsed_s(now) >= RATE_TRUSTED_S:
             return drain
-        if learned.lease_s is not None and learned.lease_s > 0 and learned.work > 0 and slots > 0:
-            return slots * learned.work / learned.lease_s
+        if learned.seconds > 0 and learned.work > 0 and slots > 0 and learned.at_s >= since_s:
+            return slots * learned.work / learned.seconds
         return drain if drain > RATE_MIN else None
 
     def _of(self, model: str) -> _Model:

@@ -175,8 +175,8 @@ class Pump:
         endpoints = self._fit.fitting(head, free_to_head, now)
         if not endpoints and head.request.prefix and self._look(head, now):
             endpoints = self._fit.fitting(head, free_to_head, now)
-        if endpoints:
-            return head, endpoints
+        if endpoints and (allowed := self._in_bound(head, endpoints, None, now)):  # of a scarce model some were passed
+            return head, allowed
         found = None
         if self._light.is_modest(head, now):  # it leaves room for light flows, which may stand far behind it by now
             found = self._first_fit(self._light.in_order(band, head.request.model, now), free, now, head=head)

@@ -42,7 +42,17 @@ class Meter:
 class ModelMeter:
     """What one model has. Totals only grow: rates are differences between two snapshots."""
 
-    __slots__ = ("dispatched", "ended", "name", "output_tokens", "prompt_tokens", "refused", "running", "waits_s")
+    __slots__ = (
+        "dispatched",
+        "ended",
+        "name",
+        "output_tokens",
+        "prompt_tokens",
+        "refused",
+        "running",
+        "tried",
+        "waits_s",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -50,6 +60,7 @@ class ModelMeter:
         self.dispatched = 0
         self.ended = 0  # after a dispatch
         self.refused = 0  # rejected or evicted
+        self.tried = 0  # sent although they were forecast to miss their deadlines
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.waits_s: deque[float] = deque(maxlen=WAITS_KEPT)  # in the queue, of the latest dispatches

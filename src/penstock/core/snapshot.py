@@ -123,6 +123,7 @@ class ModelSnapshot(msgspec.Struct, frozen=True):
     dispatched_total: int
     ended_total: int
     refused_total: int
+    deadline_tries_total: int  #: sent although they were forecast to miss their deadlines
     prompt_tokens_total: int
     output_tokens_total: int
 
@@ -335,6 +336,7 @@ def _model_now(
         dispatched_total=meter.dispatched,
         ended_total=meter.ended,
         refused_total=meter.refused,
+        deadline_tries_total=meter.tried,
         prompt_tokens_total=meter.prompt_tokens,
         output_tokens_total=meter.output_tokens,
     )

@@ -318,6 +318,7 @@ class _Gauges(Collector):
     def collect(self) -> Iterator[Metric]:
         snapshot = self._snapshot()
         yield from self._queues(snapshot)
+        yield self._tries(snapshot)
         yield from _endpoints(snapshot)
         yield from _sources(snapshot)
 
@@ -342,6 +343,16 @@ class _Gauges(Collector):
             ["band"],
             {(band.name,): band.oldest_wait_s for band in snapshot.bands},
         )
+
+    def _tries(self, snapshot: Snapshot) -> Metric:
+        text = "Requests sent although they were forecast to miss their deadlines, to learn of the present."
+        family = CounterMetricFamily("penstock_deadline_tries", text, labels=["model"])
+        tries = dict.fromkeys((*sorted(self._models()), OTHER), 0)
+        for model in snapshot.models:
+            tries[model.name if model.name in tries else OTHER] += model.deadline_tries_total
+        for name, count in tries.items():
+            family.add_metric([name], count)
+        return family
 
 
 def _endpoints(snapshot: Snapshot) -> Iterator[Metric]:

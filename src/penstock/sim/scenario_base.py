@@ -24,7 +24,7 @@ from penstock.sim.profiles import PROFILES
 from penstock.sim.report import Line, Result, done_per_s, journeys_between, percentile, ttfts
 from penstock.sim.workload import Lognormal, Poisson, Stream, sources
 from penstock.sim.world import Watch, World
-from penstock.sim.world_values import Death, EngineSpec, Freeze, Journey, WorldSettings
+from penstock.sim.world_values import Death, EngineSpec, Freeze, Journey, Spell, WorldSettings
 
 ENGINE = replace(PROFILES["default"], step_jitter=0.05)
 CHAT = (Lognormal(1155, 4142), Lognormal(211, 601, 4000))
@@ -77,6 +77,7 @@ class Variant:
     scrape_s: float = 0.5
     deaths: tuple[Death, ...] = ()
     freezes: tuple[Freeze, ...] = ()
+    spells: tuple[Spell, ...] = ()
 
     def scheduler(self) -> SchedulerSettings:
         return SchedulerSettings(
@@ -169,6 +170,7 @@ def run(
         scrape_s=variant.scrape_s,
         deaths=variant.deaths,
         freezes=variant.freezes,
+        spells=variant.spells,
         checked=setup.checked,
     )
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from penstock.sim import scenario_bands, scenario_grouping, scenario_isolation, scenario_shares, scenario_trouble
+from penstock.sim import (
+    scenario_bands,
+    scenario_deadlines,
+    scenario_grouping,
+    scenario_isolation,
+    scenario_shares,
+    scenario_trouble,
+)
 from penstock.sim.scenario_base import Scenario, Setup
 
 __all__ = ["SCENARIOS", "Scenario", "Setup"]
@@ -26,6 +33,7 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario("priorities", "a few high ones among many low ones", 120.0, scenario_bands.priorities),
         Scenario("batch_band", "batch work in the gaps", 120.0, scenario_bands.batch_band),
         Scenario("overload", "1.75 times capacity, with deadlines", 240.0, scenario_trouble.overload),
+        Scenario("deadlines", "deadlines that can be kept, with jumps", 120.0, scenario_deadlines.deadlines),
         Scenario("shedding", "a flood of best-effort work, shed and not", 240.0, scenario_trouble.shedding),
         Scenario("stale_gauges", "gauges 5 s old against 50 ms", 300.0, scenario_isolation.stale_gauges),
         Scenario("engine_death", "an engine dies and comes back", 120.0, scenario_trouble.engine_death),

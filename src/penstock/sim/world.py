@@ -122,6 +122,9 @@ class World:
             self.at(self.settings.probe_s, partial(self._probe, node))
         for freeze in self.settings.freezes:
             self.at(freeze.at_s, partial(self._freeze, self.nodes[freeze.engine], freeze.at_s + freeze.for_s))
+        for spell in self.settings.spells:
+            self.at(spell.at_s, partial(self._slow_down, spell.factor))
+            self.at(spell.at_s + spell.for_s, partial(self._slow_down, 1.0))
         for source in self._sources:
             arrivals = source.stream.arrivals
             if isinstance(arrivals, InFlight):
@@ -364,6 +367,10 @@ class World:
     def _serve(self, journey: Journey) -> Service:
         stream = journey.job.stream
         return self.service.setdefault((stream.tenant, stream.user), Service())
+
+    def _slow_down(self, factor: float) -> None:
+        for node in self.nodes.values():
+            node.engine.slow_factor = factor
 
     def _die(self, node: Node) -> None:
         node.alive, node.stepping = False, False

@@ -42,6 +42,15 @@ class Freeze:
 
 
 @dataclass(frozen=True)
+class Spell:
+    """Engines are so many times slower for a while, and then again as they were."""
+
+    at_s: float
+    for_s: float
+    factor: float
+
+
+@dataclass(frozen=True)
 class WorldSettings:
     """Everything of a run but its workload."""
 
@@ -55,6 +64,7 @@ class WorldSettings:
     probe_s: float = 0.5
     deaths: tuple[Death, ...] = ()
     freezes: tuple[Freeze, ...] = ()
+    spells: tuple[Spell, ...] = ()
     sample_s: float = 1.0
     ends_idle: bool = False  #: as soon as the workload is over and all of it done
     checked: bool = False  #: check the invariants after every fact

@@ -174,10 +174,10 @@ class Parts:
         return self._settings.wait_s_max if own_s is None else own_s
 
     def _estimated_wait_s(
-        self, entry: Entry, now: float, *, ahead: float | None = None, all_stay: bool = False
+        self, entry: Entry, now: float, *, ahead: float | None = None, refusing: bool = False
     ) -> float | None:
         slots = self._pool.slots(entry.model)
-        return self._forecast.wait_s(entry, self._queues.bands, slots, now, ahead=ahead, all_stay=all_stay)
+        return self._forecast.wait_s(entry, self._queues.bands, slots, now, ahead=ahead, refusing=refusing)
 
     def _health_changed(self, now: float) -> None:
         """Somebody's health changed: whether the ejections of others are ignored may have changed with it."""

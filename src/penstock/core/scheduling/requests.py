@@ -68,7 +68,7 @@ class Requests(Waiting):
         entry.output_seen = max(entry.output_seen, 1)
         held = entry.held()
         self._recorder.first_byte(entry, now)
-        self._forecast.first_token(entry.model, now - held.began_s)
+        self._forecast.first_token(entry.model, held.prompt_tokens, now - held.began_s, now)
         endpoint = self._pool.holder(held)
         if endpoint is None:
             return []
@@ -105,7 +105,7 @@ class Requests(Waiting):
             self._router.answered(held, usage, now)
             if held.transferred_tokens:
                 usage = whole_usage(usage, held.cached_tokens, cached_told=held.cached_told)
-        self._forecast.lease_ended(entry, now - held.began_s)
+        self._forecast.lease_ended(entry, now - held.began_s, now)
         endpoint = self._release(entry, now)
         entry.move(Event.FINISHED)
         if usage is not None and usage.prompt_tokens > 0:
@@ -279,7 +279,7 @@ class Requests(Waiting):
             self._router.look(entry, now)
             self._light.returned(entry, now)
             self._enqueue(entry, now)
-            self._arm(entry)
+            self._arm(entry, now)
             self._grouping.waits(entry)
             self._recorder.waits(entry, now)
 

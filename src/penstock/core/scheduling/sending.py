@@ -51,9 +51,19 @@ class Sending(Ends):
         return endpoints if endpoints and self._in_time(entry, now) else []
 
     def _in_time(self, entry: Entry, now: float) -> bool:
-        """Whether its first token would come by its deadline if it were sent now."""
-        due_s = entry.deadline_s
-        return due_s == math.inf or now + self._forecast.first_token_s(entry.model) <= due_s
+        """Whether its first token may come by its deadline if it is sent now; or it is sent to find out."""
+        if entry.deadline_s == math.inf:
+            return True
+        left_s = entry.deadline_s - now
+        if left_s <= 0.0:
+            return False
+        if self._forecast.first_token_s(entry, now) <= left_s:
+            return True
+        others_wait = sum([band.tree.root.backlog.get(entry.model, 0) for band in self._queues.bands]) > 1
+        if others_wait or self._forecast.soonest_s(entry, now) <= left_s or not self._forecast.may_try(entry, now):
+            return False
+        self._recorder.tried(entry)
+        return True
 
     def _dispatch_alone(self, entry: Entry, endpoints: list[Endpoint], now: float) -> Dispatch:
         """Send it as if it had joined the queue and left it in the same moment."""

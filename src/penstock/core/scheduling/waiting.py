@@ -60,7 +60,7 @@ class Waiting(Sending):
             self._unqueue(entry, Event.REFUSED, now)
             self._reject(entry, reason, now, actions)
         else:
-            self._arm(entry)
+            self._arm(entry, now)
             self._grouping.waits(entry)
             self._recorder.waits(entry, now)
 
@@ -68,9 +68,11 @@ class Waiting(Sending):
         """Why it had better not wait for as long as is foreseen; most have all the time there is."""
         if entry.deadline_s == math.inf and band.settings.shed_target_s is None:
             return None
-        wait_s = self._estimated_wait_s(entry, now, all_stay=True)
-        first_token_s = self._forecast.first_token_s(entry.model)
+        wait_s = self._estimated_wait_s(entry, now, refusing=True)
+        first_token_s = self._forecast.first_token_s(entry, now)
         if wait_s is not None and now + wait_s + first_token_s > entry.deadline_s:
+            if now + wait_s + self._forecast.soonest_s(entry, now) > entry.deadline_s:
+                self._forecast.refused(entry.model, entry.deadline_s - now, now)
             return Reason.DEADLINE_INFEASIBLE
         return Reason.OVERLOAD if shedding.refuses(band.settings, entry, wait_s, now) else None
 
@@ -89,9 +91,9 @@ class Waiting(Sending):
         if self._tenants.held(entry.tenant):
             self._held.hold(entry)
 
-    def _arm(self, entry: Entry) -> None:
+    def _arm(self, entry: Entry, now: float) -> None:
         """See to it that nobody waits longer than it may, or than it helps."""
-        times = (self._may_wait_until_s(entry), self._helps_until_s(entry), self._shed_s(entry))
+        times = (self._may_wait_until_s(entry), self._helps_until_s(entry, now), self._shed_s(entry))
         self._timers.set(entry.seq, min(times))
 
     def _may_wait_until_s(self, entry: Entry) -> float:
@@ -100,12 +102,13 @@ class Waiting(Sending):
     def _shed_s(self, entry: Entry) -> float:
         return shedding.due_s(self._queues.bands[entry.request.band].settings, entry)
 
-    def _helps_until_s(self, entry: Entry) -> float:
-        return entry.deadline_s - self._forecast.first_token_s(entry.model)
+    def _helps_until_s(self, entry: Entry, now: float) -> float:
+        due_s = entry.deadline_s
+        return due_s - self._forecast.soonest_s(entry, now) if due_s != math.inf else due_s
 
     def _time_is_up(self, entry: Entry, now: float, actions: list[Action]) -> None:
         """Its time has come, unless first tokens come sooner by now than when it was armed, or its queue moved on."""
-        if self._helps_until_s(entry) <= now:
+        if self._helps_until_s(entry, now) <= now:
             self._evict(entry, Reason.DEADLINE_MISSED, now, actions)
         elif self._may_wait_until_s(entry) <= now:
             alive = self._pool.alive(entry.model)
@@ -113,7 +116,7 @@ class Waiting(Sending):
         elif self._shed_s(entry) <= now:
             self._evict(entry, Reason.OVERLOAD, now, actions)
         else:
-            self._arm(entry)
+            self._arm(entry, now)
 
     def _expire_drain(self, now: float, actions: list[Action]) -> None:
         stop = self._stop_at_s is not None and self._stop_at_s <= now

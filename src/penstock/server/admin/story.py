@@ -61,6 +61,8 @@ def story(told: Explanation) -> list[str]:
     lines += [_requeued(step) for step in told.requeues]
     if told.state is State.WAITING:
         lines.append(_present(told))
+    if told.tried:
+        lines.append("It was forecast to miss its deadline, and sent all the same: nothing else would have told.")
     if told.sent is not None:
         lines += _sent(told)
     if told.ended_s is not None:
