@@ -11,9 +11,10 @@ from penstock.core.pump import WINDOW
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
 from penstock.core.scheduler import AVOID_S, REFUSED_AVOID_S, SchedulerSettings
+from penstock.core.scheduling.requests import TELLING_S_MAX
 from penstock.core.settings import AdmissionSettings, BandSettings, EndpointSpec, HealthSettings, Limits, QueueBounds
 from penstock.sim.checkers import CheckedScheduler
-from tests.core.drive import ends, request, requeued, scheduler, sent, the_lease
+from tests.core.drive import ends, request, requeued, scheduler, sent, the_lease, until
 
 NO_QUEUE = SchedulerSettings(queue_enabled=False)
 
@@ -621,3 +622,19 @@ def test_a_held_endpoint_says_so() -> None:
     for lease in fill(made, 2):
         made.failed(lease, Failure.BUSY, now=1.0)
     assert made.snapshot(now=1.0).endpoints[0].state == "held"
+
+
+def test_with_queueing_off_what_an_endpoint_serves_is_waited_for_and_nothing_else() -> None:
+    made = scheduler(NO_QUEUE)
+    made.endpoint_added(EndpointSpec(name="a", slots=1, models=None), now=0.0)
+    for name in ("r1", "r2", "r3"):
+        assert made.arrived(request(name), now=0.0) == []
+    assert made.cancelled("r3", now=0.05) == []
+    told = made.endpoint_changed("a", models={"m"}, now=0.1)
+    assert sorted(sent(told)) == [("r1", "a"), ("r2", "a")], "slots limit nobody"
+    made.endpoint_added(EndpointSpec(name="b", slots=1, models=None), now=0.2)
+    assert made.arrived(request("x", model="other"), now=0.2) == []
+    late = until(made, 0.2 + TELLING_S_MAX)
+    assert ends(late) == [("x", "evicted", "no_endpoint")]
+    made.endpoint_down("b", now=6.0)
+    assert ends(made.arrived(request("y", model="other"), now=6.0)) == [("y", "rejected", "no_endpoint")]

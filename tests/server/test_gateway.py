@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import json
@@ -327,6 +328,18 @@ async def test_with_queueing_off_nothing_waits_and_slots_do_not_limit(world: Wor
     assert engine.log.in_engine_max == 8
     for client in clients:
         client.hang_up()
+
+
+async def test_with_queueing_off_the_first_requests_wait_until_the_engines_have_told_what_they_serve(
+    world: World,
+) -> None:
+    engine = await world.engine()
+    world.engines.clear()  # whose models are else waited for
+    await world.gateway(endpoints=[{"url": engine.url}], queue={"enabled": False})
+    world.engines.append(engine)
+    assert (await world.ask("GET", "/readyz")).status == 200
+    answers = await asyncio.gather(*(world.chat() for _ in range(20)), world.ask(body=chat() | {"model": "other"}))
+    assert [answer.status for answer in answers] == [200] * 20 + [404]
 
 
 async def test_own_paths_answer_without_any_engine(world: World) -> None:

@@ -16,6 +16,7 @@ from penstock.server.body import (
     BadBody,
     multipart_model,
     peek,
+    remove_field,
     replace_model,
     replace_multipart_model,
     set_field,
@@ -144,6 +145,17 @@ def test_setting_a_field_is_setting_it_in_the_json(body: dict[str, Any], name: s
 def test_several_fields_are_set_at_once(body: dict[str, Any], names: list[str], separator: tuple[str, str]) -> None:
     raw = json.dumps(body, separators=separator).encode()
     assert json.loads(set_fields(raw, dict.fromkeys(names, b"[7]"))) == body | {key: [7] for key in names}
+
+
+@given(st.dictionaries(keys, values, max_size=4), st.sampled_from(["priority", "model"]), separators)
+def test_removing_a_field_is_removing_it_from_the_json(
+    body: dict[str, Any], name: str, separator: tuple[str, str]
+) -> None:
+    raw = b" " + json.dumps(body, separators=separator).encode()
+    left = {key: value for key, value in body.items() if key != name}
+    assert json.loads(remove_field(raw, name)) == left
+    twice = b"{" + b",".join([b'"priority":1'] * 2 + [json.dumps(body).encode()[1:-1] or b'"x":1']) + b"}"
+    assert "priority" not in json.loads(remove_field(twice, "priority"))
 
 
 def test_what_is_peeked_at() -> None:

@@ -89,6 +89,11 @@ class Pool:
         told = all(e.models is not None or not e.tells_models for e in self)
         return False if told and self._endpoints else None
 
+    @property
+    def telling(self) -> bool:
+        """Whether an endpoint is there that has yet to tell what it serves."""
+        return any(e.in_service and e.tells_models and e.models is None for e in self)
+
     def alive(self, model: str) -> bool:
         """Whether an endpoint that serves the model is in service."""
         return any(e.in_service and e.role is not Role.PREFILL for e in self if e.serves(model))

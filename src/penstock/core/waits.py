@@ -186,8 +186,7 @@ class Waits:
         if free:
             return self._despite_room(band, model, free, now)
         if not closed:
-            telling = any(e.health.up and e.tells_models and e.models is None for e in self._pool)
-            return Cause.WARMING if telling else Cause.NO_BACKEND
+            return Cause.WARMING if self._pool.telling else Cause.NO_BACKEND
         return dominant(closed)
 
     def endpoints(self, band: Band, model: str) -> tuple[Counter[Cause], list[Endpoint]]:

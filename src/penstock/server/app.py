@@ -294,6 +294,7 @@ class App:
             caller=caller,
             inflated=inflated,
             injected_usage=asking is not None,
+            ranks_itself=peek.priority is not None,
             heartbeats=self._heartbeats if request.streamed and passed.events else None,
             remember=self._remembering(caller) if exchange.target_path == RESPONSES_PATH else None,
             trace=None if self.tracer is None else _traced(self.tracer, exchange, request),

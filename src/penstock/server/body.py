@@ -38,6 +38,7 @@ _SCALAR = re.compile(rb"[^\s,\]}]+")
 _EMPTY = re.compile(rb"\s*\}")
 _NUMBER_TOO_LARGE = re.compile(r"out of range - at `\$\.(\w+)")  # all other fields are of any type
 _KEY = re.compile(rb"[\s,]*(" + _STRING.pattern + rb")\s*:\s*", re.DOTALL)
+_COMMA = re.compile(rb"\s*,")
 _BORDER = re.compile(rb"[\s,}]")
 _ASKING = b'{"include_usage":true}'
 _NOT_ASKING: tuple[object, ...] = (None, {}, {"include_usage": None}, {"include_usage": False})
@@ -115,6 +116,23 @@ def set_fields(body: bytes, values: Mapping[str, bytes]) -> bytes:
     if copied:
         body = b"".join((*pieces, body[copied:]))
     return _with_fields(body, missing) if missing else body
+
+
+def remove_field(body: bytes, name: str) -> bytes:
+    """The same bytes without a top-level field, however often it is given. `peek` has accepted them."""
+    try:
+        places = [(start, end) for _, start, end in _fields_named(body, (name,))]
+    except (_TooManyFieldsError, RecursionError):
+        return set_field(body, name, b"0")  # which is to say nothing of it, wherever it means something
+    for start, end in reversed(places):
+        begin = body.rindex(b'"', 0, body.rindex(b'"', 0, start))  # of its name, in which there is no quote
+        comma = _COMMA.match(body, end)
+        if comma is not None:
+            end = comma.end()  # noqa: PLW2901
+        elif (before := body[:begin].rstrip()).endswith(b","):
+            begin = len(before) - 1
+        body = body[:begin] + body[end:]
+    return body
 
 
 def add_field(body: bytes, name: str, value: bytes) -> bytes:

@@ -18,7 +18,7 @@ from penstock.core.request import Request, Usage
 from penstock.core.retry import Failure
 from penstock.engines import orca
 from penstock.server import wire
-from penstock.server.body import is_multipart, set_field
+from penstock.server.body import is_multipart, remove_field, set_field
 from penstock.server.caller import Caller
 from penstock.server.division import Division
 from penstock.server.driver import Driver
@@ -58,6 +58,7 @@ class QueuedJourney(Relay):
         "_plain",
         "_progress_at",
         "_queue_s",
+        "_ranks_itself",
         "_remember",
         "_request_id",
         "_targets",
@@ -89,6 +90,7 @@ class QueuedJourney(Relay):
         caller: Caller,
         inflated: bool,
         injected_usage: bool,
+        ranks_itself: bool = False,
         heartbeats: Heartbeats | None = None,
         remember: Callable[[bytes, str], bool] | None = None,
         trace: Trace | None = None,
@@ -108,6 +110,7 @@ class QueuedJourney(Relay):
         self._has_key = caller.has_key
         self._inflated = inflated
         self._injected_usage = injected_usage
+        self._ranks_itself = ranks_itself  # its body has a `priority`, which is for our own queue
         self._heartbeats = heartbeats  # None: its answer will be no stream of events
         self._plain = False  # its answer may have to follow a heartbeat, so it must not be compressed
         self._progress_at = PROGRESS_TOKENS
@@ -173,7 +176,7 @@ class QueuedJourney(Relay):
             request_id=self._request_id,
             inflated=self._inflated,
             has_key=self._has_key,
-            ranked=rank is not None,
+            ranked=True,
             plain=self._plain or sink is not None,
         )
         told = self.request.streamed or self.exchange.header(orca.ASK[0]) is not None
@@ -184,6 +187,8 @@ class QueuedJourney(Relay):
             headers = self._trace.sent(target, name, headers)
         if rank is not None and not is_multipart(self.exchange.header(b"content-type")):
             body = set_field(body, "priority", b"%d" % rank)
+        elif self._ranks_itself:
+            body = remove_field(body, "priority")
         return self.send(target, headers, body, sink)
 
     def requeued(self, action: Requeue, /) -> None:

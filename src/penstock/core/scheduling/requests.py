@@ -20,6 +20,7 @@ from penstock.core.scheduling.waiting import Waiting
 AVOID_S = 1.0  # a request that failed at an endpoint is tried elsewhere for that long
 REFUSED_AVOID_S = 0.1  # a request that was refused; doubles with each refusal of the same request
 REFUSED_AVOID_S_MAX = 2.0
+TELLING_S_MAX = 5.0  # with queueing off: two questions that time out, and some; who has told tells within milliseconds
 WORK_PER_OUTPUT_TOKEN = 2.0  # what a request takes, whatever it is charged: completion tokens hold a slot longer
 
 
@@ -222,7 +223,7 @@ class Requests(Waiting):
         self._place(entry, band)
 
     def _send_or_refuse(self, entry: Entry, now: float, actions: list[Action]) -> None:
-        """A request that never waits: to an endpoint now, or not at all."""
+        """A request that never waits: to an endpoint now, or not at all. Only what endpoints serve is waited for."""
         request = entry.request
         endpoints = self._usable(entry, now)
         reason = Reason.NO_ENDPOINT
@@ -236,6 +237,10 @@ class Requests(Waiting):
             endpoints = [e for e in endpoints if self._fit.open_to(e, entry, now)]
         if endpoints:
             actions.append(self._dispatch(entry, endpoints, now))
+        elif reason is Reason.NO_ENDPOINT and request.pinned is None and self._pool.telling:
+            entry.wait_s_max = min(entry.wait_s_max, TELLING_S_MAX)
+            self._enqueue(entry, now)
+            self._admit_to_wait(entry, now, actions)
         else:
             self._reject(entry, reason, now, actions)
 

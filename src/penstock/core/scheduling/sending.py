@@ -36,6 +36,9 @@ class Sending(Ends):
 
     def _hand_out(self, now: float, actions: list[Action]) -> None:
         """Dispatch until nothing that waits may be sent."""
+        if not self._settings.queue_enabled:
+            self._send_all(now, actions)
+            return
         while self._queues.waiting and (found := self._pump.next(now)) is not None:
             entry, endpoints = found
             if not self._in_time(entry, now):
@@ -44,6 +47,14 @@ class Sending(Ends):
                 actions.append(self._dispatch(entry, endpoints, now))
         if self._queues.waiting:
             self._waits.look(now)
+
+    def _send_all(self, now: float, actions: list[Action]) -> None:
+        """With queueing off nobody waits for a slot, only for an endpoint to tell what it serves."""
+        if self._queues.waiting:
+            for entry in [entry for band in self._queues.bands for entry in band.entries.values()]:
+                endpoints = self._usable(entry, now) if self._stops.sends(entry.model) else []
+                if endpoints and not self._tenants.held(entry.tenant):
+                    actions.append(self._dispatch(entry, endpoints, now))
 
     def _alone(self, entry: Entry, now: float) -> list[Endpoint]:
         """Where a newcomer may go when nobody else waits; empty: it has to join the queue to find out."""
