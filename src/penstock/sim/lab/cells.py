@@ -199,10 +199,10 @@ def _odd() -> Iterator[Cell]:
         yield Cell(f"clients/four-times/{name}", slots, step_s, answer, clients=4.0)
         yield Cell(f"others/half/{name}", slots, step_s, answer, foreign=0.5)
     for slots in (8, 64, 256):
-        yield Cell(f"pictures/{slots}", slots, None, 100, 1000, picture_bytes=400_000)
+        yield Cell(f"pictures/{slots}", slots, None, 100, 1000, picture_bytes=400_000, window_s=90.0)
         for documents, caches in ((8, True), (8, False)):
             name = f"caches/{'on' if caches else 'off'}/{slots}"
-            yield Cell(name, slots, None, 100, 200, strange=Strange(caches=caches), documents=documents)
+            yield Cell(name, slots, None, 100, 200, strange=Strange(caches=caches), documents=documents, window_s=90.0)
 
 
 def _deadlines() -> Iterator[Cell]:
