@@ -167,6 +167,13 @@ async def test_a_page_lies_about_its_load_and_its_counters_move() -> None:
         assert [said[f"vllm:{name}"] for name in names] == [7, 3, 1, 5]
 
 
+async def test_the_page_of_another_model_names_it() -> None:
+    async with bench() as at:
+        await at.fault(kind="metrics_lie", value={"page": "other-model"}, count=1)
+        assert 'vllm:num_requests_running{engine="0",model_name="another"}' in (await at.http.get("/metrics")).text
+        assert 'vllm:num_requests_running{engine="0",model_name="sim"}' in (await at.http.get("/metrics")).text
+
+
 async def test_a_page_lies_by_name() -> None:
     async with bench() as at:
         await at.fault(kind="metrics_lie", value={"page": "frozen-overloaded"})

@@ -207,7 +207,7 @@ class EngineServer:
         page = engine_metrics.render(
             said,
             counters=self._page.has_counters if fault else True,
-            model=self.model,
+            model="another" if fault and self._page.of_another else self.model,
             config=self.engine.config,
             successes=self.service.successes,
             started_unix_s=self._started_unix_s,

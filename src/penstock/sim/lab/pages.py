@@ -91,6 +91,11 @@ class Page:
         """Whether there is more on it than gauges."""
         return self._ways.counters
 
+    @property
+    def of_another(self) -> bool:
+        """Whether it is another model's, and says so."""
+        return self._ways.of_another
+
     def read(self, true: Gauges, now: float) -> Gauges | None:
         """What it says now, where `true` is so."""
         ways = self._ways
