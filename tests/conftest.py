@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Iterator
+from unittest import mock
+
 import pytest
 from hypothesis import settings
 
@@ -9,6 +14,15 @@ from penstock.build import compiled
 
 settings.register_profile("shared_machine", deadline=None)  # an example's time says nothing there
 settings.load_profile("shared_machine")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_folder() -> Iterator[None]:
+    """Gateways keep their own tokens here, and the commands find them here; nothing is left in anybody's home."""
+    with tempfile.TemporaryDirectory(prefix="penstock-state-") as folder:
+        without = {name: value for name, value in os.environ.items() if name != "STATE_DIRECTORY"}
+        with mock.patch.dict(os.environ, {**without, "XDG_STATE_HOME": folder}, clear=True):
+            yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -733,8 +733,8 @@ def test_what_is_not_a_settings_file_is_one_line(tmp_path: Path, text: str, mess
 def test_the_design_example_is_understood(tmp_path: Path) -> None:
     """Flow style with a variable in it, which plain YAML would refuse."""
     text = "admin: {token: ${PENSTOCK_ADMIN_TOKEN:-}, read_token: null}"
-    admin = read(tmp_path, text, {"PENSTOCK_ADMIN_TOKEN": "secret"}).admin
-    assert (admin.token and admin.token.get_secret_value(), admin.read_token) == ("secret", None)
+    admin = read(tmp_path, text, {"PENSTOCK_ADMIN_TOKEN": "open-sesame"}).admin
+    assert (admin.token and admin.token.get_secret_value(), admin.read_token) == ("open-sesame", None)
     assert read(tmp_path, text).admin.token is None
 
 

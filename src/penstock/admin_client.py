@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from penstock import own_token
+
 URL_DEFAULT = "http://127.0.0.1:8080"
 TIMEOUT_S = 10.0
 ANSWER_BYTES_MAX = 64 << 20
@@ -50,13 +52,26 @@ def reach(url: str, method: str, data: Any, headers: Mapping[str, str], *, timeo
         raise GatewayError(f"{url} is not a URL with http:// or https://")
     request = urllib.request.Request(url, data, dict(headers), method=method)  # noqa: S310 (checked above)
     try:
-        return urllib.request.urlopen(request, timeout=timeout_s)  # noqa: S310
+        return _opener(url).open(request, timeout=timeout_s)
     except urllib.error.HTTPError as error:
         with error:
             raise GatewayError(_message(error), error.code) from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise GatewayError(f"cannot reach {_origin(url)}: {reason}") from None
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    """What is on this machine is asked directly, whatever proxy the environment names: a token goes with it."""
+    proxies: dict[str, str] | None = {} if own_token.is_here(urlsplit(url).hostname) else None
+    return urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _NoRedirects)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A gateway redirects no such call; whoever does would get the token."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
 
 
 def read_json(answer: Any) -> Any:
@@ -77,12 +92,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"the gateway (PENSTOCK_URL; default {URL_DEFAULT})",
     )
     parser.add_argument(
-        "--token", default=os.environ.get("PENSTOCK_ADMIN_TOKEN"), help="admin token (PENSTOCK_ADMIN_TOKEN)"
+        "--token",
+        default=os.environ.get("PENSTOCK_ADMIN_TOKEN"),
+        help="admin token (PENSTOCK_ADMIN_TOKEN; default: that of a gateway on this machine, where it made its own)",
     )
 
 
 def client(args: argparse.Namespace) -> AdminClient:
-    return AdminClient(args.url, args.token)
+    """With the token that was given, else with the gateway's own where that is on this machine."""
+    return AdminClient(args.url, args.token or own_token.find(args.url, os.environ))
 
 
 def _message(error: urllib.error.HTTPError) -> str:

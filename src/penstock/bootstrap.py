@@ -10,6 +10,7 @@ import penstock
 from penstock import clock
 from penstock.config import config_hash
 from penstock.core.scheduler import Scheduler
+from penstock.own_token import OwnToken, folder_of
 from penstock.server import parts
 from penstock.server.admin.auth import AdminAuth
 from penstock.server.admin.events import EventLog
@@ -32,6 +33,7 @@ from penstock.server.heartbeat import Heartbeats
 from penstock.server.http1 import HttpServer
 from penstock.server.identity import Callers
 from penstock.server.metrics import Metrics
+from penstock.server.origins import Origins
 from penstock.server.reload import Reload, Told
 from penstock.server.serve import Gateway
 from penstock.settings.model import Settings
@@ -59,7 +61,10 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
     endpoints.want(SETTINGS, settings.endpoints)
     discovery = Discovery(sources(settings.discovery, os.environ), endpoints)
     events = EventLog()
-    auth = AdminAuth(*parts.admin_tokens(settings), listens_on=settings.listen_address[0], now=driver.now)
+    host, own = settings.listen_address[0], OwnToken(folder_of(settings.state_dir, os.environ))
+    origins = Origins(settings.identity, listens_on=host)
+    tokens = parts.admin_tokens(settings)
+    auth = AdminAuth(*tokens, listens_on=host, now=driver.now, origins=origins, own=own.token)
     callers, affinities = Callers(settings), Affinities(settings.routing)
     heartbeats = Heartbeats(driver, after_s=settings.queue.heartbeat_after, wait_s_max=parts.wait_s_max(settings))
     routes = AdminRoutes(auth, events.audit)
@@ -81,6 +86,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         metrics=metrics,
         catalog=catalog,
         admin=routes,
+        origins=origins,
         callers=callers,
         locator=locator,
         affinities=affinities,
@@ -103,6 +109,8 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
             endpoints=endpoints,
             discovery=discovery,
             auth=auth,
+            origins=origins,
+            own_token=own,
             events=events,
         ),
     )
@@ -127,6 +135,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         endpoints=endpoints,
         discovery=discovery,
         watch=watch,
+        own_token=own,
         batch=batch,
         app=app,
     )

@@ -6,14 +6,17 @@ Only what the subcommand needs that is asked for is imported: to make the settin
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import penstock
+from penstock import early_signals
 from penstock.build import kind
+
+if TYPE_CHECKING:
+    import asyncio
 
 _Load = Callable[[argparse.ArgumentParser], None]  # adds a command's arguments, and what runs it
 
@@ -27,6 +30,8 @@ class _Command(NamedTuple):
 def main(argv: list[str] | None = None) -> int:
     """Run a subcommand; returns the exit code."""
     words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["serve"]:
+        early_signals.hold()
     args = _parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
     try:
         code = int(args.run(args))
@@ -224,6 +229,8 @@ _COMMANDS = {
 
 
 def _run_gateway(args: argparse.Namespace) -> int:
+    import asyncio
+
     from penstock import bootstrap, logs
     from penstock.config import ConfigError, Flags, Settings, load, require_endpoints
     from penstock.settings.roles import role_warnings
@@ -273,6 +280,8 @@ def _run_gateway(args: argparse.Namespace) -> int:
 
 def event_loop() -> asyncio.AbstractEventLoop:
     """uvloop's loop where there is one, for its speed."""
+    import asyncio
+
     try:
         import uvloop
     except ImportError:  # pragma: no cover - not available on every platform

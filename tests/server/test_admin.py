@@ -6,7 +6,8 @@ import pytest
 
 from penstock.config import ConfigError, from_mapping
 from penstock.core.outcome import Reason
-from penstock.server.admin.auth import FAILURES_MAX, AdminAuth, is_loopback
+from penstock.server.admin.auth import FAILURE_DELAY_S, FAILURES_MAX, AdminAuth
+from penstock.server.origins import PROXY_HEADERS, Origins, is_loopback
 from tests.server.conftest import World
 
 LIST = "/admin/endpoints"
@@ -68,10 +69,53 @@ def test_without_tokens_a_gateway_that_others_reach_is_closed(listens_on: str) -
 
 
 @pytest.mark.parametrize("listens_on", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
-def test_without_tokens_a_gateway_on_loopback_is_open(listens_on: str) -> None:
+def test_without_tokens_this_machine_looks_at_a_gateway_on_loopback_and_changes_nothing(listens_on: str) -> None:
     assert is_loopback(listens_on)
-    assert reason(auth(listens_on), Head(host="localhost:8080")) is None
-    assert reason(auth(listens_on), Head(host="[::1]:8080", origin="http://[::1]:8080")) is None
+    judge = auth(listens_on)
+    for head in (
+        Head("127.0.0.1", host="localhost:8080"),
+        Head("::1", host="[::1]:8080", origin="http://[::1]:8080"),
+        Head("::ffff:127.0.0.1"),
+    ):
+        assert reason(judge, head, writes=False) is None
+        assert reason(judge, head, writes=True) is Reason.FORBIDDEN
+
+
+@pytest.mark.parametrize("header", [name.decode() for name in PROXY_HEADERS])
+def test_who_came_through_a_proxy_is_not_this_machine(header: str) -> None:
+    head = Head("127.0.0.1", host="127.0.0.1:8080", **{header.replace("-", "_"): "127.0.0.1"})
+    assert reason(auth(), head, writes=False) is Reason.FORBIDDEN
+
+
+def test_a_proxy_that_the_settings_name_is_not_this_machine_either() -> None:
+    identity = from_mapping({"identity": {"trusted_proxies": ["127.0.0.1"]}}).identity
+    origins = Origins(identity, listens_on="127.0.0.1")
+    judge = AdminAuth(None, None, listens_on="127.0.0.1", now=Clock(), origins=origins)
+    assert reason(judge, Head("127.0.0.1"), writes=False) is Reason.FORBIDDEN
+    assert reason(judge, Head("127.0.0.2"), writes=False) is None
+
+
+@pytest.mark.parametrize("peer", ["10.0.0.1", "2001:db8::1", ""])
+def test_who_comes_from_elsewhere_to_loopback_was_sent_on(peer: str) -> None:
+    assert reason(auth(), Head(peer, host="127.0.0.1:8080"), writes=False) is Reason.FORBIDDEN
+
+
+def test_a_gateways_own_token_opens_it_and_only_where_none_is_set() -> None:
+    def judge(token: str | None = None, listens_on: str = "127.0.0.1") -> AdminAuth:
+        return AdminAuth(token, None, listens_on=listens_on, now=Clock(), own="made-here")
+
+    assert reason(judge(), bearer("made-here"), writes=True) is None
+    assert reason(judge(), bearer("made-there"), writes=True) is Reason.UNAUTHORIZED
+    assert reason(judge(), Head("127.0.0.1"), writes=True) is Reason.UNAUTHORIZED
+    assert reason(judge(), Head("127.0.0.1"), writes=False) is None
+    assert reason(judge(listens_on="0.0.0.0"), bearer("made-here"), writes=True) is None
+    assert reason(judge(listens_on="0.0.0.0"), Head("127.0.0.1"), writes=False) is Reason.FORBIDDEN
+    assert reason(judge("another-one"), bearer("made-here"), writes=False) is Reason.UNAUTHORIZED
+    changed = judge()
+    changed.reconfigured("another-one", None)
+    assert reason(changed, bearer("made-here"), writes=False) is Reason.UNAUTHORIZED
+    changed.reconfigured(None, None)
+    assert reason(changed, bearer("made-here"), writes=False) is None
 
 
 @pytest.mark.parametrize(
@@ -87,21 +131,25 @@ def test_without_tokens_a_gateway_on_loopback_is_open(listens_on: str) -> None:
     ],
 )
 def test_a_page_of_another_site_cannot_use_the_open_loopback(headers: dict[str, str]) -> None:
-    assert reason(auth(), Head(**headers)) is Reason.FORBIDDEN
+    assert reason(auth(), Head("127.0.0.1", **headers), writes=False) is Reason.FORBIDDEN
 
 
-def test_after_many_wrong_tokens_an_address_has_to_wait_and_others_do_not() -> None:
+def test_many_wrong_tokens_slow_down_the_address_they_come_from_and_never_the_right_one() -> None:
     clock = Clock()
     judge = auth("", clock, token="right")
     for _ in range(FAILURES_MAX):
-        assert reason(judge, bearer("wrong")) is Reason.UNAUTHORIZED
-    denied = judge.denied(bearer("right"), writes=False)
-    assert denied is not None
-    assert denied.reason is Reason.OVERLOAD
+        denied = judge.denied(bearer("wrong"), writes=False)
+        assert denied is not None
+        assert (denied.reason, denied.delay_s) == (Reason.UNAUTHORIZED, 0.0)
+    for _ in range(3 * FAILURES_MAX):
+        denied = judge.denied(bearer("wrong"), writes=False)
+        assert denied is not None
+        assert (denied.reason, denied.delay_s) == (Reason.OVERLOAD, FAILURE_DELAY_S)
+        assert reason(judge, bearer("right")) is None
+    assert reason(judge, bearer("wrong", peer="10.0.0.2")) is Reason.UNAUTHORIZED
     assert denied.retry_after_s is not None
-    assert reason(judge, bearer("right", peer="10.0.0.2")) is None
     clock.now += denied.retry_after_s
-    assert reason(judge, bearer("right")) is None
+    assert reason(judge, bearer("wrong")) is Reason.UNAUTHORIZED, "however many there were, it is forgiven as soon"
 
 
 async def test_the_gateway_asks_for_the_token_before_it_reads_a_body(world: World) -> None:
@@ -157,16 +205,16 @@ def test_an_ipv6_caller_has_no_more_tries_for_having_more_addresses() -> None:
     judge = auth("", token="right")
     for n in range(FAILURES_MAX):
         assert reason(judge, bearer("wrong", peer=f"2001:db8::{n:x}%eth0")) is Reason.UNAUTHORIZED
-    assert reason(judge, bearer("right", peer="2001:db8::ffff")) is Reason.OVERLOAD
-    assert reason(judge, bearer("right", peer="2001:db8:0:1::1")) is None
+    assert reason(judge, bearer("wrong", peer="2001:db8::ffff")) is Reason.OVERLOAD
+    assert reason(judge, bearer("wrong", peer="2001:db8:0:1::1")) is Reason.UNAUTHORIZED
     for _ in range(FAILURES_MAX):
         assert reason(judge, bearer("wrong", peer="::ffff:10.0.0.9")) is Reason.UNAUTHORIZED
-    assert reason(judge, bearer("right", peer="10.0.0.9")) is Reason.OVERLOAD
+    assert reason(judge, bearer("wrong", peer="10.0.0.9")) is Reason.OVERLOAD
 
 
 async def test_no_answer_of_admin_can_be_taken_for_a_page(world: World) -> None:
-    await world.gateway(admin={"read_token": "look"})
-    look = {"authorization": "Bearer look"}
+    await world.gateway(admin={"read_token": "only-look"})
+    look = {"authorization": "Bearer only-look"}
     for path, headers in ((LIST, look), ("/admin/state", look), ("/admin/what", look), (LIST, {})):
         answer = await world.ask("GET", path, headers=headers)
         assert answer.header("x-content-type-options") == "nosniff"
@@ -175,4 +223,4 @@ async def test_no_answer_of_admin_can_be_taken_for_a_page(world: World) -> None:
 
 def test_a_token_that_may_look_is_not_the_one_that_may_do_everything() -> None:
     with pytest.raises(ConfigError, match=r"admin\.read_token: is the same as `admin\.token`"):
-        from_mapping({"admin": {"token": "same", "read_token": "same"}})
+        from_mapping({"admin": {"token": "one-and-the-same", "read_token": "one-and-the-same"}})

@@ -218,15 +218,15 @@ async def test_keys_limits_and_admin_tokens_change(world: World) -> None:
     with_key = {"authorization": f"Bearer {key}"}
     assert (await world.chat_with(with_key)).status == 401
     assert await reloaded(
-        world, tenants=[{"name": "a", "keys": [hashed], "limits": {"requests_per_minute": 2}}], admin={"token": "t0k"}
+        world, tenants=[{"name": "a", "keys": [hashed], "limits": {"requests_per_minute": 2}}], admin={"token": "s3cret-t0k"}
     ) == ["tenants[a].keys", "tenants[a].limits.requests_per_minute", "admin.token"]
     assert [(await world.chat_with(with_key)).status for _ in range(3)] == [200, 200, 429]
     assert (await world.ask("POST", "/admin/reload")).status == 401
-    secret = {"authorization": "Bearer t0k"}
+    secret = {"authorization": "Bearer s3cret-t0k"}
     answer = await world.ask("POST", "/admin/reload", headers=secret)
     assert answer.json() == {"hash": world.gate.reload.hash, "changed": [], "changes": []}
     state = (await world.ask("GET", "/admin/state", headers=secret)).body
-    assert b"t0k" not in state
+    assert b"s3cret-t0k" not in state
     assert hashed.encode() not in state
 
 
@@ -271,16 +271,16 @@ async def test_a_renewed_certificate_is_shown_to_who_comes_now(world: World, tmp
     await world.gateway(tls={"cert": str(cert), "key": str(key)})
     first = await shown_certificate(world)
     make_certificate(cert, key)
-    await by_tls(world, "POST", "/admin/reload")
+    await reload_by_tls(world)
     second = await shown_certificate(world)
     assert second != first
     key.write_text("nothing of use")
-    answer = await by_tls(world, "POST", "/admin/reload")
+    answer = await reload_by_tls(world)
     assert answer.status == 422
     assert "tls: the certificate or its key can't be used" in answer.json()["error"]["message"]
     assert await shown_certificate(world) == second
     world.document["tls"] = {}
-    assert (await by_tls(world, "POST", "/admin/reload")).json()["problems"][0]["path"] == "tls"
+    assert (await reload_by_tls(world)).json()["problems"][0]["path"] == "tls"
 
 
 def make_certificate(cert: Path, key: Path) -> None:
@@ -288,11 +288,11 @@ def make_certificate(cert: Path, key: Path) -> None:
     subprocess.run([*command.split(), "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
 
 
-async def by_tls(world: World, method: str, path: str) -> Answer:
+async def reload_by_tls(world: World) -> Answer:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     client = Client(*await asyncio.open_connection("127.0.0.1", world.port, ssl=context))
-    client.send(request(method, path))
+    client.send(request(path="/admin/reload", headers={"authorization": f"Bearer {world.gate.own_token.token}"}))
     answer = await client.answer()
     client.writer.close()
     return answer
@@ -399,10 +399,23 @@ EVERYTHING: list[dict[str, Any]] = [
             "max_band": "end",
             "max_dynamic": 3,
             "trusted_proxies": ["10.0.0.0/8"],
+            "anonymous": {
+                "weight": 3,
+                "limits": {
+                    "running": 7,
+                    "queued": 8,
+                    "queued_bytes": 9,
+                    "queued_tokens": 10,
+                    "requests_per_minute": 11,
+                    "tokens_per_minute": 12,
+                },
+            },
+            "allowed_hosts": ["penstock.example"],
+            "allowed_origins": ["https://chat.example"],
         },
         "observe": {"interval": 7, "fast_interval": 3},
         "metrics": {"aliases": ["vllm_router"]},
-        "admin": {"token": "one", "read_token": "two"},
+        "admin": {"token": "number-one", "read_token": "number-two"},
         "log": {"format": "json", "access": True},
         "tracing": {"endpoint": "http://127.0.0.1:9", "sample": 0.5},
     },
@@ -496,6 +509,7 @@ def kept(gate: Gateway) -> dict[str, object]:
         "traced": told.app.tracer is not None,
         "aliased": told.metrics._with_aliases,
     }
+    found |= plain("origins", told.origins)
     found |= plain("callers", told.callers, "_tenants", "_keys", "_dynamic", "_dynamic_users", "_trusted_peers")
     for name, known in told.callers._tenants.items():
         found |= {f"tenant {name}": (known.weight, known.band_max, known.limits, known.users.limit)}
@@ -528,7 +542,7 @@ def test_changes_are_told_by_names_and_never_with_secrets() -> None:
     new = settings(
         tenants=[{"name": "b", "weight": 2}, {"name": "a", "keys": ["sha256:" + "a" * 64]}],
         endpoints=[{"url": "http://h:1", "api_key": "0ther"}],
-        admin={"token": "t0ken"},
+        admin={"token": "another-t0ken"},
     )
     lines = [change.line() for change in changes(old, new)]
     assert lines == [

@@ -32,6 +32,7 @@ from penstock.server.identity import Callers
 from penstock.server.journey import QueuedJourney, Witness
 from penstock.server.locality.locator import Locator
 from penstock.server.metrics import Metrics
+from penstock.server.origins import Origins
 from penstock.server.own_paths import OwnPaths
 from penstock.server.profiles import PLAIN, Profile, profiles
 from penstock.server.routes import Kind, Route, api_of, route
@@ -79,6 +80,7 @@ class App:
         metrics: Metrics,
         catalog: Catalog,
         admin: AdminRoutes,
+        origins: Origins,
         callers: Callers,
         heartbeats: Heartbeats,
         affinities: Affinities,
@@ -90,6 +92,8 @@ class App:
         self._metrics = metrics
         self._catalog = catalog
         self._callers = callers
+        self._origins = origins
+        self._admin = admin
         self._levels = settings.fairness.levels  # for as long as it runs
         self._heartbeats = heartbeats
         self._locator = locator
@@ -132,6 +136,9 @@ class App:
 
     def begin(self, exchange: Exchange) -> int | None:
         """Refuse what the head alone tells is not to be served."""
+        if self._origins.looks and (foreign := self._foreign(exchange)) is not None:
+            self._refuse(exchange, Reason.FORBIDDEN, foreign)
+            return None
         if route(exchange.target_path) is None:
             part = self._part(exchange.target_path)
             if part is not None:
@@ -146,6 +153,13 @@ class App:
             else:
                 exchange.note = key
         return None
+
+    def _foreign(self, exchange: Exchange) -> str | None:
+        """Why a page of another site, or a name that is not ours, is not served; who shows a key is no page."""
+        foreign = self._origins.foreign(exchange)
+        if foreign is None or self._admin.owns(exchange.target_path):  # which asks for tokens, and looks itself
+            return None
+        return None if isinstance(self._callers.key(exchange.lookup.get, exchange.repeats), Key) else foreign
 
     def complete(self, exchange: Exchange) -> None:
         """Serve a request that is wholly here."""

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from penstock.core.settings import Limits
 from penstock.server.caller import Caller, Key, Known, Unauthorized
 from penstock.server.names import Names, safe_name
+from penstock.server.origins import within
 from penstock.settings.model import Settings
 from penstock.settings.tenancy import ANONYMOUS, OTHER, Tenant, TenantLimits
 
@@ -199,7 +200,7 @@ class Callers:
         if verdict is None:
             if len(self._trusted_peers) >= _PEERS_MAX:
                 self._trusted_peers.clear()
-            verdict = self._trusted_peers[peer] = _within(peer, self._networks)
+            verdict = self._trusted_peers[peer] = within(peer, self._networks)
         return verdict
 
     def _user(self, header: Header, field: object, tenant: Known, key: Key | None, now: float) -> str:
@@ -292,16 +293,6 @@ def _first_name(header: Header, names: tuple[bytes, ...]) -> str:
         if value and (found := safe_name(value)):
             return found
     return ""
-
-
-def _within(peer: str, networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
-    try:
-        address = ipaddress.ip_address(peer.partition("%")[0])
-    except ValueError:
-        return False
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return any(address in network for network in networks)
 
 
 def _priority(value: object) -> int:

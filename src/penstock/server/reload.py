@@ -18,6 +18,7 @@ import msgspec
 
 from penstock import logs
 from penstock.config import ConfigError, Problem, config_hash
+from penstock.own_token import OwnToken
 from penstock.server import parts
 from penstock.server.admin.auth import AdminAuth
 from penstock.server.admin.events import EventLog
@@ -32,6 +33,7 @@ from penstock.server.heartbeat import Heartbeats
 from penstock.server.http1 import HttpServer
 from penstock.server.identity import Callers
 from penstock.server.metrics import Metrics
+from penstock.server.origins import Origins
 from penstock.settings.model import Settings
 from penstock.settings.reloading import Change, changes, needing_restart
 
@@ -74,6 +76,8 @@ class Told(msgspec.Struct, frozen=True):
     endpoints: Endpoints
     discovery: Discovery
     auth: AdminAuth
+    origins: Origins
+    own_token: OwnToken
     events: EventLog
 
 
@@ -159,6 +163,11 @@ class Reload:
         told.catalog.aliases = parts.aliases(new)
         told.server.limits = parts.server_limits(new)
         told.auth.reconfigured(*parts.admin_tokens(new))
+        if told.auth.is_set:
+            told.own_token.remove()
+        else:
+            told.own_token.write(told.server.port)
+        told.origins.reconfigured(new.identity)
         told.metrics.reconfigured(new)
         told.metrics.reloaded(self.hash)
         told.app.reconfigured(new)

@@ -7,6 +7,8 @@ import gc
 import logging
 import signal
 
+from penstock import early_signals
+from penstock.own_token import OwnToken
 from penstock.server.admin.watch import Watch
 from penstock.server.app import App
 from penstock.server.batch.parts import BatchLane
@@ -37,6 +39,7 @@ class Gateway:
         endpoints: Endpoints,
         discovery: Discovery,
         watch: Watch,
+        own_token: OwnToken,
         batch: BatchLane | None = None,
         app: App,
     ) -> None:
@@ -48,6 +51,7 @@ class Gateway:
         self.endpoints = endpoints
         self._discovery = discovery
         self._watch = watch
+        self.own_token = own_token
         self._app = app
         self._tasks: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
@@ -56,8 +60,8 @@ class Gateway:
     async def run(self) -> None:
         """Serve until the first SIGTERM or SIGINT, drain, stop. A second signal forces."""
         await self.start()
-        _look_for_garbage_rarely()
         self.listen_to_signals()
+        _look_for_garbage_rarely()
         try:
             await self._stop.wait()
             await self.drain()
@@ -70,6 +74,8 @@ class Gateway:
         host, port = settings.listen_address
         self.reload.tls = tls_context(settings)
         await self.server.start(host, port, ssl=self.reload.tls)
+        if not self.reload.told.auth.is_set:
+            self.own_token.write(self.server.port)
         loop = asyncio.get_running_loop()
         self.endpoints.start()
         self._discovery.start()
@@ -80,11 +86,12 @@ class Gateway:
         logger.info("listening on %s://%s:%d", "https" if settings.tls.cert else "http", shown, self.server.port)
 
     def listen_to_signals(self) -> None:
-        """SIGTERM and SIGINT stop, SIGHUP reloads."""
+        """SIGTERM and SIGINT stop, SIGHUP reloads. Those that came before are heard now."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         loop.add_signal_handler(signal.SIGHUP, self.reload.on_signal)
+        early_signals.release()
 
     def stop(self) -> None:
         """Ask to stop; asked again, at once."""
@@ -123,6 +130,7 @@ class Gateway:
         self.driver.close()
         if self._app.tracer is not None:
             await self._app.tracer.close()
+        self.own_token.remove()
         logger.info("stopped")
 
     async def _measure_lag(self) -> None:

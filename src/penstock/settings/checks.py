@@ -42,7 +42,7 @@ from penstock.settings.problems import (
 from penstock.settings.routing import Routing
 from penstock.settings.routing import contradictions as routing_contradictions
 from penstock.settings.section import Section
-from penstock.settings.tenancy import NAMES_WITHOUT_KEYS, Fairness, Identity, Prices, Tenant
+from penstock.settings.tenancy import ANONYMOUS, NAMES_WITHOUT_KEYS, Fairness, Identity, Prices, Tenant
 
 Found = Iterator[tuple[Location, Problem]]
 Document = Mapping[str, object]
@@ -241,6 +241,9 @@ def _tenants(document: Document) -> Found:
             if key in keys:
                 yield _problem(("tenants", index, "keys", n), f"is the same as {keys[key]}", "a key has one tenant")
             keys.setdefault(key, write_path(("tenants", index, "keys", n)))
+    if ANONYMOUS in names and written_at(document, ("identity", "anonymous")) is not None:
+        message = f"is given twice, as tenants[{names[ANONYMOUS]}] too"
+        yield _problem(("identity", "anonymous"), message, "give it once")
     identity = _valid(Identity, document.get("identity"))
     if identity is not None and identity.require_key and not keys and None not in tenants:
         message = "no tenant has a key, so nobody could be served"

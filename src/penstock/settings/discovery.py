@@ -112,6 +112,10 @@ class FileWatch(Section):
 
     path: FilePath = setting(..., "A YAML or JSON file: a list of entries as in `endpoints`, or of URLs.")
     refresh: values.Duration = setting(1.0, "How often it is looked whether it changed.", ge=0.1)
+    env: Annotated[tuple[values.VariableName, ...], BeforeValidator(values.items(0, LABELS_MAX))] = setting(
+        ("ENGINE_KEY",),
+        "The environment variables that the file may name, as `api_key: ${NAME}`. No other, and nowhere else.",
+    )
 
 
 class Kubernetes(Template):

@@ -302,6 +302,11 @@ class Settings(Section):
     observe: Observe = Observe()
     metrics: Metrics = Metrics()
     admin: Admin = Admin()
+    state_dir: values.OptionalFile = setting(
+        None,
+        "The folder for what a gateway keeps for itself: its own admin token, by port. Default: `$STATE_DIRECTORY` "
+        "(systemd), `$XDG_STATE_HOME/penstock`, or `~/.local/state/penstock`.",
+    )
     batch: Batch = Batch()
     log: Log = Log()
     tracing: Tracing = Tracing()

@@ -17,13 +17,17 @@ OptionalUrl = Annotated[str | None, BeforeValidator(values.optional(endpoint_url
 class Admin(Section):
     """Who may look at `/admin` and change things there.
 
-    Where neither token is set, `/admin` is open on a loopback address, and answers 403 on any other.
+    Where neither token is set, the gateway makes one of its own at each start, and keeps it in `state_dir` for the
+    commands on the same machine. Without a token `/admin` then shows itself to this machine only, where `listen` is a
+    loopback address, and changes nothing.
     """
 
-    token: values.OptionalSecret = setting(
-        None, "The token for everything under `/admin`. Sent as `Authorization: Bearer …`. Never logged or shown."
+    token: values.OptionalAdminToken = setting(
+        None,
+        "The token for everything under `/admin`, of at least 8 characters. Sent as `Authorization: Bearer …`. Never "
+        "logged or shown.",
     )
-    read_token: values.OptionalSecret = setting(None, "A token that may look, but change nothing.")
+    read_token: values.OptionalAdminToken = setting(None, "A token that may look, but change nothing.")
 
 
 class Log(Section):

@@ -51,11 +51,13 @@ RULES: dict[str, Rule] = {
     "accounting": Rule(_ARRIVALS),
     "tenants": Rule("at once: weights, and limits with what was left of them; keys and bands " + _ARRIVALS),
     "identity": Rule(_ARRIVALS),
+    "identity.anonymous": Rule("at once: the weight, and the limits with what was left of them"),
     "observe": Rule("with the next reading"),
     "metrics": Rule("with the next scrape"),
     "log": Rule("at once; `--log-level` stays"),
     "tracing": Rule(_ARRIVALS),
     "admin": Rule("at once; pages that look on with an old token may finish looking"),
+    "state_dir": Rule("what is kept there was written at the start", restarts=True),
     "batch": Rule("the store is opened once, and batches under way keep to its limits", restarts=True),
 }
 

@@ -17,6 +17,7 @@ LEVELS_MAX = 4
 KEYS_MAX = 1_000  # of one tenant
 DYNAMIC_MAX = 100_000  # names from outside; each costs some hundred bytes
 PROXIES_MAX = 1_000
+HOSTS_MAX = 1_000
 
 
 class Prices(Section):
@@ -83,10 +84,11 @@ class TenantLimits(Section):
 
 
 class Tenant(Section):
-    """Who shares the engines. Callers that are none of these have weight 1, no limits and `identity.max_band`.
+    """Who shares the engines. Callers without a key that are none of these share one part: `identity.anonymous`.
 
-    An entry named `anonymous` is for callers that give no name, one named `other` for those beyond
-    `identity.max_dynamic`; neither can have keys.
+    A tenant without keys is whoever names it. An entry named `anonymous` is another way to write
+    `identity.anonymous`, with a `max_band` of its own; one named `other` makes a tenant of the names beyond
+    `identity.max_dynamic`. Neither can have keys.
     """
 
     name: values.TenantName = Field(description="As callers without a key name it, and as metrics show it.")
@@ -107,14 +109,22 @@ class Tenant(Section):
     limits: TenantLimits = TenantLimits()
 
 
+class Anonymous(Section):
+    """The part that all callers without a key share, whatever names they give. Those names are users inside it."""
+
+    weight: values.Weight = setting(1.0, "Its part of the service, compared with tenants.")
+    limits: TenantLimits = TenantLimits()
+
+
 class Identity(Section):
     """Who a caller is."""
 
     require_key: values.Bool = setting(default=False, meaning="Refuse callers without a key of a tenant.")
     tenant_header: values.HeaderName = setting(
         "x-tenant-id",
-        "The header that names the tenant of a caller without a key. After it, `x-llm-d-inference-fairness-id` and "
-        "`x-gateway-inference-fairness-id` are understood.",
+        "The header that names a caller without a key: one of `tenants` that has no keys, or a user of the part that "
+        "all without a key share (`identity.anonymous`). After it, `x-llm-d-inference-fairness-id` and "
+        "`x-gateway-inference-fairness-id` are understood. Given twice, it is refused.",
     )
     user_header: values.HeaderName = setting(
         "x-user-id",
@@ -129,13 +139,26 @@ class Identity(Section):
     )
     max_dynamic: values.Whole = setting(
         1_000,
-        "How many tenants that are not listed, and how many users of one tenant, have flows of their own at a "
+        "How many names that are not listed, and how many users of one tenant, have flows of their own at a "
         "time. The rest share the flow `other`.",
         ge=1,
         le=DYNAMIC_MAX,
     )
+    anonymous: Anonymous = Anonymous()
     trusted_proxies: Annotated[tuple[values.Network, ...], BeforeValidator(values.items(0, PROXIES_MAX))] = setting(
-        (), "Addresses or networks whose callers without a key may name any tenant, also one that has keys."
+        (),
+        "Addresses or networks of proxies. Their callers without a key may name any tenant, also one that has keys; "
+        "names that are not listed are tenants of their own. They are never this machine, wherever they run.",
+    )
+    allowed_hosts: Annotated[tuple[values.HostPattern, ...], BeforeValidator(values.items(0, HOSTS_MAX))] = setting(
+        (),
+        "Names under which callers may reach the gateway, besides IP addresses and names without a dot; `*` for any. "
+        "Others get 403 where it listens on a loopback address without `require_key`, or where this is set.",
+    )
+    allowed_origins: Annotated[tuple[values.Origin, ...], BeforeValidator(values.items(0, HOSTS_MAX))] = setting(
+        (),
+        "Origins whose web pages may use it, besides its own. Others get 403 where it listens on a loopback address "
+        "without `require_key`, or where this is set.",
     )
 
 

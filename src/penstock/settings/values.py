@@ -26,6 +26,12 @@ MODEL_CHARACTERS_MAX = 256
 MODELS_MAX = 1_000
 WEIGHT_MAX = 1e6  # and 1/WEIGHT_MAX at least: beyond it, sums of tokens per weight lose their small parts
 
+TOKEN_CHARACTERS_MIN = (
+    8  # as for passwords (NIST SP 800-63B), which are guessed as slowly; docs/security.md asks for 32
+)
+TOKEN_DIFFERENT_MIN = 4
+TOKENS_KNOWN = frozenset({"change-me", "changeme", "changeit", "password", "penstock", "12345678", "admin-token"})
+
 _NUMBER = re.compile(r"[-+]?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})([eE][-+]?\d{1,3})?", re.ASCII)
 _WITH_UNIT = re.compile(r"([-+]?\d{1,18}(?:\.\d{1,18})?)\s?([A-Za-z]*)", re.ASCII)
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -39,6 +45,9 @@ _VISIBLE = re.compile(r"[!-~]{1,4096}", re.ASCII)
 _NAME = re.compile(r"[^\s\"'`,]{1,128}")
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}", re.ASCII)  # RFC 9110 field name
 _KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]{0,31}://[a-z0-9._\[\]:-]{1,260}", re.ASCII)
+_HOST_PATTERN = re.compile(r"\*|[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?", re.ASCII)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 _BAND = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 
 
@@ -221,6 +230,41 @@ def secret(value: object) -> SecretStr:
     return SecretStr(value.strip())
 
 
+def admin_token(value: object) -> SecretStr:
+    """A token that opens `/admin`: one that is short or known to all is guessed before anything slows the guesser."""
+    result = secret(value)
+    written = result.get_secret_value()
+    if len(written) < TOKEN_CHARACTERS_MIN or len(set(written)) < TOKEN_DIFFERENT_MIN:
+        raise Refused(
+            f"is too easily guessed: expected at least {TOKEN_CHARACTERS_MIN} characters, "
+            f"{TOKEN_DIFFERENT_MIN} of them different",
+            "`openssl rand -hex 32` makes a good one",
+        )
+    if written.lower() in TOKENS_KNOWN:
+        raise Refused("is one that everybody tries first", "`openssl rand -hex 32` makes a good one")
+    return result
+
+
+def origin(value: object) -> str:
+    """A web page's origin, as browsers send it: `https://host[:port]`."""
+    if not isinstance(value, str) or not _ORIGIN.fullmatch(value.lower()):
+        raise Refused(f"{show(value)} is not an origin", "for example https://chat.example.com")
+    return value.lower()
+
+
+def host_pattern(value: object) -> str:
+    """A host's name without its port, or `*` for any."""
+    if not isinstance(value, str) or not _HOST_PATTERN.fullmatch(value.lower()):
+        raise Refused(f"{show(value)} is not a host's name", "for example gateway.example.com, without a port")
+    return value.lower()
+
+
+def variable_name(value: object) -> str:
+    if not isinstance(value, str) or not _VARIABLE.fullmatch(value):
+        raise Refused(f"{show(value)} is not the name of an environment variable")
+    return value
+
+
 def slots(value: object) -> int | Literal["auto"]:
     if isinstance(value, str) and value == "auto":
         return "auto"
@@ -311,6 +355,10 @@ ServedModels = Annotated[
 ]
 OptionalFile = Annotated[str | None, BeforeValidator(optional(text)), Kind("file")]
 OptionalSecret = Annotated[SecretStr | None, BeforeValidator(optional(secret)), Kind("secret text")]
+OptionalAdminToken = Annotated[SecretStr | None, BeforeValidator(optional(admin_token)), Kind("secret text")]
+Origin = Annotated[str, BeforeValidator(origin), Kind("origin")]
+HostPattern = Annotated[str, BeforeValidator(host_pattern), Kind("host name or `*`")]
+VariableName = Annotated[str, BeforeValidator(variable_name), Kind("variable's name")]
 OptionalDuration = Annotated[float | None, BeforeValidator(optional(duration)), _DURATION]
 OptionalSize = Annotated[int | None, BeforeValidator(optional(size)), _SIZE]
 OptionalWhole = Annotated[int | None, BeforeValidator(optional(whole)), _WHOLE]

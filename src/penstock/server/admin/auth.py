@@ -1,10 +1,13 @@
 """Who may look at /admin, and who may change things there (DESIGN §6, `admin`).
 
-Two tokens: one for everything, one that only reads. With neither, a gateway that listens on loopback trusts whoever
-reaches it, and any other refuses everybody. A browser reaches loopback too, whatever page it shows: so without tokens
-a request must not name a host of the wide world (whoever owns that name can let it resolve to loopback) nor come from
-another site. Wrong tokens are counted per address (IPv6: per /64); past the limit nothing is compared any more, so
-nothing is learned.
+Two tokens: one for everything, one that only reads. With neither, the gateway has one of its own, which only who may
+read its file knows (`own_token.py`). Without a token nobody changes anything; where none is set, and it listens on
+loopback, this machine may look (`origins.py` says who that is).
+
+The right token is always let in, however many wrong ones came before it and from wherever: otherwise anybody behind
+the same proxy could lock an operator out. So what is wrong is compared too, and a guesser is slowed down instead: past
+some wrong tokens of an address (IPv6: a /64), each further one is answered late, and one connection can try no more
+often than that. What keeps guessers with many connections out is the token's length.
 """
 
 from __future__ import annotations
@@ -14,25 +17,24 @@ import hmac
 import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Protocol
-from urllib.parse import urlsplit
 
 import msgspec
 
 from penstock.core.outcome import Reason
+from penstock.server.origins import Head, Origins, is_loopback
+from penstock.settings.tenancy import Identity
 
-FAILURES_MAX = 10  # wrong tokens at once: a person mistypes, a script that is wrong stops being answered
-FAILURE_FORGIVEN_S = 6.0  # then one more each so often: 10 a minute find no token in a lifetime
+FAILURES_MAX = 10  # wrong tokens at once: a person mistypes, a script that is wrong is slowed down
+FAILURE_FORGIVEN_S = 6.0  # then one more each so often is answered at once
+FAILURE_DELAY_S = 1.0  # a second is nothing to a person who mistyped eleven times
 ADDRESSES_MAX = 10_000  # remembered; past that the one that failed longest ago is forgotten
-_LOCAL_NAMES = frozenset({"localhost", "localhost.localdomain"})
-
-
-class Head(Protocol):
-    """What is looked at of a request."""
-
-    @property
-    def peer(self) -> tuple[str, int]: ...
-    def header(self, name: bytes, /) -> bytes | None: ...
+_CLOSED = "/admin is closed: set `admin.token`, or listen on a loopback address to let this machine look."
+_CHANGES = (
+    "Changing something needs the admin token: `Authorization: Bearer …`. None is set, so the gateway made one of its "
+    "own, which the commands on its machine find by themselves."
+)
+_CHANGES_NOTHING = "Without `admin.token`, /admin changes nothing."
+_NOT_HERE = "Without a token /admin shows itself to this machine only, and this request came from elsewhere or a proxy."
 
 
 class Denied(msgspec.Struct, frozen=True):
@@ -41,74 +43,85 @@ class Denied(msgspec.Struct, frozen=True):
     reason: Reason
     message: str
     retry_after_s: float | None = None
+    delay_s: float = 0.0  #: to be told so late
 
 
 class AdminAuth:
     """Decides by a request's head; its body is not needed."""
 
-    def __init__(self, token: str | None, read_token: str | None, *, listens_on: str, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        token: str | None,
+        read_token: str | None,
+        *,
+        listens_on: str,
+        now: Callable[[], float],
+        origins: Origins | None = None,
+        own: str | None = None,
+    ) -> None:
+        self._own = _digest(own)
         self.reconfigured(token, read_token)
         self._is_local = is_loopback(listens_on)
+        self._origins = origins or Origins(Identity(), listens_on=listens_on)
         self._now = now
         self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()  # address: how many, as of when
 
     def reconfigured(self, token: str | None, read_token: str | None) -> None:
         """Other tokens from now on."""
+        self.is_set = token is not None or read_token is not None
         self._token = _digest(token)
         self._read_token = _digest(read_token)
 
     def denied(self, head: Head, *, writes: bool, public: bool = False) -> Denied | None:
         """Why the caller may not do this; None when it may. `public`: what shows nothing of the gateway."""
-        if self._token is None and self._read_token is None:
-            return self._without_tokens(head, public=public)
-        if public:
-            return None
-        peer = _network(head.peer[0])
-        wait_s = self._wait_s(peer)
-        if wait_s > 0:
-            return Denied(Reason.OVERLOAD, "Too many wrong admin tokens from this address.", wait_s)
         given = _digest(_bearer(head))
-        if given is None:
-            return Denied(Reason.UNAUTHORIZED, "This needs an admin token: `Authorization: Bearer …`.")
         # Both are compared whatever the first says, so that time tells nothing.
-        is_full, is_reader = _equal(given, self._token), _equal(given, self._read_token)
+        is_full = _equal(given, self._token if self.is_set else self._own)
+        is_reader = _equal(given, self._read_token)
         if is_full or (is_reader and not writes):
             return None
         if is_reader:
             return Denied(Reason.FORBIDDEN, "This token may look, but change nothing.")
-        self._failed(peer)
-        return Denied(Reason.UNAUTHORIZED, "This is not an admin token.")
+        if not self.is_set:
+            refused = self._without_token(head, writes=writes, public=public)
+            if refused is None or given is None:
+                return refused
+        elif public:
+            return None
+        if given is None:
+            return Denied(Reason.UNAUTHORIZED, "This needs an admin token: `Authorization: Bearer …`.")
+        return self._failed(_network(head.peer[0]))
 
-    def _without_tokens(self, head: Head, *, public: bool) -> Denied | None:
+    def _without_token(self, head: Head, *, writes: bool, public: bool) -> Denied | None:
+        """What nobody needs a token for, where none is set."""
         if not self._is_local:
-            return Denied(Reason.FORBIDDEN, "/admin is closed: set `admin.token` or listen on a loopback address.")
-        host = (head.header(b"host") or b"").decode("latin-1")
-        if _is_public_name(host):
-            return Denied(Reason.FORBIDDEN, "Without `admin.token`, /admin is only there under a local name.")
+            return Denied(Reason.FORBIDDEN, _CLOSED)
+        foreign = self._origins.foreign_name(head) if public else self._origins.foreign(head)
+        if foreign is not None:
+            return Denied(Reason.FORBIDDEN, foreign)
         if public:
             return None  # whoever follows a link to the page may see it
-        origin = (head.header(b"origin") or b"").decode("latin-1").lower()
-        foreign = origin and origin.partition("://")[2] != host.lower()
-        if foreign or head.header(b"sec-fetch-site") in (b"cross-site", b"same-site"):
-            return Denied(Reason.FORBIDDEN, "Without `admin.token`, /admin takes nothing from other sites' pages.")
+        if not self._origins.is_this_machine(head):
+            return Denied(Reason.FORBIDDEN, _NOT_HERE)
+        if writes:
+            return Denied(Reason.UNAUTHORIZED, _CHANGES) if self._own else Denied(Reason.FORBIDDEN, _CHANGES_NOTHING)
         return None
 
     # --- wrong tokens ---------------------------------------------------------------------------------------------
 
-    def _left(self, peer: str) -> float:
-        """Failures of an address that are not forgiven yet."""
+    def _failed(self, peer: str) -> Denied:
+        """A wrong token came from an address: note it, and say how it is answered."""
+        now = self._now()
         count, since_s = self._failures.get(peer, (0.0, 0.0))
-        return max(0.0, count - (self._now() - since_s) / FAILURE_FORGIVEN_S)
-
-    def _wait_s(self, peer: str) -> float:
-        """How long until an address may try again; 0: now."""
-        return max(0.0, (self._left(peer) - FAILURES_MAX + 1) * FAILURE_FORGIVEN_S) if self._failures else 0.0
-
-    def _failed(self, peer: str) -> None:
-        self._failures[peer] = (self._left(peer) + 1, self._now())
+        left = max(0.0, count - (now - since_s) / FAILURE_FORGIVEN_S)  # that are not forgiven yet
+        self._failures[peer] = (min(left + 1, FAILURES_MAX), now)
         self._failures.move_to_end(peer)
         if len(self._failures) > ADDRESSES_MAX:
             self._failures.popitem(last=False)
+        if left + 1 <= FAILURES_MAX:
+            return Denied(Reason.UNAUTHORIZED, "This is not an admin token.")
+        wait_s = (left + 1 - FAILURES_MAX) * FAILURE_FORGIVEN_S
+        return Denied(Reason.OVERLOAD, "Too many wrong admin tokens from this address.", wait_s, FAILURE_DELAY_S)
 
 
 def _network(peer: str) -> str:
@@ -123,28 +136,6 @@ def _network(peer: str) -> str:
     return str(mapped) if mapped is not None else str(ipaddress.IPv6Network((address, 64), strict=False))
 
 
-def is_loopback(host: str | None) -> bool:
-    """Whether only this machine can reach an address. Empty (every interface) can be reached by others."""
-    if not host:
-        return False
-    if host.lower().rstrip(".") in _LOCAL_NAMES:
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-def _is_public_name(host: str) -> bool:
-    """Whether a Host header has a name in it that anybody could own: dots, and not an address."""
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-        ipaddress.ip_address(name)
-    except ValueError:
-        return "." in host and host.lower().partition(":")[0] not in _LOCAL_NAMES
-    return False
-
-
 def _bearer(head: Head) -> str | None:
     scheme, _, token = (head.header(b"authorization") or b"").decode("latin-1").partition(" ")
     return token.strip() or None if scheme.lower() == "bearer" else None
@@ -155,5 +146,5 @@ def _digest(token: str | None) -> bytes | None:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest() if token else None
 
 
-def _equal(given: bytes, token: bytes | None) -> bool:
-    return hmac.compare_digest(given, token or bytes(len(given))) and token is not None
+def _equal(given: bytes | None, token: bytes | None) -> bool:
+    return given is not None and hmac.compare_digest(given, token or bytes(len(given))) and token is not None

@@ -7,6 +7,7 @@ it is answered in the shape of all errors. `verbs.py` and others add their route
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from urllib.parse import unquote
 
@@ -14,11 +15,12 @@ import msgspec
 
 from penstock.core.outcome import Reason
 from penstock.server import wire
-from penstock.server.admin.auth import AdminAuth
+from penstock.server.admin.auth import AdminAuth, Denied
 from penstock.server.http1 import Exchange, Header
 
 BODY_BYTES_MAX = 1 << 20  # a list of many models; the verbs need a few hundred bytes
 PREFIX = "/admin"
+LATE_MAX = 256  # refusals that are held back at a time, each a connection and its timer; further ones go out at once
 
 # Names in answers are callers' own: no browser shall take them for anything but text.
 _UNKEPT: list[Header] = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
@@ -51,6 +53,7 @@ class AdminRoutes:
         self._auth = auth
         self._audit = audit
         self._routes: dict[str, list[_Route]] = {}  # by method
+        self._late = 0
 
     def add(
         self, method: str, path: str, handler: Handler, *, writes: bool | None = None, public: bool = False
@@ -75,7 +78,7 @@ class AdminRoutes:
             allowed = [m for m in self._routes if self._find(m, exchange.target_path) is not None]
             denied = self._auth.denied(exchange, writes=False)
             if denied is not None:  # who may not look is not told what is there
-                _deny(exchange, denied.reason, denied.message, denied.retry_after_s)
+                self._refuse(exchange, denied)
             elif allowed:
                 _deny(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", ", ".join(allowed).encode())])
             else:
@@ -83,11 +86,31 @@ class AdminRoutes:
             return 0
         denied = self._auth.denied(exchange, writes=found[0].writes, public=found[0].public)
         if denied is not None:
-            _deny(exchange, denied.reason, denied.message, denied.retry_after_s)
+            self._refuse(exchange, denied)
+            return 0
         return BODY_BYTES_MAX
+
+    def _refuse(self, exchange: Exchange, denied: Denied) -> None:
+        """At once, or late: then `complete` has it, once all of the request is here. No body is waited for."""
+        has_body = exchange.header(b"content-length") not in (None, b"0") or exchange.header(b"transfer-encoding")
+        if denied.delay_s and not has_body and self._late < LATE_MAX:
+            exchange.note = denied
+        else:
+            _deny(exchange, denied.reason, denied.message, denied.retry_after_s)
+
+    def _answer_late(self, exchange: Exchange, denied: Denied) -> None:
+        def answer_now() -> None:
+            self._late -= 1
+            _deny(exchange, denied.reason, denied.message, denied.retry_after_s)
+
+        self._late += 1
+        asyncio.get_running_loop().call_later(denied.delay_s, answer_now)
 
     def complete(self, exchange: Exchange) -> None:
         """Serve a request that `begin` let through."""
+        if isinstance(exchange.note, Denied):
+            self._answer_late(exchange, exchange.note)
+            return
         found = self._find("GET" if exchange.method == "HEAD" else exchange.method, exchange.target_path)
         assert found is not None, "begin refuses what has no route"
         route, names = found

@@ -218,7 +218,7 @@ function headers(more = {}) {
   return token ? { ...more, authorization: `Bearer ${token}` } : more;
 }
 
-// Without tokens the gateway lets in only who is on its machine, and only where it listens on loopback.
+// Without a token set the gateway shows itself to this machine, on loopback; to change something takes its own token.
 function access(asked) {
   $("login").hidden = !token && !asked;
   $("open").hidden = Boolean(token) || asked;
@@ -254,7 +254,7 @@ async function listen() {
     loadCurves = (at) => { for (const name in curves) curves[name].load(coarse[name], coarse_s, fine[name], at ?? now); };
   }
   linked(true, "live");
-  access(false);
+  access(!$("login").hidden && !token);
   notice("");
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -312,6 +312,10 @@ async function forever() {
 async function act(method, path, body) {
   const answer = await fetch(path, { method, headers: headers({ "content-type": "application/json" }), body: body && JSON.stringify(body) }).catch(() => null);
   notice(answer === null ? "Penstock could not be reached." : answer.ok ? "" : await message(answer));
+  if (answer?.status === 401) {
+    access(true);
+    $("token").focus();
+  }
   return answer?.ok ? answer.json() : null;
 }
 

@@ -1,0 +1,138 @@
+"""Which admin token does a gateway have that nobody gave one, and how do the commands on its machine find it?
+
+It makes one at each start and writes it into its state folder, by its port: who may read the file (its own user, and
+root) may use `/admin`, and nobody has to copy anything. A new token at each start, gone at a clean end: whoever
+listens on the port after that learns from a command nothing that opens the next gateway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+logger = logging.getLogger(__name__)
+
+TOKEN_BYTES = 32
+READ_BYTES_MAX = 512
+FILE = "admin-token"
+SYSTEM_FOLDER = "/var/lib/penstock"  # `StateDirectory=penstock` in the unit that is shipped
+_SET = "PENSTOCK__STATE_DIR"  # the setting, as the commands can see it
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class OwnToken:
+    """A gateway's own token, and the file that holds it while it runs."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.token = secrets.token_urlsafe(TOKEN_BYTES)
+        self.file: Path | None = None  #: once it is written
+        self._folder = folder
+
+    def write(self, port: int) -> None:
+        """Let the commands on this machine find it. Where that fails, the log says what follows."""
+        if self.file is not None:
+            return
+        if self._folder is None:
+            _unkept("there is no home folder for it")
+            return
+        file = self._folder / str(port) / FILE
+        try:
+            _private_folder(file.parent)
+            _write(file, self.token)
+        except OSError as error:
+            _unkept(f"{file}: {(error.strerror or str(error)).lower()}")
+        else:
+            self.file = file
+            logger.info("the commands on this machine find the admin token in %s", file)
+
+    def remove(self) -> None:
+        """The gateway ends. A file that another one has written since stays."""
+        file, self.file = self.file, None
+        if file is None:
+            return
+        with contextlib.suppress(OSError):
+            if _read(file) == self.token:
+                file.unlink()
+                file.parent.rmdir()
+
+
+def folder_of(state_dir: str | None, env: Mapping[str, str]) -> Path | None:
+    """Where a gateway keeps what is its own; None where nothing says."""
+    return next(_folders(state_dir, env), None)
+
+
+def find(url: str, env: Mapping[str, str]) -> str | None:
+    """The token of the gateway at a URL, where that is on this machine and its file can be read."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or _DEFAULT_PORTS.get(parts.scheme)
+    except ValueError:
+        return None
+    if port is None or not is_here(parts.hostname):
+        return None
+    for folder in (*_folders(env.get(_SET), env), Path(SYSTEM_FOLDER)):
+        with contextlib.suppress(OSError):
+            return _read(folder / str(port) / FILE)
+    return None
+
+
+def is_here(host: str | None) -> bool:
+    """Whether a URL's host is this machine's loopback."""
+    if host is None or host.lower().rstrip(".") == "localhost":
+        return host is not None
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _folders(state_dir: str | None, env: Mapping[str, str]) -> Iterator[Path]:
+    if state_dir:
+        yield Path(state_dir)
+    if env.get("STATE_DIRECTORY"):
+        yield Path(env["STATE_DIRECTORY"].partition(":")[0])
+    if env.get("XDG_STATE_HOME", "").startswith("/"):  # a relative one has no meaning, says the specification
+        yield Path(env["XDG_STATE_HOME"]) / "penstock"
+    elif env.get("HOME", "").startswith("/"):
+        yield Path(env["HOME"]) / ".local" / "state" / "penstock"
+
+
+def _private_folder(folder: Path) -> None:
+    """Make it, for its owner only. One that others could write into is no place for a secret."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise PermissionError(None, "others may write into its folder")
+
+
+def _write(file: Path, token: str) -> None:
+    """All at once, readable by its owner only from the first moment."""
+    part = file.with_name(f".{FILE}.{secrets.token_hex(8)}")
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(handle, "w") as out:
+            out.write(token + "\n")
+        part.replace(file)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _read(file: Path) -> str:
+    handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+    with os.fdopen(handle) as text:
+        return text.read(READ_BYTES_MAX).strip()
+
+
+def _unkept(why: str) -> None:
+    logger.warning(
+        "no admin token is set, and one of its own can't be kept (%s): /admin changes nothing; set admin.token or "
+        "state_dir",
+        why,
+    )
