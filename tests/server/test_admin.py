@@ -147,6 +147,7 @@ def test_many_wrong_tokens_slow_down_the_address_they_come_from_and_never_the_ri
         assert (denied.reason, denied.delay_s) == (Reason.OVERLOAD, FAILURE_DELAY_S)
         assert reason(judge, bearer("right")) is None
     assert reason(judge, bearer("wrong", peer="10.0.0.2")) is Reason.UNAUTHORIZED
+    assert denied is not None
     assert denied.retry_after_s is not None
     clock.now += denied.retry_after_s
     assert reason(judge, bearer("wrong")) is Reason.UNAUTHORIZED, "however many there were, it is forgiven as soon"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from penstock.config import from_mapping
+from penstock.config import ConfigError, from_mapping
 from penstock.core.outcome import Reason
 from penstock.core.settings import Limits
 from penstock.server.caller import Caller, Unauthorized
@@ -406,3 +406,66 @@ def test_the_deadline_is_the_shortest_of_header_and_band(headers: dict[str, Any]
 )
 def test_a_priority_is_a_number_of_32_bits_or_none(value: object, priority: int) -> None:
     assert served(callers(), body={"priority": value}).priority == priority
+
+
+# The part that all without a key share
+
+KEYED: list[dict[str, object]] = [{"name": "alice", "keys": [key_hash(ALICE)]}, {"name": "open"}]
+
+
+def test_callers_without_a_key_share_one_part_whatever_they_are_called() -> None:
+    who = callers(tenants=KEYED, identity={"anonymous": {"weight": 3, "limits": {"running": 5}}})
+    for caller in (served(who, x_tenant_id="a"), served(who, x_tenant_id="b", x_user_id="u"), served(who)):
+        assert (caller.part, caller.account, caller.weight, caller.limits) == ("anonymous",) * 2 + (
+            3,
+            Limits(running=5),
+        )
+    assert served(who, x_tenant_id="a").flow(("tenant",), "m") == ((" anonymous", "a"), (3, 1.0))
+    assert served(who, x_tenant_id="open").flow(("tenant",), "m") == (("open",), (1.0,))
+    assert served(who, x_api_key=ALICE, x_tenant_id="a").flow(("tenant",), "m") == (("alice",), (1.0,))
+
+
+@pytest.mark.parametrize(
+    ("levels", "flow"),
+    [
+        (("tenant", "user"), (" anonymous", "a", "u")),
+        (("model", "tenant"), ("m", " anonymous", "a")),
+        (("user",), (" anonymous", "a/u")),
+        (("user", "tenant"), (" anonymous", "u", "a")),
+        (("model",), ("m",)),
+    ],
+)
+def test_their_part_begins_where_the_levels_first_say_who_it_is(levels: tuple[str, ...], flow: tuple[str, ...]) -> None:
+    caller = served(callers(tenants=KEYED), x_tenant_id="a", x_user_id="u")
+    assert caller.flow(levels, "m")[0] == flow
+
+
+def test_where_there_is_nobody_else_that_part_is_all_there_is() -> None:
+    caller = served(callers(tenants=[]), x_tenant_id="a")
+    assert (caller.part, caller.flow(("tenant",), "m")) == ("", (("a",), (1.0,)))
+
+
+def test_names_that_anybody_gives_take_no_room_from_those_that_a_trusted_proxy_gives() -> None:
+    who = callers(tenants=KEYED, identity={"max_dynamic": 3, "trusted_proxies": ["10.0.0.1"]})
+    for n in range(100):
+        served(who, x_tenant_id=f"flood-{n}", x_user_id=f"u{n}")
+    named = served(who, "10.0.0.1", x_tenant_id="customer", x_user_id="ann")
+    assert (named.tenant, named.user, named.part, named.weight) == ("customer", "ann", "", 1.0)
+    assert served(who, "10.0.0.1").part == "anonymous"
+
+
+def test_a_name_that_is_given_twice_is_refused() -> None:
+    who = callers()
+    for name in (b"x-tenant-id", b"x-user-id", b"x-gateway-inference-fairness-id"):
+        refused = who.key({name: b"a"}.get, lambda asked, name=name: asked == name)  # type: ignore[misc]
+        assert isinstance(refused, Unauthorized)
+        assert (refused.reason, name.decode() in refused.message) == (Reason.BAD_REQUEST, True)
+
+
+def test_the_part_is_written_once() -> None:
+    anonymous = {"name": "anonymous", "weight": 4, "limits": {"queued": 1}, "max_band": "batch"}
+    who = callers(tenants=[*KEYED, anonymous])
+    caller = served(who, x_tenant_id="a")
+    assert (caller.weight, caller.limits, caller.band, caller.part) == (4, Limits(queued=1), BATCH, "anonymous")
+    with pytest.raises(ConfigError, match=r"identity\.anonymous: is given twice, as tenants\[0\] too"):
+        from_mapping({"tenants": [anonymous], "identity": {"anonymous": {"weight": 2}}})

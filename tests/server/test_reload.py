@@ -218,7 +218,9 @@ async def test_keys_limits_and_admin_tokens_change(world: World) -> None:
     with_key = {"authorization": f"Bearer {key}"}
     assert (await world.chat_with(with_key)).status == 401
     assert await reloaded(
-        world, tenants=[{"name": "a", "keys": [hashed], "limits": {"requests_per_minute": 2}}], admin={"token": "s3cret-t0k"}
+        world,
+        tenants=[{"name": "a", "keys": [hashed], "limits": {"requests_per_minute": 2}}],
+        admin={"token": "s3cret-t0k"},
     ) == ["tenants[a].keys", "tenants[a].limits.requests_per_minute", "admin.token"]
     assert [(await world.chat_with(with_key)).status for _ in range(3)] == [200, 200, 429]
     assert (await world.ask("POST", "/admin/reload")).status == 401

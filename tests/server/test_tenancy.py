@@ -12,7 +12,7 @@ from penstock.config import from_mapping
 from penstock.core.request import Request
 from penstock.core.scheduler import Scheduler
 from penstock.core.settings import EndpointSpec
-from penstock.server.caller import Caller
+from penstock.server.caller import PART_OF, Caller
 from penstock.server.identity import Callers, key_hash
 from penstock.server.parts import scheduler_settings
 from tests.server.conftest import CHAT, Answer, World, chat, request
@@ -198,16 +198,21 @@ async def flow_of(world: World, headers: dict[str, str], **more: Any) -> tuple[s
     return entry.request.flow
 
 
+SHARED = PART_OF.format("anonymous")
+
+
 async def test_a_caller_without_a_key_is_whom_its_headers_name(world: World) -> None:
     await world.engine(step_s=0.01)
     await world.gateway(slots=1, tenants=[TEAM_A, {"name": "open"}], fairness={"levels": ["tenant", "user"]})
     assert await flow_of(world, {"x-tenant-id": "open"}) == ("open", "")
-    assert await flow_of(world, {"X-LLM-D-Inference-Fairness-ID": "red"}) == ("red", "")
-    assert await flow_of(world, {"x-gateway-inference-fairness-id": "blue"}) == ("blue", "")
+    assert await flow_of(world, {"X-LLM-D-Inference-Fairness-ID": "red"}) == (SHARED, "red", "")
+    assert await flow_of(world, {"x-gateway-inference-fairness-id": "blue"}) == (SHARED, "blue", "")
     assert await flow_of(world, {"x-tenant-id": "open", "x-openwebui-user-id": "ann"}) == ("open", "ann")
     assert await flow_of(world, {"x-tenant-id": "open", "x-user-id": "bo"}, user="cy") == ("open", "bo")
-    assert await flow_of(world, {}, user="cy") == ("anonymous", "cy")
-    assert await flow_of(world, {"x-tenant-id": "team-a"}) == ("anonymous", ""), "a name that has keys needs one"
+    assert await flow_of(world, {}, user="cy") == (SHARED, "anonymous", "cy")
+    assert await flow_of(world, {"x-tenant-id": "team-a"}) == (SHARED, "anonymous", ""), (
+        "a name that has keys needs one"
+    )
     assert (await flow_of(world, {**BEARER, "x-tenant-id": "open"}))[0] == "team-a"
 
 
@@ -215,6 +220,8 @@ async def test_a_trusted_proxy_may_name_a_tenant_that_has_keys(world: World) -> 
     await world.engine(step_s=0.01)
     await world.gateway(slots=1, tenants=[TEAM_A], identity={"trusted_proxies": ["127.0.0.0/8"]})
     assert await flow_of(world, {"x-tenant-id": "team-a"}) == ("team-a",)
+    assert await flow_of(world, {"x-tenant-id": "somebody"}) == ("somebody",)
+    assert await flow_of(world, {}) == (SHARED, "anonymous")
 
 
 async def test_strange_names_become_short_ones_and_too_many_share_one_flow(world: World) -> None:

@@ -93,7 +93,7 @@ class Fit:
 
     def fitting(self, entry: Entry, endpoints: list[Endpoint], now: float) -> list[Endpoint]:
         """The endpoints, of those that are open, with room for this very request."""
-        if self._tenants.held(entry.tenant):
+        if self._tenants.held(entry.account):
             return []
         model = entry.model
         prompt_tokens = entry.estimate.prompt_tokens

@@ -32,6 +32,7 @@ class Entry:
     """A request on its way through the scheduler. One owner: the scheduler that made it."""
 
     __slots__ = (
+        "account",
         "attempts",
         "avoid",
         "blocks",
@@ -80,6 +81,7 @@ class Entry:
         self.request = request
         self.model = request.model  # as in the request, and asked for most
         self.tenant = request.tenant
+        self.account = request.account or request.tenant  # whose limits hold
         self.seq = seq  # arrival number: the last tie-break everywhere
         self.state = State.ARRIVED
         self.key: tuple[int, float] = (0, float(seq))  # the caller's own priority, then the ordering's key

@@ -87,7 +87,7 @@ class Followers:
 
     def _may_follow(self, entry: Entry, group: Group, models: list[str], now: float) -> bool:
         """Whether it may go out of its turn, has room there, and no better place to go to."""
-        if self._tenants.held(entry.tenant):
+        if self._tenants.held(entry.account):
             return False
         if not self._grouping.in_order(entry) or not self._grouping.in_bound(entry, models):
             return False

@@ -38,7 +38,7 @@ class Held:
         if not own.held:
             tree = self._queues.bands[entry.request.band].tree
             tree.hold(own)
-            self.flows.setdefault(entry.tenant, []).append((tree, own))
+            self.flows.setdefault(entry.account, []).append((tree, own))
         return True
 
     def let_go(self, tenant: str) -> None:
@@ -54,6 +54,6 @@ class Held:
     def head(self, band: Band, models: list[str]) -> Entry | None:
         """Who is next in fair order. Flows of tenants that run all they may are held when they are met here."""
         head = band.tree.head(models)
-        while head is not None and self._tenants.held(head.request.tenant) and self.hold(head):
+        while head is not None and self._tenants.held(head.account) and self.hold(head):
             head = band.tree.head(models)
         return head

@@ -134,9 +134,9 @@ class Light:
         behind its fair share of the tokens, and then stands before the light flows for whom the slots are kept.
         """
         head = self._held.head(band, [model])
-        if head is not None and self._tenants.held(head.request.tenant):  # its flow is shared with others
+        if head is not None and self._tenants.held(head.account):  # its flow is shared with others
             line = islice(band.tree.in_order([model]), HELD_MAX)
-            head = next((x for x in line if not self._tenants.held(x.request.tenant)), None)
+            head = next((x for x in line if not self._tenants.held(x.account)), None)
         first = top(head.node_of()) if head is not None else None
         if first is not None and self.under_share(first, model, now):
             yield from band.tree.in_order([model], first)

@@ -216,7 +216,7 @@ class Pump:
         looked_at, prefill_room, kv_room = 0, math.inf, math.inf
         ahead: set[tuple[Node, str]] = set()  # flows that are as far ahead as may be: others pass them, too
         for entry in islice(line, HELD_MAX):
-            if self._tenants.held(entry.tenant):
+            if self._tenants.held(entry.account):
                 continue
             if looked_at >= WINDOW:
                 break

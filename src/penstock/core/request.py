@@ -55,6 +55,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     model: str  #: the served model's name, aliases already resolved
     band: int  #: rank of its priority band, 0 is the highest
     tenant: str = "anonymous"
+    account: str = ""  #: whose limits hold, where it is another's than the tenant's: that of a part that many share
     flow: tuple[str, ...] = ("anonymous",)  #: path through the fairness levels
     weights: tuple[float, ...] = (1.0,)  #: one per level of the path
     body_bytes: int = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 from penstock.core.flow import Entry
@@ -28,12 +28,13 @@ SHOWN_MAX = 50  # tenants in a snapshot; the others are counted
 class Meter:
     """What one tenant has in one band."""
 
-    __slots__ = ("band", "entries", "got", "running", "tenant", "weight")
+    __slots__ = ("band", "entries", "got", "part", "running", "tenant", "weight")
 
     def __init__(self, tenant: str, band: int) -> None:
         self.tenant = tenant
         self.band = band
-        self.weight = 1.0
+        self.part = ""  # whose part it shares with others; "": it has its own
+        self.weight = 1.0  # of its part
         self.entries: dict[int, Entry] = {}  # that wait, in order of entering
         self.running = 0
         self.got = 0.0  # service, in the scale of the moment
@@ -94,6 +95,7 @@ class Shares:
             if len(self._meters) >= METERS_MAX:
                 self._forget_some()
             meter = self._meters[key] = Meter(request.tenant, request.band)
+        meter.part = request.account
         level = self._tenant_level
         if level is not None and level < len(request.weights):
             meter.weight = request.weights[level]
@@ -164,8 +166,12 @@ class Shares:
             active += len(others)
             shown += heapq.nlargest(SHOWN_MAX - len(shown), others, key=_got)
         fair = self._fair_units(others)
+        sharing = Counter([(meter.band, meter.part) for meter in waiting if meter.part])
         all_got = sum(max(got, 0.0) for got in self._got)
-        rows = [self._flow(meter, names[meter.band], fair[meter.band], all_got, now) for meter in shown]
+        rows = []
+        for meter in shown:
+            fair_unit = fair[meter.band] / max(1, sharing[meter.band, meter.part])
+            rows.append(self._flow(meter, names[meter.band], fair_unit, all_got, now))
         return rows, active - len(shown)
 
     def _flow(self, meter: Meter, band: str, fair_unit: float, all_got: float, now: float) -> FlowSnapshot:
@@ -187,11 +193,12 @@ class Shares:
 
     def _fair_units(self, others: list[Meter]) -> list[float]:
         """Per band, what a weight of 1 is due: what those who ask for less leave, by weight among the rest."""
-        weights = [sum([meter.weight for meter in band]) for band in self._waiting]
+        weights = [_weight(band) for band in self._waiting]
         got = [sum([meter.got for meter in band]) for band in self._waiting]
-        all_weights = list(weights)
-        for meter in others:
-            all_weights[meter.band] += meter.weight if meter.running else 0.0
+        all_weights = [
+            _weight([*waiting, *[meter for meter in others if meter.band == band and meter.running]])
+            for band, waiting in enumerate(self._waiting)
+        ]
         return [
             max(mine / total / weight if total > 0 else 0.0, 1.0 / all_weight) if weight > 0 else 0.0
             for mine, total, weight, all_weight in zip(got, self._got, weights, all_weights, strict=True)
@@ -215,6 +222,18 @@ class Shares:
 def oldest_s(entries: Iterable[Entry], now: float) -> float:
     """How long the longest of them has waited."""
     return max((now - entry.waits_since_s for entry in entries), default=0.0)
+
+
+def _weight(meters: Iterable[Meter]) -> float:
+    """Of some meters together; those that share a part have its weight once."""
+    own = 0.0
+    parts: dict[str, float] = {}
+    for meter in meters:
+        if meter.part:
+            parts[meter.part] = meter.weight
+        else:
+            own += meter.weight
+    return own + sum(parts.values())
 
 
 def _backlog(meter: Meter) -> tuple[int, float]:

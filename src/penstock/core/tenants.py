@@ -132,7 +132,7 @@ class Tenants:
             if old is not None and account.tokens is not None and old.tokens is not None:
                 account.tokens.take(account.tokens.size - old.tokens.left(now), now)
         for entry in entries:
-            held = self._accounts.get(entry.tenant)
+            held = self._accounts.get(entry.account)
             if held is not None and entry.lease is not None:
                 held.running += 1
             if held is not None and entry.state is State.WAITING:

@@ -119,7 +119,7 @@ class Waits:
     def enter(self, entry: Entry, now: float) -> Stay | None:
         """A request waits from now on. None where there are too many lines to tell them apart."""
         request = entry.request
-        tenant = request.tenant if request.tenant in self._tenants.capped else None
+        tenant = entry.account if entry.account in self._tenants.capped else None
         key = (request.band, request.model, tenant)
         line = self._lines.get(key)
         if line is None:

@@ -267,7 +267,7 @@ class App:
         if self._asks_usage and passed.tells_usage and peek.stream:
             asking = bodies.ask_usage(body, peek.stream_options)
         exchange.body = b""  # the journey has it; a renamed or unpacked one would be held twice
-        flow, weights = self._flow(caller, model, profile)
+        flow, weights = caller.flow(self._levels, model, profile.weight)
         now = self._driver.now()
         search = None
         if self._locator is not None and pinned is None:
@@ -278,6 +278,7 @@ class App:
             model=served,
             band=caller.band,
             tenant=caller.tenant,
+            account=caller.part,
             flow=flow,
             weights=weights,
             body_bytes=body_bytes,
@@ -348,17 +349,6 @@ class App:
         if isinstance(caller, Unauthorized):
             raise _Refused(caller.reason, caller.message)
         return caller
-
-    def _flow(self, caller: Caller, model: str, profile: Profile) -> tuple[tuple[str, ...], tuple[float, ...]]:
-        """Where a request stands in the fairness tree: a name and a weight per level. An alias is a name of its own."""
-        levels = self._levels
-        if levels == ("tenant",):
-            return (caller.tenant,), (caller.weight,)
-        # Users of different tenants may have the same name; without a level for tenants they still differ.
-        user = caller.user if "tenant" in levels else f"{caller.tenant}/{caller.user}"
-        names = {"tenant": caller.tenant, "user": user, "model": model}
-        weights = {"tenant": caller.weight, "user": 1.0, "model": profile.weight}
-        return tuple(names[level] for level in levels), tuple(weights[level] for level in levels)
 
     def _peek(self, exchange: Exchange, body: bytes, *, form: bool) -> Peek:
         if form:

@@ -1,8 +1,9 @@
 """Who is it, and what may it have: from a request's head and a few fields of its body to a `Caller`.
 
-Who. (1) The tenant of its API key. (2) Without a key, the tenant it names in a header; a tenant that has keys can
-only be claimed so from a trusted proxy, elsewhere the caller is `anonymous`. (3) `anonymous`. The user divides a
-tenant's part further, so any caller may name one; without a name each key is a user of its own.
+Who. (1) The tenant of its API key. (2) Without a key, the tenant it names in a header, if that one is listed and has no
+keys; from a trusted proxy any tenant, listed or not. (3) All others share one part, that of `anonymous`, whatever
+they are called: a name costs nothing, so it must bring nothing. Names are flows of their own inside that part. The
+user divides a tenant's part further, so any caller may name one; without a name each key is a user of its own.
 
 What. A caller may ask for a band by several headers or a service tier, and gets it up to the highest that its key,
 or `identity.max_band`, allows. Nothing here waits or keeps more than a bounded number of names.
@@ -19,9 +20,10 @@ import re
 import secrets
 from collections.abc import Callable
 
+from penstock.core.outcome import Reason
 from penstock.core.settings import Limits
 from penstock.server.caller import Caller, Key, Known, Unauthorized
-from penstock.server.names import Names, safe_name
+from penstock.server.names import Names, Quotas, safe_name
 from penstock.server.origins import within
 from penstock.settings.model import Settings
 from penstock.settings.tenancy import ANONYMOUS, OTHER, Tenant, TenantLimits
@@ -40,6 +42,7 @@ OPENWEBUI_USER_HEADER = b"x-openwebui-user-id"
 _KEY_PREFIX = KEY_PREFIX.encode()
 _PRIORITY_MAX = 2**31 - 1  # a 32-bit integer at either end, as engines keep it
 _UNKNOWN_KEY = "The API key is not known."
+_TWICE = "The header `{}` is given more than once."
 _KEY_REQUIRED = "An API key is required: `Authorization: Bearer KEY`."
 _MILLISECONDS = re.compile(rb"\d{1,12}(\.\d{1,9})?")
 _PEERS_MAX = 4096  # remembered verdicts; cleared as a whole when full
@@ -52,8 +55,8 @@ class Callers:
 
     def __init__(self, settings: Settings) -> None:
         self._tenants: dict[str, Known] = {}
-        self._dynamic = Names(settings.identity.max_dynamic)
-        self._dynamic_users = Names(settings.identity.max_dynamic)  # of all tenants that are not listed, together
+        self._dynamic = Quotas(settings.identity.max_dynamic)
+        self._dynamic_users = Quotas(settings.identity.max_dynamic)  # of all tenants that are not listed, together
         self.reconfigured(settings)
 
     def reconfigured(self, settings: Settings) -> None:
@@ -66,10 +69,16 @@ class Callers:
         self._band_max = self._ranks[identity.max_band]
         self._require_key = identity.require_key
         self._tenant_headers = (identity.tenant_header.encode(), *FAIRNESS_HEADERS)
+        self._names_once = (*self._tenant_headers, identity.user_header.encode())
         self._user_headers = (identity.user_header.encode(), OPENWEBUI_USER_HEADER)
         self._band_header = identity.band_header.encode()
         self._networks = [ipaddress.ip_network(network) for network in identity.trusted_proxies]
         self._trusted_peers: dict[str, bool] = {}
+        anonymous = settings.anonymous
+        limits = core_limits(anonymous.limits)
+        # Where there is nobody else, all stand in that part, and need not be told so one by one.
+        self._part = ANONYMOUS if settings.tenants or self._networks or limits is not None else ""
+        self._part_weight, self._part_limits = (anonymous.weight, limits) if self._part else (1.0, None)
         self._tenants = {tenant.name: self._known(tenant, identity.max_dynamic) for tenant in settings.tenants}
         known = [
             Key(bytes.fromhex(key.removeprefix(HASH_PREFIX)), self._tenants[tenant.name], f"key:{key[7:19]}")
@@ -82,13 +91,16 @@ class Callers:
         """What the head alone tells: the known key that was presented, or that its sender is not served.
 
         A credential that is given twice is refused: which one counts would be anybody's guess, and the other one might
-        be a key of ours that goes upstream.
+        be a key of ours that goes upstream. So is a name: a proxy may have added its own to that of its caller.
         """
+        for name in self._names_once:
+            if repeats(name):
+                return Unauthorized(_TWICE.format(name.decode()), Reason.BAD_REQUEST)
         if not self._keys:
             return None
         for name in KEY_HEADERS:
             if repeats(name):
-                return Unauthorized(f"The header `{name.decode()}` is given more than once.")
+                return Unauthorized(_TWICE.format(name.decode()))
         foreign = False
         for name in KEY_HEADERS:
             presented = _presented(header(name))
@@ -146,6 +158,7 @@ class Callers:
             tenant_label=tenant.label,
             deadline_s=self._deadline_s(header, band),
             priority=_priority(priority),
+            part=tenant.part,
         )
 
     def owner(self, header: Header, peer: str, caller: Caller) -> str:
@@ -161,10 +174,7 @@ class Callers:
 
     def inside(self, tenant: str, user: str, now: float) -> Caller:
         """A caller that is not here any more: whose batch runs. It has the lowest band."""
-        known = self._tenants.get(tenant)
-        if known is None:
-            listed = tenant in (ANONYMOUS, OTHER) or self._dynamic.admit(tenant, now)
-            known = self._unlisted(tenant) if listed else self._tenants.get(OTHER) or self._unlisted(OTHER)
+        known = self._tenants.get(tenant) or self._unlisted(tenant, now, trusted=False)
         return Caller(
             tenant=known.name,
             user=user,
@@ -176,22 +186,19 @@ class Callers:
             tenant_label=known.label,
             deadline_s=None,
             priority=0,
+            part=known.part,
         )
 
     # --- who ------------------------------------------------------------------------------------------------
 
     def _claimed(self, header: Header, peer: str, now: float) -> Known:
-        """The tenant that a caller without a key says it is."""
+        """Who a caller without a key is, by the name it gives."""
         name = _first_name(header, self._tenant_headers) or ANONYMOUS
-        known = self._tenants.get(name)
-        if known is not None and known.has_keys and not self._trusted(peer):
+        known, trusted = self._tenants.get(name), self._trusted(peer)
+        if known is not None and known.has_keys and not trusted:
             name = ANONYMOUS
             known = self._tenants.get(name)
-        if known is not None:
-            return known
-        if name not in (ANONYMOUS, OTHER) and not self._dynamic.admit(name, now):
-            name = OTHER
-        return self._tenants.get(name) or self._unlisted(name)
+        return known or self._unlisted(name, now, trusted=trusted)
 
     def _trusted(self, peer: str) -> bool:
         if not self._networks:
@@ -207,8 +214,7 @@ class Callers:
         name = _first_name(header, self._user_headers) or (safe_name(field) if isinstance(field, str) else "")
         if not name:
             return "" if key is None else key.user
-        listed = tenant.users is not self._dynamic_users
-        return name if tenant.users.admit(name if listed else (tenant.name, name), now) else OTHER
+        return name if tenant.users.admit((tenant.name, name), now) else OTHER
 
     def _known(self, tenant: Tenant, users_max: int) -> Known:
         before = self._tenants.get(tenant.name)
@@ -223,10 +229,32 @@ class Callers:
             users=users,
             label=tenant.name,
             capped=bool(tenant.max_band),
+            part=self._part if tenant.name == ANONYMOUS else "",
         )
 
-    def _unlisted(self, name: str) -> Known:
-        return Known(name, 1.0, self._band_max, None, has_keys=False, users=self._dynamic_users, label=OTHER)
+    def _unlisted(self, name: str, now: float, *, trusted: bool) -> Known:
+        """Who has a name that no tenant has: a tenant of its own if a trusted proxy says so, else in `anonymous`."""
+        names = self._dynamic.trusted if trusted else self._dynamic.untrusted
+        if name not in (ANONYMOUS, OTHER) and not names.admit(name, now):
+            name = OTHER
+        listed = self._tenants.get(name)
+        if listed is not None:
+            return listed
+        if trusted and name not in (ANONYMOUS, OTHER):
+            users = self._dynamic_users.trusted
+            return Known(name, 1.0, self._band_max, None, has_keys=False, users=users, label=OTHER)
+        shared = self._tenants.get(ANONYMOUS)
+        return Known(
+            name,
+            self._part_weight,
+            self._band_max if shared is None else shared.band_max,
+            self._part_limits,
+            has_keys=False,
+            users=self._dynamic_users.untrusted,
+            label=OTHER,
+            capped=shared is not None and shared.capped,
+            part=self._part,
+        )
 
     # --- what -----------------------------------------------------------------------------------------------
 

@@ -234,7 +234,7 @@ class QueuedJourney(Relay):
             headers.append((b"x-penstock-prefill", self._division.prefill.encode()))
         headers.append((b"x-penstock-queue-ms", b"%d" % (self.waited_s() * 1000)))
         if self.caller.limits is not None:
-            allowance = self._driver.scheduler.allowance(self.caller.tenant, now=self._driver.now())
+            allowance = self._driver.scheduler.allowance(self.caller.account, now=self._driver.now())
             if allowance is not None:
                 headers += wire.rate_limits(allowance)
         return headers

@@ -35,6 +35,25 @@ def safe_name(value: bytes | str | None) -> str:
     return f"{kept}~{hashlib.sha256(raw).hexdigest()[:_HASH_CHARACTERS]}"
 
 
+class Quotas:
+    """Names that are not listed: those that trusted proxies give, and all others. Neither takes the other's room."""
+
+    def __init__(self, limit: int) -> None:
+        self.trusted = Names(limit)
+        self.untrusted = Names(limit)
+
+    def __len__(self) -> int:
+        return len(self.trusted) + len(self.untrusted)
+
+    @property
+    def limit(self) -> int:
+        return self.untrusted.limit
+
+    @limit.setter
+    def limit(self, limit: int) -> None:
+        self.trusted.limit = self.untrusted.limit = limit
+
+
 class Names:
     """Up to `limit` names at a time, first come first served; one not seen for `IDLE_S` makes room."""
 

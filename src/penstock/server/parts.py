@@ -14,6 +14,7 @@ from penstock.core.settings import AdmissionSettings, BandSettings, HealthSettin
 from penstock.engines.base import Model
 from penstock.engines.recognise import ENGINES
 from penstock.server import access_log
+from penstock.server.caller import PART_OF
 from penstock.server.catalog import Catalog
 from penstock.server.driver import Driver
 from penstock.server.endpoints import Parts
@@ -27,6 +28,7 @@ from penstock.server.profiles import profiles
 from penstock.server.target import Target
 from penstock.server.upstream import Upstream, UpstreamTimeouts
 from penstock.settings.model import Endpoint, Settings
+from penstock.settings.tenancy import ANONYMOUS
 
 if TYPE_CHECKING:
     from penstock.server.tracing import Tracer
@@ -36,6 +38,7 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
     """The part of the settings that decides."""
     queue, health, admission = settings.queue, settings.health, settings.admission
     prices, levels = settings.fairness.prices, settings.fairness.levels
+    accounts = {**{tenant.name: tenant.limits for tenant in settings.tenants}, ANONYMOUS: settings.anonymous.limits}
     return SchedulerSettings(
         bands=tuple(
             BandSettings(
@@ -75,8 +78,11 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
             reserved_share=None if admission.reserved_slots == "auto" else admission.reserved_slots,
         ),
         engine_priority=admission.engine_priority,
-        tenants={t.name: limits for t in settings.tenants if (limits := core_limits(t.limits)) is not None},
-        tenant_weights={t.name: t.weight for t in settings.tenants},
+        tenants={name: limits for name, its in accounts.items() if (limits := core_limits(its)) is not None},
+        tenant_weights={
+            PART_OF.format(ANONYMOUS): settings.anonymous.weight,
+            **{tenant.name: tenant.weight for tenant in settings.tenants},
+        },
         model_weights={name: profile.weight for name, profile in profiles(settings).items()},
         routing=settings.routing.policy,
         router=RoutingSettings(

@@ -20,7 +20,16 @@ from penstock.settings.operation import Admin, Log, Tracing
 from penstock.settings.policies import OrderingName, OrderingNameOrEmpty
 from penstock.settings.routing import Routing
 from penstock.settings.section import Section, setting
-from penstock.settings.tenancy import Accounting, BandFairness, Fairness, Identity, Tenant, band_fairness
+from penstock.settings.tenancy import (
+    ANONYMOUS,
+    Accounting,
+    Anonymous,
+    BandFairness,
+    Fairness,
+    Identity,
+    Tenant,
+    band_fairness,
+)
 
 ENDPOINTS_MAX = 4_096
 BANDS_MAX = 8
@@ -317,6 +326,12 @@ class Settings(Section):
         if identity.max_band or "default_band" not in info.data:
             return identity
         return identity.model_copy(update={"max_band": info.data["default_band"]})
+
+    @property
+    def anonymous(self) -> Anonymous:
+        """The part that all callers without a key share, however it was written."""
+        listed = next((tenant for tenant in self.tenants if tenant.name == ANONYMOUS), None)
+        return self.identity.anonymous if listed is None else Anonymous(weight=listed.weight, limits=listed.limits)
 
     @property
     def listen_address(self) -> tuple[str, int]:

@@ -30,7 +30,7 @@ class Ends(Parts):
         if entry.state is not State.REJECTED:
             entry.move(Event.REFUSED)
         after_s = self._retry_after_s(entry, reason, now)
-        self._tenants.refund(entry.tenant, tokens=entry.estimated_tokens, now=now)
+        self._tenants.refund(entry.account, tokens=entry.estimated_tokens, now=now)
         self._recorder.ended(entry, reason, None, now)
         self._forget(entry)
         actions.append(Reject(entry.request.id, reason, after_s))
@@ -58,7 +58,7 @@ class Ends(Parts):
             self._account.settle(self._tree(entry), entry, usage)
             used = usage.prompt_tokens + usage.completion_tokens
         self._recorder.ended(entry, reason, usage, now)
-        self._tenants.settle(entry.tenant, reserved=entry.estimated_tokens, used=used, now=now)
+        self._tenants.settle(entry.account, reserved=entry.estimated_tokens, used=used, now=now)
         self._forget(entry)
 
     def _forget(self, entry: Entry) -> None:
@@ -68,7 +68,7 @@ class Ends(Parts):
     def _unqueue(self, entry: Entry, event: Event, now: float) -> None:
         self._queues.remove(entry, event)
         entry.waited_s += now - entry.queued_since_s
-        self._tenants.unqueued(entry.tenant, entry.request.body_bytes, entry.estimate.prompt_tokens)
+        self._tenants.unqueued(entry.account, entry.request.body_bytes, entry.estimate.prompt_tokens)
         self._timers.cancel(entry.seq)
         if entry.choosy:
             self._affinity.left(entry)

@@ -38,7 +38,7 @@ class Requests(Waiting):
         if refusal is not None:
             return [self._refuse(entry, refusal, now)]
         self._appraise(entry, now)
-        limit = self._tenants.admit(request.tenant, tokens=entry.estimated_tokens, now=now)
+        limit = self._tenants.admit(entry.account, tokens=entry.estimated_tokens, now=now)
         if limit is not None:
             return [self._refuse(entry, Reason.TENANT_LIMIT, now, limit.retry_after_s)]
         self._entries[request.id] = entry
@@ -231,7 +231,7 @@ class Requests(Waiting):
             reason = Reason.DRAINING if pinned.drained else Reason.ENDPOINT_OVERLOADED
         if not self._stops.sends(request.model):
             endpoints, reason = [], Reason.NO_ENDPOINT
-        elif self._tenants.held(request.tenant):
+        elif self._tenants.held(entry.account):
             endpoints, reason = [], Reason.TENANT_LIMIT
         if request.pinned is not None and self._settings.queue_enabled:
             endpoints = [e for e in endpoints if self._fit.open_to(e, entry, now)]
@@ -264,7 +264,7 @@ class Requests(Waiting):
         elsewhere: list[Endpoint] = []
         if not self._settings.queue_enabled and not over and self._stops.sends(entry.model):
             elsewhere = [e for e in self._usable(entry, now) if not entry.shuns(e.name, now)]
-            if self._tenants.held(entry.tenant):
+            if self._tenants.held(entry.account):
                 elsewhere = []
         if not self._settings.queue_enabled and not over and not elsewhere:
             assert failure is not None, "what can't wait is taken back only where it can go elsewhere"

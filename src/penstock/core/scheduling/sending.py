@@ -102,7 +102,7 @@ class Sending(Ends):
         entry.follows = None
         tree.lent(node)
         self._account.dispatched(tree, entry)
-        if self._tenants.started(request.tenant):
+        if self._tenants.started(entry.account):
             self._held.hold(entry)
         self._lease_serial += 1
         lease = Lease(
@@ -186,8 +186,8 @@ class Sending(Ends):
             self._queues.touch(answering)
         self._recorder.released(entry)
         self._tree(entry).returned(entry.node_of())
-        if self._tenants.ended(entry.tenant):
-            self._held.let_go(entry.tenant)
+        if self._tenants.ended(entry.account):
+            self._held.let_go(entry.account)
         self._reserve.freed(entry.model, now)
         endpoint = self._pool.holder(lease)
         if endpoint is not None:

@@ -52,7 +52,7 @@ class Waiting(Sending):
         """It found nothing open: may it wait, and would that help?"""
         band = self._queues.bands[entry.request.band]
         reason = self._too_long(entry, band, now)
-        if self._tenants.over_queued(entry.tenant) is not None:
+        if self._tenants.over_queued(entry.account) is not None:
             reason = Reason.TENANT_LIMIT
         elif reason is None and (band.over_bounds() or not self._make_room(entry, now, actions)):
             reason = Reason.QUEUE_FULL
@@ -87,8 +87,8 @@ class Waiting(Sending):
         entry.queued_since_s = now
         self._queues.push(entry)
         shedding.entered(self._queues.bands[entry.request.band].settings, entry, now)
-        self._tenants.queued(entry.tenant, entry.request.body_bytes, entry.estimate.prompt_tokens)
-        if self._tenants.held(entry.tenant):
+        self._tenants.queued(entry.account, entry.request.body_bytes, entry.estimate.prompt_tokens)
+        if self._tenants.held(entry.account):
             self._held.hold(entry)
 
     def _arm(self, entry: Entry, now: float) -> None:

@@ -7,6 +7,8 @@ from penstock.core.explanation import Explanation, Requeued, Sent, Served
 from penstock.core.lifecycle import State
 from penstock.server.admin.events import printable
 from penstock.server.admin.headline import seconds
+from penstock.server.caller import PART_OF
+from penstock.settings.tenancy import ANONYMOUS
 
 CAUSES: dict[Cause, str] = {
     Cause.NO_BACKEND: "no endpoint for its model was alive",
@@ -99,7 +101,8 @@ def _scored(sent: Sent) -> str:
 
 def _turn(told: Explanation, sent: Sent) -> str:
     """Where it stood in the turns of its band."""
-    who = "tenant" if told.flow[:1] == [told.tenant] else "flow"
+    first = told.flow[:1]
+    who = "tenant" if first == [told.tenant] else "part" if first == [PART_OF.format(ANONYMOUS)] else "flow"
     return (
         f"In the turns of its band, which go to who got least, its {who} stood at {sent.service:,.0f}"
         f" (service by weight), the one served last at {sent.virtual_time:,.0f}."
