@@ -1,26 +1,26 @@
 """What can be counted and drawn: Prometheus series from outcomes as they happen and from snapshots when asked.
 
-Labels are bounded: models are those an endpoint serves, all others are `other`. Every series exists from the start.
+Labels are bounded, each kind and all of them together: models are those an endpoint serves, as many as their series
+have room; all others are `other`. Every series exists from the start.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Gauge
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from penstock.core.actions import Decode, Dispatch, Requeue
 from penstock.core.outcome import Outcome, Reason
 from penstock.core.request import Usage
 from penstock.core.retry import Failure
-from penstock.core.rows import SourceSnapshot
-from penstock.core.snapshot import STATES, EndpointSnapshot, Snapshot
-from penstock.server.series import Count, Counter, Histogram, Times
+from penstock.core.snapshot import Snapshot
+from penstock.server.exposition import Levels, Source
+from penstock.server.levels import ENDPOINTS_MAX, Collected, Gauges, RouterAliases
+from penstock.server.series import OTHER, Count, Counter, Histogram, Times
 from penstock.server.wire import STATUS
 from penstock.settings.model import Settings
 
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 MODELS_MAX = 500  # model labels; more are `other`
-OTHER = "other"
+MODEL_LINES_MAX = 90_000  # of the page, for all models: 500 of them in three bands
+_LINES_PER_BAND = 60  # of a model: three histograms and what stands beside them
+TENANTS_MAX = 1_000  # tenant labels; more are `other`
 _WAITS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
 _TIMES_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 _PACES_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
@@ -65,7 +67,7 @@ class Metrics:
         snapshot: Callable[[], Snapshot],
         config_hash: str,
     ) -> None:
-        self.registry = registry = CollectorRegistry()
+        self._sources: list[Source] = []
         self._bands: list[str] = []  # shared with the gauges
         self._models: set[str] = set()
         self._lines: dict[tuple[str, str], _Line] = {}
@@ -73,9 +75,12 @@ class Metrics:
         self._queue_wait = Histogram(
             "penstock_queue_wait_seconds", "Time in the queue.", ["band", "outcome"], bounds=_WAITS_S
         )
-        self._dispatches = Counter("penstock_dispatches", "Leases granted.", ["endpoint"])
+        self._dispatches = Counter("penstock_dispatches", "Leases granted.", ["endpoint"], most=ENDPOINTS_MAX)
         self._prefills = Counter(
-            "penstock_prefills", "Prompts computed for another endpoint to answer.", ["endpoint", "transfer"]
+            "penstock_prefills",
+            "Prompts computed for another endpoint to answer.",
+            ["endpoint", "transfer"],
+            most=ENDPOINTS_MAX * len(_TRANSFERS),
         )
         self._prefill_time = Histogram(
             "penstock_prefill_seconds",
@@ -104,7 +109,9 @@ class Metrics:
             bounds=_OVERHEADS_S,
         )
         self._tokens = Counter("penstock_tokens", "Tokens, as engines told.", ["model", "kind"])
-        self._service = Counter("penstock_tenant_service_tokens", "Tokens each tenant got.", ["tenant"])
+        self._service = Counter(
+            "penstock_tenant_service_tokens", "Tokens each tenant got.", ["tenant"], most=TENANTS_MAX
+        )
         self._pace = Histogram(
             "penstock_time_per_output_token_seconds",
             "Between an answer's first and last token, per token.",
@@ -116,18 +123,22 @@ class Metrics:
             *(self._cancellations, self._ttft, self._request_time, self._overhead, self._tokens),
             *(self._service, self._pace, self._prefills, self._prefill_time),
         ):
-            registry.register(cast("Collector", series))
+            self._sources.append(series)
         self.loop_lag_s = 0.0
-        self.loop_lag = Gauge(
-            "penstock_event_loop_lag_seconds", "How late the event loop ran a timer, lately.", registry=registry
+        self._config_hash = ""
+        self._level("event_loop_lag_seconds", "How late the event loop ran a timer, lately.", lambda: self.loop_lag_s)
+        self._sources.append(
+            Levels("penstock_config_info", "The settings in force.", ["hash"], lambda: [((self._config_hash,), 1.0)])
         )
-        self._config = Gauge("penstock_config_info", "The settings in force.", ["hash"], registry=registry)
-        self._reload = Gauge(
-            "penstock_config_reload_failed", "1 after a reload that was refused, until one is not.", registry=registry
+        self._level(
+            "config_reload_failed",
+            "1 after a reload that was refused, until one is not.",
+            lambda: float(self._reload_failed),
         )
+        self._reload_failed = False
         self.reloaded(config_hash)
         self._tenants: list[str] = []
-        self._aliases = _RouterAliases(snapshot, self)
+        self._aliases = RouterAliases(snapshot, self)
         self._with_aliases = False
         for reason in Reason:
             self._rejections.labels(reason)
@@ -135,7 +146,7 @@ class Metrics:
             self._requeues.labels(failure)
         self._cancellations.labels()
         self._overheads = self._overhead.labels()
-        registry.register(_Gauges(snapshot, self._bands, self._known_models))
+        self._sources.append(Gauges(snapshot, self._bands, self._known_models))
         self._alias_rejections: dict[Reason, int] = dict.fromkeys(_TOO_MANY, 0)
         self._admissions = 0
         self._cancelled = 0
@@ -149,31 +160,34 @@ class Metrics:
         for tenant in self._tenants:
             self._service.labels(tenant)
         self._bands[:] = [band.name for band in settings.bands]
+        self._models_max = min(MODELS_MAX, MODEL_LINES_MAX // (_LINES_PER_BAND * len(self._bands)))
         for band in self._bands:
             for outcome in Outcome:
                 self._queue_wait.labels(band, outcome)
         for model in (*self._models, OTHER):
             self._start_at_zero(model)
-        router_aliases = "vllm_router" in settings.metrics.aliases
-        if router_aliases and not self._with_aliases:
-            self.registry.register(self._aliases)
-        elif self._with_aliases and not router_aliases:
-            self.registry.unregister(self._aliases)
-        self._with_aliases = router_aliases
+        self._with_aliases = "vllm_router" in settings.metrics.aliases
 
     def reloaded(self, config_hash: str | None) -> None:
         """These settings are in force now; None: others were refused."""
-        self._reload.set(config_hash is None)
+        self._reload_failed = config_hash is None
         if config_hash is not None:
-            self._config.clear()
-            self._config.labels(config_hash).set(1)
+            self._config_hash = config_hash
 
     def queue_wait_samples(self) -> Iterable[Metric]:
         return self._queue_wait.collect()
 
-    def page(self) -> bytes:
-        """The text for `/metrics`."""
-        return prometheus_client.generate_latest(self.registry)
+    def add(self, collector: Collector) -> None:
+        """Print what somebody else collects, too."""
+        self._sources.append(Collected(collector))
+
+    def lines(self) -> Iterator[str]:
+        """The text for `/metrics`, line by line; what happens meanwhile may be in it or not."""
+        for source in (*self._sources, *([self._aliases] if self._with_aliases else ())):
+            yield from source.lines()
+
+    def _level(self, name: str, text: str, value: Callable[[], float]) -> None:
+        self._sources.append(Levels(f"penstock_{name}", text, [], lambda: [((), value())]))
 
     def endpoint_added(self, name: str) -> None:
         self._dispatches.labels(name)
@@ -276,7 +290,7 @@ class Metrics:
     def models_known(self, names: Iterable[str]) -> None:
         """Names that may be labels from now on."""
         for name in names:
-            if len(self._models) < MODELS_MAX and name not in self._models:
+            if len(self._models) < self._models_max and name not in self._models:
                 self._models.add(name)
                 self._start_at_zero(name)
 
@@ -305,147 +319,3 @@ class Metrics:
         cancelled = CounterMetricFamily("vllm_router:queue_cancellations", "Waiters that hung up.")
         cancelled.add_metric([], self._cancelled)
         yield cancelled
-
-
-class _Gauges(Collector):
-    """Levels, read from one snapshot per scrape."""
-
-    def __init__(self, snapshot: Callable[[], Snapshot], bands: Sequence[str], models: Callable[[], set[str]]) -> None:
-        self._snapshot = snapshot
-        self._bands = bands
-        self._models = models
-
-    def collect(self) -> Iterator[Metric]:
-        snapshot = self._snapshot()
-        yield from self._queues(snapshot)
-        yield self._tries(snapshot)
-        yield from _endpoints(snapshot)
-        yield from _sources(snapshot)
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
-    def _queues(self, snapshot: Snapshot) -> Iterator[Metric]:
-        requests: dict[tuple[str, ...], float] = {
-            (model, band): 0.0 for model in (*sorted(self._models()), OTHER) for band in self._bands
-        }
-        tokens = dict(requests)
-        for queue in snapshot.queues:
-            key = (queue.model if queue.model in self._models() else OTHER, queue.band)
-            requests[key] = requests.get(key, 0.0) + queue.requests
-            tokens[key] = tokens.get(key, 0.0) + queue.prompt_tokens
-        yield _gauge("queued_requests", "Requests waiting.", ["model", "band"], requests)
-        yield _gauge("queued_tokens", "Estimated prompt tokens waiting.", ["model", "band"], tokens)
-        yield _gauge("queued_bytes", "Bytes of bodies waiting.", [], {(): float(snapshot.waiting_bytes)})
-        yield _gauge(
-            "oldest_wait_seconds",
-            "How long the oldest waiting request has waited.",
-            ["band"],
-            {(band.name,): band.oldest_wait_s for band in snapshot.bands},
-        )
-
-    def _tries(self, snapshot: Snapshot) -> Metric:
-        text = "Requests sent although they were forecast to miss their deadlines, to learn of the present."
-        family = CounterMetricFamily("penstock_deadline_tries", text, labels=["model"])
-        tries = dict.fromkeys((*sorted(self._models()), OTHER), 0)
-        for model in snapshot.models:
-            tries[model.name if model.name in tries else OTHER] += model.deadline_tries_total
-        for name, count in tries.items():
-            family.add_metric([name], count)
-        return family
-
-
-def _endpoints(snapshot: Snapshot) -> Iterator[Metric]:
-    columns: list[tuple[str, str, Callable[[EndpointSnapshot], float]]] = [
-        ("leases", "Leases held.", lambda e: e.leases),
-        ("slots", "Requests it may be sent at a time.", lambda e: e.slots),
-        ("endpoint_up", "1 while it may be used.", lambda e: e.state == "up"),
-        (
-            "endpoint_waiting",
-            "Requests waiting inside the engine, as observed; NaN where the engine does not tell.",
-            lambda e: _told(e, e.engine_waiting),
-        ),
-        (
-            "endpoint_running",
-            "Requests running inside the engine, as observed; NaN where the engine does not tell.",
-            lambda e: _told(e, e.engine_running),
-        ),
-        (
-            "endpoint_kv_usage_ratio",
-            "KV memory in use, as observed; NaN where the engine does not tell.",
-            lambda e: _told(e, e.kv_usage),
-        ),
-        (
-            "observation_age_seconds",
-            "Age of the last reading; NaN where there is none to go by.",
-            lambda e: math.nan if e.observed_s_ago is None else e.observed_s_ago,
-        ),
-    ]
-    for name, text, value in columns:
-        yield _gauge(name, text, ["endpoint"], {(e.name,): value(e) for e in snapshot.endpoints})
-    states: dict[tuple[str, ...], float] = {
-        (e.name, state): float(e.state == state) for e in snapshot.endpoints for state in STATES
-    }
-    yield _gauge("endpoint_state", "1 for the state it is in.", ["endpoint", "state"], states)
-
-
-def _told(endpoint: EndpointSnapshot, value: float | None) -> float:
-    """0 until it was read for the first time, as every gauge. From then on what it did not tell is no number."""
-    if value is None:
-        return 0.0 if endpoint.observed_s_ago is None else math.nan
-    return value
-
-
-def _sources(snapshot: Snapshot) -> Iterator[Metric]:
-    """How right those are who say where prompts are cached."""
-    columns: list[tuple[str, str, Callable[[SourceSnapshot], float]]] = [
-        ("prefix_hit_tokens", "Prompt tokens that were cached where they were expected.", lambda s: s.hit_tokens),
-        (
-            "prefix_predicted_tokens",
-            "Prompt tokens expected to be cached there.",
-            lambda s: s.predicted_tokens,
-        ),
-        ("prefix_predictions", "Predictions that engines' usage could be held against.", lambda s: s.checks),
-        ("prefix_predictions_wrong", "Of these, far too high.", lambda s: s.wrong),
-    ]
-    for name, text, value in columns:
-        family = CounterMetricFamily(f"penstock_{name}", text, labels=["source"])
-        for source in snapshot.sources:
-            family.add_metric([source.source], value(source))
-        yield family
-    off: dict[tuple[str, ...], float] = {(source.source,): source.off for source in snapshot.sources}
-    yield _gauge("prefix_sources_off", "Endpoints about which a source is not believed now.", ["source"], off)
-
-
-def _gauge(name: str, text: str, labels: list[str], values: Mapping[tuple[str, ...], float]) -> Metric:
-    family = GaugeMetricFamily(f"penstock_{name}", text, labels=labels)
-    for key, value in values.items():
-        family.add_metric(list(key), value)
-    return family
-
-
-class _RouterAliases(Collector):
-    """The names of production-stack's RFC 876, for dashboards that have them."""
-
-    def __init__(self, snapshot: Callable[[], Snapshot], metrics: Metrics) -> None:
-        self._snapshot = snapshot
-        self._metrics = metrics
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
-        snapshot = self._snapshot()
-        yield GaugeMetricFamily("vllm_router:queued_requests", "Requests waiting.", value=snapshot.waiting)
-        reserved = sum(e.reserved for e in snapshot.endpoints)
-        yield GaugeMetricFamily("vllm_router:reservations", "Leases before their first token.", value=reserved)
-        yield from self._metrics.router_counters()
-        wait = Metric("vllm_router:queue_wait_seconds", "Time in the queue.", "histogram")
-        totals: dict[tuple[str, str], float] = {}
-        for sample in next(iter(self._metrics.queue_wait_samples())).samples:
-            suffix = sample.name.removeprefix("penstock_queue_wait_seconds")
-            key = (suffix, sample.labels.get("le", ""))
-            totals[key] = totals.get(key, 0.0) + sample.value
-        for (suffix, le), value in totals.items():
-            wait.add_sample("vllm_router:queue_wait_seconds" + suffix, {"le": le} if le else {}, value)
-        yield wait

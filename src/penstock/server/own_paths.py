@@ -19,6 +19,7 @@ from penstock.server import wire
 from penstock.server.caller import Unauthorized
 from penstock.server.catalog import Catalog
 from penstock.server.driver import Driver
+from penstock.server.exposition import Page
 from penstock.server.http1 import Exchange
 from penstock.server.identity import Callers
 from penstock.server.metrics import CONTENT_TYPE, Metrics
@@ -58,7 +59,7 @@ class OwnPaths:
         self._driver = driver
         self._callers = callers
         self._catalog = catalog
-        self._metrics = metrics
+        self._page = Page(metrics.lines, driver.now)
         self._refuse = refuse
         self._request_id = request_id
         self._answers: dict[str, Callable[[Exchange], None]] = {
@@ -124,7 +125,7 @@ class OwnPaths:
             self._json(exchange, 200, own_queue(self._driver, caller))
 
     def _metrics_page(self, exchange: Exchange) -> None:
-        self._answer(exchange, 200, CONTENT_TYPE.encode(), self._metrics.page())
+        self._page.ask(lambda page: self._answer(exchange, 200, CONTENT_TYPE.encode(), page))
 
     def _version(self, exchange: Exchange) -> None:
         self._json(exchange, 200, {"version": penstock.__version__, "name": "penstock"})

@@ -14,6 +14,12 @@ from collections.abc import Iterator, Sequence
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
+from penstock.server.exposition import head, labels_of, number, sample
+
+SERIES_MAX = 20_000  # of one counter, whoever chooses the labels; further ones count as `other`, in all labels
+HISTOGRAMS_MAX = 5_000  # of one histogram: each has some twenty lines
+OTHER = "other"
+
 
 class Count:
     """One series of a counter."""
@@ -31,22 +37,31 @@ class Count:
 class Counter:
     """Series that only grow, by their labels."""
 
-    def __init__(self, name: str, text: str, labels: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, text: str, labels: Sequence[str] = (), *, most: int = SERIES_MAX) -> None:
         self._name = name
         self._text = text
         self._names = labels
+        self._most = most
         self._series: dict[tuple[str, ...], Count] = {}
 
     def labels(self, *values: str) -> Count:
         found = self._series.get(values)
         if found is None:
             assert len(values) == len(self._names)
-            found = self._series[values] = Count()
+            if len(self._series) >= self._most:
+                values = (OTHER,) * len(values)
+            found = self._series.setdefault(values, Count())
         return found
 
     def remove(self, *values: str) -> None:
         """The series is no longer drawn; named again, it starts at zero."""
         self._series.pop(values, None)
+
+    def lines(self) -> Iterator[str]:
+        name = f"{self._name}_total"
+        yield head(name, self._text, "counter")
+        for values, count in list(self._series.items()):
+            yield sample(name, labels_of(self._names, values), count.value)
 
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(self._name, self._text, labels=self._names)
@@ -73,11 +88,14 @@ class Times:
 class Histogram:
     """How often a value was at most so much, by its labels."""
 
-    def __init__(self, name: str, text: str, labels: Sequence[str] = (), *, bounds: Sequence[float]) -> None:
+    def __init__(
+        self, name: str, text: str, labels: Sequence[str] = (), *, bounds: Sequence[float], most: int = HISTOGRAMS_MAX
+    ) -> None:
         self._name = name
         self._text = text
         self._names = labels
         self._bounds = bounds
+        self._most = most
         self._le = [str(floatToGoString(bound)) for bound in (*bounds, math.inf)]  # type: ignore[no-untyped-call]
         self._series: dict[tuple[str, ...], Times] = {}
 
@@ -85,8 +103,31 @@ class Histogram:
         found = self._series.get(values)
         if found is None:
             assert len(values) == len(self._names)
-            found = self._series[values] = Times(self._bounds)
+            if len(self._series) >= self._most:
+                values = (OTHER,) * len(values)
+            found = self._series.setdefault(values, Times(self._bounds))
         return found
+
+    def lines(self) -> Iterator[str]:
+        name = self._name
+        yield head(name, self._text, "histogram")
+        for values, times in list(self._series.items()):
+            # `le` stands among the other labels, by its name.
+            before, after = self._split(values)
+            total = 0
+            for le, count in zip(self._le, times.counts, strict=True):
+                total += count
+                yield f'{name}_bucket{{{before}le="{le}"{after}}} {number(total)}\n'
+            labels = labels_of(self._names, values)
+            yield sample(f"{name}_count", labels, total)
+            yield sample(f"{name}_sum", labels, times.sum)
+
+    def _split(self, values: Sequence[str]) -> tuple[str, str]:
+        """The labels before `le` and those after it, with their commas."""
+        pairs = list(zip(self._names, values, strict=True))
+        before, after = [p for p in pairs if p[0] < "le"], [p for p in pairs if p[0] > "le"]
+        left, right = (labels_of([n for n, _ in part], [v for _, v in part]) for part in (before, after))
+        return left and left + ",", right and "," + right
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(self._name, self._text, labels=self._names)

@@ -138,7 +138,6 @@ class Gateway:
             due_s = self.driver.now() + LAG_INTERVAL_S
             await asyncio.sleep(LAG_INTERVAL_S)
             self._metrics.loop_lag_s = max(0.0, self.driver.now() - due_s)
-            self._metrics.loop_lag.set(self._metrics.loop_lag_s)
 
 
 def _look_for_garbage_rarely() -> None:

@@ -9,8 +9,6 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
-
 from penstock import clock
 from penstock.batch.keeper import Keeper
 from penstock.batch.runner import Runner
@@ -75,8 +73,7 @@ def batch_lane(settings: Batch, lane: GatewayLane, driver: Driver, callers: Call
     files = Files(store, rules, runner=name, urls=lane.takes, wall=clock.wall)
     batches = Batches(store, keeper, quota, urls=lane.takes, keep_s=settings.keep, wall=clock.wall)
     calls = Calls(metrics.refused)
-    registry: CollectorRegistry = metrics.registry
-    registry.register(BatchMetrics(keeper, runner, store))
+    metrics.add(BatchMetrics(keeper, runner, store))
     return BatchLane(BatchRoutes(calls, callers, files, batches, now=driver.now), calls, keeper)
 
 
