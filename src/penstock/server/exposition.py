@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Protocol
 
 from prometheus_client.core import Metric
@@ -108,22 +109,22 @@ class Page:
             self._cost_s = 0.0
             self._step(self._lines(), [])
 
-    def _step(self, lines: Iterator[str], made: list[str]) -> None:
+    def _step(self, lines: Iterator[str], pieces: list[bytes]) -> None:
         began_s = now = self._now()
-        while now - began_s < SLICE_S:
-            for line in lines:
-                made.append(line)
-                if len(made) % LINES_AT_ONCE == 0:
-                    break
-            else:
-                self._finished("".join(made).encode(), self._cost_s + self._now() - began_s)
-                return
+        done = False
+        while not done and now - began_s < SLICE_S:
+            piece = list(islice(lines, LINES_AT_ONCE))
+            done = len(piece) < LINES_AT_ONCE
+            pieces.append("".join(piece).encode())
             now = self._now()
         self._cost_s += now - began_s
-        asyncio.get_running_loop().call_soon(self._step, lines, made)
+        if done:
+            self._finished(b"".join(pieces))
+        else:
+            asyncio.get_running_loop().call_soon(self._step, lines, pieces)
 
-    def _finished(self, page: bytes, cost_s: float) -> None:
-        self._taken_s += cost_s
+    def _finished(self, page: bytes) -> None:
+        self._taken_s += self._cost_s
         self._made, self._made_s = page, self._now()
         waiting, self._waiting = self._waiting, []
         for answer in waiting:
