@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import penstock
-from penstock import early_signals
 from penstock.build import kind
 
 if TYPE_CHECKING:
@@ -31,6 +30,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run a subcommand; returns the exit code."""
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == ["serve"]:
+        from penstock import early_signals
+
         early_signals.hold()
     args = _parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
     try:

@@ -219,3 +219,16 @@ def test_refunds_for_ever_keep_the_heaps_small() -> None:
         tree.charge(node, 1.0)
         tree.charge(node, -1.0)
     assert len(tree.root.heaps["x"]) <= 2 * len(tree.root.children) + 17
+
+
+def test_new_weights_reach_a_level_also_where_many_share_a_part_above_it() -> None:
+    tree = QueueTree()
+    keyed = tree.node(("team", "x"), (1.0, 1.0))
+    shared = tree.node((" anonymous", "team", "x"), (1.0, 1.0, 1.0))
+    assert keyed.parent is not None
+    assert shared.parent is not None
+    assert shared.parent.parent is not None
+    tree.reweigh(0, {"team": 2.0, " anonymous": 3.0})
+    assert (keyed.parent.weight, shared.parent.parent.weight, shared.parent.weight) == (2.0, 3.0, 1.0)
+    tree.reweigh(1, {"x": 4.0})
+    assert (keyed.weight, shared.weight, shared.parent.weight) == (4.0, 4.0, 1.0)

@@ -54,7 +54,7 @@ def test_counters_and_histograms_print_line_by_line_what_they_collect(values: li
         counter.labels("prompt").inc(amount)
     registry = CollectorRegistry()
     for one in (histogram, counter):
-        registry.register(one)  # type: ignore[arg-type]
+        registry.register(one)
     assert "".join([*histogram.lines(), *counter.lines()]).encode() == generate_latest(registry)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.core.fairness.tree import PART_PREFIX
 from penstock.core.outcome import Reason
 from penstock.core.settings import Limits
 from penstock.server.names import Names
 
-PART_OF = " {}"  # the flow of a part that many share, by whose it is: no name from outside begins with a space
+PART_OF = PART_PREFIX + "{}"  # a part that many share, by whose it is: no name from outside begins with a space
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):

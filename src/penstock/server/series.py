@@ -126,7 +126,7 @@ class Histogram:
         """The labels before `le` and those after it, with their commas."""
         pairs = list(zip(self._names, values, strict=True))
         before, after = [p for p in pairs if p[0] < "le"], [p for p in pairs if p[0] > "le"]
-        left, right = (labels_of([n for n, _ in part], [v for _, v in part]) for part in (before, after))
+        left, right = [labels_of([n for n, _ in part], [v for _, v in part]) for part in (before, after)]
         return left and left + ",", right and "," + right
 
     def collect(self) -> Iterator[Metric]:

@@ -21,6 +21,7 @@ from penstock.core.flow import Entry, Leaf
 
 Item = TypeVar("Item")
 Path = tuple[str, ...]
+PART_PREFIX = " "  # of the name of a part that many share: a step in the path, and no level of its own
 NODES_SWEEP_MIN = 1_000  # flows below that are not worth a look
 NODES_MAX = 20_000  # idle flows in debt remembered; about a kilobyte each
 
@@ -278,8 +279,11 @@ class QueueTree:
                 leaf.rekeyed()
 
     def reweigh(self, level: int, weights: Mapping[str, float]) -> None:
-        """The nodes of a level weigh what is given for their names, 1 where nothing is. Service they got stays so."""
-        for parent in _all_below(self.root, depth=level):
+        """The nodes of a level weigh what is given for their names, 1 where nothing is. Service they got stays so.
+
+        A part that many share stands beside the others of its level, and who shares it one below, each as much.
+        """
+        for parent in _parents(self.root, level):
             for child in parent.children.values():
                 weight = weights.get(child.name, 1.0)
                 if child.active:
@@ -350,13 +354,24 @@ class QueueTree:
             node = node.parent
 
 
-def _all_below(node: Node, depth: int | None = None) -> Iterator[Node]:
-    """A node and all below it; with `depth`, only those that many levels below it."""
-    if not depth:
+def _all_below(node: Node) -> Iterator[Node]:
+    """A node and all below it."""
+    yield node
+    for child in node.children.values():
+        yield from _all_below(child)
+
+
+def _parents(node: Node, level: int) -> Iterator[Node]:
+    """The nodes whose children are of a level, counted from below `node`. Who shares a part keeps its weight."""
+    if level == 0:
         yield node
-    if depth != 0:
-        for child in node.children.values():
-            yield from _all_below(child, None if depth is None else depth - 1)
+        return
+    for child in node.children.values():
+        if child.name.startswith(PART_PREFIX):
+            for one in child.children.values():
+                yield from _parents(one, level - 1)
+        else:
+            yield from _parents(child, level - 1)
 
 
 def _merged(streams: list[Iterator[Item]], key: Callable[[Item], Any]) -> Iterator[Item]:
