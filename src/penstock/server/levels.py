@@ -73,7 +73,6 @@ class Gauges:
             lambda: [((band.name,), band.oldest_wait_s) for band in snapshot.bands],
         )
 
-
     def _tries(self, snapshot: Snapshot) -> Levels:
         text = "Requests sent although they were forecast to miss their deadlines, to learn of the present."
         tries = dict.fromkeys((*sorted(self._models()), OTHER), 0)
