@@ -121,7 +121,6 @@ MISSES = {  # goals that small cells do not reach yet: no others may be missed
     "grid/200x100ms/20": {"told", "through"},
     "pages/missing/4x50ms/100": {"queue"},
     "pages/frozen-overloaded/64x20ms/100": {"told", "through"},
-    "deadlines/slow-spell/30%/4x50ms/100": {"wrong"},
 }
 
 
