@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test compiled test-compiled test-page shots test-postgres test-engines check bench lab docs lock clean
+.PHONY: demo test compiled test-compiled test-page shots test-postgres test-engines check soak chaos fuzz bench lab docs lock clean
 .DEFAULT_GOAL := test
 
 .venv/core.stamp: requirements.lock pyproject.toml
@@ -68,6 +68,20 @@ check: .venv/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m static tests/tidy
+
+# Mixed load, faults, reloads, batches, hang-ups, for minutes or hours; memory, files and tasks told, and a verdict.
+# ARGS="--minutes 120"; --python .venv-compiled/bin/python for the compiled build.
+soak: .venv/dev.stamp
+	$(BIN)/python benchmarks/soak.py $(ARGS)
+
+# A million requests through the core in virtual time, with faults and the checkers: hours. ARGS="--requests 50000".
+chaos: .venv/dev.stamp
+	$(BIN)/python -m tests.core.long_chaos $(ARGS)
+
+# libFuzzer on every reader of what comes from outside, a minute each. ARGS="body --seconds 600 --keep". CPython 3.11 to 3.13.
+fuzz: .venv/dev.stamp
+	$(BIN)/pip install --quiet --disable-pip-version-check atheris==3.0.0
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 bench: .venv/dev.stamp
 	$(BIN)/python benchmarks/run.py $(ARGS)

@@ -125,6 +125,7 @@ class Watch:
             "at": clock.wall(),
             "up_s": self._driver.now() - self._started_s,
             "loop_lag_s": self._facts.loop_lag_s(),
+            "tasks": _tasks(),
             "headline": headline(snapshot),
             "tone": tone(snapshot),
             "now": self._history.latest(),
@@ -197,6 +198,14 @@ class Watch:
         self._was_draining = snapshot.draining
         if line := self._episode.look(snapshot, now):
             self._events.note("queue", line)
+
+
+def _tasks() -> int:
+    """How many tasks the event loop has: a leak of them is seen here first. 0 where no loop runs."""
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:
+        return 0
 
 
 def short(row: Row) -> Row:
