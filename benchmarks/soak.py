@@ -59,7 +59,7 @@ FAULTS: tuple[dict[str, Any], ...] = (
 NONSENSE = (
     b"GET / RTSP/1.0\r\n\r\n",
     b'POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 9\r\n\r\n{"model":',
-    b"POST /v1/files HTTP/1.1\r\nhost: g\r\ncontent-type: multipart/form-data; boundary=x\r\ncontent-length: 9\r\n\r\n--x",
+    b"POST /v1/files HTTP/1.1\r\nhost: g\r\ncontent-type: multipart/form-data;boundary=x\r\ncontent-length:9\r\n\r\n-",
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00",
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 2\r\n\r\n[]",
