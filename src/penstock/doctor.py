@@ -36,6 +36,11 @@ WITHOUT = {
     "priority": "`admission.engine_priority` has no effect there",
     "kv_events": "which prompts it has cached is known from Penstock's own history only",
 }
+NOT_BELIEVED = (
+    "a page that stands still while answers go on is not believed: only Penstock's own requests are counted there"
+)
+MOVES_LOOKS = 4  # SGLang writes its page every 40 steps: within two seconds
+MOVES_LOOK_S = 0.5
 STANDS_IN = "while all its slots are busy it is not known how many requests wait inside it"
 
 
@@ -145,8 +150,11 @@ class Doctor:
         facts = facts.over(reader.facts)
         if facts.sleeping:
             problems.append("it is asleep: requests for it would fail until it is woken up")
-        if self._tries and models and facts.cached_tokens is None:
+        moves: bool | None = None
+        if self._tries and models:
             facts = facts.over(await _try(upstream, headers, _to_try(endpoint, models)))
+            if reading is not None and reading.progress is not None:
+                moves = await _moves(reader, reading)
         return Report(
             endpoint.name,
             endpoint.url,
@@ -156,7 +164,7 @@ class Doctor:
             version=facts.version,
             models=[_served(model, facts) for model in (models or [])[:MODELS_SHOWN_MAX]],
             slots=facts.slots if endpoint.slots == "auto" else endpoint.slots,
-            offers=_offers(endpoint, engine, facts, reading, has_page=reader.has_page),
+            offers=_offers(endpoint, engine, facts, reading, has_page=reader.has_page, moves=moves),
         )
 
 
@@ -196,8 +204,24 @@ def _served(model: Model, facts: Facts) -> Served:
     return Served(model.id, learn.context_tokens(model, facts), parent if isinstance(parent, str) else None)
 
 
+async def _moves(reader: Reader, before: Observation) -> bool:
+    """Whether the counters on its page have moved since, as they must after it answered."""
+    for _ in range(MOVES_LOOKS):
+        after = await reader.full()
+        if after is not None and not after.same_as(before):
+            return True
+        await asyncio.sleep(MOVES_LOOK_S)
+    return False
+
+
 def _offers(
-    endpoint: Endpoint, engine: Engine, facts: Facts, reading: Observation | None, *, has_page: bool
+    endpoint: Endpoint,
+    engine: Engine,
+    facts: Facts,
+    reading: Observation | None,
+    *,
+    has_page: bool,
+    moves: bool | None,
 ) -> list[Offer]:
     """Each thing that matters, in the order in which it does."""
     flags = engine.flags
@@ -206,7 +230,7 @@ def _offers(
     direction = facts.priority or engine.priority
     kv_known = "kv_events" in flags or facts.kv_events is not None
     return [
-        _metrics(engine, facts, reading, has_page=has_page),
+        _metrics(engine, facts, reading, has_page=has_page, moves=moves),
         _offer("slots", flags, told=True if slots else None, detail=slots_detail),
         _offer("cached_tokens", flags, told=facts.cached_tokens),
         _offer(
@@ -220,13 +244,17 @@ def _offers(
     ]
 
 
-def _metrics(engine: Engine, facts: Facts, reading: Observation | None, *, has_page: bool) -> Offer:
+def _metrics(engine: Engine, facts: Facts, reading: Observation | None, *, has_page: bool, moves: bool | None) -> Offer:
     if reading is None:
         has = facts.tells_load is not False and (engine.series is not None or bool(engine.load_path))
         return _offer("metrics", engine.flags, told=False, has=has)
     seen = f"{reading.running:g} running, {reading.waiting:g} waiting"
     if reading.kv_usage is not None:
         seen += f", KV {reading.kv_usage:.0%}"
+    if moves is False:
+        return Offer("metrics", State.MISSING, f"{seen}; it does not move though it answers", "", NOT_BELIEVED)
+    if moves:
+        seen += "; believed: it moved when it answered"
     if has_page or engine.load_leads:
         return Offer("metrics", State.OFFERED, seen)
     return Offer("metrics", State.MISSING, f"{seen}, by {engine.load_path}", engine.flags["metrics"], STANDS_IN)

@@ -21,6 +21,7 @@ from penstock.server.admin.headline import seconds
 INTERVAL_S = 1.0
 MARKS = {"ok": ("● ok", "bold blue"), "busy": ("▲ busy", "bold yellow"), "bad": ("■ attention", "bold red")}
 BAD = ("down", "hung", "stuck", "ejected")  # states of endpoints; of the others all but "up" need a look
+DOUBTS_SHOWN = 3  # lines of `status` and `top`
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 State = dict[str, Any]
@@ -104,6 +105,12 @@ def endpoints(state: State, most: int) -> Table:
     return _more(table, state["endpoints"], most, state["endpoints_more"])
 
 
+def doubts(state: State, most: int) -> list[Text]:
+    """Whose gauges are not believed, and why. That an engine tells no load at all, `doctor` says."""
+    told = [one for one in state["endpoints"] if one["gauges"] not in ("believed", "none")]
+    return [Text(f"{plain(one['name'], 40)}: {plain(one['gauges_why'])}", style="yellow") for one in told[:most]]
+
+
 def requests(state: State, which: str, most: int) -> Table:
     table = _table("request", "tenant", "band", "state", ">waited", ">in", ">out", "why")
     rows = state["requests"][which]
@@ -171,6 +178,7 @@ def screen(state: State, width: int, height: int | None) -> RenderableType:
     if state["tenants"]:
         parts.append(tenants(state, shown["tenants"]))
     parts.append(endpoints(state, shown["endpoints"]))
+    parts += doubts(state, DOUBTS_SHOWN)
     if state["batches"]:
         parts.append(batches(state, shown["batches"]))
     if left > 1:

@@ -12,7 +12,6 @@ import pytest
 
 from penstock.core.actions import Action, Dispatch
 from penstock.core.endpoint import Endpoint
-from penstock.core.ledger import Ledger
 from penstock.core.limit import HOLD_S, HOLD_S_MAX, SIZE_KNOWN_S, SLOTS_MAX, SLOTS_MIN, AdaptiveSlots
 from penstock.core.observation import Observation
 from penstock.core.request import Usage
@@ -20,6 +19,8 @@ from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.core.settings import EndpointSpec, HealthSettings
 from tests.core.drive import lease, request
 from tests.core.shop import PATIENT
+
+STEP_S = 0.01
 
 
 class Engine:
@@ -31,7 +32,7 @@ class Engine:
         self.scheduler = Scheduler(settings, random=Random(seed))
         self.running: set[int] = set()
         self.waiting: deque[int] = deque()
-        self.ends: list[tuple[float, int]] = []
+        self.ends: list[tuple[float, int, bool]] = []  # when a lease begins to be answered, or ends
         self.now = 0.0
         self.steps = 0
         self.found: list[int] = []
@@ -44,8 +45,11 @@ class Engine:
         for _ in range(readings):
             until = self.now + 1.0
             while self.ends and self.ends[0][0] <= until:
-                self.now, lease = heapq.heappop(self.ends)
-                self._end(lease)
+                self.now, lease, ends = heapq.heappop(self.ends)
+                if ends:
+                    self._end(lease)
+                else:
+                    self._tell(self.scheduler.first_token(lease, now=self.now))
             self.now = until
             reading = Observation(self.now, len(self.running), len(self.waiting), progress=float(self.steps))
             self._tell(self.scheduler.observed("e", reading, now=self.now))
@@ -58,7 +62,7 @@ class Engine:
     def _end(self, lease: int) -> None:
         self.running.remove(lease)
         self.steps += 1
-        self._tell(self.scheduler.finished(lease, Usage(10, 10), now=self.now))
+        self._tell(self.scheduler.finished(lease, Usage(10, 200), now=self.now))
         self._begin()
         self._arrive(f"s{self.steps}")
 
@@ -72,9 +76,9 @@ class Engine:
         while self.waiting and len(self.running) < self.size:
             lease = self.waiting.popleft()
             self.running.add(lease)
-            heapq.heappush(self.ends, (self.now + self.random.uniform(1.0, 3.0), lease))
+            heapq.heappush(self.ends, (self.now + STEP_S, lease, False))
+            heapq.heappush(self.ends, (self.now + self.random.uniform(1.0, 3.0), lease, True))
             self.steps += 1
-            self._tell(self.scheduler.first_token(lease, now=self.now))
 
 
 @pytest.mark.parametrize("size", [4, 8, 64, 256])
@@ -190,7 +194,7 @@ def test_what_waits_for_prompts_to_be_computed_says_nothing_of_slots() -> None:
     )
     for number in range(4):
         endpoint.ledger.add(lease(number, prompt=3000))
-    for number in range(1, 20):
+    for number in range(1, 8):
         endpoint.observed(Observation(float(number), 1, 3, progress=float(number)), float(number))
     assert endpoint.slots == 16
     for number in range(3):
@@ -198,23 +202,6 @@ def test_what_waits_for_prompts_to_be_computed_says_nothing_of_slots() -> None:
     for number in range(21, 31):
         endpoint.observed(Observation(float(number), 1, 3, progress=float(number)), float(number))
     assert endpoint.slots < 16, "one prompt is left, and three wait"
-
-
-def test_slots_that_are_only_a_try_are_filled_a_few_at_a_time() -> None:
-    """All of ten run, so fifteen may be sent: what is beyond ten may wait in there until its first token came."""
-    ledger = Ledger(slots=10, stale_after_s=1e9)
-    for number in range(10):
-        ledger.add(lease(number))
-        ledger.first_token(ledger.leases[number], 0.5)
-    ledger.observe(Observation(1.0, 10, 0, progress=1.0))
-    ledger.resized(15, shown=10)
-    for number in (10, 11):
-        ledger.add(lease(number, at=2.0))
-    assert ledger.engine_queue(15, 2.0) == 2
-    ledger.first_token(ledger.leases[10], 2.1)
-    assert ledger.engine_queue(15, 2.1) == 1
-    ledger.resized(15)
-    assert ledger.engine_queue(15, 2.1) == 0
 
 
 def test_gauges_that_never_queue_and_gauges_that_always_do_meet_a_bound() -> None:

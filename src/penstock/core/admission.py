@@ -43,19 +43,45 @@ MODEST_PREFILL_TOKENS = 2048  # one step's budget of most engines: computed at o
 MODEST_KV_SHARE = 0.05  # of the KV memory, for light requests: some thousands of tokens on any card
 
 
+_TOLD = (Cause.SLOTS_FULL, Cause.ENGINE_QUEUE, Cause.KV_FULL)  # what gauges may close an endpoint for
+
+
 def closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, *, now: float) -> Cause | None:
     """Why no request of the band may go to the endpoint now; None when it is open to the band."""
-    ledger, own = endpoint.ledger, endpoint.limits
+    cause = _closed(endpoint, band, settings, now)
+    belief = endpoint.ledger.belief
+    if belief.closed_s is None or cause not in _TOLD or _closed_by_own(endpoint, band, settings, now):
+        return cause
+    stands = belief.kv_stood_s if cause is Cause.KV_FULL else belief.stood_s
+    return None if belief.may_try(now, stands_s=-math.inf if _would_wait(cause, endpoint, band, now) else stands) else cause
+
+
+def _would_wait(cause: Cause, endpoint: Endpoint, band: BandSettings, now: float) -> bool:
+    """Whether what the gauges say means that one more would wait there, so that they are wrong if it does not."""
+    if band.engine_waiting_max == 0:
+        return False  # a band that only goes where nothing else does
+    return cause is Cause.ENGINE_QUEUE or (
+        cause is Cause.SLOTS_FULL and endpoint.ledger.load(now) >= endpoint.ledger.slots
+    )
+
+
+def told_only(
+    endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, cause: Cause | None, *, now: float
+) -> bool:
+    """Whether an endpoint is closed for nothing but what its gauges say; `cause` is what `closed` found."""
+    if cause is None:
+        cause = _closed(endpoint, band, settings, now) if endpoint.ledger.belief.closed_s is not None else None
+    return cause in _TOLD and not _closed_by_own(endpoint, band, settings, now)
+
+
+def _closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, now: float) -> Cause | None:
+    ledger = endpoint.ledger
     if now >= ledger.prefill.due_s:
         ledger.advance(now)
     load, slots = ledger.load(now), ledger.slots
     if load >= slots * band.ceiling or len(ledger.leases) >= slots:
         return Cause.SLOTS_FULL
-    waiting = ledger.engine_queue(slots, now)
-    waiting_max = band.engine_waiting_max
-    if own is not None and own.engine_waiting_max is not None and own.engine_waiting_max < waiting_max:
-        waiting_max = own.engine_waiting_max
-    if waiting > 0 if waiting_max == 0 else waiting >= waiting_max:
+    if _queues(endpoint, band, now):
         return Cause.ENGINE_QUEUE
     if load <= 0:
         return None  # an idle endpoint always takes one request, however large
@@ -65,23 +91,49 @@ def closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, 
     kv_usage = ledger.kv_usage(now)
     if kv_usage is not None and kv_usage >= settings.kv_usage_max:
         return Cause.KV_FULL
+    return Cause.PACE if _slow(endpoint, band, settings, now) else None
+
+
+def _closed_by_own(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, now: float) -> bool:
+    """Whether what we sent there ourselves keeps it closed, too."""
+    ledger = endpoint.ledger
+    leases = len(ledger.leases)
+    if leases >= ledger.slots * band.ceiling or leases >= ledger.slots:
+        return True
+    if _queues(endpoint, band, now, told=False):
+        return True
+    if leases and ledger.prefill.outstanding_tokens >= endpoint.admission(settings).prefill_tokens_max:
+        return True
+    return _slow(endpoint, band, endpoint.admission(settings), now)
+
+
+def _queues(endpoint: Endpoint, band: BandSettings, now: float, *, told: bool = True) -> bool:
+    ledger, own, waiting_max = endpoint.ledger, endpoint.limits, band.engine_waiting_max
+    if own is not None and own.engine_waiting_max is not None and own.engine_waiting_max < waiting_max:
+        waiting_max = own.engine_waiting_max
+    waiting = ledger.engine_queue(ledger.slots, now, told=told)
+    return waiting > 0 if waiting_max == 0 else waiting >= waiting_max
+
+
+def _slow(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, now: float) -> bool:
+    ledger, own = endpoint.ledger, endpoint.limits
     pace_s_max = band.time_per_output_token_s_max or settings.time_per_output_token_s_max
     if own is not None and own.time_per_output_token_s_max is not None:
         pace_s_max = min(pace_s_max or math.inf, own.time_per_output_token_s_max)
-    if pace_s_max is not None and ledger.leases and ledger.pace.time_per_output_token_s(now) > pace_s_max:
-        return Cause.PACE
-    return None
+    if pace_s_max is None or not ledger.leases:
+        return False
+    return ledger.pace.time_per_output_token_s(now) > pace_s_max
 
 
-def room(endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> Room:
+def room(endpoint: Endpoint, settings: AdmissionSettings, *, tried: bool = False, now: float) -> Room:
     """How large a request may be that goes to an open endpoint now: prompt tokens, and tokens in all.
 
-    An endpoint that is idle, or computes no prompt, takes one of any size.
+    An endpoint that is idle, or computes no prompt, takes one of any size. `tried`: what its gauges say does not count.
     """
     ledger, settings = endpoint.ledger, endpoint.admission(settings)
     outstanding = ledger.prefill.outstanding_tokens
     prefill_tokens = settings.prefill_tokens_max - outstanding if outstanding else math.inf
-    free = kv_tokens_free(endpoint, settings, now=now)
+    free = None if tried else kv_tokens_free(endpoint, settings, now=now)
     return prefill_tokens, free if free is not None and ledger.load(now) > 0 else math.inf
 
 
@@ -141,4 +193,6 @@ def lifts_s(cause: Cause, endpoint: Endpoint, *, now: float) -> float:
         ends_s = (endpoint.health.held_until_s, endpoint.health.ejected_until_s)
         return min(end_s for end_s in ends_s if end_s > now)
     review_s = endpoint.ledger.review_s(now)
+    if cause in _TOLD and (try_s := endpoint.ledger.belief.try_s) > now:
+        review_s = min(review_s, try_s)
     return min(review_s, endpoint.ledger.pace.kept_until_s) if cause is Cause.PACE else review_s

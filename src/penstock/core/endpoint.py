@@ -11,13 +11,17 @@ from msgspec.structs import replace
 from penstock.core.health import Health
 from penstock.core.lease import Lease
 from penstock.core.ledger import Ledger
-from penstock.core.limit import AdaptiveSlots
+from penstock.core.limit import AdaptiveSlots, Witness
 from penstock.core.movement import Movement
 from penstock.core.observation import Observation
 from penstock.core.roles import bootstrap_port_of, role_of
 from penstock.core.settings import AdmissionSettings, EndpointLimits, EndpointSpec, HealthSettings
 
 ARRIVALS_MAX = 2.0  # requests expected to come during one engine step; more is not told apart from a queue
+FOREIGN_READINGS = 4  # in which others' requests have to be seen: one may just show ends that we have yet to hear of
+LOOK_S_MIN = 0.05  # between two looks at what our answers show; a step or two of most engines
+LOOK_STEPS = 2.0
+LOOK_S_MAX = 0.5
 NEAR_LIMIT = 0.75  # of its slots or memory in use; below, what waits does not wait for what a reading tells
 
 
@@ -48,6 +52,8 @@ class Endpoint:
         self.last_lease = 0  # serial of the last lease granted: ties go to whoever was given one longest ago
         self.failure: str | None = None  # the last one
         self.failed_s = 0.0
+        self._foreign_running = [0.0] * FOREIGN_READINGS  # others' requests that ran there, by the last readings
+        self._look_s = -math.inf
         self._dispatches_before = 0  # as of the reading before
         self.room = (math.inf, math.inf)  # as of when it was last found open: `admission.room`
         self.modest_room = self.room  # and `admission.modest_room`
@@ -133,25 +139,84 @@ class Endpoint:
         if ledger.observe(reading):
             self.health.returned(now)
             self.movement = Movement()
-        if self.adaptive is None or ledger.base is before or before is None:
+        if self.adaptive is None or ledger.base is before or before is None or not ledger.credible(now):
             return False
         sent = self.dispatches_total - self._dispatches_before
         self._dispatches_before = self.dispatches_total
-        if reading.waiting > 0 and ledger.prefill.keeps_waiting(reading.waiting):
+        if reading.waiting > 0 and ledger.prefill.keeps_waiting(reading.waiting, now):
             return False  # what waits may wait for that, and says nothing of slots
-        slots = self.adaptive.slots = self.slots
+        self.adaptive.slots = self.slots
         per_step = sent / (reading.asked_s - before.asked_s) * ledger.pace.time_per_output_token_s(now)
-        found = self.adaptive.observed(
-            at_s=reading.asked_s,
-            running=reading.running,
-            waiting=reading.waiting,
-            arrivals=min(per_step, ARRIVALS_MAX),
-            load=ledger.load(now),
-            let=ledger.own_at_reading if wanted else slots,
+        at_work = ledger.at_work
+        foreign = max(0.0, reading.running + reading.waiting - ledger.own_at_reading)
+        self._foreign_running = [*self._foreign_running[1:], min(foreign, reading.running)]
+        shows = ledger.shows
+        ran = at_work.best() + self._others_running(now) if shows else 0.0
+        return self._limited(
+            self.adaptive.observed(
+                at_s=reading.asked_s,
+                running=reading.running + (0 if shows else at_work.ended_lately(now)),
+                waiting=reading.waiting,
+                arrivals=min(per_step, ARRIVALS_MAX),
+                load=ledger.load(now),
+                let=ledger.own_at_reading if wanted else self.slots,
+                ran=ran,
+                may_grow=not shows or self._shows_no_size(now),
+            )
         )
-        if found != slots:
-            ledger.resized(found, shown=max(slots, int(reading.running)))
-        return found != slots
+
+    def _shows_no_size(self, now: float) -> bool:
+        """Whether our own answers do not show the engine's size yet: then what its gauges show is good for more."""
+        assert self.adaptive is not None
+        ledger = self.ledger
+        return not self.adaptive.knows(now) and not ledger.at_work.overdue(ledger.prefill, now)
+
+    def look_due(self, now: float) -> bool:
+        """Whether it is time to look at what our own answers show."""
+        return self.adaptive is not None and now >= self._look_s and self.ledger.shows
+
+    def looks_s(self, now: float) -> float:
+        """When what our own answers show is to be looked at again, whether or not one comes; infinity: not at all."""
+        ledger = self.ledger
+        if self.adaptive is None or not ledger.prefill.leases or not ledger.shows:
+            return math.inf
+        first = next(iter(ledger.prefill.leases.values()))
+        return max(self._look_s, first.dispatched_s + ledger.at_work.late_after_s(sure=ledger.credible(now)))
+
+    def looked(self, now: float, *, wanted: bool) -> bool:
+        """Look at what our own answers show of its size. Returns True when the slots changed with it."""
+        ledger = self.ledger
+        assert self.adaptive is not None
+        at_work = ledger.at_work
+        self._look_s = now + min(max(LOOK_STEPS * at_work.step_s, LOOK_S_MIN), LOOK_S_MAX)
+        others = self._others_running(now)
+        peak = at_work.look(now)
+        contradicts = ledger.credible(now)  # its gauges show no such queue, or they would have been gone by
+        waiting = at_work.overdue(ledger.prefill, now, sure=contradicts) if at_work.stands(peak) else 0
+        self.adaptive.slots = self.slots
+        let = len(ledger.leases) - ledger.pending + others if wanted else self.slots
+        return self._limited(
+            self.adaptive.observed(
+                witness=Witness.ANSWERS,
+                at_s=now,
+                running=peak + others,
+                waiting=waiting,
+                arrivals=0.0,
+                load=ledger.load(now),
+                let=let,
+                on_the_way=min(at_work.on_the_way, ledger.reserved),
+                ran=at_work.best() + others,
+            )
+        )
+
+    def _others_running(self, now: float) -> float:
+        return min(self._foreign_running) if self.ledger.credible(now) else 0.0
+
+    def _limited(self, slots: int) -> bool:
+        changed = slots != self.slots
+        if changed:
+            self.slots = slots
+        return changed
 
     def serves(self, model: str) -> bool:
         """Whether requests for the model may go here."""

@@ -23,6 +23,7 @@ from penstock.core.settings import AdmissionSettings, BandSettings
 from penstock.core.stagger import Stagger
 from penstock.core.tenants import Tenants
 
+_MAY_BE_TOLD = (Cause.SLOTS_FULL, Cause.ENGINE_QUEUE, Cause.KV_FULL)
 UNBOUNDED = (math.inf, math.inf)
 
 
@@ -70,11 +71,14 @@ class Fit:
         """Ask those that were touched whether they are open to a band."""
         for endpoint in band.unchecked:
             cause = self.closed(endpoint, band.settings, now)
+            if cause in _MAY_BE_TOLD or endpoint.ledger.belief.closed_s is not None:
+                self._ask_gauges(endpoint, band.settings, cause, now)
             if cause is None:
                 # Slots are counted where requests are answered: what only computes prompts has none to keep.
                 answers = endpoint.role is not Role.PREFILL
                 band.opened(endpoint, endpoint.ledger.slots - endpoint.ledger.load(now) if answers else 0.0)
-                endpoint.room = room = admission.room(endpoint, self.settings, now=now)
+                tried = endpoint.ledger.belief.closed_s is not None
+                endpoint.room = room = admission.room(endpoint, self.settings, tried=tried, now=now)
                 endpoint.modest_room = admission.modest(room, endpoint)
                 if room != UNBOUNDED:
                     self._look_again(endpoint, endpoint.ledger.review_s(now))
@@ -82,6 +86,13 @@ class Fit:
                 band.closed[endpoint] = cause
                 self._look_again(endpoint, admission.lifts_s(cause, endpoint, now=now))
         band.unchecked.clear()
+
+    def _ask_gauges(self, endpoint: Endpoint, band: BandSettings, cause: Cause | None, now: float) -> None:
+        """Whether nothing but its gauges closes it; then it is tried, in time."""
+        if admission.told_only(endpoint, band, self.settings, cause, now=now):
+            endpoint.ledger.belief.closes(now)
+        elif cause is None:
+            endpoint.ledger.belief.opens()
 
     # --- room for a request -------------------------------------------------------------------------------------
 

@@ -42,7 +42,9 @@ class Lease:
         "streamed",
         "taken_s",
         "transferred_tokens",
+        "tries",
         "twin_computing",
+        "within_proven",
     )
 
     def __init__(
@@ -78,6 +80,8 @@ class Lease:
         self.cached_told = False  #: of a divided request: whether who computed its prompt told `cached_tokens`
         self.passed_on = False  #: its client has some of an answer that does not stream
         self.seen = False  #: its engine is known to have taken it into its batch
+        self.tries = False  #: it was sent against what its engine's gauges say
+        self.within_proven = False  #: no more were sent to its engine by then than were seen to run there at once
         self.first_token_s: float | None = None
         self.progress_s = 0.0  #: when its output was last looked at
         self.progress_tokens = 0  #: and how much of it there was

@@ -19,6 +19,8 @@ import math
 
 import msgspec
 
+from penstock.core.at_work import OVERDUE, AtWork
+from penstock.core.belief import IN_TIME_S, Belief, Standing
 from penstock.core.given_up import GivenUp
 from penstock.core.lease import Lease
 from penstock.core.observation import Glimpse, Observation
@@ -36,7 +38,6 @@ class Ledger:
 
     def __init__(self, *, stale_after_s: float, slots: int, epoch: int = 0) -> None:
         self.slots = slots
-        self._slots_shown = slots
         self.epoch = epoch
         self.leases: dict[int, Lease] = {}  # of this epoch, in dispatch order
         self.reserved = 0  # leases before their first token
@@ -45,6 +46,9 @@ class Ledger:
         self.unseen: dict[int, Lease] = {}  # the part of them the engine is not known to have taken in
         self.prefill = Prefill()  #: the prompts before it
         self.pace = Pace(self.prefill)  #: of its output
+        self.at_work = AtWork()  #: what our own answers show of how many it runs
+        self.belief = Belief()  #: whether its gauges are believed
+        self.streams = 0  # leases of requests that stream
         self.given_up = GivenUp()  #: slots that it still works in for nobody
         self.life_s = -math.inf  #: when an answer last showed that the engine works
         self.base: Observation | None = None  # the last reading that moved
@@ -66,7 +70,14 @@ class Ledger:
         """A dispatch happened: the lease holds one slot from now on."""
         assert lease.serial not in self.leases
         lease.epoch = self.epoch
+        if not self.at_work.streams:
+            lease.streamed = False  # whatever was asked for, its first token will come with its last
         self.leases[lease.serial] = lease
+        if self.belief.closed_s is not None:
+            lease.tries = True
+            self.belief.outstanding += 1
+        self.streams += lease.streamed
+        self.at_work.sent(lease, len(self.leases) - self.pending)
         self.reserved += 1
         self.unseen[lease.serial] = lease
         self.prefill.add(lease)
@@ -105,6 +116,9 @@ class Ledger:
         if lease.epoch != self.epoch:
             return
         self.reserved -= 1
+        in_time = not lease.tries or self._try_began(lease, now)
+        # Gauges that move may be right, and it waited; where they stand still, what its engine does is what is usual.
+        self.at_work.begun(lease, now, tells=in_time or self.belief.stood_s < math.inf)
         if not lease.seen:
             self._take_in(lease)
         if lease.serial in self.prefill.leases:
@@ -119,6 +133,29 @@ class Ledger:
         if lease.epoch == self.epoch:
             self.pace.progressed(lease, output_tokens, now)
 
+    def _try_began(self, lease: Lease, now: float) -> bool:
+        """What was sent against the gauges' word shows its first token, or, where it does not stream, its answer."""
+        lease.tries = False
+        self.belief.outstanding -= 1
+        usual_s, doubt = self.at_work.usual_s, self.belief.doubt
+        in_time_s = OVERDUE * usual_s if usual_s < math.inf else IN_TIME_S
+        if lease.first_token_s is None:
+            in_time_s = math.inf if self.belief.stood_s < math.inf else 0.0  # how long it ran is not how long it waited
+        else:
+            in_time_s += lease.prompt_tokens / max(self.prefill.rate, self.prefill.best_rate)
+        in_time = self.belief.began(now - lease.dispatched_s, now, in_time_s=in_time_s)
+        if self.belief.doubt is not doubt:
+            self._judged_anew()
+        return in_time
+
+    def answered(self, lease: Lease, output_tokens: int, now: float) -> None:
+        """The last byte of an answer came."""
+        self.life_s = now
+        if lease.epoch == self.epoch:
+            if lease.tries:
+                self._try_began(lease, now)
+            self.at_work.answered(lease, output_tokens, now)
+
     def remove(self, lease: Lease, now: float, *, given_up: bool = False) -> None:
         """The lease ended, however it did. `given_up`: by us, and the engine has yet to find out."""
         if lease.epoch != self.epoch:
@@ -127,7 +164,10 @@ class Ledger:
             self._give_up_pending(lease)
             return
         del self.leases[lease.serial]
+        self.streams -= lease.streamed
+        self.belief.outstanding -= lease.tries
         self.reserved -= lease.first_token_s is None
+        self.at_work.ended(lease, now)
         if not lease.seen:
             self._take_in(lease)
         if lease.serial in self.prefill.leases:
@@ -175,10 +215,11 @@ class Ledger:
         if reading.asked_s <= self.asked_s or not reading.sane():
             return False  # answered out of order, or nonsense, which says as little as no answer
         previous_asked_s, self.asked_s = self.asked_s, reading.asked_s
-        self._load_until_s = -math.inf
+        self._judged_anew()
         base = self.base
         self._at_the_door = 0.0
         if base is not None and reading.same_as(base):
+            self.belief.stood(reading, previous_asked_s=previous_asked_s, base_asked_s=base.asked_s, life_s=self.life_s)
             self._count_at_the_door(reading)
             return False
         restarted = base is not None and restarted_between(base, reading)
@@ -195,10 +236,30 @@ class Ledger:
                 break  # leases stand in dispatch order
             self._take_in(lease)
         self._since.begin(reading.asked_s)
+        self.belief.moved(reading, self.own_at_reading)
         foreign = max(0.0, reading.running + reading.waiting - (len(self.leases) - self.pending - self._since.leases))
         self._foreign += 0.3 * (foreign - self._foreign)
         self._count_at_the_door(reading)
         return restarted
+
+    def missed(self) -> None:
+        """A reading was not to be had."""
+        if self.belief.missed():
+            self.base = None
+            self._foreign = 0.0
+            self._at_the_door = 0.0
+            self._judged_anew()
+
+    def _judged_anew(self) -> None:
+        self._load_until_s = self._sure_until_s = -math.inf
+
+    def standing(self, now: float) -> Standing:
+        """What its gauges are worth now."""
+        if self.belief.doubt is not None:
+            return self.belief.doubt
+        if self.base is None:
+            return Standing.NONE
+        return Standing.BELIEVED if self.credible(now) else Standing.OLD
 
     def _count_at_the_door(self, reading: Observation) -> None:
         """Others' requests that came since the engine's last step: its gauges will show them when the next one ends."""
@@ -236,6 +297,9 @@ class Ledger:
         for lease in self.leases.values():
             lease.epoch = self.epoch
         self.reserved = sum(lease.first_token_s is None for lease in self.leases.values())
+        self.streams = sum(lease.streamed and not lease.pending for lease in self.leases.values())
+        self.at_work = AtWork()
+        self.at_work.running = sum(lease.first_token_s is not None for lease in self.leases.values())
         self.prefill.restarted(previous_asked_s)
         self._foreign = 0.0
 
@@ -243,6 +307,8 @@ class Ledger:
         """Whether the base may still be used: recent, and not standing still while it claims work."""
         if now < self._sure_until_s:
             return True
+        if self.belief.doubt is not None:
+            return False
         base, stale_s, frozen_s = self.base, self.asked_s + self.stale_after_s, self._moved_s + FROZEN_S
         if base is None or now >= stale_s:
             return False
@@ -278,20 +344,20 @@ class Ledger:
         self.stale_after_s = stale_after_s
         self._load_until_s = self._sure_until_s = -math.inf
 
-    def resized(self, slots: int, *, shown: int | None = None) -> None:
-        """The endpoint takes more, or fewer, requests at a time from now on.
-
-        `shown`: it was not yet shown to run more than these at once, so what is sent beyond counts as waiting in its
-        queue until it is seen: slots that are only a try are filled a few at a time.
-        """
+    def resized(self, slots: int) -> None:
+        """The endpoint takes more, or fewer, requests at a time from now on."""
         self.slots = slots
-        self._slots_shown = slots if shown is None else min(shown, slots)
         self._load_until_s = -math.inf
+
+    @property
+    def shows(self) -> bool:
+        """Whether our own answers show how many it runs: most of them stream."""
+        return self.streams > 0 and 2 * self.streams >= len(self.leases)
 
     def foreign(self, now: float) -> float:
         """Requests of others believed to be on the endpoint when readings are not to be had."""
-        if self._moved_s == -math.inf:
-            return 0.0
+        if self._moved_s == -math.inf or self.belief.doubt is not None:
+            return 0.0  # it never told, or what it told is not believed
         faded = self._foreign * math.exp(-max(0.0, now - self._moved_s) / FOREIGN_DECAY_S)
         return min(faded, max(0.0, self.slots - 1.0))  # what was read last never fills an endpoint by itself
 
@@ -314,9 +380,12 @@ class Ledger:
             self._load_until_s = now if foreign > 0.0 else math.inf
         return self._load
 
-    def engine_queue(self, slots: int, now: float) -> float:
-        """Requests believed to wait inside the engine: observed, or our own that it can't have taken in yet."""
-        base = self.base
+    def engine_queue(self, slots: int, now: float, *, told: bool = True) -> float:
+        """Requests believed to wait inside the engine: observed, or our own that it can't have taken in yet.
+
+        `told`: False leaves out what its gauges say.
+        """
+        base = self.base if told else None
         credible = base is not None and (now < self._sure_until_s or self.credible(now))
         if base is not None and base.waiting > 0 and credible:
             # It queues, so it ran all it could then, whatever we believed of its size. More began than ended since:
@@ -326,12 +395,14 @@ class Ledger:
         if not unseen and not given_up:
             return 0.0
         own = len(self.leases)
-        if base is None or not credible:
+        if not told:
+            others = 0.0
+        elif base is None or not credible:
             others = self.foreign(now)
         else:
             others = max(0.0, base.running - (own - self.pending - self._since.leases)) + self._at_the_door
         # What works for nobody may also keep out one of ours that should be at work by now.
-        free = min(slots, self._slots_shown) - (own - unseen) - others - given_up
+        free = slots - (own - unseen) - others - given_up
         return max(0.0, unseen - max(free, float(-given_up)))
 
     def review_s(self, now: float) -> float:

@@ -1,18 +1,20 @@
-"""How many requests an endpoint is sent at a time, where nobody says: found by trying (DESIGN §4.6, decision 0020).
+"""How many requests an endpoint is sent at a time, where nobody says: found by trying (DESIGN §4.6).
 
 Additive increase, multiplicative decrease on what the engine's queue shows (D. Chiu, R. Jain 1989; as TCP does with
 loss). Two things show an engine's size: what it is seen to run, it can run; and what waits in it for longer than a step
-of its own, it can't. So:
+of its own, it can't. Two witnesses tell of both: our own answers as they come (`at_work.py`), and the engine's gauges,
+as far as they are believed (`belief.py`). So:
 
-- *Growth needs proof*: a reading without a queue that shows as many running as there are slots. A gauge that stands
-  still, or was read before a burst had reached the engine, shows fewer, whatever it says of the queue. So there is
-  never more than one step beyond what ran. A step is half of what there is until the engine was first seen to queue
-  (an engine of 256 is found in a few readings), then one, and twice the last where that was not too much. Until then it
-  is enough that all who were let in run: where a part of the slots is kept free, all of them never do.
-- *Shrinking needs a queue that stays.* `waiting` also counts who came since the engine's last step. So many are
-  expected; what is beyond is added up from reading to reading (the cumulative sum test of E. S. Page, 1954). A long
-  queue is believed at the second reading, one request at the third or fourth. Never fewer than were seen running
-  meanwhile: a queue of others' requests must not take our slots away.
+- *Growth needs proof*: as many seen running as there are slots, and no queue. A gauge that stands still, or was read
+  before a burst had reached the engine, shows fewer, whatever it says of the queue. So there is never more than one
+  step beyond what ran. A step is half of what there is until the engine was first seen to queue (an engine of 512 is
+  found in a few round trips), then one, and twice the last where that was not too much. Until then it is enough that
+  all who were let in run or are on their way: where a part of the slots is kept free, or answers are of a few tokens,
+  all of them never run.
+- *Shrinking needs a queue that stays.* What waits beyond those expected is added up from one look to the next (the
+  cumulative sum test of E. S. Page, 1954), for each witness by itself. A long queue is believed at the second look, one
+  request at the third or fourth. Never fewer than were seen running meanwhile: a queue of others' requests must not
+  take our slots away.
 - *Who tried in vain waits*, twice as long each time: each try puts a request into the engine's queue for as long as it
   takes to see it there, and others wait behind it.
 
@@ -21,6 +23,8 @@ with the load, and they were measured to throttle to a quarter of the slots.
 """
 
 from __future__ import annotations
+
+from enum import IntEnum
 
 SLOTS_MIN = 2
 SLOTS_MAX = 4096  # no engine runs more; a bound for gauges that always say zero
@@ -36,49 +40,85 @@ HOLD_S_MAX = 60.0
 SIZE_KNOWN_S = 300.0  # since it last queued: engines are replaced by larger ones, and memory frees
 
 
-class AdaptiveSlots:
-    """The limit of one endpoint. Fed with each reading that moved; answers with the slots to use."""
+class Witness(IntEnum):
+    """Who tells."""
 
-    __slots__ = ("_excess", "_hold_s", "_hold_until_s", "_known_until_s", "_ran", "_step", "_tries", "slots")
+    GAUGES = 0  #: the engine: ours and others' requests, as of some time ago, if it is so
+    ANSWERS = 1  #: our own streams: exactly, at once, and nothing of others (`at_work.py`)
+
+
+class _Queue:
+    """What one witness says waits in the engine beyond those expected, added up over what it last told."""
+
+    __slots__ = ("excess", "ran")
+
+    def __init__(self) -> None:
+        self.excess = 0.0
+        self.ran = 0.0  # the most that was seen running while these waited
+
+    def add(self, waiting: float, arrivals: float, running: float) -> None:
+        excess = waiting - arrivals - EXCESS_MIN * (1.0 + arrivals)
+        self.excess = max(0.0, self.excess + min(excess, EXCESS_PER_READING_MAX))
+        self.ran = max(self.ran, running) if self.excess > 0.0 else 0.0
+
+
+class AdaptiveSlots:
+    """The limit of one endpoint. Fed with each reading that moved and each look at what our own answers show; answers
+    with the slots to use.
+    """
+
+    __slots__ = ("_hold_s", "_hold_until_s", "_known_until_s", "_queues", "_step", "_tries", "slots")
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self._step = self._step_max()
-        self._excess = 0.0  # requests in the engine's queue beyond those expected, over the last readings
-        self._ran = 0.0  # the most that was seen running while these waited
+        self._queues = [_Queue(), _Queue()]  # by witness
         self._hold_s = HOLD_S
         self._hold_until_s = 0.0
         self._tries = False  # it grew since it last shrank
         self._known_until_s = 0.0
 
-    def observed(self, *, at_s: float, running: float, waiting: float, arrivals: float, load: float, let: float) -> int:
-        """A reading that moved, asked for at `at_s`. It shows so many running and waiting, ours and others'.
+    def knows(self, now: float) -> bool:
+        """Whether the engine was seen to queue lately, so that its size is known, give or take."""
+        return now < self._known_until_s
+
+    def observed(
+        self,
+        *,
+        at_s: float,
+        running: float,
+        waiting: float,
+        arrivals: float,
+        load: float,
+        let: float,
+        on_the_way: float = 0.0,
+        ran: float = 0.0,
+        witness: Witness = Witness.GAUGES,
+        may_grow: bool = True,
+    ) -> int:
+        """What a witness tells of a moment: so many ran and waited, ours and others'.
 
         `arrivals` is how many are expected to wait only because they came since the engine's last step, `load` all that
         is believed to be on it now, and `let` how many were let to it, where more wait for slots: fewer than there are
-        slots where some are kept free.
+        slots where some are kept free. `on_the_way` are those that do not run yet only because it takes time to begin,
+        `ran` the most that ran at once lately.
         """
-        excess = waiting - arrivals - EXCESS_MIN * (1.0 + arrivals)
-        self._excess = max(0.0, self._excess + min(excess, EXCESS_PER_READING_MAX))
-        if self._excess > 0.0:
-            self._ran = max(self._ran, running)
-            if self._excess > EXCESS_MAX:
-                self._shrink(at_s, load)
-        else:
-            self._ran = 0.0
-            if at_s >= self._hold_until_s and running >= self._full(at_s, let, arrivals):
-                self._grow(running)
+        queue = self._queues[witness]
+        queue.add(waiting, arrivals, max(running, ran))
+        if queue.excess > EXCESS_MAX:
+            self._shrink(at_s, load, queue.ran)
+        elif may_grow and max(each.excess for each in self._queues) == 0.0:
+            known = self.knows(at_s)
+            full = self.slots - min(2.0 * arrivals, ON_THE_WAY_MAX) if known else FULL_SHARE * min(let, self.slots)
+            engaged = running if known else running + on_the_way
+            if at_s >= self._hold_until_s and engaged >= full:
+                self._grow(engaged)
         return self.slots
 
-    def _full(self, at_s: float, let: float, arrivals: float) -> float:
-        """How many have to be seen running before there may be more."""
-        if at_s < self._known_until_s:
-            return self.slots - min(2.0 * arrivals, ON_THE_WAY_MAX)
-        return FULL_SHARE * min(let, self.slots)
-
-    def _shrink(self, at_s: float, load: float) -> None:
-        self.slots = min(max(SLOTS_MIN, int(self._ran), int(min(self.slots, load) * SHRINK)), SLOTS_MAX)
-        self._excess, self._ran, self._step = 0.0, 0.0, 1
+    def _shrink(self, at_s: float, load: float, ran: float) -> None:
+        self.slots = min(max(SLOTS_MIN, int(ran), int(min(self.slots, load) * SHRINK)), SLOTS_MAX)
+        self._queues = [_Queue(), _Queue()]
+        self._step = 1
         self._known_until_s = at_s + SIZE_KNOWN_S
         self._hold_until_s = at_s + self._hold_s
         if self._tries:

@@ -26,6 +26,8 @@ GROWTH_MAX = 2.0  # on what an engine told: that is of a queue which was believe
 OWN_KEPT_S = 60.0  # since one of our own first tokens was last seen: after that, the engine is asked for them
 BASE_S = 0.05  # one engine step and the way there and back
 STEP_TOKENS = 2048  # how far most engines get with a prompt in one step: progress is counted in these
+EXPLAINED = 1 / 3  # of a wait: the speed varies with the prompts by as much
+BEST_KEPT = 0.999  # of the highest speed, per sample: one that a queue in the engine makes look low is still known then
 EPSILON = 1e-9  # what rounding may take from a whole step
 
 
@@ -37,6 +39,7 @@ class Prefill:
         self.outstanding_tokens = 0  #: sent, and not known to be computed
         self.computed_tokens = 0  #: in all
         self.rate = TOKENS_PER_S  #: learned, tokens per second
+        self.best_rate = 0.0  #: the highest that was learned, slowly forgotten
         self.rate_known = False  #: whether that was seen often enough to go by
         self.due_s = math.inf  #: when `advance` has something to do
         self._free_s = -math.inf  # when the last prompt was done with
@@ -116,9 +119,17 @@ class Prefill:
         first = self._first
         return now > 2.0 * first.prefill_end_s - first.dispatched_s
 
-    def keeps_waiting(self, waiting: float) -> bool:
+    def keeps_waiting(self, waiting: float, now: float) -> bool:
         """Whether so many may wait there not for a slot but for others' prompts, which take more than one step."""
-        return self.outstanding_tokens > STEP_TOKENS and len(self.leases) > waiting
+        if self.outstanding_tokens <= STEP_TOKENS or len(self.leases) <= waiting:
+            return False
+        return self.explains(now - self._first.dispatched_s)
+
+    def explains(self, wait_s: float) -> bool:
+        """Whether so long a wait may be for the prompts that were sent: at the best speed, for a queue for slots makes
+        it look low.
+        """
+        return self.outstanding_tokens >= EXPLAINED * wait_s * max(self.best_rate, self.rate)
 
     @property
     def _first(self) -> Lease:
@@ -166,3 +177,4 @@ class Prefill:
         self._seconds = kept * self._seconds + weight * elapsed_s
         self.rate = max(1.0, self._tokens / self._seconds)
         self.rate_known = self._samples >= SAMPLES_MIN
+        self.best_rate = max(self.rate, BEST_KEPT**weight * self.best_rate)

@@ -16,6 +16,7 @@ import msgspec
 
 from penstock.core.admission import Cause, kv_tokens_free
 from penstock.core.band import Band
+from penstock.core.belief import Standing, why
 from penstock.core.endpoint import Endpoint
 from penstock.core.explain import Recorder
 from penstock.core.flow import Entry
@@ -61,6 +62,8 @@ class EndpointSnapshot(msgspec.Struct, frozen=True):
     kv_tokens_free: int | None  #: below the ceiling, by the same belief
     prefix_hit_ratio: float | None  #: share of prompt tokens its cache held, as the engine counts
     observed_s_ago: float | None
+    gauges: Standing  #: what they are worth
+    gauges_why: str  #: a sentence; empty where they are believed
     time_per_output_token_s: float
     dispatches_total: int
     price: float  #: of its work, compared with other endpoints'
@@ -255,6 +258,8 @@ def endpoint_now(
         kv_usage_believed=ledger.kv_usage(now),
         kv_tokens_free=_whole(kv_tokens_free(endpoint, settings, now=now)),
         observed_s_ago=now - ledger.asked_s if ledger.asked_s > -math.inf else None,
+        gauges=ledger.standing(now),
+        gauges_why=why(ledger.standing(now), ledger.base, now),
         time_per_output_token_s=ledger.pace.time_per_output_token_s(now),
         dispatches_total=endpoint.dispatches_total,
         price=endpoint.price,

@@ -359,9 +359,9 @@ class Oracle:
         fading = not endpoint.ledger.credible(now) and endpoint.ledger.foreign(now) > 0.01
         slack_s = REVIEW_S + ROUNDING_S if fading else 0.0
         settings = self._scheduler._settings.admission
-        return self._open(endpoint, band, now) and (
-            admission.closed(endpoint, band.settings, settings, now=now - slack_s) is None
-        )
+        # The past first: what the ledger says of now, it says of then, too, once it was asked.
+        was_open = admission.closed(endpoint, band.settings, settings, now=now - slack_s) is None
+        return was_open and self._open(endpoint, band, now)
 
     def healthy(self, endpoint: Endpoint, now: float) -> bool:
         health = endpoint.health

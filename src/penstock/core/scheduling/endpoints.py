@@ -115,6 +115,8 @@ class Endpoints(Requests):
             if endpoint.observed(reading, now, wanted=wanted):
                 self._pool.changed()
             self._router.read(endpoint, restarted=endpoint.ledger.epoch != epoch)
+        else:
+            endpoint.ledger.missed()
         return self._touched(endpoint, now)
 
     def moved(self, names: Iterable[str], *, now: float) -> list[Action]:

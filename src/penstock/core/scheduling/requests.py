@@ -74,6 +74,7 @@ class Requests(Waiting):
         if endpoint is None:
             return []
         endpoint.first_token(held, now)
+        self._look_at(endpoint, now)
         if len(endpoint.ledger.leases) >= endpoint.slots and not self._stagger.holds:
             return []  # closed before and after, and nobody waits elsewhere for its prompt to be computed
         return self._touched(endpoint, now)
@@ -107,6 +108,8 @@ class Requests(Waiting):
             if held.transferred_tokens:
                 usage = whole_usage(usage, held.cached_tokens, cached_told=held.cached_told)
         self._forecast.lease_ended(entry, now - held.began_s, now)
+        if (answering := self._pool.holder(held)) is not None:
+            answering.ledger.answered(held, usage.completion_tokens if usage is not None else entry.output_seen, now)
         endpoint = self._release(entry, now)
         entry.move(Event.FINISHED)
         if usage is not None and usage.prompt_tokens > 0:
@@ -122,7 +125,7 @@ class Requests(Waiting):
         if held.first_token_s is None:  # it did not stream, or was of no bytes
             endpoint.health.answered(endpoint.slots)
             endpoint.movement.began(endpoint.ledger, now)
-            endpoint.ledger.life_s = now
+        self._look_at(endpoint, now)
         self._well(endpoint, now)
         return self._pumped(now)
 

@@ -34,6 +34,15 @@ class Sending(Ends):
         self._queues.touch(endpoint)
         return self._pumped(now) if self._queues.waiting else []
 
+    def _look_at(self, endpoint: Endpoint, now: float) -> None:
+        """What our own answers show of an endpoint's size, where nobody told it."""
+        if endpoint.adaptive is None:
+            return
+        if endpoint.look_due(now) and endpoint.looked(now, wanted=self._pump.wants_slots(endpoint)):
+            self._pool.changed()
+            self._queues.touch(endpoint)
+        self._look_again(endpoint, endpoint.looks_s(now))
+
     def _hand_out(self, now: float, actions: list[Action]) -> None:
         """Dispatch until nothing that waits may be sent."""
         if not self._settings.queue_enabled:

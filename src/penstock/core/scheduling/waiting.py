@@ -32,6 +32,7 @@ class Waiting(Sending):
                 endpoint = self._pool.get(key)
                 if endpoint is not None:
                     self._queues.touch(endpoint)
+                    self._look_at(endpoint, now)
                 continue
             entry = self._queues.find(key)
             if entry is not None:

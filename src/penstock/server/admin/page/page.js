@@ -66,7 +66,7 @@ const tables = {
     { title: "endpoint", value: (e) => text(e.name), name: true },
     { title: "state", value: (e) => (STATES[e.state] ?? e.state) + (e.role === "both" ? "" : `, ${e.role} only`), tone: (e) => (e.state === "up" ? "" : ["down", "hung", "stuck", "ejected"].includes(e.state) ? "bad" : "busy") },
     { title: "running / slots", hint: "requests that Penstock has there now, from dispatch to the last byte", value: (e) => `${e.leases} / ${e.slots}${e.slots_auto ? " auto" : ""}`, num: true, part: (e) => e.leases / (e.slots || 1) },
-    { title: "engine said", hint: "its own gauges, and how old that reading is; what was sent since is not in it", value: (e) => said(e), by: (e) => e.engine_waiting ?? -1, tone: (e) => (e.observed_s_ago > 5 ? "busy" : "") },
+    { title: "engine said", hint: "its own gauges, and how old that reading is, or why they are not believed; what was sent since is not in it", value: (e) => said(e), by: (e) => e.engine_waiting ?? -1, tone: (e) => (e.observed_s_ago > 5 ? "busy" : "") },
     { title: "KV used / ceiling", hint: "memory in use with what was sent since the reading; the line marks the ceiling, admission.max_kv_usage", value: (e) => (e.kv_usage_believed == null ? "–" : `${Math.round(e.kv_usage_believed * 100)} / ${percent(state.kv_usage_ceiling)}`), num: true, by: (e) => e.kv_usage_believed ?? -1, part: (e) => e.kv_usage_believed ?? 0, mark: (e) => (e.kv_usage_believed == null ? null : state.kv_usage_ceiling), hot: (e) => e.kv_usage_believed >= state.kv_usage_ceiling },
     { title: "KV tokens free", hint: "below the ceiling", value: (e) => count(e.kv_tokens_free), num: true, low: true, by: (e) => e.kv_tokens_free ?? -1 },
     { title: "ms / token", value: (e) => (e.time_per_output_token_s ? (e.time_per_output_token_s * 1000).toFixed(1) : "–"), num: true, low: true },
@@ -129,6 +129,7 @@ function within(tenant) {
 
 function said(endpoint) {
   if (endpoint.observed_s_ago == null) return "nothing yet";
+  if (endpoint.gauges !== "believed") return endpoint.gauges.replace("_", " ");
   return `${count(endpoint.engine_running)} run, ${count(endpoint.engine_waiting)} queue, ${seconds(endpoint.observed_s_ago)} ago`;
 }
 

@@ -1,0 +1,166 @@
+"""How many requests does an engine run at once, as our own answers show, whatever its gauges say?
+
+A stream that has begun and has not ended holds a slot. A request that ends held one in its last step. So those that
+run and those that ended less than a step ago ran at the same time: an engine is proven to run so many. It is never too
+high a figure, and where all slots are full it is the right one, for answers of one token as well as for long ones. And
+a stream that was sent and has not begun, though others took a fraction of that time to begin, waits inside the engine.
+
+An engine's gauges tell of others' requests, too, but late, or not at all, or something else (`belief.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from penstock.core.lease import Lease
+from penstock.core.prefill import Prefill
+
+WINDOW_STEPS = 0.75  # of a step: less than one, so that those who ended in it ran at once
+STEPS_TO_BEGIN = 2.0  # that a first token takes at most where nothing waits: the rest of one step, and a whole one
+ENDS_MAX = 8192  # remembered: no engine ends more requests in one step
+OVERDUE = 3.0  # times as long as first tokens usually take; up to twice as long is where in a step a request came
+SURELY_OVERDUE = 10.0  # a long prompt among short ones takes that long to compute
+OVERDUE_S_MIN = 0.05  # pauses of our own loop and of the network are no queue
+RATE_SHARE = 0.3  # of a look's ends a second in what is kept of them: several looks smooth the steps
+LEARN = 0.1  # of the difference: some ten first tokens show what is usual
+BEST_KEPT_S = 5.0  # some seconds of a mix of requests: the most at work varies with it
+STANDS = 0.95  # of the most that ran lately: those that run stand still there
+WHOLE_TOKENS_MIN = 8  # an answer of fewer may well come in one piece
+WHOLE_SHARE = 0.02  # of its time: the first token came with the last one
+WHOLE_AFTER = 3  # such answers in a row
+
+
+class AtWork:
+    """What the answers of one engine process show."""
+
+    __slots__ = (
+        "_best", "_best_before", "_best_s", "_ended", "_ends", "_looked_s", "_peak", "_whole",
+        "ends_per_s", "running", "step_s", "usual_s",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.running = 0  #: streams that have begun and have not ended
+        self.step_s = 0.0  #: what an output token takes of late; 0 while unknown
+        self.usual_s = math.inf  #: what a first token takes where nothing waits, as far as is known
+        self.ends_per_s = 0.0  #: requests that end a second, of late
+        self._ended = 0  # since the last look
+        self._looked_s = 0.0
+        self._ends: deque[float] = deque(maxlen=ENDS_MAX)
+        self._peak = 0
+        self._best = self._best_before = 0  # the most at work in this while and in the one before
+        self._best_s = -math.inf
+        self._whole = 0  # answers in a row that were asked for as streams and came in one piece
+
+    # --- what happens -------------------------------------------------------------------------------------------
+
+    def sent(self, lease: Lease, leases: int) -> None:
+        """One more was sent, and so many are there now. While no more are there than lately ran at once, none waits for
+        a slot, so what first tokens take then is what is usual.
+        """
+        lease.within_proven = leases <= self.best()
+
+    def begun(self, lease: Lease, now: float, *, tells: bool = True) -> None:
+        """The first token of a stream came. `tells`: it may say what is usual."""
+        self.running += 1
+        self._note(now)
+        if not tells:
+            return
+        took_s = now - lease.dispatched_s
+        if self.usual_s == math.inf:
+            self.usual_s = took_s
+        elif took_s < self.usual_s or lease.within_proven:
+            self.usual_s += LEARN * (took_s - self.usual_s)
+
+    def ended(self, lease: Lease, now: float) -> None:
+        """A request is over. One that streams and never began was not seen to run."""
+        if lease.first_token_s is not None:
+            self.running -= 1
+        elif lease.streamed:
+            return
+        self._ended += 1
+        self._ends.append(now)
+        self._note(now)
+
+    def answered(self, lease: Lease, tokens: int, now: float) -> None:
+        """It was answered whole, with so many tokens: tells how long a step takes, and whether the engine streams."""
+        if tokens < 1:
+            return
+        began_s = lease.first_token_s
+        if began_s is None:
+            self._learn_step((now - lease.dispatched_s) / (tokens + 1))
+        elif tokens >= WHOLE_TOKENS_MIN and now - began_s <= WHOLE_SHARE * (now - lease.dispatched_s):
+            self._whole = min(self._whole + 1, WHOLE_AFTER)
+            if self._whole == WHOLE_AFTER:
+                self.usual_s = math.inf  # what was learned is how long whole answers take
+        else:
+            self._whole = 0
+            if tokens > 1:
+                self._learn_step((now - began_s) / (tokens - 1))
+
+    def _learn_step(self, sample_s: float) -> None:
+        if self.step_s == 0.0:
+            self.step_s = sample_s
+        else:
+            self.step_s += LEARN * (sample_s - self.step_s)
+
+    def _note(self, now: float) -> None:
+        self._peak = max(self._peak, self.running + self.ended_lately(now))
+
+    # --- what it shows ------------------------------------------------------------------------------------------
+
+    @property
+    def streams(self) -> bool:
+        """Whether answers that are asked for as streams come as such."""
+        return self._whole < WHOLE_AFTER
+
+    def ended_lately(self, now: float) -> int:
+        """How many ended less than a step ago."""
+        step_s = self.step_s or (self.usual_s / STEPS_TO_BEGIN if self.usual_s < math.inf else 0.0)
+        since_s, ends = now - WINDOW_STEPS * step_s, self._ends
+        while ends and ends[0] <= since_s:
+            ends.popleft()
+        return len(ends)
+
+    def look(self, now: float) -> int:
+        """The most that was seen at work since the last look."""
+        peak, self._peak = max(self._peak, self.running), self.running
+        if now > self._looked_s:
+            per_s = self._ended / (now - self._looked_s)
+            self.ends_per_s += RATE_SHARE * (per_s - self.ends_per_s)
+        self._ended, self._looked_s = 0, now
+        if now >= self._best_s + BEST_KEPT_S:
+            self._best_before, self._best, self._best_s = self._best, 0, now
+        self._best = max(self._best, peak)
+        return peak
+
+    @property
+    def on_the_way(self) -> float:
+        """How many have not begun at any moment only because a first token takes its time."""
+        return self.ends_per_s * self.usual_s if self.usual_s < math.inf else 0.0
+
+    def stands(self, peak: int) -> bool:
+        """Whether those at work are as many as there ever were of late: they stand still."""
+        return peak >= STANDS * max(self._best, self._best_before)
+
+    def best(self) -> int:
+        """The most that was seen at work lately."""
+        return max(self._best, self._best_before)
+
+    def late_after_s(self, *, sure: bool = False) -> float:
+        """After how long a first token is overdue; infinity while it is not known what is usual."""
+        return max((SURELY_OVERDUE if sure else OVERDUE) * self.usual_s, OVERDUE_S_MIN)
+
+    def overdue(self, prefill: Prefill, now: float, *, sure: bool = False) -> int:
+        """Streams that should have begun: they wait for a slot. None where prompts explain the wait. `sure`: though
+        somebody else says that none waits.
+        """
+        before_s = now - self.late_after_s(sure=sure)
+        late, oldest_s = 0, now
+        for lease in prefill.leases.values():
+            if lease.dispatched_s >= before_s:
+                break  # they stand in dispatch order
+            if lease.streamed:
+                late += 1
+                oldest_s = min(oldest_s, lease.dispatched_s)
+        return late if late and not prefill.explains(now - oldest_s) else 0
