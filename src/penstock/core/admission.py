@@ -53,7 +53,11 @@ def closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, 
     if belief.closed_s is None or cause not in _TOLD or _closed_by_own(endpoint, band, settings, now):
         return cause
     stands = belief.kv_stood_s if cause is Cause.KV_FULL else belief.stood_s
-    return None if belief.may_try(now, stands_s=-math.inf if _would_wait(cause, endpoint, band, now) else stands) else cause
+    return (
+        None
+        if belief.may_try(now, stands_s=-math.inf if _would_wait(cause, endpoint, band, now) else stands)
+        else cause
+    )
 
 
 def _would_wait(cause: Cause, endpoint: Endpoint, band: BandSettings, now: float) -> bool:
@@ -81,7 +85,7 @@ def _closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings,
     load, slots = ledger.load(now), ledger.slots
     if load >= slots * band.ceiling or len(ledger.leases) >= slots:
         return Cause.SLOTS_FULL
-    if _queues(endpoint, band, now):
+    if _queues(endpoint, band, now) or endpoint.fills(now):
         return Cause.ENGINE_QUEUE
     if load <= 0:
         return None  # an idle endpoint always takes one request, however large
@@ -100,7 +104,7 @@ def _closed_by_own(endpoint: Endpoint, band: BandSettings, settings: AdmissionSe
     leases = len(ledger.leases)
     if leases >= ledger.slots * band.ceiling or leases >= ledger.slots:
         return True
-    if _queues(endpoint, band, now, told=False):
+    if _queues(endpoint, band, now, told=False) or endpoint.fills(now):
         return True
     if leases and ledger.prefill.outstanding_tokens >= endpoint.admission(settings).prefill_tokens_max:
         return True

@@ -5,6 +5,10 @@ run and those that ended less than a step ago ran at the same time: an engine is
 high a figure, and where all slots are full it is the right one, for answers of one token as well as for long ones. And
 a stream that was sent and has not begun, though others took a fraction of that time to begin, waits inside the engine.
 
+Where answers do not stream, only their ends show anything, and later: one that took no longer for its tokens than it
+takes where nobody waits ran from the beginning, beside all who were there when it was sent; of those who were there
+when one was sent that took twice as long, about half ran.
+
 An engine's gauges tell of others' requests, too, but late, or not at all, or something else (`belief.py`).
 """
 
@@ -26,6 +30,8 @@ RATE_SHARE = 0.3  # of a look's ends a second in what is kept of them: several l
 LEARN = 0.1  # of the difference: some ten first tokens show what is usual
 BEST_KEPT_S = 5.0  # some seconds of a mix of requests: the most at work varies with it
 STANDS = 0.95  # of the most that ran lately: those that run stand still there
+ENDS_MIN = 3  # whole answers that a look needs: lengths vary, and so does how long a token takes
+ALL_RAN = 0.93  # of those there, by the time it took: a queue of a few more is not told from chance
 WHOLE_TOKENS_MIN = 8  # an answer of fewer may well come in one piece
 WHOLE_SHARE = 0.02  # of its time: the first token came with the last one
 WHOLE_AFTER = 3  # such answers in a row
@@ -35,11 +41,16 @@ class AtWork:
     """What the answers of one engine process show."""
 
     __slots__ = (
-        "_best", "_best_before", "_best_s", "_ended", "_ends", "_looked_s", "_peak", "_whole",
-        "ends_per_s", "running", "step_s", "usual_s",
+        "_answers", "_beside", "_best", "_best_before", "_best_s", "_ended", "_ends", "_looked_s", "_peak", "_ran",
+        "_whole", "_whole_step_s", "ends_per_s", "running", "step_s", "usual_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
+        self._ran = self._beside = (
+            0.0  # of the whole answers since the last look: how many ran, of how many beside them
+        )
+        self._answers = 0  # how many whole answers these were
+        self._whole_step_s = 0.0  # what a token takes in whole answers where nobody waits, the way there among it
         self.running = 0  #: streams that have begun and have not ended
         self.step_s = 0.0  #: what an output token takes of late; 0 while unknown
         self.usual_s = math.inf  #: what a first token takes where nothing waits, as far as is known
@@ -58,6 +69,7 @@ class AtWork:
         """One more was sent, and so many are there now. While no more are there than lately ran at once, none waits for
         a slot, so what first tokens take then is what is usual.
         """
+        lease.beside = leases
         lease.within_proven = leases <= self.best()
 
     def begun(self, lease: Lease, now: float, *, tells: bool = True) -> None:
@@ -83,12 +95,10 @@ class AtWork:
         self._note(now)
 
     def answered(self, lease: Lease, tokens: int, now: float) -> None:
-        """It was answered whole, with so many tokens: tells how long a step takes, and whether the engine streams."""
-        if tokens < 1:
-            return
+        """It was answered to the end, with so many tokens, or 0 where that is not told."""
         began_s = lease.first_token_s
         if began_s is None:
-            self._learn_step((now - lease.dispatched_s) / (tokens + 1))
+            self._came_whole(lease, tokens, now)
         elif tokens >= WHOLE_TOKENS_MIN and now - began_s <= WHOLE_SHARE * (now - lease.dispatched_s):
             self._whole = min(self._whole + 1, WHOLE_AFTER)
             if self._whole == WHOLE_AFTER:
@@ -97,6 +107,19 @@ class AtWork:
             self._whole = 0
             if tokens > 1:
                 self._learn_step((now - began_s) / (tokens - 1))
+
+    def _came_whole(self, lease: Lease, tokens: int, now: float) -> None:
+        took_s = (now - lease.dispatched_s) / (tokens + 1)
+        if tokens:
+            self._learn_step(took_s)
+        usual_s = self._whole_step_s
+        if usual_s == 0.0:
+            self._whole_step_s = usual_s = took_s
+        elif took_s < usual_s or lease.within_proven:
+            self._whole_step_s += LEARN * (took_s - usual_s)
+        self._answers += 1
+        self._beside += lease.beside
+        self._ran += lease.beside * min(1.0, usual_s / max(took_s, 1e-9))
 
     def _learn_step(self, sample_s: float) -> None:
         if self.step_s == 0.0:
@@ -134,6 +157,19 @@ class AtWork:
         self._best = max(self._best, peak)
         return peak
 
+    def look_whole(self, now: float) -> tuple[float, float] | None:
+        """How many ran at once by what whole answers took, and of how many that were there; None: too few have come."""
+        if self._answers < ENDS_MIN:
+            return None
+        ran, beside = self._ran / self._answers, self._beside / self._answers
+        if ran >= ALL_RAN * beside:
+            ran = beside
+        self._ran = self._beside = 0.0
+        self._answers = 0
+        self._peak = max(self._peak, int(ran))
+        self.look(now)
+        return ran, beside
+
     @property
     def on_the_way(self) -> float:
         """How many have not begun at any moment only because a first token takes its time."""
@@ -142,6 +178,11 @@ class AtWork:
     def stands(self, peak: int) -> bool:
         """Whether those at work are as many as there ever were of late: they stand still."""
         return peak >= STANDS * max(self._best, self._best_before)
+
+    @property
+    def most(self) -> int:
+        """The most that was seen at work lately, up to now."""
+        return max(self.best(), self._peak)
 
     def best(self) -> int:
         """The most that was seen at work lately."""

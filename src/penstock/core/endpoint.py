@@ -19,6 +19,9 @@ from penstock.core.settings import AdmissionSettings, EndpointLimits, EndpointSp
 
 ARRIVALS_MAX = 2.0  # requests expected to come during one engine step; more is not told apart from a queue
 FOREIGN_READINGS = 4  # in which others' requests have to be seen: one may just show ends that we have yet to hear of
+SLOW_START = 4  # requests: every engine runs so many
+COUNTED = 0.6  # of ours: gauges of the last step's end leave out those that ended with it
+BATCH_SLOWS = 0.5  # of the speed alone: what an engine may lose with as many as it runs at once
 LOOK_S_MIN = 0.05  # between two looks at what our answers show; a step or two of most engines
 LOOK_STEPS = 2.0
 LOOK_S_MAX = 0.5
@@ -173,7 +176,7 @@ class Endpoint:
 
     def look_due(self, now: float) -> bool:
         """Whether it is time to look at what our own answers show."""
-        return self.adaptive is not None and now >= self._look_s and self.ledger.shows
+        return self.adaptive is not None and now >= self._look_s
 
     def looks_s(self, now: float) -> float:
         """When what our own answers show is to be looked at again, whether or not one comes; infinity: not at all."""
@@ -188,6 +191,8 @@ class Endpoint:
         ledger = self.ledger
         assert self.adaptive is not None
         at_work = ledger.at_work
+        if not ledger.shows:
+            return self._looked_at_whole(now, wanted=wanted)
         self._look_s = now + min(max(LOOK_STEPS * at_work.step_s, LOOK_S_MIN), LOOK_S_MAX)
         others = self._others_running(now)
         peak = at_work.look(now)
@@ -208,6 +213,47 @@ class Endpoint:
                 ran=at_work.best() + others,
             )
         )
+
+    def _looked_at_whole(self, now: float, *, wanted: bool) -> bool:
+        """The same, where answers do not stream: by how long they took."""
+        ledger = self.ledger
+        found = ledger.at_work.look_whole(now)
+        if found is None:
+            return False
+        assert self.adaptive is not None
+        (ran, beside), others = found, self._others_running(now)
+        waiting = beside - ran
+        if ledger.credible(now) and ran > beside * BATCH_SLOWS:
+            waiting = 0.0  # the engine says that none waits, and many at a time may just be slower
+        self.adaptive.slots = self.slots
+        return self._limited(
+            self.adaptive.observed(
+                witness=Witness.ANSWERS,
+                at_s=now,
+                running=ran + others,
+                waiting=waiting,
+                arrivals=0.0,
+                load=ledger.load(now),
+                let=len(ledger.leases) - ledger.pending + others if wanted else self.slots,
+                ran=ledger.at_work.best() + others,
+                may_grow=not self._counts_ours(now),
+            )
+        )
+
+    def _counts_ours(self, now: float) -> bool:
+        """Whether the engine's gauges show about as many as we have there: then they tell of it sooner than ends do."""
+        ledger = self.ledger
+        base = ledger.base if ledger.credible(now) else None
+        return base is not None and base.running + base.waiting >= COUNTED * ledger.own_at_reading
+
+    def fills(self, now: float) -> bool:
+        """Whether enough is on its way to an engine of unknown size: as many as were seen to run there at once, so that
+        what begins doubles what may be sent (slow start, as in TCP).
+        """
+        if self.adaptive is None or self.adaptive.knows(now) or not self.ledger.streams:
+            return False
+        at_work = self.ledger.at_work
+        return self.ledger.streams - at_work.running >= max(SLOW_START, at_work.most)
 
     def _others_running(self, now: float) -> float:
         return min(self._foreign_running) if self.ledger.credible(now) else 0.0

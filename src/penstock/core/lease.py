@@ -18,6 +18,7 @@ class Lease:
     """One slot in use."""
 
     __slots__ = (
+        "beside",
         "cached_tokens",
         "cached_told",
         "computed_tokens",
@@ -81,6 +82,7 @@ class Lease:
         self.passed_on = False  #: its client has some of an answer that does not stream
         self.seen = False  #: its engine is known to have taken it into its batch
         self.tries = False  #: it was sent against what its engine's gauges say
+        self.beside = 1  #: as many were there when it was sent, itself among them
         self.within_proven = False  #: no more were sent to its engine by then than were seen to run there at once
         self.first_token_s: float | None = None
         self.progress_s = 0.0  #: when its output was last looked at
