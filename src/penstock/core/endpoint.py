@@ -51,6 +51,7 @@ class Endpoint:
         self.drained = False  # by an operator: nothing new goes there
         self._told_slots: int | None = None  # by the engine
         self._slots_by_hand = not spec.adaptive_slots
+        self._begins_slowly = spec.adaptive_slots  # nobody ever said how many it runs
         self.dispatches_total = 0
         self.last_lease = 0  # serial of the last lease granted: ties go to whoever was given one longest ago
         self.failure: str | None = None  # the last one
@@ -121,6 +122,7 @@ class Endpoint:
             self._choose_slots(slots)
 
     def _choose_slots(self, slots: int | None) -> None:
+        self._begins_slowly = False
         if slots is None:
             self.adaptive = self.adaptive or AdaptiveSlots(self.slots)
         else:
@@ -250,7 +252,7 @@ class Endpoint:
         """Whether enough is on its way to an engine of unknown size: as many as were seen to run there at once, so that
         what begins doubles what may be sent (slow start, as in TCP).
         """
-        if self.adaptive is None or self.adaptive.knows(now) or not self.ledger.streams:
+        if not self._begins_slowly or self.adaptive is None or self.adaptive.knows(now) or not self.ledger.streams:
             return False
         at_work = self.ledger.at_work
         return self.ledger.streams - at_work.running >= max(SLOW_START, at_work.most)

@@ -260,7 +260,8 @@ class Observer:
                 self.poke()
         else:
             reading = await reader.fast()
-        self._driver.tell(self._driver.scheduler.observed(self._name, reading, now=self._driver.now()))
+        if reading is not None or not reader.unsaid:
+            self._driver.tell(self._driver.scheduler.observed(self._name, reading, now=self._driver.now()))
 
     def _heard(self, header: bytes) -> None:
         part = self._reader.heard(header)

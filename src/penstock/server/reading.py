@@ -42,6 +42,7 @@ class Reader:
         self._heard_s = -math.inf
         self._took_s = 0.0  # how long the engine takes to answer, at least that
         self.facts = Facts()  #: what the last page told besides load
+        self.unsaid = False  #: it answered the last time, and could not tell its load: no news, and no failure
         self.restarted = False  #: the last full reading was of another process than the one before
 
     def use(self, engine: Engine) -> None:
@@ -75,6 +76,7 @@ class Reader:
         """All its signals."""
         assert self._engine is not None
         asked_s = self._now()
+        self.unsaid = False
         reading = await self._page(asked_s)
         load = None
         if self._load_path and (reading is None or self._engine.load_leads):
@@ -92,6 +94,7 @@ class Reader:
         asked_s = self._now()
         if not (self._cheap and (self._engine.load_leads or self._last is None)):
             return await self.full()
+        self.unsaid = False
         return _fused(self._last, await self._load(), asked_s=asked_s)
 
     def heard(self, header: bytes) -> Glimpse | None:
@@ -139,6 +142,7 @@ class Reader:
         assert self._engine.load is not None
         answer = await self._ask(self._load_path)
         load = self._engine.load(answer.json()) if answer.ok else None
+        self.unsaid = load is not None and load.waiting is None
         if load is not None:
             self._load_misses = -1
         elif answer.status and self._load_misses >= 0:
