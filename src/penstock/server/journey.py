@@ -215,14 +215,12 @@ class QueuedJourney(Relay):
         self._leave(action.outcome, reason)
 
     def aborted(self, action: Abort, /) -> None:
-        self.hang_up()
         if self._committed:
             self.break_off(self.api, action.reason)
         else:
             retry_after_s = None if action.reason is Reason.OPERATOR else 1.0
             self.refuse(self.api, action.reason, wire.MESSAGE[action.reason], param=None, retry_after_s=retry_after_s)
-        self._leave(Outcome.FAILED, action.reason)
-        self._driver.tell(self._driver.scheduler.cancelled(self.request.id, now=self._driver.now()))
+        self._give_up(Outcome.FAILED, action.reason)
 
     # --- from the engine ------------------------------------------------------------------------------------
 
@@ -329,9 +327,23 @@ class QueuedJourney(Relay):
         return self._queue_s if since_s is None else self._queue_s + self._driver.now() - since_s
 
     def _client_gone(self) -> None:
-        self.hang_up()
         waited = self._lease is None
-        self._leave(Outcome.EVICTED if waited else Outcome.FAILED, Reason.CANCELLED if waited else Reason.CLIENT_GONE)
+        outcome, reason = (Outcome.EVICTED, Reason.CANCELLED) if waited else (Outcome.FAILED, Reason.CLIENT_GONE)
+        self._give_up(outcome, reason)
+
+    def _give_up(self, outcome: Outcome, reason: Reason) -> None:
+        """Nobody wants the answer. The lease is held until the engine has seen that it was hung up on."""
+        call, self._call = self._call, None
+        self.hang_up()
+        self._detach(outcome, reason)
+        if call is None:
+            self._seen_gone()
+        else:
+            self._driver.join(self.request.id, _GONE)
+            call.hang_up(self._seen_gone)
+
+    def _seen_gone(self) -> None:
+        self._driver.leave(self.request.id)
         self._driver.tell(self._driver.scheduler.cancelled(self.request.id, now=self._driver.now()))
 
     def _give_back(self) -> int:
@@ -361,8 +373,12 @@ class QueuedJourney(Relay):
         self.beat(heartbeat_event(self.api, place))
 
     def _leave(self, outcome: Outcome, reason: Reason | None) -> None:
-        self.exchange.on_disconnect = self.exchange.on_pause = self.exchange.on_resume = None
         self._driver.leave(self.request.id)
+        self._detach(outcome, reason)
+
+    def _detach(self, outcome: Outcome, reason: Reason | None) -> None:
+        """The client has what it gets; whoever watches is told so."""
+        self.exchange.on_disconnect = self.exchange.on_pause = self.exchange.on_resume = None
         if self._heartbeats is not None:
             self._heartbeats.leave(self.request.id)
         self._metrics.ended(self, outcome, reason)
@@ -371,3 +387,16 @@ class QueuedJourney(Relay):
             self._trace.ended(outcome, reason, band=self.band, status=status, usage=usage)
         if self._witness is not None:
             self._witness(self, outcome, reason)
+
+
+class _Gone:
+    """What a request is to the driver while its engine is being hung up on: nothing more is done about it."""
+
+    def dispatched(self, action: Dispatch, /) -> None: ...
+    def decoding(self, action: Decode, /) -> None: ...
+    def requeued(self, action: Requeue, /) -> None: ...
+    def ended(self, action: Reject | Evict | Fail, /) -> None: ...
+    def aborted(self, action: Abort, /) -> None: ...
+
+
+_GONE = _Gone()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from penstock.server.upstream_values import Headers, UpstreamError
 
@@ -47,6 +48,7 @@ class Carrier(Protocol):
     heard: bool
 
     def close(self) -> None: ...
+    def hang_up(self, on_closed: Callable[[], None], /) -> None: ...
 
 
 class Call:
@@ -68,6 +70,15 @@ class Call:
         self.end()
         if connection is not None:
             connection.close()
+
+    def hang_up(self, on_closed: Callable[[], None]) -> None:
+        """The same, and be told, once, when the engine has seen it or has had its time to; maybe at once."""
+        connection = self.connection
+        self.end()
+        if connection is None:
+            on_closed()
+        else:
+            connection.hang_up(on_closed)
 
     def pause(self) -> None:
         """Stop reading from the engine. What was already read is still delivered: one read, 256 KiB at most."""

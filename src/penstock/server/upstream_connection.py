@@ -17,10 +17,13 @@ import httptools
 from penstock.server.upstream_values import UpstreamError, UpstreamErrorKind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.server.upstream_call import Call
     from penstock.server.upstream_values import Headers, UpstreamLimits, UpstreamTimeouts
 
 JOIN_BYTES_MAX: Final = 4096  # up to here one copy is cheaper than a second buffer in the transport
+CLOSING_S: Final = 0.1  # an engine's front end closes within a turn of its loop, some 10 ms where it is busy
 _HEAD, _PAYLOAD, _BODY, _DONE = 0, 1, 2, 3  # what of the answer is awaited: its head, first payload, rest, nothing
 
 
@@ -45,9 +48,11 @@ class UpstreamConnection:
     """A socket to an engine, the parser on it, and the call it carries, if any."""
 
     __slots__ = (
+        "_closing",
         "_fresh_head",
         "_headers",
         "_keep_alive",
+        "_on_closed",
         "_overhead_bytes",
         "_parser",
         "_phase",
@@ -76,6 +81,8 @@ class UpstreamConnection:
         call.connection = self
         self.connecting: asyncio.Task[None] | None = None
         self.is_open = self.is_closed = False
+        self._on_closed: Callable[[], None] | None = None  # the engine has seen that it was hung up on
+        self._closing: asyncio.TimerHandle | None = None
         self.heard = True  # something happened since the pool last looked
         self.idle_since = self._quiet_since = self._stale_until = 0.0
         self._headers: Headers = []  # of the head, or the trailers, being read
@@ -115,6 +122,33 @@ class UpstreamConnection:
             self.transport.abort()
         elif self.connecting is not None:
             self.connecting.cancel()
+        if self._closing is not None:
+            self._closing.cancel()
+            on_closed, self._on_closed, self._closing = self._on_closed, None, None
+            if on_closed is not None:
+                on_closed()
+
+    def hang_up(self, on_closed: Callable[[], None]) -> None:
+        """Say that the answer is not wanted any more, and tell when the engine has seen it: it closes its side, too.
+
+        An engine that keeps its side open is given `CLOSING_S`; one that was not sent the whole request, none.
+        """
+        transport = self.transport if self.is_open else None
+        if (
+            transport is None
+            or transport.is_closing()
+            or transport.get_write_buffer_size()
+            or not transport.can_write_eof()
+        ):
+            self.close()
+            on_closed()
+            return
+        if self.call is not None and self.call.paused:
+            transport.resume_reading()  # or its end would not be seen
+        self.call = None
+        self._on_closed = on_closed
+        self._closing = asyncio.get_running_loop().call_later(CLOSING_S, self.close)
+        transport.write_eof()
 
     def fail(self, kind: UpstreamErrorKind, detail: str) -> None:
         """End the call with an error, and the connection with it."""
@@ -163,7 +197,8 @@ class UpstreamConnection:
     def data_received(self, data: bytes) -> None:
         call = self.call
         if call is None:
-            self.close()  # nobody asked
+            if self._closing is None:
+                self.close()  # nobody asked
             return
         parser = self._parser
         assert parser is not None
@@ -249,7 +284,7 @@ class UpstreamConnection:
     @property
     def has_begun(self) -> bool:
         """Whether a part of an answer has come."""
-        return self._phase == _BODY
+        return self.call is not None and self._phase == _BODY
 
     @property
     def is_paused(self) -> bool:
