@@ -1,4 +1,4 @@
-"""A slot whose client hung up is used again when the engine has seen it, so limits hold through any number of hang-ups."""
+"""A slot whose client hung up is used again when the engine has seen it: limits hold through any number of hang-ups."""
 
 from __future__ import annotations
 
