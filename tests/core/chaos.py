@@ -28,6 +28,7 @@ from penstock.core.settings import BandSettings, EndpointSpec, Limits, Prices, Q
 from penstock.sim.checkers import CheckedScheduler
 
 TENANTS = {"one": 1.0, "two": 2.0, "half": 0.5, "limited": 1.0}  # and their weights
+PRICES = {"two": Prices(2.0, 1.0, 3.0)}  # of the models that it asks for, where models are priced
 EXPIRIES_MAX = 1000  # calls of `expire` between two events; more would be a busy loop
 
 
@@ -64,6 +65,7 @@ class Chaos:
     trouble: float = 0.5  #: share of dispatches that go wrong in some way
     levels: int = 1  #: of fairness: none, tenants, or tenants and users
     reverse: bool = False  #: users above tenants
+    priced: bool = False  #: some models have prices of their own
     kv_capacity_tokens: int | None = None
     drain: bool = False
     operators: bool = False  #: they remove, drain, pause, bump and cancel, and take it back
@@ -164,6 +166,7 @@ class Chaos:
             home=random.choice("abcq") if random.random() < 0.05 else None,
             locate_s=random.choice((0.0, 0.0, 0.3)),
             divisible=not self.roles or random.random() < 0.9,
+            prices=PRICES.get(tenant) if self.priced else None,
         )
         self._carry_out(self.scheduler.arrived(request, now=self.now))
         if request.locate_s:
@@ -413,11 +416,17 @@ class Chaos:
         names = random.sample(("high", "middle", "low", "new"), random.randint(1, 4))
         known = {band.name: band for band in old.bands}
         fresh = BandSettings(
-            "", requests_max=random.choice((None, 5)), min_share=0.2, wait_s_max=random.choice((None, 1.0))
+            "",
+            requests_max=random.choice((None, 5)),
+            min_share=0.2,
+            wait_s_max=random.choice((None, 1.0)),
+            fairness=random.choice((None, *FAIRNESS)),
+            ordering=random.choice((None, *ORDERINGS)),
         )
         self.settings = replace(
             old,
             bands=tuple(known.get(name) or replace(fresh, name=name) for name in names),
+            queue_enabled=random.choice((old.queue_enabled, old.queue_enabled, True, False)),
             bounds=QueueBounds(requests_max=random.choice((10, 60))),
             wait_s_max=random.choice((2.0, 4.0)),
             fairness=random.choice((old.fairness, old.fairness, *FAIRNESS)),

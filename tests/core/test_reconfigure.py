@@ -282,7 +282,6 @@ def test_fewer_attempts_hold_for_requests_that_run() -> None:
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
-        (SchedulerSettings(queue_enabled=False), "queue.enabled"),
         (SchedulerSettings(levels=("tenant", "user")), "fairness.levels"),
     ],
 )

@@ -57,6 +57,14 @@ EVERYTHING = SchedulerSettings(
 RESERVED = replace(
     EVERYTHING, ordering="shortest_first", admission=AdmissionSettings(reserved_share=0.3, prefill_tokens_max=4_000)
 )
+PER_BAND = replace(
+    EVERYTHING,
+    bands=(
+        replace(EVERYTHING.bands[0], fairness="round_robin", ordering="shortest_first"),
+        replace(EVERYTHING.bands[1], fairness="fcfs", ordering="deadline"),
+        EVERYTHING.bands[2],
+    ),
+)
 WORLDS: dict[str, Callable[[int], Chaos]] = {
     "one_band": lambda seed: Chaos(seed, ONE_BAND, requests=600),
     "three_bands": lambda seed: Chaos(seed, THREE_BANDS, requests=450),
@@ -74,6 +82,7 @@ WORLDS: dict[str, Callable[[int], Chaos]] = {
     "a_fixed_reserve": lambda seed: Chaos(seed, RESERVED, requests=400, trouble=0.1),
     "first_come_first_served": lambda seed: Chaos(seed, replace(EVERYTHING, fairness="fcfs"), requests=400),
     "turns": lambda seed: Chaos(seed, replace(EVERYTHING, fairness="round_robin"), requests=400),
+    "a_policy_per_band": lambda seed: Chaos(seed, PER_BAND, requests=400, priced=True, operators=seed % 2 > 0),
     "operators_at_work": lambda seed: Chaos(seed, EVERYTHING, requests=400, trouble=0.2, operators=True),
     "operators_with_queueing_off": lambda seed: Chaos(
         seed, replace(ONE_BAND, queue_enabled=False), requests=200, operators=True

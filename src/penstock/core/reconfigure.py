@@ -3,7 +3,8 @@
 Nobody is lost, and nobody who waits is given less time than it was promised. Bands are matched by name, whatever their
 order. Whose band is gone goes on in the next lower one that stays, or in the lowest: so nobody rises, unless there is
 nothing below. Service that flows got stays counted, also when prices change; another fairness policy counts something
-else, so under it all flows start equal.
+else, so under it all flows start equal. Where queueing is switched off, all who wait are sent at once; where it is
+switched on, nothing is sent to an endpoint with more than its slots until so many have ended.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ class NeedsRestartError(ValueError):
 def needing_restart(old: SchedulerSettings, new: SchedulerSettings) -> list[str]:
     """The changed settings, by their paths, that what waits could not follow."""
     fixed = {
-        "queue.enabled": old.queue_enabled == new.queue_enabled,  # without it nothing waits and slots bind nobody
         "fairness.levels": old.levels == new.levels,  # flows hold requests, and nobody knows their other names
     }
     return [key for key, same in fixed.items() if not same]

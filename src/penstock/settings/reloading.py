@@ -32,7 +32,7 @@ RULES: dict[str, Rule] = {
     "discovery": Rule("sources that did not change go on; what a source that is gone had named is drained"),
     "models": Rule(_ARRIVALS + "; weights at once"),
     "queue": Rule("at once; who waits keeps the time it was promised, or gets more"),
-    "queue.enabled": Rule("without a queue slots bind nobody: those who run would be too many", restarts=True),
+    "queue.enabled": Rule("at once: off, all who wait are sent; on, who runs beyond the slots ends first"),
     "queue.heartbeat_after": Rule(_ARRIVALS),
     "bands": Rule("at once, matched by name; who waits in one that is gone goes on in the next lower one"),
     "default_band": Rule(_ARRIVALS),

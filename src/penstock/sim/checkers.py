@@ -125,6 +125,7 @@ class CheckedScheduler(Scheduler):
         self._facts = 0
         self._overtaken: Counter[str] = Counter()  # waiting requests, by those of their flow that followed another
         self._ran: Counter[str] = Counter()  # requests of each tenant at engines when limits last changed
+        self._waited: set[str] = set()  # who waited when settings last changed
 
     # --- facts --------------------------------------------------------------------------------------------------
 
@@ -207,6 +208,7 @@ class CheckedScheduler(Scheduler):
     def reconfigured(self, settings: SchedulerSettings, *, now: float) -> list[Action]:
         """Nobody is lost, but for whom it is too late; and no bound holds for who was here before it did."""
         self.books.requeued |= self.books.waiting
+        self._waited = set(self.books.waiting)
         self._ran = Counter([self.books.requests[d.request_id].tenant for d in self.books.leases.values()])
         actions = super().reconfigured(settings, now=now)
         late = {a.request_id for a in actions if isinstance(a, Evict) and a.reason is Reason.DEADLINE_MISSED}
@@ -317,7 +319,10 @@ class CheckedScheduler(Scheduler):
             same = other.node is entry.node and other.request.model == entry.request.model
             if same and (other.key, other.seq) < (entry.key, entry.seq):
                 self._overtaken[other.request.id] += 1
-                assert self._settings.ordering == "fcfs", f"{entry.request} overtakes where an order was asked for"
+                band = self._queues.bands[entry.request.band].settings
+                assert self._settings.ordering_of(band) == "fcfs", (
+                    f"{entry.request} overtakes where an order was asked for"
+                )
                 assert other.key[0] == entry.key[0], f"{entry.request} overtakes what its caller wants first"
                 assert self._overtaken[other.request.id] <= OVERTAKEN_MAX * other.visit
 
@@ -362,7 +367,7 @@ class CheckedScheduler(Scheduler):
             self.books.note(action)
         self.books.settle()
         if not self._settings.queue_enabled:
-            known = [self.books.requests[name].model for name in self.books.waiting]
+            known = [self.books.requests[name].model for name in self.books.waiting - self._waited]
             assert not any(self._pool.alive(model) for model in known), "nothing waits where queueing is off"
         self._facts += 1
         if self._facts % (1 + len(self.books.requests) // THOROUGH_BELOW) == 0:

@@ -45,9 +45,8 @@ class Sending(Ends):
 
     def _hand_out(self, now: float, actions: list[Action]) -> None:
         """Dispatch until nothing that waits may be sent."""
-        if not self._settings.queue_enabled:
+        if not self._settings.queue_enabled and self._queues.waiting:
             self._send_all(now, actions)
-            return
         while self._queues.waiting and (found := self._pump.next(now)) is not None:
             entry, endpoints = found
             if not self._in_time(entry, now):
@@ -58,12 +57,21 @@ class Sending(Ends):
             self._waits.look(now)
 
     def _send_all(self, now: float, actions: list[Action]) -> None:
-        """With queueing off nobody waits for a slot, only for an endpoint to tell what it serves."""
-        if self._queues.waiting:
-            for entry in [entry for band in self._queues.bands for entry in band.entries.values()]:
-                endpoints = self._usable(entry, now) if self._stops.sends(entry.model) else []
-                if endpoints and not self._tenants.held(entry.tenant):
-                    actions.append(self._dispatch(entry, endpoints, now))
+        """With queueing off nobody waits for a slot: who waited before it was, or for an endpoint to tell what it serves,
+        goes where its model is served.
+        """
+        for band in self._queues.bands:
+            for model in band.tree.models():
+                if not self._stops.sends(model):
+                    continue
+                for entry in list(band.tree.in_order([model])):
+                    if self._tenants.held(entry.tenant):
+                        continue
+                    endpoints = self._usable(entry, now)
+                    if not endpoints and not self._pool.roles.any:
+                        break  # nobody who serves it is alive: they wait for one, for as long as they may
+                    if endpoints := [e for e in endpoints if not entry.shuns(e.name, now)]:
+                        actions.append(self._dispatch(entry, endpoints, now))
 
     def _alone(self, entry: Entry, now: float) -> list[Endpoint]:
         """Where a newcomer may go when nobody else waits; empty: it has to join the queue to find out."""
