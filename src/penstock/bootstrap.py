@@ -34,6 +34,7 @@ from penstock.server.http1 import HttpServer
 from penstock.server.identity import Callers
 from penstock.server.metrics import Metrics
 from penstock.server.origins import Origins
+from penstock.server.queueing import queueing
 from penstock.server.reload import Reload, Told
 from penstock.server.serve import Gateway
 from penstock.settings.model import Settings
@@ -118,6 +119,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         version=penstock.__version__,
         config_hash=lambda: reload.hash,
         loop_lag_s=lambda: metrics.loop_lag_s,
+        queueing=lambda: queueing(reload.settings),
         batches=tuple if batch is None else lambda: batch.keeper.outlook,
         batch_store=lambda: None if batch is None else batch.keeper.trouble,
     )

@@ -156,7 +156,7 @@ def _build(merged: Merged) -> Settings:
     if problems or settings is None:
         # Raised out here, so that no validation error with its inputs hangs on it as context.
         raise ConfigError(problems)
-    return settings
+    return settings.with_origins(merged.said_by)
 
 
 def _with_origin(problem: Problem, origin: str | None) -> Problem:

@@ -108,13 +108,13 @@ async def test_what_needs_a_restart_is_refused_by_name_and_nothing_else_happens_
     answer = await reload(
         world,
         listen="127.0.0.1:1",
-        queue={"enabled": False, "max_requests": 7},
+        queue={"max_requests": 7},
         fairness={"levels": ["tenant", "user"]},
         retry={"max_attempts": 5},
     )
     assert answer.status == 409
     assert answer.json()["error"]["code"] == "needs_restart"
-    assert [problem["path"] for problem in answer.json()["problems"]] == ["listen", "queue.enabled", "fairness.levels"]
+    assert [problem["path"] for problem in answer.json()["problems"]] == ["listen", "fairness.levels"]
     assert world.gate.reload.settings.retry.max_attempts == 3
     assert await reloaded(world, listen="127.0.0.1:0", queue={"max_requests": 7}, fairness={}) == [
         "queue.max_requests",
@@ -334,6 +334,7 @@ EVERYTHING: list[dict[str, Any]] = [
             "heartbeat_after": 2,
             "drain_timeout": 3,
             "stop_timeout": 4,
+            "enabled": False,
         },
         "bands": [
             {"name": "top", "max_engine_waiting": 9, "deadline": 5, "max_time_per_output_token": 0.5, "max_wait": 9},

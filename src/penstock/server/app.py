@@ -35,6 +35,7 @@ from penstock.server.metrics import Metrics
 from penstock.server.origins import Origins
 from penstock.server.own_paths import OwnPaths
 from penstock.server.profiles import PLAIN, Profile, profiles
+from penstock.server.queueing import queueing
 from penstock.server.routes import Kind, Route, api_of, route
 from penstock.server.stored import StoredAnswers
 from penstock.server.target import Target
@@ -108,6 +109,7 @@ class App:
             metrics=metrics,
             refuse=self._refuse,
             request_id=self._request_id,
+            queueing=lambda: self._queueing,
         )
         stored = StoredAnswers(
             driver=driver,
@@ -127,6 +129,7 @@ class App:
         self._asks_usage = settings.accounting.usage == "auto"
         self._body_bytes_max = settings.limits.max_body
         self._profiles = profiles(settings)
+        self._queueing = queueing(settings)
 
     def relocate(self, locator: Locator | None) -> None:
         """Somebody else finds out where prompts are cached."""

@@ -24,6 +24,7 @@ from penstock.server.http1 import Exchange
 from penstock.server.identity import Callers
 from penstock.server.metrics import CONTENT_TYPE, Metrics
 from penstock.server.own_queue import own_queue
+from penstock.server.queueing import Queueing
 
 MODEL = "/v1/models/"  # and its name
 BODY_BYTES_MAX = 4096  # of a question: nobody reads it, but some clients send `{}`
@@ -55,6 +56,7 @@ class OwnPaths:
         metrics: Metrics,
         refuse: Refuse,
         request_id: Callable[[Exchange], bytes],
+        queueing: Callable[[], Queueing],
     ) -> None:
         self._driver = driver
         self._callers = callers
@@ -62,6 +64,7 @@ class OwnPaths:
         self._page = Page(metrics.lines, driver.now)
         self._refuse = refuse
         self._request_id = request_id
+        self._queueing = queueing
         self._answers: dict[str, Callable[[Exchange], None]] = {
             "/health": self._health,
             "/healthz": self._health,
@@ -105,6 +108,7 @@ class OwnPaths:
             503 if draining else 200,
             {
                 "status": "draining" if draining else "ready",
+                "queueing": self._queueing(),
                 "models": sorted(served),
                 "missing": {
                     "models": sorted(known - served),

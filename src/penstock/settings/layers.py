@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.settings.model import DEFAULT_BANDS
-from penstock.settings.problems import ConfigError, Location, Problem
+from penstock.settings.problems import ConfigError, Location, Problem, written_at
 from penstock.settings.source import parse, read_file
 
 ENV_PREFIX = "PENSTOCK__"
@@ -38,16 +38,25 @@ class Merged:
     problems: list[Problem] = field(default_factory=list)
     unresolved: set[Location] = field(default_factory=set)
     origins: dict[Location, str] = field(default_factory=dict)
+    path: str | None = None  #: the file, where there is one
 
     def origin(self, location: Location) -> str | None:
         """The variable or flag that gave the value at `location`, or something around it."""
         prefixes = (location[:length] for length in range(len(location), 0, -1))
         return next((self.origins[prefix] for prefix in prefixes if prefix in self.origins), None)
 
+    def said_by(self, location: Location) -> str | None:
+        """The variable, flag or file that gave a value; None where nobody did."""
+        if (origin := self.origin(location)) is not None:
+            return origin
+        if written_at(self.document, location) is None:
+            return None
+        return self.path or "the file"
+
 
 def merge(path: str | None, env: Mapping[str, str], flags: Flags) -> Merged:
     """Raises `ConfigError` where the file cannot be used at all."""
-    merged = Merged()
+    merged = Merged(path=path)
     if path is not None:
         source = read_file(path, env)
         if isinstance(source.value, dict):

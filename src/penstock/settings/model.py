@@ -6,9 +6,10 @@ served how (tenants, identity, fairness) is in `tenancy`; what all parts have in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationInfo, field_validator
 
 from penstock.settings import values
 from penstock.settings.address import host_and_port, split_listen
@@ -279,8 +280,23 @@ DEFAULT_BANDS = (
 )
 
 
+class Origins:
+    """Where settings came from, beside what they are: two that say the same are equal, wherever they stood."""
+
+    def __init__(self, find: Callable[[tuple[str, ...]], str | None] = lambda _: None) -> None:
+        self.find = find
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Origins)
+
+    def __hash__(self) -> int:
+        return 0
+
+
 class Settings(Section):
     """Everything that can be set."""
+
+    _origins: Origins = PrivateAttr(default_factory=Origins)
 
     later = frozenset({"journal"})
 
@@ -326,6 +342,15 @@ class Settings(Section):
         if identity.max_band or "default_band" not in info.data:
             return identity
         return identity.model_copy(update={"max_band": info.data["default_band"]})
+
+    def origin(self, *path: str) -> str | None:
+        """Who said so: a file, a variable or a flag; None where nobody did."""
+        return self._origins.find(path)
+
+    def with_origins(self, find: Callable[[tuple[str, ...]], str | None]) -> Settings:
+        """The same, and where they came from."""
+        self._origins = Origins(find)
+        return self
 
     @property
     def anonymous(self) -> Anonymous:

@@ -20,8 +20,8 @@ _OUT = {
 }
 
 
-def headline(snapshot: Snapshot) -> str:
-    """One or two sentences."""
+def headline(snapshot: Snapshot, queueing: str = "") -> str:
+    """One or two sentences; and why queueing is off, where it is."""
     trouble = _trouble(snapshot)
     if snapshot.draining:
         state = f"Draining: nothing new is let in, {count(snapshot.waiting, 'waits', 'wait')}, {snapshot.running} run."
@@ -37,6 +37,8 @@ def headline(snapshot: Snapshot) -> str:
     if snapshot.drained and not snapshot.draining:
         names = "anything" if ALL in snapshot.drained else ", ".join(map(short_name, snapshot.drained[:3]))
         state += f" Nothing new is let in for {names}."
+    if queueing:
+        state += f" Queueing: {queueing[0].lower()}{queueing[1:]}"
     return f"{state} {trouble}".strip()
 
 

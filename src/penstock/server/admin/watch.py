@@ -24,6 +24,8 @@ from penstock.server.admin.reasons import endpoint_why, model_why
 from penstock.server.admin.routes import AdminError, AdminRoutes, answer
 from penstock.server.driver import Driver
 from penstock.server.http1 import Exchange
+from penstock.server.queueing import Queueing
+from penstock.settings.policies import TROUBLES
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ class Facts(msgspec.Struct, frozen=True):
     version: str
     config_hash: Callable[[], str]
     loop_lag_s: Callable[[], float]
+    queueing: Callable[[], Queueing]
     batches: Callable[[], Sequence[object]] = tuple  #: those that have not ended, most pressing first
     batch_store: Callable[[], str | None] = lambda: None  #: why the store of files and batches is down
 
@@ -119,6 +122,7 @@ class Watch:
         """What the page, `top` and `status` show. Lists of endpoints are cut, the others come cut."""
         endpoints = sorted(snapshot.endpoints, key=_troubled_first)
         shown = endpoints[:ENDPOINTS_SHOWN]
+        queueing = self._facts.queueing()
         return {
             "version": self._facts.version,
             "settings": self._facts.config_hash(),
@@ -126,7 +130,9 @@ class Watch:
             "up_s": self._driver.now() - self._started_s,
             "loop_lag_s": self._facts.loop_lag_s(),
             "tasks": _tasks(),
-            "headline": headline(snapshot),
+            "headline": headline(snapshot, queueing.why if not queueing.enabled else ""),
+            "queueing": queueing,
+            "policy_trouble": [trouble.now() for trouble in TROUBLES.values() if trouble.count],
             "tone": tone(snapshot),
             "now": self._history.latest(),
             "draining": snapshot.draining,

@@ -161,6 +161,7 @@ function show() {
   drawCurves(); // first, while the layout is clean: it asks for sizes
   put($("facts"), `${s.version} · settings ${s.settings.slice(0, 8)} · up ${seconds(s.up_s)} · loop lag ${(s.loop_lag_s * 1000).toFixed(1)} ms`);
   put($("sentence"), text(s.headline, 600));
+  $("headline").title = s.queueing ? `Queueing: ${text(s.queueing.why, 600)}` : "";
   put($("tone"), TONES[s.tone] ?? s.tone);
   $("tone").className = s.tone;
   document.title = s.waiting ? `${s.waiting} wait – Penstock` : "Penstock";
