@@ -227,7 +227,7 @@ class Endpoints(Requests):
             return False
         others = [e for e in self._usable(entry, now) if e.movement.stuck_s is None and not entry.shuns(e.name, now)]
         if not self._settings.queue_enabled and (
-            self._tenants.held(entry.tenant) or not self._stops.sends(entry.model)
+            self._tenants.held(entry.account) or not self._stops.sends(entry.model)
         ):
             return False
         return bool(others)

@@ -57,15 +57,15 @@ class Sending(Ends):
             self._waits.look(now)
 
     def _send_all(self, now: float, actions: list[Action]) -> None:
-        """With queueing off nobody waits for a slot: who waited before it was, or for an endpoint to tell what it serves,
-        goes where its model is served.
+        """With queueing off nobody waits for a slot: who waited before it was switched off, or waits for an endpoint to
+        tell what it serves, goes where its model is served.
         """
         for band in self._queues.bands:
             for model in band.tree.models():
                 if not self._stops.sends(model):
                     continue
                 for entry in list(band.tree.in_order([model])):
-                    if self._tenants.held(entry.tenant):
+                    if self._tenants.held(entry.account):
                         continue
                     endpoints = self._usable(entry, now)
                     if not endpoints and not self._pool.roles.any:
