@@ -18,10 +18,13 @@ from penstock.core.scheduler import SchedulerSettings
 from penstock.core.settings import EndpointSpec, RoutingSettings
 from penstock.sim.checkers import CheckedScheduler
 
+ANSWER_TOKENS = 128  # of the answers that were seen: with a lower `max_tokens` an answer is expected to be that long
+
 
 def scheduler(settings: SchedulerSettings | None = None, *, seed: int = 1, **slots: int) -> CheckedScheduler:
     """A scheduler with an endpoint per keyword, each serving the model `m`, added at time 0."""
     made = CheckedScheduler(settings or SchedulerSettings(), random=Random(seed))
+    made._estimator.learn_output("", "m", ANSWER_TOKENS)
     for name, count in slots.items():
         made.endpoint_added(EndpointSpec(name=name, slots=count, models=frozenset({"m"})), now=0.0)
     return made
@@ -30,7 +33,7 @@ def scheduler(settings: SchedulerSettings | None = None, *, seed: int = 1, **slo
 def request(
     name: str, *, model: str = "m", band: int = 0, prompt_tokens: int = 0, output_tokens: int = 50, **more: Any
 ) -> Request:
-    """A request that an estimator which has learned nothing takes to be that long."""
+    """A request that an estimator which knows of longer answers only takes to be that long."""
     sizes: dict[str, Any] = {"body_bytes": round(prompt_tokens * BYTES_PER_TOKEN), "output_tokens_max": output_tokens}
     if "tenant" in more:
         sizes["flow"] = (more["tenant"],)
@@ -42,7 +45,9 @@ def waiting_entry(name: str, seq: int = 1, **more: Any) -> Entry:
     entry = Entry(request(name, **more), seq)
     entry.move(Event.ADMITTED)
     of = entry.request
-    entry.expect(Estimator().estimate(of.tenant, of.model, contents_of(of), of.output_tokens_max))
+    estimator = Estimator()
+    estimator.learn_output("", of.model, ANSWER_TOKENS)
+    entry.expect(estimator.estimate(of.tenant, of.model, contents_of(of), of.output_tokens_max))
     entry.work = entry.estimate.prompt_tokens + 2.0 * entry.estimate.output_tokens
     return entry
 

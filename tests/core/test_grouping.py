@@ -222,7 +222,7 @@ def test_followers_keep_what_the_checkers_ask_for_under_trouble() -> None:
         bounds=QueueBounds(requests_max=40),
     )
     followed = 0
-    for seed in range(3):
+    for seed in range(4):
         chaos = Chaos(seed, made, requests=200, trouble=0.1, operators=seed > 0)
         chaos.run()
         trails = [entry.trail_of() for entry in chaos.scheduler._recorder.latest()]

@@ -23,6 +23,7 @@ async def test_after_a_slow_spell_who_can_be_served_in_time_is_served(world: Wor
     async def ask(content: str, headers: dict[str, str]) -> Answer:
         return await world.ask(body=chat(content, tokens=1, stream=True), headers=headers)
 
+    await ask("well", {})  # which tells how large prompts are
     fault(engine, "slow", factor=60.0)  # first tokens take more than half a second
     await asyncio.gather(*[ask(f"slow {number}", {}) for number in range(8)])
     late = await asyncio.gather(*[ask(f"late {number}", {SLO: "200"}) for number in range(3)])

@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.sim.profiles import EngineConfig
+from penstock.sim.scenario_base import STANDARD, Variant, run
 from penstock.sim.scenarios import SCENARIOS, Setup
+from penstock.sim.workload import Constant, InFlight, Stream
+from penstock.sim.world_values import EngineSpec
 from tests.sim.goals import kept
 
 
 def test_the_high_ones_are_the_next_five_served() -> None:
     kept("priorities", 60.0, "")
+
+
+def test_a_promised_share_is_given_from_the_first_minute_on() -> None:
+    kept("promised_share", 62.0, "")
 
 
 def test_batch_work_fills_the_gaps_and_only_these() -> None:
@@ -70,3 +78,14 @@ def test_clients_that_hang_up_leave_nothing_behind() -> None:
 )
 def test_invariants_hold_after_every_event(name: str, duration_s: float) -> None:
     SCENARIOS[name].run(Setup(3, duration_s, checked=True))
+
+
+@pytest.mark.parametrize(("slots", "step_s"), [(4, 0.1), (8, 0.1), (2, 0.05)])
+def test_a_light_tenant_on_a_cold_gateway_waits_no_longer_than_later(slots: int, step_s: float) -> None:
+    """Forty clients ask for short answers in a closed loop; the light one's waits are at most twice its later."""
+    engine = EngineSpec("engine", EngineConfig(step_s=step_s, max_num_seqs=slots), slots)
+    flood = Stream("flood", InFlight(40), Constant(20), Constant(4), band=STANDARD)
+    light = Stream("light", InFlight(1, think_s=0.2), Constant(20), Constant(4), band=STANDARD, start_s=0.5)
+    done = run(Setup(1, 60.0), Variant("cold", engines=(engine,)), (flood, light), warm_s=0.0)
+    waits = [j.queue_s for j in sorted(done.journeys("light".__eq__), key=lambda j: j.job.at_s)]
+    assert max(waits[9:30]) <= 2.0 * max(waits[30:])

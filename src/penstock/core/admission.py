@@ -124,9 +124,7 @@ def _slow(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, n
     pace_s_max = band.time_per_output_token_s_max or settings.time_per_output_token_s_max
     if own is not None and own.time_per_output_token_s_max is not None:
         pace_s_max = min(pace_s_max or math.inf, own.time_per_output_token_s_max)
-    if pace_s_max is None or not ledger.leases:
-        return False
-    return ledger.pace.time_per_output_token_s(now) > pace_s_max
+    return pace_s_max is not None and ledger.pace.exceeds(pace_s_max, now, own=bool(ledger.leases))
 
 
 def room(endpoint: Endpoint, settings: AdmissionSettings, *, tried: bool = False, now: float) -> Room:
@@ -199,4 +197,4 @@ def lifts_s(cause: Cause, endpoint: Endpoint, *, now: float) -> float:
     review_s = endpoint.ledger.review_s(now)
     if cause in _TOLD and (try_s := endpoint.ledger.belief.try_s) > now:
         review_s = min(review_s, try_s)
-    return min(review_s, endpoint.ledger.pace.kept_until_s) if cause is Cause.PACE else review_s
+    return min(review_s, endpoint.ledger.pace.forgotten_s(now)) if cause is Cause.PACE else review_s

@@ -30,7 +30,9 @@ PICTURE_TOKENS = 1000.0
 SOUND_TOKENS = 750.0
 VIDEO_TOKENS = 2630.0
 DOCUMENT_TOKENS = 6750.0
-OUTPUT_TOKENS = 128.0  # a chat answer; a first guess
+OUTPUT_TOKENS = (
+    16.0  # a first guess, low: too little is charged on as an answer grows, too much only given back at its end
+)
 LEARNING_RATE = 0.1  # about the last twenty answers
 PIECE_LEARNING_RATE = 0.2  # of what is mostly pieces; beside much text, whose own estimate errs, they say little
 PROMPT_TOKENS_MAX = 1_048_576  # the longest context that is served

@@ -18,6 +18,7 @@ from penstock.core.locality import NOWHERE
 from penstock.core.request import Estimate, Key, Request, Usage
 
 if TYPE_CHECKING:
+    from penstock.core.band import Band
     from penstock.core.endpoint import Endpoint
     from penstock.core.explain import Trail
     from penstock.core.fairness.tree import Node
@@ -42,6 +43,8 @@ class Entry:
         "charged_output",
         "choosy",
         "cost",
+        "counted",
+        "counted_in",
         "deadline_s",
         "estimate",
         "follows",
@@ -99,6 +102,8 @@ class Entry:
         self.estimate = _NOTHING
         self.cost = 0.0  # what it was estimated to count for when it was sent, by the fairness policy
         self.work = 0.0  # what it is estimated to take, whatever the policy: behind every estimate of a wait
+        self.counted = 0.0  # of that work, what was counted for and against shares that bands were promised
+        self.counted_in: list[tuple[Band, float]] | None = None  # and in which bands, for what part
         self.charged = 0.0  # what its flow was charged for it so far
         self.charged_output = 0  # the completion tokens in that
         self.output_seen = 0  # completion tokens that came so far

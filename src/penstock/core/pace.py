@@ -1,4 +1,9 @@
-"""How fast does an endpoint make output tokens of late: as our own streams show, or else as the engine tells."""
+"""How fast does an endpoint make output tokens of late: as our own streams show, or else as the engine tells.
+
+A limit on the pace is held against what the engine tells, where it does: that is of all its requests, whoever sent
+them, and it is there before a stream of ours has shown anything. Where it does not, our own streams count while there
+are any. Either is forgotten within seconds: an endpoint that is given nothing may have nothing that shows its pace.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ from penstock.core.prefill import Prefill
 
 TOKENS_MIN = 8  # fewer say more about the network's buffers than about the engine
 LEARNING_RATE = 0.2
+LIMIT_KEPT_S = 10.0  # of what a limit is held against; eight tokens of a second each are told in less
 KEPT_S = 60.0  # a slow endpoint is given nothing, and answers that do not stream tell nothing: so it is forgotten
 
 
@@ -20,6 +26,10 @@ class Pace:
         self._prefill = prefill
         self._pace_s: float | None = None
         self._between_s: float | None = None  # the same, without the time in which prompts were computed
+        self._own_s = -math.inf  # when one of our own streams last told
+        self._told_s: float | None = None  # the engine's own figure,
+        self._told_at_s = -math.inf  # and when that was asked for
+        self._told_since: Observation | None = None  # the reading that the next one is reckoned from
         self._own_until_s = -math.inf  # until then our own streams tell it; after that, the engine
         self.kept_until_s = -math.inf  #: it is not used any longer
 
@@ -34,7 +44,8 @@ class Pace:
             return
         if now >= self._own_until_s:
             self._pace_s = self._between_s = None
-        self._own_until_s = self.kept_until_s = now + KEPT_S
+        self._own_s, self._own_until_s = now, now + KEPT_S
+        self.kept_until_s = self._own_until_s
         computed = self._prefill.computed_tokens
         sample_s = (now - lease.progress_s) / made
         between_s = max(0.0, sample_s - (computed - lease.progress_computed) / self._prefill.rate / made)
@@ -46,16 +57,35 @@ class Pace:
             self._between_s += LEARNING_RATE * (between_s - self._between_s)
 
     def observed(self, before: Observation, after: Observation) -> None:
-        """What the engine says its pace was between two readings, where our own streams did not tell of late."""
-        if before.pace_s_total is None or after.pace_s_total is None:
+        """The engine told how many tokens it has made and how long they took in all, again."""
+        since = self._told_since or before
+        if since.pace_s_total is None or after.pace_s_total is None:
             return
-        if before.pace_tokens_total is None or after.pace_tokens_total is None:
+        if since.pace_tokens_total is None or after.pace_tokens_total is None:
             return
-        seconds = after.pace_s_total - before.pace_s_total
-        tokens = after.pace_tokens_total - before.pace_tokens_total
-        if tokens >= TOKENS_MIN and seconds >= 0 and after.asked_s >= self._own_until_s:
-            self._pace_s = seconds / tokens
-            self.kept_until_s = after.asked_s + KEPT_S
+        seconds = after.pace_s_total - since.pace_s_total
+        tokens = after.pace_tokens_total - since.pace_tokens_total
+        if 0.0 <= tokens < TOKENS_MIN and after.asked_s < since.asked_s + LIMIT_KEPT_S:
+            self._told_since = since  # together with the next ones it may be enough
+            return
+        self._told_since = after
+        if tokens >= TOKENS_MIN and seconds >= 0:
+            self._told_s, self._told_at_s = seconds / tokens, after.asked_s
+            if after.asked_s >= self._own_until_s:
+                self._pace_s = seconds / tokens
+                self.kept_until_s = after.asked_s + KEPT_S
+
+    def exceeds(self, limit_s: float, now: float, *, own: bool) -> bool:
+        """Whether tokens take longer than that now; `own`: requests of ours are there."""
+        if now < self._told_at_s + LIMIT_KEPT_S:
+            return (self._told_s or 0.0) > limit_s
+        return own and now < self._own_s + LIMIT_KEPT_S and (self._pace_s or 0.0) > limit_s
+
+    def forgotten_s(self, now: float) -> float:
+        """When a limit is no longer held against what is known now."""
+        if now < self._told_at_s + LIMIT_KEPT_S:
+            return self._told_at_s + LIMIT_KEPT_S
+        return self._own_s + LIMIT_KEPT_S
 
     def time_per_output_token_s(self, now: float) -> float:
         """Of late; 0 while unknown."""

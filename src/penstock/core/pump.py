@@ -23,13 +23,13 @@ from penstock.core.held import HELD_MAX, Held
 from penstock.core.light import Light
 from penstock.core.overtaking import Overtaking
 from penstock.core.pool import Pool
+from penstock.core.promises import Promises
 from penstock.core.queues import Queues
 from penstock.core.stagger import Stagger
 from penstock.core.stops import Stops
 from penstock.core.tenants import Tenants
 
 WINDOW = 32  # requests looked at, in fair order, when the first ones do not fit
-CREDIT_REQUESTS_MAX = 64.0  # what a band's promised share may save up, in requests of the size at hand
 
 Found = tuple[Entry, list[Endpoint]]
 
@@ -51,6 +51,7 @@ class Pump:
         fit: Fit,
         followers: Followers,
         stagger: Stagger,
+        promises: Promises,
         look: Callable[[Entry, float], bool],
     ) -> None:
         self._queues = queues
@@ -64,12 +65,8 @@ class Pump:
         self._fit = fit
         self._followers = followers
         self._stagger = stagger
+        self._promises = promises
         self._look = look  # again who holds its prompt's prefix; True: by now more of it is held
-        self.reconfigured()
-
-    def reconfigured(self) -> None:
-        """Perhaps other bands from now on."""
-        self._promised = [band for band in self._queues.bands if band.settings.min_share > 0]
 
     def next(self, now: float) -> Found | None:
         """The request to send next and the endpoints it may go to."""
@@ -81,17 +78,6 @@ class Pump:
                 self._overtaking.found(found[1])
                 return found
         return None
-
-    def sent(self, entry: Entry) -> None:
-        """Count what a band got against what those below it were promised."""
-        for band in self._promised:
-            if not band.tree.waiting:
-                band.credit = 0.0
-                continue
-            band.credit = min(band.credit + band.settings.min_share * entry.work, CREDIT_REQUESTS_MAX * entry.work)
-            if band.rank == entry.request.band:
-                # What it got while nobody above it wanted anything is not held against its share later on.
-                band.credit = max(band.credit - entry.work, -entry.work)
 
     def wants_slots(self, endpoint: Endpoint) -> bool:
         """Whether the highest that wait for what it serves wait for slots: all are taken, or what is free is kept."""
@@ -142,7 +128,7 @@ class Pump:
     def _turns(self) -> list[Band]:
         """Bands with work: first those that are owed of their promised share, then by rank."""
         turns = [band for band in self._queues.bands if band.tree.root.waiting]
-        return [band for band in self._promised if band.credit > 0 and band.tree.root.waiting] + turns
+        return self._promises.owed() + turns
 
     def _next_of(self, band: Band, now: float) -> Found | None:
         if band.unchecked:

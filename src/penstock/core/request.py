@@ -27,6 +27,8 @@ PREFIX_ENDS = _ends()  # how many chunks of a prompt so many of its keys stand f
 PREFIX_KEYS_MAX = len(PREFIX_ENDS)
 _KEYS = tuple(sum(end <= chunks for end in PREFIX_ENDS) for chunks in range(PREFIX_CHUNKS_MAX + 1))
 
+WORK_PER_OUTPUT_TOKEN = 2.0  # what a request takes, whatever it is charged: completion tokens hold a slot longer
+
 Key = Hashable  # of a block of a prompt: compared and looked up, never reckoned with
 
 
@@ -96,3 +98,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     completion_tokens: int
     cached_tokens: int = 0  #: the part of the prompt that was in the engine's prefix cache
     cached_told: bool = False  #: whether the engine said so: 0 may also mean that it does not tell
+
+    @property
+    def work(self) -> float:
+        return max(1, self.prompt_tokens - self.cached_tokens) + WORK_PER_OUTPUT_TOKEN * self.completion_tokens

@@ -40,7 +40,8 @@ logger = logging.getLogger(__name__)
 
 Witness = Callable[["QueuedJourney", Outcome, Reason | None], None]
 
-PROGRESS_TOKENS = 32  # an answer's growth is told to the scheduler in such steps
+PROGRESS_TOKENS = 32  # an answer's growth is told to the scheduler in such steps,
+PROGRESS_TOKENS_PACED = 8  # and in these where a limit on the time per output token is held against it
 
 
 class QueuedJourney(Relay):
@@ -113,7 +114,7 @@ class QueuedJourney(Relay):
         self._ranks_itself = ranks_itself  # its body has a `priority`, which is for our own queue
         self._heartbeats = heartbeats  # None: its answer will be no stream of events
         self._plain = False  # its answer may have to follow a heartbeat, so it must not be compressed
-        self._progress_at = PROGRESS_TOKENS
+        self._progress_at = 1 + PROGRESS_TOKENS_PACED
         self._lease: int | None = None
         self._division: Division | None = None  # where its prompt is computed apart from its answer
         self.endpoint = ""  #: where it was sent last
@@ -273,7 +274,7 @@ class QueuedJourney(Relay):
             self._remember_it()
         tokens = self._answer.tokens
         if tokens >= self._progress_at and self._lease is not None:
-            self._progress_at = tokens + PROGRESS_TOKENS
+            self._progress_at = tokens + (PROGRESS_TOKENS_PACED if self._driver.scheduler.paced else PROGRESS_TOKENS)
             now = self._driver.now()
             self._driver.tell(self._driver.scheduler.progressed(self._lease, tokens, now=now))
 

@@ -115,6 +115,8 @@ class Engine:
         self._prompt_tokens = self._generation_tokens = self._finished = self._steps = 0
         self._queries = self._hits = self._preemptions = self._first_tokens = 0
         self._first_token_s = 0.0
+        self._step_began = 0.0
+        self._between_tokens_s, self._between_tokens = 0.0, 0
 
     # what can be asked -----------------------------------------------------------------------------
 
@@ -196,7 +198,7 @@ class Engine:
         """The step that was under way ends: tokens come out, gauges move, the next step begins."""
         assert self._step_end is not None
         events: list[Progress] = []
-        said = 0
+        said = firsts = 0
         any_finished = False
         for sequence in self._plan:
             if sequence.phase != RUNNING:
@@ -209,6 +211,7 @@ class Engine:
             if first:
                 self._prompt_tokens += sequence.request.prompt_tokens
                 self._first_tokens += 1
+                firsts += 1
                 self._first_token_s += now - sequence.arrived_s
             if sequence.output:
                 sequence.said += 1
@@ -224,6 +227,9 @@ class Engine:
         if any_finished:
             self._running = [sequence for sequence in self._running if sequence.phase == RUNNING]
         self._generation_tokens += said
+        between = max(0, said - firsts)
+        self._between_tokens += between
+        self._between_tokens_s += between * (now - self._step_began)
         self._steps += 1
         self._gauges = self._picture()
         self._begin_step(now)
@@ -240,6 +246,8 @@ class Engine:
             generation_tokens_total=self._generation_tokens,
             first_token_s_total=self._first_token_s,
             first_tokens_total=self._first_tokens,
+            between_tokens_s_total=self._between_tokens_s,
+            between_tokens_total=self._between_tokens,
             prefix_cache_queries_total=self._queries,
             prefix_cache_hits_total=self._hits,
             preemptions_total=self._preemptions,
@@ -285,6 +293,7 @@ class Engine:
 
     def _begin_step(self, now: float) -> None:
         """Decide what the next step works on, and when it ends."""
+        self._step_began = now
         for sequence in self._arrived:
             if sequence.phase == ARRIVED:
                 self._enqueue(sequence)

@@ -43,11 +43,20 @@ def render(
     tell("vllm:num_preemptions_total", "counter", "Preemptions so far.", gauges.preemptions_total)
     tell("vllm:prompt_tokens_total", "counter", "Prefill tokens processed.", gauges.prompt_tokens_total)
     tell("vllm:generation_tokens_total", "counter", "Tokens generated.", gauges.generation_tokens_total)
-    name = "vllm:time_to_first_token_seconds"
-    lines.append(f"# HELP {name} Time to first token in seconds.\n# TYPE {name} histogram")
-    lines.append(f'{name}_bucket{{engine="0",le="+Inf",model_name="{model}"}} {float(gauges.first_tokens_total)}')
-    lines.append(f"{name}_count{{{label}}} {float(gauges.first_tokens_total)}")
-    lines.append(f"{name}_sum{{{label}}} {gauges.first_token_s_total}")
+    between_s, between = gauges.between_tokens_s_total, gauges.between_tokens_total
+    for name, about, sum_s, count in (
+        (
+            "vllm:time_to_first_token_seconds",
+            "Time to first token",
+            gauges.first_token_s_total,
+            gauges.first_tokens_total,
+        ),
+        ("vllm:inter_token_latency_seconds", "Time between two tokens", between_s, between),
+    ):
+        lines.append(f"# HELP {name} {about} in seconds.\n# TYPE {name} histogram")
+        lines.append(f'{name}_bucket{{engine="0",le="+Inf",model_name="{model}"}} {float(count)}')
+        lines.append(f"{name}_count{{{label}}} {float(count)}")
+        lines.append(f"{name}_sum{{{label}}} {sum_s}")
     name = "vllm:request_success_total"
     lines.append(f"# HELP {name} Requests finished.\n# TYPE {name} counter")
     lines.extend(

@@ -60,6 +60,8 @@ class Gauges(msgspec.Struct, frozen=True, gc=False):
     generation_tokens_total: int = 0
     first_token_s_total: float = 0.0
     first_tokens_total: int = 0
+    between_tokens_s_total: float = 0.0
+    between_tokens_total: int = 0
     prefix_cache_queries_total: int = 0
     prefix_cache_hits_total: int = 0
     preemptions_total: int = 0

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from penstock.core.actions import Dispatch
-from penstock.sim.report import Measure, Result, at_least, at_most, ratio
+from penstock.sim.report import Line, Measure, Result, at_least, at_most, ratio, service_between
 from penstock.sim.scenario_base import (
+    BANDS,
     BATCH,
     CHAT,
     INTERACTIVE,
     LONG_ANSWERS,
     STANDARD,
+    Kind,
     Setup,
     Variant,
     capacity_per_s,
@@ -17,7 +21,7 @@ from penstock.sim.scenario_base import (
     load,
     run,
 )
-from penstock.sim.workload import Bursts, Constant, InFlight, Stream
+from penstock.sim.workload import Bursts, Constant, InFlight, Lognormal, Stream
 from penstock.sim.world import Watch, World
 from penstock.sim.world_values import Journey
 
@@ -76,6 +80,45 @@ class BatchWatch(Watch):
             for node in world.nodes.values():
                 self.slots += node.spec.config.max_num_seqs
                 self.idle += max(0, node.spec.config.max_num_seqs - node.engine.in_engine)
+
+
+PROMISED = 0.2
+SHARE_PLAY = 0.02  # what one long answer more or less makes in a minute
+SHORT: Kind = (Lognormal(50, 100), Lognormal(20, 40))
+
+
+def promised_share(setup: Setup) -> Result:
+    """Batch work that was promised a fifth, from the first minute on, beside people who take all they can."""
+    pool = engines(1, slots=8)
+    bands = (*BANDS[:BATCH], structs.replace(BANDS[BATCH], min_share=PROMISED))
+    measures: list[Measure] = []
+    lines: list[Line] = []
+    for name, people, batch in (
+        ("short batch beside long", LONG_ANSWERS, SHORT),
+        ("long batch beside short", SHORT, LONG_ANSWERS),
+        ("alike", CHAT, CHAT),
+    ):
+        streams = (
+            Stream("people", InFlight(64), *people, band=INTERACTIVE),
+            Stream("batch", InFlight(64), *batch, band=BATCH),
+        )
+        done = run(
+            Setup(setup.seed, 62.0, setup.checked, setup.progress),
+            Variant(name, bands=bands, engines=pool),
+            streams,
+            warm_s=0.0,
+        )
+        got = service_between(done.world.samples, 1.0, 61.0)
+        share = ratio(sum(value for (who, _), value in got.items() if who == "batch"), sum(got.values()))
+        measures.append(
+            Measure(
+                f"{name}: distance from the promised share in the first 60 s",
+                abs(share - PROMISED),
+                at_most(SHARE_PLAY),
+            )
+        )
+        lines += [done.line(who, who.__eq__) for who in ("people", "batch")]
+    return Result("promised_share", setup.seed, 62.0, tuple(measures), tuple(lines))
 
 
 def batch_band(setup: Setup) -> Result:

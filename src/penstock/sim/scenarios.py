@@ -31,6 +31,9 @@ SCENARIOS: dict[str, Scenario] = {
             "scarce_memory", "large requests and small ones, short of memory", 320.0, scenario_shares.scarce_memory
         ),
         Scenario("priorities", "a few high ones among many low ones", 120.0, scenario_bands.priorities),
+        Scenario(
+            "promised_share", "a share for batch work from the first minute on", 62.0, scenario_bands.promised_share
+        ),
         Scenario("batch_band", "batch work in the gaps", 120.0, scenario_bands.batch_band),
         Scenario("overload", "1.75 times capacity, with deadlines", 240.0, scenario_trouble.overload),
         Scenario("deadlines", "deadlines that can be kept, with jumps", 120.0, scenario_deadlines.deadlines),

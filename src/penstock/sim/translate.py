@@ -56,6 +56,8 @@ def observation(node: Node, asked_s: float) -> Observation | None:
         kv_capacity_tokens=config.kv_blocks * config.block_size,
         progress=gauges.prompt_tokens_total + gauges.generation_tokens_total + gauges.finished_total,
         started_s=node.started_s,
+        pace_s_total=gauges.between_tokens_s_total,
+        pace_tokens_total=gauges.between_tokens_total,
         first_token_s_total=gauges.first_token_s_total,
         first_tokens_total=gauges.first_tokens_total,
     )

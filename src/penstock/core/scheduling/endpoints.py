@@ -28,7 +28,7 @@ class Endpoints(Requests):
     def endpoint_added(self, spec: EndpointSpec, *, now: float) -> list[Action]:
         """An endpoint may be used from now on."""
         endpoint = self._pool.add(spec)
-        self._paced = self._has_pace_limit()
+        self.paced = self._has_pace_limit()
         self._health_changed(now)
         return self._touched(endpoint, now)
 
@@ -73,7 +73,7 @@ class Endpoints(Requests):
             endpoint.price = price
         if limits is not None:
             endpoint.set_limits(limits)
-            self._paced = self._has_pace_limit()
+            self.paced = self._has_pace_limit()
         self._health_changed(now)
         self._queues.touch(endpoint)
         actions: list[Action] = []

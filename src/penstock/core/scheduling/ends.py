@@ -52,6 +52,7 @@ class Ends(Parts):
     def _end(self, entry: Entry, usage: Usage | None, now: float, reason: Reason | None = None) -> None:
         """An admitted request is over: settle what it was charged. None: it used nothing."""
         used = 0
+        self._promises.settle(entry, 0.0 if usage is None else usage.work)
         if usage is None:
             self._account.refund(self._tree(entry), entry)
         else:

@@ -73,14 +73,14 @@ class Operators(Endpoints):
         self._pool.reconfigured(settings.health, stale_after_s=settings.stale_after_s)
         self._fit.settings = settings.admission
         self._overtaking.reconfigured(self._account)
-        self._pump.reconfigured()
+        self._promises.reconfigured()
         self._held.let_all_go()
         self._light.judged_anew(now)
         self._recorder.reconfigured(
             [band.name for band in settings.bands], settings.admission, self._entries.values(), now
         )
         self._budget.share = settings.retry_budget
-        self._paced = self._has_pace_limit()
+        self.paced = self._has_pace_limit()
         for endpoint in self._pool:
             self._queues.touch(endpoint)
         return self._pumped(now)

@@ -28,6 +28,7 @@ from penstock.core.ordering import ORDERINGS
 from penstock.core.overload import Forecast
 from penstock.core.overtaking import Overtaking
 from penstock.core.pool import Pool
+from penstock.core.promises import Promises
 from penstock.core.pump import Pump
 from penstock.core.queues import Queues
 from penstock.core.reserve import Reserve
@@ -104,6 +105,7 @@ class Parts:
             affinity=self._affinity,
             look=self._look,
         )
+        self._promises = Promises(self._queues)
         self._pump = Pump(
             self._queues,
             self._pool,
@@ -116,6 +118,7 @@ class Parts:
             fit=self._fit,
             followers=self._followers,
             stagger=self._stagger,
+            promises=self._promises,
             look=self._look,
         )
         self._shares = Shares(len(settings.bands), tenant_level=settings.tenant_level)
@@ -139,7 +142,7 @@ class Parts:
         self._pending = Pending(self._pool)
         self._seq = 0
         self._lease_serial = 0
-        self._paced = self._has_pace_limit()
+        self.paced = self._has_pace_limit()
         self._look_s = math.inf  # when it is next looked at who moves
         self._draining = False
         self._queue_until_s: float | None = None

@@ -13,7 +13,7 @@ from penstock.core.estimate import contents_of
 from penstock.core.flow import Entry
 from penstock.core.lifecycle import Event, State
 from penstock.core.outcome import Reason
-from penstock.core.request import Request, Usage
+from penstock.core.request import WORK_PER_OUTPUT_TOKEN, Request, Usage
 from penstock.core.retry import Failure, Verdict
 from penstock.core.scheduling.waiting import Waiting
 
@@ -21,7 +21,6 @@ AVOID_S = 1.0  # a request that failed at an endpoint is tried elsewhere for tha
 REFUSED_AVOID_S = 0.1  # a request that was refused; doubles with each refusal of the same request
 REFUSED_AVOID_S_MAX = 2.0
 TELLING_S_MAX = 5.0  # with queueing off: two questions that time out, and some; who has told tells within milliseconds
-WORK_PER_OUTPUT_TOKEN = 2.0  # what a request takes, whatever it is charged: completion tokens hold a slot longer
 
 
 class Requests(Waiting):
@@ -90,10 +89,12 @@ class Requests(Waiting):
         held = entry.held()
         entry.output_seen = max(entry.output_seen, output_tokens)
         look = self._account.progressed(self._tree(entry), entry)
+        if look:
+            self._promises.settle(entry, entry.uncached_tokens + WORK_PER_OUTPUT_TOKEN * entry.charged_output)
         endpoint = self._pool.holder(held)
         if endpoint is not None:
             endpoint.ledger.progressed(held, output_tokens, now)
-            if self._paced:
+            if self.paced:
                 self._queues.touch(endpoint)
                 look = True
         return self._pumped(now) if look else []
@@ -255,6 +256,7 @@ class Requests(Waiting):
         `failure`: None where that one shows no movement.
         """
         self._account.refund(self._tree(entry), entry)
+        self._promises.settle(entry, 0.0)
         cause = Cause.STUCK if failure is None else failure
         self._recorder.requeued(entry, cause, endpoint.name if endpoint is not None else "", now)
         if endpoint is not None:

@@ -98,7 +98,7 @@ class Sending(Ends):
         entry.visit += 1
         self._tree(entry).serve_at_once(entry.node_of())
         self._light.sent(entry, now)
-        self._pump.sent(entry)
+        self._promises.sent(entry)
         dispatch = self._dispatch(entry, endpoints, now)
         self._grouping.sent(entry, self._pool[dispatch.endpoint], now)
         return dispatch
@@ -168,7 +168,7 @@ class Sending(Ends):
             shedding.leaves(band.settings, entry, now)
         self._unqueue(entry, Event.DISPATCHED, now)
         self._light.sent(entry, now)
-        self._pump.sent(entry)
+        self._promises.sent(entry)
         if self._light.is_modest(entry, now):
             self._stagger.sent(entry.uncached_tokens / chosen.ledger.prefill.rate)
 
