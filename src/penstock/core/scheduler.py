@@ -81,6 +81,11 @@ class Scheduler(Operators):
             endpoint.serves(model) for band in self._queues.bands for model in band.tree.models()
         )
 
+    @property
+    def waits(self) -> bool:
+        """Whether anybody waits."""
+        return self._queues.waiting > 0
+
     def moved_s(self, name: str) -> float:
         """When an endpoint last showed that it works; minus infinity: never yet."""
         return self._pool[name].ledger.moved_s

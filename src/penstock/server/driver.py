@@ -34,6 +34,8 @@ class Driver:
         self.scheduler = scheduler
         self.now = now
         self.draining = False
+        self.wakes: set[Callable[[], None]] = set()  #: called when somebody begins to wait, where nobody did
+        self._waited = False
         self.took_movement: Callable[[], list[str]] = list  #: endpoints whose answers came further since last asked
         self._loop = asyncio.get_running_loop()
         self._journeys: dict[str, Journey] = {}
@@ -79,6 +81,10 @@ class Driver:
                     self._carry_out(self._line.popleft())
             finally:
                 self._carrying_out = False
+        if self.scheduler.waits != self._waited:
+            self._waited = not self._waited
+            for wake in self.wakes if self._waited else ():
+                wake()
         self._arm()
 
     def drain(self, *, queue_s: float, run_s: float) -> None:

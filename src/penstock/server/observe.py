@@ -75,7 +75,8 @@ class Observer:
         self._probe_ask = asking(self._probes, target.own_headers(), timeout_s=settings.timeout_s)
         self._prober = Prober(settings.timeout_s)
         self._poked = asyncio.Event()
-        self._met = asyncio.Event()  # it became known what can be read
+        self._look = asyncio.Event()  # what can be read became known, or somebody waits who did not
+        self._met = False  # what can be read became known since the last look
         self._told: list[str] | None = None
         self._told_slots: int | None = None
         self._list_trouble = ""  # the last that was logged
@@ -91,11 +92,13 @@ class Observer:
 
     async def run(self) -> None:
         """Ask until cancelled."""
+        self._driver.wakes.add(self._look.set)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._forever(self._probe, self._probe_pause))
                 group.create_task(self._forever(self._read_gauges, self._gauges_pause))
         finally:
+            self._driver.wakes.discard(self._look.set)
             for upstream in (self._probes, *self._ports.values()):
                 upstream.close()
 
@@ -213,7 +216,8 @@ class Observer:
         self._target.priority = engine.priority
         self._reader.use(engine)
         self._full_due_s = 0.0
-        self._met.set()
+        self._met = True
+        self._look.set()
 
     def _tell_models(self, listing: Listing) -> None:
         models = learn.listed(listing, self.facts)
@@ -243,10 +247,19 @@ class Observer:
     # --- how loaded -------------------------------------------------------------------------------------------
 
     async def _gauges_pause(self) -> None:
-        """Until the next look: a full one is due every `interval`, and sooner while it matters a fast one."""
-        settings = self._settings
-        wanted = self._driver.scheduler.wanted(self._name, now=self._driver.now())
-        await self._pause(self._met, settings.fast_interval_s if wanted else settings.interval_s)
+        """Until the next look: after `interval`, and from when somebody waits, a fast one where it matters."""
+        settings, driver, ended_s = self._settings, self._driver, self._driver.now()
+        fast_s = min(settings.fast_interval_s, settings.interval_s)
+        while not self._met and (left_s := ended_s + settings.interval_s - driver.now()) > 0:
+            if not driver.scheduler.waits:
+                await self._pause(self._look, left_s)
+            elif (soon_s := ended_s + fast_s - driver.now()) > 0:
+                await self._pause(self._look, min(soon_s, left_s))
+            elif driver.scheduler.wanted(self._name, now=driver.now()):
+                break
+            else:
+                await self._pause(self._look, min(fast_s, left_s))
+        self._met = False
 
     async def _read_gauges(self) -> None:
         reader = self._reader
