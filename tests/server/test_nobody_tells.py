@@ -1,4 +1,4 @@
-"""What a new user meets first: no size told, gauges that lag or stand still. Over HTTP, as `penstock engine` does it."""
+"""What a new user meets first: no size told, gauges that lag or stand still; over HTTP, with the simulated engine."""
 
 from __future__ import annotations
 
