@@ -30,7 +30,7 @@ from penstock.settings.model import (
     Tls,
 )
 from penstock.settings.models import Model, ModelPrices
-from penstock.settings.problems import ConfigError, Location, Problem
+from penstock.settings.problems import ConfigError, Filled, Location, Problem, write_path
 from penstock.settings.routing import Routing
 from penstock.settings.section import Section
 from penstock.settings.source import parse
@@ -85,7 +85,10 @@ def from_mapping(document: Mapping[str, object]) -> Settings:
 
 
 def endpoints_from_text(text: str, origin: str, env: Mapping[str, str]) -> tuple[Endpoint, ...]:
-    """The endpoints that a YAML or JSON text lists, as entries of `endpoints` or as URLs. Raises `ConfigError`."""
+    """The endpoints that a YAML or JSON text lists, as entries of `endpoints` or as URLs. Raises `ConfigError`.
+
+    `env` is what its writer may use, as credentials only: a variable in an address would be told to whoever is there.
+    """
     found = parse(text, origin, env)
     value: object = found.value
     above: Location = ("endpoints",)
@@ -94,9 +97,25 @@ def endpoints_from_text(text: str, origin: str, env: Mapping[str, str]) -> tuple
     if not isinstance(value, list):  # an empty file was cut off on its way
         raise ConfigError([Problem(origin, "expected a list of endpoints", "write `[]` for none")])
     entries = [{"url": item} if isinstance(item, str) else item for item in value]
+    elsewhere = [
+        Problem(write_path(("endpoints", index, key)), "a variable may only stand in `api_key` here")
+        for index, entry in enumerate(entries)
+        if isinstance(entry, dict)
+        for key, its in entry.items()
+        if key != "api_key" and _is_filled(its)
+    ]
+    if elsewhere:
+        raise ConfigError(elsewhere)
     unresolved = {(*above, *location) for location in found.unresolved}
     merged = Merged(document={"endpoints": entries}, problems=found.problems, unresolved=unresolved)
     return _build(merged).endpoints
+
+
+def _is_filled(value: object) -> bool:
+    """Whether any part of a value came out of a variable."""
+    if isinstance(value, Mapping):
+        return any(_is_filled(its) for its in value.values())
+    return any(map(_is_filled, value)) if isinstance(value, list) else isinstance(value, Filled)
 
 
 def check(path: str | None, env: Mapping[str, str]) -> list[str]:

@@ -216,6 +216,9 @@ async def test_a_file_may_come_late_and_change(listing: Path, monkeypatch: pytes
         (b"\xff\xfe", "is not UTF-8 text"),
         (b"{endpoints: 5}", "expected a list of endpoints"),
         (b"[{url: 'http://a:1', api_key: '${NOT_SET}'}]", "the environment variable NOT_SET is not set"),
+        (b"[{url: 'http://a:1', api_key: '${HOME}'}]", "the environment variable HOME is not set"),
+        (b"['http://a:1/${ENGINE_KEY:-x}']", "endpoints[0].url: a variable may only stand in `api_key` here"),
+        (b"[{url: 'http://a:1', labels: {x: '${ENGINE_KEY:-x}'}}]", "endpoints[0].labels: a variable may only"),
     ],
 )
 async def test_a_bad_file_changes_nothing_and_is_said_once(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -139,3 +140,20 @@ async def test_no_secret_is_in_any_log_page_or_metric(world: World, log: io.Stri
     assert "waiting" in text, "something was said at all"
     for secret in (PROMPT, KEY, key_hash(KEY)[7:], *secrets.values(), "w" * 43, "wrong-t0ken", "other-t0ken"):
         assert secret not in text, secret
+
+
+async def test_nobody_writes_fields_of_the_access_log(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "penstock.access")
+    await world.engine()
+    await world.gateway(log={"access": True})
+    await world.ask(body=chat(), headers={"x-request-id": "a status=999 tenant=boss", "x-tenant-id": 'b "c" d=e'})
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "penstock.access"]
+    assert said.startswith('request_id="a status=999 tenant=boss" method=POST ')
+    assert ' tenant="b \\"c\\" d=e" ' in said
+    assert said.count(" status=") == 2
+    assert re.findall(r"(?: |^)(\w+)=(?:\"(?:[^\"\\]|\\.)*\"|\S+)", said)[:4] == [
+        "request_id",
+        "method",
+        "path",
+        "status",
+    ]

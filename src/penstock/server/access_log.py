@@ -1,8 +1,14 @@
-"""The access log (`log.access`): one line per request that reached the queue, when it is over."""
+"""The access log (`log.access`): one line per request that reached the queue, when it is over.
+
+As text, `key=value` and spaces between. Callers choose ids, names and paths: what has a space, an equals sign or a
+quote in it stands in quotes, as JSON writes them, so that nobody writes fields.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from typing import TYPE_CHECKING
 
 from penstock.logs import FIELDS
@@ -15,6 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.access")
 
 NAME_CHARS_MAX = 128
+_PLAIN = re.compile(r"[^\s=\"\\]+")
 
 
 def ended(journey: QueuedJourney, outcome: Outcome, reason: Reason | None) -> None:
@@ -37,5 +44,11 @@ def ended(journey: QueuedJourney, outcome: Outcome, reason: Reason | None) -> No
         "total_ms": round(journey.elapsed_s() * 1000, 1),
         "tokens": journey.tokens,
     }
-    words = " ".join(f"{key}={value}" for key, value in fields.items() if value is not None)
+    words = " ".join(f"{key}={word(value)}" for key, value in fields.items() if value is not None)
     logger.info("%s", words, extra={FIELDS: fields})
+
+
+def word(value: object) -> str:
+    """A value that is read back as one: in quotes where it could be taken for several, or for a field of its own."""
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import resource
 import signal
 
 from penstock import early_signals
@@ -22,6 +23,7 @@ from penstock.server.reload import Reload, tls_context
 logger = logging.getLogger(__name__)
 
 LAG_INTERVAL_S = 0.5
+OTHER_FILES = 256  # that are open beside connections of requests: probes, stores, libraries, the log
 GARBAGE_OBJECTS = 20_000  # made and not freed since the last look: some hundred requests' worth that wait or run
 CLOSE_TIMEOUT_S = 5.0  # for clients to take the end of what was already answered
 
@@ -74,6 +76,7 @@ class Gateway:
         host, port = settings.listen_address
         self.reload.tls = tls_context(settings)
         await self.server.start(host, port, ssl=self.reload.tls)
+        _look_at_open_files(settings.limits.max_connections)
         if not self.reload.told.auth.is_set:
             self.own_token.write(self.server.port)
         loop = asyncio.get_running_loop()
@@ -138,6 +141,24 @@ class Gateway:
             due_s = self.driver.now() + LAG_INTERVAL_S
             await asyncio.sleep(LAG_INTERVAL_S)
             self._metrics.loop_lag_s = max(0.0, self.driver.now() - due_s)
+
+
+def _look_at_open_files(connections: int) -> None:
+    """Take as many as the system allows, and say so where that is too few for all connections that are let in.
+
+    A request that runs has two: one to its client, one to its engine.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed, wanted = connections + OTHER_FILES, 2 * connections + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if soft < needed:
+            logger.warning(
+                "this process may open %d files, too few for limits.max_connections (%d): raise `ulimit -n` "
+                "(LimitNOFILE) to %d, for as many to engines, or lower that limit",
+                *(soft, connections, wanted),
+            )
 
 
 def _look_for_garbage_rarely() -> None:

@@ -2,7 +2,8 @@
 
 Looked at again and again, because every way of replacing a file (rename, editor, mounted ConfigMap, network disk)
 shows in what `stat` says, and not every one in notifications. It is read only when it looked the same twice, so one
-that is being written is left alone; and one that is bad, empty or gone changes nothing.
+that is being written is left alone; and one that is bad, empty or gone changes nothing. Whoever writes it says where
+prompts go, but not what this process has in its environment: only the variables that the settings list are there.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class FileSource:
         self.name = f"file {settings.path}"
         self._path = Path(settings.path)
         self._refresh_s = settings.refresh
+        self._env = settings.env
         self._taken: _Look | None = None  # as it looked when it was last read, whatever became of that
 
     async def watch(self, found: Found) -> None:
@@ -60,7 +62,8 @@ class FileSource:
         if len(content) > FILE_BYTES_MAX:
             raise SourceError(f"is larger than {FILE_BYTES_MAX >> 20} MiB")
         try:
-            return endpoints_from_text(content.decode("utf-8-sig"), self._path.name, os.environ)
+            env = {name: os.environ[name] for name in self._env if name in os.environ}
+            return endpoints_from_text(content.decode("utf-8-sig"), self._path.name, env)
         except UnicodeDecodeError as error:
             raise SourceError(f"is not UTF-8 text (byte {error.start})") from None
         except ConfigError as error:
