@@ -11,11 +11,12 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.config import from_mapping, load
+from penstock.config import ConfigError, from_mapping, load
 from penstock.core.admission import Cause
 from penstock.core.outcome import Outcome, Reason
 from penstock.core.retry import Failure
 from penstock.core.snapshot import STATES
+from penstock.settings.values import TOKENS_KNOWN
 from tests.server.conftest import World
 
 DEPLOY, DOCS = Path("deploy"), Path("docs")
@@ -125,6 +126,19 @@ def test_compose_names_files_that_are_there() -> None:
             assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
     engines = {endpoint.url for endpoint in load(str(DEPLOY / "penstock.yaml"), {}).endpoints}
     assert engines == {f"http://{name}:9001" for name in compose["services"] if name.startswith("engine")}
+
+
+def test_compose_is_there_for_this_machine_only_and_has_no_token_that_others_know() -> None:
+    text = (DEPLOY / "compose.yaml").read_text()
+    compose = yaml.safe_load(text)
+    ports = [port for service in compose["services"].values() for port in service.get("ports", [])]
+    assert len(ports) == 3
+    assert all(port.startswith("127.0.0.1:") for port in ports), ports
+    assert compose["services"]["penstock"]["environment"]["PENSTOCK_ADMIN_TOKEN"].startswith("${PENSTOCK_ADMIN_TOKEN:?")
+    for token in TOKENS_KNOWN:
+        assert f":-{token}" not in text
+    with pytest.raises(ConfigError, match="everybody tries first"):
+        from_mapping({"admin": {"token": "change-me"}})
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics", "/health"])
