@@ -74,7 +74,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         lane = GatewayLane(
             submit=lambda *request: app.submit(*request),  # noqa: PLW0108 - the app comes after it
             caller=lambda tenant, user: callers.inside(tenant, user, driver.now()),
-            room=lambda caller, model: scheduler.room(model, caller.tenant, caller.band, now=driver.now()),
+            room=lambda caller, model: scheduler.room(model, caller.account, caller.band, now=driver.now()),
             knows=lambda model: scheduler.knows(model, now=driver.now()),
             aliases=lambda: catalog.aliases,
         )

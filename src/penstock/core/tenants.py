@@ -181,7 +181,7 @@ class Tenants:
             return math.inf
         limits, room = account.limits, math.inf
         if limits.queued is not None:
-            room = limits.queued - account.queued
+            room = float(limits.queued - account.queued)
         if account.requests is not None:
             room = min(room, account.requests.left(now))
         if account.tokens is not None and account.tokens.left(now) < 1.0:
