@@ -27,7 +27,11 @@ class Window:
         page.on("dialog", lambda dialog: self.errors.append(f"dialog: {dialog.message}"))
         page.on("console", lambda said: self.errors.append(said.text) if "Content Security" in said.text else None)
 
-    async def open(self, world: World) -> None:
+    async def open(self, world: World, *, with_token: bool = True) -> None:
+        """As somebody sees it who has typed in the gateway's own token, where none is set."""
+        if with_token and not world.gate.reload.told.auth.is_set:
+            token = world.gate.own_token.token
+            await self.page.add_init_script(f"sessionStorage.setItem('penstock-token', '{token}')")
         await self.page.goto(f"{world.url}/admin/")
 
     async def says(self, text: str, where: str = "#sentence") -> None:

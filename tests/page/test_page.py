@@ -100,6 +100,22 @@ async def test_it_comes_back_after_a_restart(world: World, window: Window) -> No
     await window.says("Idle: nothing waits, nothing runs.")
 
 
+async def test_this_machine_looks_and_is_asked_for_the_token_when_it_changes_something(
+    world: World, window: Window
+) -> None:
+    await world.engine()
+    await world.gateway()
+    await window.open(world, with_token=False)
+    await window.says("Idle: nothing waits, nothing runs.")
+    await window.page.click('#endpoints button[data-verb="endpoint-drain"]')
+    await window.says("needs the admin token", "#notice")
+    assert world.picture().endpoints[0].state == "up"
+    await window.page.fill("#token", world.gate.own_token.token)
+    await window.page.keyboard.press("Enter")
+    await window.page.click('#endpoints button[data-verb="endpoint-drain"]')
+    await window.says("▲ draining", "#endpoints")
+
+
 async def test_it_asks_for_a_token_and_shows_nothing_without_one(world: World, window: Window) -> None:
     await world.engine()
     await world.gateway(admin={"token": "all-of-it", "read_token": "only-look"})
