@@ -32,7 +32,12 @@ def main(argv: list[str] | None = None) -> int:
     if words[:1] == ["serve"]:
         from penstock import early_signals
 
-        early_signals.hold()
+        with early_signals.held():
+            return _run(words)
+    return _run(words)
+
+
+def _run(words: list[str]) -> int:
     args = _parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
     try:
         code = int(args.run(args))

@@ -8,14 +8,21 @@ kernel keeps one of each.
 
 from __future__ import annotations
 
+import contextlib
 import signal
+from collections.abc import Iterator
 
 HELD = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 
 
-def hold() -> None:
-    """Nothing of these arrives until `release`."""
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """None of these arrives until `release`, or until this is left."""
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    try:
+        yield
+    finally:
+        release()
 
 
 def release() -> None:
