@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from penstock.cli import main
 from penstock.config import Settings
@@ -110,7 +111,8 @@ def test_an_engine_without_a_cache_computes_equal_prompts_anew() -> None:
 
 
 def test_the_gateway_that_is_told_nothing_is_the_one_that_people_start() -> None:
-    assert default_settings() == scheduler_settings(Settings())
+    started = scheduler_settings(Settings())
+    assert default_settings() == structs.replace(started, tenant_weights={}), "nobody stands beside those without a key"
 
 
 def test_every_small_cell_is_there() -> None:
@@ -118,9 +120,8 @@ def test_every_small_cell_is_there() -> None:
 
 
 MISSES = {  # goals that small cells do not reach yet: no others may be missed
-    "grid/200x100ms/20": {"told", "through"},
-    "pages/missing/4x50ms/100": {"queue"},
-    "pages/frozen-overloaded/64x20ms/100": {"told", "through"},
+    "grid/32x50ms/1": {"told", "through"},  # answers of one token never show that they run
+    "whole/says-nothing/64x20ms/100": {"told", "through"},  # nor do whole ones without usage or gauges
 }
 
 
