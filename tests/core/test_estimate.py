@@ -153,4 +153,4 @@ def test_what_has_no_answer_costs_none_and_teaches_none() -> None:
 
 
 def test_several_inputs_may_be_longer_together_than_any_alone() -> None:
-    assert told(Estimator(), Contents(1 << 30, inputs=100)) == 1 << 28
+    assert told(Estimator(), Contents(1 << 28, inputs=100)) == 1 << 26

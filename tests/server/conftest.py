@@ -10,7 +10,7 @@ import asyncio
 import copy
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, TypeVar
 
@@ -37,6 +37,16 @@ Body = bytes | Mapping[str, Any]
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The loop that `penstock serve` runs on."""
     return {"uvloop": uvloop.new_event_loop}
+
+
+def run(steps: Generator[None, None, S]) -> S:
+    """All steps of some work at once, and what it returns."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            result: S = done.value
+            return result
 
 
 class Answer:

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.server.answer import Answer
-from penstock.server.body import BadBody, Inflater
-from tests.server.conftest import CHAT, World, chat, request
+from penstock.server.inflate import BadGzip, InflatesTooFar, TooMuchAtOnce, inflate
+from tests.server.conftest import CHAT, World, chat, request, run
 
 
 @given(st.lists(st.sampled_from([b"data: {}", b"data:{}", b"data: \xc3\xa4"]), max_size=9), st.integers(1, 7))
@@ -41,10 +41,10 @@ def test_a_stream_that_is_done_without_a_finish_reason_did_not_end_well(done: by
 
 
 def unpacked(packed: bytes, bytes_max: int) -> bytes | None:
-    inflater = Inflater(packed, bytes_max)
-    while not inflater.step():
-        pass
-    return None if inflater.too_large else inflater.body()
+    try:
+        return run(inflate(packed, bytes_max, lambda _: True))
+    except InflatesTooFar:
+        return None
 
 
 @given(st.binary(max_size=2000), st.integers(0, 40), st.integers(0, 9))
@@ -55,18 +55,35 @@ def test_what_was_packed_is_unpacked(piece: bytes, times: int, level: int) -> No
         assert unpacked(gzip.compress(body, level), len(body) - 1) is None
 
 
+def test_a_body_unpacks_to_a_hundred_times_its_size_at_most_beyond_a_megabyte() -> None:
+    assert unpacked(gzip.compress(bytes(1 << 20)), 1 << 30) == bytes(1 << 20)
+    assert unpacked(gzip.compress(bytes(2 << 20)), 1 << 30) is None
+
+
+def test_each_piece_is_counted_before_it_is_kept() -> None:
+    held: list[int] = []
+
+    def hold(size: int) -> bool:
+        held.append(size)
+        return sum(held) <= 300_000
+
+    with pytest.raises(TooMuchAtOnce):
+        run(inflate(gzip.compress(bytes(1 << 20)), 1 << 30, hold))
+    assert sum(held) <= 600_000
+
+
 @given(st.binary(max_size=200))
 def test_what_is_no_gzip_is_told_so(noise: bytes) -> None:
     packed = gzip.compress(b"hello")
     for bad in (noise, packed[:-1], packed + b"x", packed + packed, zlib.compress(b"hello")):
-        with pytest.raises(BadBody, match="gzip"):
+        with pytest.raises(BadGzip, match="gzip"):
             unpacked(bad, 1 << 20)
 
 
 async def test_a_large_packed_body_is_unpacked_in_steps_with_others_served_in_between(world: World) -> None:
     await world.engine()
     await world.gateway()
-    bomb = gzip.compress(b" " * (20 << 20) + json.dumps(chat()).encode(), 1)
+    bomb = gzip.compress(b" " * (20 << 20) + json.dumps(chat()).encode(), 0)
     large = await world.client(request(headers={"content-encoding": "gzip"}, body=bomb))
     answered = world.soon(large.answer())
     for _ in range(3):
@@ -78,7 +95,7 @@ async def test_a_large_packed_body_is_unpacked_in_steps_with_others_served_in_be
 async def test_who_goes_while_its_body_is_unpacked_is_forgotten(world: World) -> None:
     engine = await world.engine()
     await world.gateway()
-    client = await world.client(request(headers={"content-encoding": "gzip"}, body=gzip.compress(b" " * (20 << 20), 1)))
+    client = await world.client(request(headers={"content-encoding": "gzip"}, body=gzip.compress(b" " * (20 << 20), 0)))
     await world.until(lambda: world.gate.server.connections == 1)
     client.hang_up()
     await world.until(lambda: world.gate.server.connections == 0)

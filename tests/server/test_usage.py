@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from penstock.core.request import Usage
 from penstock.server.answer import HEAD_BYTES, HELD_BYTES_MAX, Answer, read_usage
-from penstock.server.body import BadBody, add_field, peek, set_field
+from penstock.server.body import BadBody, peek
+from penstock.server.splice import add_field, set_in_bytes
 from tests.server.conftest import CHAT, World, chat, request
 
 COMPLETIONS = "/v1/completions"
@@ -338,10 +339,10 @@ def test_a_priority_is_spliced_in_and_every_other_byte_stays(
     fields: dict[str, Any], rank: int, separators: tuple[str, str], plain: bool
 ) -> None:
     raw = json.dumps(fields, separators=separators, ensure_ascii=plain).encode()
-    spliced = set_field(raw, "priority", b"%d" % rank)
+    spliced = set_in_bytes(raw, {"priority": b"%d" % rank})
     assert json.loads(spliced) == {**fields, "priority": rank}
     assert peek(spliced).priority == rank
-    assert set_field(spliced, "priority", b"%d" % rank) == spliced
+    assert set_in_bytes(spliced, {"priority": b"%d" % rank}) == spliced
     if "priority" in fields:
         old = json.dumps(fields["priority"], separators=separators, ensure_ascii=plain).encode()
         start = next(at for at in range(len(raw)) if raw[:at] == spliced[:at] and raw[at : at + len(old)] == old)
@@ -365,4 +366,4 @@ def test_odd_escapes_are_refused_or_spliced(escape: str, as_name: bool) -> None:
     raw = (f'{{"a{escape}":1,"model":"m"}}' if as_name else f'{{"a":"{escape}","model":"m"}}').encode()
     with contextlib.suppress(BadBody):
         assert peek(raw).model == "m"
-        assert json.loads(set_field(raw, "priority", b"3"))["priority"] == 3
+        assert json.loads(set_in_bytes(raw, {"priority": b"3"}))["priority"] == 3

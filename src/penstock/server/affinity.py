@@ -13,8 +13,10 @@ import msgspec
 from penstock.server import prefix
 from penstock.server.fields import Peek, field_reader
 from penstock.server.http1 import Exchange
+from penstock.server.splice import Body, Spliced
 from penstock.settings.routing import Routing, by_cache, by_session
 
+SESSION_BYTES_MAX = 4096  # of a field that names one; a longer one is none
 SESSION_CHARACTERS_MAX = 256  # of what names a session; a longer name is cut, so sessions may become one
 RESPONSES_MAX = 100_000  # answers remembered, about 20 MB; what refers to one forgotten goes anywhere
 RESPONSE_ID_MAX = 256
@@ -81,8 +83,9 @@ class Affinities:
         self._header = None if session.header is None else session.header.encode()
         self._cookie = None if session.cookie is None else _cookie_pattern(session.cookie)
         self._field = None if session.body is None else field_reader(session.body)
+        self._field_name = session.body or ""
 
-    def ties(self, exchange: Exchange, body: bytes, peek: Peek, model: str) -> Ties:
+    def ties(self, exchange: Exchange, body: Body, peek: Peek, model: str) -> Ties:
         """Of a request for this model, its alias resolved."""
         path = exchange.target_path
         home = None
@@ -95,7 +98,7 @@ class Affinities:
             keys = prefix.keys(peek.text, model)
         return session, keys, home
 
-    def _session(self, exchange: Exchange, body: bytes, peek: Peek) -> str | None:
+    def _session(self, exchange: Exchange, body: Body, peek: Peek) -> str | None:
         """The first of header, cookie and body that names one."""
         name: str | None = None
         if self._header is not None and (value := exchange.header(self._header)):
@@ -104,13 +107,24 @@ class Affinities:
             found = self._cookie.search(cookies)
             name = found[1].decode("latin-1").strip() if found is not None else None
         if not name and self._field is not None and peek.text is not None:
-            try:
-                field = self._field.decode(body).value
-            except (msgspec.DecodeError, RecursionError):  # `peek` read other fields: no number is too large in those
-                field = None
+            field = self._named(body)
             if isinstance(field, str | int) and not isinstance(field, bool):
                 name = str(field)
         return name[:SESSION_CHARACTERS_MAX] if name else None
+
+    def _named(self, body: Body) -> object:
+        """The session field of a body; None where it is absent, or no name."""
+        if isinstance(body, Spliced):
+            raw = body.raw(self._field_name, SESSION_BYTES_MAX)
+        else:
+            assert self._field is not None
+            raw = bytes(self._field.decode(body).value)
+        if not 0 < len(raw) <= SESSION_BYTES_MAX:
+            return None
+        try:
+            return msgspec.json.decode(raw)
+        except (msgspec.DecodeError, RecursionError):
+            return None
 
 
 def _cookie_pattern(name: str) -> re.Pattern[bytes]:

@@ -6,7 +6,6 @@ body is read, the body before the scheduler is asked.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -14,21 +13,23 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qs
 
 from penstock.core.outcome import Reason
-from penstock.core.request import Contents, Request
+from penstock.core.request import Request
 from penstock.server import body as bodies
 from penstock.server import two_phase, wire
 from penstock.server.admin.routes import AdminRoutes
 from penstock.server.affinity import RESPONSES_PATH, Affinities
 from penstock.server.batch.routes import BatchRoutes
-from penstock.server.body import BadBody, Inflater
+from penstock.server.body import BadBody, Read
 from penstock.server.caller import Caller, Key, Unauthorized
 from penstock.server.catalog import Catalog
 from penstock.server.direct import DirectJourney
 from penstock.server.driver import Driver
 from penstock.server.fields import Peek
+from penstock.server.forms import read_form
 from penstock.server.heartbeat import Heartbeats
 from penstock.server.http1 import Exchange, Header, Refusal
 from penstock.server.identity import Callers
+from penstock.server.inflate import BadGzip, InflatesTooFar, TooMuchAtOnce, inflate
 from penstock.server.journey import QueuedJourney, Witness
 from penstock.server.locality.locator import Locator
 from penstock.server.metrics import Metrics
@@ -37,6 +38,9 @@ from penstock.server.own_paths import OwnPaths
 from penstock.server.profiles import PLAIN, Profile, profiles
 from penstock.server.queueing import queueing
 from penstock.server.routes import Kind, Route, api_of, route
+from penstock.server.scan import ONE_STEP_BYTES
+from penstock.server.slices import Slices
+from penstock.server.splice import Spliced
 from penstock.server.stored import StoredAnswers
 from penstock.server.target import Target
 from penstock.settings.model import Settings
@@ -47,7 +51,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REQUEST_ID_BYTES_MAX = 128
-MULTIPART_PROMPT_BYTES = 4096  # a form's size is that of its sound or image, which says nothing of tokens
 
 _REFUSALS = {
     Refusal.BAD_REQUEST: Reason.BAD_REQUEST,
@@ -102,6 +105,7 @@ class App:
         self.tracer: Tracer | None = None  #: of queued requests; may change at any time
         self.witness: Witness | None = None  #: of their ends
         self._serial = itertools.count(1)
+        self._slices = Slices()
         own = OwnPaths(
             driver=driver,
             callers=callers,
@@ -173,10 +177,12 @@ class App:
             part.complete(exchange)
             return
         encoding = exchange.header(b"content-encoding")
-        if encoding is None or encoding.strip().lower() == b"identity":
-            self._pass_through(exchange, passed, exchange.body)
+        if encoding is not None and exchange.repeats(b"content-encoding"):
+            self._refuse(exchange, Reason.BAD_REQUEST, "The body's content-encoding is given more than once.")
+        elif encoding is None or encoding.strip().lower() == b"identity":
+            self._read(exchange, passed, exchange.body)
         elif encoding.strip().lower() in (b"gzip", b"x-gzip"):
-            self._inflate(exchange, passed, Inflater(exchange.body, self._body_bytes_max))
+            self._inflate(exchange, passed, exchange.body)
         else:
             self._refuse(exchange, Reason.BAD_REQUEST, "The body's content-encoding is not supported; gzip is.")
 
@@ -200,26 +206,30 @@ class App:
         """Let a request that was made inside go the way of all others."""
         passed = route(exchange.target_path)
         assert passed is not None
-        self._pass_through(exchange, passed, exchange.body, caller=caller, journey=journey)
+        self._read(exchange, passed, exchange.body, caller=caller, journey=journey)
 
-    def _inflate(self, exchange: Exchange, passed: Route, inflater: Inflater) -> None:
-        """Unpack a body bit by bit, others' work in between, and go on with it."""
-        if exchange.gone:
-            return
-        try:
-            if not inflater.step():
-                asyncio.get_running_loop().call_soon(self._inflate, exchange, passed, inflater)
-                return
-        except BadBody as problem:
-            self._refuse(exchange, Reason.BAD_REQUEST, str(problem))
-            return
-        if inflater.too_large:
-            message = f"The body unpacks to more than {self._body_bytes_max} bytes."
-            self._refuse(exchange, Reason.REQUEST_TOO_LARGE, message)
-        else:
-            self._pass_through(exchange, passed, inflater.body(), inflated=True)
+    def _inflate(self, exchange: Exchange, passed: Route, packed: bytes) -> None:
+        """Unpack a body, and go on with it."""
+        exchange.body = b""
 
-    def _pass_through(
+        def failed(failure: Exception) -> None:
+            if isinstance(failure, BadGzip):
+                self._refuse(exchange, Reason.BAD_REQUEST, str(failure))
+            elif isinstance(failure, InflatesTooFar):
+                self._refuse(exchange, Reason.REQUEST_TOO_LARGE, str(failure))
+            elif isinstance(failure, TooMuchAtOnce):
+                self._refuse(exchange, Reason.OVERLOAD, "The bodies that are kept are too many bytes together.")
+            else:
+                _broken(exchange, failure)
+
+        self._slices.do(
+            inflate(packed, self._body_bytes_max, exchange.hold),
+            done=lambda body: self._read(exchange, passed, body, inflated=True),
+            failed=failed,
+            gone=lambda: exchange.over,
+        )
+
+    def _read(
         self,
         exchange: Exchange,
         passed: Route,
@@ -229,20 +239,64 @@ class App:
         caller: Caller | None = None,
         journey: type[QueuedJourney] = QueuedJourney,
     ) -> None:
+        """Read what scheduling needs of a body, and go on: at once with a small one, with a large one by and by."""
+        content_type = exchange.header(b"content-type")
+        form = bodies.is_multipart(content_type)
+        if len(body) <= ONE_STEP_BYTES and not form:
+            try:
+                read = bodies.read(body, pooled=passed.pooled)
+            except BadBody as problem:
+                self._refuse_body(exchange, problem)
+            else:
+                self._pass_through(exchange, passed, read, inflated=inflated, caller=caller, journey=journey)
+            return
+        exchange.body = b""  # the steps have it
+
+        def failed(failure: Exception) -> None:
+            if isinstance(failure, BadBody):
+                self._refuse_body(exchange, failure)
+            else:
+                _broken(exchange, failure)
+
+        if form:
+            steps = read_form(body, content_type or b"", exchange.target_path, pooled=passed.pooled)
+        else:
+            steps = bodies.read_large(body, pooled=passed.pooled)
+        self._slices.do(
+            steps,
+            done=lambda read: self._pass_through(
+                exchange, passed, read, inflated=inflated, caller=caller, journey=journey
+            ),
+            failed=failed,
+            gone=lambda: exchange.over,
+        )
+
+    def _refuse_body(self, exchange: Exchange, problem: BadBody) -> None:
+        self._refuse(exchange, Reason.BAD_REQUEST, str(problem), param=problem.param)
+
+    def _pass_through(
+        self,
+        exchange: Exchange,
+        passed: Route,
+        read: Read,
+        *,
+        inflated: bool,
+        caller: Caller | None,
+        journey: type[QueuedJourney],
+    ) -> None:
         request_id = self._request_id(exchange)
-        form = bodies.is_multipart(exchange.header(b"content-type"))
+        peek, body = read.peek, read.body
         try:
-            peek = self._peek(exchange, body, form=form)
             model = peek.model or self._sole_model(passed)
             profile = self._profiles.get(model, PLAIN)
             caller = caller or self._caller(exchange, peek, profile)
             target = self._catalog.aliases.get(model)
             if target is not None:
-                body = self._rename(exchange, body, target, form=form)
+                body = bodies.replace_model(body, target)
             served = self._served(passed, target or model)
             pinned = self._pinned(exchange)
         except BadBody as problem:
-            self._refuse(exchange, Reason.BAD_REQUEST, str(problem), param=problem.param)
+            self._refuse_body(exchange, problem)
             return
         except _Refused as refused:
             self._refuse(exchange, refused.reason, str(refused), param=refused.param)
@@ -273,7 +327,7 @@ class App:
         flow, weights = caller.flow(self._levels, model, profile.weight)
         now = self._driver.now()
         search = None
-        if self._locator is not None and pinned is None:
+        if self._locator is not None and pinned is None and not isinstance(body, Spliced):
             search = self._locator.search(exchange.target_path, body, served)
         session, prefix, home = self._affinities.ties(exchange, body, peek, served)
         request = Request(
@@ -285,7 +339,7 @@ class App:
             flow=flow,
             weights=weights,
             body_bytes=body_bytes,
-            contents=Contents(MULTIPART_PROMPT_BYTES) if form else None,
+            contents=read.contents,
             output_tokens_max=peek.output_tokens_max,
             streamed=peek.stream or passed.streams or (passed.streams_unless and not peek.whole),
             pinned=pinned,
@@ -353,16 +407,6 @@ class App:
             raise _Refused(caller.reason, caller.message)
         return caller
 
-    def _peek(self, exchange: Exchange, body: bytes, *, form: bool) -> Peek:
-        if form:
-            return Peek(model=bodies.multipart_model(body, exchange.header(b"content-type") or b""), stream=False)
-        return bodies.peek(body)
-
-    def _rename(self, exchange: Exchange, body: bytes, model: str, *, form: bool) -> bytes:
-        if form:
-            return bodies.replace_multipart_model(body, exchange.header(b"content-type") or b"", model)
-        return bodies.replace_model(body, model)
-
     def _sole_model(self, passed: Route) -> str:
         """The model that is meant where none is named: the only one there is, on the paths that need no name."""
         if passed.needs_model:
@@ -421,6 +465,12 @@ class _Refused(Exception):  # noqa: N818
         super().__init__(message)
         self.reason = reason
         self.param = param
+
+
+def _broken(exchange: Exchange, failure: Exception) -> None:
+    """A fault of ours: the client must not hang for it, and the log has it."""
+    exchange.abort()
+    raise failure
 
 
 def _traced(tracer: Tracer, exchange: Exchange, request: Request) -> Trace:

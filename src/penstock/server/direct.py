@@ -12,6 +12,7 @@ from penstock.server.headers import request_headers
 from penstock.server.http1 import Exchange
 from penstock.server.metrics import Metrics
 from penstock.server.relay import Relay
+from penstock.server.splice import Body
 from penstock.server.target import Target
 from penstock.server.upstream import Headers
 
@@ -38,7 +39,7 @@ class DirectJourney(Relay):
     def __init__(
         self,
         exchange: Exchange,
-        body: bytes,
+        body: Body,
         model: str,
         *,
         pinned: str | None,

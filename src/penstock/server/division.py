@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.disagg import whole_usage
 from penstock.core.request import Usage
+from penstock.server.splice import Body
 
 if TYPE_CHECKING:
     from penstock.core.actions import Dispatch
@@ -41,7 +42,7 @@ class Division:
         """The prompt is computed, and this endpoint leased to answer. Whether it has the request already."""
         return False
 
-    def rest(self, body: bytes) -> bytes:
+    def rest(self, body: Body) -> Body:
         """What to send to who answers and does not have the request yet."""
         return body
 

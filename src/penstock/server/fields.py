@@ -20,28 +20,48 @@ class Text(msgspec.Struct, gc=False):
     prompt: msgspec.Raw = NOTHING
     input: msgspec.Raw = NOTHING
     inputs: msgspec.Raw = NOTHING  #: TGI's
+    input_ids: msgspec.Raw = NOTHING  #: SGLang's
+    query: msgspec.Raw = NOTHING  #: what is asked of each of
+    documents: msgspec.Raw = NOTHING
+    text_1: msgspec.Raw = NOTHING  #: vLLM's for scores: what is compared with each of
+    text_2: msgspec.Raw = NOTHING
     tools: msgspec.Raw = NOTHING
     cache_salt: msgspec.Raw = NOTHING
     lora_path: msgspec.Raw = NOTHING  #: SGLang's adapter; elsewhere it is the model
 
 
-class Fields(Text, gc=False):
-    """All that is read of a body, as it came and of any type."""
+#: Those that may hold several inputs.
+SEVERAL = ("prompt", "input", "inputs", "input_ids", "documents", "text_2")
 
-    model: object = None
-    stream: object = None
-    max_tokens: object = None
-    max_completion_tokens: object = None
-    max_output_tokens: object = None
-    stream_options: object = msgspec.UNSET
-    user: object = None
-    service_tier: object = None
-    priority: object = None
-    parameters: object = None  #: TGI's
-    sampling_params: object = None  #: SGLang's own
-    options: object = None  #: Ollama's
-    n_predict: object = None  #: llama.cpp's
-    previous_response_id: object = None
+
+class Fields(Text, gc=False):
+    """All that is read of a body, as it came: of any type and size, and built only when it is asked for."""
+
+    model: msgspec.Raw = NOTHING
+    stream: msgspec.Raw = NOTHING
+    max_tokens: msgspec.Raw = NOTHING
+    max_completion_tokens: msgspec.Raw = NOTHING
+    max_output_tokens: msgspec.Raw = NOTHING
+    n: msgspec.Raw = NOTHING
+    best_of: msgspec.Raw = NOTHING
+    stream_options: msgspec.Raw = NOTHING
+    user: msgspec.Raw = NOTHING
+    service_tier: msgspec.Raw = NOTHING
+    priority: msgspec.Raw = NOTHING
+    parameters: msgspec.Raw = NOTHING  #: TGI's
+    sampling_params: msgspec.Raw = NOTHING  #: SGLang's own
+    options: msgspec.Raw = NOTHING  #: Ollama's
+    n_predict: msgspec.Raw = NOTHING  #: llama.cpp's
+    previous_response_id: msgspec.Raw = NOTHING
+
+
+class Own(msgspec.Struct, gc=False):
+    """What engines' own APIs keep a level deeper, in `parameters`, `sampling_params` or `options`."""
+
+    max_new_tokens: msgspec.Raw = NOTHING
+    num_predict: msgspec.Raw = NOTHING
+    n: msgspec.Raw = NOTHING
+    best_of: msgspec.Raw = NOTHING
 
 
 class Peek(msgspec.Struct, frozen=True, gc=False):
@@ -51,7 +71,8 @@ class Peek(msgspec.Struct, frozen=True, gc=False):
     stream: bool
     whole: bool = False  #: it shall not stream, it says
     output_tokens_max: int | None = None
-    stream_options: object = msgspec.UNSET  #: these four as they came, of any type
+    answers: int = 1  #: wanted of each input
+    stream_options: object = msgspec.UNSET  #: these five as they came, of any type
     user: object = None
     service_tier: object = None
     priority: object = None
@@ -76,5 +97,7 @@ class UsageFields(msgspec.Struct):
 
 
 def field_reader(name: str) -> msgspec.json.Decoder[Any]:
-    """Decodes this one field of an object, as `value`; None where it is absent."""
-    return msgspec.json.Decoder(msgspec.defstruct("Field", [("value", object, msgspec.field(name=name, default=None))]))
+    """Decodes this one field of an object, as `value`, raw; empty where it is absent."""
+    return msgspec.json.Decoder(
+        msgspec.defstruct("Field", [("value", msgspec.Raw, msgspec.field(name=name, default=NOTHING))])
+    )

@@ -19,6 +19,7 @@ from penstock.server.http1_connection import Connection
 from penstock.server.http1_exchange import Exchange, Handler, Header
 from penstock.server.http1_limits import Refusal, ServerLimits
 from penstock.server.http1_listener import Listener
+from penstock.server.http1_turns import ReadTurns
 
 if TYPE_CHECKING:
     import ssl as tls
@@ -42,8 +43,9 @@ class HttpServer:
         self.handler = handler
         self.limits = limits or ServerLimits()
         self.draining = False
-        self.bodies_bytes = 0  # read of bodies that are under way
-        self.receiving: dict[Connection, None] = {}  # the connections these are read on
+        self.turns = ReadTurns()
+        self.bodies_bytes = 0  # kept of bodies: from the second read until an answer begins, or the exchange is over
+        self.receiving: dict[Connection, None] = {}  # the connections that bodies are read on
         self._wall_clock = wall_clock
         self._connections: set[Connection] = set()
         self._of_address: Counter[str] = Counter()
@@ -115,6 +117,11 @@ class HttpServer:
         self._of_address[address] += 1
         self._empty.clear()
         return refusal
+
+    def hold(self, body_bytes: int) -> bool:
+        """Count bytes of bodies that are kept, or let go (negative); False when they are too many."""
+        self.bodies_bytes += body_bytes
+        return self.bodies_bytes <= self.limits.bodies_bytes_max
 
     def closed(self, connection: Connection) -> None:
         """A connection is gone."""

@@ -56,6 +56,7 @@ class Connection:
         "_state",
         "_timer",
         "_transport",
+        "_turn_paused",
         "_write_paused",
         "keep_alive",
         "peer",
@@ -82,6 +83,7 @@ class Connection:
         self._stalled_bytes = sys.maxsize  # output that waited when we last looked
         self._linger_bytes = 0
         self._body_paused = False  # by the handler, which takes the body piece by piece
+        self._turn_paused = False  # others' bodies are read first
         self._counted_bytes = 0  # of the body under way, in the server's sum
         self._timer = DeadlineTimer(loop, self._expired)
 
@@ -232,6 +234,8 @@ class Connection:
         elif self._state in (_HEAD, _BODY):
             reader.remember_tail(data)
             self._await_more(reader)
+            if self._state == _BODY:
+                self.server.turns.read(self, size)
 
     def _await_more(self, reader: RequestReader) -> None:
         """A read ended in the middle of a request."""
@@ -277,16 +281,17 @@ class Connection:
     def _count(self, body_bytes: int) -> None:
         """Add what was read of a body to the server's sum. Where that is too much, the slowest sender has to go."""
         server = self.server
-        server.bodies_bytes += body_bytes - self._counted_bytes
-        self._counted_bytes = body_bytes
+        more, self._counted_bytes = body_bytes - self._counted_bytes, body_bytes
         if body_bytes:
             server.receiving[self] = None
-        while server.bodies_bytes > self._limits.bodies_bytes_max and server.receiving:
+        within = server.hold(more)
+        while not within and server.receiving:
             server.slowest_body().too_many_bytes()
+            within = server.hold(0)
 
     def _uncount(self) -> None:
         self.server.receiving.pop(self, None)
-        self.server.bodies_bytes -= self._counted_bytes
+        self.server.hold(-self._counted_bytes)
         self._counted_bytes = 0
 
     def body_bytes_per_s(self, now: float) -> float:
@@ -309,16 +314,33 @@ class Connection:
             return
         self._body_paused = False
         if self._transport is not None and not self._reading_paused and not self._transport.is_closing():
-            self._transport.resume_reading()
+            if not self._turn_paused:
+                self._transport.resume_reading()
             if self._state == _BODY:
                 self._arm(self._limits.body_timeout_s)
 
+    def pause_turn(self) -> None:
+        """Others' bodies are read first."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._turn_paused = True
+            self._transport.pause_reading()
+
+    def resume_turn(self) -> None:
+        if self._turn_paused:
+            self._turn_paused = False
+            if self._transport is not None and not (
+                self._body_paused or self._reading_paused or self._transport.is_closing()
+            ):
+                self._transport.resume_reading()
+
     def _complete(self, reader: RequestReader) -> None:
         self.resume_body()
-        if self._counted_bytes:
-            self._uncount()
         exchange = self._exchange
         assert exchange is not None
+        if self._counted_bytes:  # from here on it is the exchange's
+            counted = self._counted_bytes
+            self._uncount()
+            exchange.hold(counted)
         exchange.body = reader.take_body()
         self._state = _BUSY
         if not self._write_paused:
@@ -377,6 +399,7 @@ class Connection:
         """The answer is out before the request was in: close in a way that does not destroy the answer."""
         self._state = _LINGER
         self.resume_body()
+        self.resume_turn()
         self._uncount()
         self._reader.close()
         if self._stream.can_write_eof() and not self._stream.is_closing():
@@ -423,7 +446,7 @@ class Connection:
                 self.abort()
         elif state == _IDLE:
             self._close()
-        elif state == _BUSY or (state == _BODY and self._body_paused):
+        elif state == _BUSY or (state == _BODY and (self._body_paused or self._turn_paused)):
             self._look_for_client()
         elif state in (_HEAD, _BODY):
             self._refuse(Refusal.CLIENT_TIMEOUT, "the request did not arrive in time")
@@ -432,7 +455,7 @@ class Connection:
 
     def _look_for_client(self) -> None:
         """Reading has stopped, so no hang-up is told to us: ask the kernel."""
-        if self._reading_paused or self._body_paused:
+        if self._reading_paused or self._body_paused or self._turn_paused:
             poller = select.poll()
             poller.register(self._stream.get_extra_info("socket").fileno(), _HUNG_UP)
             if poller.poll(0):

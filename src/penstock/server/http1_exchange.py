@@ -61,6 +61,7 @@ class Exchange:
     __slots__ = (
         "_connection",
         "_framing",
+        "_held_bytes",
         "_left_bytes",
         "_transport",
         "body",
@@ -87,6 +88,7 @@ class Exchange:
         self._transport = transport
         self._framing = _NO_BODY
         self._left_bytes = 0
+        self._held_bytes = 0  # of its body, in the server's sum
         # The head, filled in by the reader.
         self.method = ""
         self.target_path = ""  # percent-encoded, as it came
@@ -127,6 +129,20 @@ class Exchange:
     def resume_body(self) -> None:
         if self._connection is not None:
             self._connection.resume_body()
+
+    def hold(self, body_bytes: int) -> bool:
+        """Count bytes that are kept of its body until the exchange is over; False when all together are too many."""
+        connection = self._connection
+        if connection is None:
+            return True  # nothing is kept of it any more
+        self._held_bytes += body_bytes
+        return connection.server.hold(body_bytes)
+
+    def let_go(self) -> None:
+        """Nothing is kept of its body any more."""
+        if self._held_bytes and self._connection is not None:
+            self._connection.server.hold(-self._held_bytes)
+            self._held_bytes = 0
 
     @property
     def over(self) -> bool:
@@ -236,6 +252,7 @@ class Exchange:
 
     def _detach(self) -> None:
         """Forget the connection and the callbacks: what they hold must not outlive the exchange."""
+        self.let_go()
         self._connection = None
         over = self.on_over
         self.on_body = self.on_disconnect = self.on_over = self.on_pause = self.on_resume = None

@@ -8,6 +8,7 @@ of half-read requests, and no scan of our own decides what a request is.
 
 from __future__ import annotations
 
+from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
 import httptools
@@ -25,6 +26,7 @@ _BLANK_LINE: Final = b"\r\n\r\n"
 _VERSION_BYTES: Final = 16  # of a request line's end, more than ` HTTP/1.1` and its line break
 _FRAMING_PER_BODY_BYTE: Final = 8  # chunks of one byte cost 6 on the wire
 _PIECES_MAX: Final = 64  # of a body, kept as they came: a join copies less, but a body that drips weighs more
+_PIECES_BYTES_MAX: Final = 1024 * 1024  # kept so: to join more at a time would hold up others
 
 
 class RefusedError(Exception):
@@ -55,6 +57,7 @@ class RequestReader:
         "_line",
         "_parser",
         "_pieces",
+        "_pieces_bytes",
         "_refused",
         "_sink",
         "_tail",
@@ -82,8 +85,9 @@ class RequestReader:
         self._headers: list[Header] = []
         self._upgrade = False
         self._chunked = False
-        self._body = bytearray()  # what came before the pieces, where they were too many
+        self._body: BytesIO | None = None  # what came before the pieces, where they were too many: it grows in place
         self._pieces: list[bytes] = []
+        self._pieces_bytes = 0
         self._body_bytes = 0
         self._sink: Callable[[bytes], None] | None = None  # takes this request's body as it comes
         self._wire_bytes = 0  # of a chunked body with its framing
@@ -96,7 +100,7 @@ class RequestReader:
     def close(self) -> None:
         """Let go of the parser, which holds our bound methods: a cycle."""
         self._parser = None
-        self._body.clear()
+        self._body = None
         self._pieces.clear()
         self._sink = None
 
@@ -217,10 +221,14 @@ class RequestReader:
     def take_body(self) -> bytes:
         """The whole body; the next request's head is read from here on."""
         pieces = self._pieces
-        body = pieces[0] if len(pieces) == 1 and not self._body else b"".join((self._body, *pieces))
+        whole, self._body = self._body, None
+        if whole is None:
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        else:
+            whole.write(b"".join(pieces))
+            body = whole.getvalue()  # no copy
         pieces.clear()
-        if self._body:
-            self._body = bytearray()
+        self._pieces_bytes = 0
         self._sink = None
         self._in_head = True
         self.body_done = False
@@ -262,9 +270,13 @@ class RequestReader:
             self._sink(data)
             return
         self._pieces.append(data)
-        if len(self._pieces) == _PIECES_MAX:
-            self._body += b"".join(self._pieces)
+        self._pieces_bytes += len(data)
+        if len(self._pieces) == _PIECES_MAX or self._pieces_bytes > _PIECES_BYTES_MAX:
+            if self._body is None:
+                self._body = BytesIO()
+            self._body.write(b"".join(self._pieces))
             self._pieces.clear()
+            self._pieces_bytes = 0
 
     def on_message_complete(self) -> None:
         self.body_done = True

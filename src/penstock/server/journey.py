@@ -18,7 +18,7 @@ from penstock.core.request import Request, Usage
 from penstock.core.retry import Failure
 from penstock.engines import orca
 from penstock.server import wire
-from penstock.server.body import is_multipart, remove_field, set_field
+from penstock.server.body import is_multipart
 from penstock.server.caller import Caller
 from penstock.server.division import Division
 from penstock.server.driver import Driver
@@ -29,6 +29,7 @@ from penstock.server.meeting import Meeting
 from penstock.server.metrics import Metrics
 from penstock.server.own_usage import own_usage
 from penstock.server.relay import WHOLE_BYTES_MAX, Relay
+from penstock.server.splice import Body, remove_field, set_field
 from penstock.server.target import Target
 from penstock.server.two_phase import TwoPhase
 from penstock.server.upstream import Call, Headers, Sink
@@ -79,7 +80,7 @@ class QueuedJourney(Relay):
     def __init__(
         self,
         exchange: Exchange,
-        body: bytes,
+        body: Body,
         request: Request,
         *,
         request_id: bytes,
@@ -167,7 +168,7 @@ class QueuedJourney(Relay):
         else:
             self.ask(target, action.endpoint, division.rank, division.rest(self.body))
 
-    def ask(self, target: Target, name: str, rank: int | None, body: bytes, *, sink: Sink | None = None) -> Call:
+    def ask(self, target: Target, name: str, rank: int | None, body: Body, *, sink: Sink | None = None) -> Call:
         """Send the request to an engine: the whole of it, or what is its part."""
         if rank is not None:
             rank = None if target.priority is None else rank * target.priority.value

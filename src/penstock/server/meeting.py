@@ -16,9 +16,9 @@ import msgspec
 
 from penstock.core.retry import Failure
 from penstock.server.answer import Answer
-from penstock.server.body import set_fields
 from penstock.server.division import Division
 from penstock.server.relay import ERROR_BODY_BYTES_MAX
+from penstock.server.splice import set_fields
 from penstock.server.upstream import Call, Headers, UpstreamError
 
 if TYPE_CHECKING:

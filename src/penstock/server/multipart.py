@@ -22,17 +22,30 @@ class BadForm(Exception):  # noqa: N818 - it says what it is
     """The body is no form as it should be; the text says why, to the caller."""
 
 
+def boundary_of(content_type: bytes) -> bytes:
+    """What stands between the parts of a form. Raises `BadForm`."""
+    found = _BOUNDARY.search(content_type)
+    if not content_type.lower().startswith(b"multipart/form-data") or found is None:
+        raise BadForm("A form is expected: `Content-Type: multipart/form-data; boundary=…`.")
+    boundary: bytes = found[1] or found[2]
+    if len(boundary) > BOUNDARY_BYTES_MAX:
+        raise BadForm("The form's boundary is too long.")
+    return boundary
+
+
+def parameters_of(headers: bytes) -> dict[bytes, str]:
+    """What a part's head says of it: `name`, and `filename` where it is a file. Empty where it is no part of a form."""
+    found = _DISPOSITION.search(headers.replace(b"\r\n", b"\n"))
+    if found is None:
+        return {}
+    return {name.lower(): _unquoted(value) for name, value in _PARAMETER.findall(b";" + found[1])}
+
+
 class Form:
     """One form on its way in."""
 
     def __init__(self, content_type: bytes, file_field: str, on_file: Callable[[bytes], None]) -> None:
-        found = _BOUNDARY.search(content_type)
-        if not content_type.lower().startswith(b"multipart/form-data") or found is None:
-            raise BadForm("A form is expected: `Content-Type: multipart/form-data; boundary=…`.")
-        boundary = found[1] or found[2]
-        if len(boundary) > BOUNDARY_BYTES_MAX:
-            raise BadForm("The form's boundary is too long.")
-        self._mark = b"\r\n--" + boundary
+        self._mark = b"\r\n--" + boundary_of(content_type)
         self._file_field = file_field
         self._on_file = on_file
         self._data = bytearray(b"\r\n")  # the first boundary may have no line before it
@@ -77,16 +90,15 @@ class Form:
             if len(self._data) > HEADERS_BYTES_MAX:
                 raise BadForm("A part of the form has too long headers.")
             return False
-        self._open(bytes(self._data[2:end]).replace(b"\r\n", b"\n"))
+        self._open(bytes(self._data[2:end]))
         del self._data[: end + 4]
         self._step = self._content
         return True
 
     def _open(self, headers: bytes) -> None:
-        found = _DISPOSITION.search(headers)
-        if found is None:
+        values = parameters_of(headers)
+        if not values:
             raise BadForm("A part of the form has no `Content-Disposition: form-data`.")
-        values = {name.lower(): _unquoted(value) for name, value in _PARAMETER.findall(b";" + found[1])}
         name = values.get(b"name", "")
         if name == self._file_field and self.filename is None:
             self._part, self.filename = name, values.get(b"filename") or ""

@@ -44,7 +44,7 @@ def keys(text: Text, model: str) -> tuple[int, ...]:
         if piece is not NOTHING
     ]
     if text.system is not NOTHING:
-        pieces.insert(0, _without_billing(bytes(text.system)))
+        pieces.insert(0, _without_billing(bytes(memoryview(text.system)[:_BYTES_MAX])))
     if not pieces:
         return ()
     whole = memoryview(pieces[0])
@@ -55,7 +55,9 @@ def keys(text: Text, model: str) -> tuple[int, ...]:
         return ()
     key = hash(model)
     if text.tools is not NOTHING or text.cache_salt is not NOTHING or text.lora_path is not NOTHING:
-        key = hash((key, bytes(text.tools), bytes(text.cache_salt), bytes(text.lora_path)))
+        key = hash(
+            (key, *[bytes(memoryview(raw)[:_BYTES_MAX]) for raw in (text.tools, text.cache_salt, text.lora_path)])
+        )
     chain: list[int] = []
     for chunk in _CHUNKS[count].unpack_from(whole):
         key = hash((key, chunk))

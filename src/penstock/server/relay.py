@@ -18,6 +18,7 @@ from penstock.server.answer import Answer
 from penstock.server.headers import response_headers
 from penstock.server.http1 import Exchange
 from penstock.server.routes import api_of
+from penstock.server.splice import Body, Spliced
 from penstock.server.stream_end import aborted, line_tells_error, stillborn, tells_error
 from penstock.server.target import Target
 from penstock.server.upstream import Call, Headers, Sink, UpstreamError, UpstreamErrorKind
@@ -69,11 +70,11 @@ class Relay:
         "model",
     )
 
-    def __init__(self, exchange: Exchange, body: bytes, model: str) -> None:
+    def __init__(self, exchange: Exchange, body: Body, model: str) -> None:
         self.exchange = exchange
         self.model = model  # as engines know it
         self._request_target = exchange.target_path + (f"?{exchange.query}" if exchange.query else "")
-        self.body = body
+        self.body: Body = body  # until there is an answer
         self._call: Call | None = None
         self._head: tuple[int, Headers] | None = None  # the engine's, until it is committed to the client
         self._length: int | None = None
@@ -114,14 +115,18 @@ class Relay:
 
     # --- the engine's side ----------------------------------------------------------------------------------
 
-    def send(self, target: Target, headers: Headers, body: bytes, sink: Sink | None = None) -> Call:
+    def send(self, target: Target, headers: Headers, body: Body, sink: Sink | None = None) -> Call:
         """Ask an engine. The answer goes to the client, unless somebody else (`sink`) is to have it."""
         self._head = self._error_body = self._whole = None
         self._length = None
         self._packed = self._sse = self._lines = False
         self._target = target
         self._call = call = target.upstream.send(
-            self.exchange.method, self._request_target, headers, body, sink or self
+            self.exchange.method,
+            self._request_target,
+            headers,
+            body.pieces() if isinstance(body, Spliced) else body,
+            sink or self,
         )
         self.exchange.on_pause = call.pause
         self.exchange.on_resume = call.resume
@@ -247,6 +252,8 @@ class Relay:
         assert self._head is not None
         status, headers = self._head
         self._committed = True
+        self.body = b""  # it is sent nowhere else
+        self.exchange.let_go()
         self._answer = Answer(streamed=self._sse or self._lines, hides_usage=self.hides_usage(), lines=self._lines)
         data = self._answer.take(data)
         if self._beating:

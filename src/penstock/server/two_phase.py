@@ -8,14 +8,16 @@ Where the first engine names nothing (it has no connector), the second computes 
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from penstock.core.retry import Failure
 from penstock.server.answer import read_usage
-from penstock.server.body import set_field, set_fields
 from penstock.server.division import Division
+from penstock.server.fields import NOTHING
+from penstock.server.splice import Body, Spliced, set_field, set_fields
 from penstock.server.upstream import Headers, UpstreamError
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})  # where engines know `kv_transfer_params`
 ANSWER_BYTES_MAX = 4 * 1024 * 1024  # of a prefill: one token, and 8 bytes or so for each 16 tokens of the prompt
+_LOOKED_AT_BYTES = 1024  # of a prompt: how a list of them begins
 _ASKED = (
     b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,'
     b'"remote_host":null,"remote_port":null}'
@@ -34,53 +37,66 @@ _ASKED = (
 
 
 class _Shape(msgspec.Struct, gc=False):
-    """What decides whether a request can be divided, and what a prefill must not be asked for."""
+    """What decides whether a request can be divided, and what a prefill must not be asked for; raw."""
 
-    kv_transfer_params: object = None
-    bootstrap_host: object = None
-    bootstrap_port: object = None
-    bootstrap_room: object = None
-    n: object = None
-    best_of: object = None
-    use_beam_search: object = None
-    echo: object = None
-    prompt_logprobs: object = None
-    prompt: object = None
-    stream_options: object = None
-    max_completion_tokens: object = None
-    min_tokens: object = None
+    kv_transfer_params: msgspec.Raw = NOTHING
+    bootstrap_host: msgspec.Raw = NOTHING
+    bootstrap_port: msgspec.Raw = NOTHING
+    bootstrap_room: msgspec.Raw = NOTHING
+    n: msgspec.Raw = NOTHING
+    best_of: msgspec.Raw = NOTHING
+    use_beam_search: msgspec.Raw = NOTHING
+    echo: msgspec.Raw = NOTHING
+    prompt_logprobs: msgspec.Raw = NOTHING
+    prompt: msgspec.Raw = NOTHING
+    stream_options: msgspec.Raw = NOTHING
+    max_completion_tokens: msgspec.Raw = NOTHING
+    min_tokens: msgspec.Raw = NOTHING
 
 
 class _Prefilled(msgspec.Struct, gc=False):
     kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
 
 
-_shape = msgspec.json.Decoder(_Shape).decode
+_decode_shape = msgspec.json.Decoder(_Shape).decode
+_NO_WISH = (b"null", b"0", b"1", b"false")
+_SEVERAL_PROMPTS = re.compile(rb"\s*\[\s*[^\s\d\]]")  # a list of other things than token ids
 _prefilled = msgspec.json.Decoder(_Prefilled).decode
 
 
-def divisible(path: str, body: bytes) -> bool:
+def divisible(path: str, body: Body) -> bool:
     """Whether a request that `peek` has accepted has one prompt, one answer, and no say of its own in transfers."""
     if path not in PATHS:
         return False
     shape = _shape(body)
-    several = any(wish not in (None, 0, 1, False) for wish in (shape.n, shape.best_of, shape.use_beam_search))
-    of_the_prompt = bool(shape.echo) or shape.prompt_logprobs is not None
-    prompt = shape.prompt
-    prompts = isinstance(prompt, list) and not all(type(token) is int for token in prompt)
+    several = any(
+        _wished(wish) and bytes(wish) not in _NO_WISH for wish in (shape.n, shape.best_of, shape.use_beam_search)
+    )
+    of_the_prompt = (_wished(shape.echo) and bytes(shape.echo) not in (b"false", b"0")) or _wished(
+        shape.prompt_logprobs
+    )
+    prompts = _SEVERAL_PROMPTS.match(memoryview(shape.prompt)[:_LOOKED_AT_BYTES]) is not None
     own = (shape.kv_transfer_params, shape.bootstrap_host, shape.bootstrap_port, shape.bootstrap_room)
-    return not (several or of_the_prompt or prompts or any(wish is not None for wish in own))
+    return not (several or of_the_prompt or prompts or any(_wished(wish) for wish in own))
 
 
-def prefill_body(path: str, body: bytes) -> bytes:
+def _shape(body: Body) -> _Shape:
+    return body.fields(_Shape) if isinstance(body, Spliced) else _decode_shape(body)
+
+
+def _wished(raw: msgspec.Raw) -> bool:
+    return raw is not NOTHING and bytes(memoryview(raw)[:4]) != b"null"
+
+
+def prefill_body(path: str, body: Body) -> Body:
     """The same request for its prompt alone: one token, not streamed, its KV to be fetched."""
     shape = _shape(body)
     values = {"max_tokens": b"1", "stream": b"false", "kv_transfer_params": _ASKED}
-    if path == "/v1/chat/completions" or shape.max_completion_tokens is not None:
+    if path == "/v1/chat/completions" or _wished(shape.max_completion_tokens):
         values["max_completion_tokens"] = b"1"
-    if shape.min_tokens is not None:
+    if _wished(shape.min_tokens):
         values["min_tokens"] = b"0"
-    if shape.stream_options is not None:
+    if _wished(shape.stream_options):
         values["stream_options"] = b"null"
     return set_fields(body, values)
 
@@ -102,7 +118,7 @@ class TwoPhase(Division):
         body = prefill_body(journey.exchange.target_path, journey.body)
         journey.ask(targets[self.prefill], self.prefill, self.rank, body, sink=self)
 
-    def rest(self, body: bytes) -> bytes:
+    def rest(self, body: Body) -> Body:
         return body if self._params is None else set_field(body, "kv_transfer_params", self._params)
 
     # --- the prefill's answer -------------------------------------------------------------------------------

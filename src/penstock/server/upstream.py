@@ -16,7 +16,7 @@ import ssl
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.server.head import head_of
-from penstock.server.upstream_call import Call, Sink
+from penstock.server.upstream_call import Call, Payload, Sink
 from penstock.server.upstream_connection import UpstreamConnection
 from penstock.server.upstream_values import (
     Address,
@@ -123,7 +123,7 @@ class Upstream:
         for connection in tuple(self._open):
             connection.give_up(detail)
 
-    def send(self, method: str, target: str, headers: Sequence[tuple[bytes, bytes]], body: bytes, sink: Sink) -> Call:
+    def send(self, method: str, target: str, headers: Sequence[tuple[bytes, bytes]], body: Payload, sink: Sink) -> Call:
         """Send a request, and return at once. A request line or header with a line break is a ValueError."""
         call = Call(self._head(method, target, headers, body), body, sink, is_head_request=method == "HEAD")
         self._requests_total += 1
@@ -223,13 +223,14 @@ class Upstream:
 
     # --- Its own
 
-    def _head(self, method: str, target: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bytes:
+    def _head(self, method: str, target: str, headers: Sequence[tuple[bytes, bytes]], body: Payload) -> bytes:
         if " " in target or " " in method:
             raise ValueError("a space in a method or a target")
         lines = [f"{method} {self._address.prefix}{target} HTTP/1.1".encode("ascii"), self._host_line]
         lines += map(b": ".join, headers)
         if body or method not in ("GET", "HEAD"):
-            lines.append(b"content-length: %d" % len(body))
+            size = len(body) if isinstance(body, bytes) else sum(map(len, body))
+            lines.append(b"content-length: %d" % size)
         return head_of(lines)
 
     def _connect(self, call: Call) -> None:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from penstock.server.upstream_values import Headers, UpstreamError
 
 
+#: A body to be sent: as it is, or the pieces of a large one.
+Payload = bytes | list[bytes | memoryview]
+
+
 class Sink(Protocol):
     """Where an answer goes: `on_response`, then data, then exactly one of `on_end` and `on_error`.
 
@@ -56,9 +60,9 @@ class Call:
 
     __slots__ = ("body", "connection", "head", "is_head_request", "paused", "sink")
 
-    def __init__(self, head: bytes, body: bytes, sink: Sink, *, is_head_request: bool) -> None:
+    def __init__(self, head: bytes, body: Payload, sink: Sink, *, is_head_request: bool) -> None:
         self.head = head
-        self.body = body
+        self.body: Payload = body
         self.sink: Sink = sink
         self.is_head_request = is_head_request
         self.connection: Carrier | None = None
@@ -97,5 +101,6 @@ class Call:
         """Let go of everything; the sink is handed out for its last callback."""
         sink, self.sink = self.sink, _SILENCE
         self.connection = None
-        self.head = self.body = b""
+        self.head = b""
+        self.body = b""
         return sink

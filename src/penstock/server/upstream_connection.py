@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 JOIN_BYTES_MAX: Final = 4096  # up to here one copy is cheaper than a second buffer in the transport
 CLOSING_S: Final = 0.1  # an engine's front end closes within a turn of its loop, some 10 ms where it is busy
+WRITE_BYTES_MAX: Final = 1024 * 1024  # of a large body at a time: more, or its encryption, would hold up others
 _HEAD, _PAYLOAD, _BODY, _DONE = 0, 1, 2, 3  # what of the answer is awaited: its head, first payload, rest, nothing
 
 
@@ -62,7 +63,9 @@ class UpstreamConnection:
         "_response",
         "_stale_until",
         "_status",
+        "_unsent",
         "_until_close",
+        "_write_paused",
         "call",
         "connecting",
         "heard",
@@ -89,6 +92,8 @@ class UpstreamConnection:
         self._response: Headers = []
         self._pieces: list[bytes] = []  # the payload of one read
         self.on_body = self._pieces.append  # the parser's callback for payload, without a Python frame
+        self._unsent: list[memoryview] = []  # of a large body, the last piece first
+        self._write_paused = False
         self._phase = _HEAD
         self._status = self._overhead_bytes = 0
         self._fresh_head = self._keep_alive = self._until_close = False
@@ -105,14 +110,24 @@ class UpstreamConnection:
         self.heard = True
         if call.paused:
             asyncio.get_running_loop().call_soon(self._hold)  # uvloop starts to read after `connection_made`
-        if len(call.body) <= JOIN_BYTES_MAX:
-            self.transport.write(call.head + call.body)
+        body = call.body
+        if isinstance(body, list):
+            self.transport.write(call.head)
+            self._unsent = [
+                memoryview(piece)[at : at + WRITE_BYTES_MAX]
+                for piece in reversed(body)
+                for at in reversed(range(0, len(piece), WRITE_BYTES_MAX))
+            ]
+            self._write_on()
+        elif len(body) <= JOIN_BYTES_MAX:
+            self.transport.write(call.head + body)
         else:
-            self.transport.writelines((call.head, call.body))
+            self.transport.writelines((call.head, body))
 
     def close(self) -> None:
         """Drop the socket at once, unsent bytes too: to flush them would wait for a peer that may not read."""
         self.call = None
+        self._unsent.clear()
         if self.is_closed:
             return
         self.is_closed = True
@@ -211,7 +226,8 @@ class UpstreamConnection:
         if self._fresh_head:
             self._fresh_head = False
             self._overhead_bytes = 0
-            call.head = call.body = b""  # an answer has begun: there will be no retry
+            call.head = b""
+            call.body = b""  # an answer has begun: there will be no retry
             call.sink.on_response(self._status, self._response)
         pieces = self._pieces
         if pieces:
@@ -233,10 +249,20 @@ class UpstreamConnection:
             self.fail(UpstreamErrorKind.PROTOCOL, refusal)
 
     def pause_writing(self) -> None:
-        """Nobody is to be held back: what is written is a body that is in memory anyway."""
+        """No caller is held back, for what is written is in memory anyway; but a large body goes piece by piece."""
+        self._write_paused = True
 
     def resume_writing(self) -> None:
-        """See `pause_writing`."""
+        self._write_paused = False
+        if self._unsent:
+            self._write_on()
+
+    def _write_on(self) -> None:
+        """Write a piece of a large body; the next one when that is out, or in the loop's next turn."""
+        if self._unsent and not self._write_paused and self.is_open:
+            self.transport.write(self._unsent.pop())
+            if self._unsent and not self._write_paused:
+                asyncio.get_running_loop().call_soon(self._write_on)
 
     def eof_received(self) -> None:
         self._lost("closed by the engine", is_orderly=True)
@@ -319,7 +345,12 @@ class UpstreamConnection:
         return ""
 
     def _finish(self, call: Call, *, reusable: bool) -> None:
-        if reusable and not self.transport.is_closing() and not self.transport.get_write_buffer_size():
+        if (
+            reusable
+            and not self._unsent
+            and not self.transport.is_closing()
+            and not self.transport.get_write_buffer_size()
+        ):
             self._headers.clear()  # trailers
             if call.paused:
                 self.transport.resume_reading()

@@ -31,6 +31,7 @@ class InnerExchange(Exchange):
         self, work: Work, caller: Caller, sent: Callable[[bool], None], ended: Callable[[Answer], None]
     ) -> None:
         self._connection = None
+        self._held_bytes = 0
         self.method = "POST"
         self.target_path = work.path
         self.query = ""

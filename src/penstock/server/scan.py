@@ -1,0 +1,227 @@
+"""Where do the fields of a large JSON body stand? Found in steps, so that no body holds up everybody else's tokens.
+
+A parser that is written in C reads a gigabyte a second and lets nobody in between: 64 MiB are up to 0.2 s. So what is
+larger than `ONE_STEP_BYTES` is looked through here, some 64 KiB at a time. Of the top level everything is read; of a
+value only where it ends, and that its brackets and strings are whole: what else is wrong in there the engine says.
+Flat pieces of a value are skipped by one regular expression, so Python's own steps are one per bracket of what is
+nested deeper, and those have a bound: a value of more is refused.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Generator
+
+import msgspec
+
+ONE_STEP_BYTES = 256 * 1024  # a parser in C is done with the worst of these in a millisecond
+FIELDS_MAX = 10_000  # at the top level; APIs have some dozens
+DEPTH_MAX = 500  # engines' own parsers give up at a thousand or before
+BRACKETS_MAX = 500_000  # of values nested deeper than `_FLAT_LEVELS`: half a second of steps
+KEY_BYTES_MAX = 1024
+_STEP_BYTES = 64 * 1024
+_FIND_BYTES = 1024 * 1024  # what `bytes.find` and a copy do in the same time
+_STEP_BRACKETS = 500
+_FLAT_LEVELS = 4  # a message with a tool's call; more costs more where a piece does not end in its step
+
+_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_SCALARS = rb"[\s,:\-+.0-9eEtrufalsn]"  # all that stands between strings and brackets
+
+
+def _flat(levels: int) -> bytes:
+    """What is nested no deeper than that, as an expression."""
+    inside = rb"(?:" + _SCALARS + rb"++|" + _STRING
+    if levels:
+        deeper = _flat(levels - 1)
+        inside += rb"|\[" + deeper + rb"\]|\{" + deeper + rb"\}"
+    return inside + rb")*+"
+
+
+_FLAT = re.compile(_flat(_FLAT_LEVELS), re.DOTALL)
+_IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_SPACE = re.compile(rb"[ \t\r\n]*+")
+_KEY = re.compile(rb"(" + _STRING + rb")\s{0,99}+:", re.DOTALL)
+_SCALAR = re.compile(rb"[\-+.0-9eEtrufalsn]*+")
+_OPENING = (0x5B, 0x7B)
+_CLOSED_BY = {0x5B: 0x5D, 0x7B: 0x7D}
+
+#: Where a value stands: from the first byte to the one after the last.
+Span = tuple[int, int]
+
+
+class Malformed(Exception):  # noqa: N818 - it says what it is
+    """The bytes are no JSON object, or one that is too deep or too wide; the text says which."""
+
+
+class Fields:
+    """The top-level fields of a body: where their values stand, in order; a name may be given several times."""
+
+    __slots__ = ("begin", "cuts", "spans")
+
+    def __init__(self) -> None:
+        self.begin = 0  #: after the opening brace
+        self.spans: dict[str, list[Span]] = {}
+        self.cuts: dict[str, Span] = {}  # what to leave out to be rid of one that is given once
+
+    def last(self, name: str) -> Span | None:
+        """Where the value stands that counts."""
+        spans = self.spans.get(name)
+        return None if spans is None else spans[-1]
+
+
+def scan(body: bytes) -> Generator[None, None, Fields]:
+    """The fields of a body. Yields between steps. Raises `Malformed`, and UnicodeDecodeError."""
+    yield from _check_utf8(body)
+    fields = Fields()
+    at = yield from _skip(_SPACE, body, 0)
+    if body[at : at + 1] != b"{":
+        raise Malformed("The body is not a JSON object.")
+    fields.begin = at = at + 1
+    at = yield from _skip(_SPACE, body, at)
+    if body[at : at + 1] == b"}":
+        yield from _end(body, at + 1)
+        return fields
+    before = at  # where the field before it ends
+    for count in range(FIELDS_MAX):
+        key = _KEY.match(body, at, at + KEY_BYTES_MAX)
+        if key is None:
+            raise _malformed(at)
+        begin = yield from _skip(_SPACE, body, key.end())
+        end = yield from _value_end(body, begin)
+        name, key_at = unquoted(key[1], at), at
+        fields.spans.setdefault(name, []).append((begin, end))
+        at = yield from _skip(_SPACE, body, end)
+        mark = body[at : at + 1]
+        if mark == b"}":
+            fields.cuts[name] = before, end
+            yield from _end(body, at + 1)
+            return fields
+        if mark != b",":
+            raise _malformed(at)
+        at = yield from _skip(_SPACE, body, at + 1)
+        fields.cuts[name], before = (key_at, at), end
+        if count % _STEP_BRACKETS == 0:
+            yield
+    raise Malformed(f"The body has more than {FIELDS_MAX} fields.")
+
+
+def _check_utf8(body: bytes) -> Generator[None, None, None]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for at in range(0, len(body), _FIND_BYTES // 4):
+        piece = body[at : at + _FIND_BYTES // 4]
+        if decoder.getstate()[0] or not piece.isascii():
+            decoder.decode(piece)
+        yield
+    decoder.decode(b"", True)  # noqa: FBT003 - its own word for the end
+
+
+def _skip(what: re.Pattern[bytes], body: bytes, at: int) -> Generator[None, None, int]:
+    """Where it ends, whatever its length, none included."""
+    while True:
+        found = what.match(body, at, at + _STEP_BYTES)
+        assert found is not None, "it matches nothing, too"
+        if found.end() < at + _STEP_BYTES:
+            return found.end()
+        at = found.end()
+        yield
+
+
+def _end(body: bytes, at: int) -> Generator[None, None, None]:
+    at = yield from _skip(_SPACE, body, at)
+    if at < len(body):
+        raise Malformed(f"The body is not valid JSON: trailing characters (byte {at}).")
+
+
+def _value_end(body: bytes, at: int) -> Generator[None, None, int]:
+    """Where the value that begins here ends."""
+    first = body[at : at + 1]
+    if first == b'"':
+        return (yield from _string_end(body, at + 1))
+    if first not in (b"[", b"{"):
+        end = yield from _skip(_SCALAR, body, at)
+        if end == at:
+            raise _malformed(at)
+        return end
+    return (yield from _nested_end(body, at))
+
+
+def _nested_end(body: bytes, at: int) -> Generator[None, None, int]:
+    """Where the array or object that begins here ends."""
+    open_: list[int] = []  # what closes the values that are open
+    brackets = 0
+    while True:
+        mark = body[at] if at < len(body) else -1
+        if mark in _OPENING:
+            open_.append(_CLOSED_BY[mark])
+            if len(open_) > DEPTH_MAX:
+                raise Malformed("The body is nested too deeply.")
+            brackets += 1
+            if brackets > BRACKETS_MAX:
+                raise Malformed(f"A field of the body holds more than {BRACKETS_MAX} nested values.")
+        elif mark == open_[-1]:
+            open_.pop()
+            if not open_:
+                return at + 1
+        elif mark == 0x22:
+            at = (yield from _string_end(body, at + 1)) - 1
+        elif mark < 0:
+            raise Malformed("The body is not valid JSON: it breaks off.")
+        else:
+            raise _malformed(at)
+        at += 1
+        flat = _FLAT.match(body, at, at + _STEP_BYTES)
+        assert flat is not None, "it matches nothing, too"
+        if flat.end() - at > _STEP_BYTES // 4 or brackets % _STEP_BRACKETS == 0:
+            yield
+        while flat.end() == at + _STEP_BYTES:  # it may go on
+            at = flat.end()
+            flat = _FLAT.match(body, at, at + _STEP_BYTES)
+            assert flat is not None, "it matches nothing, too"
+            yield
+        at = flat.end()
+
+
+def _string_end(body: bytes, at: int) -> Generator[None, None, int]:
+    """After the closing quote of a string, of which some was read."""
+    while True:
+        quote = body.find(b'"', at, at + _FIND_BYTES)
+        escape = body.find(b"\\", at, at + _FIND_BYTES if quote < 0 else quote)
+        if escape < 0:
+            if quote >= 0:
+                return quote + 1
+            at += _FIND_BYTES
+        else:
+            inside = _IN_STRING.match(body, escape, escape + _STEP_BYTES)
+            assert inside is not None, "it matches nothing, too"
+            if body[inside.end() : inside.end() + 1] == b'"':
+                return inside.end() + 1
+            if inside.end() == escape:
+                raise Malformed("The body is not valid JSON: it breaks off.")
+            at = inside.end()
+        if at >= len(body):
+            raise Malformed("The body is not valid JSON: it breaks off.")
+        yield
+
+
+def value_end(body: bytes, at: int) -> int:
+    """Where a value of a small body ends that begins here."""
+    steps = _value_end(body, at)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            end: int = done.value
+            return end
+
+
+def unquoted(text: bytes, at: int) -> str:
+    """A key as it is meant."""
+    try:
+        return str(msgspec.json.decode(text)) if b"\\" in text else str(text[1:-1], "utf-8")
+    except msgspec.DecodeError:
+        raise _malformed(at) from None
+
+
+def _malformed(at: int) -> Malformed:
+    return Malformed(f"The body is not valid JSON: unexpected character (byte {at}).")
