@@ -7,10 +7,11 @@ pass on what it accepts unchanged but for what it was told to change. The first 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,14 +20,18 @@ from penstock.batch.values import NewItem
 from penstock.config import ConfigError, endpoints_from_text
 from penstock.server import body as bodies
 from penstock.server.answer import Answer
-from penstock.server.body import BadBody
+from penstock.server.body import BadBody, Read
+from penstock.server.forms import read_form
 from penstock.server.http1_limits import ServerLimits
 from penstock.server.http1_reader import RefusedError, RequestReader
 from penstock.server.multipart import BadForm, Form
+from penstock.server.splice import Body, Spliced
 from penstock.server.stream_end import ended_well
 from penstock.server.upstream_call import Call
 from penstock.server.upstream_connection import UpstreamConnection
 from penstock.server.upstream_values import Headers, UpstreamError, UpstreamLimits, UpstreamTimeouts
+
+T = TypeVar("T")
 
 Target = Callable[[bytes], None]
 CUTS_MAX = 12
@@ -203,26 +208,51 @@ def stream(data: bytes) -> None:
 
 
 def body(data: bytes) -> None:
-    """A request's body: read, and fields of it replaced."""
+    """A request's body: read in one go and in steps, and fields of it replaced."""
     try:
-        peek = bodies.peek(data)
+        small = bodies.read(data, pooled=False)
     except BadBody as problem:
         _told(problem)
+        with contextlib.suppress(BadBody):
+            all_steps(bodies.read_large(data, pooled=False))
         return
+    large = all_steps(bodies.read_large(data, pooled=False))
+    assert _facts(large) == _facts(small)
+    peek = small.peek
     if peek.model is None:
         return
-    renamed = bodies.replace_model(data, "other")
-    assert bodies.peek(renamed).model == "other"
-    asking = bodies.ask_usage(renamed, peek.stream_options)
-    changed = renamed if asking is None else asking
-    assert bodies.peek(changed).model == "other"
-    before, after = _json(data), _json(changed)
-    if before is not None:
-        assert after is not None
-        for value in (before, after):
-            value.pop("model", None)
-            value.pop("stream_options", None)
-        assert before == after, "all else is as it was"
+    for read in (small, large):
+        renamed = bodies.replace_model(read.body, "other")
+        asking = bodies.ask_usage(renamed, peek.stream_options)
+        changed = _written(renamed if asking is None else asking)
+        assert bodies.peek(changed).model == "other"
+        before, after = _json(data), _json(changed)
+        if before is not None:
+            assert after is not None
+            for value in (before, after):
+                value.pop("model", None)
+                value.pop("stream_options", None)
+            assert before == after, "all else is as it was"
+
+
+def _facts(read: Read) -> tuple[object, ...]:
+    """What was read of a body, without what may be too large to be built."""
+    peek = read.peek
+    return peek.model, peek.stream, peek.output_tokens_max, peek.answers, read.contents
+
+
+def _written(body: Body) -> bytes:
+    return b"".join(body.pieces()) if isinstance(body, Spliced) else body
+
+
+def all_steps(steps: Generator[None, None, T]) -> T:
+    """All steps of some work, and what it returns."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            result: T = done.value
+            return result
 
 
 def _json(data: bytes) -> dict[str, Any] | None:
@@ -250,11 +280,13 @@ def multipart(data: bytes) -> None:
             results.append((str(problem),))  # type: ignore[arg-type]
     assert results[0] == results[1] or len(results[0]) == len(results[1]) == 1
     try:
-        model = bodies.multipart_model(whole, _FORM)
+        read = all_steps(read_form(whole, _FORM, "/v1/audio/transcriptions", pooled=False))
     except BadBody:
         return
-    if model is not None:
-        assert bodies.multipart_model(bodies.replace_multipart_model(whole, _FORM, "other"), _FORM) == "other"
+    if read.peek.model is not None:
+        renamed = _written(bodies.replace_model(read.body, "other"))
+        again = all_steps(read_form(renamed, _FORM, "/v1/audio/transcriptions", pooled=False))
+        assert again.peek.model == "other"
 
 
 def batch_lines(data: bytes) -> None:
