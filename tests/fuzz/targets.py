@@ -20,7 +20,8 @@ from penstock.batch.values import NewItem
 from penstock.config import ConfigError, endpoints_from_text
 from penstock.server import body as bodies
 from penstock.server.answer import Answer
-from penstock.server.body import BadBody, Read
+from penstock.server.body import BadBody
+from penstock.server.fields import Read
 from penstock.server.forms import read_form
 from penstock.server.http1_limits import ServerLimits
 from penstock.server.http1_reader import RefusedError, RequestReader

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.core.request import Contents
-from penstock.server.body import Read, read, read_large
+from penstock.server.body import read, read_large
+from penstock.server.fields import Read
 from penstock.server.forms import read_form
 from tests.server.conftest import run
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from penstock.core.outcome import Reason
 from penstock.server import wire
-from penstock.server.body import BadBody, Read, peek, read_large
+from penstock.server.body import BadBody, peek, read_large
+from penstock.server.fields import Read
 from penstock.server.forms import read_form
 from penstock.server.headers import request_headers, response_headers
 from penstock.server.routes import ROUTES, Kind, api_of, route

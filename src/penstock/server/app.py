@@ -19,12 +19,12 @@ from penstock.server import two_phase, wire
 from penstock.server.admin.routes import AdminRoutes
 from penstock.server.affinity import RESPONSES_PATH, Affinities
 from penstock.server.batch.routes import BatchRoutes
-from penstock.server.body import BadBody, Read
+from penstock.server.body import BadBody
 from penstock.server.caller import Caller, Key, Unauthorized
 from penstock.server.catalog import Catalog
 from penstock.server.direct import DirectJourney
 from penstock.server.driver import Driver
-from penstock.server.fields import Peek
+from penstock.server.fields import Peek, Read
 from penstock.server.forms import read_form
 from penstock.server.heartbeat import Heartbeats
 from penstock.server.http1 import Exchange, Header, Refusal

@@ -11,10 +11,9 @@ from collections.abc import Generator
 
 import msgspec
 
-from penstock.core.request import Contents
 from penstock.server import scan
 from penstock.server.contents import contents, weigh
-from penstock.server.fields import NOTHING, SEVERAL, Fields, Own, Peek
+from penstock.server.fields import NOTHING, SEVERAL, Fields, Own, Peek, Read
 from penstock.server.splice import Body, Spliced, add_field, set_field, set_in_bytes
 
 VALUE_BYTES_MAX = 4096  # of what is built of a field: names, numbers, a few options
@@ -33,14 +32,6 @@ class BadBody(Exception):  # noqa: N818 - it says what it is
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
-
-
-class Read(msgspec.Struct, frozen=True):
-    """A body that was read."""
-
-    peek: Peek
-    body: Body
-    contents: Contents
 
 
 def peek(body: bytes) -> Peek:

@@ -8,6 +8,9 @@ from typing import Any
 
 import msgspec
 
+from penstock.core.request import Contents
+from penstock.server.splice import Body
+
 NOTHING = msgspec.Raw()
 
 
@@ -78,6 +81,14 @@ class Peek(msgspec.Struct, frozen=True, gc=False):
     priority: object = None
     previous_response: object = None  #: the answer this one goes on from
     text: Text | None = None  #: what the prompt is made of; None: no JSON
+
+
+class Read(msgspec.Struct, frozen=True):
+    """A body that was read."""
+
+    peek: Peek
+    body: Body
+    contents: Contents
 
 
 class _Details(msgspec.Struct):

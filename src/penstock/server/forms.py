@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from penstock.core.request import Contents
-from penstock.server.body import BadBody, Read
-from penstock.server.fields import Peek
+from penstock.server.body import BadBody
+from penstock.server.fields import Peek, Read
 from penstock.server.multipart import BadForm, boundary_of, parameters_of
 from penstock.server.scan import Span
 from penstock.server.splice import Spliced
