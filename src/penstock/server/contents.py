@@ -58,7 +58,7 @@ def contents(body: bytes, text: Text, answers: int) -> Contents:
     """What a small body holds; `answers` are wanted of each input."""
     found = _find_data(body, STRIDE_BYTES, len(body)) if len(body) > STRIDE_BYTES else []
     if found:
-        pieces = _sum(_typed(body, *gap) for gap in _beside(body, found))
+        pieces = _sum([_typed(body, *gap) for gap in _beside(body, found)])
     else:
         at = _first_part(body)
         pieces = (0, 0, 0, 0) if at < 0 else _typed(body, at, len(body))
