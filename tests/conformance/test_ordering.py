@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from penstock.conformance.checks import CHECKS
 from penstock.core.ordering import AGEING_WORK_PER_S, ORDERINGS
-from penstock.core.retry import Failure
-from penstock.core.scheduler import AVOID_S, SchedulerSettings
+from penstock.core.scheduler import SchedulerSettings
 from penstock.sim.checkers import CheckedScheduler
 from tests.core.drive import request, scheduler, sent, the_lease
 
@@ -56,30 +57,9 @@ def test_the_order_is_the_one_it_promises(ordering: str) -> None:
 
 
 @every_ordering
-def test_what_is_equal_goes_in_order_of_arrival(ordering: str) -> None:
-    made, lease = busy(ordering)
-    for at in range(20):
-        made.arrived(request(str(at)), now=0.0)
-    assert served(made, lease, now=1.0) == [str(at) for at in range(20)]
-
-
-@every_ordering
-def test_a_callers_own_priority_comes_first_however_large(ordering: str) -> None:
-    made, lease = busy(ordering)
-    for name, priority in (("last", 2**63), ("plain", 0), ("foremost", -(2**63)), ("early", -1)):
-        made.arrived(request(name, priority=priority), now=0.0)
-    assert served(made, lease, now=1.0) == ["foremost", "early", "plain", "last"]
-
-
-@every_ordering
-def test_who_comes_back_from_an_engine_stands_where_it_stood(ordering: str) -> None:
-    made, lease = busy(ordering)
-    for at in range(3):
-        made.arrived(request(str(at)), now=0.0)
-    (actions,) = [made.finished(lease, now=1.0)]
-    lease = the_lease(made.failed(the_lease(actions), Failure.RESET, now=1.0))  # `1` goes meanwhile
-    made.expire(now=1.0 + AVOID_S)
-    assert served(made, lease, now=3.0) == ["0", "2"]
+@pytest.mark.parametrize("check", CHECKS["ordering"], ids=lambda check: str(check.__name__))
+def test_what_every_ordering_has_to_do(ordering: str, check: Callable[[str], None]) -> None:
+    check(ordering)
 
 
 @every_ordering

@@ -74,9 +74,14 @@ def use(decision: str, name: str, point: EntryPoint) -> None:
     except Exception as error:  # whatever its import raises  # noqa: BLE001
         raise Refused(f"{where} can't be imported: {type(error).__name__}: {error}") from None
     try:
-        _ENLIST[decision](name, found, TROUBLES.setdefault((decision, name), Trouble(decision, name)))
-    except _ShapeError as error:
+        enlist(decision, name, found, TROUBLES.setdefault((decision, name), Trouble(decision, name)))
+    except ShapeError as error:
         raise Refused(f"{where} is no {decision} policy: {error}", "see docs/policies") from None
+
+
+def enlist(decision: str, name: str, found: object, trouble: Trouble) -> None:
+    """Have a policy, as an entry point gives it, known to the core by a name. Raises `ShapeError`."""
+    _ENLIST[decision](name, found, trouble)
 
 
 def traits(routing: str) -> tuple[bool, bool]:
@@ -87,7 +92,7 @@ def traits(routing: str) -> tuple[bool, bool]:
     return made.uses_prefix, made.uses_session
 
 
-class _ShapeError(Exception):
+class ShapeError(ValueError):
     """It is not what it has to be; the text says what is missing."""
 
 
@@ -97,15 +102,15 @@ def _fairness(name: str, factory: Any, trouble: Trouble) -> None:
     try:
         cost = made.cost(prompt_tokens=1, cached_tokens=0, completion_tokens=1)
     except Exception as error:  # noqa: BLE001
-        raise _ShapeError(f"`cost` raised {error!r}") from None
+        raise ShapeError(f"`cost` raised {error!r}") from None
     if isinstance(cost, bool) or not isinstance(cost, int | float) or not cost >= 0:
-        raise _ShapeError(f"`cost` returned {cost!r}, and no number of at least 0")
+        raise ShapeError(f"`cost` returned {cost!r}, and no number of at least 0")
     FAIRNESS[name] = lambda prices: OutsideFairness(factory(prices), prices, trouble)
 
 
 def _ordering(name: str, key: Any, trouble: Trouble) -> None:
     if not callable(key):
-        raise _ShapeError("it can't be called")
+        raise ShapeError("it can't be called")
     ORDERINGS[name] = outside_order(key, trouble)
 
 
@@ -125,16 +130,16 @@ _ENLIST: dict[str, Callable[[str, Any, Trouble], None]] = {
 
 def _made(factory: Any, *told: object) -> Any:
     if not callable(factory):
-        raise _ShapeError("it can't be called")
+        raise ShapeError("it can't be called")
     try:
         return factory(*told)
     except Exception as error:  # noqa: BLE001
-        raise _ShapeError(f"called with {', '.join(type(x).__name__ for x in told)} it raised {error!r}") from None
+        raise ShapeError(f"called with {', '.join(type(x).__name__ for x in told)} it raised {error!r}") from None
 
 
 def _needs(made: object, method: str) -> None:
     if not callable(getattr(made, method, None)):
-        raise _ShapeError(f"what it makes has no method `{method}`")
+        raise ShapeError(f"what it makes has no method `{method}`")
 
 
 def _package(point: EntryPoint) -> str:

@@ -1,0 +1,59 @@
+"""What every policy has to do, for whoever writes one: the suite that our own policies pass, in virtual time.
+
+    python -m penstock.conformance routing my_package.routing:Nearest
+    python -m penstock.conformance fairness by_price          # by the name of its entry point
+
+or in a test: `assert penstock.conformance.failures("routing", Nearest) == []`. docs/policies/README.md says how a
+policy is written and offered. Each claim is a function of `checks.py`; what it says is what is printed.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from penstock.conformance.checks import CHECKS
+from penstock.core.fairness.registry import POLICIES as FAIRNESS
+from penstock.core.ordering import ORDERINGS
+from penstock.core.outside import Trouble
+from penstock.core.routing.registry import POLICIES as ROUTING
+from penstock.settings.policies import enlist
+
+__all__ = ["claims", "failures", "results"]
+
+_serial = itertools.count(1)
+_REGISTRIES: dict[str, dict[str, object]] = {
+    "fairness": FAIRNESS,  # type: ignore[dict-item]
+    "ordering": ORDERINGS,  # type: ignore[dict-item]
+    "routing": ROUTING,  # type: ignore[dict-item]
+}
+
+
+def claims(decision: str) -> list[str]:
+    """What a policy of that decision (`fairness`, `ordering`, `routing`) has to do."""
+    return [(check.__doc__ or "").strip() for check in CHECKS[decision]]
+
+
+def failures(decision: str, policy: object) -> list[str]:
+    """What a policy, as its entry point would give it, does not do; empty where all is well."""
+    return [f"{claim} {problem}" for claim, problem in results(decision, policy) if problem is not None]
+
+
+def results(decision: str, policy: object) -> list[tuple[str, str | None]]:
+    """Each claim, and what speaks against it; None: nothing. A `ValueError` says that it is no such policy at all."""
+    name, trouble = f"under test {next(_serial)}", Trouble(decision, "")
+    enlist(decision, name, policy, trouble)
+    try:
+        return [(claim, _tried(decision, at, name, trouble)) for at, claim in enumerate(claims(decision))]
+    finally:
+        del _REGISTRIES[decision][name]
+
+
+def _tried(decision: str, at: int, name: str, trouble: Trouble) -> str | None:
+    before = trouble.count
+    try:
+        CHECKS[decision][at](name)
+    except AssertionError as error:
+        return str(error) or "It does not."
+    if trouble.count > before:  # which a gateway would have made good
+        return f"It failed {trouble.count - before} times, the last time: {trouble.last}"
+    return None
