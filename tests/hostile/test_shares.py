@@ -46,3 +46,25 @@ async def test_a_flood_without_a_key_gets_one_part_however_many_names_it_has(wor
     for client in world.clients:
         client.hang_up()
     assert got["keyed"] / sum(got.values()) == pytest.approx(2 / 3, abs=0.05), got
+
+
+async def test_the_limits_of_the_shared_part_hold_for_all_its_names_together(world: World) -> None:
+    engine = await world.engine(step_s=0.005, max_num_seqs=8)
+    limits = {"running": 2, "requests_per_minute": 12}
+    await world.gateway(
+        slots=8,
+        tenants=[{"name": "team", "keys": [key_hash(KEY)]}],
+        identity={"anonymous": {"weight": 2, "limits": limits}},
+    )
+    asked = [
+        world.soon(world.ask(body=chat(tokens=10), headers={"x-tenant-id": f"name-{n}", "x-request-id": f"k{n}"}))
+        for n in range(20)
+    ]
+    keyed = [world.soon(world.ask(body=chat(), headers={"authorization": f"Bearer {KEY}"})) for _ in range(20)]
+    answers = await asyncio.gather(*asked)
+    assert sorted(answer.status for answer in answers) == [200] * 12 + [429] * 8
+    assert {answer.error()["code"] for answer in answers if answer.status == 429} == {"tenant_limit"}
+    assert [answer.status for answer in await asyncio.gather(*keyed)] == [200] * 20
+    theirs = [entry for entry in engine.log.entries if entry.id.startswith("k")]
+    at_once = [sum(o.arrived <= e.arrived < (o.finished or 0.0) for o in theirs) for e in theirs]
+    assert max(at_once) <= 2
