@@ -43,6 +43,11 @@ _SPECIAL: dict[str, list[Schema]] = {
         {"type": "number", "minimum": 0},
         {"type": "string", "pattern": _NUMBERS["duration"][1]},
     ],
+    "`auto` or a duration, at least 0": [
+        _AUTO,
+        {"type": "number", "minimum": 0},
+        {"type": "string", "pattern": _NUMBERS["duration"][1]},
+    ],
     "`off`, `auto` or `tcp://host:port`": [{"const": False}, {"type": "string"}],
 }
 _BOUNDS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}

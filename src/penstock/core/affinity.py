@@ -1,34 +1,57 @@
 """May a request go to an endpoint other than the one it prefers? Not for a while, if there is one it prefers.
 
 A request that could go somewhere, but not to where its session lives or its prompt is cached, is *held*: it stays in
-its place, others pass it, for at most `affinity_wait`. Then it goes wherever its policy thinks best, and its session
+its place, and others pass it. For how long, a setting says, or it is reckoned (docs/decisions/0043).
+
+With a setting it is held for at most `affinity_wait`. Then it goes wherever its policy thinks best, and its session
 moves with it. An open endpoint that is passed over is *spared*, and that too ends after `affinity_wait`, whoever it was
 spared for: no slot idles longer because of any number of held requests. Two kinds wait for as long as the endpoint they
 prefer lives: those that refer to what only it keeps, and those of strict sessions.
+
+Reckoned, it is held for as long as that costs less than to compute its prompt anew, which all who wait would pay for.
+It is reckoned again whenever an endpoint that it could go to computes no prompt at all; few are held for each endpoint;
+and nobody is held any longer when a flow that passes it would get further ahead than fairness allows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 from penstock.core.endpoint import Endpoint
 from penstock.core.flow import Entry
+from penstock.core.queues import Queues
 from penstock.core.routing.router import Router
+
+HELD_FOR_ONE = 32  # requests at most, by reckoning: as many as are looked at in fair order (the pump's window)
+HELD_IN_ALL = 512  # likewise: half of what the pump looks at where held ones stand between all others
 
 
 class Affinity:
     """Which of the endpoints that have room for a request it may go to now."""
 
-    def __init__(self, router: Router, look_again: Callable[[Endpoint, float], None]) -> None:
+    def __init__(self, router: Router, queues: Queues, look_again: Callable[[Endpoint, float], None]) -> None:
         self._router = router
+        self._queues = queues
         self._look_again = look_again
         self._holding: dict[int, None] = {}  # arrival numbers of those held for a while
+        self._ahead: dict[Endpoint, int] = {}  # how many are held for each, by reckoning
         self._spared: dict[Endpoint, float] = {}  # open endpoints passed over in favour of others, and since when
 
     @property
     def may_hold(self) -> bool:
         """Whether any request may be held for where its session or its prompt is."""
-        return self._router.prefers or self._router.strict
+        return self._router.prefers or self._router.reckons or self._router.strict
+
+    @property
+    def reckons(self) -> bool:
+        """Whether it is reckoned how long a request is held."""
+        return self._router.reckons
+
+    @property
+    def holding(self) -> bool:
+        """Whether anybody is held for a while."""
+        return bool(self._holding)
 
     def choosy(self, entry: Entry, now: float) -> bool:
         """Whether it may be held at all; most are not."""
@@ -36,10 +59,15 @@ class Affinity:
         entry.locate_until_s = now + request.locate_s
         return self.may_hold or request.home is not None or request.locate_s > 0
 
+    def plain(self, entry: Entry) -> bool:
+        """Whether it is held, if at all, by reckoning only: then that can be told before it waits."""
+        request, router = entry.request, self._router
+        return router.reckons and not router.strict and request.home is None and not request.locate_s
+
     def reconfigured(self, entry: Entry) -> None:
         """It waits, and the policy may be another: it may be held from now on, or no longer."""
         entry.choosy |= self.may_hold
-        if not self._router.prefers:
+        if not (self._router.prefers or self._router.reckons):
             self.left(entry)
 
     def allowed(self, entry: Entry, fitting: list[Endpoint], now: float) -> list[Endpoint]:
@@ -52,6 +80,8 @@ class Affinity:
         if now < entry.locate_until_s:
             self._look_again(fitting[0], entry.locate_until_s)
             return []
+        if self._router.reckons:
+            return [] if self._worth_holding(entry, fitting, now) else fitting
         if not self._router.prefers:
             return fitting
         if not entry.held_for:
@@ -67,6 +97,48 @@ class Affinity:
             self._spared.setdefault(endpoint, now)
         self._look_again(fitting[0], until_s)
         return []
+
+    def _worth_holding(self, entry: Entry, fitting: list[Endpoint], now: float) -> bool:
+        """Whether it is held, or begins to be, for a while that is reckoned."""
+        if entry.held_for:
+            return self.held_until_s(entry, fitting, now) > now
+        homes, most_s = self._worth(entry, fitting, now)
+        if not homes:
+            return False
+        entry.held_for, entry.held_since_s, entry.held_until_s = tuple(homes), now, now + most_s
+        self._holding[entry.seq] = None
+        for home in homes:
+            self._ahead[home] = self._ahead.get(home, 0) + 1
+        self._look_again(fitting[0], entry.held_until_s)
+        return True
+
+    def _worth(self, entry: Entry, fitting: Sequence[Endpoint], now: float) -> tuple[Sequence[Endpoint], float]:
+        """The endpoints worth waiting for instead of going to one of these, and for how long."""
+        ahead = self._ahead
+        if entry.held_for:  # it does not wait for itself
+            ahead = {e: count - (e in entry.held_for) for e, count in ahead.items()}
+        elif len(self._holding) >= HELD_IN_ALL:
+            return (), 0.0
+        homes, most_s = self._router.worth_waiting(entry, fitting, ahead, self._queues.backlog(entry), now)
+        homes = [e for e in homes if ahead.get(e, 0) < HELD_FOR_ONE]
+        return homes, most_s if homes else 0.0
+
+    def surely_held(self, entry: Entry, endpoints: list[Endpoint], now: float) -> bool:
+        """Whether a held request goes to none of these, whatever room they have; asked first, for it costs little."""
+        if now >= entry.held_until_s or not self._router.reckons:
+            return False
+        held_for = entry.held_for
+        for home in held_for:
+            if not home.in_service or home.health.ejected(now):
+                return False
+        for endpoint in endpoints:  # noqa: SIM110  # a loop costs less than a generator
+            if not endpoint.ledger.prefill.leases or endpoint in held_for:
+                return False
+        return True
+
+    def let_go(self, entry: Entry) -> None:
+        """It is held no longer, for others would get too far ahead of it."""
+        entry.held_until_s = -math.inf
 
     def at_home(self, entry: Entry, endpoint: Endpoint, now: float) -> bool:
         """Whether it would lose nothing by going there, that it has to wait for or is better served with elsewhere."""
@@ -87,18 +159,28 @@ class Affinity:
         alive = [e for e in entry.held_for if self._router.alive(e.name, entry.request, now) is e]
         if not alive or any(e in alive for e in fitting):
             return now
+        if self._router.reckons:
+            idle = [e for e in fitting if not e.ledger.prefill.leases] if now < entry.held_until_s else []
+            return now if idle and not self._worth(entry, idle, now)[0] else entry.held_until_s
         since_s = min((self._spared[e] for e in fitting if e in self._spared), default=now)
-        return min(entry.held_since_s, since_s) + self._router.settings.affinity_wait_s
+        return min(entry.held_since_s, since_s) + (self._router.settings.affinity_wait_s or 0.0)
 
     def holds(self, entry: Entry, now: float) -> bool:
         """Whether it is an endpoint of its own that it waits for, so that nobody overtakes it who passes it."""
-        return entry.seq in self._holding or now < entry.locate_until_s or self.only(entry, now) is not None
+        if entry.seq in self._holding and (not self._router.reckons or now < entry.held_until_s):
+            return True
+        return now < entry.locate_until_s or self.only(entry, now) is not None
 
     def left(self, entry: Entry) -> None:
         """A choosy request left the queue, or is held no more."""
-        entry.held_for = ()
+        held_for, entry.held_for = entry.held_for, ()
         if entry.seq in self._holding:
             del self._holding[entry.seq]
+            for endpoint in held_for:
+                if self._ahead.get(endpoint, 0) > 1:
+                    self._ahead[endpoint] -= 1
+                else:
+                    self._ahead.pop(endpoint, None)
             if not self._holding:
                 self._spared.clear()
 

@@ -50,6 +50,7 @@ class Entry:
         "follows",
         "held_for",
         "held_since_s",
+        "held_until_s",
         "key",
         "keys_since",
         "lease",
@@ -67,6 +68,7 @@ class Entry:
         "seq",
         "siblings",
         "size_class",
+        "sought_tokens",
         "source",
         "state",
         "tenant",
@@ -113,6 +115,7 @@ class Entry:
         self.cached_tokens = 0  # of its prompt: where most is held, and once it is sent, where it was sent
         self.source: Source | None = None  # who says so
         self.keys_since = 0  # that its endpoint was sent since what is believed cached was used there, by history
+        self.sought_tokens = 0  # of its prompt, that are looked for where it was sent only because one like it was
         self.twin_computing = False  # what is believed cached is just being computed, for another request
         self.blocks: tuple[tuple[int, ...], int] | None = None  # keys of its token blocks, and their size
         self.looked_up: tuple[Source, Mapping[str, int]] | None = None  # who answered, and tokens by endpoint
@@ -121,6 +124,7 @@ class Entry:
         self.choosy = False  # it may be held for an endpoint it prefers
         self.held_for: tuple[Endpoint, ...] = ()  # the endpoints it prefers to others that it could go to
         self.held_since_s = math.inf
+        self.held_until_s = -math.inf  # where that was reckoned
         self.siblings: tuple[Key, ...] = ()  # the keys by which it is found, while it waits, by others of its prefix
         self.follows: str | None = None  # the request it follows to its endpoint, out of its turn
         self.overtaken_from = 0  # where its leaf's count of such stood when it came

@@ -64,6 +64,11 @@ class Overtaking:
                     break
         return endpoints
 
+    def too_far(self, entry: Entry, other: Entry) -> bool:
+        """Whether its flow is as far ahead of another's as it may be, if not further."""
+        may_lead = (BYPASS_MAX - 1) * self._account.full_cost(entry) + EPSILON
+        return other.request.band == entry.request.band and lead(entry.node_of(), other.node_of()) > may_lead
+
     def found(self, endpoints: list[Endpoint]) -> None:
         """Somebody goes to one of these endpoints: it overtakes those who were passed over and could go there."""
         self.passed = [x for x in self.passed if any(e.serves(x.request.model) for e in endpoints)]

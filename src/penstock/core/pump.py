@@ -100,7 +100,12 @@ class Pump:
         band = self._queues.bands[request.band]
         if band.unchecked:
             self._fit.check_open(band, now)
-        if entry.choosy or self._pool.roles.any or not band.open or not self._stops.sends(request.model):
+        if (
+            (entry.choosy and not self._affinity.plain(entry))
+            or self._pool.roles.any
+            or not band.open
+            or not self._stops.sends(request.model)
+        ):
             return []
         self._overtaking.begin()
         self._stagger.begin()
@@ -201,6 +206,7 @@ class Pump:
         """
         looked_at, prefill_room, kv_room = 0, math.inf, math.inf
         ahead: set[tuple[Node, str]] = set()  # flows that are as far ahead as may be: others pass them, too
+        held: list[Entry] = []  # by reckoning: nobody gets too far ahead of them either
         for entry in islice(line, HELD_MAX):
             if self._tenants.held(entry.account):
                 continue
@@ -214,6 +220,8 @@ class Pump:
             if entry.uncached_tokens <= prefill_room and entry.estimated_tokens <= kv_room:
                 endpoints = self._fit.fitting(entry, self._overtaking.not_kept(free), now)
                 allowed = endpoints if bumped else self._in_bound(entry, endpoints, head, now)
+                if allowed and held and not bumped and (found := self._pressed(entry, held, free, now)) is not None:
+                    return found
                 if allowed:
                     return entry, allowed
                 if endpoints:
@@ -221,10 +229,22 @@ class Pump:
                     looked_at += 1
                     continue
             if entry.choosy and self._affinity.holds(entry, now):
+                if self._affinity.reckons:
+                    held.append(entry)
                 continue  # nobody overtakes it: it waits for an endpoint of its own
             looked_at += 1
             self._overtaking.passes(entry)
             self._overtaking.keep(entry, free, now)
+        return None
+
+    def _pressed(self, entry: Entry, held: list[Entry], free: list[Endpoint], now: float) -> Found | None:
+        """The first of those that are held by whom the flow of another may not pass again: it goes instead."""
+        for other in held:
+            if self._overtaking.too_far(entry, other) and self._affinity.only(other, now) is None:
+                self._affinity.let_go(other)
+                endpoints = self._fit.fitting(other, self._overtaking.not_kept(free), now)
+                if endpoints:
+                    return other, endpoints
         return None
 
     def _in_bound(self, entry: Entry, endpoints: list[Endpoint], head: Entry | None, now: float) -> list[Endpoint]:

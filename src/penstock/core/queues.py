@@ -12,6 +12,7 @@ from itertools import islice
 
 from penstock.core.band import Band
 from penstock.core.endpoint import Endpoint
+from penstock.core.fairness.tree import top
 from penstock.core.flow import Entry
 from penstock.core.lifecycle import Event
 from penstock.core.settings import BandSettings, QueueBounds
@@ -68,6 +69,17 @@ class Queues:
     def find(self, seq: int) -> Entry | None:
         """The waiting entry with an arrival number."""
         return next((band.entries[seq] for band in self.bands if seq in band.entries), None)
+
+    def backlog(self, entry: Entry) -> float:
+        """How many of its band wait whom a request may keep waiting: as if each flow had as many as its own.
+
+        So a flow with little to wait for never waits for the sake of one that has much.
+        """
+        root = self.bands[entry.request.band].tree.root
+        flow = top(entry.node_of())
+        return (
+            root.waiting if flow.parent is None else min(root.waiting, flow.waiting * root.active_weight / flow.weight)
+        )
 
     def over_bounds(self) -> bool:
         """Whether more waits in all than may."""

@@ -86,7 +86,7 @@ class RoutingSettings(msgspec.Struct, frozen=True):
     """What the policies have to be told, and how long a request waits for the endpoint it prefers."""
 
     affinity_escape_s: float = 2.0
-    affinity_wait_s: float = 0.0
+    affinity_wait_s: float | None = None  #: None: as long as it is worth, where the policy can tell, else not at all
     imbalance_threshold: float = math.inf
     price_weight_s: float = (
         math.inf

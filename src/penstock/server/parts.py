@@ -87,7 +87,7 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
         routing=settings.routing.policy,
         router=RoutingSettings(
             affinity_escape_s=settings.routing.affinity_escape,
-            affinity_wait_s=settings.routing.affinity_wait,
+            affinity_wait_s=None if settings.routing.affinity_wait == "auto" else settings.routing.affinity_wait,
             imbalance_threshold=settings.routing.imbalance_threshold,
             price_weight_s=settings.routing.price_weight,
             strict_sessions=settings.routing.session.strict,

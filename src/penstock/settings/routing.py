@@ -99,11 +99,11 @@ class Routing(Section):
         "prompt's prefix than from another, before the other one is taken.",
         ge=0,
     )
-    affinity_wait: values.Duration = setting(
-        0.0,
+    affinity_wait: values.AffinityWait = setting(
+        "auto",
         "How long a request that could go elsewhere waits for the endpoint of its session, or the one that holds its "
-        "prefix. No open endpoint is kept waiting longer.",
-        ge=0,
+        "prefix. No open endpoint is kept waiting longer. `auto`: with `policy: predicted_ttft` for as long as that "
+        "costs those who wait less than to compute its prompt anew (docs/policies); with others not at all.",
     )
     prefix_group: values.Whole = setting(
         4,
@@ -165,10 +165,11 @@ def contradictions(routing: Routing, max_wait_s: float) -> Iterator[Contradictio
         yield ("locality",), "`prefix` goes by our own history alone", "write `policy: kv`"
     elif routing.locality != "history" and not by_cache(policy):
         yield ("locality",), f"`{policy}` does not ask where prompts are cached", "write `policy: kv`"
-    if routing.affinity_wait > 0 and policy not in WITH_PREFERENCE and not any(traits(policy)):
+    wait_s = 0.0 if routing.affinity_wait == "auto" else routing.affinity_wait
+    if wait_s > 0 and policy not in WITH_PREFERENCE and not any(traits(policy)):
         yield ("affinity_wait",), f"means nothing with `policy: {policy}`, which prefers no endpoint", None
-    if routing.affinity_wait > 0 and session.strict:
+    if wait_s > 0 and session.strict:
         yield ("affinity_wait",), "means nothing with `session.strict`, which waits for as long as it takes", None
-    if routing.affinity_wait >= max_wait_s:
+    if wait_s > 0 and wait_s >= max_wait_s:
         message = f"is not shorter than `queue.max_wait` (`{values.write_duration(max_wait_s)}`)"
         yield ("affinity_wait",), message, None

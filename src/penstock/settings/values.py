@@ -215,6 +215,15 @@ def reserved_slots(value: object) -> float | Literal["auto"]:
     return result
 
 
+def affinity_wait(value: object) -> float | Literal["auto"]:
+    if isinstance(value, str) and value == "auto":
+        return "auto"
+    seconds = duration(value)
+    if seconds < 0:
+        raise Refused(f"{show(value)}: expected at least 0")
+    return seconds
+
+
 def label(value: object) -> str:
     return text(f"{value}" if isinstance(value, int | float) and not isinstance(value, bool) else value)
 
@@ -345,6 +354,9 @@ KeyHash = Annotated[str, BeforeValidator(key_hash), Kind("`sha256:…`")]
 Network = Annotated[str, BeforeValidator(network), Kind("IP address or network")]
 ReservedSlots = Annotated[
     float | Literal["auto"], PlainValidator(reserved_slots), Kind("`auto` or a number, at least 0, less than 1")
+]
+AffinityWait = Annotated[
+    float | Literal["auto"], PlainValidator(affinity_wait), Kind("`auto` or a duration, at least 0", write_duration)
 ]
 Label = Annotated[str, BeforeValidator(label), Kind("text")]
 Listen = Annotated[str, BeforeValidator(listen_address), Kind("`host:port`, `:port` or `[::1]:port`")]

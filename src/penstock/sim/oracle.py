@@ -207,7 +207,7 @@ class Oracle:
         """Where it may go as far as it alone is concerned."""
         rest = [e for e in free if e not in kept]
         fitting = [e for e in rest if self._fits(entry, e, now, known=known)]
-        return self._allowed(entry, self._answered(entry, fitting, rest, now, known=known), now)
+        return self._allowed(entry, self._answered(entry, fitting, rest, now, known=known), now, known=known)
 
     def _in_bound(self, entry: Entry, endpoint: Endpoint, passed: list[Entry], now: float) -> bool:
         """Whether its flow, once it is sent there, is at most K such requests ahead of those it overtakes there."""
@@ -317,7 +317,7 @@ class Oracle:
                 return fitting
         return [e for e in fitting if e.role is not Role.PREFILL]
 
-    def _allowed(self, entry: Entry, fitting: list[Endpoint], now: float) -> list[Endpoint]:
+    def _allowed(self, entry: Entry, fitting: list[Endpoint], now: float, *, known: bool = True) -> list[Endpoint]:
         """Where it may go of where it fits: nowhere while it waits for an endpoint that it prefers."""
         affinity = self._scheduler._affinity
         if not entry.choosy or not fitting:
@@ -326,6 +326,8 @@ class Oracle:
         if only is not None:
             return [e for e in fitting if e is only]
         held = bool(entry.held_for) and affinity.held_until_s(entry, fitting, now) > now
+        if not known and affinity.reckons:  # what a wait is worth changes with every engine step
+            held = bool(entry.held_for) and now < entry.held_until_s
         return [] if held or now < entry.locate_until_s else fitting
 
     def _is_modest(self, entry: Entry, now: float, *, known: bool) -> bool:

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--fairness", choices=FAIRNESS, default="weighted_tokens", help="between the trace's tenants")
     group.add_argument("--no-queue", action="store_true", help="Penstock's policies send on arrival, too")
-    group.add_argument("--affinity-wait", metavar="S", type=float, default=0.0, help="routing.affinity_wait")
+    group.add_argument("--affinity-wait", metavar="S", type=float, help="routing.affinity_wait (default auto)")
     group.add_argument("--imbalance-threshold", metavar="N", type=float, default=math.inf, help="load_balanced_kv's")
     group.add_argument("--plot", metavar="FILE.png", help="draw the TTFT curves, hit rate and imbalance over time")
 
@@ -107,7 +107,7 @@ def _problem(args: argparse.Namespace) -> str | None:
         return f"--speed takes a number above 0, up to {SPEED_MAX:g}"
     if args.kv_tokens is not None and args.kv_tokens < BLOCK_TOKENS:
         return f"--kv-tokens takes {BLOCK_TOKENS} or more"
-    if not 0 <= args.affinity_wait < math.inf:
+    if args.affinity_wait is not None and not 0 <= args.affinity_wait < math.inf:
         return "--affinity-wait takes seconds, 0 or more"
     if not args.imbalance_threshold > 0:
         return "--imbalance-threshold takes a number above 0"

@@ -6,7 +6,7 @@ how much of this prompt it holds, and where the request's session is at home. No
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from penstock.core.endpoint import Endpoint
@@ -69,6 +69,7 @@ class RoutingPolicy:
     uses_prefix: bool = False  #: wants to know who holds how much of the prompt
     weighs_load: bool = False  #: then what most endpoints hold, or should hold, is no reason to go to one
     uses_session: bool = False  #: wants to know where the session is at home
+    reckons: bool = False  #: says how long a wait for what is cached elsewhere is worth
     takes_turns: bool = False  #: its choices depend on those before, so it has to be told of all
     scores_by: str | None = None  #: what `score` was in the last decision, for people; None: no numbers were compared
 
@@ -83,3 +84,17 @@ class RoutingPolicy:
     def preferred(self, context: Context) -> Sequence[Endpoint]:  # noqa: ARG002
         """The endpoints worth waiting for, of those alive; empty where any will do. Changes nothing."""
         return ()
+
+    def worth_waiting(
+        self,
+        context: Context,  # noqa: ARG002
+        instead: Sequence[Endpoint],  # noqa: ARG002
+        ahead: Mapping[Endpoint, int],  # noqa: ARG002
+        pressure: float,  # noqa: ARG002
+    ) -> tuple[list[Endpoint], float]:
+        """The endpoints to wait for `instead` of going to one of those now, and for how many seconds at most.
+
+        `ahead`: how many wait for an endpoint already. `pressure`: requests that wait, and prompts under way, for each
+        endpoint there is. Changes nothing.
+        """
+        return [], 0.0

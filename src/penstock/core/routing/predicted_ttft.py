@@ -13,7 +13,7 @@ one leaves only the cheapest to choose from (the router sees to it).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from penstock.core.endpoint import Endpoint, least_loaded
 from penstock.core.prefill import TOKENS_PER_S
@@ -22,6 +22,7 @@ from penstock.core.routing.base import Context, RoutingPolicy
 AFFINITY_SHARE = 0.8  # of the longest match: near enough to be as good
 DECODE_WEIGHT = 0.2  # how much a second of slower decoding counts against a second of waiting for the first token
 PLAY, PLAY_S = 0.1, 0.02  # costs are not known better than that: what differs by less goes by load, and by turns
+COLD = 2.0  # a token that is computed once more, and the one it displaces, which will have to be computed again
 PACE_S = 0.02  # per output token, until learned; a mid-size GPU's
 
 
@@ -30,6 +31,7 @@ class PredictedTtft(RoutingPolicy):
 
     uses_prefix = True
     weighs_load = True
+    reckons = True
     scores_by: str | None = "predicted cost, s"
 
     def __init__(self, escape_s: float) -> None:
@@ -56,6 +58,39 @@ class PredictedTtft(RoutingPolicy):
         alive = context.alive()
         return [alive[at] for at in self._near(alive, _costs(alive, context), context)]
 
+    def worth_waiting(
+        self, context: Context, instead: Sequence[Endpoint], ahead: Mapping[Endpoint, int], pressure: float
+    ) -> tuple[list[Endpoint], float]:
+        """To compute cold what is cached elsewhere costs all who wait: so its seconds count for so many.
+
+        Both ways take what is before the prompt, and what is to be computed of it. The first of these only the request
+        itself waits for; by the second others come later, too: `pressure` of them.
+        """
+        matched = context.matched
+        if not matched:
+            return [], 0.0
+        enough = AFFINITY_SHARE * max(matched.values())
+        for endpoint in instead:
+            if matched.get(endpoint.index, 0) >= enough:
+                return [], 0.0
+        homes = [e for e in context.alive() if matched.get(e.index, 0) >= enough and e.slots]
+        weight = COLD * (1.0 + pressure)
+        now_s = min([self._weighed_s(e, context, weight) for e in instead])
+        most_s = 0.0
+        for home in homes:
+            cached_s = self._weighed_s(home, context, weight)
+            if cached_s + _turn_s(home, context, ahead.get(home, 0)) < now_s:
+                most_s = max(
+                    most_s, now_s - cached_s + home.ledger.prefill.left(context.now) / home.ledger.prefill.rate
+                )
+        return (homes, most_s) if most_s > 0.0 else ([], 0.0)
+
+    def _weighed_s(self, endpoint: Endpoint, context: Context, weight: float) -> float:
+        """What is before it there, and its own computing as it weighs."""
+        prefill = endpoint.ledger.prefill
+        seconds = (prefill.left(context.now) + weight * context.uncached_tokens(endpoint)) / prefill.rate
+        return seconds + context.price_weight_s * endpoint.price if context.price_weight_s else seconds
+
     def _near(self, endpoints: Sequence[Endpoint], costs: list[float], context: Context) -> list[int]:
         """The places of those that hold most of the prompt and are not much dearer than the cheapest."""
         matched = context.matched
@@ -65,6 +100,18 @@ class PredictedTtft(RoutingPolicy):
             return []
         dearest, enough = min(costs) + self._escape_s, AFFINITY_SHARE * most
         return [at for at, tokens in enumerate(held) if tokens >= enough and costs[at] <= dearest]
+
+
+def _turn_s(endpoint: Endpoint, context: Context, ahead: int) -> float:
+    """How long it takes until it is its turn there, beyond the prompts before it: for those who wait for the same
+    endpoint, and for a slot where all are taken.
+    """
+    ledger = endpoint.ledger
+    slot_s = 0.0
+    if len(ledger.leases) >= ledger.slots:
+        pace_s = ledger.pace.time_per_output_token_s(context.now) or PACE_S
+        slot_s = pace_s * context.output_tokens / ledger.slots
+    return slot_s + ahead * max(slot_s, context.uncached_tokens(endpoint) / ledger.prefill.rate)
 
 
 def _costs(endpoints: Sequence[Endpoint], context: Context) -> list[float]:

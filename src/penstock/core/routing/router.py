@@ -20,6 +20,7 @@ from penstock.core.routing.base import Context
 from penstock.core.routing.heat import Heat
 from penstock.core.routing.homes import Homes
 from penstock.core.routing.registry import POLICIES
+from penstock.core.routing.whereabouts import Whereabouts
 from penstock.core.settings import RoutingSettings
 from penstock.core.sources import Source, Sources
 
@@ -37,6 +38,7 @@ class Router:
         self._exact = PrefixIndex(EXACT_KEYS_MAX)
         self._homes = Homes()
         self._heat = Heat()
+        self._whereabouts = Whereabouts()
         self._doubted: dict[int, Endpoint] = {}  # did not answer, and may be other processes by now
         self._decided: Context | None = None
         self._choose_policy(policy, settings)
@@ -49,7 +51,9 @@ class Router:
     def _choose_policy(self, policy: str, settings: RoutingSettings) -> None:
         self._named, self.settings = policy, settings
         self._policy = POLICIES[policy](settings, self._draw)
-        self.prefers = settings.affinity_wait_s > 0 and (self._policy.uses_prefix or self._policy.uses_session)
+        wait_s, policy_ = settings.affinity_wait_s, self._policy
+        self.reckons = wait_s is None and policy_.reckons
+        self.prefers = wait_s is not None and wait_s > 0 and (policy_.uses_prefix or policy_.uses_session)
         self.strict = settings.strict_sessions and self._policy.uses_session
 
     # --- one request --------------------------------------------------------------------------------------------
@@ -72,6 +76,10 @@ class Router:
             entry.twin_computing = False
             prefix: tuple[Key, ...] = request.prefix
             if prefix:
+                entry.sought_tokens = 0
+                if policy.weighs_load:
+                    entry.sought_tokens = self._sought(request, located, now).get(chosen.index, 0)
+                    self._whereabouts.sent(prefix, chosen.index)
                 if located.levels:
                     depth = located.depth(chosen.index)
                     entry.twin_computing = bool(depth) and _being_computed(prefix[depth - 1], depth, chosen)
@@ -112,6 +120,23 @@ class Router:
             self._affordable(entry, preferred, context.alive(), now) if self._pool.priced and preferred else preferred
         )
 
+    def worth_waiting(
+        self, entry: Entry, instead: Sequence[Endpoint], ahead: Mapping[Endpoint, int], backlog: float, now: float
+    ) -> tuple[Sequence[Endpoint], float]:
+        """The endpoints that a request waits for `instead` of going to one of those, and how long at most.
+
+        `ahead`: how many wait for each already; `backlog`: how many wait that it would keep waiting. Changes nothing.
+        """
+        context = self._context(entry, self._located(entry, now), now)
+        if not context.matched:
+            return (), 0.0
+        under_way = sum([len(e.ledger.prefill.leases) for e in self._pool if e.serves(entry.model)])
+        pressure = (backlog + under_way) / max(1, self._pool.serving(entry.model))
+        homes, most_s = self._policy.worth_waiting(context, instead, ahead, pressure)
+        if homes and self._pool.priced:
+            return self._affordable(entry, homes, context.alive(), now), most_s
+        return homes, most_s
+
     def _affordable(
         self, entry: Entry, endpoints: Sequence[Endpoint], of: Sequence[Endpoint], now: float
     ) -> Sequence[Endpoint]:
@@ -146,6 +171,8 @@ class Router:
             return
         if lease.epoch != endpoint.ledger.epoch:
             return
+        if lease.sought_tokens:
+            self._whereabouts.learn(lease.sought_tokens, usage.cached_tokens)
         predicted = lease.cached_tokens
         if lease.source is Source.HISTORY:  # which knows shares; tokens were estimated
             predicted = round(predicted * usage.prompt_tokens / max(1, predicted + lease.prompt_tokens))
@@ -169,6 +196,7 @@ class Router:
         request = entry.request
         if endpoint is None or not self._policy.uses_prefix or not request.prefix:
             return
+        self._whereabouts.failed(request.prefix, endpoint.index)
         located = Located(self._history)
         located.measured((entry.estimate.prompt_tokens, request.body_bytes), request.prefix_chunk_bytes)
         self._history.remove(endpoint.index, request.prefix[located.keys_in(lease.cached_tokens) :])
@@ -201,12 +229,14 @@ class Router:
         """Its gauges were read: another process answers there, with an empty cache, or still the same."""
         if restarted:
             self._history.clear(endpoint.index)
+            self._whereabouts.cleared(endpoint.index)
             self.sources.forget(endpoint.index)
         self._doubted.pop(endpoint.index, None)
 
     def gone(self, endpoint: Endpoint) -> None:
         """The endpoint is no longer one of ours."""
         self._history.forget(endpoint.index)
+        self._whereabouts.cleared(endpoint.index)
         self._exact.forget(endpoint.index)
         self.sources.forget(endpoint.index)
         self._doubted.pop(endpoint.index, None)
@@ -216,6 +246,11 @@ class Router:
     def _context(self, entry: Entry, located: Located, now: float) -> Context:
         request = entry.request
         matched, common = self._telling(request, located, now) if located.most else (located.told, 0)
+        if self._policy.weighs_load and request.prefix:
+            most = max(matched.values(), default=0)
+            for index, sought in self._sought(request, located, now).items():
+                if (tokens := int(sought * self._whereabouts.found) - common) > most:
+                    matched = {**matched, index: tokens}
         return Context(
             request,
             prompt_tokens=max(1, entry.estimate.prompt_tokens - common),
@@ -230,6 +265,14 @@ class Router:
     def _weighs_prices(self) -> bool:
         """Whether a policy that compares times is to add what endpoints cost."""
         return self._pool.priced and self.settings.price_weight_s < math.inf
+
+    def _sought(self, request: Request, located: Located, now: float) -> dict[int, int]:
+        """Where one like it was sent last, and how much of it that may hold, if nobody is known to hold as much."""
+        last = self._whereabouts.last(request.prefix)
+        if last is None or located.told or now < self.sources.off_until_s or last[0] in self._doubted:
+            return {}
+        tokens = located.tokens_at(last[1])
+        return {last[0]: tokens} if tokens > located.most else {}
 
     def _telling(self, request: Request, located: Located, now: float) -> tuple[dict[int, int], int]:
         """Who holds more than half of the endpoints do, and how much more; and how many tokens these do.

@@ -70,7 +70,7 @@ class Parts:
         self._tenants = Tenants(settings.tenants)
         self._stops = Stops()
         self._router = Router(settings.routing, settings.router, self._pool, draw=draw)
-        self._affinity = Affinity(self._router, self._look_again)
+        self._affinity = Affinity(self._router, self._queues, self._look_again)
         self._grouping = Grouping(settings.router, self._account, by_arrival=by_arrival(settings))
         self._stagger = Stagger(self._pool, self._look_again)
         self._overtaking = Overtaking(self._account)
