@@ -56,12 +56,15 @@ def test_it_goes_where_its_prompt_is_cached_when_a_slot_is_free_there() -> None:
     assert sent(made.finished(lease, Usage(12_800, 40, 0), now=5.0)) == [("second", home)]
 
 
-def test_it_waits_no_longer_than_was_reckoned() -> None:
+def test_it_waits_no_longer_than_was_reckoned_and_once_more_where_that_is_still_worth_it() -> None:
     made = scheduler(settings(), a=1, b=1)
     home, _ = talk_at(made)
     made.arrived(prompt("second", *TALK, 1), now=4.0)
-    until_s = made._entries["second"].held_until_s
-    assert sent(made.expire(now=until_s)) == [("second", "b" if home == "a" else "a")]
+    entry = made._entries["second"]
+    until_s = entry.held_until_s
+    assert sent(made.expire(now=until_s)) == []
+    assert entry.held_until_s - until_s == pytest.approx(until_s - entry.held_since_s)
+    assert sent(made.expire(now=entry.held_until_s)) == [("second", "b" if home == "a" else "a")]
 
 
 def test_a_short_prompt_is_not_worth_a_wait() -> None:
@@ -153,8 +156,8 @@ def test_the_last_endpoint_of_the_deepest_known_part_counts() -> None:
     known = Whereabouts()
     known.sent(range(10), 1)
     known.sent(range(5), 2)
-    assert known.last(range(12)) == (1, 8)
-    assert known.last(range(7)) == (2, 4)
+    assert known.last(range(12)) == (1, 10)
+    assert known.last((*range(5), 77, 78)) == (2, 5)
     assert known.last((0, 77, 78)) is None, f"less than {DEPTH_MIN} keys tell nothing"
     assert known.last(()) is None
 
@@ -165,8 +168,8 @@ def test_what_can_be_nowhere_any_more_is_not_looked_for(cause: str) -> None:
     known.sent(range(10), 1)
     known.cleared(1) if cause == "cleared" else known.failed(range(10), 1)
     assert known.last(range(10)) is None
-    known.sent(range(10), 1)
-    assert known.last(range(10)) == (1, 8)
+    known.sent(range(10), 2)
+    assert known.last(range(10)) == (2, 10)
 
 
 def test_whereabouts_are_bounded_and_learn_from_answers() -> None:

@@ -8,9 +8,10 @@ moves with it. An open endpoint that is passed over is *spared*, and that too en
 spared for: no slot idles longer because of any number of held requests. Two kinds wait for as long as the endpoint they
 prefer lives: those that refer to what only it keeps, and those of strict sessions.
 
-Reckoned, it is held for as long as that costs less than to compute its prompt anew, which all who wait would pay for.
-It is reckoned again whenever an endpoint that it could go to computes no prompt at all; few are held for each endpoint;
-and nobody is held any longer when a flow that passes it would get further ahead than fairness allows.
+Reckoned, it is held for as long as that costs less than to compute its prompt anew, which all who wait would pay for;
+and once more as long, where that is so then: the time that is over is spent in any case. It is reckoned again whenever
+an endpoint that it could go to computes no prompt at all; few are held for each endpoint; and nobody is held any longer
+when a flow that passes it would get further ahead than fairness allows.
 """
 
 from __future__ import annotations
@@ -101,12 +102,17 @@ class Affinity:
     def _worth_holding(self, entry: Entry, fitting: list[Endpoint], now: float) -> bool:
         """Whether it is held, or begins to be, for a while that is reckoned."""
         if entry.held_for:
+            if now >= entry.held_until_s and entry.held_again_s and self._worth(entry, fitting, now)[0]:
+                entry.held_until_s, entry.held_again_s = now + entry.held_again_s, 0.0
+                self._look_again(fitting[0], entry.held_until_s)
             return self.held_until_s(entry, fitting, now) > now
         homes, most_s = self._worth(entry, fitting, now)
         if not homes:
             return False
-        entry.held_for, entry.held_since_s, entry.held_until_s = tuple(homes), now, now + most_s
+        entry.held_for, entry.held_since_s = tuple(homes), now
+        entry.held_until_s, entry.held_again_s = now + most_s, most_s
         self._holding[entry.seq] = None
+        entry.held_behind = min([self._ahead.get(home, 0) for home in homes])
         for home in homes:
             self._ahead[home] = self._ahead.get(home, 0) + 1
         self._look_again(fitting[0], entry.held_until_s)
@@ -115,8 +121,8 @@ class Affinity:
     def _worth(self, entry: Entry, fitting: Sequence[Endpoint], now: float) -> tuple[Sequence[Endpoint], float]:
         """The endpoints worth waiting for instead of going to one of these, and for how long."""
         ahead = self._ahead
-        if entry.held_for:  # it does not wait for itself
-            ahead = {e: count - (e in entry.held_for) for e, count in ahead.items()}
+        if entry.held_for:  # those who came after it are not before it, nor is it itself
+            ahead = {e: min(entry.held_behind, count - 1) for e, count in ahead.items() if e in entry.held_for}
         elif len(self._holding) >= HELD_IN_ALL:
             return (), 0.0
         homes, most_s = self._router.worth_waiting(entry, fitting, ahead, self._queues.backlog(entry), now)
@@ -138,7 +144,7 @@ class Affinity:
 
     def let_go(self, entry: Entry) -> None:
         """It is held no longer, for others would get too far ahead of it."""
-        entry.held_until_s = -math.inf
+        entry.held_until_s, entry.held_again_s = -math.inf, 0.0
 
     def at_home(self, entry: Entry, endpoint: Endpoint, now: float) -> bool:
         """Whether it would lose nothing by going there, that it has to wait for or is better served with elsewhere."""

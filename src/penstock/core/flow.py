@@ -48,6 +48,8 @@ class Entry:
         "deadline_s",
         "estimate",
         "follows",
+        "held_again_s",
+        "held_behind",
         "held_for",
         "held_since_s",
         "held_until_s",
@@ -124,6 +126,8 @@ class Entry:
         self.choosy = False  # it may be held for an endpoint it prefers
         self.held_for: tuple[Endpoint, ...] = ()  # the endpoints it prefers to others that it could go to
         self.held_since_s = math.inf
+        self.held_again_s = 0.0  # and for how long once more, if it is still worth that then
+        self.held_behind = 0  # so many others, who came before it
         self.held_until_s = -math.inf  # where that was reckoned
         self.siblings: tuple[Key, ...] = ()  # the keys by which it is found, while it waits, by others of its prefix
         self.follows: str | None = None  # the request it follows to its endpoint, out of its turn
