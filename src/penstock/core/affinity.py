@@ -25,7 +25,7 @@ from penstock.core.queues import Queues
 from penstock.core.routing.router import Router
 
 HELD_FOR_ONE = 32  # requests at most, by reckoning: as many as are looked at in fair order (the pump's window)
-HELD_IN_ALL = 512  # likewise: half of what the pump looks at where held ones stand between all others
+HELD_IN_ALL = 128  # likewise: each turn of the pump passes all of them, at about half a microsecond each
 
 
 class Affinity:

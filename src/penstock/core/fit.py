@@ -106,8 +106,6 @@ class Fit:
         """The endpoints, of those that are open, with room for this very request."""
         if self._tenants.held(entry.account):
             return []
-        if entry.held_for and self._affinity.surely_held(entry, endpoints, now):
-            return []
         model = entry.model
         prompt_tokens = entry.estimate.prompt_tokens
         tokens = prompt_tokens + entry.estimate.output_tokens

@@ -208,6 +208,9 @@ class Pump:
         ahead: set[tuple[Node, str]] = set()  # flows that are as far ahead as may be: others pass them, too
         held: list[Entry] = []  # by reckoning: nobody gets too far ahead of them either
         for entry in islice(line, HELD_MAX):
+            if entry.held_for and self._affinity.surely_held(entry, free, now):
+                held.append(entry)
+                continue
             if self._tenants.held(entry.account):
                 continue
             if looked_at >= WINDOW:

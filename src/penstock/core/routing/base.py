@@ -88,11 +88,12 @@ class RoutingPolicy:
     def worth_waiting(
         self,
         context: Context,  # noqa: ARG002
+        holders: Sequence[Endpoint],  # noqa: ARG002
         instead: Sequence[Endpoint],  # noqa: ARG002
         ahead: Mapping[Endpoint, int],  # noqa: ARG002
         pressure: float,  # noqa: ARG002
     ) -> tuple[list[Endpoint], float]:
-        """The endpoints to wait for `instead` of going to one of those now, and for how many seconds at most.
+        """The `holders` to wait for `instead` of going to one of those now, and for how many seconds at most.
 
         `ahead`: how many wait for an endpoint already. `pressure`: requests that wait, and prompts under way, for each
         endpoint there is. Changes nothing.

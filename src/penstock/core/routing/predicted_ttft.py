@@ -59,7 +59,12 @@ class PredictedTtft(RoutingPolicy):
         return [alive[at] for at in self._near(alive, _costs(alive, context), context)]
 
     def worth_waiting(
-        self, context: Context, instead: Sequence[Endpoint], ahead: Mapping[Endpoint, int], pressure: float
+        self,
+        context: Context,
+        holders: Sequence[Endpoint],
+        instead: Sequence[Endpoint],
+        ahead: Mapping[Endpoint, int],
+        pressure: float,
     ) -> tuple[list[Endpoint], float]:
         """To compute cold what is cached elsewhere costs all who wait: so its seconds count for so many.
 
@@ -73,7 +78,9 @@ class PredictedTtft(RoutingPolicy):
         for endpoint in instead:
             if matched.get(endpoint.index, 0) >= enough:
                 return [], 0.0
-        homes = [e for e in context.alive() if matched.get(e.index, 0) >= enough and e.slots]
+        homes = [e for e in holders if matched.get(e.index, 0) >= enough and e.slots]
+        if not homes:
+            return [], 0.0
         weight = COLD * (1.0 + pressure)
         now_s = min([self._weighed_s(e, context, weight) for e in instead])
         most_s = 0.0

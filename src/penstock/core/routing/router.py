@@ -130,12 +130,26 @@ class Router:
         context = self._context(entry, self._located(entry, now), now)
         if not context.matched:
             return (), 0.0
-        under_way = sum([len(e.ledger.prefill.leases) for e in self._pool if e.serves(entry.model)])
-        pressure = (backlog + under_way) / max(1, self._pool.serving(entry.model))
-        homes, most_s = self._policy.worth_waiting(context, instead, ahead, pressure)
+        matched, model, under_way = context.matched, entry.model, 0
+        holders: list[Endpoint] = []
+        for endpoint in self._pool:  # one loop, for it is run over all of them
+            under_way += len(endpoint.ledger.prefill.leases)
+            if endpoint.index in matched and self._waitable(endpoint, entry, now):
+                holders.append(endpoint)
+        if not holders:
+            return (), 0.0
+        pressure = (backlog + under_way) / max(1, self._pool.serving(model))
+        homes, most_s = self._policy.worth_waiting(context, holders, instead, ahead, pressure)
         if homes and self._pool.priced:
             return self._affordable(entry, homes, context.alive(), now), most_s
         return homes, most_s
+
+    def _waitable(self, endpoint: Endpoint, entry: Entry, now: float) -> bool:
+        """Whether it is well, and may compute a request's prompt."""
+        request, roles = entry.request, self._pool.roles
+        if self.alive(endpoint.name, request, now) is not endpoint:
+            return False
+        return not roles.any or roles.computes(endpoint, request.model, whole=entry.whole)
 
     def _affordable(
         self, entry: Entry, endpoints: Sequence[Endpoint], of: Sequence[Endpoint], now: float

@@ -8,7 +8,6 @@ of its keys (at depths that grow by a fourth), and counts for as much of the pro
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 
 from penstock.core.request import Key
@@ -75,4 +74,7 @@ class Whereabouts:
 
 def _within(prefix: Sequence[Key]) -> tuple[int, ...]:
     """The depths of a prompt."""
-    return DEPTHS[: bisect_right(DEPTHS, len(prefix))]
+    count, length = 0, len(prefix)
+    while count < len(DEPTHS) and DEPTHS[count] <= length:
+        count += 1
+    return DEPTHS[:count]
