@@ -85,7 +85,7 @@ def _closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings,
     load, slots = ledger.load(now), ledger.slots
     if load >= slots * band.ceiling or len(ledger.leases) >= slots:
         return Cause.SLOTS_FULL
-    if _queues(endpoint, band, now) or endpoint.fills(now):
+    if _queues(endpoint, band, now) or now < endpoint.fills_until_s(now):
         return Cause.ENGINE_QUEUE
     if load <= 0:
         return None  # an idle endpoint always takes one request, however large
@@ -104,7 +104,7 @@ def _closed_by_own(endpoint: Endpoint, band: BandSettings, settings: AdmissionSe
     leases = len(ledger.leases)
     if leases >= ledger.slots * band.ceiling or leases >= ledger.slots:
         return True
-    if _queues(endpoint, band, now, told=False) or endpoint.fills(now):
+    if _queues(endpoint, band, now, told=False) or now < endpoint.fills_until_s(now):
         return True
     if leases and ledger.prefill.outstanding_tokens >= endpoint.admission(settings).prefill_tokens_max:
         return True
@@ -195,6 +195,8 @@ def lifts_s(cause: Cause, endpoint: Endpoint, *, now: float) -> float:
         ends_s = (endpoint.health.held_until_s, endpoint.health.ejected_until_s)
         return min(end_s for end_s in ends_s if end_s > now)
     review_s = endpoint.ledger.review_s(now)
+    if cause is Cause.ENGINE_QUEUE and (filled_s := endpoint.fills_until_s(now)) > now:
+        review_s = min(review_s, filled_s)
     if cause in _TOLD and (try_s := endpoint.ledger.belief.try_s) > now:
         review_s = min(review_s, try_s)
     return min(review_s, endpoint.ledger.pace.forgotten_s(now)) if cause is Cause.PACE else review_s

@@ -30,7 +30,9 @@ RATE_SHARE = 0.3  # of a look's ends a second in what is kept of them: several l
 LEARN = 0.1  # of the difference: some ten first tokens show what is usual
 BEST_KEPT_S = 5.0  # some seconds of a mix of requests: the most at work varies with it
 STANDS = 0.95  # of the most that ran lately: those that run stand still there
-ENDS_MIN = 3  # whole answers that a look needs: lengths vary, and so does how long a token takes
+ENDS_MIN = 3  # whole answers that a look needs: what a token takes varies
+ENDS_UNTOLD_MIN = 12  # where it is not told how long they are, which varies more
+LEARN_LOOK = 0.5  # of the difference: two or three looks show what is usual
 ALL_RAN = 0.93  # of those there, by the time it took: a queue of a few more is not told from chance
 WHOLE_TOKENS_MIN = 8  # an answer of fewer may well come in one piece
 WHOLE_SHARE = 0.02  # of its time: the first token came with the last one
@@ -41,15 +43,13 @@ class AtWork:
     """What the answers of one engine process show."""
 
     __slots__ = (
-        "_answers", "_beside", "_best", "_best_before", "_best_s", "_ended", "_ends", "_looked_s", "_peak", "_ran",
-        "_whole", "_whole_step_s", "ends_per_s", "running", "step_s", "usual_s",
+        "_answers", "_beside", "_best", "_best_before", "_best_s", "_ended", "_ends", "_looked_s", "_peak", "_took_s",
+        "_untold", "_whole", "_whole_step_s", "_within", "ends_per_s", "running", "step_s", "usual_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self._ran = self._beside = (
-            0.0  # of the whole answers since the last look: how many ran, of how many beside them
-        )
-        self._answers = 0  # how many whole answers these were
+        self._answers = self._untold = self._within = 0  # whole answers since the last look, those without a length,
+        self._took_s = self._beside = 0.0  # what they took for a token, and how many were there when they were sent
         self._whole_step_s = 0.0  # what a token takes in whole answers where nobody waits, the way there among it
         self.running = 0  #: streams that have begun and have not ended
         self.step_s = 0.0  #: what an output token takes of late; 0 while unknown
@@ -99,11 +99,11 @@ class AtWork:
         began_s = lease.first_token_s
         if began_s is None:
             self._came_whole(lease, tokens, now)
-        elif tokens >= WHOLE_TOKENS_MIN and now - began_s <= WHOLE_SHARE * (now - lease.dispatched_s):
+        elif (tokens >= WHOLE_TOKENS_MIN or not tokens) and now - began_s <= WHOLE_SHARE * (now - lease.dispatched_s):
             self._whole = min(self._whole + 1, WHOLE_AFTER)
             if self._whole == WHOLE_AFTER:
                 self.usual_s = math.inf  # what was learned is how long whole answers take
-        else:
+        elif tokens:
             self._whole = 0
             if tokens > 1:
                 self._learn_step((now - began_s) / (tokens - 1))
@@ -112,14 +112,11 @@ class AtWork:
         took_s = (now - lease.dispatched_s) / (tokens + 1)
         if tokens:
             self._learn_step(took_s)
-        usual_s = self._whole_step_s
-        if usual_s == 0.0:
-            self._whole_step_s = usual_s = took_s
-        elif took_s < usual_s or lease.within_proven:
-            self._whole_step_s += LEARN * (took_s - usual_s)
         self._answers += 1
+        self._untold += not tokens
+        self._took_s += took_s
         self._beside += lease.beside
-        self._ran += lease.beside * min(1.0, usual_s / max(took_s, 1e-9))
+        self._within += lease.within_proven
 
     def _learn_step(self, sample_s: float) -> None:
         if self.step_s == 0.0:
@@ -159,13 +156,19 @@ class AtWork:
 
     def look_whole(self, now: float) -> tuple[float, float] | None:
         """How many ran at once by what whole answers took, and of how many that were there; None: too few have come."""
-        if self._answers < ENDS_MIN:
+        answers = self._answers
+        if answers < (ENDS_UNTOLD_MIN if self._untold else ENDS_MIN):
             return None
-        ran, beside = self._ran / self._answers, self._beside / self._answers
-        if ran >= ALL_RAN * beside:
-            ran = beside
-        self._ran = self._beside = 0.0
-        self._answers = 0
+        took_s, beside = self._took_s / answers, self._beside / answers
+        usual_s = self._whole_step_s
+        if usual_s == 0.0:
+            self._whole_step_s = took_s
+        elif took_s < usual_s or 2 * self._within >= answers:
+            self._whole_step_s += LEARN_LOOK * (took_s - usual_s)
+        share = min(1.0, usual_s / took_s) if usual_s else 1.0
+        ran = beside if share >= ALL_RAN else share * beside
+        self._answers = self._untold = self._within = 0
+        self._took_s = self._beside = 0.0
         self._peak = max(self._peak, int(ran))
         self.look(now)
         return ran, beside

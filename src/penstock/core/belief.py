@@ -164,8 +164,8 @@ class Belief:
         """When the next try may be sent, as far as time alone decides; infinity: it does not."""
         return self._try_s if self.closed_s is not None and self.outstanding < self._width else math.inf
 
-    def began(self, took_s: float, now: float, *, in_time_s: float) -> bool:
-        """A try began, after so long. Returns whether that was in time."""
+    def began(self, took_s: float, now: float, *, in_time_s: float, slots: int = CONTRADICTED) -> bool:
+        """A try began, after so long. Returns whether that was in time. `slots`: no more fit there at a time."""
         if took_s > in_time_s:
             self._width = 1
             self._late = min(self._late + 1, 16)
@@ -173,7 +173,7 @@ class Belief:
             return False
         self._late = 0
         self._width += 1
-        if self._width > CONTRADICTED and self.doubt is None:
+        if self._width > min(CONTRADICTED, slots) and self.doubt is None:
             self.doubt = Standing.CONTRADICTED
             self._forget()
         return True

@@ -8,6 +8,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from penstock.core.belief import Standing
 from penstock.core.health import Health
 from penstock.core.lease import Lease
 from penstock.core.ledger import Ledger
@@ -20,6 +21,9 @@ from penstock.core.settings import AdmissionSettings, EndpointLimits, EndpointSp
 ARRIVALS_MAX = 2.0  # requests expected to come during one engine step; more is not told apart from a queue
 FOREIGN_READINGS = 4  # in which others' requests have to be seen: one may just show ends that we have yet to hear of
 SLOW_START = 4  # requests: every engine runs so many
+SLOW_START_ENDS = 16  # what ran at once: engines of so many lose little by a few too many
+SLOW_START_S = 1.0  # what does not begin by then does not stream, or waits, which is looked at by itself
+AGREED_MIN = 4.0  # requests that one witness says wait, and the other never saw run: no accident of a moment
 COUNTED = 0.6  # of ours: gauges of the last step's end leave out those that ended with it
 BATCH_SLOWS = 0.5  # of the speed alone: what an engine may lose with as many as it runs at once
 LOOK_S_MIN = 0.05  # between two looks at what our answers show; a step or two of most engines
@@ -58,6 +62,7 @@ class Endpoint:
         self.failed_s = 0.0
         self._foreign_running = [0.0] * FOREIGN_READINGS  # others' requests that ran there, by the last readings
         self._look_s = -math.inf
+        self._contradicted = False  # its gauges, when our own answers were last looked at
         self._dispatches_before = 0  # as of the reading before
         self.room = (math.inf, math.inf)  # as of when it was last found open: `admission.room`
         self.modest_room = self.room  # and `admission.modest_room`
@@ -157,6 +162,7 @@ class Endpoint:
         self._foreign_running = [*self._foreign_running[1:], min(foreign, reading.running)]
         shows = ledger.shows
         ran = at_work.best() + self._others_running(now) if shows else 0.0
+        beyond = ledger.own_at_reading + self._others_running(now) - ran  # were sent, and never seen to run at once
         return self._limited(
             self.adaptive.observed(
                 at_s=reading.asked_s,
@@ -166,6 +172,7 @@ class Endpoint:
                 load=ledger.load(now),
                 let=ledger.own_at_reading if wanted else self.slots,
                 ran=ran,
+                agreed=shows and min(reading.waiting, beyond) >= AGREED_MIN,
                 may_grow=not shows or self._shows_no_size(now),
             )
         )
@@ -193,6 +200,10 @@ class Endpoint:
         ledger = self.ledger
         assert self.adaptive is not None
         at_work = ledger.at_work
+        contradicted = ledger.belief.doubt is Standing.CONTRADICTED
+        if contradicted and not self._contradicted:
+            self.adaptive.unlearn()
+        self._contradicted = contradicted
         if not ledger.shows:
             return self._looked_at_whole(now, wanted=wanted)
         self._look_s = now + min(max(LOOK_STEPS * at_work.step_s, LOOK_S_MIN), LOOK_S_MAX)
@@ -248,14 +259,18 @@ class Endpoint:
         base = ledger.base if ledger.credible(now) else None
         return base is not None and base.running + base.waiting >= COUNTED * ledger.own_at_reading
 
-    def fills(self, now: float) -> bool:
-        """Whether enough is on its way to an engine of unknown size: as many as were seen to run there at once, so that
-        what begins doubles what may be sent (slow start, as in TCP).
+    def fills_until_s(self, now: float) -> float:
+        """Until when enough is on its way to an engine of unknown size, as far as is known: as many as were seen to run
+        there at once, so that what begins doubles what may be sent (slow start, as in TCP). Minus infinity: not at all.
         """
-        if not self._begins_slowly or self.adaptive is None or self.adaptive.knows(now) or not self.ledger.streams:
-            return False
-        at_work = self.ledger.at_work
-        return self.ledger.streams - at_work.running >= max(SLOW_START, at_work.most)
+        ledger, adaptive = self.ledger, self.adaptive
+        if not self._begins_slowly or adaptive is None or not ledger.unseen or adaptive.knows(now):
+            return -math.inf
+        base = ledger.base if ledger.credible(now) else None
+        ran = max(ledger.at_work.most, base.running if base is not None else 0)
+        if ran >= SLOW_START_ENDS or len(ledger.unseen) < max(SLOW_START, ran):
+            return -math.inf
+        return next(iter(ledger.unseen.values())).dispatched_s + SLOW_START_S
 
     def _others_running(self, now: float) -> float:
         return min(self._foreign_running) if self.ledger.credible(now) else 0.0

@@ -143,7 +143,10 @@ class Ledger:
             in_time_s = math.inf if self.belief.stood_s < math.inf else 0.0  # how long it ran is not how long it waited
         else:
             in_time_s += lease.prompt_tokens / max(self.prefill.rate, self.prefill.best_rate)
-        in_time = self.belief.began(now - lease.dispatched_s, now, in_time_s=in_time_s)
+        took_s = now - lease.dispatched_s
+        if took_s > in_time_s and lease.beside > max(1, self.at_work.best()):
+            return False  # it may have waited for our own
+        in_time = self.belief.began(took_s, now, in_time_s=in_time_s, slots=self.slots)
         if self.belief.doubt is not doubt:
             self._judged_anew()
         return in_time

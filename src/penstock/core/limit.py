@@ -34,6 +34,7 @@ FULL_SHARE = 0.9  # of those let in, where the size is unknown: some are always 
 ON_THE_WAY_MAX = 2.0  # of the slots, where it is known
 EXCESS_MIN = 0.5  # half-way between none and one that waits
 EXCESS_PER_READING_MAX = 0.75  # no single reading shows that a queue stays
+EXCESS_AGREED_MAX = 1.5  # two witnesses do
 EXCESS_MAX = 1.0
 HOLD_S = 5.0  # before the next try: some readings
 HOLD_S_MAX = 60.0
@@ -56,9 +57,9 @@ class _Queue:
         self.excess = 0.0
         self.ran = 0.0  # the most that was seen running while these waited
 
-    def add(self, waiting: float, arrivals: float, running: float) -> None:
+    def add(self, waiting: float, arrivals: float, running: float, *, most: float) -> None:
         excess = waiting - arrivals - EXCESS_MIN * (1.0 + arrivals)
-        self.excess = max(0.0, self.excess + min(excess, EXCESS_PER_READING_MAX))
+        self.excess = max(0.0, self.excess + min(excess, most))
         self.ran = max(self.ran, running) if self.excess > 0.0 else 0.0
 
 
@@ -82,6 +83,12 @@ class AdaptiveSlots:
         """Whether the engine was seen to queue lately, so that its size is known, give or take."""
         return now < self._known_until_s
 
+    def unlearn(self) -> None:
+        """What showed its size was not true."""
+        self._known_until_s = self._hold_until_s = 0.0
+        self._hold_s, self._step = HOLD_S, self._step_max()
+        self._queues = [_Queue(), _Queue()]
+
     def observed(
         self,
         *,
@@ -94,6 +101,7 @@ class AdaptiveSlots:
         on_the_way: float = 0.0,
         ran: float = 0.0,
         witness: Witness = Witness.GAUGES,
+        agreed: bool = False,
         may_grow: bool = True,
     ) -> int:
         """What a witness tells of a moment: so many ran and waited, ours and others'.
@@ -101,15 +109,17 @@ class AdaptiveSlots:
         `arrivals` is how many are expected to wait only because they came since the engine's last step, `load` all that
         is believed to be on it now, and `let` how many were let to it, where more wait for slots: fewer than there are
         slots where some are kept free. `on_the_way` are those that do not run yet only because it takes time to begin,
-        `ran` the most that ran at once lately.
+        `ran` the most that ran at once lately. `agreed`: the other witness shows a queue as well.
         """
         queue = self._queues[witness]
-        queue.add(waiting, arrivals, max(running, ran))
+        most = EXCESS_AGREED_MAX if agreed else EXCESS_PER_READING_MAX
+        queue.add(waiting, arrivals, max(running, ran), most=most)
         if queue.excess > EXCESS_MAX:
             self._shrink(at_s, load, queue.ran)
         elif may_grow and max(each.excess for each in self._queues) == 0.0:
             known = self.knows(at_s)
-            full = self.slots - min(2.0 * arrivals, ON_THE_WAY_MAX) if known else FULL_SHARE * min(let, self.slots)
+            missing = min(2.0 * arrivals, ON_THE_WAY_MAX) if arrivals else min(on_the_way, 1.0)
+            full = self.slots - missing if known else FULL_SHARE * min(let, self.slots)
             engaged = running if known else running + on_the_way
             if at_s >= self._hold_until_s and engaged >= full:
                 self._grow(engaged)

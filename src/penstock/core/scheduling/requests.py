@@ -110,7 +110,8 @@ class Requests(Waiting):
                 usage = whole_usage(usage, held.cached_tokens, cached_told=held.cached_told)
         self._forecast.lease_ended(entry, now - held.began_s, now)
         if (answering := self._pool.holder(held)) is not None:
-            answering.ledger.answered(held, usage.completion_tokens if usage is not None else entry.output_seen, now)
+            seen = entry.output_seen if entry.output_seen > 1 else 0  # that of a whole answer tells nothing
+            answering.ledger.answered(held, usage.completion_tokens if usage is not None else seen, now)
         endpoint = self._release(entry, now)
         entry.move(Event.FINISHED)
         if usage is not None and usage.prompt_tokens > 0:
