@@ -70,7 +70,7 @@ class AtWork:
         a slot, so what first tokens take then is what is usual.
         """
         lease.beside = leases
-        lease.within_proven = leases <= self.best()
+        lease.within_proven = leases <= self.most
 
     def begun(self, lease: Lease, now: float, *, tells: bool = True) -> None:
         """The first token of a stream came. `tells`: it may say what is usual."""

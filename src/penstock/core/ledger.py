@@ -28,6 +28,7 @@ from penstock.core.pace import Pace
 from penstock.core.prefill import Prefill
 from penstock.core.since import Since
 
+OWN_QUEUE_MIN = 4  # requests of ours: fewer run at once in any engine, so none of them waits for another
 FOREIGN_DECAY_S = 30.0  # a neighbour's load is forgotten over about a long answer's time
 FROZEN_S = 30.0  # longer than the longest standstill measured on a busy engine (11 s), shorter than patience
 REVIEW_S = 1.0  # how often a fading estimate of others' load is looked at again; it halves in 20 s
@@ -144,7 +145,7 @@ class Ledger:
         else:
             in_time_s += lease.prompt_tokens / max(self.prefill.rate, self.prefill.best_rate)
         took_s = now - lease.dispatched_s
-        if took_s > in_time_s and lease.beside > max(1, self.at_work.best()):
+        if took_s > in_time_s and lease.beside > max(OWN_QUEUE_MIN, self.at_work.most):
             return False  # it may have waited for our own
         in_time = self.belief.began(took_s, now, in_time_s=in_time_s, slots=self.slots)
         if self.belief.doubt is not doubt:
