@@ -27,6 +27,7 @@ from penstock.config import (
     require_endpoints,
 )
 from penstock.config_docs import reference_markdown
+from penstock.settings.effect import effect_warnings
 from penstock.settings.explain import NOT_YET, nested, sections
 from penstock.settings.roles import role_warnings
 from penstock.settings.source import FILE_BYTES_MAX
@@ -1140,3 +1141,56 @@ def test_pairs_and_endpoints_without_roles_are_nothing_to_warn_of() -> None:
     meets = {"engine": "sglang", "labels": {"role": "prefill", "bootstrap_port": 8998}}
     assert role_warnings(from_mapping({"endpoints": [pair[0] | meets, pair[1]]})) == []
     assert role_warnings(from_mapping({"endpoints": [{"url": "http://a"}]})) == []
+
+
+# --- without effect -----------------------------------------------------------------------------------------------
+
+ONE: dict[str, object] = {"endpoints": [{"url": "http://a", "slots": 2}]}
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({"queue": {"enabled": False, "max_requests": 5}, "ordering": "deadline"}, "queue.max_requests, ordering"),
+        ({"queue": {"enabled": False}, "bands": [{"name": "standard", "ceiling": 0.5}]}, "bands[0].ceiling"),
+        (
+            {"queue": {"enabled": False}, "tenants": [{"name": "a", "limits": {"queued": 3}}]},
+            "tenants[0].limits.queued",
+        ),
+        ({"bands": [{"name": "standard", "min_share": 0.2}]}, "bands[0].min_share does nothing"),
+        ({"bands": [{"name": "standard", "shed_interval": "1s"}]}, "bands[0].shed_interval does nothing"),
+        (
+            {"bands": [{"name": "standard", "best_effort": True, "shed_target": "40s"}]},
+            "bands[0].shed_target sheds nobody who waits",
+        ),
+        ({"bands": [{"name": "standard", "max_tokens": 200_000_000}]}, "`queue.max_tokens` is lower"),
+        ({"bands": [{"name": "standard", "ceiling": 0.3}]}, "bands[0].ceiling of endpoints[0] is less than one"),
+        ({"admission": {"slots_initial": 8}}, "admission.slots_initial does nothing"),
+        ({"admission": {"reserved_slots": 0.4}}, "0.4 of 2 slots is less than one"),
+        ({"admission": {"reserved_slots": 0.5}, "fairness": {"policy": "fcfs"}}, "nobody has a share"),
+        ({"fairness": {"policy": "round_robin", "prices": {"prompt": 2}}}, "fairness.prices do nothing"),
+        ({"fairness": {"policy": "fcfs"}, "tenants": [{"name": "a", "weight": 2}]}, "tenants[0].weight does nothing"),
+        ({"queue": {"heartbeat_after": "90s"}}, "queue.heartbeat_after does nothing"),
+        ({"retry": {"max_attempts": 1, "budget": 0.5}}, "retry.budget does nothing"),
+        ({"retry": {"max_attempts": 5, "budget": 0}}, "retry.max_attempts does nothing"),
+        ({"tracing": {"sample": 0.5}}, "tracing.sample does nothing"),
+        ({"batch": {"keep": "2h"}}, "these do nothing: batch.keep"),
+        ({"batch": {"data": "/tmp", "claim_timeout": "20s"}}, "batch.claim_timeout does nothing"),
+    ],
+)
+def test_what_can_do_nothing_beside_the_rest_is_told_and_refuses_nothing(
+    document: dict[str, object], words: str
+) -> None:
+    warnings = effect_warnings(from_mapping(ONE | document))
+    assert len(warnings) == 1
+    assert words in warnings[0]
+
+
+def test_of_what_nobody_wrote_nothing_is_told() -> None:
+    assert effect_warnings(from_mapping({})) == []
+    assert effect_warnings(from_mapping(ONE | {"queue": {"enabled": False}})) == []
+
+
+def test_a_share_beyond_the_ceiling_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"bands\[1\]\.min_share: is more than the band's `ceiling` \(0\.5\)"):
+        from_mapping({"bands": [{"name": "standard"}, {"name": "batch", "ceiling": 0.5, "min_share": 0.6}]})

@@ -239,6 +239,7 @@ def _run_gateway(args: argparse.Namespace) -> int:
 
     from penstock import bootstrap, logs
     from penstock.config import ConfigError, Flags, Settings, load, require_endpoints
+    from penstock.settings.effect import effect_warnings
     from penstock.settings.roles import role_warnings
 
     flags = Flags(
@@ -261,7 +262,7 @@ def _run_gateway(args: argparse.Namespace) -> int:
         for problem in error.problems:
             print(f"penstock: {problem.line()}", file=sys.stderr)
         return 2
-    for warning in role_warnings(settings):
+    for warning in (*role_warnings(settings), *effect_warnings(settings)):
         print(f"penstock: warning: {warning}", file=sys.stderr)
     logs.configure(args.log_level)
     logs.use(settings.log.format)

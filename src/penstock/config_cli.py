@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict
 
 from penstock.config import ConfigError, Problem, load, summary
+from penstock.settings.effect import effect_warnings
 from penstock.settings.roles import role_warnings
 
 EXIT_OK, EXIT_WRONG, EXIT_UNREADABLE = 0, 1, 2
@@ -34,7 +35,7 @@ def run_check(args: argparse.Namespace) -> int:
     warnings: list[str] = []
     try:
         settings = load(args.file, os.environ)
-        message, warnings = summary(settings), role_warnings(settings)
+        message, warnings = summary(settings), [*role_warnings(settings), *effect_warnings(settings)]
     except ConfigError as error:
         problems, code = error.problems, EXIT_UNREADABLE if error.unreadable else EXIT_WRONG
     if args.json:

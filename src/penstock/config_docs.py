@@ -34,8 +34,8 @@ Later wins:
    `auto`), `--routing NAME`, `--imbalance-threshold N`, `--no-queue`.
 
 Mappings merge key by key; a list replaces the list before it as a whole. Unknown keys, keys given twice and
-values that contradict each other are refused at start, all at once, each with its path. `penstock check FILE`
-says the same without starting.
+values that contradict each other are refused at start, all at once, each with its path. What was written and can
+do nothing beside the rest is a warning. `penstock check FILE` says the same without starting.
 
 How values are written:
 

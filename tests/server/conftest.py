@@ -324,6 +324,11 @@ class World:
             await engine.close()
         await self._stack.aclose()
 
+    async def end_gateway(self) -> None:
+        """For another one after it, before the same engines."""
+        await self._close_gateway(self.gate)
+        self._gateway = None
+
     async def _close_gateway(self, gate: Gateway) -> None:
         try:
             await self.idle()

@@ -194,6 +194,9 @@ def _bands(document: Document) -> Found:
 def _min_shares(document: Document) -> Found:
     total = 0.0
     for index, band in enumerate(_items(Band, document.get("bands"))):
+        if band is not None and band.min_share > band.ceiling:
+            message = f"is more than the band's `ceiling` ({band.ceiling:g}) lets it have of any endpoint"
+            yield _problem(("bands", index, "min_share"), message, "lower it, or raise `ceiling`")
         total += 0.0 if band is None else band.min_share
         if total >= 1:
             message = "with those before it, the minimum shares reach 1; expected less than 1 over all bands"
