@@ -86,7 +86,7 @@ fuzz: .venv/dev.stamp
 bench: .venv/dev.stamp
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
-# The whole matrix of strange engines (docs/strange-engines.md): the better part of an hour of CPU time; with ARGS a part of it.
+# The whole matrix of strange engines (docs/strange-engines.md): some ten minutes of CPU time; with ARGS a part of it.
 lab: .venv/core.stamp
 	$(BIN)/penstock simulate --lab --jobs $$($(BIN)/python -c "import os; print(os.cpu_count())") $(ARGS)
 
