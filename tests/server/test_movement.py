@@ -16,7 +16,7 @@ from penstock.sim.engine_server import EngineServer
 from tests.server.conftest import World, chat, fault, request
 
 FEW = ANSWERS_MIN + 2
-LATE_S = 3.0
+LATE_S = 6.0  # it takes 1.4 s; unnoticed it would take for ever
 
 
 def at(engine: EngineServer) -> str:
