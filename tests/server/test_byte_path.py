@@ -114,3 +114,37 @@ async def test_no_byte_of_many_streams_is_lost_changed_or_moved() -> None:
     figures = json.loads(told)
     assert (process.returncode, figures["wrong_streams"], figures["completed"]) == (0, 0, 64)
     assert figures["events"] == 64 * (50 + 4)
+
+
+async def test_a_bomb_is_refused_before_it_is_unpacked(world: World) -> None:
+    await world.engine()
+    await world.gateway()
+    body = gzip.compress(b" " * (20 << 20) + json.dumps(chat()).encode())
+    answer = await world.ask(body=body, headers={"content-encoding": "gzip"})
+    assert (answer.status, answer.error()["code"]) == (413, "request_too_large")
+    assert "100 times" in answer.error()["message"]
+    assert world.gate.server.bodies_bytes == 0
+
+
+async def test_an_encoding_that_is_given_twice_is_refused(world: World) -> None:
+    await world.engine()
+    await world.gateway()
+    twice = request(body=chat(), headers={"content-encoding": "identity"})
+    twice = twice.replace(
+        b"content-encoding: identity\r\n", b"content-encoding: identity\r\ncontent-encoding: gzip\r\n"
+    )
+    answer = await (await world.client(twice)).answer()
+    assert (answer.status, answer.error()["code"]) == (400, "bad_request")
+    assert world.seen() == []
+
+
+async def test_a_large_body_is_counted_until_its_answer_begins(world: World) -> None:
+    await world.engine(step_s=0.05)
+    await world.gateway()
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBOR" + "QUJD" * 200_000}}
+    body = chat(stream=True) | {"messages": [{"role": "user", "content": [picture]}]}
+    client = await world.client_for(body)
+    await world.until(lambda: world.seen())
+    assert world.gate.server.bodies_bytes >= 800_000
+    assert (await client.begun()).status == 200
+    await world.until(lambda: world.gate.server.bodies_bytes == 0)

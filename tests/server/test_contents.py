@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.core.request import Contents
-from penstock.server.body import read, read_large
+from penstock.server.body import BadBody, read, read_large
 from penstock.server.fields import Read
 from penstock.server.forms import read_form
 from tests.server.conftest import run
@@ -233,3 +233,8 @@ def test_a_file_is_never_taken_for_the_model() -> None:
         body = form((named, b"other"), ('name="model"', b"mine"))
         assert of_form(body, "/v1/audio/transcriptions").peek.model == "mine"
         assert of_form(form((named, b"other")), "/v1/audio/transcriptions").peek.model is None
+
+
+def test_a_form_that_names_its_model_twice_is_refused() -> None:
+    with pytest.raises(BadBody, match="more than once"):
+        of_form(form(('name="model"', b"one"), ('name="model"', b"two")), "/v1/audio/transcriptions")

@@ -18,7 +18,8 @@ The rules of thumb, until a model's own usage is known:
   (platform.openai.com/docs/guides/images-vision, docs.anthropic.com "Vision", the models' own cards).
 * Sound: 30 seconds, Whisper's window, at 25 tokens a second (Qwen2-Audio: 40 ms a frame; Gemini says 32, Ultravox 6).
 * Video: 10 seconds at 263 tokens a second (ai.google.dev/gemini-api/docs/tokens).
-* Document: three pages of 1,500 to 3,000 tokens (docs.anthropic.com "PDF support").
+* Document: a page of 1,500 to 3,000 tokens (docs.anthropic.com "PDF support"). A first guess that is too high keeps
+  others out until it is corrected, one that is too low does not.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ BYTES_PER_TOKEN = 4.0  # English prose in JSON; a first guess
 PICTURE_TOKENS = 1000.0
 SOUND_TOKENS = 750.0
 VIDEO_TOKENS = 2630.0
-DOCUMENT_TOKENS = 6750.0
+DOCUMENT_TOKENS = 2250.0
 OUTPUT_TOKENS = (
     16.0  # a first guess, low: too little is charged on as an answer grows, too much only given back at its end
 )

@@ -337,11 +337,10 @@ class Connection:
         self.resume_body()
         exchange = self._exchange
         assert exchange is not None
-        if self._counted_bytes:  # from here on it is the exchange's
-            counted = self._counted_bytes
-            self._uncount()
-            exchange.hold(counted)
         exchange.body = reader.take_body()
+        if self._counted_bytes:  # from here on it is the exchange's
+            self._uncount()
+            exchange.hold(len(exchange.body))
         self._state = _BUSY
         if not self._write_paused:
             self._timer.clear()
