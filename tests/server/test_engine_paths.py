@@ -162,6 +162,15 @@ async def test_llamacpps_own_completions_tell_what_they_cost(world: World, *, st
     assert await tokens(world) == {"prompt": 12, "cached_prompt": 7, "completion": 3}
 
 
+async def test_what_an_engine_does_not_do_at_all_is_asked_once_and_counts_as_no_failure(world: World) -> None:
+    """llama.cpp without `--embeddings`: three of these would take it out, and chats with it."""
+    requests = await one_engine(world, whole({"error": {"code": 501, "message": "no"}}, b"501 Not Implemented"))
+    for _ in range(4):
+        assert (await world.ask(path="/embedding", body={"content": "x"})).status == 501
+    assert len(requests) == 4
+    assert world.picture().endpoints[0].state == "up"
+
+
 @pytest.mark.parametrize(
     "own", [{"n_predict": 5}, {"options": {"num_predict": 5}}, {"sampling_params": {"max_new_tokens": 5}}]
 )

@@ -224,8 +224,8 @@ class Relay:
             self.failed(FAILURES[error.kind], error.detail)
 
     def _is_failure(self, status: int) -> bool:
-        """Whether another endpoint may do better."""
-        return status == 429 or status >= 500 or status in self._engine().failures
+        """Whether another endpoint may do better. 501 is what an engine does not do at all: its own answer."""
+        return status == 429 or (status >= 500 and status != 501) or status in self._engine().failures
 
     def _engine(self) -> Engine:
         assert self._target is not None
