@@ -118,7 +118,7 @@ class AdaptiveSlots:
             self._shrink(at_s, load, queue.ran)
         elif may_grow and max(each.excess for each in self._queues) == 0.0:
             known = self.knows(at_s)
-            missing = min(2.0 * arrivals, ON_THE_WAY_MAX) if arrivals else min(on_the_way, 1.0)
+            missing = min(2.0 * arrivals, ON_THE_WAY_MAX) if arrivals else float(on_the_way >= 1.0)
             full = self.slots - missing if known else FULL_SHARE * min(let, self.slots)
             engaged = running if known else running + on_the_way
             if at_s >= self._hold_until_s and engaged >= full:
