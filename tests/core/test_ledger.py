@@ -202,6 +202,17 @@ def test_a_restart_frees_the_slots_of_what_was_sent_before(after: Observation) -
     assert own.prefill.outstanding_tokens == 0
 
 
+def test_a_restart_is_seen_although_the_gauges_were_away_meanwhile() -> None:
+    own = ledger(old=0.0)
+    own.observe(Observation(1.0, 5, 0, progress=10.0))
+    for _ in range(2):
+        own.missed()
+    assert own.base is None
+    assert own.observe(Observation(9.0, 0, 0, progress=1.0))
+    assert own.epoch == 1
+    assert not own.leases
+
+
 def test_an_endless_stream_of_events_without_readings_costs_no_more_memory() -> None:
     own = ledger()
     own.observe(Observation(1.0, running=5, waiting=0))

@@ -53,6 +53,9 @@ class Ledger:
         self.given_up = GivenUp()  #: slots that it still works in for nobody
         self.life_s = -math.inf  #: when an answer last showed that the engine works
         self.base: Observation | None = None  # the last reading that moved
+        self._last: Observation | None = (
+            None  # the same, also when it counts for nothing: it tells a process from the next
+        )
         self.asked_s = -math.inf  # of the last reading, moved or not
         self._moved_s = -math.inf
         self._sure_until_s = -math.inf  # so long the base is credible, whatever is read or happens until then
@@ -226,7 +229,8 @@ class Ledger:
             self.belief.stood(reading, previous_asked_s=previous_asked_s, base_asked_s=base.asked_s, life_s=self.life_s)
             self._count_at_the_door(reading)
             return False
-        restarted = base is not None and restarted_between(base, reading)
+        restarted = self._last is not None and restarted_between(self._last, reading)
+        self._last = reading
         if restarted:
             self._new_epoch(previous_asked_s)
         elif base is not None:

@@ -19,7 +19,7 @@ from penstock.server.headers import response_headers
 from penstock.server.http1 import Exchange
 from penstock.server.routes import api_of
 from penstock.server.splice import Body, Spliced
-from penstock.server.stream_end import aborted, line_tells_error, stillborn, tells_error
+from penstock.server.stream_end import aborted, ends_itself, line_tells_error, stillborn, tells_error
 from penstock.server.target import Target
 from penstock.server.upstream import Call, Headers, Sink, UpstreamError, UpstreamErrorKind
 
@@ -206,7 +206,8 @@ class Relay:
         if path not in finishes and self._answer.gives_finish_reason(path):
             finishes.add(path)
         well = self._answer.ended_well(path, finishes=path in finishes)
-        if not well and self._may_insert() and self._answer.tells_abort() and not self._answer.tells_error():
+        silent = not self._answer.tells_error() and (self._answer.tells_abort() or not ends_itself(path))
+        if not well and silent and self._may_insert():
             self.exchange.write(self._broken_event(api_of(path), Reason.STREAM_BROKEN))
         self.exchange.write(self._answer.rest())
         self.exchange.end()

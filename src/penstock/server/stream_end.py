@@ -49,6 +49,11 @@ def aborted(path: str, answer: bytes) -> bool:
     return answer.find(b'"abort"') >= 0 and path in _WITH_FINISH_REASON and _ABORTED.search(answer) is not None
 
 
+def ends_itself(path: str) -> bool:
+    """Whether engines say on that path that a stream is over (`[DONE]`): then nothing is added to what they say."""
+    return path in _WITH_FINISH_REASON
+
+
 def tells_error(tail: bytes | bytearray) -> bool:
     """Whether the engine itself said that its stream failed."""
     return _ERROR.search(tail) is not None
