@@ -13,13 +13,14 @@ import msgspec
 
 from penstock.server import scan
 from penstock.server.contents import contents, weigh
-from penstock.server.fields import NOTHING, SEVERAL, Fields, Own, Peek, Read
+from penstock.server.fields import NOTHING, SEVERAL, Fields, Own, Peek, Plain, Read
 from penstock.server.splice import Body, Spliced, add_field, set_field, set_in_bytes
 
 VALUE_BYTES_MAX = 4096  # of what is built of a field: names, numbers, a few options
 OWN_BYTES_MAX = 64 * 1024  # of an engine's own parameters, whose limits are looked for
 ANSWERS_MAX = 128  # engines refuse more, or have a bound of their own
 _decode = msgspec.json.Decoder(Fields).decode
+_decode_plain = msgspec.json.Decoder(Plain).decode
 _decode_own = msgspec.json.Decoder(Own).decode
 _value = msgspec.json.Decoder().decode
 _ASKING = b'{"include_usage":true}'
@@ -39,7 +40,10 @@ def peek(body: bytes) -> Peek:
     if not body:
         raise BadBody("The request has no body; a JSON object is expected.")
     try:
-        fields = _decode(body)
+        try:
+            fields: Plain | Fields = _decode_plain(body)
+        except (msgspec.DecodeError, RecursionError):
+            fields = _decode(body)  # which says what is wrong, if anything is
         if not body.isascii():
             str(body, "utf-8")
     except RecursionError:
@@ -50,7 +54,7 @@ def peek(body: bytes) -> Peek:
         raise BadBody("The body is not a JSON object.") from None
     except msgspec.DecodeError as error:
         raise BadBody(f"The body is not valid JSON: {error}.") from None
-    return _peek(fields)
+    return _peek_plain(fields) if isinstance(fields, Plain) else _peek(fields)
 
 
 def read(body: bytes, *, pooled: bool) -> Read:
@@ -74,6 +78,29 @@ def read_large(body: bytes, *, pooled: bool) -> Generator[None, None, Read]:
     spans = [span for name in SEVERAL if (span := fields.last(name)) is not None]
     weighed = yield from weigh(body, found.text, spans, 0 if pooled else found.answers)
     return Read(found, spliced, weighed)
+
+
+def _peek_plain(plain: Plain) -> Peek:
+    """What `_peek` finds of the same fields."""
+    if plain.model == "":
+        raise BadBody("`model` must be a non-empty string.", "model")
+    limit = plain.max_completion_tokens
+    if limit is None:
+        limit = plain.max_tokens if plain.max_tokens is not None else plain.max_output_tokens
+    options = plain.stream_options
+    return Peek(
+        plain.model,
+        plain.stream is True,
+        plain.stream is False,
+        limit if limit is not None and limit > 0 else None,
+        1,
+        msgspec.UNSET if options is NOTHING else _built("stream_options", options),
+        plain.user,
+        plain.service_tier,
+        plain.priority,
+        plain.previous_response_id,
+        plain,
+    )
 
 
 def _peek(fields: Fields) -> Peek:

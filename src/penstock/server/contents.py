@@ -41,8 +41,14 @@ _NAME = re.compile(
 _FIRST_BYTES = re.compile(  # PNG, JPEG, GIF and WebP; WAV, MP3, OGG and FLAC; MP4 and WebM; PDF
     rb"(iVBOR|\\?/9j|R0lGOD|UklGR.{6}XRUJQ)|(UklGR|SUQz|\\?/\\?/[uv]|T2dn|ZkxhQ)|(AAAA.{3,4}Z0eX|GkXfo)|(?:JVBER)"
 )
-_PART = re.compile(rb'\[\s{0,9}\{\s{0,9}"(?!role"|content")')
-_BRACKETS_MAX = 100  # in prose there are few; in what has more, the search for types costs as little
+_PART = re.compile(  # not of messages, tools or calls of these
+    rb'\[\s{0,9}\{\s{0,9}"(?!(?:role|content|name|id|index|function)"|type"\s{0,9}:\s{0,9}"function")'
+)
+_BEFORE_PART = b"{ \n\r\t"
+_LISTS = 4  # looked at, which takes half a microsecond
+_END_BYTES = 1024  # the address of a picture, and a short text after it
+_LOOKS = 8  # for data where it is a part of the body that matters
+_HEAD_BYTES = 32  # as much as `_SEVERAL` may match
 _SEVERAL = re.compile(rb'\s{0,9}\[\s{0,9}(?:(")|(\d)|\[\s{0,9}(\d))')
 _DOCUMENT = 3  # the kind of what is no picture, sound or video
 
@@ -53,21 +59,34 @@ Pieces = tuple[int, int, int, int]
 #: Inputs, token ids, and the bytes of those ids.
 Inputs = tuple[int, int, int]
 
+_NO_PIECES: Pieces = (0, 0, 0, 0)
+
 
 def contents(body: bytes, text: Text, answers: int) -> Contents:
     """What a small body holds; `answers` are wanted of each input."""
-    found = _find_data(body, STRIDE_BYTES, len(body)) if len(body) > STRIDE_BYTES else []
+    chat = text.messages is not NOTHING  # nothing else of it is a list of inputs
+    if chat and body.find(b"[", body.find(b"[") + 1) < 0:  # that of its messages is the only list
+        return Contents(len(body), 0, 0, 0, 0, 0, 1, answers)
+    found: list[Found] = []
+    if len(body) > STRIDE_BYTES:
+        stride = max(STRIDE_BYTES, len(body) // _LOOKS)
+        if stride == STRIDE_BYTES or _is_data(body, stride):
+            found = _find_data(body, STRIDE_BYTES, len(body))
     if found:
         pieces = _sum([_typed(body, *gap) for gap in _beside(body, found)])
     else:
         at = _first_part(body)
-        pieces = (0, 0, 0, 0) if at < 0 else _typed(body, at, len(body))
+        pieces = _NO_PIECES if at < 0 else _typed(body, at, len(body))
     inputs = (1, 0, 0)
-    if text.messages is not NOTHING:  # nothing else of it is a list of inputs
-        return _whole(body, found, pieces, inputs, text=text, answers=answers)
-    for raw in (text.prompt, text.input, text.inputs, text.input_ids, text.documents, text.text_2):
-        if raw is not NOTHING and (kind := _SEVERAL.match(given := bytes(raw))) is not None:
-            inputs = _larger(inputs, _inputs(kind, len(given), *_count(given, 0, len(given))))
+    if not chat:
+        for raw in (text.prompt, text.input, text.inputs, text.input_ids, text.documents, text.text_2):
+            if raw is not NOTHING and _SEVERAL.match(bytes(memoryview(raw)[:_HEAD_BYTES])) is not None:
+                given = bytes(raw)
+                kind = _SEVERAL.match(given)
+                assert kind is not None, "the beginning is the same"
+                inputs = _larger(inputs, _inputs(kind, len(given), *_count(given, 0, len(given))))
+    elif not found and pieces is _NO_PIECES:
+        return Contents(len(body), 0, 0, 0, 0, 0, 1, answers)
     return _whole(body, found, pieces, inputs, text=text, answers=answers)
 
 
@@ -80,7 +99,7 @@ def weigh(body: bytes, text: Text, spans: Sequence[Span], answers: int) -> Gener
         found += _find_data(body, at, until)
         at = max(until, found[-1][1] if found else 0)
         yield
-    pieces: Pieces = (0, 0, 0, 0)
+    pieces = _NO_PIECES
     for begin, end in _beside(body, found):
         for at in range(begin, end, _STEP_BYTES):
             if sum(pieces) < PIECES_MAX:
@@ -141,21 +160,23 @@ def _larger(one: Inputs, other: Inputs) -> Inputs:
 
 
 def _first_part(body: bytes) -> int:
-    """Where the first list of parts may begin, -1 where there is none: a body of mere text is not searched for types.
+    """Where the first list of parts may begin, -1 where there is none: a body of mere text is not searched for types,
+    which takes as long as to parse it.
 
-    A search for one byte is ten times as fast as one for more. A list of messages begins with one's role or content.
+    The first few lists tell it, or the end of the body, where the last message is. In Markdown and code there are
+    brackets by the thousand, and to look at each would take longer still.
     """
     at = -1
-    for _ in range(_BRACKETS_MAX):
+    for _ in range(_LISTS):
         at = body.find(b"[", at + 1)
-        if at < 0 or _PART.match(body, at) is not None:
+        if at < 0 or (body[at + 1] in _BEFORE_PART and _PART.match(body, at) is not None):
             return at
-    return at
+    return at if _TYPE.search(body, max(at, len(body) - _END_BYTES)) is not None else -1
 
 
 def _typed(body: bytes, begin: int, end: int) -> Pieces:
     if _TYPE.search(body, begin, end) is None:
-        return 0, 0, 0, 0
+        return _NO_PIECES
     pieces = [0, 0, 0, 0]
     for found in islice(_TYPE.finditer(body, begin, end), PIECES_MAX):
         pieces[(found.lastindex or 0) - 1] += 1
@@ -179,6 +200,11 @@ def _sum(several: Iterable[Pieces]) -> Pieces:
 
 
 # --- their data ---------------------------------------------------------------------------------------------
+
+
+def _is_data(body: bytes, stride: int) -> bool:
+    """Whether any of it may be data that is longer than a stride."""
+    return any([_DATA.match(body, at) is not None for at in range(stride // 2, len(body), stride)])
 
 
 def _find_data(body: bytes, at: int, until: int) -> list[Found]:

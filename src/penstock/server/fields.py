@@ -58,6 +58,30 @@ class Fields(Text, gc=False):
     previous_response_id: msgspec.Raw = NOTHING
 
 
+class Plain(Text, gc=False):
+    """The same of a body that is as most are: with values that cost nothing to build, and nothing that few set.
+
+    What does not fit is read as `Fields`: those who ask for `None` here say that the field is set by few.
+    """
+
+    model: str | None = None
+    stream: bool | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    n: None = None
+    best_of: None = None
+    stream_options: msgspec.Raw = NOTHING
+    user: str | None = None
+    service_tier: str | None = None
+    priority: int | None = None
+    parameters: None = None
+    sampling_params: None = None
+    options: None = None
+    n_predict: None = None
+    previous_response_id: str | None = None
+
+
 class Own(msgspec.Struct, gc=False):
     """What engines' own APIs keep a level deeper, in `parameters`, `sampling_params` or `options`."""
 
@@ -83,7 +107,7 @@ class Peek(msgspec.Struct, frozen=True, gc=False):
     text: Text | None = None  #: what the prompt is made of; None: no JSON
 
 
-class Read(msgspec.Struct, frozen=True):
+class Read(msgspec.Struct, frozen=True, gc=False):
     """A body that was read."""
 
     peek: Peek
