@@ -204,7 +204,7 @@ def _sum(several: Iterable[Pieces]) -> Pieces:
 
 def _is_data(body: bytes, stride: int) -> bool:
     """Whether any of it may be data that is longer than a stride."""
-    return any([_DATA.match(body, at) is not None for at in range(stride // 2, len(body), stride)])
+    return any(_DATA.match(body, at) is not None for at in range(stride // 2, len(body), stride))
 
 
 def _find_data(body: bytes, at: int, until: int) -> list[Found]:
