@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from penstock.core.affinity import RECKONED_S
 from penstock.core.overtaking import BYPASS_MAX
 from penstock.core.request import Usage
 from penstock.core.routing.predicted_ttft import COLD
@@ -65,6 +66,21 @@ def test_it_waits_no_longer_than_was_reckoned_and_once_more_where_that_is_still_
     assert sent(made.expire(now=until_s)) == []
     assert entry.held_until_s - until_s == pytest.approx(until_s - entry.held_since_s)
     assert sent(made.expire(now=entry.held_until_s)) == [("second", "b" if home == "a" else "a")]
+
+
+def test_what_was_reckoned_holds_for_a_moment_and_then_it_is_looked_at_again() -> None:
+    made = scheduler(settings(), a=1, b=1)
+    talk_at(made)
+    made.arrived(prompt("second", *TALK, 1), now=4.0)
+    entry = made._entries["second"]
+    passer = made.arrived(prompt("passer", 2, 3), now=4.01)
+    assert sent(passer), "it passes the one that is held, beside an endpoint that computes nothing"
+    assert entry.reckoned_s == 4.0
+    due_s = made.next_deadline()
+    assert due_s is not None
+    assert due_s <= 4.0 + RECKONED_S, "whoever was passed unasked is asked soon, though nothing happens"
+    made.finished(the_lease(passer), Usage(256, 40, 0), now=4.2)
+    assert entry.reckoned_s == 4.2
 
 
 def test_a_short_prompt_is_not_worth_a_wait() -> None:

@@ -9,9 +9,9 @@ spared for: no slot idles longer because of any number of held requests. Two kin
 prefer lives: those that refer to what only it keeps, and those of strict sessions.
 
 Reckoned, it is held for as long as that costs less than to compute its prompt anew, which all who wait would pay for;
-and once more as long, where that is so then: the time that is over is spent in any case. It is reckoned again whenever
-an endpoint that it could go to computes no prompt at all; few are held for each endpoint; and nobody is held any longer
-when a flow that passes it would get further ahead than fairness allows.
+and once more as long, where that is so then: the time that is over is spent in any case. It is reckoned again when an
+endpoint that it could go to computes no prompt at all, unless that was done a moment ago; few are held for each
+endpoint; and nobody is held any longer when a flow that passes it would get further ahead than fairness allows.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from penstock.core.queues import Queues
 from penstock.core.routing.router import Router
 
 HELD_FOR_ONE = 32  # requests at most, by reckoning: as many as are looked at in fair order (the pump's window)
+RECKONED_S = (
+    0.05  # what was reckoned holds for that long: some engine steps, and little beside any wait worth its while
+)
 HELD_IN_ALL = 128  # likewise: each turn of the pump passes all of them, at about half a microsecond each
 
 
@@ -48,11 +51,6 @@ class Affinity:
     def reckons(self) -> bool:
         """Whether it is reckoned how long a request is held."""
         return self._router.reckons
-
-    @property
-    def holding(self) -> bool:
-        """Whether anybody is held for a while."""
-        return bool(self._holding)
 
     def choosy(self, entry: Entry, now: float) -> bool:
         """Whether it may be held at all; most are not."""
@@ -121,8 +119,9 @@ class Affinity:
     def _worth(self, entry: Entry, fitting: Sequence[Endpoint], now: float) -> tuple[Sequence[Endpoint], float]:
         """The endpoints worth waiting for instead of going to one of these, and for how long."""
         ahead = self._ahead
+        entry.reckoned_s = now
         if entry.held_for:  # those who came after it are not before it, nor is it itself
-            ahead = {e: min(entry.held_behind, count - 1) for e, count in ahead.items() if e in entry.held_for}
+            ahead = {e: min(entry.held_behind, ahead[e] - 1) for e in entry.held_for if e in ahead}
         elif len(self._holding) >= HELD_IN_ALL:
             return (), 0.0
         homes, most_s = self._router.worth_waiting(entry, fitting, ahead, self._queues.backlog(entry), now)
@@ -133,12 +132,14 @@ class Affinity:
         """Whether a held request goes to none of these, whatever room they have; asked first, for it costs little."""
         if now >= entry.held_until_s or not self._router.reckons:
             return False
-        held_for = entry.held_for
-        for home in held_for:
-            if not home.in_service or home.health.ejected(now):
+        for home in entry.held_for:
+            if not home.in_service or home.health.ejected(now) or home in endpoints:
                 return False
+        if now < entry.reckoned_s + RECKONED_S:
+            self._look_again(endpoints[0], entry.reckoned_s + RECKONED_S)
+            return True
         for endpoint in endpoints:  # noqa: SIM110  # a loop costs less than a generator
-            if not endpoint.ledger.prefill.leases or endpoint in held_for:
+            if not endpoint.ledger.prefill.leases:
                 return False
         return True
 
@@ -166,8 +167,12 @@ class Affinity:
         if not alive or any(e in alive for e in fitting):
             return now
         if self._router.reckons:
-            idle = [e for e in fitting if not e.ledger.prefill.leases] if now < entry.held_until_s else []
-            return now if idle and not self._worth(entry, idle, now)[0] else entry.held_until_s
+            stale = entry.reckoned_s + RECKONED_S <= now < entry.held_until_s
+            idle = [e for e in fitting if not e.ledger.prefill.leases] if stale else []
+            if idle and not self._worth(entry, idle, now)[0]:
+                entry.reckoned_s = -math.inf
+                return now
+            return entry.held_until_s
         since_s = min((self._spared[e] for e in fitting if e in self._spared), default=now)
         return min(entry.held_since_s, since_s) + (self._router.settings.affinity_wait_s or 0.0)
 

@@ -65,6 +65,7 @@ class Entry:
         "overtaken_from",
         "queued_since_s",
         "recalls",
+        "reckoned_s",
         "refusals",
         "request",
         "seq",
@@ -129,6 +130,7 @@ class Entry:
         self.held_again_s = 0.0  # and for how long once more, if it is still worth that then
         self.held_behind = 0  # so many others, who came before it
         self.held_until_s = -math.inf  # where that was reckoned
+        self.reckoned_s = -math.inf  # when it was found last that the wait is worth its while
         self.siblings: tuple[Key, ...] = ()  # the keys by which it is found, while it waits, by others of its prefix
         self.follows: str | None = None  # the request it follows to its endpoint, out of its turn
         self.overtaken_from = 0  # where its leaf's count of such stood when it came

@@ -74,7 +74,7 @@ class Requests(Waiting):
             return []
         endpoint.first_token(held, now)
         self._look_at(endpoint, now)
-        if len(endpoint.ledger.leases) >= endpoint.slots and not (self._stagger.holds or self._affinity.holding):
+        if len(endpoint.ledger.leases) >= endpoint.slots and not self._stagger.holds:
             return []  # closed before and after, and nobody waits elsewhere for its prompt to be computed
         return self._touched(endpoint, now)
 
