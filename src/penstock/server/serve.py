@@ -17,6 +17,7 @@ from penstock.server.discovery.base import Discovery
 from penstock.server.driver import Driver
 from penstock.server.endpoints import Endpoints
 from penstock.server.http1 import HttpServer
+from penstock.server.large_blocks import give_large_blocks_back
 from penstock.server.metrics import Metrics
 from penstock.server.reload import Reload, tls_context
 
@@ -64,6 +65,7 @@ class Gateway:
         await self.start()
         self.listen_to_signals()
         _look_for_garbage_rarely()
+        give_large_blocks_back()
         try:
             await self._stop.wait()
             await self.drain()
