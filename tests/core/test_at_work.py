@@ -116,6 +116,35 @@ def test_an_engine_that_answers_whole_what_was_asked_for_as_a_stream_is_found_ou
     assert at_work.streams
 
 
+def test_one_that_came_whole_though_a_stream_was_asked_for_counts_as_whole() -> None:
+    at_work = AtWork()
+    for number in range(12):
+        one = lease(number, at=0.0, streamed=False)  # what the ledger makes of it where nothing streams
+        at_work.sent(one, 12)
+        one.first_token_s = 2.0
+        at_work.begun(one, 2.0)
+        at_work.answered(one, 0, 2.0)
+        at_work.ended(one, 2.0)
+    assert at_work.look_whole(2.0) == (12, 12)
+
+
+def test_lengths_that_are_not_told_vary_and_are_no_queue() -> None:
+    at_work = AtWork()
+
+    def look(took_s: float, *, ends: int) -> tuple[float, float] | None:
+        for number in range(ends):
+            one = lease(number, at=0.0, streamed=False)
+            at_work.sent(one, 40)
+            at_work.answered(one, 0, took_s)
+        return at_work.look_whole(took_s)
+
+    assert look(1.5, ends=20) == (40, 40)
+    assert look(2.0, ends=19) is None, "fewer than half of those there: the short ones"
+    assert look(2.0, ends=1) == (40, 40)
+    ran, _ = look(5.25, ends=20) or (0.0, 0.0)
+    assert ran == pytest.approx(40 / 3), "three times as long as the 1.75 s that was learned"
+
+
 def test_those_at_work_stand_still_at_the_most_that_ran_lately() -> None:
     at_work = AtWork()
     at_work.running = 100

@@ -97,6 +97,30 @@ def test_an_engine_that_grew_or_shrank_is_found_anew() -> None:
     assert 22 <= engine.run(60)[-1] <= 27
 
 
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("streamed", [True, False])
+def test_answers_of_one_token_show_that_those_beside_them_ran(streamed: bool, told: bool) -> None:
+    """Embeddings, classes, `max_tokens: 1`: none is ever seen at work, and each step answers all that were sent."""
+    scheduler = Scheduler(PATIENT, random=Random(1))
+    spec = EndpointSpec("e", 16, frozenset("m"), adaptive_slots=True)
+    actions = list(scheduler.endpoint_added(spec, now=0.0))
+    for number in range(200):
+        actions += scheduler.arrived(request(f"r{number}", streamed=streamed), now=0.0)
+    most, number, now = 0, 200, 0.0
+    for step in range(40):
+        there = [action.lease for action in actions if isinstance(action, Dispatch)]
+        most, actions, now = max(most, len(there)), [], now + 0.1
+        for each in there:
+            if streamed:
+                actions += scheduler.first_token(each, now=now)
+            actions += scheduler.finished(each, Usage(10, 1) if told else None, now=now)
+            number += 1
+            actions += scheduler.arrived(request(f"r{number}", streamed=streamed), now=now)
+        if told:
+            actions += scheduler.observed("e", Observation(now, 0, 0, progress=float(step)), now=now)
+    assert most >= 150
+
+
 class Reader:
     """Reads an engine once a second, and tells one limit."""
 

@@ -32,8 +32,10 @@ BEST_KEPT_S = 5.0  # some seconds of a mix of requests: the most at work varies 
 STANDS = 0.95  # of the most that ran lately: those that run stand still there
 ENDS_MIN = 3  # whole answers that a look needs: what a token takes varies
 ENDS_UNTOLD_MIN = 12  # where it is not told how long they are, which varies more
+ENDS_UNTOLD_SHARE = 0.5  # and of those there, of whom the short ones end first
 LEARN_LOOK = 0.5  # of the difference: two or three looks show what is usual
 ALL_RAN = 0.93  # of those there, by the time it took: a queue of a few more is not told from chance
+ALL_RAN_UNTOLD = 0.67  # where it is not told how long they are: their lengths alone vary as much
 WHOLE_TOKENS_MIN = 8  # an answer of fewer may well come in one piece
 WHOLE_SHARE = 0.02  # of its time: the first token came with the last one
 WHOLE_AFTER = 3  # such answers in a row
@@ -44,7 +46,8 @@ class AtWork:
 
     __slots__ = (
         "_answers", "_beside", "_best", "_best_before", "_best_s", "_ended", "_ends", "_looked_s", "_peak", "_took_s",
-        "_untold", "_whole", "_whole_step_s", "_within", "ends_per_s", "running", "step_s", "usual_s",
+        "_untold", "_whole", "_whole_step_s", "_within", "ends_per_s", "running", "shown", "step_s",
+        "usual_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -52,6 +55,7 @@ class AtWork:
         self._took_s = self._beside = 0.0  # what they took for a token, and how many were there when they were sent
         self._whole_step_s = 0.0  # what a token takes in whole answers where nobody waits, the way there among it
         self.running = 0  #: streams that have begun and have not ended
+        self.shown = 0  #: how many were ever seen to begin, or to come whole
         self.step_s = 0.0  #: what an output token takes of late; 0 while unknown
         self.usual_s = math.inf  #: what a first token takes where nothing waits, as far as is known
         self.ends_per_s = 0.0  #: requests that end a second, of late
@@ -75,6 +79,7 @@ class AtWork:
     def begun(self, lease: Lease, now: float, *, tells: bool = True) -> None:
         """The first token of a stream came. `tells`: it may say what is usual."""
         self.running += 1
+        self.shown += 1
         self._note(now)
         if not tells:
             return
@@ -97,9 +102,10 @@ class AtWork:
     def answered(self, lease: Lease, tokens: int, now: float) -> None:
         """It was answered to the end, with so many tokens, or 0 where that is not told."""
         began_s = lease.first_token_s
-        if began_s is None:
+        in_one_piece = began_s is None or now - began_s <= WHOLE_SHARE * (now - lease.dispatched_s)
+        if began_s is None or (in_one_piece and not lease.streamed):
             self._came_whole(lease, tokens, now)
-        elif (tokens >= WHOLE_TOKENS_MIN or not tokens) and now - began_s <= WHOLE_SHARE * (now - lease.dispatched_s):
+        elif in_one_piece and (tokens >= WHOLE_TOKENS_MIN or not tokens):
             self._whole = min(self._whole + 1, WHOLE_AFTER)
             if self._whole == WHOLE_AFTER:
                 self.usual_s = math.inf  # what was learned is how long whole answers take
@@ -113,6 +119,7 @@ class AtWork:
         if tokens:
             self._learn_step(took_s)
         self._answers += 1
+        self.shown += lease.first_token_s is None
         self._untold += not tokens
         self._took_s += took_s
         self._beside += lease.beside
@@ -160,13 +167,15 @@ class AtWork:
         if answers < (ENDS_UNTOLD_MIN if self._untold else ENDS_MIN):
             return None
         took_s, beside = self._took_s / answers, self._beside / answers
+        if self._untold and answers < ENDS_UNTOLD_SHARE * beside:
+            return None
         usual_s = self._whole_step_s
         if usual_s == 0.0:
             self._whole_step_s = took_s
         elif took_s < usual_s or 2 * self._within >= answers:
             self._whole_step_s += LEARN_LOOK * (took_s - usual_s)
         share = min(1.0, usual_s / took_s) if usual_s else 1.0
-        ran = beside if share >= ALL_RAN else share * beside
+        ran = beside if share >= (ALL_RAN_UNTOLD if self._untold else ALL_RAN) else share * beside
         self._answers = self._untold = self._within = 0
         self._took_s = self._beside = 0.0
         self._peak = max(self._peak, int(ran))

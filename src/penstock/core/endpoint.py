@@ -260,15 +260,17 @@ class Endpoint:
         return base is not None and base.running + base.waiting >= COUNTED * ledger.own_at_reading
 
     def fills_until_s(self, now: float) -> float:
-        """Until when enough is on its way to an engine of unknown size, as far as is known: as many as were seen to run
-        there at once, so that what begins doubles what may be sent (slow start, as in TCP). Minus infinity: not at all.
+        """Until when enough is on its way to an engine of unknown size, as far as is known: it has twice as many as
+        were seen to run there at once (slow start, as in TCP), and one more for every fourth that began, whoever was
+        seen beside it: what is sent in turns is never all seen at once. Minus infinity: not at all.
         """
         ledger, adaptive = self.ledger, self.adaptive
         if not self._begins_slowly or adaptive is None or not ledger.unseen or adaptive.knows(now):
             return -math.inf
         base = ledger.base if ledger.credible(now) else None
         ran = max(ledger.at_work.most, base.running if base is not None else 0)
-        if ran >= SLOW_START_ENDS or len(ledger.unseen) < max(SLOW_START, ran):
+        enough = max(2 * ran, SLOW_START + ledger.at_work.shown // SLOW_START)
+        if ran >= SLOW_START_ENDS or len(ledger.leases) - ledger.pending < enough:
             return -math.inf
         return next(iter(ledger.unseen.values())).dispatched_s + SLOW_START_S
 

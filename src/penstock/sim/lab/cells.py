@@ -155,7 +155,7 @@ def _grid() -> Iterator[Cell]:
 
 
 def _not_streamed() -> Iterator[Cell]:
-    for slots, step_s, answer in (*SIZES, (200, 0.05, 60), (512, 0.05, 500)):
+    for slots, step_s, answer in (*SIZES, (64, 0.1, 1), (200, 0.05, 60), (512, 0.05, 500)):
         plain = Cell("", slots, step_s, answer)
         name = _sized(slots, step_s, answer)
         yield replace(plain, name=f"whole/not-asked/{name}", streamed=False)
