@@ -106,7 +106,7 @@ async def test_refused_by_all_ends_with_their_status_and_a_retry_after(world: Wo
     assert "currently busy" in answer.json()["error"]["message"]
     assert answer.header("x-penstock-reason") == "queue_timeout"
     assert 1 <= int(answer.header("retry-after") or "") <= 60
-    assert int(answer.header("x-penstock-queue-ms") or "") >= 400
+    assert int(answer.header("x-penstock-queue-ms") or "") >= 399  # whole milliseconds of one that lacked some µs
     assert len(world.seen()) >= 3, "a refusal spends no attempts"
 
 
