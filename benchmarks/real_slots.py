@@ -2,8 +2,8 @@
 
 Needs what `make test-engines` installs. For each size of the engines a closed loop of clients asks for short and for
 long answers: the engines directly (by turns), a gateway told nothing, the same gateway told the slots, and one with
-queueing off. All stand beside one another and are asked in rounds. Read the ratios: the hop itself shares the two cores with the
-engines, so `told` and `off` say what of a loss is the hop's.
+queueing off. All stand beside one another and are asked in rounds. Read the ratios: the hop itself shares the two cores
+with the engines, so `told` and `off` say what of a loss is the hop's.
 
     python -m benchmarks.real_slots [--sizes 8 64 256] [--seconds 15]
 """
