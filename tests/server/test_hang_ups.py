@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import Mock
 
-from penstock.server.upstream_connection import CLOSING_S
+import pytest
+
+from penstock.server.upstream import Call
+from penstock.server.upstream_connection import CLOSING_S, UpstreamConnection
 from tests.server.conftest import NOT_FOUND, Client, World
 from tests.server.raw_engine import Peer, RawEngine
 
@@ -83,3 +87,23 @@ async def test_an_id_that_is_used_again_at_once_is_another_request(world: World)
         await client.begun()
         client.hang_up()
     await world.idle()
+
+
+@pytest.mark.interpreted  # it has a pool of its own
+async def test_who_hangs_up_while_a_large_body_is_on_its_way_to_the_engine_ends_it_at_once() -> None:
+    """What is left of the body was written after the end of our side: an error in the loop, found by a soak."""
+    pool, transport = Mock(), Mock(spec=asyncio.Transport)
+    transport.is_closing.return_value = False
+    transport.get_write_buffer_size.return_value = 0
+    call = Call(b"POST / HTTP/1.1\r\n\r\n", [bytes(8 << 20)], Mock(), is_head_request=False)
+    connection = UpstreamConnection(pool, call)
+    connection.connection_made(transport)
+    assert connection._unsent
+    closed: list[bool] = []
+    connection.hang_up(lambda: closed.append(True))
+    written = transport.write.call_count
+    await asyncio.sleep(0)
+    assert closed == [True]
+    transport.abort.assert_called_once()
+    transport.write_eof.assert_not_called()
+    assert transport.write.call_count == written

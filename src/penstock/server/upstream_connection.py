@@ -153,6 +153,7 @@ class UpstreamConnection:
             transport is None
             or transport.is_closing()
             or transport.get_write_buffer_size()
+            or self._unsent
             or not transport.can_write_eof()
         ):
             self.close()
