@@ -70,9 +70,9 @@ class Head:
     http_version: str
 
 
-def _requests(pieces: Iterable[bytes]) -> list[tuple[object, ...]]:
+def requests_read(pieces: Iterable[bytes], limits: ServerLimits) -> list[tuple[object, ...]]:
     """What the reader makes of a client's bytes, driven as the connection drives it."""
-    reader = RequestReader(ServerLimits(body_bytes_max=10_000, header_bytes_max=2_000))
+    reader = RequestReader(limits)
     seen: list[tuple[object, ...]] = []
     for piece in pieces:
         at = 0
@@ -100,7 +100,8 @@ def _requests(pieces: Iterable[bytes]) -> list[tuple[object, ...]]:
 def request_parser(data: bytes) -> None:
     """A client's bytes."""
     whole, pieces = cut(data)
-    assert _requests(pieces) == _requests([whole] if whole else [])
+    limits = ServerLimits(body_bytes_max=10_000, header_bytes_max=2_000)
+    assert requests_read(pieces, limits) == requests_read([whole] if whole else [], limits)
 
 
 class _Sink:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from penstock.server.http1_listener import ACCEPTS_MAX
+from penstock.server.stream_end import cut_off
 from tests.server.conftest import CHAT, NOT_FOUND, World, chat, request
 from tests.server.raw_engine import Peer, RawEngine
 
@@ -157,6 +158,20 @@ async def test_only_http_is_spoken(world: World) -> None:
     assert [(await client.answer()).status for _ in range(2)] == [200, 200]
     client.send(b"GET /health RTSP/1.0\r\nhost: g\r\n\r\n")
     assert (await client.head()).status == 400
+
+
+def test_an_event_is_cut_off_where_its_line_has_no_end() -> None:
+    assert cut_off(b'data: {"a": 1}\n\ndata: {"choices": [{"ind')
+    assert cut_off(b"data: wor")
+    for whole in (
+        b"data: words\n",
+        b"data: words\n\n",
+        b'data: {"a": 1}',
+        b"data: [DONE]",
+        b"data: [DONE]\r\n\r\n",
+        b": x",
+    ):
+        assert not cut_off(whole), whole
 
 
 async def test_a_stream_that_ends_with_its_connection_in_the_middle_of_an_event_is_broken(world: World) -> None:

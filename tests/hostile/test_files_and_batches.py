@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 from collections.abc import Callable
@@ -267,4 +266,3 @@ async def test_a_folder_that_cannot_be_used_is_still_a_mistake_in_the_settings(w
     (tmp_path / "data").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"batch\.data"):
         await gateway(world, tmp_path)
-    await asyncio.sleep(0)

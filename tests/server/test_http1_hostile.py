@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from penstock.server.http1 import Exchange, Refusal, ServerLimits
-from penstock.server.http1_reader import RefusedError, RequestReader
+from tests.fuzz.targets import requests_read
 from tests.server.http1_world import Client, World, answer, chunked, on_both_loops, request
 
 HOST = b"Host: penstock\r\n"
@@ -490,37 +490,7 @@ GOOD = st.sampled_from(
 
 
 def read_all(pieces: list[bytes]) -> list[tuple[object, ...]]:
-    """What the reader makes of a stream, driven as the connection drives it."""
-    reader = RequestReader(ServerLimits())
-    seen: list[tuple[object, ...]] = []
-    for piece in pieces:
-        at = 0
-        try:
-            while at < len(piece):
-                at = reader.feed(piece, at)
-                if reader.head_done:
-                    head = Head()
-                    reader.read_head(head)  # type: ignore[arg-type]
-                    seen.append((head.method, head.target_path, head.query, head.headers, reader.keep_alive))
-                    if not reader.expects_body:
-                        seen.append((reader.take_body(),))
-                elif reader.body_done:
-                    seen.append((reader.take_body(),))
-        except RefusedError as error:
-            return [*seen, (error.refusal,)]
-        reader.remember_tail(piece)
-    return seen
-
-
-class Head:
-    """The part of an exchange that the reader fills in."""
-
-    method: str
-    target_path: str
-    query: str
-    headers: list[tuple[bytes, bytes]]
-    lookup: dict[bytes, bytes]
-    http_version: str
+    return requests_read(pieces, ServerLimits())
 
 
 @pytest.mark.interpreted  # it has a head of its own read into

@@ -23,9 +23,7 @@ from penstock.server.http1 import Exchange, Header
 
 logger = logging.getLogger(__name__)
 
-CALLS_MAX = (
-    256  # of each kind, under way at once; more are told to come back. A download holds up to 256 KB of its file
-)
+CALLS_MAX = 256  # of each kind, under way at once; more are told to come back. A download holds 256 KB of its file
 CALLS_TENANT_MAX = 64  # of these one tenant's
 QUOTA_RETRY_S = 60.0  # files and batches end in minutes, not seconds
 BUSY_RETRY_S = 1.0
