@@ -105,6 +105,20 @@ def test_endpoints_that_come_and_go_for_ever_leave_nothing_behind() -> None:
     assert not index.knows(5_001)
 
 
+def test_an_endpoint_that_holds_nothing_is_still_the_same_one() -> None:
+    """Each restart of an engine took another bit for it, for ever, so that bits became long numbers."""
+    index = PrefixIndex()
+    for again in range(1_000):
+        index.clear(7)
+        index.store(7, ())
+        index.limit(7, 100)
+        index.store(7, range(again, again + 20))
+        assert index.limit_of(7) == 100, "what was learned before it was sent anything"
+    index.clear(7)
+    assert list(index._endpoint_of) == [0]
+    assert index.bit(7) == 1
+
+
 def test_a_source_that_promises_too_much_is_not_believed_for_a_while_about_that_endpoint() -> None:
     sources = Sources()
 

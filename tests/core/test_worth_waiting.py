@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import process_time
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from penstock.core.affinity import RECKONED_S
 from penstock.core.overtaking import BYPASS_MAX
 from penstock.core.request import Usage
 from penstock.core.routing.predicted_ttft import COLD
-from penstock.core.routing.whereabouts import DEPTH_MIN, FOUND, KEYS_MAX, Whereabouts
+from penstock.core.routing.whereabouts import DEPTH_MIN, FORGOTTEN_AT_ONCE, FOUND, KEYS_MAX, Whereabouts
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.settings import AdmissionSettings, RoutingSettings
 from penstock.sim.checkers import CheckedScheduler
@@ -188,11 +189,24 @@ def test_what_can_be_nowhere_any_more_is_not_looked_for(cause: str) -> None:
     assert known.last(range(10)) == (2, 10)
 
 
+def test_whereabouts_that_are_full_cost_what_they_cost_while_they_filled() -> None:
+    """To find the oldest key took up to a millisecond per prompt, because a dict passes all that were deleted."""
+    known, took = Whereabouts(), []
+    for round_ in range(4):
+        began_s = process_time()
+        for at in range(KEYS_MAX // 8):
+            known.sent([(round_, at, depth) for depth in range(9)], 0)
+        took.append(process_time() - began_s)
+    assert max(took[1:]) < 5 * took[0]  # it was fifty times and more
+
+
 def test_whereabouts_are_bounded_and_learn_from_answers() -> None:
     known = Whereabouts()
     for at in range(KEYS_MAX):
         known.sent((at, -at - 1, at, -at - 1), 0)
-    assert len(known) == KEYS_MAX
+    assert KEYS_MAX - FORGOTTEN_AT_ONCE <= len(known) <= KEYS_MAX
+    assert known.last((KEYS_MAX - 1, -KEYS_MAX)) == (0, 2)
+    assert known.last((0, -1)) is None, "the oldest ones go"
     for _ in range(200):
         known.learn(1000, 250)
     assert known.found == pytest.approx(0.25, abs=0.01)

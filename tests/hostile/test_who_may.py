@@ -240,10 +240,17 @@ async def test_a_signal_in_the_first_second_is_heard_when_it_listens(tmp_path: P
 # --- open files, row 15 -------------------------------------------------------------------------------------------
 
 
-def test_too_few_open_files_for_the_connections_that_are_let_in_are_told_at_the_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("setting", "level", "told"), [("", "INFO", "20000, by default"), ("20000", "WARNING", "20000")]
+)
+def test_too_few_open_files_for_the_connections_that_are_let_in_are_told_at_the_start(
+    tmp_path: Path, setting: str, level: str, told: str
+) -> None:
     limit = f"ulimit -Sn 256; ulimit -Hn 512; exec {sys.executable} -m penstock serve"
     command = ["bash", "-c", f"{limit} --endpoint http://127.0.0.1:9 --listen 127.0.0.1:0"]
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    if setting:
+        environment["PENSTOCK__LIMITS__MAX_CONNECTIONS"] = setting
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         said = []
@@ -254,4 +261,5 @@ def test_too_few_open_files_for_the_connections_that_are_let_in_are_told_at_the_
         process.send_signal(signal.SIGTERM)
         process.stderr.read()
         assert process.wait(START_S) == 0
-    assert any("may open 512 files, too few for limits.max_connections (20000)" in line for line in said), said
+    [line] = [line for line in said if f"may open 512 files, too few for limits.max_connections ({told})" in line]
+    assert f" {level} " in line

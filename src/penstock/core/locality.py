@@ -89,7 +89,7 @@ class PrefixIndex:
     def store(self, endpoint: int, keys: Iterable[Key]) -> None:
         """An endpoint holds these blocks now, or used them."""
         self.version += 1
-        held = self._held.get(endpoint) or self._join(endpoint)
+        held = self._joined(endpoint)
         holders, bit = self._holders, held.bit
         young, old, dropped = held.young, held.old, held.dropped
         for key in keys:
@@ -127,7 +127,7 @@ class PrefixIndex:
     def clear(self, endpoint: int) -> None:
         """An endpoint holds nothing (any more)."""
         self.version += 1
-        held = self._held.get(endpoint) or self._join(endpoint)
+        held = self._joined(endpoint)
         for generation in (held.young, held.old, held.dropped):
             for key in generation:
                 self._unhold(key, held.bit)
@@ -150,7 +150,7 @@ class PrefixIndex:
 
     def limit(self, endpoint: int, keys_max: int) -> None:
         """From now on an endpoint is believed to hold no more than so many blocks."""
-        held = self._held.get(endpoint) or self._join(endpoint)
+        held = self._joined(endpoint)
         held.keys_max = max(KEYS_MIN, min(keys_max, self._keys_max))
         if not held.dropped and len(held.young) * GENERATIONS >= held.keys_max:
             self._age(held)
@@ -191,7 +191,10 @@ class PrefixIndex:
         """The endpoint whose bit has this number."""
         return self._endpoint_of[number]
 
-    def _join(self, endpoint: int) -> _Held:
+    def _joined(self, endpoint: int) -> _Held:
+        held = self._held.get(endpoint)
+        if held is not None:  # it may hold nothing
+            return held
         number = next(n for n in range(len(self._endpoint_of) + 1) if n not in self._endpoint_of)
         self._endpoint_of[number] = endpoint
         held = self._held[endpoint] = _Held(1 << number, self._keys_max)

@@ -49,7 +49,7 @@ class Form:
         self._file_field = file_field
         self._on_file = on_file
         self._data = bytearray(b"\r\n")  # the first boundary may have no line before it
-        self._step = self._preamble
+        self._step = Form._preamble  # not bound: a form in a cycle would stay until somebody looks for garbage
         self._part: str | None = None  # the field under way; None: one to be left out
         self.fields: dict[str, str] = {}
         self.filename: str | None = None  #: of the file, once it has begun
@@ -58,7 +58,7 @@ class Form:
     def feed(self, data: bytes) -> None:
         """The next bytes. Raises BadForm."""
         self._data += data
-        while self._step():
+        while self._step(self):
             pass
 
     # Each step goes as far as it can, and says whether another one may go on.
@@ -69,16 +69,16 @@ class Form:
             del self._data[: max(0, len(self._data) - len(self._mark))]
             return False
         del self._data[: found + len(self._mark)]
-        self._step = self._after_mark
+        self._step = Form._after_mark
         return True
 
     def _after_mark(self) -> bool:
         if len(self._data) < 2:
             return False
         if self._data.startswith(b"--"):
-            self._step = self._epilogue
+            self._step = Form._epilogue
         elif self._data.startswith(b"\r\n"):
-            self._step = self._headers
+            self._step = Form._headers
         else:
             raise BadForm("The form's boundary is followed by something else.")
         return True
@@ -92,7 +92,7 @@ class Form:
             return False
         self._open(bytes(self._data[2:end]))
         del self._data[: end + 4]
-        self._step = self._content
+        self._step = Form._content
         return True
 
     def _open(self, headers: bytes) -> None:
@@ -121,7 +121,7 @@ class Form:
         if found < 0:
             return False
         del self._data[: len(self._mark)]
-        self._step = self._after_mark
+        self._step = Form._after_mark
         return True
 
     def _take(self, data: bytes) -> None:

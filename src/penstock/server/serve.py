@@ -20,6 +20,7 @@ from penstock.server.http1 import HttpServer
 from penstock.server.large_blocks import give_large_blocks_back
 from penstock.server.metrics import Metrics
 from penstock.server.reload import Reload, tls_context
+from penstock.settings.model import Limits
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class Gateway:
         host, port = settings.listen_address
         self.reload.tls = tls_context(settings)
         await self.server.start(host, port, ssl=self.reload.tls)
-        _look_at_open_files(settings.limits.max_connections)
+        _look_at_open_files(settings.limits)
         if not self.reload.told.auth.is_set:
             self.own_token.write(self.server.port)
         loop = asyncio.get_running_loop()
@@ -145,21 +146,24 @@ class Gateway:
             self._metrics.loop_lag_s = max(0.0, self.driver.now() - due_s)
 
 
-def _look_at_open_files(connections: int) -> None:
+def _look_at_open_files(limits: Limits) -> None:
     """Take as many as the system allows, and say so where that is too few for all connections that are let in.
 
-    A request that runs has two: one to its client, one to its engine.
+    A request that runs has two: one to its client, one to its engine. Who set nothing needs no warning: the system's
+    limit holds, and says so when it is met.
     """
+    connections, is_set = limits.max_connections, "max_connections" in limits.model_fields_set
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed, wanted = connections + OTHER_FILES, 2 * connections + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         if soft < needed:
-            logger.warning(
-                "this process may open %d files, too few for limits.max_connections (%d): raise `ulimit -n` "
+            logger.log(
+                logging.WARNING if is_set else logging.INFO,
+                "this process may open %d files, too few for limits.max_connections (%d%s): raise `ulimit -n` "
                 "(LimitNOFILE) to %d, for as many to engines, or lower that limit",
-                *(soft, connections, wanted),
+                *(soft, connections, "" if is_set else ", by default", wanted),
             )
 
 

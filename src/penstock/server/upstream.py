@@ -237,7 +237,12 @@ class Upstream:
         connection = UpstreamConnection(self, call)
         self._connecting.add(connection)
         connection.connecting = task = self._loop.create_task(self._open_connection(connection))
-        task.add_done_callback(lambda _: self._connecting.discard(connection))
+
+        def connected(_: asyncio.Task[None]) -> None:
+            self._connecting.discard(connection)
+            connection.connecting = None  # one that was cancelled knows the frame, and so this connection and its call
+
+        task.add_done_callback(connected)
 
     async def _open_connection(self, connection: UpstreamConnection) -> None:
         """A task per new connection, not per request; from `connection_made` on, callbacks do the rest."""

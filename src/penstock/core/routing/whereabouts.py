@@ -9,10 +9,12 @@ of its keys (at depths that grow by a fourth), and counts for as much of the pro
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from penstock.core.request import Key
 
 KEYS_MAX = 131_072  # remembered, those not used for the longest time forgotten first: some 10,000 prompts, 15 MB
+FORGOTTEN_AT_ONCE = 1_024
 DEPTH_MIN = 2  # keys: the first one is everybody's system prompt, or of no use
 DEEPEST = 1 << 20  # keys: of half a gigabyte; no body is as long
 GROWTH = 4  # each depth is a fourth deeper than the last: so well is known what two prompts share
@@ -54,8 +56,10 @@ class Whereabouts:
             key = prefix[depth - 1]
             last.pop(key, None)
             last[key] = endpoint
-        while len(last) > KEYS_MAX:
-            del last[next(iter(last))]
+        if len(last) > KEYS_MAX:
+            # A dict finds its first key by passing all that were deleted before it, up to some hundred thousand.
+            for key in list(islice(last, FORGOTTEN_AT_ONCE)):
+                del last[key]
 
     def failed(self, prefix: Sequence[Key], endpoint: int) -> None:
         """It was not computed there."""

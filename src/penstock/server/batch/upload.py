@@ -66,15 +66,15 @@ class Upload:
             details=None,
             batch=None,
         )
+        self._buffer = bytearray()
         try:
-            self._form = Form(exchange.header(b"content-type") or b"", "file", self._took)
+            self._form = Form(exchange.header(b"content-type") or b"", "file", self._buffer.extend)
         except BadForm as problem:
             raise ApiError(Reason.BAD_REQUEST, str(problem)) from None
-        self._buffer = bytearray()
         self._seq = 0
         self._bytes = 0
         self._whole = False
-        self._error: BadForm | None = None
+        self._error: str | None = None  # the exception itself would hold this upload in a cycle
         self._more = asyncio.Event()
         exchange.on_body = self._feed
         exchange.on_over = self._more.set
@@ -87,11 +87,8 @@ class Upload:
         try:
             self._form.feed(data)
         except BadForm as problem:
-            self._error = problem
+            self._error = str(problem)
             self._more.set()
-
-    def _took(self, data: bytes) -> None:
-        self._buffer += data
         if len(self._buffer) >= WRITE_BYTES:
             self._more.set()
         if len(self._buffer) > BUFFER_BYTES_MAX:
@@ -137,7 +134,7 @@ class Upload:
         if self._exchange.over:  # its client is gone, or the server has refused what came
             raise ApiError(Reason.CLIENT_GONE, "gone")
         if self._error is not None:
-            raise ApiError(Reason.BAD_REQUEST, str(self._error))
+            raise ApiError(Reason.BAD_REQUEST, self._error)
 
     async def _write(self, size: int) -> None:
         data = bytes(self._buffer[:size])
