@@ -28,7 +28,7 @@ from penstock.config import (
 )
 from penstock.config_docs import reference_markdown
 from penstock.settings.effect import effect_warnings
-from penstock.settings.explain import NOT_YET, nested, sections
+from penstock.settings.explain import NOT_YET, TOLD_MAX, nested, sections
 from penstock.settings.roles import role_warnings
 from penstock.settings.source import FILE_BYTES_MAX
 
@@ -650,6 +650,12 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
         "health.eject_for",
         "journal",
     }
+
+
+def test_of_very_many_problems_some_are_told_and_the_number_of_the_others(tmp_path: Path) -> None:
+    told = lines(tmp_path, "queue:\n" + "".join(f"  setting-{at}: 1\n" for at in range(500)))
+    assert len(told) == TOLD_MAX + 1
+    assert told[-1] == f"settings: {500 - TOLD_MAX} more problems, not told"
 
 
 def test_too_many_bands_are_refused(tmp_path: Path) -> None:

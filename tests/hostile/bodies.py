@@ -15,10 +15,12 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from penstock.server.admin.routes import BODY_BYTES_MAX as ADMIN_BYTES_MAX
 from tests.hostile.probed import Probed, probed
 
 CHAT = "/v1/chat/completions"
 HELD_MS_MAX = 20.0
+TOKEN = "the-operators-own-token"
 _BEGIN = b'{"model":"m","messages":[{"role":"user","content":"hi"}],'
 
 
@@ -80,7 +82,24 @@ FORMS: dict[str, Callable[[int], bytes]] = {
 
 
 PACKED: dict[str, Callable[[int], bytes]] = {"gzip of zeros": bytes, "gzip of JSON": SHAPES["messages"]}
-NAMES = (*SHAPES, *FORMS, *PACKED)
+
+
+def _endpoint(field: bytes, piece: bytes, end: bytes, size: int) -> bytes:
+    return b'{"url":"http://127.0.0.1:1",' + field + piece * ((size - 100) // len(piece)) + end + b"}"
+
+
+#: To POST /admin/endpoints, with the token: none is an endpoint.
+ADMIN: dict[str, Callable[[int], bytes]] = {
+    "admin: unknown settings": lambda size: b"{" + b",".join(b'"k%x":1' % at for at in range(size // 12)) + b"}",
+    "admin: one setting more than is read": lambda _: json.dumps({f"slot{at}": 1 for at in range(65)}).encode(),
+    "admin: many settings that are nearly known": lambda _: json.dumps({f"slot{at}": 1 for at in range(64)}).encode(),
+    "admin: models that are none": lambda size: _endpoint(b'"models":[', b"{},", b"{}]", size),
+    "admin: one model very often": lambda size: _endpoint(b'"models":[', b'"m",', b'"m"]', size),
+    "admin: lists for labels": lambda size: _endpoint(b'"labels":[', b"[],", b"[]]", size),
+    "admin: a number of slots": lambda size: _endpoint(b'"slots":"', b"9", b'"', size),
+    "admin: a long address": lambda size: b'{"url":"http://' + b"a." * (size // 2 - 20) + b'"}',
+}
+NAMES = (*SHAPES, *FORMS, *PACKED, *ADMIN)
 
 
 def _form(file: bytes) -> bytes:
@@ -95,6 +114,7 @@ def settings(engine: int, **more: object) -> dict[str, object]:
         "listen": "127.0.0.1:0",
         "endpoints": [{"url": f"http://127.0.0.1:{engine}", "engine": "openai", "models": ["m"], "slots": 64}],
         "models": {"alias": {"to": "m"}},
+        "admin": {"token": TOKEN},
         **more,
     }
 
@@ -125,6 +145,9 @@ def send(name: str, size: int, port: int) -> int:
     if name in FORMS:
         kind = "multipart/form-data; boundary=" + BOUNDARY.decode()
         return post(port, FORMS[name](size), "/v1/audio/transcriptions", **{"content-type": kind})
+    if name in ADMIN:
+        body = ADMIN[name](min(size, ADMIN_BYTES_MAX))
+        return post(port, body, "/admin/endpoints", authorization=f"Bearer {TOKEN}")
     if name in PACKED:
         return post(port, gzip.compress(PACKED[name](size), 1), **{"content-encoding": "gzip"})
     return post(port, SHAPES[name](size))

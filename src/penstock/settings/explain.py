@@ -2,12 +2,17 @@
 
 pydantic finds every wrong value at once; here each of its errors becomes one `Problem`: the path as it is
 written in the file, what was found, what is expected, and for an unknown key the key that was probably meant.
+
+Settings also come while the gateway runs, from files that others write and through /admin, so this is bounded: beyond
+`TOLD_MAX` problems only their number is told.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
+from itertools import islice
 from typing import get_args, get_origin
 
 from pydantic import ValidationError
@@ -28,6 +33,7 @@ from penstock.settings.problems import (
 from penstock.settings.section import Section
 
 NOT_YET = "not supported in this version"
+TOLD_MAX = 50  # more than anybody reads at once; each costs up to a tenth of a millisecond, for what might be meant
 _BOUNDS = {
     "greater_than": ("gt", "more than"),
     "greater_than_equal": ("ge", "at least"),
@@ -38,13 +44,15 @@ _CHOICE = re.compile(r"'([^']*)'")
 
 
 def explain(error: ValidationError, document: object) -> Iterator[tuple[Location, Problem]]:
-    for detail in error.errors(include_url=False):
+    for detail in islice(error.errors(include_url=False), TOLD_MAX):
         location = tuple(part for part in detail["loc"] if part != "[key]")
         written = written_at(document, location)
         message, suggestion = _sentence(detail, location, written)
         if isinstance(written, Filled):
             suggestion = None  # it may quote what a variable holds
         yield location, Problem(write_path(location), message, suggestion)
+    if error.error_count() > TOLD_MAX:
+        yield (), Problem(write_path(()), f"{error.error_count() - TOLD_MAX} more problems, not told")
 
 
 def _sentence(detail: ErrorDetails, location: Location, written: object) -> tuple[str, str | None]:
@@ -76,10 +84,10 @@ def _unknown_key(location: Location) -> tuple[str, str | None]:
     known = list(section.model_fields)
     near = did_you_mean(key, [*known, *section.later])
     if near is None:
-        found = [prefix for prefix, other in sections() if key in other.model_fields]
+        found = [prefix for prefix, other in _all_sections() if key in other.model_fields]
         places = [f"`{prefix}{key}`" if prefix else f"`{key}` at the top level" for prefix in found]
         near = f"did you mean {listing(places)}?" if places else None
-    if near is None and any(key in other.later for _, other in sections()):
+    if near is None and any(key in other.later for _, other in _all_sections()):
         return NOT_YET, None
     return "unknown setting", near or f"known here: {', '.join(known)}"
 
@@ -109,6 +117,11 @@ def sections(prefix: str = "", section: type[Section] = Settings) -> Iterator[tu
             container = get_origin(field.annotation)
             inside = "[]" if container is tuple else ".<name>" if container is dict else ""
             yield from sections(f"{prefix}{key}{inside}.", inner)
+
+
+@cache
+def _all_sections() -> tuple[tuple[str, type[Section]], ...]:
+    return tuple(sections())
 
 
 def nested(annotation: object) -> type[Section] | None:

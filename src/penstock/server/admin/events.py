@@ -53,7 +53,7 @@ class EventLog:
 
     def audit(self, peer: str, method: str, path: str, body: Mapping[str, object], refused: str | None) -> None:
         """An operator did something, or was refused."""
-        said = " ".join(f"{key}={body[key]}" for key in SHOWN_FIELDS if key in body)
+        said = " ".join(f"{key}={body[key]}" for key in SHOWN_FIELDS if isinstance(body.get(key), str | int | float))
         verb = "remove" if method == "DELETE" else ""
         words = " ".join(word for word in (verb, *path.split("/")[2:], said) if word)
         self.note("operator", f"{words} (by {peer or 'unknown'})" + (f": refused, {refused}" if refused else ""))
