@@ -1,7 +1,10 @@
 """How long does a new connection wait for its first byte while 500 streams run? Beside the same without streams.
 
 Each newcomer connects, asks for a short answer that the engine has at once, and leaves. The streams come from another
-process. Rounds are interleaved; read the difference of the 99th percentiles, and that of a raw hop in the same run.
+process and begin one by one within the time that one takes, so they end and begin anew evenly: begun at once, all 500
+would end in one moment and send 500 requests in the next, and the newcomers would wait for those, not for the streams.
+The engines step all streams of theirs at once, as engines do. Rounds are interleaved; read the difference of the 99th
+percentiles, and that of a raw hop in the same run.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import time
 from closed_loop import HERE, free_port, started
 
 STREAM_STEP_MS = 50
+STREAM_S = 100 * STREAM_STEP_MS / 1000  # `engine.EVENTS` steps
 
 
 async def newcomers(port: int, seconds: float, every_s: float) -> list[float]:
@@ -79,11 +83,11 @@ def main() -> None:
                                 "--connections",
                                 streams,
                             ]
-                            command += ["--warm-up", "1", "--seconds", args.seconds + 5]
+                            command += ["--spread", STREAM_S, "--warm-up", "1", "--seconds", args.seconds + 5]
                             process = subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL)
                             load.callback(process.wait)
                             load.callback(process.kill)
-                            time.sleep(3.0)
+                            time.sleep(STREAM_S + 3.0)
                         times = asyncio.run(newcomers(port, args.seconds, args.every_ms / 1000))
                     p99.append(times[int(len(times) * 0.99)])
                     p50 = times[len(times) // 2]

@@ -159,6 +159,7 @@ async def run(args: argparse.Namespace) -> dict[str, float]:
     load = Load(requests, args.port, args.rate)
     for _ in range(args.connections):
         await load.connect()
+        await asyncio.sleep(args.spread / args.connections)
     pace = asyncio.ensure_future(_pace(load, args.rate)) if args.rate else None
     await asyncio.sleep(args.warm_up)
     load.clear()
@@ -194,6 +195,7 @@ if __name__ == "__main__":
     parser.add_argument("--stream", action="store_true")
     parser.add_argument("--rate", type=float, default=0, help="requests a second; 0: closed loop")
     parser.add_argument("--key", default="")
+    parser.add_argument("--spread", type=float, default=0.0, help="seconds in which the connections begin one by one")
     parser.add_argument("--warm-up", type=float, default=1.0)
     parser.add_argument("--seconds", type=float, default=3.0)
     print(json.dumps(uvloop.run(run(parser.parse_args()))), flush=True)
