@@ -2,10 +2,12 @@
 
 Needs what `make test-engines` installs. For each size of the engines a closed loop of clients asks for short and for
 long answers: the engines directly (by turns), a gateway told nothing, the same gateway told the slots, and one with
-queueing off. All stand beside one another and are asked in rounds. Read the ratios: the hop itself shares the two cores
-with the engines, so `told` and `off` say what of a loss is the hop's.
+queueing off. All stand beside one another and are asked in short turns, each round in the other order, so that what
+else the machine does falls on all alike; the ratios are of one round each, and their mean is shown with its standard
+error. The hop itself shares the two cores with the engines, so `told` and `off` say what of a loss is the hop's. On a
+machine that others use the engines' own count of tokens a step says most: it is the batch they run, and wavers little.
 
-    python -m benchmarks.real_slots [--sizes 8 64 256] [--seconds 15]
+    python -m benchmarks.real_slots [--sizes 8 64 256] [--rounds 6] [--seconds 4] [--lengths short long]
 """
 
 from __future__ import annotations
@@ -14,31 +16,34 @@ import argparse
 import asyncio
 import itertools
 import json
+import math
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.engines.real.processes import LLAMA_SIZE, MODEL, Engine, Gateway, LlamaCpp, Vllm
+from tests.engines.real.processes import LLAMA_SIZE, MODEL, Engine, Gateway, LlamaCpp, Vllm, fetch, say, series
 
 WARM_S = 10.0  # before anything counts: what the goal allows for finding out
+TURN_WARM_S = 3.0  # of each turn: until the gateway has read that what ran before is over
+LOOK_EVERY_S = 0.5
 TOKENS = {"short": 8, "long": 128}
+LOOKED_AT = ("slots", "engine_running", "engine_waiting")  # of an endpoint, by the gateway's state
+TOKENS_MADE = {"vllm": "vllm:generation_tokens_total", "llamacpp": "llamacpp:tokens_predicted_total"}
+STEPS_MADE = {"vllm": "vllm:iteration_tokens_total_count", "llamacpp": "llamacpp:n_decode_total"}
 
 
-async def load(urls: list[str], clients: int, tokens: int, seconds: float, warm_s: float) -> float:
-    """Answers a second of a closed loop, after the warm-up. Half of the clients stream."""
-    until_s = time.monotonic() + warm_s + seconds
-    counted_from_s = until_s - seconds
-    done = 0
+async def load(urls: list[str], clients: int, tokens: int, until_s: float) -> None:
+    """A closed loop until then. Half of the clients stream."""
 
     async def client(port: int, serial: int) -> None:
-        nonlocal done
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
-        for turn in itertools.count():
+        for number in itertools.count():
             if time.monotonic() >= until_s:
                 break
-            body: dict[str, Any] = {"model": MODEL, "prompt": f"{serial} {turn} the river runs", "max_tokens": tokens}
+            body: dict[str, Any] = {"model": MODEL, "prompt": f"{serial} {number} the river runs", "max_tokens": tokens}
             body |= {"ignore_eos": True, "temperature": 0, "stream": serial % 2 == 0}
             data = json.dumps(body).encode()
             head = "POST /v1/completions HTTP/1.1\r\nhost: e\r\ncontent-type: application/json\r\n"
@@ -58,26 +63,84 @@ async def load(urls: list[str], clients: int, tokens: int, seconds: float, warm_
                 await reader.readexactly(2)
             else:
                 await reader.readexactly(int(answer.split(b"content-length: ")[1].split(b"\r\n")[0]))
-            if counted_from_s <= time.monotonic() < until_s:
-                done += 1
         writer.close()
 
     ports = [int(url.rpartition(":")[2]) for url in urls]
     await asyncio.gather(*(client(ports[n % len(ports)], n) for n in range(clients)))
-    return done / seconds
 
 
-def gateways(folder: Path, engines: list[Engine], size: int) -> dict[str, Gateway]:
+@dataclass(frozen=True)
+class Made:
+    """What was made until a moment, by the engines' own counters, and at what cost."""
+
+    tokens: float
+    steps: float
+    cpu_s: float  # of the engines
+    gateway_s: float  # of CPU
+    at_s: float
+
+    @classmethod
+    def now(cls, engines: list[Engine], gateway: Gateway | None) -> Made:
+        pages = [(engine.kind, fetch(engine.url + "/metrics")[1]) for engine in engines]
+        tokens = sum(series(page, TOKENS_MADE[kind]) for kind, page in pages)
+        steps = sum(series(page, STEPS_MADE[kind]) for kind, page in pages)
+        cpu_s = sum(engine.process.cpu_s() for engine in engines)
+        return cls(tokens, steps, cpu_s, gateway.process.cpu_s() if gateway else 0.0, time.monotonic())
+
+    def since(self, before: Made) -> dict[str, float]:
+        """What a turn is worth."""
+        tokens, cpu_s = self.tokens - before.tokens, self.cpu_s - before.cpu_s
+        gateway_s = self.gateway_s - before.gateway_s
+        return {
+            "tokens a second": tokens / (self.at_s - before.at_s),
+            "tokens a second of CPU": tokens / (cpu_s + gateway_s),
+            "tokens a step": tokens / max(1.0, self.steps - before.steps),
+            "ms of the gateway's CPU for 1,000 tokens": 1e6 * gateway_s / max(1.0, tokens),
+        }
+
+
+def gateways(folder: Path, engines: list[Engine], size: int, ways: list[str]) -> dict[str, Gateway]:
     untold = [engine.endpoint for engine in engines]
-    told = [{**endpoint, "slots": size} for endpoint in untold]
-    made = {
-        "untold": Gateway(folder, {"endpoints": untold}),
-        "told": Gateway(folder, {"endpoints": told}),
-        "off": Gateway(folder, {"endpoints": untold, "queue": {"enabled": False}}),
+    settings: dict[str, dict[str, Any]] = {
+        "untold": {"endpoints": untold},
+        "told": {"endpoints": [{**endpoint, "slots": size} for endpoint in untold]},
+        "off": {"endpoints": untold, "queue": {"enabled": False}},
     }
+    made = {way: Gateway(folder, settings[way]) for way in ways}
     for gateway in made.values():
         gateway.start()
     return made
+
+
+async def looks(gateway: Gateway, until_s: float) -> list[dict[str, float]]:
+    """What the endpoints looked like, from now to then."""
+    seen = []
+    while time.monotonic() < until_s:
+        await asyncio.sleep(LOOK_EVERY_S)
+        state = await asyncio.to_thread(gateway.state)
+        seen += [{key: endpoint[key] or 0 for key in LOOKED_AT} for endpoint in state["endpoints"]]
+    return seen
+
+
+def ratio(values: list[float], others: list[float]) -> str:
+    """The geometric mean of what each turn was to the other of its round, and its standard error in per cent."""
+    logs = [math.log(value / other) for value, other in zip(values, others, strict=True)]
+    error = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan
+    return f"{math.exp(statistics.fmean(logs)):.2f} ±{error:.0%}"
+
+
+async def turn(
+    urls: list[str], engines: list[Engine], gateway: Gateway | None, clients: int, tokens: int, seconds: float
+) -> tuple[dict[str, float], list[dict[str, float]]]:
+    """One turn of one way: what it is worth, and what was seen of the engines meanwhile."""
+    asked = asyncio.create_task(load(urls, clients, tokens, time.monotonic() + TURN_WARM_S + seconds))
+    await asyncio.sleep(TURN_WARM_S)
+    before = await asyncio.to_thread(Made.now, engines, gateway)
+    seen = await looks(gateway, before.at_s + seconds) if gateway else []
+    await asyncio.sleep(before.at_s + seconds - time.monotonic())
+    after = await asyncio.to_thread(Made.now, engines, gateway)
+    await asked
+    return after.since(before), seen
 
 
 def measure(name: str, engines: list[Engine], size: int, args: argparse.Namespace, folder: Path) -> None:
@@ -85,26 +148,35 @@ def measure(name: str, engines: list[Engine], size: int, args: argparse.Namespac
         engine.process.start()
     for engine in engines:
         engine.ensure()
-    made = gateways(folder, engines, size)
-    ways = {"direct": [e.url for e in engines], **{way: [gateway.url] for way, gateway in made.items()}}
+    standing = gateways(folder, engines, size, args.ways)
+    ways = {"direct": [e.url for e in engines], **{way: [gateway.url] for way, gateway in standing.items()}}
     clients = int(size * len(engines) * 1.5)
     try:
-        for length, tokens in TOKENS.items():
-            rates: dict[str, list[float]] = {way: [] for way in ways}
-            for turn in range(args.rounds):
-                for way, urls in ways.items():
-                    warm_s = WARM_S if not turn else 2.0
-                    rates[way].append(asyncio.run(load(urls, clients, tokens, args.seconds, warm_s)))
-            found = {way: statistics.median(values) for way, values in rates.items()}
-            slots = [endpoint["slots"] for endpoint in made["untold"].state()["endpoints"]]
-            print(
-                f"{name:12} {size:5} {length:6} {clients:8} {found['direct']:9.1f} "
-                f"{found['untold'] / found['direct']:8.2f} {found['told'] / found['direct']:8.2f} "
-                f"{found['off'] / found['direct']:8.2f} {found['untold'] / found['told']:12.2f}   {slots}",
-                flush=True,
-            )
+        for length in args.lengths:
+            turns: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+            seen: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+            asyncio.run(load(ways["untold"], clients, TOKENS[length], time.monotonic() + WARM_S))
+            for number in range(args.rounds):
+                for way in list(ways)[:: -1 if number % 2 else 1]:
+                    asked = turn(ways[way], engines, standing.get(way), clients, TOKENS[length], args.seconds)
+                    worth, looked = asyncio.run(asked)
+                    say(f"{way}: {', '.join(f'{value:.0f} {what}' for what, value in worth.items())}")
+                    turns[way].append(worth)
+                    seen[way] += looked
+            print(f"{name} of {size}, {length} answers, {clients} clients, {args.rounds} rounds")
+            for what in turns["direct"][0]:
+                values = {way: [worth[what] for worth in worths] for way, worths in turns.items()}
+                medians = ", ".join(f"{way} {statistics.median(values[way]):.1f}" for way in values)
+                print(f"  {what}: {medians}", end="")
+                if min(values["direct"]):
+                    of_direct = ", ".join(f"{way} {ratio(values[way], values['direct'])}" for way in args.ways)
+                    print(f"; of direct: {of_direct}", end="")
+                print(f"; untold of told {ratio(values['untold'], values['told'])}")
+            for way in args.ways:
+                means = [f"{key} {statistics.fmean(look[key] for look in seen[way]):.1f}" for key in LOOKED_AT]
+                print(f"  an engine, {way}: {', '.join(means)}", flush=True)
     finally:
-        for gateway in made.values():
+        for gateway in standing.values():
             gateway.process.stop()
         for engine in engines:
             engine.process.kill()
@@ -113,16 +185,19 @@ def measure(name: str, engines: list[Engine], size: int, args: argparse.Namespac
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sizes", type=int, nargs="*", default=[8, 64, 256], help="--max-num-seqs of each vLLM")
-    parser.add_argument("--seconds", type=float, default=12.0)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--lengths", nargs="*", choices=TOKENS, default=list(TOKENS))
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each turn")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--ways", nargs="*", default=["untold", "told", "off"])
+    parser.add_argument("--no-llama", action="store_true")
     args = parser.parse_args()
-    print("engines       size answer  clients  direct/s   untold     told      off  untold/told   slots believed")
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         for size in args.sizes:
             vllms: list[Engine] = [Vllm(f"vllm-{n}-{size}", folder, "--max-num-seqs", str(size)) for n in "ab"]
             measure("2 x vLLM", vllms, size, args, folder)
-        measure("llama.cpp", [LlamaCpp("llama", folder)], LLAMA_SIZE, args, folder)
+        if not args.no_llama:
+            measure("llama.cpp", [LlamaCpp("llama", folder)], LLAMA_SIZE, args, folder)
 
 
 if __name__ == "__main__":

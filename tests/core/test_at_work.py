@@ -128,6 +128,36 @@ def test_one_that_came_whole_though_a_stream_was_asked_for_counts_as_whole() -> 
     assert at_work.look_whole(2.0) == (12, 12)
 
 
+def test_a_stream_that_has_begun_shows_that_what_was_sent_before_it_runs() -> None:
+    at_work = AtWork()
+    whole, first, later, last = (lease(n, at=float(n), streamed=n in (2, 4)) for n in range(1, 5))
+    for each in (whole, first, later, last):
+        at_work.sent(each, each.serial)
+    first.first_token_s = 4.5
+    at_work.begun(first, 4.5)
+    assert at_work.running == 2, "what was sent after it may wait"
+    last.first_token_s = 4.6
+    at_work.begun(last, 4.6)
+    assert at_work.running == 4
+    whole.first_token_s = 5.0  # its client was passed a part of it: that is no second request
+    at_work.begun(whole, 5.0)
+    assert at_work.running == 4
+    for each in (whole, first, later, last):
+        at_work.ended(each, 6.0)
+    assert at_work.running == 0
+
+
+def test_a_whole_answer_that_no_stream_spoke_for_leaves_nothing_behind() -> None:
+    at_work = AtWork()
+    whole, stream = lease(1, at=1.0, streamed=False), lease(2, at=2.0)
+    at_work.sent(whole, 1)
+    at_work.ended(whole, 1.5)
+    at_work.sent(stream, 1)
+    stream.first_token_s = 2.1
+    at_work.begun(stream, 2.1)
+    assert at_work.running == 1
+
+
 def test_lengths_that_are_not_told_vary_and_are_no_queue() -> None:
     at_work = AtWork()
 

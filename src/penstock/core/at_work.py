@@ -5,7 +5,8 @@ run and those that ended less than a step ago ran at the same time: an engine is
 high a figure, and where all slots are full it is the right one, for answers of one token as well as for long ones. And
 a stream that was sent and has not begun, though others took a fraction of that time to begin, waits inside the engine.
 
-Where answers do not stream, only their ends show anything, and later: one that took no longer for its tokens than it
+Engines begin with what came first. So where a stream has begun, all that was sent before it runs, too, also what does
+not stream. Where nothing streams, only ends show anything, and later: one that took no longer for its tokens than it
 takes where nobody waits ran from the beginning, beside all who were there when it was sent; of those who were there
 when one was sent that took twice as long, about half ran.
 
@@ -46,15 +47,17 @@ class AtWork:
 
     __slots__ = (
         "_answers", "_beside", "_best", "_best_before", "_best_s", "_ended", "_ends", "_looked_s", "_peak", "_took_s",
-        "_untold", "_whole", "_whole_step_s", "_within", "ends_per_s", "running", "shown", "step_s",
-        "usual_s",
+        "_unshown", "_untold", "_whole", "_whole_running", "_whole_step_s", "_within", "ends_per_s", "running",
+        "shown", "step_s", "usual_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self._answers = self._untold = self._within = 0  # whole answers since the last look, those without a length,
         self._took_s = self._beside = 0.0  # what they took for a token, and how many were there when they were sent
         self._whole_step_s = 0.0  # what a token takes in whole answers where nobody waits, the way there among it
-        self.running = 0  #: streams that have begun and have not ended
+        self.running = 0  #: that have begun and have not ended, as streams show
+        self._unshown: dict[int, float] = {}  # sent, do not stream, and no stream sent after them has begun: since when
+        self._whole_running: set[int] = set()  # do not stream, and one sent after them has
         self.shown = 0  #: how many were ever seen to begin, or to come whole
         self.step_s = 0.0  #: what an output token takes of late; 0 while unknown
         self.usual_s = math.inf  #: what a first token takes where nothing waits, as far as is known
@@ -75,10 +78,12 @@ class AtWork:
         """
         lease.beside = leases
         lease.within_proven = leases <= self.most
+        if not lease.streamed:
+            self._unshown[lease.serial] = lease.dispatched_s
 
     def begun(self, lease: Lease, now: float, *, tells: bool = True) -> None:
         """The first token of a stream came. `tells`: it may say what is usual."""
-        self.running += 1
+        self._count(lease)
         self.shown += 1
         self._note(now)
         if not tells:
@@ -89,12 +94,33 @@ class AtWork:
         elif took_s < self.usual_s or lease.within_proven:
             self.usual_s += LEARN * (took_s - self.usual_s)
 
+    def _count(self, lease: Lease) -> None:
+        """It runs, and with it what was sent before it."""
+        if not lease.streamed:
+            self._unshown.pop(lease.serial, None)
+        if lease.serial in self._whole_running:
+            self._whole_running.remove(lease.serial)
+        else:
+            self.running += 1
+        while self._unshown:
+            serial = next(iter(self._unshown))  # they stand in dispatch order
+            if self._unshown[serial] >= lease.dispatched_s:
+                break
+            del self._unshown[serial]
+            self._whole_running.add(serial)
+            self.running += 1
+
     def ended(self, lease: Lease, now: float) -> None:
         """A request is over. One that streams and never began was not seen to run."""
         if lease.first_token_s is not None:
             self.running -= 1
         elif lease.streamed:
             return
+        elif lease.serial in self._whole_running:
+            self._whole_running.remove(lease.serial)
+            self.running -= 1
+        else:
+            self._unshown.pop(lease.serial, None)
         self._ended += 1
         self._ends.append(now)
         self._note(now)

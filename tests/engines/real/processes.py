@@ -93,6 +93,17 @@ class Process:
     def dead(self) -> bool:
         return self._process is None or self._process.poll() is not None
 
+    def cpu_s(self) -> float:
+        """What it and all that it started have used of processors so far."""
+        assert self._process is not None
+        ticks = 0
+        for file in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it has just ended
+                fields = file.read_text().rpartition(")")[2].split()
+                if int(fields[3]) == self._process.pid:  # its session
+                    ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def signal(self, number: int, *, group: bool = False) -> None:
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError):

@@ -54,6 +54,7 @@ class Cell:
     load: Load = Load.CLOSED
     clients: float = 1.5  #: per slot, in a closed loop
     streamed: bool = True  #: what clients ask for
+    half_whole: bool = False  #: every other client of a closed loop does not ask for a stream
     share: float = 0.5  #: of the capacity, where arrivals are open
     deadline_s: float | None = None  #: of first tokens; goals are then the deadlines, not the throughput
     long_share: float = 0.0  #: of requests have prompts longer by `LONG_PROMPT`
@@ -159,6 +160,7 @@ def _not_streamed() -> Iterator[Cell]:
         plain = Cell("", slots, step_s, answer)
         name = _sized(slots, step_s, answer)
         yield replace(plain, name=f"whole/not-asked/{name}", streamed=False)
+        yield replace(plain, name=f"whole/half/{name}", half_whole=True)
         yield replace(plain, name=f"whole/never-streams/{name}", strange=Strange(streams=False))
         silent = Strange(streams=False, tells_usage=False, page=pages.MISSING)
         yield replace(plain, name=f"whole/says-nothing/{name}", strange=silent)

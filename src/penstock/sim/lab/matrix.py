@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from random import Random
@@ -203,6 +204,10 @@ def _sources(cell: Cell, seed: int) -> list[Source]:
         deadline_s=cell.deadline_s,
     )
     made: list[Source] = [_Prompts(heavy, 0, Random(random.getrandbits(64)), cell)]
+    if cell.half_whole:
+        halves = [replace(heavy, arrivals=InFlight(clients - clients // 2))]
+        halves += [replace(heavy, arrivals=InFlight(clients // 2), streamed=False)]
+        made = [_Prompts(half, n, Random(random.getrandbits(64)), cell) for n, half in enumerate(halves)]
     if cell.load is Load.FLOOD:
         light = Stream(
             LIGHT,
