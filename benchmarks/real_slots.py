@@ -7,7 +7,7 @@ else the machine does falls on all alike; the ratios are of one round each, and 
 error. The hop itself shares the two cores with the engines, so `told` and `off` say what of a loss is the hop's. On a
 machine that others use the engines' own count of tokens a step says most: it is the batch they run, and wavers little.
 
-    python -m benchmarks.real_slots [--sizes 8 64 256] [--rounds 6] [--seconds 4] [--lengths short long]
+    python -m benchmarks.real_slots [--sizes 8 64 256] [--rounds 6] [--seconds 8] [--lengths short long]
 """
 
 from __future__ import annotations
@@ -186,7 +186,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sizes", type=int, nargs="*", default=[8, 64, 256], help="--max-num-seqs of each vLLM")
     parser.add_argument("--lengths", nargs="*", choices=TOKENS, default=list(TOKENS))
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each turn")
+    parser.add_argument(
+        "--seconds", type=float, default=8.0, help="of each turn; better several generations of answers"
+    )
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--ways", nargs="*", default=["untold", "told", "off"])
     parser.add_argument("--no-llama", action="store_true")
