@@ -120,13 +120,16 @@ class Ledger:
         if lease.epoch != self.epoch:
             return
         self.reserved -= 1
-        in_time = not lease.tries or self._try_began(lease, now)
+        in_time = not lease.tries or not lease.streamed or self._try_began(lease, now)
         # Gauges that move may be right, and it waited; where they stand still, what its engine does is what is usual.
-        self.at_work.begun(lease, now, tells=in_time or self.belief.stood_s < math.inf)
+        self.at_work.begun(lease, now, tells=lease.streamed and (in_time or self.belief.stood_s < math.inf))
         if not lease.seen:
             self._take_in(lease)
         if lease.serial in self.prefill.leases:
-            self.prefill.first_token(lease, now)
+            if lease.streamed:
+                self.prefill.first_token(lease, now)
+            else:
+                self.prefill.remove(lease)  # its first token comes with its last
         self._bound_given_up()
         self._entered += 1
         self._entered_max = max(self._entered_max, self._entered)
@@ -161,7 +164,18 @@ class Ledger:
         if lease.epoch == self.epoch:
             if lease.tries:
                 self._try_began(lease, now)
+            streams = self.at_work.streams
             self.at_work.answered(lease, output_tokens, now)
+            if streams and not self.at_work.streams:
+                self._comes_whole()
+
+    def _comes_whole(self) -> None:
+        """It does not stream, as was just found out: none of those under way shows when its prompt is computed."""
+        for lease in self.leases.values():
+            if lease.streamed and lease.first_token_s is None and not lease.pending:
+                lease.streamed = False
+                self.streams -= 1
+        self.prefill.unlearn()
 
     def remove(self, lease: Lease, now: float, *, given_up: bool = False) -> None:
         """The lease ended, however it did. `given_up`: by us, and the engine has yet to find out."""

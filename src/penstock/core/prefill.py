@@ -12,6 +12,7 @@ of all requests (docs/decisions/0022).
 from __future__ import annotations
 
 import math
+from itertools import islice
 
 from penstock.core.lease import Lease
 from penstock.core.observation import Observation
@@ -159,12 +160,29 @@ class Prefill:
             return
         seconds = after.first_token_s_total - before.first_token_s_total
         count = after.first_tokens_total - before.first_tokens_total
-        if not (count >= 1.0 and 0.0 <= seconds < math.inf and self._sent):
+        if not (count >= 1.0 and 0.0 <= seconds < math.inf):
+            return
+        if after.asked_s >= self._own_until_s:
+            self._computed_first(int(min(count, len(self.leases))))
+        if not self._sent:
             return
         tokens = self._sent_queues / self._sent
         self._sent = self._sent_queues = 0
         if after.asked_s >= self._own_until_s:
             self._learn(tokens, max(seconds / count - BASE_S, tokens / (GROWTH_MAX * self.rate)))
+
+    def _computed_first(self, count: int) -> None:
+        """So many first tokens were made, and none of them was seen: of streams, too, that come whole."""
+        for lease in list(islice(self.leases.values(), count)):
+            if lease.streamed:
+                self.remove(lease)
+
+    def unlearn(self) -> None:
+        """What was taken for first tokens were whole answers: they say nothing of the speed."""
+        self.rate, self.best_rate, self.rate_known = TOKENS_PER_S, 0.0, False
+        self._tokens, self._seconds, self._samples = TOKENS_PER_S * GUESS_S, GUESS_S, 0.0
+        self._own_until_s = -math.inf
+        self.due_s = min([lease.prefill_end_s for lease in self.leases.values() if not lease.streamed], default=math.inf)
 
     def _learn(self, tokens: float, elapsed_s: float) -> None:
         # A prompt of a few tokens says how long a step is, a hang says nothing: neither is prefill speed.
