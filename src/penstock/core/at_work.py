@@ -37,6 +37,7 @@ ENDS_UNTOLD_SHARE = 0.5  # and of those there, of whom the short ones end first
 LEARN_LOOK = 0.5  # of the difference: two or three looks show what is usual
 ALL_RAN = 0.93  # of those there, by the time it took: a queue of a few more is not told from chance
 ALL_RAN_UNTOLD = 0.67  # where it is not told how long they are: their lengths alone vary as much
+WAITED = 1.5  # times as long as its tokens take: a whole answer has waited, or others slow it down
 WHOLE_TOKENS_MIN = 8  # an answer of fewer may well come in one piece
 WHOLE_SHARE = 0.02  # of its time: the first token came with the last one
 WHOLE_AFTER = 3  # such answers in a row
@@ -202,11 +203,22 @@ class AtWork:
             self._whole_step_s += LEARN_LOOK * (took_s - usual_s)
         share = min(1.0, usual_s / took_s) if usual_s else 1.0
         ran = beside if share >= (ALL_RAN_UNTOLD if self._untold else ALL_RAN) else share * beside
+        # Of answers whose length is told the lesser figure is proven: else a queue too short to be told from chance would
+        # become usual, and then a longer one.
+        self._peak = max(self._peak, int(ran if self._untold else share * beside))
         self._answers = self._untold = self._within = 0
         self._took_s = self._beside = 0.0
-        self._peak = max(self._peak, int(ran))
         self.look(now)
         return ran, beside
+
+    def whole_in_s(self, tokens: int, step_s: float) -> float | None:
+        """What a whole answer takes at most that has not waited, if a step of its engine takes that long, or 0 where
+        that is not known; None: nothing tells.
+        """
+        if not tokens:
+            return OVERDUE * self._whole_step_s or None
+        steps_s = [each_s for each_s in (step_s, self._whole_step_s) if each_s > 0.0]
+        return WAITED * (tokens + 1) * min(steps_s) if steps_s else None
 
     @property
     def on_the_way(self) -> float:

@@ -29,6 +29,7 @@ TRY_S = 2.0  # an engine step with a long prompt takes that long, and patience e
 TRY_S_MAX = 30.0
 IN_TIME_S = 1.0  # for a first token, while it is not known what is usual there
 CONTRADICTED = 8  # requests more than a true gauge would allow; some may begin at once by luck
+TRIES_UNDECIDED = 4  # at a time, where nothing tells whether they waited
 AGREES = 10  # readings in a row
 OTHERS_MIN = 4.0  # requests that came or went while the page was asked for
 OTHERS_SHARE = 0.25
@@ -177,6 +178,10 @@ class Belief:
             self.doubt = Standing.CONTRADICTED
             self._forget()
         return True
+
+    def undecided(self) -> None:
+        """A try is over, and nothing tells whether it waited. Any engine runs a few at a time."""
+        self._width = max(self._width, min(self._width + 1, TRIES_UNDECIDED))
 
     def _forget(self) -> None:
         self.closed_s, self._try_s = None, math.inf

@@ -12,7 +12,7 @@ from penstock.core.belief import Standing
 from penstock.core.health import Health
 from penstock.core.lease import Lease
 from penstock.core.ledger import Ledger
-from penstock.core.limit import AdaptiveSlots, Witness
+from penstock.core.limit import STEP_SHARE, AdaptiveSlots, Witness
 from penstock.core.movement import Movement
 from penstock.core.observation import Observation
 from penstock.core.roles import bootstrap_port_of, role_of
@@ -26,6 +26,7 @@ SLOW_START_S = 1.0  # what does not begin by then does not stream, or waits, whi
 AGREED_MIN = 4.0  # requests that one witness says wait, and the other never saw run: no accident of a moment
 COUNTED = 0.6  # of ours: gauges of the last step's end leave out those that ended with it
 BATCH_SLOWS = 0.5  # of the speed alone: what an engine may lose with as many as it runs at once
+STEP_SHARE_BLIND = 1.0  # where nothing but ends shows anything, a whole answer's time later: twice as many, as in TCP
 LOOK_S_MIN = 0.05  # between two looks at what our answers show; a step or two of most engines
 LOOK_STEPS = 2.0
 LOOK_S_MAX = 0.5
@@ -203,6 +204,7 @@ class Endpoint:
         contradicted = ledger.belief.doubt is Standing.CONTRADICTED
         if contradicted and not self._contradicted:
             self.adaptive.unlearn()
+            self.slots = max(self.slots, self.adaptive.slots)
         self._contradicted = contradicted
         if not ledger.shows:
             return self._looked_at_whole(now, wanted=wanted)
@@ -247,9 +249,10 @@ class Endpoint:
                 waiting=waiting,
                 arrivals=0.0,
                 load=ledger.load(now),
-                let=len(ledger.leases) - ledger.pending + others if wanted else self.slots,
+                let=beside + others if wanted else self.slots,  # when those were sent whose answers came
                 ran=ledger.at_work.best() + others,
                 may_grow=not self._counts_ours(now),
+                step_share=STEP_SHARE if ledger.credible(now) else STEP_SHARE_BLIND,
             )
         )
 

@@ -91,8 +91,8 @@ class Fit:
         """Whether nothing but its gauges closes it; then it is tried, in time."""
         if admission.told_only(endpoint, band, self.settings, cause, now=now):
             endpoint.ledger.belief.closes(now)
-        elif cause is None:
-            endpoint.ledger.belief.opens()
+        elif cause is None and endpoint.ledger.load(now) > 0:
+            endpoint.ledger.belief.opens()  # an idle one takes a request whatever its memory: that says nothing
 
     # --- room for a request -------------------------------------------------------------------------------------
 

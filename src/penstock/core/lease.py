@@ -36,6 +36,7 @@ class Lease:
         "progress_s",
         "progress_tokens",
         "prompt_tokens",
+        "queued_tokens",
         "request_id",
         "seen",
         "serial",
@@ -70,6 +71,7 @@ class Lease:
         self.output_tokens = output_tokens  #: estimate
         self.streamed = streamed
         self.prefill_end_s = now  #: predicted; where the first token can't be seen, the prefill counts as over then
+        self.queued_tokens = 0  #: of prompts, its own among them, that were believed to be before its engine then
         self.computed_tokens = 0  #: of the prompt, believed to be done with while its first token is awaited
         self.cached_tokens = 0  #: of the prompt, believed to be there already
         self.source: Source | None = None  #: who says so

@@ -140,33 +140,43 @@ class Ledger:
         if lease.epoch == self.epoch:
             self.pace.progressed(lease, output_tokens, now)
 
-    def _try_began(self, lease: Lease, now: float) -> bool:
+    def _try_began(self, lease: Lease, now: float, *, tokens: int = 0) -> bool:
         """What was sent against the gauges' word shows its first token, or, where it does not stream, its answer."""
         lease.tries = False
         self.belief.outstanding -= 1
-        usual_s, doubt = self.at_work.usual_s, self.belief.doubt
-        in_time_s = OVERDUE * usual_s if usual_s < math.inf else IN_TIME_S
-        if lease.first_token_s is None:
-            in_time_s = math.inf if self.belief.stood_s < math.inf else 0.0  # how long it ran is not how long it waited
-        else:
-            in_time_s += lease.prompt_tokens / max(self.prefill.rate, self.prefill.best_rate)
-        took_s = now - lease.dispatched_s
+        in_time_s, took_s = self._in_time_s(lease, tokens, now), now - lease.dispatched_s
+        if in_time_s is None:
+            self.belief.undecided()
+            return False
         if took_s > in_time_s and lease.beside > max(OWN_QUEUE_MIN, self.at_work.most):
             return False  # it may have waited for our own
+        doubt = self.belief.doubt
         in_time = self.belief.began(took_s, now, in_time_s=in_time_s, slots=self.slots)
         if self.belief.doubt is not doubt:
             self._judged_anew()
         return in_time
+
+    def _in_time_s(self, lease: Lease, tokens: int, now: float) -> float | None:
+        """How long a try may take that does not wait inside; None: that can't be told."""
+        at_work, prompt_s = self.at_work, lease.prompt_tokens / max(self.prefill.rate, self.prefill.best_rate)
+        if lease.streamed:
+            return prompt_s + (OVERDUE * at_work.usual_s if at_work.usual_s < math.inf else IN_TIME_S)
+        if self.belief.stood_s < math.inf:
+            return math.inf
+        whole_s = at_work.whole_in_s(tokens, self.pace.time_per_output_token_s(now))
+        return None if whole_s is None else prompt_s + whole_s
 
     def answered(self, lease: Lease, output_tokens: int, now: float) -> None:
         """The last byte of an answer came."""
         self.life_s = now
         if lease.epoch == self.epoch:
             if lease.tries:
-                self._try_began(lease, now)
+                self._try_began(lease, now, tokens=output_tokens)
             streams = self.at_work.streams
             self.at_work.answered(lease, output_tokens, now)
-            if streams and not self.at_work.streams:
+            if not lease.streamed:
+                self.prefill.answered(lease, output_tokens, now)
+            elif streams and not self.at_work.streams:
                 self._comes_whole()
 
     def _comes_whole(self) -> None:

@@ -68,10 +68,10 @@ class AdaptiveSlots:
     with the slots to use.
     """
 
-    __slots__ = ("_hold_s", "_hold_until_s", "_known_until_s", "_queues", "_step", "_tries", "slots")
+    __slots__ = ("_first", "_hold_s", "_hold_until_s", "_known_until_s", "_queues", "_step", "_tries", "slots")
 
     def __init__(self, slots: int) -> None:
-        self.slots = slots
+        self.slots = self._first = slots
         self._step = self._step_max()
         self._queues = [_Queue(), _Queue()]  # by witness
         self._hold_s = HOLD_S
@@ -84,7 +84,8 @@ class AdaptiveSlots:
         return now < self._known_until_s
 
     def unlearn(self) -> None:
-        """What showed its size was not true."""
+        """What showed its size was not true: it begins anew."""
+        self.slots = max(self.slots, self._first)
         self._known_until_s = self._hold_until_s = 0.0
         self._hold_s, self._step = HOLD_S, self._step_max()
         self._queues = [_Queue(), _Queue()]
@@ -103,6 +104,7 @@ class AdaptiveSlots:
         witness: Witness = Witness.GAUGES,
         agreed: bool = False,
         may_grow: bool = True,
+        step_share: float = STEP_SHARE,
     ) -> int:
         """What a witness tells of a moment: so many ran and waited, ours and others'.
 
@@ -122,7 +124,7 @@ class AdaptiveSlots:
             full = self.slots - missing if known else FULL_SHARE * min(let, self.slots)
             engaged = running if known else running + on_the_way
             if at_s >= self._hold_until_s and engaged >= full:
-                self._grow(engaged)
+                self._grow(engaged, step_share)
         return self.slots
 
     def _shrink(self, at_s: float, load: float, ran: float) -> None:
@@ -135,11 +137,12 @@ class AdaptiveSlots:
             self._hold_s = min(2.0 * self._hold_s, HOLD_S_MAX)
         self._tries = False
 
-    def _grow(self, running: float) -> None:
+    def _grow(self, running: float, share: float) -> None:
         if self._step > 1:  # the last step was not too much
             self._hold_s = HOLD_S
-        seen = max(int(running * (1.0 + STEP_SHARE)), int(running) + 1)
-        self.slots = min(self.slots + self._step, max(self.slots, seen), SLOTS_MAX)
+        seen = max(int(running * (1.0 + share)), int(running) + 1)
+        step = self._step if self._step < self._step_max() else max(1, int(self.slots * share))
+        self.slots = min(self.slots + step, max(self.slots, seen), SLOTS_MAX)
         self._step = min(2 * self._step, self._step_max())
         self._tries = True
 

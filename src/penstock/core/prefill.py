@@ -6,7 +6,8 @@ known, all but its last token: a speed is a guess, a token is a fact. Answers th
 their prompts count until they should be computed.
 
 The speed is learned from the first tokens of our own streams; where none is seen, from what the engine tells of those
-of all requests (docs/decisions/0022).
+of all requests (docs/decisions/0022); where it tells nothing either, from whole answers: how long they take grows with
+their tokens, and what is left at none is what a first token took (docs/decisions/0031).
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ SAMPLES_MIN = 5.0
 GUESS_S = 0.05  # what the first guess counts for: next to nothing beside a few samples
 GROWTH_MAX = 2.0  # on what an engine told: that is of a queue which was believed at the old speed
 OWN_KEPT_S = 60.0  # since one of our own first tokens was last seen: after that, the engine is asked for them
+TOLD_KEPT_S = 60.0  # and since it last told: after that, whole answers are
+ANSWERS_MIN = 16  # whole ones, for a line through them
+SPREAD_MIN = 0.25  # of their mean length: of equally long ones it can't be said what their first tokens took
 BASE_S = 0.05  # one engine step and the way there and back
 STEP_TOKENS = 2048  # how far most engines get with a prompt in one step: progress is counted in these
 EXPLAINED = 1 / 3  # of a wait: the speed varies with the prompts by as much
@@ -48,6 +52,8 @@ class Prefill:
         self._seconds = GUESS_S
         self._samples = 0.0
         self._own_until_s = -math.inf  # until then our own first tokens tell the speed; after that, the engine
+        self._told_until_s = -math.inf  # until then the engine tells it; after that, whole answers
+        self._answers = _Line()
         self._sent = 0  # since the engine last told of first tokens,
         self._sent_queues = 0  # and prompt tokens that were before these and in them, each counted by itself
 
@@ -55,6 +61,7 @@ class Prefill:
         """A prompt was sent. Predicts when it is computed."""
         queued = self.outstanding_tokens + lease.prompt_tokens
         lease.prefill_end_s = lease.dispatched_s + queued / self.rate + BASE_S
+        lease.queued_tokens = queued
         self._sent += 1
         self._sent_queues += queued
         self.leases[lease.serial] = lease
@@ -169,7 +176,25 @@ class Prefill:
         tokens = self._sent_queues / self._sent
         self._sent = self._sent_queues = 0
         if after.asked_s >= self._own_until_s:
-            self._learn(tokens, max(seconds / count - BASE_S, tokens / (GROWTH_MAX * self.rate)))
+            self._told_until_s = after.asked_s + TOLD_KEPT_S
+            self._learn_slowly(tokens, seconds / count)
+
+    def answered(self, lease: Lease, tokens: int, now: float) -> None:
+        """A whole answer came, of so many tokens; 0: that is not told."""
+        if now < self._own_until_s or now < self._told_until_s:
+            return
+        answers = self._answers
+        answers.add(tokens, now - lease.dispatched_s, lease.queued_tokens)
+        if answers.count < ANSWERS_MIN:
+            return
+        queued, first_token_s, exact = answers.queued / answers.count, *answers.at_none()
+        if exact or queued > first_token_s * self.rate:  # it took no longer than the whole answer did
+            self._learn_slowly(queued, first_token_s)
+        self._answers = _Line()
+
+    def _learn_slowly(self, tokens: float, first_token_s: float) -> None:
+        """The speed by prompts that were believed to queue at the old speed."""
+        self._learn(tokens, max(first_token_s - BASE_S, tokens / (GROWTH_MAX * self.rate)))
 
     def _computed_first(self, count: int) -> None:
         """So many first tokens were made, and none of them was seen: of streams, too, that come whole."""
@@ -196,3 +221,29 @@ class Prefill:
         self.rate = max(1.0, self._tokens / self._seconds)
         self.rate_known = self._samples >= SAMPLES_MIN
         self.best_rate = max(self.rate, BEST_KEPT**weight * self.best_rate)
+
+
+class _Line:
+    """The straight line through the times of some answers over their tokens."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.queued = 0.0  #: prompt tokens before them and in them, in all
+        self._tokens = self._seconds = self._squares = self._products = 0.0
+
+    def add(self, tokens: int, took_s: float, queued: int) -> None:
+        self.count += 1
+        self.queued += queued
+        self._tokens += tokens
+        self._seconds += took_s
+        self._squares += tokens * tokens
+        self._products += tokens * took_s
+
+    def at_none(self) -> tuple[float, bool]:
+        """What an answer of no tokens would have taken, and whether that can be told: else it is what they took."""
+        tokens, seconds = self._tokens / self.count, self._seconds / self.count
+        variance = self._squares / self.count - tokens * tokens
+        if variance < (SPREAD_MIN * tokens) ** 2 or not tokens:
+            return seconds, False
+        per_token_s = max(0.0, (self._products / self.count - tokens * seconds) / variance)
+        return max(0.0, seconds - per_token_s * tokens), True
