@@ -68,7 +68,7 @@ class AdaptiveSlots:
     with the slots to use.
     """
 
-    __slots__ = ("_first", "_hold_s", "_hold_until_s", "_known_until_s", "_queues", "_step", "_tries", "slots")
+    __slots__ = ("_first", "_hold_s", "_hold_until_s", "_known_until_s", "_queues", "_ran", "_step", "_tries", "slots")
 
     def __init__(self, slots: int) -> None:
         self.slots = self._first = slots
@@ -77,6 +77,7 @@ class AdaptiveSlots:
         self._hold_s = HOLD_S
         self._hold_until_s = 0.0
         self._tries = False  # it grew since it last shrank
+        self._ran = 0.0  # as many were seen at work when it last grew
         self._known_until_s = 0.0
 
     def knows(self, now: float) -> bool:
@@ -121,10 +122,11 @@ class AdaptiveSlots:
         elif may_grow and max(each.excess for each in self._queues) == 0.0:
             known = self.knows(at_s)
             missing = min(2.0 * arrivals, ON_THE_WAY_MAX) if arrivals else float(on_the_way >= 1.0)
-            full = self.slots - missing if known else FULL_SHARE * min(let, self.slots)
+            # One is always on its way, but as many as ran before the last try are no proof that it was not too much.
+            full = max(self.slots - missing, self._ran + 1.0) if known else FULL_SHARE * min(let, self.slots)
             engaged = running if known else running + on_the_way
             if at_s >= self._hold_until_s and engaged >= full:
-                self._grow(engaged, step_share)
+                self._grow(engaged, ran, step_share)
         return self.slots
 
     def _shrink(self, at_s: float, load: float, ran: float) -> None:
@@ -136,8 +138,10 @@ class AdaptiveSlots:
         if self._tries:
             self._hold_s = min(2.0 * self._hold_s, HOLD_S_MAX)
         self._tries = False
+        self._ran = 0.0
 
-    def _grow(self, running: float, share: float) -> None:
+    def _grow(self, running: float, ran: float, share: float) -> None:
+        self._ran = max(running, min(ran, self.slots))
         if self._step > 1:  # the last step was not too much
             self._hold_s = HOLD_S
         seen = max(int(running * (1.0 + share)), int(running) + 1)
