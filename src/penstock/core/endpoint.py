@@ -21,7 +21,8 @@ from penstock.core.settings import AdmissionSettings, EndpointLimits, EndpointSp
 ARRIVALS_MAX = 2.0  # requests expected to come during one engine step; more is not told apart from a queue
 FOREIGN_READINGS = 4  # in which others' requests have to be seen: one may just show ends that we have yet to hear of
 SLOW_START = 4  # requests: every engine runs so many
-SLOW_START_ENDS = 16  # what ran at once: engines of so many lose little by a few too many
+SLOW_START_SHARE = 0.125  # of what runs: four at a time take too long to find an engine of hundreds
+SLOW_START_ENDS = 16  # whole answers that ran at once: more are let in by what ends show
 SLOW_START_S = 1.0  # what does not begin by then does not stream, or waits, which is looked at by itself
 AGREED_MIN = 4.0  # requests that one witness says wait, and the other never saw run: no accident of a moment
 COUNTED = 0.6  # of ours: gauges of the last step's end leave out those that ended with it
@@ -263,17 +264,23 @@ class Endpoint:
         return base is not None and base.running + base.waiting >= COUNTED * ledger.own_at_reading
 
     def fills_until_s(self, now: float) -> float:
-        """Until when enough is on its way to an engine of unknown size, as far as is known: it has twice as many as
-        were seen to run there at once (slow start, as in TCP), and one more for every fourth that began, whoever was
-        seen beside it: what is sent in turns is never all seen at once. Minus infinity: not at all.
+        """Until when enough is on its way to an engine of unknown size, as far as is known: a few more than were seen to
+        run there at once (slow start, as in TCP), so that no more than these wait when it is full; where answers come
+        whole, twice as many. And one more for every fourth that began, whoever was seen beside it: what is sent in
+        turns is never all seen at once. Minus infinity: not at all.
         """
         ledger, adaptive = self.ledger, self.adaptive
         if not self._begins_slowly or adaptive is None or not ledger.unseen or adaptive.knows(now):
             return -math.inf
-        base = ledger.base if ledger.credible(now) else None
-        ran = max(ledger.at_work.most, base.running if base is not None else 0)
-        enough = max(2 * ran, SLOW_START + ledger.at_work.shown // SLOW_START)
-        if ran >= SLOW_START_ENDS or len(ledger.leases) - ledger.pending < enough:
+        at_work, base = ledger.at_work, ledger.base if ledger.credible(now) else None
+        ran = max(at_work.most, base.running if base is not None else 0)
+        if ledger.shows:
+            enough = ran + at_work.on_the_way + max(SLOW_START, SLOW_START_SHARE * ran)
+        elif ran < SLOW_START_ENDS:
+            enough = 2 * ran
+        else:
+            return -math.inf
+        if len(ledger.leases) - ledger.pending < max(enough, SLOW_START + at_work.shown // SLOW_START):
             return -math.inf
         return next(iter(ledger.unseen.values())).dispatched_s + SLOW_START_S
 
