@@ -120,7 +120,7 @@ class Ledger:
         if lease.epoch != self.epoch:
             return
         self.reserved -= 1
-        in_time = not lease.tries or not lease.streamed or self._try_began(lease, now)
+        in_time = not lease.tries or not self.at_work.streams or self._try_began(lease, now)
         # Gauges that move may be right, and it waited; where they stand still, what its engine does is what is usual.
         self.at_work.begun(lease, now, tells=lease.streamed and (in_time or self.belief.stood_s < math.inf))
         if not lease.seen:
@@ -159,7 +159,7 @@ class Ledger:
     def _in_time_s(self, lease: Lease, tokens: int, now: float) -> float | None:
         """How long a try may take that does not wait inside; None: that can't be told."""
         at_work, prompt_s = self.at_work, lease.prompt_tokens / max(self.prefill.rate, self.prefill.best_rate)
-        if lease.streamed:
+        if lease.first_token_s is not None and at_work.streams:
             return prompt_s + (OVERDUE * at_work.usual_s if at_work.usual_s < math.inf else IN_TIME_S)
         if self.belief.stood_s < math.inf:
             return math.inf
