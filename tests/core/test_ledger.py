@@ -7,6 +7,7 @@ import math
 import pytest
 
 from penstock.core import prefill
+from penstock.core.at_work import WHOLE_AFTER
 from penstock.core.ledger import FROZEN_S, REVIEW_S, Ledger
 from penstock.core.observation import Observation
 from penstock.core.pace import KEPT_S as PACE_KEPT_S
@@ -371,6 +372,57 @@ def test_a_prompt_counts_whole_while_the_speed_is_not_known() -> None:
     own.prefill.due_s = 0.0
     own.advance(5.0)
     assert own.prefill.outstanding_tokens == 40_000
+
+
+def answers_whole(own: Ledger, serial: int, tokens: int, at: float) -> None:
+    """What was asked for as a stream comes in one piece."""
+    each = own.leases[serial]
+    own.first_token(each, at)
+    own.answered(each, tokens, at)
+    own.remove(each, at)
+
+
+def test_whole_answers_to_who_asked_for_streams_say_nothing_of_how_fast_prompts_are() -> None:
+    own = Ledger(stale_after_s=5.0, slots=64)
+    for serial in range(1, 9):
+        own.add(lease(serial, at=0.0, prompt=1_000))
+    answers_whole(own, 1, 500, 25.0)
+    assert own.prefill.rate < 100, "as if a thousand tokens took 25 s"
+    for serial in range(2, WHOLE_AFTER + 1):
+        answers_whole(own, serial, 500, 25.0)
+    assert own.prefill.rate == prefill.TOKENS_PER_S
+    own.advance(25.0)
+    assert own.prefill.outstanding_tokens == 0, "none of those under way will show when its prompt is computed"
+    assert own.streams == 0
+    answers_whole(own, 5, 500, 26.0)
+    assert own.prefill.rate == prefill.TOKENS_PER_S
+
+
+def test_first_tokens_that_the_engine_counts_and_nobody_sees_are_of_the_oldest_prompts() -> None:
+    own = Ledger(stale_after_s=5.0, slots=64)
+    for serial in range(1, 4):
+        own.add(lease(serial, at=0.0, prompt=1_000))
+    for at, made in ((0.5, 0.0), (1.0, 2.0)):
+        own.observe(
+            Observation(at, 3, 0, progress=at, first_token_s_total=made * 0.3, first_tokens_total=made)
+        )
+    assert list(own.prefill.leases) == [3]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_the_speed_of_prompts_is_what_is_left_of_whole_answers_at_no_tokens(*, told: bool) -> None:
+    own = Ledger(stale_after_s=5.0, slots=64)
+    now = 0.0
+    for serial in range(1, 400):
+        tokens = 10 + serial % 50
+        own.add(lease(serial, at=now, prompt=10_000, streamed=False))
+        now += 0.05 + 1.0 + 0.02 * tokens  # a step, 10,000 prompt tokens a second, and 20 ms a token
+        own.answered(own.leases[serial], tokens if told else 0, now)
+        own.remove(own.leases[serial], now)
+    if told:
+        assert own.prefill.rate == pytest.approx(10_000, rel=0.05)
+    else:
+        assert own.prefill.rate == pytest.approx(10_000 / 1.65, rel=0.5), "no slower than all of the answer"
 
 
 def test_while_the_engine_queues_every_dispatch_joins_its_queue_and_what_it_began_leaves_it() -> None:

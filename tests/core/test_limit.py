@@ -163,6 +163,23 @@ def test_it_grows_by_half_until_the_engine_was_seen_to_queue_and_then_by_one() -
     assert [reader.reads(reader.limit.slots) for _ in range(4)] == [41, 43, 47, 55]
 
 
+def test_as_many_as_ran_before_a_try_are_no_proof_that_it_was_not_too_much() -> None:
+    """Where one is always on its way, all slots but one seen running count as all: but not right after a try."""
+    limit = AdaptiveSlots(16)
+
+    def looks(at_s: float, running: float, waiting: float = 0.0) -> int:
+        return limit.observed(
+            at_s=at_s, running=running, waiting=waiting, arrivals=0.0, load=16.0, let=16.0, on_the_way=1.0
+        )
+
+    assert [looks(at_s, 8, 8) for at_s in (1.0, 2.0)] == [16, 12]
+    assert [looks(at_s, 8, 4) for at_s in (3.0, 4.0)] == [12, 9]
+    now = 4.0 + HOLD_S
+    assert looks(now, 8) == 10, "the first try"
+    assert [looks(now + after_s, 8) for after_s in (1.0, 2.0, 60.0)] == [10] * 3
+    assert looks(now + 61.0, 9) == 12
+
+
 def test_gauges_that_show_less_running_than_was_let_in_are_no_room() -> None:
     """A burst of sixteen is on its way, or the gauges stand still: nothing waits, and yet there is no proof of room."""
     reader = Reader(16)

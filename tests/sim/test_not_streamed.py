@@ -6,7 +6,12 @@ the engine computed 10,000 prompt tokens a second and was given 4,000. What the 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+
+from penstock.sim.lab.pages import MISSING
+from penstock.sim.lab.strange import Strange
 
 from penstock.sim.scenario_base import CHAT, LONG_PROMPTS, STANDARD, Kind, Setup, Variant, capacity_per_s, engines, run
 from penstock.sim.workload import Poisson, Stream
@@ -28,5 +33,17 @@ def test_where_nothing_streams_the_prefill_budget_costs_no_throughput(kind: Kind
             Variant("pass-through", engines=pool, queue=False),
             Variant("penstock", engines=pool, prefill_tokens_max=budget),
         )
+    )
+    assert ours >= at_least * through
+
+
+@pytest.mark.parametrize(("kind", "at_least"), [(CHAT, 0.97), (LONG_PROMPTS, 0.85)], ids=["chat", "long prompts"])
+def test_nor_where_the_engine_tells_nothing_of_first_tokens(kind: Kind, at_least: float) -> None:
+    """It was 0.65 of pass-through: how long whole answers take shows how long their prompts do."""
+    pool = tuple(replace(engine, strange=Strange(page=MISSING)) for engine in engines())
+    streams = (Stream("t", Poisson(1.3 * capacity_per_s(pool, kind)), *kind, band=STANDARD, streamed=False),)
+    through, ours = (
+        run(Setup(1, DURATION_S), Variant(name, engines=pool, queue=queue), streams, warm_s=WARM_S).utilisation()
+        for name, queue in (("pass-through", False), ("penstock", True))
     )
     assert ours >= at_least * through

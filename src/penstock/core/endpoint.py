@@ -265,7 +265,7 @@ class Endpoint:
 
     def fills_until_s(self, now: float) -> float:
         """Until when enough is on its way to an engine of unknown size, as far as is known: a few more than were seen to
-        run there at once (slow start, as in TCP), so that no more than these wait when it is full; where answers come
+        run there at once (docs/decisions/0032), so that no more than these wait when it is full; where answers come
         whole, twice as many. And one more for every fourth that began, whoever was seen beside it: what is sent in
         turns is never all seen at once. Minus infinity: not at all.
         """

@@ -239,10 +239,12 @@ def _pairs() -> Iterator[Cell]:
 SMALL: Final = frozenset(
     {
         "grid/8x20ms/20",
+        "grid/8x50ms/500",
         "grid/32x50ms/1",
         "grid/200x100ms/20",
         "whole/says-nothing/64x20ms/100",
         "whole/not-asked/64x20ms/100",
+        "whole/never-streams/200x100ms/20",
         "pages/frozen-overloaded/64x20ms/100",
         "pages/missing/4x50ms/100",
         "flood/plain/8x20ms/20",
