@@ -403,9 +403,7 @@ def test_first_tokens_that_the_engine_counts_and_nobody_sees_are_of_the_oldest_p
     for serial in range(1, 4):
         own.add(lease(serial, at=0.0, prompt=1_000))
     for at, made in ((0.5, 0.0), (1.0, 2.0)):
-        own.observe(
-            Observation(at, 3, 0, progress=at, first_token_s_total=made * 0.3, first_tokens_total=made)
-        )
+        own.observe(Observation(at, 3, 0, progress=at, first_token_s_total=made * 0.3, first_tokens_total=made))
     assert list(own.prefill.leases) == [3]
 
 

@@ -203,8 +203,8 @@ class AtWork:
             self._whole_step_s += LEARN_LOOK * (took_s - usual_s)
         share = min(1.0, usual_s / took_s) if usual_s else 1.0
         ran = beside if share >= (ALL_RAN_UNTOLD if self._untold else ALL_RAN) else share * beside
-        # Of answers whose length is told the lesser figure is proven: else a queue too short to be told from chance would
-        # become usual, and then a longer one.
+        # Of answers whose length is told the lesser figure is proven: else a queue too short to be told from chance
+        # would become usual, and then a longer one.
         self._peak = max(self._peak, int(ran if self._untold else share * beside))
         self._answers = self._untold = self._within = 0
         self._took_s = self._beside = 0.0

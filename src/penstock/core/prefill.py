@@ -207,7 +207,9 @@ class Prefill:
         self.rate, self.best_rate, self.rate_known = TOKENS_PER_S, 0.0, False
         self._tokens, self._seconds, self._samples = TOKENS_PER_S * GUESS_S, GUESS_S, 0.0
         self._own_until_s = -math.inf
-        self.due_s = min([lease.prefill_end_s for lease in self.leases.values() if not lease.streamed], default=math.inf)
+        self.due_s = min(
+            [lease.prefill_end_s for lease in self.leases.values() if not lease.streamed], default=math.inf
+        )
 
     def _learn(self, tokens: float, elapsed_s: float) -> None:
         # A prompt of a few tokens says how long a step is, a hang says nothing: neither is prefill speed.
