@@ -36,9 +36,9 @@ def test_where_nothing_streams_the_prefill_budget_costs_no_throughput(kind: Kind
     assert ours >= at_least * through
 
 
-@pytest.mark.parametrize(("kind", "at_least"), [(CHAT, 0.97), (LONG_PROMPTS, 0.85)], ids=["chat", "long prompts"])
+@pytest.mark.parametrize(("kind", "at_least"), [(CHAT, 0.95), (LONG_PROMPTS, 0.85)], ids=["chat", "long prompts"])
 def test_nor_where_the_engine_tells_nothing_of_first_tokens(kind: Kind, at_least: float) -> None:
-    """It was 0.65 of pass-through: how long whole answers take shows how long their prompts do."""
+    """It was 0.65 and 0.63 of pass-through: how long whole answers take shows how long their prompts do."""
     pool = tuple(replace(engine, strange=Strange(page=MISSING)) for engine in engines())
     streams = (Stream("t", Poisson(1.3 * capacity_per_s(pool, kind)), *kind, band=STANDARD, streamed=False),)
     through, ours = (

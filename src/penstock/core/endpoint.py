@@ -264,8 +264,8 @@ class Endpoint:
         return base is not None and base.running + base.waiting >= COUNTED * ledger.own_at_reading
 
     def fills_until_s(self, now: float) -> float:
-        """Until when enough is on its way to an engine of unknown size, as far as is known: a few more than were seen to
-        run there at once (docs/decisions/0032), so that no more than these wait when it is full; where answers come
+        """Until when enough is on its way to an engine of unknown size, as far as is known: a few more than were seen
+        to run there at once (docs/decisions/0032), so that no more than these wait when it is full; where answers come
         whole, twice as many. And one more for every fourth that began, whoever was seen beside it: what is sent in
         turns is never all seen at once. Minus infinity: not at all.
         """
