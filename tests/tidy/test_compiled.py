@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import runpy
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -85,3 +87,17 @@ def test_no_generator_expression_is_handed_on() -> None:
 
 def _name(function: ast.expr) -> str:
     return function.attr if isinstance(function, ast.Attribute) else ast.unparse(function)
+
+
+def test_a_missing_compiler_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    interface = "hatchling.builders.hooks.plugin.interface"  # of the build's own environment
+    stub = ModuleType(interface)
+    stub.BuildHookInterface = list  # type: ignore[attr-defined]  # any generic class
+    monkeypatch.setitem(sys.modules, interface, stub)
+    hook = runpy.run_path(str(ROOT / "hatch_build.py"))
+    monkeypatch.setenv("CC", "no-such-compiler -pthread")
+    told = hook["missing_compiler"]()
+    assert "`no-such-compiler`" in told
+    assert "\n" not in told
+    monkeypatch.setenv("CC", sys.executable)
+    assert hook["missing_compiler"]() is None
