@@ -38,7 +38,7 @@ def fuzz_one(name: str, seconds: int, folder: str) -> None:
     import atheris  # noqa: PLC0415
 
     follow()
-    flags = [f"-max_total_time={seconds}", f"-max_len={BYTES_MAX}", f"-artifact_prefix={folder}/crash-", "-timeout=5"]
+    flags = [f"-max_total_time={seconds}", f"-max_len={BYTES_MAX}", f"-artifact_prefix={folder}/crash-", "-timeout=30"]
     atheris.Setup([sys.argv[0], *flags, "-print_final_stats=1", folder, str(CORPUS / name)], TARGETS[name])
     atheris.Fuzz()
 
