@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from penstock.core.affinity import RECKONED_S
+from penstock.core.flow import Entry
 from penstock.core.overtaking import BYPASS_MAX
-from penstock.core.request import Usage
+from penstock.core.request import Estimate, Usage
 from penstock.core.routing.predicted_ttft import COLD
-from penstock.core.routing.whereabouts import DEPTH_MIN, FORGOTTEN_AT_ONCE, FOUND, KEYS_MAX, Whereabouts
+from penstock.core.routing.whereabouts import DEPTH_MIN, FORGOTTEN_AT_ONCE, FOUND, KEYS_MAX, Sought, Whereabouts
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.settings import AdmissionSettings, RoutingSettings
 from penstock.sim.checkers import CheckedScheduler
@@ -110,6 +111,41 @@ def test_the_wait_that_is_worth_it_grows_with_the_backlog() -> None:
     assert held_s[1] > 5 * held_s[0]
 
 
+@pytest.mark.interpreted
+def test_the_wait_that_is_worth_it_grows_with_the_share_of_endpoints_that_compute() -> None:
+    """A second of computing delays those, too, who come before they idle again."""
+    pressures = [pressure_of((0.0, 0), busy=busy) for busy in (0, 1, 2)]
+    assert pressures[0] == 0.0, "all idle"
+    assert pressures[1] == pytest.approx((1 + 1 / 2) * 3 / 2 - 1), "one of two computes one prompt"
+    assert pressures[2] == pytest.approx((1 + 2 / 2) * 3 / 1 - 1), "nobody idles"
+
+
+@pytest.mark.interpreted
+def test_what_others_keep_busy_is_not_this_request_s_affair() -> None:
+    assert pressure_of((1.0, 1), busy=2) > 2 * pressure_of((1.0, 100), busy=2)
+    assert pressure_of((1.0, 10**9), busy=2) == pytest.approx(3 / 2), "who waits and is computed now, as before"
+
+
+def pressure_of(backlog: tuple[float, int], *, busy: int) -> float:
+    """What the policy is told while so many of two endpoints compute a prompt each."""
+    made = scheduler(settings(), a=8, b=8)
+    home, _ = talk_at(made)
+    for name in ("a", "b")[:busy]:
+        made.arrived(prompt(f"at-{name}", 900, pinned=name), now=4.0)
+    cold = made._pool["b" if home == "a" else "a"]
+    entry = Entry(prompt("second", *TALK, 1), 99)
+    entry.estimate = Estimate(12_928, 40)
+    told: list[float] = []
+
+    def worth_waiting(*asked: Any) -> tuple[list[Any], float]:
+        told.append(asked[-1])
+        return [], 0.0
+
+    made._router._policy.worth_waiting = worth_waiting  # type: ignore[method-assign, assignment]
+    made._router.worth_waiting(entry, [cold], {}, backlog, 4.0)
+    return told[0]
+
+
 def test_a_flow_with_little_to_wait_for_does_not_wait_for_the_sake_of_others() -> None:
     """The light tenant's own backlog is what counts, not the flood's."""
     made = scheduler(settings(), a=1, b=1)
@@ -118,8 +154,8 @@ def test_a_flow_with_little_to_wait_for_does_not_wait_for_the_sake_of_others() -
     for at in range(100):
         made.arrived(prompt(f"w{at}", 1_000 + at, tenant="flood"), now=4.0)
     made.arrived(prompt("light", *TALK, 1, tenant="light"), now=4.0)
-    assert made._queues.backlog(made._entries["light"]) <= 3
-    assert made._queues.backlog(made._entries["w50"]) == 101
+    assert made._queues.backlog(made._entries["light"])[0] <= 3
+    assert made._queues.backlog(made._entries["w50"]) == (101, 101)
     made.finished(the_lease(other), now=5.0)
     assert made._entries["light"].held_until_s <= 5.0 + 3 * COLD * LONG_S
 
@@ -160,21 +196,29 @@ def test_what_history_has_forgotten_is_still_looked_for_where_it_was() -> None:
     made._router._history.clear(made._pool[home].index)
     for at in range(3):
         made.arrived(prompt(f"load{at}", 1_000 + at, pinned=home), now=5.0)
+    sought = made._router._whereabouts.last(TALK)
+    assert sought is not None
     actions = made.arrived(prompt("second", *TALK, 1), now=6.0)
     assert sent(actions) == [("second", home)], "though it is the one with more to do"
     made.finished(the_lease(actions), Usage(12_928, 40, 0, cached_told=True), now=9.0)
-    assert made._router._whereabouts.found < FOUND, "it was not there"
+    assert made._router._whereabouts.found[sought.age] < FOUND, "it was not there"
 
 
 # --- whereabouts ------------------------------------------------------------------------------------------------------
+
+
+def place(known: Whereabouts, *keys: int) -> tuple[int, int]:
+    found = known.last(keys)
+    assert found is not None
+    return found.endpoint, found.amount
 
 
 def test_the_last_endpoint_of_the_deepest_known_part_counts() -> None:
     known = Whereabouts()
     known.sent(range(10), 1)
     known.sent(range(5), 2)
-    assert known.last(range(12)) == (1, 10)
-    assert known.last((*range(5), 77, 78)) == (2, 5)
+    assert place(known, *range(12)) == (1, 10)
+    assert place(known, *range(5), 77, 78) == (2, 5)
     assert known.last((0, 77, 78)) is None, f"less than {DEPTH_MIN} keys tell nothing"
     assert known.last(()) is None
 
@@ -186,7 +230,7 @@ def test_what_can_be_nowhere_any_more_is_not_looked_for(cause: str) -> None:
     known.cleared(1) if cause == "cleared" else known.failed(range(10), 1)
     assert known.last(range(10)) is None
     known.sent(range(10), 2)
-    assert known.last(range(10)) == (2, 10)
+    assert place(known, *range(10)) == (2, 10)
 
 
 def test_whereabouts_that_are_full_cost_what_they_cost_while_they_filled() -> None:
@@ -200,13 +244,29 @@ def test_whereabouts_that_are_full_cost_what_they_cost_while_they_filled() -> No
     assert max(took[1:]) < 5 * took[0]  # it was fifty times and more
 
 
-def test_whereabouts_are_bounded_and_learn_from_answers() -> None:
+def test_whereabouts_are_bounded() -> None:
     known = Whereabouts()
     for at in range(KEYS_MAX):
         known.sent((at, -at - 1, at, -at - 1), 0)
     assert KEYS_MAX - FORGOTTEN_AT_ONCE <= len(known) <= KEYS_MAX
-    assert known.last((KEYS_MAX - 1, -KEYS_MAX)) == (0, 2)
+    assert place(known, KEYS_MAX - 1, -KEYS_MAX) == (0, 2)
     assert known.last((0, -1)) is None, "the oldest ones go"
+
+
+def test_what_is_found_is_learned_by_how_much_was_sent_there_since() -> None:
+    """An engine drops what rested longest."""
+    known = Whereabouts()
+    known.sent(range(10), 0)
+    soon = known.last(range(10))
+    for at in range(1000):
+        known.sent(range(100 * at + 100, 100 * at + 150), 0)
+    late = known.last(range(10))
+    assert soon is not None
+    assert late is not None
+    assert soon.age < late.age
     for _ in range(200):
-        known.learn(1000, 250)
-    assert known.found == pytest.approx(0.25, abs=0.01)
+        known.learn(Sought(0, 1000, soon.age), 900)
+        known.learn(Sought(0, 1000, late.age), 250)
+    assert known.expected(Sought(0, 2000, soon.age)) == pytest.approx(1800, abs=40)
+    assert known.expected(Sought(0, 2000, late.age)) == pytest.approx(500, abs=40)
+    assert known.expected(Sought(0, 2000, late.age + 1)) == 2000 * FOUND, "nothing is known of that yet"

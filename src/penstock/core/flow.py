@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.core.explain import Trail
     from penstock.core.fairness.tree import Node
     from penstock.core.lease import Lease
+    from penstock.core.routing.whereabouts import Sought
     from penstock.core.sources import Source
 
 
@@ -71,7 +72,7 @@ class Entry:
         "seq",
         "siblings",
         "size_class",
-        "sought_tokens",
+        "sought",
         "source",
         "state",
         "tenant",
@@ -118,7 +119,7 @@ class Entry:
         self.cached_tokens = 0  # of its prompt: where most is held, and once it is sent, where it was sent
         self.source: Source | None = None  # who says so
         self.keys_since = 0  # that its endpoint was sent since what is believed cached was used there, by history
-        self.sought_tokens = 0  # of its prompt, that are looked for where it was sent only because one like it was
+        self.sought: Sought | None = None  # what is looked for where it was sent only because one like it was
         self.twin_computing = False  # what is believed cached is just being computed, for another request
         self.blocks: tuple[tuple[int, ...], int] | None = None  # keys of its token blocks, and their size
         self.looked_up: tuple[Source, Mapping[str, int]] | None = None  # who answered, and tokens by endpoint

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.core.request import Key
+    from penstock.core.routing.whereabouts import Sought
     from penstock.core.sources import Source
 
 
@@ -40,7 +41,7 @@ class Lease:
         "request_id",
         "seen",
         "serial",
-        "sought_tokens",
+        "sought",
         "source",
         "streamed",
         "taken_s",
@@ -76,7 +77,7 @@ class Lease:
         self.cached_tokens = 0  #: of the prompt, believed to be there already
         self.source: Source | None = None  #: who says so
         self.prefix: tuple[Key, ...] = ()  #: chain hashes of the prompt's chunks, while they are computed
-        self.sought_tokens = 0  #: of its prompt, that may be there only because one like it was sent there once
+        self.sought: Sought | None = None  #: what may be there of its prompt only because one like it was sent there
         self.keys_since = 0  #: that its endpoint was sent at most, by history, since what is believed cached was used
         self.twin_computing = False  #: what is believed cached is just being computed there, for another request
         self.transferred_tokens = 0  #: of the prompt, computed elsewhere: they take memory, and nothing else

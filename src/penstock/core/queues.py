@@ -70,16 +70,17 @@ class Queues:
         """The waiting entry with an arrival number."""
         return next((band.entries[seq] for band in self.bands if seq in band.entries), None)
 
-    def backlog(self, entry: Entry) -> float:
-        """How many of its band wait whom a request may keep waiting: as if each flow had as many as its own.
+    def backlog(self, entry: Entry) -> tuple[float, int]:
+        """How many of its band wait whom a request may keep waiting, as if each flow had as many as its own; and how
+        many do in all.
 
         So a flow with little to wait for never waits for the sake of one that has much.
         """
         root = self.bands[entry.request.band].tree.root
         flow = top(entry.node_of())
-        return (
-            root.waiting if flow.parent is None else min(root.waiting, flow.waiting * root.active_weight / flow.weight)
-        )
+        if flow.parent is None:
+            return root.waiting, root.waiting
+        return min(root.waiting, flow.waiting * root.active_weight / flow.weight), root.waiting
 
     def over_bounds(self) -> bool:
         """Whether more waits in all than may."""

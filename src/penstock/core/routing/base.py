@@ -95,7 +95,7 @@ class RoutingPolicy:
     ) -> tuple[list[Endpoint], float]:
         """The `holders` to wait for `instead` of going to one of those now, and for how many seconds at most.
 
-        `ahead`: how many wait for an endpoint already. `pressure`: requests that wait, and prompts under way, for each
-        endpoint there is. Changes nothing.
+        `ahead`: how many wait for an endpoint already. `pressure`: how many others come later by as much as one
+        endpoint computes longer. Changes nothing.
         """
         return [], 0.0

@@ -20,7 +20,7 @@ from penstock.core.routing.base import Context
 from penstock.core.routing.heat import Heat
 from penstock.core.routing.homes import Homes
 from penstock.core.routing.registry import POLICIES
-from penstock.core.routing.whereabouts import Whereabouts
+from penstock.core.routing.whereabouts import Sought, Whereabouts
 from penstock.core.settings import RoutingSettings
 from penstock.core.sources import Source, Sources
 
@@ -76,9 +76,10 @@ class Router:
             entry.twin_computing = False
             prefix: tuple[Key, ...] = request.prefix
             if prefix:
-                entry.sought_tokens = 0
+                entry.sought = None
                 if policy.weighs_load:
-                    entry.sought_tokens = self._sought(request, located, now).get(chosen.index, 0)
+                    sought = self._sought(request, located, now)
+                    entry.sought = sought if sought is not None and sought.endpoint == chosen.index else None
                     self._whereabouts.sent(prefix, chosen.index)
                 if located.levels:
                     depth = located.depth(chosen.index)
@@ -121,24 +122,37 @@ class Router:
         )
 
     def worth_waiting(
-        self, entry: Entry, instead: Sequence[Endpoint], ahead: Mapping[Endpoint, int], backlog: float, now: float
+        self,
+        entry: Entry,
+        instead: Sequence[Endpoint],
+        ahead: Mapping[Endpoint, int],
+        backlog: tuple[float, int],
+        now: float,
     ) -> tuple[Sequence[Endpoint], float]:
         """The endpoints that a request waits for `instead` of going to one of those, and how long at most.
 
-        `ahead`: how many wait for each already; `backlog`: how many wait that it would keep waiting. Changes nothing.
+        `ahead`: how many wait for each already; `backlog`: how many wait that it would keep waiting, and how many in
+        all. Changes nothing.
         """
         context = self._context(entry, self._located(entry, now), now)
         if not context.matched:
             return (), 0.0
-        matched, model, under_way = context.matched, entry.model, 0
+        matched, model, under_way, busy = context.matched, entry.model, 0, 0
         holders: list[Endpoint] = []
         for endpoint in self._pool:  # one loop, for it is run over all of them
-            under_way += len(endpoint.ledger.prefill.leases)
+            if prompts := len(endpoint.ledger.prefill.leases):
+                under_way, busy = under_way + prompts, busy + 1
             if endpoint.index in matched and self._waitable(endpoint, entry, now):
                 holders.append(endpoint)
         if not holders:
             return (), 0.0
-        pressure = (backlog + under_way) / max(1, self._pool.serving(model))
+        count = max(1, self._pool.serving(model))
+        own, waiting = backlog
+        # Those wait longer, too, who come before the endpoints idle again: 1 / (1 - share) times as many, where they
+        # compute for a share of the time. It is taken to be what it is now, with one more of them idle; and as far as
+        # others keep them busy, it is none of this request's affair.
+        longer = 1.0 + busy / (max(0, count - busy) + 1) * (1.0 + own) / (1.0 + waiting)
+        pressure = (1.0 + (own + under_way) / count) * longer - 1.0
         homes, most_s = self._policy.worth_waiting(context, holders, instead, ahead, pressure)
         if homes and self._pool.priced:
             return self._affordable(entry, homes, context.alive(), now), most_s
@@ -185,8 +199,8 @@ class Router:
             return
         if lease.epoch != endpoint.ledger.epoch:
             return
-        if lease.sought_tokens:
-            self._whereabouts.learn(lease.sought_tokens, usage.cached_tokens)
+        if lease.sought is not None:
+            self._whereabouts.learn(lease.sought, usage.cached_tokens)
         predicted = lease.cached_tokens
         if lease.source is Source.HISTORY:  # which knows shares; tokens were estimated
             predicted = round(predicted * usage.prompt_tokens / max(1, predicted + lease.prompt_tokens))
@@ -262,9 +276,9 @@ class Router:
         matched, common = self._telling(request, located, now) if located.most else (located.told, 0)
         if self._policy.weighs_load and request.prefix:
             most = max(matched.values(), default=0)
-            for index, sought in self._sought(request, located, now).items():
-                if (tokens := int(sought * self._whereabouts.found) - common) > most:
-                    matched = {**matched, index: tokens}
+            sought = self._sought(request, located, now)
+            if sought is not None and (tokens := self._whereabouts.expected(sought) - common) > most:
+                matched = {**matched, sought.endpoint: tokens}
         return Context(
             request,
             prompt_tokens=max(1, entry.estimate.prompt_tokens - common),
@@ -280,13 +294,13 @@ class Router:
         """Whether a policy that compares times is to add what endpoints cost."""
         return self._pool.priced and self.settings.price_weight_s < math.inf
 
-    def _sought(self, request: Request, located: Located, now: float) -> dict[int, int]:
+    def _sought(self, request: Request, located: Located, now: float) -> Sought | None:
         """Where one like it was sent last, and how much of it that may hold, if nobody is known to hold as much."""
         last = self._whereabouts.last(request.prefix)
-        if last is None or located.told or now < self.sources.off_until_s or last[0] in self._doubted:
-            return {}
-        tokens = located.tokens_at(last[1])
-        return {last[0]: tokens} if tokens > located.most else {}
+        if last is None or located.told or now < self.sources.off_until_s or last.endpoint in self._doubted:
+            return None
+        tokens = located.tokens_at(last.amount)
+        return Sought(last.endpoint, tokens, last.age) if tokens > located.most else None
 
     def _telling(self, request: Request, located: Located, now: float) -> tuple[dict[int, int], int]:
         """Who holds more than half of the endpoints do, and how much more; and how many tokens these do.

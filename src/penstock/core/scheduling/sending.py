@@ -134,7 +134,7 @@ class Sending(Ends):
         )
         lease.cached_tokens, lease.source = entry.cached_tokens, entry.source
         lease.prefix, lease.twin_computing = request.prefix, entry.twin_computing
-        lease.keys_since, lease.sought_tokens = entry.keys_since, entry.sought_tokens
+        lease.keys_since, lease.sought = entry.keys_since, entry.sought
         assert not self._settings.queue_enabled or len(chosen.ledger.leases) < chosen.slots
         decode = None
         if divides:
