@@ -221,6 +221,21 @@ def test_refunds_for_ever_keep_the_heaps_small() -> None:
     assert len(tree.root.heaps["x"]) <= 2 * len(tree.root.children) + 17
 
 
+def test_who_looks_through_all_that_wait_meets_few_that_do_not() -> None:
+    """Flows that come and go while a few wait all the time, as those do that wait for an endpoint."""
+    tree = QueueTree()
+    stays = [put(tree, tree.node((f"stays-{seq}",), (1.0,)), seq) for seq in range(3)]
+    for seq in range(3, 500):
+        node = tree.node((f"passes-{seq}",), (1.0,))
+        entry = put(tree, node, seq)
+        tree.serve(entry)
+        tree.charge(node, 5.0)  # in debt, so it is remembered
+        take(tree, entry)
+        assert len(tree.root.heaps["x"]) <= 2 * len(stays) + 17
+    assert len(tree.root.children) == 500
+    assert set(tree.in_order(["x"])) == set(stays)
+
+
 def test_new_weights_reach_a_level_also_where_many_share_a_part_above_it() -> None:
     tree = QueueTree()
     keyed = tree.node(("team", "x"), (1.0, 1.0))

@@ -85,7 +85,7 @@ def _closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings,
     load, slots = ledger.load(now), ledger.slots
     if load >= slots * band.ceiling or len(ledger.leases) >= slots:
         return Cause.SLOTS_FULL
-    if _queues(endpoint, band, now) or now < endpoint.fills_until_s(now):
+    if _queues(endpoint, band, now):
         return Cause.ENGINE_QUEUE
     if load <= 0:
         return None  # an idle endpoint always takes one request, however large
@@ -104,7 +104,7 @@ def _closed_by_own(endpoint: Endpoint, band: BandSettings, settings: AdmissionSe
     leases = len(ledger.leases)
     if leases >= ledger.slots * band.ceiling or leases >= ledger.slots:
         return True
-    if _queues(endpoint, band, now, told=False) or now < endpoint.fills_until_s(now):
+    if _queues(endpoint, band, now, told=False):
         return True
     if leases and ledger.prefill.outstanding_tokens >= endpoint.admission(settings).prefill_tokens_max:
         return True
@@ -112,11 +112,14 @@ def _closed_by_own(endpoint: Endpoint, band: BandSettings, settings: AdmissionSe
 
 
 def _queues(endpoint: Endpoint, band: BandSettings, now: float, *, told: bool = True) -> bool:
+    """Whether enough waits inside the engine, or may by what is on its way there."""
     ledger, own, waiting_max = endpoint.ledger, endpoint.limits, band.engine_waiting_max
     if own is not None and own.engine_waiting_max is not None and own.engine_waiting_max < waiting_max:
         waiting_max = own.engine_waiting_max
     waiting = ledger.engine_queue(ledger.slots, now, told=told)
-    return waiting > 0 if waiting_max == 0 else waiting >= waiting_max
+    if waiting > 0 and waiting >= waiting_max:
+        return True
+    return endpoint.adaptive is not None and now < endpoint.fills_until_s(now)
 
 
 def _slow(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, now: float) -> bool:
@@ -132,19 +135,21 @@ def room(endpoint: Endpoint, settings: AdmissionSettings, *, tried: bool = False
 
     An endpoint that is idle, or computes no prompt, takes one of any size. `tried`: what its gauges say does not count.
     """
-    ledger, settings = endpoint.ledger, endpoint.admission(settings)
+    ledger = endpoint.ledger
     outstanding = ledger.prefill.outstanding_tokens
-    prefill_tokens = settings.prefill_tokens_max - outstanding if outstanding else math.inf
-    free = None if tried else kv_tokens_free(endpoint, settings, now=now)
+    prefill_tokens = endpoint.admission(settings).prefill_tokens_max - outstanding if outstanding else math.inf
+    free = None if tried or ledger.base is None else kv_tokens_free(endpoint, settings, now=now)
     return prefill_tokens, free if free is not None and ledger.load(now) > 0 else math.inf
 
 
 def kv_tokens_free(endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> float | None:
     """How many tokens of KV memory are left below the ceiling, negative above it; None where the engine can't tell."""
-    ledger, settings = endpoint.ledger, endpoint.admission(settings)
+    ledger = endpoint.ledger
     capacity = ledger.base.kv_capacity_tokens if ledger.base is not None else None
     kv_usage = ledger.kv_usage(now) if capacity else None
-    return (settings.kv_usage_max - kv_usage) * capacity if capacity and kv_usage is not None else None
+    if not capacity or kv_usage is None:
+        return None
+    return (endpoint.admission(settings).kv_usage_max - kv_usage) * capacity
 
 
 def modest_room(endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> Room:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from penstock.core.belief import Standing
 from penstock.core.health import Health
 from penstock.core.lease import Lease
-from penstock.core.ledger import Ledger
+from penstock.core.ledger import FROZEN_S, Ledger
 from penstock.core.limit import STEP_SHARE, AdaptiveSlots, Witness
 from penstock.core.movement import Movement
 from penstock.core.observation import Observation
@@ -109,7 +109,9 @@ class Endpoint:
     def stuck(self, now: float) -> bool:
         """Whether it shows no movement, and nothing may go there now."""
         ledger = self.ledger
-        return self.movement.closed(ledger, now) or (len(ledger.leases) > 0 and ledger.stuck(now))
+        if self.movement.stuck_s is not None and self.movement.closed(ledger, now):
+            return True
+        return now >= ledger.life_s + FROZEN_S and ledger.stuck(now)
 
     def first_token(self, lease: Lease, now: float) -> None:
         """It has taken a request in and computed its prompt."""
@@ -311,15 +313,13 @@ def least_loaded(endpoints: Sequence[Endpoint], now: float) -> Endpoint:
     chosen = endpoints[0]
     if len(endpoints) == 1:
         return chosen
-    least = math.inf
+    least, last = math.inf, 0
     for endpoint in endpoints:  # a loop, for it is run over all that are open, at every dispatch
         ledger = endpoint.ledger
         share = ledger.load(now) / (ledger.slots or 1)
-        if share < least or (share == least and _earlier(endpoint, chosen)):
-            chosen, least = endpoint, share
+        if share > least:
+            continue
+        lease = endpoint.last_lease
+        if share < least or lease < last or (lease == last and endpoint.index < chosen.index):
+            chosen, least, last = endpoint, share, lease
     return chosen
-
-
-def _earlier(one: Endpoint, other: Endpoint) -> bool:
-    """Whether its last request is longer ago than the other's."""
-    return one.last_lease < other.last_lease or (one.last_lease == other.last_lease and one.index < other.index)

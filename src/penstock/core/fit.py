@@ -96,6 +96,15 @@ class Fit:
 
     # --- room for a request -------------------------------------------------------------------------------------
 
+    def anybody_serves(self, model: str, endpoints: list[Endpoint]) -> bool:
+        """Whether any of the endpoints serves a model."""
+        for endpoint in endpoints:  # the first one does, as mostly
+            if endpoint.serves(model):
+                return True
+            if self._pool.uniform:
+                break
+        return False
+
     def serving(self, model: str, endpoints: list[Endpoint]) -> list[Endpoint]:
         """Those of the endpoints that serve a model."""
         if self._pool.uniform:

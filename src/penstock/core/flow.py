@@ -247,7 +247,11 @@ class Leaf:
     def in_order(self) -> Iterator[Entry]:
         """The entries from the head on, without disturbing the heap; O(log k) for the k-th."""
         heap = self._heap
-        front = [(heap[0][0], heap[0][1], 0)] if heap else []
+        if not heap:
+            return
+        if _alive(heap[0]):
+            yield heap[0][3]  # mostly nobody asks for more
+        front = sorted([(heap[at][0], heap[at][1], at) for at in (1, 2) if at < len(heap)])
         while front:
             _, _, at = heapq.heappop(front)
             if _alive(heap[at]):

@@ -36,7 +36,7 @@ Flows = dict[Node, dict[int, Entry]]  # flow -> by arrival number
 class Group:
     """Who went to an endpoint in its turn, and how many may follow it."""
 
-    __slots__ = ("endpoint", "keys", "leader", "left", "until_s")
+    __slots__ = ("endpoint", "found", "keys", "leader", "left", "until_s")
 
     def __init__(self, endpoint: Endpoint, leader: Request, keys: tuple[Key, ...], left: int, until_s: float) -> None:
         self.endpoint = endpoint
@@ -44,6 +44,7 @@ class Group:
         self.keys = keys  # that followers are found by, the deepest first
         self.left = left
         self.until_s = until_s
+        self.found: list[Candidate] | None = None  # who may follow it, while nobody comes or goes who might
 
 
 class Candidate:
@@ -72,6 +73,7 @@ class Grouping:
     def __init__(self, settings: RoutingSettings, account: Account, *, by_arrival: Sequence[bool]) -> None:
         self._waiting: dict[Key, Entry | Flows] = {}  # by key: the only one, as of most, or all of them
         self._groups: dict[Endpoint, Group] = {}
+        self._led: dict[Key, dict[Group, None]] = {}  # the groups whose followers are found by a key
         self._depths: dict[int | None, tuple[int, ...]] = {}  # by bytes per key, which the edge fixes: one or two
         self.reconfigured(settings, account, (), by_arrival=by_arrival)
 
@@ -85,6 +87,7 @@ class Grouping:
         self._by_arrival = by_arrival  # by band
         self._waiting.clear()
         self._groups.clear()
+        self._led.clear()
         self._depths.clear()
         for entry in waiting:
             entry.siblings = ()
@@ -103,8 +106,10 @@ class Grouping:
             return
         node = entry.node_of()
         entry.siblings = keys = self._keys(entry.request)
-        waiting, seq = self._waiting, entry.seq
+        waiting, led, seq = self._waiting, self._led, entry.seq
         for key in keys:
+            if key in led:
+                self._sought_anew(key)
             found = waiting.get(key)
             if found is None:
                 waiting[key] = entry
@@ -116,8 +121,10 @@ class Grouping:
 
     def left(self, entry: Entry) -> None:
         """It waits no more."""
-        node = entry.node_of()
+        node, led = entry.node_of(), self._led
         for key in entry.siblings:
+            if key in led:
+                self._sought_anew(key)
             found = self._waiting[key]
             if isinstance(found, Entry):
                 del self._waiting[key]
@@ -139,23 +146,39 @@ class Grouping:
                 leaf.overtaken += 1
         elif self.size and entry.request.prefix and (self._has_siblings(entry) or self.group(endpoint, now) is None):
             keys = self._keys(entry.request)[::-1]
-            self._groups[endpoint] = Group(endpoint, entry.request, keys, self.size, now + GROUP_S)
+            self.gone(endpoint)
+            self._groups[endpoint] = group = Group(endpoint, entry.request, keys, self.size, now + GROUP_S)
+            for key in keys:
+                self._led.setdefault(key, {})[group] = None
 
     def gone(self, endpoint: Endpoint) -> None:
-        """There is no such endpoint any more."""
-        self._groups.pop(endpoint, None)
+        """There is no such endpoint any more, or another group there."""
+        group = self._groups.pop(endpoint, None)
+        if group is None:
+            return
+        for key in group.keys:
+            groups = self._led[key]
+            del groups[group]
+            if not groups:
+                del self._led[key]
 
     # --- who may follow -----------------------------------------------------------------------------------------
 
     def group(self, endpoint: Endpoint, now: float) -> Group | None:
         """The group that may still grow there."""
         group = self._groups.get(endpoint)
-        return None if group is None or group.left <= 0 or now >= group.until_s else group
+        return group if group is not None and group.left > 0 and now < group.until_s else None
 
     def candidates(self, group: Group) -> list[Candidate]:
-        """Of each flow the one that waits longest, those first who share most with the leader."""
+        """Of each flow the one that waits longest, those first who share most with the leader.
+
+        They are looked for again when somebody comes or goes who is found by one of the keys, or each time, where
+        several flows are found by one: these take turns.
+        """
+        if group.found is not None:
+            return group.found
         found: list[Candidate] = []
-        looked_at, waiting = 0, self._waiting
+        looked_at, by_turns, waiting = 0, False, self._waiting
         for key in group.keys:
             waits = waiting.get(key)
             if waits is None:
@@ -167,6 +190,7 @@ class Grouping:
                     found.append(Candidate(waits, None))
                 continue
             left = CANDIDATES_MAX - looked_at
+            by_turns = by_turns or len(waits) > 1
             for own in waits.values():
                 if left == 0:
                     break
@@ -176,6 +200,8 @@ class Grouping:
                     looked_at += not again
                     found.append(Candidate(entry, waits, again=again))
                     break  # the one that waits longest
+        if not by_turns:
+            group.found = found = [candidate for candidate in found if not candidate.again]
         return found
 
     def in_bound(self, entry: Entry, models: Collection[str]) -> bool:
@@ -213,6 +239,11 @@ class Grouping:
         if isinstance(flows, Entry):
             return False
         return len(flows) > 1 or len(flows[entry.node_of()]) > 1
+
+    def _sought_anew(self, key: Key) -> None:
+        """Somebody who is found by a key comes or goes."""
+        for group in self._led[key]:
+            group.found = None
 
     def _keys(self, request: Request) -> tuple[Key, ...]:
         """The keys it is found by: of its prompt up to the least that counts, twice that, and so on."""

@@ -108,14 +108,16 @@ class Light:
         Judged by slots alone, a burst of a light flow would be shut out just when it needs what is kept for it; by work
         alone, a light flow whose few requests happened to be large. A flood exceeds both.
         """
-        if node.parent is None:
+        parent = node.parent
+        if parent is None:
             return False
-        part = self._part(node, now)
+        part = self._part(node, parent, now)
         return node.in_flight + 1 <= self._pool.slots(model) * part or self._asked_for_less(node, part, now)
 
     def asked_little(self, node: Node, now: float) -> bool:
         """Whether a flow asked for no more than its fair share of the work of late, give or take."""
-        return self._asked_for_less(node, self._part(node, now), now)
+        assert node.parent is not None
+        return self._asked_for_less(node, self._part(node, node.parent, now), now)
 
     def is_modest(self, entry: Entry, now: float) -> bool:
         """Whether it has to leave room for light flows.
@@ -146,16 +148,17 @@ class Light:
             elif node is not first:
                 yield from band.tree.in_order([model], node)
 
-    def _part(self, node: Node, now: float) -> float:
+    def _part(self, node: Node, parent: Node, now: float) -> float:
         """The share that a flow's weight gives it among those active lately."""
-        assert node.parent is not None
-        active = node.parent.active_weight + (0.0 if node.active else node.weight)
-        return node.weight / max(active, self._reserve.weight(now))
+        active, lately = parent.active_weight, self._reserve.weight(now)
+        if not (node.waiting or node.in_flight):
+            active += node.weight
+        return node.weight / (active if active > lately else lately)
 
     def _asked_for_less(self, node: Node, part: float, now: float) -> bool:
         """Whether a flow asked for no more than that part of the work of late, give or take."""
-        demand = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S)
-        return demand <= DEMAND_PLAY * self._served_by(now) * part
+        served = self._served if now == self._served_s else self._served_by(now)
+        return node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S) <= DEMAND_PLAY * served * part
 
     def _served_by(self, now: float) -> float:
         """The work that was sent lately, over the same window as demands."""

@@ -168,18 +168,19 @@ class PrefixIndex:
         levels: Levels = []
         if not keys:
             return levels
-        holders = self._holders
-        bits, depth = holders.get(keys[0], 0), 0
+        holders_of = self._holders.get
+        bits, depth = holders_of(keys[0], 0), 0
+        if not bits:
+            return levels
         for key in keys:
-            if not bits:
-                return levels
-            still = bits & holders.get(key, 0)
+            still = bits & holders_of(key, 0)
             if still != bits:
                 levels.append((bits & ~still, depth))
+                if not still:
+                    return levels
                 bits = still
             depth += 1
-        if bits:
-            levels.append((bits, depth))
+        levels.append((bits, depth))
         return levels
 
     def bit(self, endpoint: int) -> int:

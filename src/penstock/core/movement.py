@@ -87,11 +87,11 @@ class Movement:
 
     def began(self, ledger: Ledger, now: float) -> None:
         """An answer begins, or one that does not stream is there; told before the ledger is."""
-        oldest = _oldest_awaited(ledger)
-        usual = self.stuck_s is None and self.warm
-        if oldest is not None and usual and ledger.moved_s > oldest.dispatched_s - IDLE_S:
-            since_s = max(oldest.dispatched_s, self._begun_s, self._forgiven_s)
-            self._start_gap_s = max(self._start_gap_s, now - since_s)
+        if self.stuck_s is None and self.warm:
+            oldest = _oldest_awaited(ledger)
+            if oldest is not None and ledger.moved_s > oldest.dispatched_s - IDLE_S:
+                since_s = max(oldest.dispatched_s, self._begun_s, self._forgiven_s)
+                self._start_gap_s = max(self._start_gap_s, now - since_s)
         self._answers += 1
         self._begun_s = now
         self.moves(now)

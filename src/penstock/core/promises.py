@@ -29,6 +29,8 @@ class Promises:
 
     def owed(self) -> list[Band]:
         """Those with work that got less than they were promised."""
+        if not self._promised:
+            return self._promised
         return [band for band in self._promised if band.credit > 0 and band.tree.root.waiting]
 
     def sent(self, entry: Entry) -> None:

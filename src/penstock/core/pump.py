@@ -141,7 +141,7 @@ class Pump:
         if not band.open:
             return None
         free = self._overtaking.not_kept(list(band.open))
-        models = [m for m in band.tree.root.backlog if any(e.serves(m) for e in free) and self._stops.sends(m)]
+        models = [m for m in band.tree.root.backlog if self._stops.sends(m) and self._fit.anybody_serves(m, free)]
         if band.bumped:
             found = self._first_fit(_of_models(band.bumped, models), free, now, bumped=True)
             if found is not None:

@@ -56,6 +56,11 @@ def _check_below(node: Node, sums: dict[Node, _Sums]) -> int:
     active = math.fsum(child.weight for child in node.children.values() if child.active)
     assert math.isclose(node.active_weight, active, rel_tol=1e-9, abs_tol=1e-6), node.name
     assert math.isfinite(node.tag), node.name
+    lined = Counter([model for child in node.children.values() for model in child.backlog])
+    assert node.lined == lined, node.name
+    assert all(len(heap) <= 2 * lined[model] + 16 for model, heap in node.heaps.items()), (
+        f"{node.name}'s heaps are full"
+    )
     assert node.heaps.keys() <= node.backlog.keys(), f"{node.name} remembers models nobody waits for"
     assert all(leaf.live > 0 for leaf in node.leaves.values())
     for name, child in node.children.items():

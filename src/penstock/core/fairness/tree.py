@@ -42,6 +42,7 @@ class Node:
         "leaves",
         "left",
         "left_s",
+        "lined",
         "name",
         "parent",
         "tag",
@@ -65,6 +66,7 @@ class Node:
         self.active_weight = 0.0  # of its children that have requests waiting or in flight
         self.children: dict[str, Node] = {}
         self.heaps: dict[str, list[tuple[float, int, Node]]] = {}  # per model: children with backlog, by tag
+        self.lined: dict[str, int] = {}  # and how many these are: what else is in a heap is there no more
         self.leaves: dict[str, Leaf] = {}
         self.left = 0.0  # work that left lately without having been sent, fading; as of `left_s`. Of flows and the root
         self.left_s = 0.0
@@ -86,7 +88,27 @@ class Node:
         """Put a child into the heap of a model, with its present tag."""
         heap = self.heaps.setdefault(model, [])
         heapq.heappush(heap, (child.tag, child.index, child))
-        if len(heap) > 2 * len(self.children) + 16:  # duplicates left behind by tags that shrank
+        self._trim(model, heap)
+
+    def begins(self, child: Node, model: str) -> None:
+        """The first request for a model waits below a child."""
+        self.lined[model] = self.lined.get(model, 0) + 1
+        self.enlist(child, model)
+
+    def ends(self, model: str) -> None:
+        """The last one below a child does not wait any more."""
+        self.lined[model] -= 1
+        if not self.lined[model]:
+            del self.lined[model]
+            self.heaps.pop(model, None)  # callers choose the names of models: nothing of them may stay behind
+        elif (heap := self.heaps.get(model)) is not None:
+            self._trim(model, heap)
+
+    def _trim(self, model: str, heap: list[tuple[float, int, Node]]) -> None:
+        """No more than half of a heap is of those that wait no more, or duplicates left behind by tags that shrank:
+        who looks through all that wait in order would meet each of them.
+        """
+        if len(heap) > 2 * self.lined.get(model, 0) + 16:
             fresh = {item[2].index: item[2] for item in heap if item[2].backlog.get(model) and not item[2].held}
             heap[:] = [(node.tag, node.index, node) for node in fresh.values()]
             heapq.heapify(heap)
@@ -189,7 +211,7 @@ class QueueTree:
             if node.waiting == 1:
                 node.tag = max(node.tag, parent.virtual)
             if count == 1:
-                parent.enlist(node, model)
+                parent.begins(node, model)
             node = parent
 
     def remove(self, entry: Entry) -> None:
@@ -209,7 +231,8 @@ class QueueTree:
             else:
                 del up.backlog[model]
                 del up.work[model]
-                up.heaps.pop(model, None)  # callers choose the names of models: nothing of them may stay behind
+                if up.parent is not None:
+                    up.parent.ends(model)
             if up.parent is not None and not up.active:
                 up.parent.active_weight -= up.weight
             up = up.parent
@@ -381,8 +404,9 @@ def _merged(streams: list[Iterator[Item]], key: Callable[[Item], Any]) -> Iterat
 
 def top(node: Node) -> Node:
     """The flow or group of the highest level that a flow belongs to."""
-    while node.parent is not None and node.parent.parent is not None:
-        node = node.parent
+    parent = node.parent
+    while parent is not None and parent.parent is not None:
+        node, parent = parent, parent.parent
     return node
 
 
@@ -412,12 +436,15 @@ def in_fair_order(siblings: list[Node]) -> Iterator[Node]:
     """The least first; the others are put in order when more than that one is asked for."""
     if not siblings:
         return
-    least = siblings[0]
+    least, tag = siblings[0], siblings[0].tag
     for node in siblings:
-        if _before(node, least):
-            least = node
+        if node.tag < tag or (node.tag == tag and node.index < least.index):
+            least, tag = node, node.tag
     yield least
-    yield from sorted([node for node in siblings if node is not least], key=fair_order)
+    others = [(node.tag, node.index, node) for node in siblings if node is not least]
+    others.sort()
+    for _, _, node in others:
+        yield node
 
 
 def _before(one: Node, other: Node) -> bool:

@@ -70,16 +70,15 @@ class Router:
         if policy.uses_prefix:
             located = self._located(entry, now)
             entry.located = located
-            chosen = self._chosen(entry, located, endpoints, now)
+            sought = self._sought(request, located, now)
+            chosen = self._chosen(entry, located, sought, endpoints, now)
             entry.believe_cached(located.tokens(chosen.index))
             entry.source = located.said.get(chosen.index, Source.HISTORY) if located.said else Source.HISTORY
             entry.twin_computing = False
             prefix: tuple[Key, ...] = request.prefix
             if prefix:
-                entry.sought = None
+                entry.sought = sought if sought is not None and sought.endpoint == chosen.index else None
                 if policy.weighs_load:
-                    sought = self._sought(request, located, now)
-                    entry.sought = sought if sought is not None and sought.endpoint == chosen.index else None
                     self._whereabouts.sent(prefix, chosen.index)
                 if located.levels:
                     depth = located.depth(chosen.index)
@@ -91,18 +90,20 @@ class Router:
             if entry.cached_tokens:  # believed under another policy, before the settings changed
                 entry.located, entry.source, entry.twin_computing = NOWHERE, None, False
                 entry.believe_cached(0)
-            chosen = self._chosen(entry, NOWHERE, endpoints, now)
+            chosen = self._chosen(entry, NOWHERE, None, endpoints, now)
         if request.session is not None and policy.uses_session:
             self._homes.moved(request.model, request.session, chosen.name)
         return chosen
 
-    def _chosen(self, entry: Entry, located: Located, endpoints: Sequence[Endpoint], now: float) -> Endpoint:
+    def _chosen(
+        self, entry: Entry, located: Located, sought: Sought | None, endpoints: Sequence[Endpoint], now: float
+    ) -> Endpoint:
         """What the policy chooses; it need not be asked where there is one endpoint, as mostly in a full pool."""
         if self._pool.priced and len(endpoints) > 1:
             endpoints = self._affordable(entry, endpoints, endpoints, now)
         if len(endpoints) == 1 and not self._policy.takes_turns:
             return endpoints[0]
-        self._decided = self._context(entry, located, now)
+        self._decided = self._context(entry, located, sought, now)
         return self._policy.choose(endpoints, self._decided)
 
     def scored(self) -> tuple[str | None, Callable[[Endpoint], float] | None]:
@@ -115,7 +116,7 @@ class Router:
     def preferred(self, entry: Entry, now: float) -> Sequence[Endpoint]:
         """The endpoints a request may wait for, of those alive. Changes nothing."""
         located = self._located(entry, now) if self._policy.uses_prefix else NOWHERE
-        context = self._context(entry, located, now)
+        context = self._context(entry, located, self._sought(entry.request, located, now), now)
         preferred = self._policy.preferred(context)
         return (
             self._affordable(entry, preferred, context.alive(), now) if self._pool.priced and preferred else preferred
@@ -134,7 +135,8 @@ class Router:
         `ahead`: how many wait for each already; `backlog`: how many wait that it would keep waiting, and how many in
         all. Changes nothing.
         """
-        context = self._context(entry, self._located(entry, now), now)
+        located = self._located(entry, now)
+        context = self._context(entry, located, self._sought(entry.request, located, now), now)
         if not context.matched:
             return (), 0.0
         matched, model, under_way, busy = context.matched, entry.model, 0, 0
@@ -271,13 +273,12 @@ class Router:
 
     # --- inside -------------------------------------------------------------------------------------------------
 
-    def _context(self, entry: Entry, located: Located, now: float) -> Context:
+    def _context(self, entry: Entry, located: Located, sought: Sought | None, now: float) -> Context:
         request = entry.request
         matched, common = self._telling(request, located, now) if located.most else (located.told, 0)
-        if self._policy.weighs_load and request.prefix:
-            most = max(matched.values(), default=0)
-            sought = self._sought(request, located, now)
-            if sought is not None and (tokens := self._whereabouts.expected(sought) - common) > most:
+        if sought is not None:
+            tokens = self._whereabouts.expected(sought) - common
+            if tokens > max(matched.values(), default=0):
                 matched = {**matched, sought.endpoint: tokens}
         return Context(
             request,
@@ -296,8 +297,10 @@ class Router:
 
     def _sought(self, request: Request, located: Located, now: float) -> Sought | None:
         """Where one like it was sent last, and how much of it that may hold, if nobody is known to hold as much."""
-        last = self._whereabouts.last(request.prefix)
-        if last is None or located.told or now < self.sources.off_until_s or last.endpoint in self._doubted:
+        if not self._policy.weighs_load or located.told or now < self.sources.off_until_s:
+            return None
+        last = self._whereabouts.last(request.prefix, beyond=located.levels[-1][1] if located.levels else 0)
+        if last is None or last.endpoint in self._doubted:
             return None
         tokens = located.tokens_at(last.amount)
         return Sought(last.endpoint, tokens, last.age) if tokens > located.most else None

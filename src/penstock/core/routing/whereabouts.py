@@ -9,6 +9,7 @@ where as much was sent to the endpoint since: an engine drops what rested longes
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import islice
 
@@ -56,9 +57,14 @@ class Whereabouts:
     def __len__(self) -> int:
         return len(self._last)
 
-    def last(self, prefix: Sequence[Key]) -> Sought | None:
-        """The endpoint, how many of the leading keys went there, and how long ago; None where nothing is remembered."""
+    def last(self, prefix: Sequence[Key], *, beyond: int = 0) -> Sought | None:
+        """The endpoint, how many of the leading keys went there, and how long ago.
+
+        None where no more than `beyond` of the keys are remembered.
+        """
         for depth in reversed(_within(prefix)):
+            if depth <= beyond:
+                break
             last = self._last.get(prefix[depth - 1])
             if last is not None:
                 endpoint, then = last
@@ -105,7 +111,4 @@ class Whereabouts:
 
 def _within(prefix: Sequence[Key]) -> tuple[int, ...]:
     """The depths of a prompt."""
-    count, length = 0, len(prefix)
-    while count < len(DEPTHS) and DEPTHS[count] <= length:
-        count += 1
-    return DEPTHS[:count]
+    return DEPTHS[: bisect_right(DEPTHS, len(prefix))]
