@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 MODULES = sorted((SOURCE / "penstock").rglob("*.py"))
 
 # What the core may use. `random` is there for the type of the generator that the scheduler is handed.
-CORE = {"__future__", "collections", "dataclasses", "enum", "heapq", "itertools", "math", "msgspec", "typing"}
+CORE = {"__future__", "bisect", "collections", "dataclasses", "enum", "heapq", "itertools", "math", "msgspec", "typing"}
 CORE_RANDOM = "penstock.core.scheduler"
 
 # A folder or file of the package, and what of the package it must not import.
