@@ -124,9 +124,10 @@ async def looks(gateway: Gateway, until_s: float) -> list[dict[str, float]]:
 
 def ratio(values: list[float], others: list[float]) -> str:
     """The geometric mean of what each turn was to the other of its round, and its standard error in per cent."""
-    logs = [math.log(value / other) for value, other in zip(values, others, strict=True)]
+    pairs = zip(values, others, strict=True)
+    logs = [math.log(value / other) for value, other in pairs if value and other]  # a turn may be starved of all CPU
     error = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan
-    return f"{math.exp(statistics.fmean(logs)):.2f} ±{error:.0%}"
+    return f"{math.exp(statistics.fmean(logs or [math.nan])):.2f} ±{error:.0%}"
 
 
 async def turn(
