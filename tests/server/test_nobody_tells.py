@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from penstock.core.belief import TRY_S, Standing
 from tests.server.conftest import WAIT_S, World, fault
 
 
+@pytest.mark.interpreted  # it listens in the place of a method
 async def test_fast_readings_begin_when_somebody_waits_however_long_the_interval(world: World) -> None:
     engine = await world.engine(max_num_seqs=1, step_s=0.05)
     await world.gateway(slots=1, observe={"interval": "30s", "fast_interval": "20ms"})

@@ -98,7 +98,7 @@ class Endpoint:
         if limits is None:
             return usual
         if self._usual is not usual:
-            own = {
+            own: dict[str, object] = {  # told, for else a compiled one would make the whole numbers floats
                 "kv_usage_max": limits.kv_usage_max,
                 "prefill_tokens_max": limits.prefill_tokens_max,
                 "time_per_output_token_s_max": limits.time_per_output_token_s_max,

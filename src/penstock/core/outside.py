@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, SupportsFloat
 
 from penstock.core.endpoint import Endpoint, least_loaded
 from penstock.core.fairness.base import FairnessPolicy
@@ -23,15 +23,15 @@ TOLD_CHARACTERS_MAX = 200  # of what was raised
 
 
 class Counts(Protocol):
-    """Another package's fairness."""
+    """Another package's fairness. What it answers is looked at here, so no more is claimed of it than is needed."""
 
-    def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> float: ...
+    def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> SupportsFloat: ...
 
 
 class Routes(Protocol):
     """Another package's routing."""
 
-    def choose(self, endpoints: Sequence[Endpoint], context: Context, /) -> Endpoint: ...
+    def choose(self, endpoints: Sequence[Endpoint], context: Context, /) -> object: ...
     def preferred(self, context: Context, /) -> Sequence[Endpoint]: ...
 
 
@@ -114,7 +114,7 @@ class OutsideRouting(RoutingPolicy):
         return [endpoint for endpoint in context.alive() if endpoint in preferred]
 
 
-def outside_order(key: Callable[[Entry, float], float], trouble: Trouble) -> Callable[[Entry, float], float]:
+def outside_order(key: Callable[[Entry, float], SupportsFloat], trouble: Trouble) -> Callable[[Entry, float], float]:
     """Orders as another package says; by arrival where that is no number."""
 
     def guarded(entry: Entry, now: float) -> float:
