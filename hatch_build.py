@@ -10,6 +10,7 @@ inlines a function of one module in another; calls between them stay direct, for
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import os
@@ -33,23 +34,18 @@ TOLD_S = 5.0  # how often it is told how far the compiler is
 class CompilingHook(BuildHookInterface[Any]):
     """Compiles, and puts what came of it into the wheel beside the sources."""
 
-    _target: Path | None = None
-
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version != "standard":
             return  # an editable install runs the sources
         if missing := missing_compiler():
             sys.exit(missing)
         root = Path(self.root)
-        self._target = target = Path(tempfile.mkdtemp(prefix="penstock-mypyc-"))
+        target = Path(tempfile.mkdtemp(prefix="penstock-mypyc-"))
+        atexit.register(shutil.rmtree, target, ignore_errors=True)  # also where the compiler fails or is interrupted
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
         for built in compiled(root, self.config["compile"], self.config["leave"], target):
             build_data["force_include"][str(built)] = built.relative_to(target / "lib").as_posix()
-
-    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002
-        if self._target is not None:
-            shutil.rmtree(self._target, ignore_errors=True)
 
 
 def missing_compiler() -> str | None:
@@ -120,7 +116,8 @@ def to_machine_code(extensions: list[Any], target: Path) -> None:
 
     if os.name != "nt":
         for extension in extensions:
-            extension.extra_compile_args.append("-fvisibility=hidden")  # calls between modules need no table
+            # Calls between modules need no table then. All extensions share one list, which is not to be appended to.
+            extension.extra_compile_args = [*extension.extra_compile_args, "-fvisibility=hidden"]
     command = OnAllCores(Distribution({"name": "penstock", "ext_modules": extensions}))
     command.build_lib, command.build_temp, command.parallel = str(target / "lib"), str(target / "o"), cores
     command.ensure_finalized()
