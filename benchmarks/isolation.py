@@ -6,8 +6,8 @@ where it has less of the first for the same of the second.
 
 `small`: slots kept free on two engines of 8: a fixed share, or measured, for so many deviations of the light arrivals;
 `ends known` is told when each answer ends, which no gateway is: what better estimates could be worth at most.
-`turns`: long prompts on two engines of 64, sent by turns with so much patience (`core/stagger.py`), as a part of what a
-usual one takes; `inf`: not by turns.
+`turns`: long prompts on two engines of 64, sent by turns with so much patience (`core/dispatch/prefill_stagger.py`), as
+a part of what a usual one takes; `inf`: not by turns.
 `bound`: what no gateway can do better than, where engines compute prompts to their ends (docs/decisions/0021).
 """
 
@@ -24,14 +24,25 @@ from pathlib import Path
 from random import Random
 from unittest.mock import patch
 
-from penstock.core import light, reserve
-from penstock.core.light import Light
-from penstock.core.reserve import FREES_MAX
-from penstock.core.stagger import Stagger
-from penstock.sim.report import percentile, ttfts
-from penstock.sim.scenario_base import CHAT, ENGINE, LONG_ANSWERS, LONG_PROMPTS, Kind, Run, Setup, Variant, engines, run
-from penstock.sim.scenario_isolation import FLOOD, _streams, is_light
-from penstock.sim.world import World
+from penstock.core.dispatch import reserved_slots, under_share
+from penstock.core.dispatch.prefill_stagger import Stagger
+from penstock.core.dispatch.reserved_slots import FREES_MAX
+from penstock.core.dispatch.under_share import Light
+from penstock.sim.scenarios.base import (
+    CHAT,
+    ENGINE,
+    LONG_ANSWERS,
+    LONG_PROMPTS,
+    Kind,
+    Run,
+    Setup,
+    Variant,
+    engines,
+    run,
+)
+from penstock.sim.scenarios.isolation import FLOOD, _streams, is_light
+from penstock.sim.world.report import percentile, ttfts
+from penstock.sim.world.world import World
 
 WARM_S = 40.0
 
@@ -43,7 +54,7 @@ class Way:
     family: str
     name: str
     share: float | None = None  #: of the slots, kept; None: measured
-    deviations: float = reserve.DEVIATIONS
+    deviations: float = reserved_slots.DEVIATIONS
     ends_known: bool = False
     by_rate: bool = False  #: slots are taken to free evenly
     patience: float = 0.5
@@ -102,11 +113,11 @@ def one(way: Way, kind: Kind, slots: int, light_share: float, setup: Setup) -> R
         begin(world)
 
     with ExitStack() as patches:
-        patches.enter_context(patch.object(reserve, "DEVIATIONS", way.deviations))
+        patches.enter_context(patch.object(reserved_slots, "DEVIATIONS", way.deviations))
         squares_over_sum = property(lambda self: way.patience * self._squares / (self._seconds or 1e-9))
         patches.enter_context(patch.object(Stagger, "patience_s", squares_over_sum))
         if way.by_rate:
-            patches.enter_context(patch.object(light, "FORESEEN_SLOTS_MAX", 0))
+            patches.enter_context(patch.object(under_share, "FORESEEN_SLOTS_MAX", 0))
         if way.ends_known:
             patches.enter_context(patch.object(World, "_begin", begun))
             known = lambda of, _model, now: frees_truly(worlds[-1], of, now)  # noqa: E731

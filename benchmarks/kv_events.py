@@ -28,13 +28,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from penstock.bootstrap import gateway
-from penstock.config import from_mapping
-from penstock.server.locality import locator, tokenizer
-from penstock.server.locality.kv_stream import KvStream
-from penstock.server.locality.locator import LOCATE_S
-from penstock.server.serve import Gateway
-from penstock.server.upstream import Upstream, UpstreamException
+from penstock.config.load import from_mapping
+from penstock.gateway.bootstrap import gateway
+from penstock.gateway.kv_cache import locator, tokenizer
+from penstock.gateway.kv_cache.kv_stream import KvStream
+from penstock.gateway.kv_cache.locator import LOCATE_S
+from penstock.gateway.serve import Gateway
+from penstock.http.client.pool import Upstream, UpstreamException
 
 ENGINES = Path(os.environ.get("ENGINES_DIR", Path.home() / ".cache" / "penstock-engines"))
 START_TIMEOUT_S = 240.0

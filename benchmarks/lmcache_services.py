@@ -19,13 +19,13 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from penstock.bootstrap import gateway
-from penstock.config import from_mapping
-from penstock.server.locality.lmcache import Controller, Coordinator
-from penstock.server.upstream import Upstream, UpstreamException
-from penstock.sim.engine_server import EngineServer
-from penstock.sim.engine_text import tokenize
-from penstock.sim.profiles import EngineConfig
+from penstock.config.load import from_mapping
+from penstock.gateway.bootstrap import gateway
+from penstock.gateway.kv_cache.lmcache import Controller, Coordinator
+from penstock.http.client.pool import Upstream, UpstreamException
+from penstock.sim.engine.profiles import EngineConfig
+from penstock.sim.fake_engine.server import EngineServer
+from penstock.sim.fake_engine.text import tokenize
 
 START_TIMEOUT_S = 120.0
 JSON = [(b"content-type", b"application/json")]

@@ -24,9 +24,9 @@ from typing import cast
 import uvloop
 from rig import Gateway, free_port, gateway, machine, started
 
-from penstock.core.request import Request
 from penstock.core.scheduler import Scheduler, SchedulerSettings
-from penstock.core.settings import BandSettings, EndpointSpec, QueueBounds
+from penstock.core.values.request import Request
+from penstock.core.values.settings import BandSettings, EndpointSpec, QueueBounds
 
 BODY_BYTES = 1000
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 93\r\n\r\n"

@@ -23,7 +23,8 @@ import overhead
 import uvloop
 from proxies import peers
 
-from penstock import bootstrap, config
+from penstock.config import load as config
+from penstock.gateway import bootstrap
 
 
 async def _serve(path: str, client: list[str]) -> cProfile.Profile:

@@ -18,10 +18,10 @@ from itertools import product
 from pathlib import Path
 from statistics import mean
 
-from penstock.core.settings import RoutingSettings
-from penstock.sim.trace import Trace
-from penstock.sim.trace_cli import engine
-from penstock.sim.trace_run import Options, run
+from penstock.core.values.settings import RoutingSettings
+from penstock.sim.traces.trace import Trace
+from penstock.sim.traces.trace_cli import engine
+from penstock.sim.traces.trace_run import Options, run
 
 OWN = "predicted_ttft"
 RIVALS = {

@@ -28,13 +28,13 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.build import kind
-from penstock.core.actions import Action, Dispatch
-from penstock.core.lease import Lease
-from penstock.core.observation import Observation
-from penstock.core.request import Request, Usage
+from penstock.core.endpoints.lease import Lease
 from penstock.core.scheduler import Scheduler, SchedulerSettings
-from penstock.core.settings import BandSettings, EndpointSpec, QueueBounds
-from penstock.server.serve import GARBAGE_OBJECTS
+from penstock.core.values.actions import Action, Dispatch
+from penstock.core.values.observation import Observation
+from penstock.core.values.request import Request, Usage
+from penstock.core.values.settings import BandSettings, EndpointSpec, QueueBounds
+from penstock.gateway.serve import GARBAGE_OBJECTS
 
 SLOTS = 64
 INDEX_KEYS = 28_000  # per endpoint; it may hold 30,000

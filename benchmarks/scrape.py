@@ -16,8 +16,8 @@ from pathlib import Path
 
 import uvloop
 
-from penstock.bootstrap import gateway
-from penstock.config import from_mapping
+from penstock.config.load import from_mapping
+from penstock.gateway.bootstrap import gateway
 
 PAGE = Path(__file__).parents[1] / "tests" / "engines" / "golden" / "vllm-0.32.real.prom"
 MODELS = b'{"object":"list","data":[{"id":"m","object":"model","created":1,"owned_by":"vllm","max_model_len":8192}]}'

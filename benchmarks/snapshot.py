@@ -20,12 +20,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.scheduler import Bench
 
-from penstock.core.flow import Entry
-from penstock.core.lifecycle import Event
-from penstock.core.request import Request, Usage
+from penstock.core.queueing.entry import Entry
 from penstock.core.scheduler import Scheduler
-from penstock.server.admin.events import EventLog
-from penstock.server.admin.watch import Facts, Watch
+from penstock.core.values.lifecycle import Event
+from penstock.core.values.request import Request, Usage
+from penstock.gateway.admin.events import EventLog
+from penstock.gateway.admin.watch import Facts, Watch
 
 SHAPES = ((100, 10, 4), (10_000, 1_000, 64), (10_000, 1_000, 256), (10_000, 10_000, 64), (100_000, 1_000, 64))
 RUNS = 20

@@ -36,7 +36,7 @@ from typing import Any
 
 import uvloop
 
-from penstock.sim import engine_text
+from penstock.sim.fake_engine import text as engine_text
 
 SLOPE_MB_PER_H_MAX = 1.0
 JUDGED_FROM_S = 1800.0

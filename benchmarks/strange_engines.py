@@ -28,8 +28,8 @@ from penstock.sim.lab.cells import CELLS, LIGHT_ANSWER, QUEUE_MAX, WARM_S, Cell,
 from penstock.sim.lab.matrix import LIGHT_MAX, OF_THROUGH_MIN, OF_TOLD_MIN, PICTURE_SHARE, Way
 from penstock.sim.lab.pages import TRUE
 from penstock.sim.lab.strange import Strange
-from penstock.sim.report import percentile, ratio
-from penstock.sim.workload import Lengths, Lognormal
+from penstock.sim.world.report import percentile, ratio
+from penstock.sim.world.workload import Lengths, Lognormal
 
 sys.path.insert(0, str(Path(__file__).parent))
 

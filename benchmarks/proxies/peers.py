@@ -53,7 +53,7 @@ def _program(place: Place, name: str, *inside: str) -> str | None:
 
 def penstock(place: Place, slots: int = 256, more: str = "") -> Start:
     """Queueing, fairness between tenants with keys, limits, bands, metrics: all on. So many slots for each engine."""
-    from penstock.server.identity import key_hash  # noqa: PLC0415 - only where Penstock itself is measured
+    from penstock.gateway.identity.callers import key_hash  # noqa: PLC0415 - only where Penstock itself is measured
 
     endpoints = "".join(f"  - {{url: '{url}', engine: vllm, slots: {slots}}}\n" for url in place.urls())
     tenants = "".join(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-HOT = "penstock.core.pump"  # compiled in every build that compiles anything
+HOT = "penstock.core.dispatch.pump"  # compiled in every build that compiles anything
 
 
 def compiled() -> bool:

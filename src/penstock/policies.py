@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from penstock.core.endpoint import Endpoint, least_loaded
-from penstock.core.flow import Entry
-from penstock.core.request import Request
-from penstock.core.routing.base import Context
-from penstock.core.settings import Prices, RoutingSettings
+from penstock.core.endpoints.endpoint import Endpoint, least_loaded
+from penstock.core.queueing.entry import Entry
+from penstock.core.routing.policies.base import Context
+from penstock.core.values.request import Request
+from penstock.core.values.settings import Prices, RoutingSettings
 
 __all__ = [
     "Context",

@@ -18,8 +18,8 @@ from typing import Any
 import openai
 import pytest
 
-from penstock.sim.engine_server import EngineServer
-from penstock.sim.profiles import EngineConfig
+from penstock.sim.engine.profiles import EngineConfig
+from penstock.sim.fake_engine.server import EngineServer
 from tests.batch import postgres
 
 ITEMS = 120

@@ -10,9 +10,9 @@ import pytest
 from msgspec import structs
 
 from penstock.conformance.checks import CHECKS, MIXED
-from penstock.core.fairness.registry import POLICIES
+from penstock.core.queueing.fairness.registry import POLICIES
 from penstock.core.scheduler import SchedulerSettings
-from penstock.core.settings import Prices
+from penstock.core.values.settings import Prices
 from tests.core.shop import PATIENT, Customer, Shop
 
 

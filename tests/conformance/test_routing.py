@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.conformance.checks import CHECKS, burst
-from penstock.core.routing.registry import POLICIES
+from penstock.core.routing.policies.registry import POLICIES
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.batch.sql_store import FAR_S, KEEP_S
-from penstock.batch.sqlite import SqliteStore
 from penstock.batch.states import Event, ItemState, Status
-from penstock.batch.store import CHUNK_BYTES, STEP_ROWS, InUseError, QuotaError, StorageFullError, Store, StoreError
+from penstock.batch.store.port import (
+    CHUNK_BYTES,
+    STEP_ROWS,
+    InUseError,
+    QuotaError,
+    StorageFullError,
+    Store,
+    StoreError,
+)
+from penstock.batch.store.sql_store import FAR_S, KEEP_S
+from penstock.batch.store.sqlite import SqliteStore
 from penstock.batch.values import Batch, File, FileKind, Item, NewItem, Problem, Quota, Result
 from tests.batch import postgres
 
@@ -38,7 +46,7 @@ def opening(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Openin
     if kind == "postgres":
         url = request.getfixturevalue("postgres_url")
         postgres.fresh(url)
-        from penstock.batch.postgres import PostgresStore  # noqa: PLC0415 - an extra, which may be missing
+        from penstock.batch.store.postgres import PostgresStore  # noqa: PLC0415 - an extra, which may be missing
 
         return lambda: PostgresStore(url)
     return lambda: SqliteStore(tmp_path / "data" if kind == "sqlite" else None)

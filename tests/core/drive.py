@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from penstock.core.actions import Action, Dispatch, Evict, Fail, Reject, Requeue
-from penstock.core.estimate import BYTES_PER_TOKEN, Estimator, contents_of
-from penstock.core.flow import Entry
-from penstock.core.lease import Lease
-from penstock.core.lifecycle import Event
-from penstock.core.request import Request
-from penstock.core.routing.base import Context, RoutingPolicy
-from penstock.core.routing.registry import POLICIES
+from penstock.core.endpoints.lease import Lease
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.estimate import BYTES_PER_TOKEN, Estimator, contents_of
+from penstock.core.routing.policies.base import Context, RoutingPolicy
+from penstock.core.routing.policies.registry import POLICIES
 from penstock.core.scheduler import SchedulerSettings
-from penstock.core.settings import EndpointSpec, RoutingSettings
-from penstock.sim.checkers import CheckedScheduler
+from penstock.core.values.actions import Action, Dispatch, Evict, Fail, Reject, Requeue
+from penstock.core.values.lifecycle import Event
+from penstock.core.values.request import Request
+from penstock.core.values.settings import EndpointSpec, RoutingSettings
+from penstock.sim.checks.invariants import CheckedScheduler
 
 ANSWER_TOKENS = 128  # of the answers that were seen: with a lower `max_tokens` an answer is expected to be that long
 

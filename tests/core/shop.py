@@ -7,8 +7,8 @@ from typing import Any
 
 from penstock.conformance import shop
 from penstock.conformance.shop import PATIENT, Customer, Job
-from penstock.core.estimate import Estimator
-from penstock.core.request import Contents, Estimate
+from penstock.core.queueing.estimate import Estimator
+from penstock.core.values.request import Contents, Estimate
 
 __all__ = ["PATIENT", "Customer", "Job", "Shop"]
 

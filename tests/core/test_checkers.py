@@ -6,15 +6,15 @@ from random import Random
 
 import pytest
 
-from penstock.core.actions import Abort, Action, Dispatch, Evict, Fail, Reject, Requeue
-from penstock.core.band import Band
-from penstock.core.endpoint import Endpoint
-from penstock.core.flow import Entry
-from penstock.core.outcome import Reason
-from penstock.core.pump import Pump
+from penstock.core.dispatch.pump import Pump
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.queueing.band import Band
+from penstock.core.queueing.entry import Entry
 from penstock.core.scheduler import SchedulerSettings
-from penstock.core.settings import BandSettings, EndpointSpec
-from penstock.sim.checkers import Books, CheckedScheduler
+from penstock.core.values.actions import Abort, Action, Dispatch, Evict, Fail, Reject, Requeue
+from penstock.core.values.outcome import Reason
+from penstock.core.values.settings import BandSettings, EndpointSpec
+from penstock.sim.checks.invariants import Books, CheckedScheduler
 from tests.core.chaos import Chaos
 from tests.core.drive import request, scheduler
 from tests.core.test_scheduler_properties import EVERYTHING

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.actions import Abort, Action, Requeue
-from penstock.core.observation import Observation
-from penstock.core.overtaking import BYPASS_MAX
-from penstock.core.pump import WINDOW
-from penstock.core.request import Usage
-from penstock.core.retry import Failure
+from penstock.core.dispatch.backfill import BYPASS_MAX
+from penstock.core.dispatch.pump import WINDOW
 from penstock.core.scheduler import AVOID_S, REFUSED_AVOID_S, SchedulerSettings
 from penstock.core.scheduling.requests import TELLING_S_MAX
-from penstock.core.settings import AdmissionSettings, BandSettings, EndpointSpec, HealthSettings, Limits, QueueBounds
-from penstock.sim.checkers import CheckedScheduler
+from penstock.core.values.actions import Abort, Action, Requeue
+from penstock.core.values.observation import Observation
+from penstock.core.values.request import Usage
+from penstock.core.values.retry import Failure
+from penstock.core.values.settings import (
+    AdmissionSettings,
+    BandSettings,
+    EndpointSpec,
+    HealthSettings,
+    Limits,
+    QueueBounds,
+)
+from penstock.sim.checks.invariants import CheckedScheduler
 from tests.core.drive import ends, request, requeued, scheduler, sent, the_lease, until
 
 NO_QUEUE = SchedulerSettings(queue_enabled=False)

@@ -10,14 +10,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from penstock.core.actions import Dispatch
-from penstock.core.fairness.registry import POLICIES as FAIRNESS
-from penstock.core.observation import Observation
-from penstock.core.ordering import ORDERINGS
-from penstock.core.request import Request
-from penstock.core.routing.registry import POLICIES as ROUTING
+from penstock.core.queueing.fairness.registry import POLICIES as FAIRNESS
+from penstock.core.queueing.ordering import ORDERINGS
+from penstock.core.routing.policies.registry import POLICIES as ROUTING
 from penstock.core.scheduler import SchedulerSettings
-from penstock.core.settings import AdmissionSettings, BandSettings, Limits, QueueBounds, RoutingSettings
+from penstock.core.values.actions import Dispatch
+from penstock.core.values.observation import Observation
+from penstock.core.values.request import Request
+from penstock.core.values.settings import AdmissionSettings, BandSettings, Limits, QueueBounds, RoutingSettings
 from tests.core.chaos import Chaos
 
 ONE_BAND = SchedulerSettings(bounds=QueueBounds(requests_max=60), wait_s_max=3.0)

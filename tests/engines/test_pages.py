@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.observation import Observation
+from penstock.core.values.observation import Observation
 from penstock.engines.base import Engine, PageReader
 from penstock.engines.page import LINE_BYTES_MAX, SAMPLES_MAX, Sample, Selector, number, total
 from penstock.engines.recognise import ENGINES, by_page
-from penstock.sim import engine_metrics
-from penstock.sim.engine import Engine as SimEngine
-from penstock.sim.profiles import EngineConfig
+from penstock.sim.engine.model import Engine as SimEngine
+from penstock.sim.engine.profiles import EngineConfig
+from penstock.sim.fake_engine import metrics
 
 GOLDEN = Path(__file__).parent / "golden"
 READERS = {name: PageReader(engine) for name, engine in ENGINES.items() if engine.series is not None}
@@ -183,7 +183,7 @@ def test_a_page_tells_sleep_and_slots() -> None:
 
 def test_a_reading_of_the_simulated_engines_page() -> None:
     config = EngineConfig(kv_blocks=100, block_size=16)
-    page = engine_metrics.render(
+    page = metrics.render(
         SimEngine(config, seed=0).gauges(), model="m", config=config, successes={"stop": 3}, started_unix_s=5.0
     )
     reading = READERS["vllm"].observation(page, asked_s=1.0)

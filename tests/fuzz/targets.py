@@ -15,22 +15,22 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.batch.lines import Reader
+from penstock.batch.input_file import Reader
 from penstock.batch.values import NewItem
-from penstock.config import ConfigError, endpoints_from_text
-from penstock.server import body as bodies
-from penstock.server.answer import Answer
-from penstock.server.body import BadBody
-from penstock.server.fields import Read
-from penstock.server.forms import read_form
-from penstock.server.http1_limits import Refusal, ServerLimits
-from penstock.server.http1_reader import RefusedError, RequestReader
-from penstock.server.multipart import BadForm, Form
-from penstock.server.splice import Body, Spliced
-from penstock.server.stream_end import ended_well
-from penstock.server.upstream_call import Call
-from penstock.server.upstream_connection import UpstreamConnection
-from penstock.server.upstream_values import Headers, UpstreamError, UpstreamLimits, UpstreamTimeouts
+from penstock.config.load import ConfigError, endpoints_from_text
+from penstock.gateway.openai import body as bodies
+from penstock.gateway.openai.answer import Answer
+from penstock.gateway.openai.body import BadBody
+from penstock.gateway.openai.fields import Read
+from penstock.gateway.openai.forms import read_form
+from penstock.gateway.openai.multipart import BadForm, Form
+from penstock.gateway.openai.splice import Body, Spliced
+from penstock.gateway.openai.stream_end import ended_well
+from penstock.http.client.call import Call
+from penstock.http.client.connection import UpstreamConnection
+from penstock.http.client.values import Headers, UpstreamError, UpstreamLimits, UpstreamTimeouts
+from penstock.http.server.limits import Refusal, ServerLimits
+from penstock.http.server.reader import RefusedError, RequestReader
 
 T = TypeVar("T")
 

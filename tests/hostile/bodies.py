@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from penstock.server.admin.routes import BODY_BYTES_MAX as ADMIN_BYTES_MAX
+from penstock.gateway.admin.routes import BODY_BYTES_MAX as ADMIN_BYTES_MAX
 from tests.hostile.probed import Probed, probed
 
 CHAT = "/v1/chat/completions"

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.server.conftest import pytest_asyncio_loop_factories, world
+from tests.gateway.conftest import pytest_asyncio_loop_factories, world
 
 __all__ = ["pytest_asyncio_loop_factories", "world"]

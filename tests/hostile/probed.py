@@ -21,7 +21,7 @@ from typing import Any, cast
 import uvloop
 
 LOOK_S = 0.001
-GARBAGE_OBJECTS = 20_000  # as in `penstock.server.serve`
+GARBAGE_OBJECTS = 20_000  # as in `penstock.gateway.serve`
 
 
 class Probed:
@@ -100,8 +100,8 @@ async def _serve(name: str, document: dict[str, Any]) -> None:
         server = await loop.create_server(_Engine, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
     else:
-        from penstock.bootstrap import gateway  # noqa: PLC0415 - the engine needs none of it
-        from penstock.config import from_mapping  # noqa: PLC0415
+        from penstock.config.load import from_mapping  # noqa: PLC0415
+        from penstock.gateway.bootstrap import gateway  # noqa: PLC0415 - the engine needs none of it
 
         gate = gateway(from_mapping(document))
         await gate.start()

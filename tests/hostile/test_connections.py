@@ -9,10 +9,10 @@ import socket
 import sys
 from collections.abc import Iterator
 
-from penstock.server.http1_listener import ACCEPTS_MAX
-from penstock.server.stream_end import cut_off
-from tests.server.conftest import CHAT, NOT_FOUND, World, chat, request
-from tests.server.raw_engine import Peer, RawEngine
+from penstock.gateway.openai.stream_end import cut_off
+from penstock.http.server.listener import ACCEPTS_MAX
+from tests.gateway.conftest import CHAT, NOT_FOUND, World, chat, request
+from tests.gateway.raw_engine import Peer, RawEngine
 
 NEWCOMERS = 200
 

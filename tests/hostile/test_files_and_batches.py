@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from penstock.batch.sqlite import FILE, SqliteStore
+from penstock.batch.api import calls
+from penstock.batch.api.calls import CALLS_TENANT_MAX
+from penstock.batch.api.wiring import BatchLane
+from penstock.batch.store.sqlite import FILE, SqliteStore
 from penstock.batch.values import Quota
-from penstock.server.batch import calls
-from penstock.server.batch.calls import CALLS_TENANT_MAX
-from penstock.server.batch.parts import BatchLane
-from penstock.server.serve import Gateway
-from penstock.settings.problems import ConfigError
-from tests.server.conftest import World, request
-from tests.server.test_batch import FORM, Batches, form, gateway, jsonl, line
+from penstock.config.problems import ConfigError
+from penstock.gateway.serve import Gateway
+from tests.batch.test_over_http import FORM, Batches, form, gateway, jsonl, line
+from tests.gateway.conftest import World, request
 
 
 def lane(gate: Gateway) -> BatchLane:

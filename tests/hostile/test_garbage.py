@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.batch.test_over_http import FORM, Batches, form, gateway, jsonl, line
+from tests.gateway.conftest import NOT_FOUND, World, chat, request
+from tests.gateway.raw_engine import Peer, RawEngine
 from tests.hostile.test_files_and_batches import bad_chunk, too_large
-from tests.server.conftest import NOT_FOUND, World, chat, request
-from tests.server.raw_engine import Peer, RawEngine
-from tests.server.test_batch import FORM, Batches, form, gateway, jsonl, line
 
 TIMES = 5
 NONSENSE = (

@@ -7,7 +7,7 @@ import itertools
 import time
 import urllib.request
 
-from tests.server.conftest import World
+from tests.gateway.conftest import World
 
 MODELS = 500
 HELD_S_MAX = 0.020

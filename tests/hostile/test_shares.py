@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 
-from penstock.server.identity import key_hash
-from tests.server.conftest import World, chat, request
+from penstock.gateway.identity.callers import key_hash
+from tests.gateway.conftest import World, chat, request
 
 KEY = "pk-of-the-tenant"
 KEYED_AT_ONCE, FLOOD_AT_ONCE = 24, 120  # the engine runs 8

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.admin.auth import FAILURE_DELAY_S, FAILURES_MAX
-from tests.server.conftest import World, chat, request
+from penstock.gateway.admin.auth import FAILURE_DELAY_S, FAILURES_MAX
+from tests.gateway.conftest import World, chat, request
 
 START_S = 60.0
 ENDPOINT = json.dumps({"url": "http://127.0.0.1:9", "name": "mine"})
@@ -179,7 +179,7 @@ def test_its_own_page_and_its_own_names_are_served(served: Served) -> None:
 
 
 async def test_names_and_origins_that_are_listed_are_served_and_a_key_needs_none(world: World) -> None:
-    from penstock.server.identity import key_hash  # noqa: PLC0415
+    from penstock.gateway.identity.callers import key_hash  # noqa: PLC0415
 
     await world.engine()
     identity = {"allowed_hosts": ["gw.example"], "allowed_origins": ["https://chat.example"]}

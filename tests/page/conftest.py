@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 from playwright.async_api import Page, async_playwright
 
-from tests.server.conftest import World, pytest_asyncio_loop_factories, world
+from tests.gateway.conftest import World, pytest_asyncio_loop_factories, world
 
 __all__ = ["pytest_asyncio_loop_factories", "world"]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from playwright.async_api import Page
 
+from tests.gateway.admin.test_admin_state import crowded, let_go
+from tests.gateway.conftest import World, chat, request
 from tests.page.conftest import Window
-from tests.server.conftest import World, chat, request
-from tests.server.test_admin_state import crowded, let_go
 
 FRAME_MS_MAX = 100
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from penstock.sim.report import Result
-from penstock.sim.scenarios import SCENARIOS, Setup
+from penstock.sim.scenarios.registry import SCENARIOS, Setup
+from penstock.sim.world.report import Result
 
 
 @cache

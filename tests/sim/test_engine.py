@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.sim.engine import (
+from penstock.sim.engine.model import (
     Engine,
     EngineConfig,
     EngineFullError,
@@ -17,7 +17,7 @@ from penstock.sim.engine import (
     Progress,
     PromptTooLongError,
 )
-from penstock.sim.profiles import PROFILES
+from penstock.sim.engine.profiles import PROFILES
 
 STEP = EngineConfig(step_s=1.0)
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.sim import engine_rooms
-from penstock.sim.engine_rooms import Kv, Rooms, fetch
+from penstock.sim.fake_engine import rooms as engine_rooms
+from penstock.sim.fake_engine.rooms import Kv, Rooms, fetch
 
 
 @pytest.fixture

@@ -18,9 +18,10 @@ import uvloop
 import zmq
 import zmq.asyncio
 
-from penstock.sim import engine_http, engine_server
-from penstock.sim.engine_server import EngineServer
-from penstock.sim.profiles import EngineConfig
+from penstock.sim.engine.profiles import EngineConfig
+from penstock.sim.fake_engine import http as engine_http
+from penstock.sim.fake_engine import server as engine_server
+from penstock.sim.fake_engine.server import EngineServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -618,7 +619,7 @@ async def test_a_cleared_cache_finds_nothing() -> None:
 
 @asynccontextmanager
 async def process(*flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    command = [sys.executable, "-m", "penstock.sim.engine_server", *flags]
+    command = [sys.executable, "-m", "penstock.sim.fake_engine.server", *flags]
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
     try:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import main
-from penstock.sim.engine_log import Fault, Faults
+from penstock.cli.main import main
+from penstock.sim.fake_engine.log import Fault, Faults
 from tests.sim.test_engine_server import CHAT, bench, chat, events, raw_post, silent
 
 COUNTS = re.compile('"(prompt|completion|input|output|total)_tokens"')

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from penstock.cli import main
-from penstock.config import Settings
-from penstock.server.parts import scheduler_settings
-from penstock.sim.engine_values import Gauges
+from penstock.cli.main import main
+from penstock.config.load import Settings
+from penstock.gateway.settings_map import scheduler_settings
+from penstock.sim.engine.values import Gauges
 from penstock.sim.lab import pages
 from penstock.sim.lab.cells import CELLS, SMALL, Cell
 from penstock.sim.lab.matrix import Way, default_settings, run_cell, run_way

@@ -12,8 +12,8 @@ import pytest
 
 from penstock.sim.lab.pages import MISSING
 from penstock.sim.lab.strange import Strange
-from penstock.sim.scenario_base import CHAT, LONG_PROMPTS, STANDARD, Kind, Setup, Variant, capacity_per_s, engines, run
-from penstock.sim.workload import Poisson, Stream
+from penstock.sim.scenarios.base import CHAT, LONG_PROMPTS, STANDARD, Kind, Setup, Variant, capacity_per_s, engines, run
+from penstock.sim.world.workload import Poisson, Stream
 
 DURATION_S, WARM_S = 60.0, 15.0
 

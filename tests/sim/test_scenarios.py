@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.sim.profiles import EngineConfig
-from penstock.sim.scenario_base import STANDARD, Variant, run
-from penstock.sim.scenarios import SCENARIOS, Setup
-from penstock.sim.workload import Constant, InFlight, Stream
-from penstock.sim.world_values import EngineSpec
+from penstock.sim.engine.profiles import EngineConfig
+from penstock.sim.scenarios.base import STANDARD, Variant, run
+from penstock.sim.scenarios.registry import SCENARIOS, Setup
+from penstock.sim.world.workload import Constant, InFlight, Stream
+from penstock.sim.world.world_values import EngineSpec
 from tests.sim.goals import kept
 
 

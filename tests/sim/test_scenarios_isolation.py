@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from penstock.sim.report import percentile, ttfts
-from penstock.sim.scenario_base import LONG_ANSWERS, Setup, Variant, engines
-from penstock.sim.scenario_isolation import compare, is_light
+from penstock.sim.scenarios.base import LONG_ANSWERS, Setup, Variant, engines
+from penstock.sim.scenarios.isolation import compare, is_light
+from penstock.sim.world.report import percentile, ttfts
 from tests.sim.goals import held, kept
 
 

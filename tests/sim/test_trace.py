@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import main
-from penstock.core.settings import RoutingSettings
-from penstock.sim.engine import Engine
-from penstock.sim.rivals import RIVALS, Rival
-from penstock.sim.trace import TICK_S, Trace, TraceError, spread
-from penstock.sim.trace_cli import engine
-from penstock.sim.trace_run import Figures, Options, run
-from penstock.sim.trace_source import TraceSource
-from penstock.sim.workload import Job
-from penstock.sim.world_values import EngineSpec, Node
+from penstock.cli.main import main
+from penstock.core.values.settings import RoutingSettings
+from penstock.sim.engine.model import Engine
+from penstock.sim.traces.baselines import RIVALS, Rival
+from penstock.sim.traces.trace import TICK_S, Trace, TraceError, spread
+from penstock.sim.traces.trace_cli import engine
+from penstock.sim.traces.trace_run import Figures, Options, run
+from penstock.sim.traces.trace_source import TraceSource
+from penstock.sim.world.workload import Job
+from penstock.sim.world.world_values import EngineSpec, Node
 
 VTC = "arrival_s,tenant,prompt_tokens,output_tokens\n0.0,a,10,20\n0.5,b,30,40\n"
 AZURE = (

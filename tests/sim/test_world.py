@@ -8,15 +8,15 @@ from random import Random
 
 import pytest
 
-from penstock.cli import main
+from penstock.cli.main import main
 from penstock.core.scheduler import SchedulerSettings
-from penstock.core.settings import BandSettings
-from penstock.sim.capacity import requests_per_s
-from penstock.sim.profiles import EngineConfig
-from penstock.sim.report import jain, percentile, priced, service_between
-from penstock.sim.workload import Bursts, Constant, InFlight, Lognormal, OnOff, Poisson, Source, Stream, sources
-from penstock.sim.world import World
-from penstock.sim.world_values import Death, EngineSpec, Journey, WorldSettings
+from penstock.core.values.settings import BandSettings
+from penstock.sim.engine.capacity import requests_per_s
+from penstock.sim.engine.profiles import EngineConfig
+from penstock.sim.world.report import jain, percentile, priced, service_between
+from penstock.sim.world.workload import Bursts, Constant, InFlight, Lognormal, OnOff, Poisson, Source, Stream, sources
+from penstock.sim.world.world import World
+from penstock.sim.world.world_values import Death, EngineSpec, Journey, WorldSettings
 
 CONFIG = EngineConfig(step_jitter=0.05)
 SHORT = (Lognormal(300, 1000), Lognormal(50, 150))

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock import diagram
-from penstock.core.admission import Cause
-from penstock.core.lifecycle import State
-from penstock.core.outcome import Reason
-from penstock.core.retry import Failure
+from penstock.cli import diagram
+from penstock.config.sections.policies import OWN
+from penstock.core.dispatch.admission import Cause
+from penstock.core.values.lifecycle import State
+from penstock.core.values.outcome import Reason
+from penstock.core.values.retry import Failure
 from penstock.engines.recognise import ENGINES
-from penstock.settings.policies import OWN
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/diagram.md").read_text()

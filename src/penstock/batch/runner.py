@@ -25,14 +25,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock.batch import shapes
-from penstock.batch.lane import Answer, Lane, Offer, Work
-from penstock.batch.lines import Wrong, read_line
+from penstock.batch import api_objects
+from penstock.batch.dispatch_port import Answer, Lane, Offer, Work
+from penstock.batch.input_file import Wrong, read_line
 from penstock.batch.states import ItemState, Status
-from penstock.batch.store import Store, StoreError
-from penstock.batch.thread import StoreThread
+from penstock.batch.store.port import Store, StoreError
+from penstock.batch.store.thread import StoreThread
 from penstock.batch.values import Batch, Item, Result
-from penstock.core.outcome import Reason
+from penstock.core.values.outcome import Reason
 
 logger = logging.getLogger(__name__)
 
@@ -224,10 +224,10 @@ class Runner:
         try:
             body = read_line(line).body
         except Wrong as wrong:  # the file's bytes are not what they were
-            text = shapes.unanswered(batch.id, item.line, item.custom_id, wrong.code, str(wrong))
+            text = api_objects.unanswered(batch.id, item.line, item.custom_id, wrong.code, str(wrong))
             self._put(held, Result(batch.id, item.line, ItemState.FAILED, text))
             return
-        name = shapes.request_name(batch.id, item.line)
+        name = api_objects.request_name(batch.id, item.line)
         held.work = Work(name, batch.tenant, batch.user, batch.endpoint, body)
         self._ready.setdefault(stream, deque()).append(held)
 
@@ -399,11 +399,11 @@ class Runner:
 
 def _result(held: Held, answer: Answer) -> Result:
     if answer.too_large:
-        text = shapes.unanswered(
+        text = api_objects.unanswered(
             held.batch, held.line, held.custom_id, "answer_too_large", "The answer is larger than is kept."
         )
         return Result(held.batch, held.line, ItemState.FAILED, text)
-    text = shapes.answered(
+    text = api_objects.answered(
         held.batch, held.line, held.custom_id, status=answer.status, request_id=answer.request_id, body=answer.body
     )
     well = answer.status < 400

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import itertools
 
+from penstock.config.sections.policies import enlist
 from penstock.conformance.checks import CHECKS
-from penstock.core.fairness.registry import POLICIES as FAIRNESS
-from penstock.core.ordering import ORDERINGS
-from penstock.core.outside import Trouble
-from penstock.core.routing.registry import POLICIES as ROUTING
-from penstock.settings.policies import enlist
+from penstock.core.queueing.fairness.registry import POLICIES as FAIRNESS
+from penstock.core.queueing.ordering import ORDERINGS
+from penstock.core.routing.other_packages import Trouble
+from penstock.core.routing.policies.registry import POLICIES as ROUTING
 
 __all__ = ["claims", "failures", "results"]
 

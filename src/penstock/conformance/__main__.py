@@ -6,8 +6,8 @@ import argparse
 import importlib
 import sys
 
+from penstock.config.sections.policies import GROUPS, offered
 from penstock.conformance import results
-from penstock.settings.policies import GROUPS, offered
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -10,18 +10,18 @@ from random import Random
 from msgspec import structs
 
 from penstock.conformance.shop import PATIENT, Customer, Shop
-from penstock.core.actions import Action, Dispatch
-from penstock.core.endpoint import Endpoint
-from penstock.core.estimate import BYTES_PER_TOKEN
-from penstock.core.fairness.registry import POLICIES as FAIRNESS
-from penstock.core.lease import Lease
-from penstock.core.request import Request
-from penstock.core.retry import Failure
-from penstock.core.routing.base import Context
-from penstock.core.routing.registry import POLICIES as ROUTING
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.endpoints.lease import Lease
+from penstock.core.queueing.estimate import BYTES_PER_TOKEN
+from penstock.core.queueing.fairness.registry import POLICIES as FAIRNESS
+from penstock.core.routing.policies.base import Context
+from penstock.core.routing.policies.registry import POLICIES as ROUTING
 from penstock.core.scheduler import AVOID_S, Scheduler, SchedulerSettings
-from penstock.core.settings import EndpointSpec, HealthSettings, Prices, RoutingSettings
-from penstock.sim.checkers import CheckedScheduler
+from penstock.core.values.actions import Action, Dispatch
+from penstock.core.values.request import Request
+from penstock.core.values.retry import Failure
+from penstock.core.values.settings import EndpointSpec, HealthSettings, Prices, RoutingSettings
+from penstock.sim.checks.invariants import CheckedScheduler
 
 MIXED = [
     Customer("short", output_tokens=(5, 20)),

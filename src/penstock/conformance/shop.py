@@ -16,10 +16,10 @@ from random import Random
 
 from msgspec.structs import replace
 
-from penstock.core.actions import Action, Dispatch, Evict, Fail, Reject
-from penstock.core.request import Request, Usage
 from penstock.core.scheduler import Scheduler, SchedulerSettings
-from penstock.core.settings import AdmissionSettings, EndpointSpec
+from penstock.core.values.actions import Action, Dispatch, Evict, Fail, Reject
+from penstock.core.values.request import Request, Usage
+from penstock.core.values.settings import AdmissionSettings, EndpointSpec
 
 PREFILL_TOKENS_PER_S = 4000.0
 OUTPUT_TOKENS_PER_S = 50.0

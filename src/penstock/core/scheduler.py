@@ -21,18 +21,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from random import Random
 
-from penstock.core.endpoint import least_loaded
-from penstock.core.explanation import Explanation
-from penstock.core.flow import Entry
-from penstock.core.lifecycle import State
-from penstock.core.place import Place, ranked
-from penstock.core.request import Request
-from penstock.core.rows import Allowance
-from penstock.core.scheduling.operators import Operators
-from penstock.core.scheduling.requests import AVOID_S, REFUSED_AVOID_S, REFUSED_AVOID_S_MAX
-from penstock.core.scheduling.sending import BAND_RANKS
-from penstock.core.settings import SchedulerSettings
-from penstock.core.snapshot import (
+from penstock.core.endpoints.endpoint import least_loaded
+from penstock.core.explain.explanation import Explanation
+from penstock.core.explain.snapshot import (
     Snapshot,
     band_now,
     endpoint_now,
@@ -42,6 +33,15 @@ from penstock.core.snapshot import (
     stopped_models,
     tight,
 )
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.position import Place, ranked
+from penstock.core.scheduling.operators import Operators
+from penstock.core.scheduling.requests import AVOID_S, REFUSED_AVOID_S, REFUSED_AVOID_S_MAX
+from penstock.core.scheduling.sending import BAND_RANKS
+from penstock.core.values.lifecycle import State
+from penstock.core.values.request import Request
+from penstock.core.values.rows import Allowance
+from penstock.core.values.settings import SchedulerSettings
 
 __all__ = ["AVOID_S", "BAND_RANKS", "REFUSED_AVOID_S", "REFUSED_AVOID_S_MAX", "Scheduler", "SchedulerSettings"]
 

@@ -13,7 +13,7 @@ from enum import Enum
 
 import msgspec
 
-from penstock.core.observation import Observation
+from penstock.core.values.observation import Observation
 from penstock.engines.page import Sample, Selector, mean, total
 
 Json = Mapping[str, object]  #: an answer that is a JSON object

@@ -13,18 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.engines.real.processes import (
-    HOME,
-    MODEL,
-    QUEUED_MAX,
-    Adapted,
-    Engine,
-    Gateway,
-    LlamaCpp,
-    Vllm,
-    say,
-    until,
-)
+from tests.engines.real.processes import HOME, MODEL, QUEUED_MAX, Adapted, Engine, Gateway, LlamaCpp, Vllm, say, until
 
 TIMEOUT_S = 600.0  # a test may have to start an engine on a busy machine
 IDLE_S_MAX = 120.0  # llama.cpp may finish what nobody wants any more

@@ -10,19 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from penstock.core.endpoint import Endpoint
-from penstock.core.flow import Entry
-from penstock.core.lease import Lease
-from penstock.core.locality import EXACT_KEYS_MAX, KEYS_MIN, NOWHERE, Located, PrefixIndex, bits_of, shared
-from penstock.core.pool import Pool
-from penstock.core.request import Key, Request, Usage
-from penstock.core.routing.base import Context
-from penstock.core.routing.heat import Heat
-from penstock.core.routing.homes import Homes
-from penstock.core.routing.registry import POLICIES
-from penstock.core.routing.whereabouts import Sought, Whereabouts
-from penstock.core.settings import RoutingSettings
-from penstock.core.sources import Source, Sources
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.endpoints.lease import Lease
+from penstock.core.endpoints.pool import Pool
+from penstock.core.queueing.entry import Entry
+from penstock.core.routing.hit_prediction import Source, Sources
+from penstock.core.routing.hot_prefixes import Heat
+from penstock.core.routing.last_sent import Sought, Whereabouts
+from penstock.core.routing.policies.base import Context
+from penstock.core.routing.policies.registry import POLICIES
+from penstock.core.routing.prefix_index import EXACT_KEYS_MAX, KEYS_MIN, NOWHERE, Located, PrefixIndex, bits_of, shared
+from penstock.core.routing.session_table import Homes
+from penstock.core.values.request import Key, Request, Usage
+from penstock.core.values.settings import RoutingSettings
 
 SHRINK, GROW = 0.9, 1.01  # of an endpoint's history, when it claims too much and when it is right
 

@@ -6,18 +6,18 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from penstock.core.actions import Action
-from penstock.core.admission import Cause
-from penstock.core.endpoint import Endpoint
-from penstock.core.flow import Entry
-from penstock.core.health import Presence
-from penstock.core.lifecycle import State
-from penstock.core.movement import CHECK_S, LATE_S, Movement
-from penstock.core.observation import Glimpse, Observation
-from penstock.core.outcome import Reason
+from penstock.core.dispatch.admission import Cause
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.endpoints.health import Presence
+from penstock.core.endpoints.movement import CHECK_S, LATE_S, Movement
+from penstock.core.queueing.entry import Entry
+from penstock.core.routing.hit_prediction import Source
 from penstock.core.scheduling.requests import Requests
-from penstock.core.settings import EndpointLimits, EndpointSpec
-from penstock.core.sources import Source
+from penstock.core.values.actions import Action
+from penstock.core.values.lifecycle import State
+from penstock.core.values.observation import Glimpse, Observation
+from penstock.core.values.outcome import Reason
+from penstock.core.values.settings import EndpointLimits, EndpointSpec
 
 RECALLS_MAX = 2  # of one request: each time the work of a prompt may be lost
 
@@ -56,7 +56,7 @@ class Endpoints(Requests):
         """It told what it serves (or that it can't tell) or how many it runs, or its slots were set. None: as before.
 
         `slots` are set by hand and stay; `auto` gives them back to what the engine tells, or to finding out. `lingers`:
-        its engine goes on with what is given up (`given_up.py`).
+        its engine goes on with what is given up (`abandoned_slots.py`).
         """
         endpoint = self._pool[name]
         if models is not None:

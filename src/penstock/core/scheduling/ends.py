@@ -5,15 +5,15 @@ Each end is told once, with a Retry-After where coming back may help.
 
 from __future__ import annotations
 
-from penstock.core import retry
-from penstock.core.actions import Action, Evict, Fail, Reject
-from penstock.core.flow import Entry
-from penstock.core.lifecycle import Event, State
-from penstock.core.outcome import Reason
-from penstock.core.overload import retry_after_s
-from penstock.core.request import Usage
-from penstock.core.retry import Failure
-from penstock.core.scheduling.parts import Parts
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.wait_forecast import retry_after_s
+from penstock.core.scheduling.state import Parts
+from penstock.core.values import retry
+from penstock.core.values.actions import Action, Evict, Fail, Reject
+from penstock.core.values.lifecycle import Event, State
+from penstock.core.values.outcome import Reason
+from penstock.core.values.request import Usage
+from penstock.core.values.retry import Failure
 
 
 class Ends(Parts):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from penstock.core.actions import Abort, Action
-from penstock.core.band import Band
-from penstock.core.fairness.tree import top
-from penstock.core.flow import Entry
-from penstock.core.lifecycle import State
-from penstock.core.outcome import Reason
-from penstock.core.reconfigure import NeedsRestartError, compared, needing_restart, resettle
+from penstock.core.queueing.band import Band
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.fair_tree import top
 from penstock.core.scheduling.endpoints import Endpoints
-from penstock.core.scheduling.parts import account_of, by_arrival, keys_of
-from penstock.core.settings import SchedulerSettings
+from penstock.core.scheduling.reconfigure import NeedsRestartError, compared, needing_restart, resettle
+from penstock.core.scheduling.state import account_of, by_arrival, keys_of
+from penstock.core.values.actions import Abort, Action
+from penstock.core.values.lifecycle import State
+from penstock.core.values.outcome import Reason
+from penstock.core.values.settings import SchedulerSettings
 
 
 class Operators(Endpoints):

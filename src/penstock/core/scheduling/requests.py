@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 
-from penstock.core import retry
-from penstock.core.actions import Action, Decode, Evict, Requeue
-from penstock.core.admission import Cause
-from penstock.core.disagg import whole_usage
-from penstock.core.endpoint import Endpoint
-from penstock.core.estimate import contents_of
-from penstock.core.flow import Entry
-from penstock.core.lifecycle import Event, State
-from penstock.core.outcome import Reason
-from penstock.core.request import WORK_PER_OUTPUT_TOKEN, Request, Usage
-from penstock.core.retry import Failure, Verdict
+from penstock.core.dispatch.admission import Cause
+from penstock.core.dispatch.disaggregation import whole_usage
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.estimate import contents_of
 from penstock.core.scheduling.waiting import Waiting
+from penstock.core.values import retry
+from penstock.core.values.actions import Action, Decode, Evict, Requeue
+from penstock.core.values.lifecycle import Event, State
+from penstock.core.values.outcome import Reason
+from penstock.core.values.request import WORK_PER_OUTPUT_TOKEN, Request, Usage
+from penstock.core.values.retry import Failure, Verdict
 
 AVOID_S = 1.0  # a request that failed at an endpoint is tried elsewhere for that long
 REFUSED_AVOID_S = 0.1  # a request that was refused; doubles with each refusal of the same request

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import math
 
-from penstock.core import shedding
-from penstock.core.actions import Action, Dispatch
-from penstock.core.band import Band
-from penstock.core.endpoint import Endpoint
-from penstock.core.flow import Entry
-from penstock.core.lease import Lease
-from penstock.core.lifecycle import Event
-from penstock.core.movement import CHECK_S
-from penstock.core.outcome import Reason
-from penstock.core.roles import Role
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.endpoints.lease import Lease
+from penstock.core.endpoints.movement import CHECK_S
+from penstock.core.endpoints.roles import Role
+from penstock.core.queueing import codel
+from penstock.core.queueing.band import Band
+from penstock.core.queueing.entry import Entry
 from penstock.core.scheduling.ends import Ends
+from penstock.core.values.actions import Action, Dispatch
+from penstock.core.values.lifecycle import Event
+from penstock.core.values.outcome import Reason
 
 BAND_RANKS = 1024  # engine priorities per band: pending requests of one tenant count up to that
 
@@ -165,7 +165,7 @@ class Sending(Ends):
         if entry.follows is None:
             if entry.seq not in band.bumped:  # else it is out of turn, and says nothing of how far turns have come
                 band.tree.serve(entry)
-            shedding.leaves(band.settings, entry, now)
+            codel.leaves(band.settings, entry, now)
         self._unqueue(entry, Event.DISPATCHED, now)
         self._light.sent(entry, now)
         self._promises.sent(entry)

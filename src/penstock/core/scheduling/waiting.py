@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from penstock.core import shedding
-from penstock.core.actions import Abort, Action
-from penstock.core.band import Band
-from penstock.core.flow import Entry
-from penstock.core.lifecycle import Event
-from penstock.core.outcome import Reason
+from penstock.core.queueing import codel
+from penstock.core.queueing.band import Band
+from penstock.core.queueing.entry import Entry
 from penstock.core.scheduling.sending import Sending
+from penstock.core.values.actions import Abort, Action
+from penstock.core.values.lifecycle import Event
+from penstock.core.values.outcome import Reason
 
 
 class Waiting(Sending):
@@ -75,7 +75,7 @@ class Waiting(Sending):
             if now + wait_s + self._forecast.soonest_s(entry, now) > entry.deadline_s:
                 self._forecast.refused(entry.model, entry.deadline_s - now, now)
             return Reason.DEADLINE_INFEASIBLE
-        return Reason.OVERLOAD if shedding.refuses(band.settings, entry, wait_s, now) else None
+        return Reason.OVERLOAD if codel.refuses(band.settings, entry, wait_s, now) else None
 
     def _make_room(self, entry: Entry, now: float, actions: list[Action]) -> bool:
         """Keep the queue within its bounds, at the cost of lower bands. False: the newcomer has to go."""
@@ -87,7 +87,7 @@ class Waiting(Sending):
     def _enqueue(self, entry: Entry, now: float) -> None:
         entry.queued_since_s = now
         self._queues.push(entry)
-        shedding.entered(self._queues.bands[entry.request.band].settings, entry, now)
+        codel.entered(self._queues.bands[entry.request.band].settings, entry, now)
         self._tenants.queued(entry.account, entry.request.body_bytes, entry.estimate.prompt_tokens)
         if self._tenants.held(entry.account):
             self._held.hold(entry)
@@ -101,7 +101,7 @@ class Waiting(Sending):
         return entry.waits_since_s + entry.wait_s_max
 
     def _shed_s(self, entry: Entry) -> float:
-        return shedding.due_s(self._queues.bands[entry.request.band].settings, entry)
+        return codel.due_s(self._queues.bands[entry.request.band].settings, entry)
 
     def _helps_until_s(self, entry: Entry, now: float) -> float:
         due_s = entry.deadline_s

@@ -19,13 +19,13 @@ import msgspec
 from msgspec import structs
 
 from penstock.core.scheduler import SchedulerSettings
-from penstock.core.settings import BandSettings
+from penstock.core.values.settings import BandSettings
 from penstock.sim.lab.cells import LIGHT_ANSWER, LONG_PROMPT, QUEUE_MAX, WARM_S, Cell, Load
-from penstock.sim.report import done_per_s, percentile, ratio, ttfts
-from penstock.sim.scenario_base import STANDARD
-from penstock.sim.workload import Constant, InFlight, Job, Lengths, Lognormal, Poisson, Source, Stream
-from penstock.sim.world import World
-from penstock.sim.world_values import EngineSpec, Journey, WorldSettings
+from penstock.sim.scenarios.base import STANDARD
+from penstock.sim.world.report import done_per_s, percentile, ratio, ttfts
+from penstock.sim.world.workload import Constant, InFlight, Job, Lengths, Lognormal, Poisson, Source, Stream
+from penstock.sim.world.world import World
+from penstock.sim.world.world_values import EngineSpec, Journey, WorldSettings
 
 OF_TOLD_MIN, OF_THROUGH_MIN = 0.95, 0.93
 AT_ODDS_MIN = 0.95  # of what can be had with a short queue, where that is less

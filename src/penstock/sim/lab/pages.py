@@ -14,7 +14,7 @@ from random import Random
 
 from msgspec import structs
 
-from penstock.sim.engine_values import Gauges
+from penstock.sim.engine.values import Gauges
 
 GAUGES_KEPT = 4096  # of a late page: more than half an hour of them, twice a second
 

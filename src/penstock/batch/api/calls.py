@@ -1,0 +1,165 @@
+"""How is a call of the files and batches API served, when the store has to be waited for?
+
+Each call is a task, and their number is bounded, in all and for one tenant, so that none holds the door for the others.
+Uploads and downloads last as long as their client likes: they are counted apart, and never hold up a call that asks or
+says something short. What goes wrong has one place here: a refusal in OpenAI's shape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from enum import StrEnum
+from urllib.parse import parse_qs
+
+import msgspec
+
+from penstock.batch.store.port import InUseError, QuotaError, StorageFullError, StoreError
+from penstock.core.values.outcome import Reason
+from penstock.gateway.openai import errors
+from penstock.http.server.server import Exchange, Header
+
+logger = logging.getLogger(__name__)
+
+CALLS_MAX = 256  # of each kind, under way at once; more are told to come back. A download holds 256 KB of its file
+CALLS_TENANT_MAX = 64  # of these one tenant's
+QUOTA_RETRY_S = 60.0  # files and batches end in minutes, not seconds
+BUSY_RETRY_S = 1.0
+
+
+class ApiError(Exception):
+    """A refusal. The message is for the caller."""
+
+    def __init__(self, reason: Reason, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.param = param
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Who calls."""
+
+    tenant: str  #: to whom files and batches belong
+    user: str
+    payer: str = ""  #: whose share it counts in: callers without a key may have many names, and share one
+
+
+class CallKind(StrEnum):
+    """How long a call may take."""
+
+    SHORT = "calls"
+    UPLOAD = "uploads"
+    DOWNLOAD = "downloads"
+
+
+class Calls:
+    """The calls under way."""
+
+    def __init__(self, refused: Callable[[Reason], None]) -> None:
+        self._refused = refused
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._under_way: Counter[CallKind] = Counter()
+        self._of_payer: Counter[tuple[CallKind, str]] = Counter()
+
+    def spawn(
+        self, exchange: Exchange, work: Coroutine[None, None, None], payer: str, kind: CallKind = CallKind.SHORT
+    ) -> bool:
+        """Let it run; what it raises becomes the answer. False: it was refused, for too many are under way."""
+        of_payer = kind, payer
+        if self._under_way[kind] >= CALLS_MAX:
+            work.close()
+            self.refuse(exchange, Reason.OVERLOAD, errors.MESSAGE[Reason.OVERLOAD], retry_after_s=BUSY_RETRY_S)
+            return False
+        if self._of_payer[of_payer] >= CALLS_TENANT_MAX:
+            work.close()
+            message = f"{CALLS_TENANT_MAX} {kind} of files and batches are under way for you already."
+            self.refuse(exchange, Reason.TENANT_LIMIT, message, retry_after_s=BUSY_RETRY_S)
+            return False
+        self._under_way[kind] += 1
+        self._of_payer[of_payer] += 1
+        task = asyncio.ensure_future(self._serve(exchange, work))
+        self._tasks.add(task)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self._under_way[kind] -= 1
+            self._of_payer[of_payer] -= 1
+            if not self._of_payer[of_payer]:
+                del self._of_payer[of_payer]
+
+        task.add_done_callback(ended)
+        return True
+
+    async def close(self) -> None:
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, exchange: Exchange, work: Coroutine[None, None, None]) -> None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 - every call gets an answer
+            self.fail(exchange, error)
+
+    def fail(self, exchange: Exchange, error: Exception) -> None:
+        """Answer with what went wrong; where the answer has begun, break it off."""
+        if exchange.over:
+            return  # nobody hears it
+        if exchange.started:
+            logger.warning("%s %s broke off: %s", exchange.method, exchange.target_path, error)
+            exchange.abort()
+        elif isinstance(error, ApiError):
+            self.refuse(exchange, error.reason, str(error), error.param)
+        elif isinstance(error, QuotaError):
+            self.refuse(exchange, Reason.TENANT_LIMIT, str(error), retry_after_s=QUOTA_RETRY_S)
+        elif isinstance(error, InUseError):
+            self.refuse(exchange, Reason.BAD_REQUEST, "The file is in use by a batch that has not ended.", "file_id")
+        elif isinstance(error, StorageFullError):
+            logger.warning("%s", error)
+            self.refuse(exchange, Reason.STORAGE_FULL)
+        elif isinstance(error, StoreError):
+            logger.warning("%s", error)
+            self.refuse(exchange, Reason.UPSTREAM_ERROR, "The batch store can't be reached. Please try again later.")
+        else:
+            logger.error("%s %s", exchange.method, exchange.target_path, exc_info=error)
+            self.refuse(exchange, Reason.UPSTREAM_ERROR, "A fault while files and batches were looked after.")
+
+    def refuse(
+        self,
+        exchange: Exchange,
+        reason: Reason,
+        message: str | None = None,
+        param: str | None = None,
+        *,
+        retry_after_s: float | None = None,
+        extra: list[Header] | None = None,
+    ) -> None:
+        self._refused(reason)
+        status, headers, body = errors.refusal(
+            errors.Api.OPENAI, reason, message, param=param, retry_after_s=retry_after_s
+        )
+        exchange.respond(status, [*headers, *(extra or ())], body)
+
+
+def answer(exchange: Exchange, value: object) -> None:
+    exchange.respond(200, [(b"content-type", b"application/json")], msgspec.json.encode(value))
+
+
+def query(exchange: Exchange) -> dict[str, str]:
+    """The query's fields, the last of a name."""
+    try:
+        fields = parse_qs(exchange.query, keep_blank_values=True, max_num_fields=100)
+    except ValueError:
+        raise ApiError(Reason.BAD_REQUEST, "The query has too many fields.") from None
+    if not all(found[-1].isprintable() for found in fields.values()):
+        raise ApiError(Reason.BAD_REQUEST, "The query holds characters that no name has.")
+    return {name: found[-1] for name, found in fields.items()}
+
+
+def page_size(fields: dict[str, str], default: int, most: int) -> int:
+    text = fields.get("limit", str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= most):
+        raise ApiError(Reason.BAD_REQUEST, f"`limit` has to be a number from 1 to {most}.", "limit")
+    return int(text)

@@ -1,0 +1,173 @@
+"""How does an item of a batch become a request? As one that came from inside: its exchange has no connection.
+
+It goes the way of every other request: the same look at its body, the same fairness, routing, retries and accounting.
+Only its answer is kept here instead of going out, up to a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from penstock.batch.dispatch_port import Answer, Work
+from penstock.core.values.actions import Dispatch, Requeue
+from penstock.core.values.request import Usage
+from penstock.gateway.identity.caller import Caller
+from penstock.gateway.openai.answer import read_usage
+from penstock.gateway.openai.errors import Api
+from penstock.gateway.openai.routes import Kind, route
+from penstock.gateway.proxy.journey import QueuedJourney
+from penstock.http.server.server import Exchange, Header
+
+ANSWER_BYTES_MAX = 16 << 20  # an answer of 100,000 tokens has half a megabyte; an image some
+_HEADERS: tuple[Header, ...] = ((b"content-type", b"application/json"),)
+
+
+class InnerExchange(Exchange):
+    """A request from inside, and where its answer is kept."""
+
+    __slots__ = ("_ended_fn", "_pieces", "_reason", "_retry_after_s", "_sent_fn", "_size", "caller")
+
+    def __init__(
+        self, work: Work, caller: Caller, sent: Callable[[bool], None], ended: Callable[[Answer], None]
+    ) -> None:
+        self._connection = None
+        self._held_bytes = 0
+        self.method = "POST"
+        self.target_path = work.path
+        self.query = ""
+        self.headers = [*_HEADERS, (b"x-request-id", work.name.encode())]
+        self.lookup = dict(self.headers)
+        self.http_version = "1.1"
+        self.body = work.body
+        self.peer = ("", 0)
+        self.started = self.ended = False
+        self.on_body = self.on_disconnect = self.on_over = self.on_pause = self.on_resume = None
+        self.note = None
+        self.caller = caller
+        self._sent_fn = sent
+        self._ended_fn = ended
+        self.status = 0
+        self._reason: str | None = None
+        self._retry_after_s: float | None = None
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    # --- from the journey -------------------------------------------------------------------------------------
+
+    @property
+    def gone(self) -> bool:
+        return False
+
+    def sent(self, *, sent: bool) -> None:
+        self._sent_fn(sent)
+
+    def respond(self, status: int, headers: Sequence[Header], body: bytes) -> None:
+        self.start(status, headers, length=len(body))
+        self.write(body)
+        self.end()
+
+    def start(self, status: int, headers: Sequence[Header], *, length: int | None) -> None:  # noqa: ARG002
+        self.started = True
+        self.status = status
+        for name, value in headers:
+            lower = name.lower()
+            if lower == b"x-penstock-reason":
+                self._reason = value.decode("latin-1")
+            elif lower == b"retry-after" and value.isdigit():
+                self._retry_after_s = float(value)
+
+    def write(self, data: bytes) -> None:
+        if self.ended:
+            return
+        self._size += len(data)
+        if self._size <= ANSWER_BYTES_MAX:
+            self._pieces.append(data)
+            return
+        hang_up = self.on_disconnect
+        if hang_up is not None:
+            hang_up()
+        self._finish(too_large=True)
+
+    def end(self) -> None:
+        self._finish()
+
+    def abort(self) -> None:
+        """The answer broke off: what is here of it is none."""
+        self.status, self._reason = 502, self._reason or "stream_broken"
+        self._pieces = [b'{"error":{"message":"The engine\'s answer broke off.","type":"server_error","param":null,']
+        self._pieces.append(b'"code":"stream_broken"}}')
+        self._finish()
+
+    def _finish(self, *, too_large: bool = False) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        body = b"" if too_large else b"".join(self._pieces)
+        self._pieces = []
+        usage: Usage | None = read_usage(body) if self.status < 400 else None
+        name = self.lookup[b"x-request-id"].decode()
+        self.on_disconnect = self.on_pause = self.on_resume = None
+        self._ended_fn(Answer(self.status, body, name, usage, self._reason, self._retry_after_s, too_large))
+
+    # --- from the runner --------------------------------------------------------------------------------------
+
+    def withdraw(self) -> None:
+        hang_up, self.ended = self.on_disconnect, True
+        if hang_up is not None:
+            hang_up()
+        self._pieces = []
+
+
+class ItemJourney(QueuedJourney):
+    """A journey that tells when it leaves the queue, and when it is back in it."""
+
+    __slots__ = ()
+
+    def dispatched(self, action: Dispatch, /) -> None:
+        assert isinstance(self.exchange, InnerExchange)
+        self.exchange.sent(sent=True)
+        super().dispatched(action)
+
+    def requeued(self, action: Requeue, /) -> None:
+        assert isinstance(self.exchange, InnerExchange)
+        self.exchange.sent(sent=False)
+        super().requeued(action)
+
+
+class GatewayLane:
+    """The way to the engines, for the runner."""
+
+    def __init__(
+        self,
+        *,
+        submit: Callable[[Exchange, Caller, type[QueuedJourney]], None],
+        caller: Callable[[str, str], Caller],
+        room: Callable[[Caller, str], int],
+        knows: Callable[[str], bool | None],
+        aliases: Callable[[], Mapping[str, str]],
+    ) -> None:
+        self._submit = submit
+        self._caller = caller
+        self._room = room
+        self._knows = knows
+        self._aliases = aliases
+
+    def offer(self, work: Work, *, sent: Callable[[bool], None], ended: Callable[[Answer], None]) -> InnerExchange:
+        exchange = InnerExchange(work, self._caller(work.tenant, work.user), sent, ended)
+        self._submit(exchange, exchange.caller, ItemJourney)
+        return exchange
+
+    def room(self, tenant: str, user: str, model: str) -> int:
+        return self._room(self._caller(tenant, user), self._aliases().get(model, model))
+
+    def serves(self, model: str) -> bool:
+        return self._knows(self._aliases().get(model, model)) is not False
+
+    def takes(self, path: str) -> bool:
+        found = route(path)
+        return (
+            found is not None
+            and found.kind is Kind.QUEUED
+            and found.api is Api.OPENAI
+            and not path.startswith(("/v1/audio/", "/v1/images/"))
+        )

@@ -1,0 +1,120 @@
+"""The paths of the files and batches API: who may call them, with which method, and which part serves them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+
+from penstock.batch.api.batches import Batches
+from penstock.batch.api.calls import ApiError, CallKind, Calls, Owner
+from penstock.batch.api.files import Files
+from penstock.batch.api.upload import Upload
+from penstock.core.values.outcome import Reason
+from penstock.gateway.identity.caller import Unauthorized
+from penstock.gateway.identity.callers import Callers
+from penstock.http.server.server import Exchange
+
+BODY_BYTES_MAX = 64 * 1024  # of a call that is no upload: a batch's metadata has 9 KB at most
+NAME_CHARACTERS_MAX = 128
+_PATHS = ("/v1/files", "/v1/batches")
+
+_Work = Callable[[], Coroutine[None, None, None]]
+
+
+class BatchRoutes:
+    """Serves them."""
+
+    def __init__(
+        self, calls: Calls, callers: Callers, files: Files, batches: Batches, *, now: Callable[[], float]
+    ) -> None:
+        self._calls = calls
+        self._callers = callers
+        self._files = files
+        self._batches = batches
+        self._now = now
+        self._uploads: dict[Exchange, Upload] = {}
+        self.draining = False
+
+    @staticmethod
+    def owns(path: str) -> bool:
+        """Whether a path is one of these."""
+        return path in _PATHS or path.startswith(("/v1/files/", "/v1/batches/"))
+
+    def begin(self, exchange: Exchange) -> int:
+        """Refuse by the head what is not to be served. Returns the limit on the body."""
+        try:
+            if self._work(exchange, Owner("", "")) is None:
+                return self._begin_upload(exchange, self._owner(exchange))
+            self._owner(exchange)
+        except ApiError as error:
+            extra = [(b"allow", str(error.param).encode())] if error.reason is Reason.METHOD_NOT_ALLOWED else None
+            param = None if extra else error.param
+            self._calls.refuse(exchange, error.reason, str(error) or None, param, extra=extra)
+        return BODY_BYTES_MAX
+
+    def complete(self, exchange: Exchange) -> None:
+        """Serve a request that is wholly here."""
+        upload = self._uploads.get(exchange)
+        if upload is not None:
+            upload.complete()
+            return
+        try:
+            owner = self._owner(exchange)
+            work = self._work(exchange, owner)
+        except ApiError as error:  # its caller has become unknown since the head came
+            self._calls.refuse(exchange, error.reason, str(error), error.param)
+            return
+        assert work is not None
+        downloads = exchange.target_path.endswith("/content")
+        self._calls.spawn(exchange, work(), owner.payer, CallKind.DOWNLOAD if downloads else CallKind.SHORT)
+
+    def _begin_upload(self, exchange: Exchange, owner: Owner) -> int:
+        if self.draining:
+            raise ApiError(Reason.DRAINING, "The service is shutting down. Please try again.")
+        upload = self._files.upload(exchange, owner)
+
+        async def run() -> None:
+            try:
+                await upload.run()
+            finally:
+                self._uploads.pop(exchange, None)
+
+        if self._calls.spawn(exchange, run(), owner.payer, CallKind.UPLOAD):
+            self._uploads[exchange] = upload
+        return self._files.upload_bytes_max
+
+    def _owner(self, exchange: Exchange) -> Owner:
+        header, peer = exchange.lookup.get, exchange.peer[0]
+        caller = self._callers.identify(self._callers.key(header, exchange.repeats), header, peer, now=self._now())
+        if isinstance(caller, Unauthorized):
+            raise ApiError(caller.reason, caller.message)
+        return Owner(self._callers.owner(header, peer, caller), caller.user, caller.tenant)
+
+    def _work(self, exchange: Exchange, owner: Owner) -> _Work | None:
+        """What serves it; None for an upload."""
+        parts = exchange.target_path.removeprefix("/v1/").split("/")
+        method, resource, name = exchange.method, parts[0], parts[1] if len(parts) > 1 else ""
+        if len(parts) > 3 or (len(parts) > 1 and not 0 < len(name) <= NAME_CHARACTERS_MAX):
+            raise ApiError(Reason.PATH_NOT_FOUND, "There is no such path.")
+        files, batches = self._files, self._batches
+        table: dict[str, _Work | None] = {}
+        if resource == "files":
+            if len(parts) == 1:
+                table = {"GET": lambda: files.list(exchange, owner), "POST": None}
+            elif len(parts) == 2:
+                table = {
+                    "GET": lambda: files.show(exchange, owner, name),
+                    "DELETE": lambda: files.delete(exchange, owner, name),
+                }
+            elif parts[2] == "content":
+                table = {"GET": lambda: files.content(exchange, owner, name)}
+        elif len(parts) == 1:
+            table = {"GET": lambda: batches.list(exchange, owner), "POST": lambda: batches.create(exchange, owner)}
+        elif len(parts) == 2:
+            table = {"GET": lambda: batches.show(exchange, owner, name)}
+        elif parts[2] == "cancel":
+            table = {"POST": lambda: batches.cancel(exchange, owner, name)}
+        if not table:
+            raise ApiError(Reason.PATH_NOT_FOUND, "There is no such path.")
+        if method not in table:
+            raise ApiError(Reason.METHOD_NOT_ALLOWED, "", ", ".join(table))
+        return table[method]

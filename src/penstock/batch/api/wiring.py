@@ -1,0 +1,101 @@
+"""From settings to the batch lane: the one place where its parts are put together."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock import clock
+from penstock.batch.api.batches import Batches
+from penstock.batch.api.calls import Calls
+from penstock.batch.api.dispatch import GatewayLane
+from penstock.batch.api.files import FileRules, Files
+from penstock.batch.api.metrics import BatchMetrics
+from penstock.batch.api.routes import BatchRoutes
+from penstock.batch.manager import Keeper
+from penstock.batch.runner import Runner
+from penstock.batch.store.port import StorageFullError, Store, StoreBrokenError, StoreError
+from penstock.batch.store.sqlite import SqliteStore
+from penstock.batch.store.thread import StoreThread
+from penstock.batch.values import Quota
+from penstock.config.problems import ConfigError, Problem
+from penstock.config.sections.batch import Batch
+from penstock.gateway.identity.callers import Callers
+from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.telemetry.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+
+class BatchLane:
+    """All of it: what the gateway starts, drains and closes."""
+
+    def __init__(self, routes: BatchRoutes, calls: Calls, keeper: Keeper) -> None:
+        self.routes = routes
+        self.keeper = keeper
+        self._calls = calls
+
+    def start(self) -> None:
+        self.keeper.start()
+
+    def drain(self) -> None:
+        """Take nothing new; items that wait go back, those that run may end."""
+        self.routes.draining = True
+        self.keeper.stop()
+
+    async def close(self) -> None:
+        await self._calls.close()
+        await self.keeper.close()
+
+
+def batch_lane(settings: Batch, lane: GatewayLane, driver: Driver, callers: Callers, metrics: Metrics) -> BatchLane:
+    """The batch lane of a gateway. ConfigError where its folder can't be used."""
+    limits = settings.limits
+    quota = Quota(files=limits.files, bytes=limits.bytes, batches=limits.batches, items=limits.items)
+    store = StoreThread(_opening(settings))
+    name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    runner = Runner(store, lane, name=name, now=driver.now)
+    keeper = Keeper(
+        store,
+        runner,
+        lane,
+        lines_max=limits.max_lines,
+        line_bytes_max=limits.max_line,
+        claim_s=settings.claim_timeout,
+        wall=clock.wall,
+        now=driver.now,
+    )
+    rules = FileRules(quota, limits.max_file, limits.max_lines, limits.max_line, settings.keep)
+    files = Files(store, rules, runner=name, urls=lane.takes, wall=clock.wall)
+    batches = Batches(store, keeper, quota, urls=lane.takes, keep_s=settings.keep, wall=clock.wall)
+    calls = Calls(metrics.refused)
+    metrics.add(BatchMetrics(keeper, runner, store))
+    return BatchLane(BatchRoutes(calls, callers, files, batches, now=driver.now), calls, keeper)
+
+
+def _opening(settings: Batch) -> Callable[[], Store]:
+    """How to open the store.
+
+    A folder is tried at once: one that can't be used is a mistake in the settings. A database that is away, a file that
+    is damaged and a disk that is full may come right later, and keep nobody from being served meanwhile.
+    """
+    if settings.store == "postgres":
+        from penstock.batch.store.postgres import PostgresStore  # noqa: PLC0415 - an extra, which may be missing
+
+        assert settings.url is not None
+        url = settings.url.get_secret_value()
+        return lambda: PostgresStore(url)
+    assert settings.data is not None
+    folder = Path(settings.data)
+    opened: list[Store] = []
+    try:
+        opened.append(SqliteStore(folder))
+    except (StoreBrokenError, StorageFullError) as error:
+        logger.warning("files and batches are down: %s", error)
+    except StoreError as error:
+        raise ConfigError([Problem("batch.data", str(error))]) from None
+    return lambda: opened.pop() if opened else SqliteStore(folder)

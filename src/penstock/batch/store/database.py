@@ -1,0 +1,148 @@
+"""How is a statement run, whatever the database? Named SQL, one transaction at a time, schema brought up to date.
+
+The statements stand in `sql/queries.sql`, the migrations beside it, numbered and only ever added to. What differs
+between databases is small enough for a subclass of a page: `sqlite.py`, `postgres.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from penstock.batch.store.port import StoreError
+
+Row = tuple[Any, ...]
+_NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_POSTGRES = re.compile(r"/\*postgres: (.*?)\*/", re.DOTALL)
+_MIGRATION = re.compile(r"(\d{4})_\w+\.sql")
+
+
+class Database(ABC):
+    """One connection."""
+
+    def __init__(self) -> None:
+        self._statements = {name: self.dialect(text) for name, text in named_queries().items()}
+
+    # --- what differs -----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def dialect(self, statement: str) -> str:
+        """A statement as this database takes it."""
+
+    @abstractmethod
+    def execute(self, statement: str, values: Mapping[str, object] | None = None) -> Any:
+        """Run a statement; returns its cursor. Errors are the database's own."""
+
+    @abstractmethod
+    def execute_many(self, statement: str, values: Sequence[Mapping[str, object]]) -> None:
+        """Run a statement once for each row of values."""
+
+    @abstractmethod
+    def translated(self, error: Exception) -> Exception:
+        """A database's own error in our words; the same one where it is no matter of operation."""
+
+    def begin(self) -> None:
+        self.execute("BEGIN")
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the connection."""
+
+    # --- what is the same -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All of it, or nothing."""
+        try:
+            self.begin()
+            yield
+            self.execute("COMMIT")
+        except Exception as error:
+            self._roll_back()
+            known = self.translated(error)
+            if known is error:
+                raise
+            raise known from error
+
+    def _roll_back(self) -> None:
+        try:
+            self.execute("ROLLBACK")
+        except Exception as error:  # it was rolled back already, or the connection is gone
+            if self.translated(error) is error:
+                raise
+
+    def run(self, name: str, **values: object) -> int:
+        """A change. Returns how many rows it met."""
+        return int(self.execute(self._statements[name], values).rowcount)
+
+    def run_many(self, name: str, values: Sequence[Mapping[str, object]]) -> None:
+        if values:
+            self.execute_many(self._statements[name], values)
+
+    def rows(self, name: str, **values: object) -> list[Row]:
+        try:
+            found: list[Row] = self.execute(self._statements[name], values).fetchall()
+        except Exception as error:
+            known = self.translated(error)
+            if known is error:
+                raise
+            raise known from error
+        return found
+
+    def row(self, name: str, **values: object) -> Row | None:
+        rows = self.rows(name, **values)
+        return rows[0] if rows else None
+
+    def migrate(self) -> None:
+        """Bring the schema up to date. One that is newer than this program is refused, not guessed at."""
+        with self.transaction():
+            self.execute("CREATE TABLE IF NOT EXISTS schema_version (version BIGINT NOT NULL)")
+            found = self.execute("SELECT MAX(version) FROM schema_version").fetchall()[0][0] or 0
+            steps = migrations()
+            if found > len(steps):
+                raise StoreError(f"the batch store's schema is version {found}, and this Penstock knows {len(steps)}")
+            for version, text in enumerate(steps[found:], start=found + 1):
+                for statement in _statements(text):
+                    self.execute(self.dialect(statement))
+                self.execute(f"INSERT INTO schema_version (version) VALUES ({version})")  # noqa: S608 (a number)
+
+
+@cache
+def named_queries() -> dict[str, str]:
+    """The statements of `queries.sql`, without their comments."""
+    pieces = _NAME.split(_read("queries.sql"))[1:]
+    return {name: _without_comments(text).strip() for name, text in zip(pieces[::2], pieces[1::2], strict=True)}
+
+
+@cache
+def migrations() -> tuple[str, ...]:
+    """The steps of the schema, the first one first."""
+    names = sorted(entry.name for entry in _folder().iterdir() if _MIGRATION.fullmatch(entry.name))
+    assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1)), "numbered without a gap"
+    return tuple(_read(name) for name in names)
+
+
+def for_postgres(statement: str, *, chosen: bool) -> str:
+    """With or without what is for PostgreSQL only."""
+    return _POSTGRES.sub(r"\1" if chosen else "", statement)
+
+
+def _statements(text: str) -> list[str]:
+    return [statement.strip() for statement in _without_comments(text).split(";") if statement.strip()]
+
+
+def _without_comments(text: str) -> str:
+    return "\n".join(line for line in text.splitlines() if not line.startswith("--"))
+
+
+def _folder() -> Any:
+    return files("penstock.batch") / "sql"
+
+
+def _read(name: str) -> str:
+    return str((_folder() / name).read_text("utf-8"))

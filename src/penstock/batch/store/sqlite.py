@@ -1,0 +1,145 @@
+"""The store in one SQLite file under a data folder: nothing to install, nothing to run.
+
+WAL, and every commit is synced, so what is kept survives a power cut. One gateway at a time: a lock beside the file
+keeps a second one out, and that is why the claims of any runner that is written there are void at the start. Without a
+folder the database is in memory, for tests.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import shutil
+import sqlite3
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from penstock.batch.store.database import Database, for_postgres
+from penstock.batch.store.port import StorageFullError, StoreBrokenError, StoreError
+from penstock.batch.store.sql_store import SqlStore
+
+FILE = "batch.sqlite3"
+LOCK = "batch.lock"
+CACHE_KIB = 4096
+FREE_BYTES_MIN = 64 << 20  # left alone by uploads, so that results of what runs can still be written
+_BUSY_S = 5.0
+_BROKEN = (
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+)
+_OURS = (sqlite3.IntegrityError, sqlite3.ProgrammingError)  # mistakes of this program
+_VACUUM_PAGES = 256  # given back to the file system after an erasing step, 1 MiB
+
+
+class SqliteStore(SqlStore):
+    """Files and batches in a SQLite file."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._lock = None if folder is None else _lock(folder)
+        try:
+            self.sqlite = _Sqlite(":memory:" if folder is None else str(folder / FILE))
+            super().__init__(self.sqlite)
+            with self.database.transaction():
+                self.database.run("forget_all_runners")
+        except BaseException:
+            self._unlock()
+            raise
+
+    def close(self) -> None:
+        super().close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+    def make_room(self, size: int) -> None:
+        if self._folder is None:
+            return
+        try:
+            free = shutil.disk_usage(self._folder).free
+        except OSError as error:
+            raise StoreBrokenError(f"the data folder {self._folder} can't be read: {error.strerror}") from error
+        if free - size < FREE_BYTES_MIN:
+            raise StorageFullError("the disk under the data folder has no room for it")
+
+    def purge(self, now: float) -> bool:
+        more = super().purge(now)
+        if more:
+            self.sqlite.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
+        return more
+
+
+class _Sqlite(Database):
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        try:
+            if path != ":memory:":
+                Path(path).touch(mode=0o600)  # people's prompts; the log beside it gets the same mode
+            self._connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise (StorageFullError if full else StoreError)(f"{path}: {error.strerror}") from error
+        except sqlite3.Error as error:
+            raise self.translated(error) from error
+        try:
+            for pragma in (
+                "auto_vacuum = INCREMENTAL",  # first: it takes hold only in a file without tables
+                "journal_mode = WAL",
+                "synchronous = FULL",
+                "journal_size_limit = 16777216",
+                f"cache_size = -{CACHE_KIB}",
+            ):
+                self._connection.execute(f"PRAGMA {pragma}").fetchall()
+        except sqlite3.Error as error:
+            self._connection.close()
+            raise self.translated(error) from error
+
+    def dialect(self, statement: str) -> str:
+        return for_postgres(statement, chosen=False)
+
+    def begin(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def execute(self, statement: str, values: Mapping[str, object] | None = None) -> Any:
+        return self._connection.execute(statement, values or {})
+
+    def execute_many(self, statement: str, values: Sequence[Mapping[str, object]]) -> None:
+        self._connection.executemany(statement, values)
+
+    def translated(self, error: Exception) -> Exception:
+        if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, _OURS):
+            return error
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what an extended code adds
+        if code == sqlite3.SQLITE_FULL:
+            return StorageFullError("the disk under the data folder is full")
+        if code in _BROKEN:
+            return StoreBrokenError(
+                f"SQLite: {error}. {FILE} in the data folder is damaged or gone: put a good copy in its place, "
+                "or move it away to begin with an empty store. The rest of the gateway goes on"
+            )
+        return StoreError(f"SQLite: {error}")
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _lock(folder: Path) -> IO[bytes]:
+    """Hold the folder until this process ends."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        held = (folder / LOCK).open("ab")
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise (StorageFullError if full else StoreError)(f"{folder} can't be used: {error.strerror}") from None
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        held.close()
+        raise StoreError(f"{folder} is in use by another gateway; several can share a PostgreSQL store") from None
+    return held

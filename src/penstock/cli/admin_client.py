@@ -1,0 +1,116 @@
+"""How do the commands that talk to a running gateway reach it? With urllib; operators get one JSON answer a request."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from penstock.gateway.admin import own_token
+
+URL_DEFAULT = "http://127.0.0.1:8080"
+TIMEOUT_S = 10.0
+ANSWER_BYTES_MAX = 64 << 20
+
+
+class GatewayError(Exception):
+    """The gateway can't be reached, or refuses. The message says it all; `status` is 0 where nothing was answered."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class AdminClient:
+    """A gateway, and the right to ask it."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        self._url = url.rstrip("/")
+        self._headers = {"authorization": f"Bearer {token}"} if token else {}
+
+    def call(self, method: str, path: str, body: object = None, *, timeout_s: float = TIMEOUT_S) -> Any:
+        """What the gateway answers; a `GatewayError` where it does not, or not with success."""
+        data, headers = None, self._headers
+        if body is not None:
+            data, headers = json.dumps(body).encode(), {**headers, "content-type": "application/json"}
+        with reach(self._url + path, method, data, headers, timeout_s=timeout_s) as answer:
+            return read_json(answer)
+
+
+def reach(url: str, method: str, data: Any, headers: Mapping[str, str], *, timeout_s: float) -> Any:
+    """The gateway's answer, to be read and closed; a `GatewayError` where there is none, or none of success.
+
+    `data` is the body: bytes, or pieces of it whose length `headers` tell.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise GatewayError(f"{url} is not a URL with http:// or https://")
+    request = urllib.request.Request(url, data, dict(headers), method=method)  # noqa: S310 (checked above)
+    try:
+        return _opener(url).open(request, timeout=timeout_s)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise GatewayError(_message(error), error.code) from None
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        raise GatewayError(f"cannot reach {_origin(url)}: {reason}") from None
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    """What is on this machine is asked directly, whatever proxy the environment names: a token goes with it."""
+    proxies: dict[str, str] | None = {} if own_token.is_here(urlsplit(url).hostname) else None
+    return urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _NoRedirects)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A gateway redirects no such call; whoever does would get the token."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def read_json(answer: Any) -> Any:
+    """What was answered, as JSON; a `GatewayError` where it is none, or breaks off."""
+    try:
+        return json.loads(answer.read(ANSWER_BYTES_MAX))
+    except (OSError, http.client.HTTPException) as error:
+        raise GatewayError(f"{_origin(answer.url)} broke off: {error}") from None
+    except ValueError:
+        raise GatewayError(f"{answer.url} does not answer with JSON: is it a Penstock gateway?") from None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`--url` and `--token`, the same for all such commands."""
+    parser.add_argument(
+        "--url",
+        default=os.environ.get("PENSTOCK_URL", URL_DEFAULT),
+        help=f"the gateway (PENSTOCK_URL; default {URL_DEFAULT})",
+    )
+    parser.add_argument(
+        "--token",
+        default=os.environ.get("PENSTOCK_ADMIN_TOKEN"),
+        help="admin token (PENSTOCK_ADMIN_TOKEN; default: that of a gateway on this machine, where it made its own)",
+    )
+
+
+def client(args: argparse.Namespace) -> AdminClient:
+    """With the token that was given, else with the gateway's own where that is on this machine."""
+    return AdminClient(args.url, args.token or own_token.find(args.url, os.environ))
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    """The gateway's own words, where it is one."""
+    try:
+        return str(json.loads(error.read(1 << 20))["error"]["message"])
+    except (ValueError, LookupError, TypeError, OSError, http.client.HTTPException):
+        return f"answered {error.code} {error.reason}"
+
+
+def _origin(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"

@@ -1,0 +1,109 @@
+"""How does the command line use the files and batches API? Files go out and come in piece by piece."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import quote
+
+from penstock.cli.admin_client import GatewayError, reach, read_json
+
+TIMEOUT_S = 120.0
+PIECE_BYTES = 1 << 18
+LIST_MAX = 100
+NO_BATCHES = "This gateway has no files and batches: its settings' `batch.data` switches them on."
+
+
+class BatchClient:
+    """A gateway, and the caller that one is to it."""
+
+    def __init__(self, url: str, *, key: str | None, tenant: str | None) -> None:
+        self._url = url.rstrip("/")
+        self._headers = {}
+        if key:
+            self._headers["authorization"] = f"Bearer {key}"
+        if tenant:
+            self._headers["x-tenant-id"] = tenant
+
+    def batches(self, limit: int) -> list[dict[str, Any]]:
+        """The latest batches, the newest first."""
+        found: list[dict[str, Any]] = []
+        while len(found) < limit:
+            after = f"&after={quote(found[-1]['id'])}" if found else ""
+            page = self._json("GET", f"/v1/batches?limit={min(limit - len(found), LIST_MAX)}{after}")
+            found += page["data"]
+            if not page["has_more"]:
+                break
+        return found
+
+    def batch(self, name: str) -> dict[str, Any]:
+        return self._json("GET", f"/v1/batches/{quote(name, safe='')}")
+
+    def cancel(self, name: str) -> dict[str, Any]:
+        return self._json("POST", f"/v1/batches/{quote(name, safe='')}/cancel")
+
+    def create(self, file: str, endpoint: str, window: str) -> dict[str, Any]:
+        body = {"input_file_id": file, "endpoint": endpoint, "completion_window": window}
+        return self._json("POST", "/v1/batches", json.dumps(body).encode(), "application/json")
+
+    def upload(self, path: Path) -> dict[str, Any]:
+        """The file's object. Nothing of it is held here but the piece on its way."""
+        edge = secrets.token_hex(16)
+        name = path.name.replace('"', "'")
+        head = (
+            f'--{edge}\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+            f'--{edge}\r\ncontent-disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
+        ).encode()
+        tail = f"\r\n--{edge}--\r\n".encode()
+        with path.open("rb") as file:
+            size = len(head) + path.stat().st_size + len(tail)
+            kind = f"multipart/form-data; boundary={edge}"
+            return self._json("POST", "/v1/files", _pieces(head, file, tail), kind, size)
+
+    def download(self, file: str, path: Path) -> int:
+        """Write a file's content; returns its lines. What breaks off leaves no file of that name."""
+        part = path.with_name(path.name + ".part")
+        lines = 0
+        with self._open("GET", f"/v1/files/{quote(file, safe='')}/content") as answer, part.open("wb") as out:
+            expected, written = int(answer.headers["content-length"]), 0
+            while piece := answer.read(PIECE_BYTES):
+                out.write(piece)
+                written += len(piece)
+                lines += piece.count(b"\n")
+        if written != expected:
+            part.unlink()
+            raise GatewayError(f"{file} broke off after {written} of {expected} bytes")
+        part.replace(path)
+        return lines
+
+    def _json(
+        self, method: str, path: str, data: Any = None, content_type: str | None = None, size: int | None = None
+    ) -> dict[str, Any]:
+        with self._open(method, path, data, content_type, size) as answer:
+            found: dict[str, Any] = read_json(answer)
+            return found
+
+    def _open(
+        self, method: str, path: str, data: Any = None, content_type: str | None = None, size: int | None = None
+    ) -> Any:
+        headers = {
+            **self._headers,
+            **({"content-type": content_type} if content_type else {}),
+            **({"content-length": str(size)} if size is not None else {}),
+        }
+        try:
+            return reach(self._url + path, method, data, headers, timeout_s=TIMEOUT_S)
+        except GatewayError as error:
+            if error.status == 404 and "no such path" in str(error):
+                raise GatewayError(NO_BATCHES, error.status) from None
+            raise
+
+
+def _pieces(head: bytes, file: IO[bytes], tail: bytes) -> Iterator[bytes]:
+    yield head
+    while piece := file.read(PIECE_BYTES):
+        yield piece
+    yield tail

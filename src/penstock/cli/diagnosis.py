@@ -1,0 +1,292 @@
+"""What is wrong with an endpoint, or missing: asked from outside, in Penstock's own way.
+
+An examination asks what the gateway itself would ask, with the same code, and says what it found, which flag of the
+engine would bring what is missing, and what Penstock does without it. Something missing is advice; an endpoint that
+can't serve what the settings say is a problem.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from enum import Enum
+
+import msgspec
+
+from penstock import clock
+from penstock.config.model import Endpoint
+from penstock.core.values.observation import Observation
+from penstock.engines.base import Engine, Facts, Model, Priority
+from penstock.engines.recognise import ENGINES
+from penstock.gateway.endpoints import identify
+from penstock.gateway.endpoints.identify import Listing
+from penstock.gateway.endpoints.load_reader import Reader
+from penstock.gateway.endpoints.probe_client import Answer, Ask, asking
+from penstock.http.client.pool import Headers, Upstream, UpstreamException, UpstreamTimeouts
+
+AT_ONCE_MAX = 16
+MODELS_SHOWN_MAX = 1_000
+TRY_WORDS = 600  # more than any engine's KV block, so that the second time some of it comes from the cache
+TRY_TIMEOUT_S = 60.0
+
+WITHOUT = {
+    "metrics": "only Penstock's own requests are counted there; those of others and the engine's queue are not seen",
+    "slots": "how many it runs at a time is found out, from `admission.slots_initial` on",
+    "cached_tokens": "a prompt is charged in full though it was cached, and locality is not corrected by what was",
+    "priority": "`admission.engine_priority` has no effect there",
+    "kv_events": "which prompts it has cached is known from Penstock's own history only",
+}
+NOT_BELIEVED = (
+    "a page that stands still while answers go on is not believed: only Penstock's own requests are counted there"
+)
+MOVES_LOOKS = 4  # SGLang writes its page every 40 steps: within two seconds
+MOVES_LOOK_S = 0.5
+STANDS_IN = "while all its slots are busy it is not known how many requests wait inside it"
+
+
+class State(Enum):
+    """Of one thing that an engine may offer."""
+
+    OFFERED = "offered"
+    MISSING = "missing"
+    UNKNOWN = "unknown"  #: it does not tell
+    NEVER = "never"  #: that engine does not have it
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """One thing that an engine may offer."""
+
+    what: str  #: metrics, slots, cached_tokens, priority or kv_events
+    state: State
+    detail: str = ""
+    flag: str = ""  #: what brings it, where it is missing or unknown
+    without: str = ""  #: what Penstock does without it
+
+
+class Served(msgspec.Struct, frozen=True):
+    """One model or adapter."""
+
+    name: str
+    context_tokens: int | None
+    adapter_of: str | None
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What was found of one endpoint."""
+
+    name: str
+    url: str
+    problems: list[str]
+    engine: str | None = None
+    title: str = "?"
+    version: str | None = None
+    models: list[Served] = []
+    slots: int | None = None
+    offers: list[Offer] = []
+
+
+class Doctor:
+    """Examines endpoints."""
+
+    def __init__(self, *, timeout_s: float, tries: bool) -> None:
+        self._timeout_s = timeout_s
+        self._tries = tries
+
+    async def examine_all(self, endpoints: Sequence[Endpoint]) -> AsyncIterator[Report]:
+        """One report each, as they come."""
+        free = asyncio.Semaphore(AT_ONCE_MAX)
+
+        async def one(endpoint: Endpoint) -> Report:
+            async with free:
+                return await self.examine(endpoint)
+
+        tasks = [asyncio.ensure_future(one(endpoint)) for endpoint in endpoints]
+        try:
+            for finished in asyncio.as_completed(tasks):
+                yield await finished
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def examine(self, endpoint: Endpoint) -> Report:
+        """Ask one endpoint everything."""
+        upstream = Upstream(endpoint.url, timeouts=UpstreamTimeouts(connect_s=self._timeout_s))
+        ports: list[Upstream] = []
+        key = endpoint.api_key.get_secret_value() if endpoint.api_key is not None else None
+        headers: Headers = [(b"authorization", b"Bearer " + key.encode())] if key else []
+        ask = asking(upstream, headers, timeout_s=self._timeout_s)
+
+        def ask_port(port: int) -> Ask:
+            ports.append(upstream.at_port(port))
+            return asking(ports[-1], [], timeout_s=self._timeout_s)
+
+        try:
+            return await self._examine(endpoint, upstream, headers, ask, Reader(ask, clock.now, ask_port))
+        finally:
+            for one in (upstream, *ports):
+                one.close()
+
+    async def _examine(
+        self, endpoint: Endpoint, upstream: Upstream, headers: Headers, ask: Ask, reader: Reader
+    ) -> Report:
+        configured = ENGINES.get(endpoint.engine)
+        listing, problem = await _listing(ask, configured)
+        if problem is not None:
+            return Report(endpoint.name, endpoint.url, [problem])
+        found = await identify.which_engine(ask, listing)
+        engine = configured or found
+        if engine is None:
+            return Report(endpoint.name, endpoint.url, ["it stopped answering while it was asked"])
+        problems = []
+        if configured is not None and found is not None and found is not configured and found.name != "openai":
+            problems.append(f"the settings say `engine: {configured.name}`, but it answers as {found.title}")
+        if (probe := await ask(engine.probe_path)).status >= 500 or not probe.status:
+            problems.append(f"its health probe {engine.probe_path} says: {_said(probe)}")
+        facts, _ = await identify.learn_facts(ask, engine)
+        models = identify.listed(listing, facts)
+        problems += _wrong_models(endpoint, models)
+        reader.use(engine)
+        reading = await reader.full() if reader.reads and facts.tells_load is not False else None
+        facts = facts.over(reader.facts)
+        if facts.sleeping:
+            problems.append("it is asleep: requests for it would fail until it is woken up")
+        moves: bool | None = None
+        if self._tries and models:
+            facts = facts.over(await _try(upstream, headers, _to_try(endpoint, models)))
+            if reading is not None and reading.progress is not None:
+                moves = await _moves(reader, reading)
+        return Report(
+            endpoint.name,
+            endpoint.url,
+            problems,
+            engine=engine.name,
+            title=engine.title,
+            version=facts.version,
+            models=[_served(model, facts) for model in (models or [])[:MODELS_SHOWN_MAX]],
+            slots=facts.slots if endpoint.slots == "auto" else endpoint.slots,
+            offers=_offers(endpoint, engine, facts, reading, has_page=reader.has_page, moves=moves),
+        )
+
+
+async def _listing(ask: Ask, configured: Engine | None) -> tuple[Listing, str | None]:
+    """What it serves; and what keeps it from saying so."""
+    path = configured.models_path if configured else "/v1/models"
+    answer = await ask(path)
+    if answer.failure is not None:
+        return Listing(None), _said(answer)
+    if answer.status in (401, 403):
+        return Listing(None), f"it answers {answer.status}: `api_key` is missing or wrong"
+    listing = identify.listing_of(answer)
+    if listing.models is None and not listing.absent:
+        return listing, f"its model list {path} says: {_said(answer)}"
+    return listing, None
+
+
+def _said(answer: Answer) -> str:
+    if answer.failure is None:
+        return f"status {answer.status}" if answer.status != 200 else "something that is no such thing"
+    error = answer.failure.error
+    return f"{error.kind.value.replace('_', ' ')}: {error.detail}"
+
+
+def _wrong_models(endpoint: Endpoint, models: list[Model] | None) -> list[str]:
+    if models is None:
+        told = "it does not list its models"
+        return [] if endpoint.models != "auto" else [f"{told}: it is taken to serve any; better name them in `models`"]
+    if endpoint.models == "auto":
+        return [] if models else ["it serves no model now"]
+    listed = {model.id for model in models}
+    return [f"`models` names `{name}`, which it does not serve" for name in endpoint.models if name not in listed]
+
+
+def _served(model: Model, facts: Facts) -> Served:
+    parent = model.fields.get("parent")
+    return Served(model.id, identify.context_tokens(model, facts), parent if isinstance(parent, str) else None)
+
+
+async def _moves(reader: Reader, before: Observation) -> bool:
+    """Whether the counters on its page have moved since, as they must after it answered."""
+    for _ in range(MOVES_LOOKS):
+        after = await reader.full()
+        if after is not None and not after.same_as(before):
+            return True
+        await asyncio.sleep(MOVES_LOOK_S)
+    return False
+
+
+def _offers(
+    endpoint: Endpoint,
+    engine: Engine,
+    facts: Facts,
+    reading: Observation | None,
+    *,
+    has_page: bool,
+    moves: bool | None,
+) -> list[Offer]:
+    """Each thing that matters, in the order in which it does."""
+    flags = engine.flags
+    slots = facts.slots is not None or endpoint.slots != "auto"
+    slots_detail = "set" if endpoint.slots != "auto" else "told" if slots else ""
+    direction = facts.priority or engine.priority
+    kv_known = "kv_events" in flags or facts.kv_events is not None
+    return [
+        _metrics(engine, facts, reading, has_page=has_page, moves=moves),
+        _offer("slots", flags, told=True if slots else None, detail=slots_detail),
+        _offer("cached_tokens", flags, told=facts.cached_tokens),
+        _offer(
+            "priority",
+            flags,
+            told=facts.schedules_priority,
+            detail="" if direction is None else "lower first" if direction is Priority.LOWER_FIRST else "higher first",
+            has=engine.priority is not None,
+        ),
+        _offer("kv_events", flags, told=facts.kv_events, detail=facts.kv_events_endpoint or "", has=kv_known),
+    ]
+
+
+def _metrics(engine: Engine, facts: Facts, reading: Observation | None, *, has_page: bool, moves: bool | None) -> Offer:
+    if reading is None:
+        has = facts.tells_load is not False and (engine.series is not None or bool(engine.load_path))
+        return _offer("metrics", engine.flags, told=False, has=has)
+    seen = f"{reading.running:g} running, {reading.waiting:g} waiting"
+    if reading.kv_usage is not None:
+        seen += f", KV {reading.kv_usage:.0%}"
+    if moves is False:
+        return Offer("metrics", State.MISSING, f"{seen}; it does not move though it answers", "", NOT_BELIEVED)
+    if moves:
+        seen += "; believed: it moved when it answered"
+    if has_page or engine.load_leads:
+        return Offer("metrics", State.OFFERED, seen)
+    return Offer("metrics", State.MISSING, f"{seen}, by {engine.load_path}", engine.flags["metrics"], STANDS_IN)
+
+
+def _offer(what: str, flags: Mapping[str, str], *, told: bool | None, detail: str = "", has: bool = True) -> Offer:
+    if told:
+        return Offer(what, State.OFFERED, detail)
+    state = State.NEVER if not has else State.UNKNOWN if told is None else State.MISSING
+    return Offer(what, state, detail if has else "", flags.get(what, "") if has else "", WITHOUT[what])
+
+
+def _to_try(endpoint: Endpoint, models: list[Model]) -> str:
+    return models[0].id if endpoint.models == "auto" else endpoint.models[0]
+
+
+async def _try(upstream: Upstream, headers: Headers, model: str) -> Facts:
+    """The same request twice, one token each: does the second answer say that its prompt was cached?"""
+    message = {"role": "user", "content": "doctor " * TRY_WORDS}
+    body = msgspec.json.encode({"model": model, "messages": [message], "max_tokens": 1})
+    json_headers = [*headers, (b"content-type", b"application/json")]
+    for _ in range(2):
+        try:
+            answer = await upstream.fetch(
+                "POST", "/v1/chat/completions", headers=json_headers, body=body, timeout_s=TRY_TIMEOUT_S
+            )
+            page = msgspec.json.decode(answer.body) if answer.status == 200 else None
+        except (UpstreamException, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return Facts()
+        usage = page.get("usage") if isinstance(page, dict) else None
+        if not isinstance(usage, dict):
+            return Facts()
+        if isinstance(usage.get("prompt_tokens_details"), dict):
+            return Facts(cached_tokens=True)
+    return Facts(cached_tokens=False)

@@ -1,0 +1,104 @@
+"""`penstock endpoint …`: change the endpoints of a running gateway."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+from urllib.parse import quote
+
+from penstock.cli import admin_client
+from penstock.cli.admin_client import AdminClient, GatewayError
+
+_LIST = "/admin/endpoints"
+_VERBS = {
+    "drain": "send it nothing more; what runs there ends",
+    "resume": "send it requests again",
+    "remove": "drain it, then forget it",
+    "slots": "set how many requests it is sent at a time",
+}
+_LIMITS = {
+    "price": ("N", "what its work costs, compared with others' (default: 1)"),
+    "max_kv_usage": ("SHARE", "send nothing more above this share of its KV memory"),
+    "max_prefill_tokens": ("N", "prompt tokens it may have before it"),
+    "max_time_per_output_token": ("DURATION", "send nothing more while it takes longer per output token"),
+    "max_engine_waiting": ("N", "send only while fewer than this many wait inside it"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
+    listing = verbs.add_parser("list", help="show the endpoints", allow_abbrev=False)
+    listing.set_defaults(endpoint=_list)
+    add = verbs.add_parser("add", help="add one or more endpoints", allow_abbrev=False)
+    add.add_argument("urls", metavar="URL", nargs="+", help="an engine's base URL")
+    add.add_argument("--name", help="its name, when one is added (default: host:port)")
+    add.add_argument("--engine", help="what it speaks (default: auto)")
+    add.add_argument("--slots", help="how many requests it is sent at a time (default: auto)")
+    add.add_argument("--model", action="append", default=[], help="a model it serves (default: it is asked)")
+    for key, (metavar, meaning) in _LIMITS.items():
+        add.add_argument(f"--{key.replace('_', '-')}", metavar=metavar, help=meaning)
+    add.set_defaults(endpoint=_add)
+    parsers = [listing, add]
+    for verb, meaning in _VERBS.items():
+        sub = verbs.add_parser(verb, help=meaning, description=meaning.capitalize() + ".", allow_abbrev=False)
+        sub.add_argument("names", metavar="NAME", nargs="+", help="an endpoint's name")
+        if verb == "slots":
+            sub.add_argument("slots", metavar="N", help="a number, or `auto`")
+        if verb == "remove":
+            sub.add_argument("--force", action="store_true", help="cut what runs there")
+        sub.set_defaults(endpoint=_change, verb=verb)
+        parsers.append(sub)
+    for sub in parsers:
+        admin_client.add_arguments(sub)
+        sub.add_argument("--json", action="store_true", help="print the answers as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Each endpoint in turn; what fails does not keep the others from being changed."""
+    answers: list[Any] = []
+    asks = args.endpoint(admin_client.client(args), args)
+    failed = not asks
+    for ask in asks:
+        try:
+            answers.append(ask())
+        except GatewayError as error:
+            print(f"penstock: {error}", file=sys.stderr)
+            failed = True
+    if args.json:
+        print(json.dumps(answers if len(answers) != 1 else answers[0]))
+    else:
+        for answer in answers:
+            for endpoint in answer.get("endpoints", [answer]):
+                print(_line(endpoint))
+    return 1 if failed else 0
+
+
+def _list(client: AdminClient, _: argparse.Namespace) -> list[Any]:
+    return [lambda: client.call("GET", _LIST)]
+
+
+def _add(client: AdminClient, args: argparse.Namespace) -> list[Any]:
+    given = {"name": args.name, "engine": args.engine, "slots": args.slots, "models": args.model or None}
+    given |= {key: getattr(args, key) for key in _LIMITS}
+    settings = {key: value for key, value in given.items() if value is not None}
+    if args.name and len(args.urls) > 1:
+        print("penstock: --name is for one URL", file=sys.stderr)
+        return []
+    return [lambda url=url: client.call("POST", _LIST, {"url": url, **settings}) for url in args.urls]
+
+
+def _change(client: AdminClient, args: argparse.Namespace) -> list[Any]:
+    paths = [f"{_LIST}/{quote(name, safe='')}" for name in args.names]
+    if args.verb == "remove":
+        force = "?force=true" if args.force else ""
+        return [lambda path=path: client.call("DELETE", path + force) for path in paths]
+    body = {"slots": args.slots} if args.verb == "slots" else {}
+    return [lambda path=path: client.call("POST", f"{path}/{args.verb}", body) for path in paths]
+
+
+def _line(endpoint: dict[str, Any]) -> str:
+    """One endpoint on one line."""
+    known = [f"{key} {endpoint[key]}" for key in ("url", "source", "slots", "leases") if key in endpoint]
+    return f"{endpoint['name']}: {', '.join([endpoint['state'], *known])}"

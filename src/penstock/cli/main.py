@@ -1,0 +1,301 @@
+"""`penstock …`: one program, one subcommand per chore.
+
+Only what the subcommand needs that is asked for is imported: to make the settings' models alone takes half a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import penstock
+from penstock.build import kind
+
+if TYPE_CHECKING:
+    import asyncio
+
+_Load = Callable[[argparse.ArgumentParser], None]  # adds a command's arguments, and what runs it
+
+
+class _Command(NamedTuple):
+    help: str
+    load: _Load
+    description: str = ""  #: where the help says too little
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a subcommand; returns the exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["serve"]:
+        from penstock.gateway import early_signals
+
+        with early_signals.held():
+            return _run(words)
+    return _run(words)
+
+
+def _run(words: list[str]) -> int:
+    args = _parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
+    try:
+        code = int(args.run(args))
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever reads what is printed has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush complains
+        return 141
+    return code
+
+
+def _parser(asked: str) -> argparse.ArgumentParser:
+    """Of all commands; the one that is asked for has its arguments, too."""
+    parser = argparse.ArgumentParser(
+        prog="penstock", description="A flow-control gateway for LLM inference.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__} ({kind()})")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for name, command in _COMMANDS.items():
+        description = command.description or f"{command.help.capitalize()}."
+        sub = commands.add_parser(name, help=command.help, description=description, allow_abbrev=False)
+        if name == asked:
+            command.load(sub)
+    return parser
+
+
+def _serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-c", "--config", metavar="FILE", default=os.environ.get("PENSTOCK_CONFIG"), help="settings (YAML)"
+    )
+    parser.add_argument(
+        "--endpoint",
+        metavar="URL",
+        action="append",
+        default=[],
+        help="an engine's base URL; may be given several times",
+    )
+    parser.add_argument("--listen", metavar="HOST:PORT", help="where to listen (default 127.0.0.1:8080)")
+    parser.add_argument(
+        "--slots",
+        metavar="N",
+        type=int,
+        help="requests an endpoint is sent at a time, where it is not set or known",
+    )
+    parser.add_argument("--routing", metavar="NAME", help="routing policy (default predicted_ttft)")
+    parser.add_argument(
+        "--imbalance-threshold",
+        metavar="N",
+        help="with --routing load_balanced_kv: from this difference between queues on, the least loaded endpoint "
+        "(default inf: never)",
+    )
+    parser.add_argument("--no-queue", action="store_true", help="let nothing wait: requests go straight through")
+    parser.add_argument(
+        "--log-level",
+        metavar="LEVEL",
+        default="info",
+        choices=["debug", "info", "warning", "error"],
+        help="default: info",
+    )
+    parser.set_defaults(run=_run_gateway)
+
+
+def _check(parser: argparse.ArgumentParser) -> None:
+    from penstock.cli import check
+
+    check.add_arguments(parser)
+    parser.set_defaults(run=check.run_check)
+
+
+def _schema(parser: argparse.ArgumentParser) -> None:
+    from penstock.cli import check
+
+    parser.set_defaults(run=check.run_schema)
+
+
+def _keys(parser: argparse.ArgumentParser) -> None:
+    from penstock.cli import keys
+
+    keys.add_arguments(parser)
+    parser.set_defaults(run=keys.run)
+
+
+def _endpoint(parser: argparse.ArgumentParser) -> None:
+    from penstock.cli import endpoint as endpoint_cli
+
+    endpoint_cli.add_arguments(parser)
+    parser.set_defaults(run=endpoint_cli.run)
+
+
+def _operator(name: str) -> _Load:
+    def load(parser: argparse.ArgumentParser) -> None:
+        from penstock.cli import operator
+
+        operator.add_arguments(name, parser)
+
+    return load
+
+
+def _batch(parser: argparse.ArgumentParser) -> None:
+    from penstock.cli import batch
+
+    batch.add_arguments(parser)
+    parser.set_defaults(run=batch.run)
+
+
+def _engine(parser: argparse.ArgumentParser) -> None:
+    from penstock.sim.fake_engine import server
+
+    server.add_arguments(parser)
+    parser.set_defaults(run=server.run)
+
+
+def _demo(parser: argparse.ArgumentParser) -> None:
+    from penstock.cli import demo
+
+    demo.add_arguments(parser)
+    parser.set_defaults(run=demo.run)
+
+
+def _doctor(parser: argparse.ArgumentParser) -> None:
+    from penstock.cli import doctor
+
+    doctor.add_arguments(parser)
+    parser.set_defaults(run=doctor.run)
+
+
+def _simulate(parser: argparse.ArgumentParser) -> None:
+    from penstock.sim.scenarios import simulate_cli
+
+    simulate_cli.add_arguments(parser)
+    parser.set_defaults(run=simulate_cli.run)
+
+
+_COMMANDS = {
+    "serve": _Command(
+        "run the gateway",
+        _serve,
+        "Run the gateway. Settings: defaults, -c FILE, PENSTOCK__… variables, flags; the last wins.",
+    ),
+    "check": _Command(
+        "check a settings file", _check, "Say whether `serve` would accept a settings file, and what is wrong."
+    ),
+    "schema": _Command(
+        "print the settings' JSON Schema, for editors",
+        _schema,
+        "Print the settings' JSON Schema. Editors complete and check a file whose first line is "
+        "`# yaml-language-server: $schema=FILE`.",
+    ),
+    "keys": _Command(
+        "make an API key, or hash one",
+        _keys,
+        "API keys of tenants: make one, or tell the hash of one for the settings.",
+    ),
+    "endpoint": _Command(
+        "add, drain, resume or remove endpoints of a running gateway",
+        _endpoint,
+        "Change the endpoints of a running gateway. The settings stay as they are.",
+    ),
+    "status": _Command("say how it stands, in a sentence", _operator("status")),
+    "queue": _Command("show who waits and why; bump or cancel a request", _operator("queue")),
+    "explain": _Command("say why a request waits or waited", _operator("explain")),
+    "pause": _Command("send nothing more; who comes waits", _operator("pause")),
+    "drain": _Command("let nothing new in; who waits is served", _operator("drain")),
+    "resume": _Command("take pauses and drains back", _operator("resume")),
+    "reload": _Command("let it read its settings again", _operator("reload")),
+    "top": _Command("watch it live in the terminal", _operator("top")),
+    "batch": _Command(
+        "run files of requests when nothing else does",
+        _batch,
+        "List, show, cancel or run batches at a running gateway (its `batch.data` switches them on).",
+    ),
+    "engine": _Command(
+        "run a simulated engine",
+        _engine,
+        "Run a simulated engine that speaks vLLM's HTTP API: for trying things out and for tests.",
+    ),
+    "demo": _Command(
+        "see it work, in a minute",
+        _demo,
+        "Start two simulated engines and the gateway, run a short load with queueing off and on, compare.",
+    ),
+    "doctor": _Command(
+        "examine the engines",
+        _doctor,
+        "Ask every endpoint what it is and offers; say what is missing, which flag brings it, and what Penstock does "
+        "without it. Exit code 1 when one can't serve what it should.",
+    ),
+    "simulate": _Command(
+        "run a scenario in virtual time",
+        _simulate,
+        "Run the scheduler against simulated engines in virtual time, and hold the figures against goals.",
+    ),
+}
+
+
+def _run_gateway(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from penstock import logs
+    from penstock.config.effect import effect_warnings
+    from penstock.config.load import ConfigError, Flags, Settings, load, require_endpoints
+    from penstock.config.sections.roles import role_warnings
+    from penstock.gateway import bootstrap
+
+    flags = Flags(
+        endpoints=tuple(args.endpoint),
+        listen=args.listen,
+        slots=args.slots,
+        routing=args.routing,
+        imbalance_threshold=args.imbalance_threshold,
+        no_queue=args.no_queue,
+    )
+
+    def read() -> Settings:
+        settings = load(args.config, os.environ, flags)
+        require_endpoints(settings)
+        return settings
+
+    try:
+        settings = read()
+    except ConfigError as error:
+        for problem in error.problems:
+            print(f"penstock: {problem.line()}", file=sys.stderr)
+        return 2
+    for warning in (*role_warnings(settings), *effect_warnings(settings)):
+        print(f"penstock: warning: {warning}", file=sys.stderr)
+    logs.configure(args.log_level)
+    logs.use(settings.log.format)
+
+    async def run() -> None:
+        try:
+            gateway = bootstrap.gateway(settings, read)
+        except ConfigError as error:  # what only shows where it runs
+            for problem in error.problems:
+                print(f"penstock: {problem.line()}", file=sys.stderr)
+            sys.exit(2)
+        await gateway.run()
+
+    try:
+        with asyncio.Runner(loop_factory=event_loop) as runner:
+            runner.run(run())
+    except OSError as error:
+        print(f"penstock: cannot listen on {settings.listen}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's loop where there is one, for its speed."""
+    import asyncio
+
+    try:
+        import uvloop
+    except ImportError:  # pragma: no cover - not available on every platform
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""`penstock status`, `queue`, `explain`, `pause`, `resume`, `drain`, `reload`: what the page can do, in a shell."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+from urllib.parse import quote
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from penstock.cli import admin_client, views
+from penstock.cli.admin_client import AdminClient, GatewayError
+from penstock.config.reloading import Change
+
+RELOAD_TIMEOUT_S = 60.0  # ten thousand tenants take some seconds to read
+BATCHES_MAX = 8  # shown by `status`
+EXIT_BUSY = 3  # of `status`: something needs a look; 0 is well, 1 is no answer
+
+
+def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
+    """What one of these commands takes, and what runs it."""
+    admin_client.add_arguments(parser)
+    parser.set_defaults(run=_told(_RUN[command]))
+    if command == "queue":
+        parser.add_argument("verb", nargs="?", choices=["list", "bump", "cancel"], default="list", help="default: list")
+        parser.add_argument("ids", nargs="*", metavar="ID", help="requests to bump or cancel")
+    elif command == "explain":
+        parser.add_argument("id", metavar="ID", help="a request's id (x-request-id)")
+    elif command in ("pause", "drain", "resume"):
+        parser.add_argument("model", metavar="MODEL", nargs="?", help="one model (default: all)")
+        parser.set_defaults(verb=command)
+    elif command == "status":
+        parser.add_argument("--check", action="store_true", help=f"exit {EXIT_BUSY} where something needs a look")
+    elif command == "top":
+        parser.add_argument("--once", action="store_true", help="print it once and leave (also where nobody sees it)")
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+
+
+def _told(run: Any) -> Any:
+    """Where the gateway can't be reached or refuses, say so in a line."""
+
+    def told(args: argparse.Namespace) -> int:
+        try:
+            return int(run(admin_client.client(args), args))
+        except GatewayError as error:
+            print(f"penstock: {error}", file=sys.stderr)
+            return 1
+
+    return told
+
+
+def _status(client: AdminClient, args: argparse.Namespace) -> int:
+    state = client.call("GET", "/admin/state")
+    if args.json:
+        print(json.dumps(state))
+    else:
+        console = Console(highlight=False)
+        console.print(views.headline(state))
+        console.print(views.numbers(state))
+        if state["batches"]:
+            console.print(views.batches(state, BATCHES_MAX))
+        if state["batch_store"]:
+            console.print(f"[red]files and batches are down[/]: {escape(state['batch_store'])}")
+    return EXIT_BUSY if args.check and state["tone"] != "ok" else 0
+
+
+def _queue(client: AdminClient, args: argparse.Namespace) -> int:
+    if args.verb == "list":
+        state = client.call("GET", "/admin/state")
+        if args.json:
+            print(json.dumps({key: state[key] for key in ("headline", "waiting", "tenants", "requests")}))
+            return 0
+        console = Console(highlight=False)
+        console.print(views.headline(state))
+        if state["waiting"]:
+            console.print(views.tenants(state, 20), views.requests(state, "waiting", 40), sep="\n")
+        return 0
+    if not args.ids:
+        raise GatewayError(f"which request? `penstock queue {args.verb} ID`")
+    failed = False
+    for name in args.ids:
+        try:
+            answer = client.call("POST", f"/admin/requests/{quote(name, safe='')}/{args.verb}")
+        except GatewayError as error:
+            print(f"penstock: {error}", file=sys.stderr)
+            failed = True
+        else:
+            print(json.dumps(answer) if args.json else f"{views.plain(name)}: {answer['state']}")
+    return 1 if failed else 0
+
+
+def _explain(client: AdminClient, args: argparse.Namespace) -> int:
+    told = client.call("GET", f"/admin/requests/{quote(args.id, safe='')}")
+    if args.json:
+        print(json.dumps(told))
+        return 0
+    console = Console(highlight=False)
+    for line in told["story"]:
+        console.print(Text(views.plain(line, 2_000)))
+    candidates = (told["explanation"]["sent"] or {}).get("candidates", [])
+    if len(candidates) > 1:
+        score = told["explanation"]["sent"]["scored_by"] or "score"
+        table = Table("open then", "leases", "slots", "prefill tokens", "cached", score, box=None, padding=(0, 1))
+        for one in candidates:
+            figures = [str(one[key]) for key in ("leases", "slots", "prefill_tokens", "cached_tokens")]
+            figures.append("" if one["score"] is None else f"{one['score']:.3g}")
+            table.add_row(Text(views.plain(one["endpoint"])), *figures)
+        console.print(table)
+    return 0
+
+
+def _stop(client: AdminClient, args: argparse.Namespace) -> int:
+    answer = client.call("POST", f"/admin/{args.verb}", {"model": args.model} if args.model else {})
+    if args.json:
+        print(json.dumps(answer))
+    else:
+        stopped = [f"{key}: {', '.join(map(views.plain, answer[key]))}" for key in ("paused", "drained") if answer[key]]
+        print(f"{'; '.join(stopped) or 'nothing is stopped'}; {answer['waiting']} wait")
+    return 0
+
+
+def _reload(client: AdminClient, args: argparse.Namespace) -> int:
+    answer = client.call("POST", "/admin/reload", {}, timeout_s=RELOAD_TIMEOUT_S)
+    if args.json:
+        print(json.dumps(answer))
+        return 0
+    for change in answer["changes"]:
+        print(views.plain(Change(**change).line(), 200))
+    count = len(answer["changes"])
+    print(f"{count or 'no'} change{'' if count == 1 else 's'}; settings {answer['hash']}")
+    return 0
+
+
+def _top(client: AdminClient, args: argparse.Namespace) -> int:
+    if args.json:
+        print(json.dumps(client.call("GET", "/admin/state")))
+        return 0
+    console = Console(highlight=False)
+    if args.once or not console.is_terminal:
+        console.print(views.screen(client.call("GET", "/admin/state"), console.width, None))
+        return 0
+    try:
+        views.live(lambda: client.call("GET", "/admin/state"), console)
+    except KeyboardInterrupt:
+        return 0  # the way to leave it
+
+
+_RUN = {
+    "status": _status,
+    "queue": _queue,
+    "explain": _explain,
+    "pause": _stop,
+    "drain": _stop,
+    "resume": _stop,
+    "reload": _reload,
+    "top": _top,
+}

@@ -1,0 +1,244 @@
+"""The gateway's state in a terminal: the page's parts as tables that fit 80 columns, and all of them live (`top`).
+
+Callers choose names, so every text goes in as plain text with what is not printable replaced: no markup, no escapes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from penstock.cli.admin_client import GatewayError
+from penstock.gateway.admin.events import printable
+from penstock.gateway.admin.headline import seconds
+
+INTERVAL_S = 1.0
+MARKS = {"ok": ("● ok", "bold blue"), "busy": ("▲ busy", "bold yellow"), "bad": ("■ attention", "bold red")}
+BAD = ("down", "hung", "stuck", "ejected")  # states of endpoints; of the others all but "up" need a look
+DOUBTS_SHOWN = 3  # lines of `status` and `top`
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+State = dict[str, Any]
+
+
+def plain(value: object, chars_max: int = 120) -> str:
+    return printable(str(value), chars_max)
+
+
+def headline(state: State) -> Text:
+    mark, style = MARKS.get(state["tone"], MARKS["bad"])
+    return Text.assemble((mark, style), " ", (plain(state["headline"], 600), "bold"))
+
+
+def numbers(state: State) -> Text:
+    now = state["now"]
+    return Text(
+        f"waiting {state['waiting']:,} · running {state['running']:,} of {now.get('slots', 0):,.0f}"
+        f" · sent {now.get('sent_per_s', 0):.1f}/s · refused {now.get('refused_per_s', 0):.1f}/s"
+        f" · {now.get('tokens_per_s', 0):,.0f} tokens/s"
+    )
+
+
+def models(state: State, most: int) -> Table:
+    table = _table("model", ">wait", ">run/slots", ">oldest", ">p50", ">p99", ">up", "why they wait")
+    for model in state["models"][:most]:
+        table.add_row(
+            _name(model["name"], 20),
+            _waiting(model["waiting"]),
+            f"{model['running']}/{model['slots']}",
+            seconds(model["oldest_wait_s"]) if model["waiting"] else "",
+            seconds(model["wait_p50_s"]),
+            seconds(model["wait_p99_s"]),
+            f"{model['up']}/{model['endpoints']}",
+            (model["cause"] or "") if model["waiting"] else "",
+        )
+    return _more(table, state["models"], most, state["models_more"])
+
+
+def tenants(state: State, most: int) -> Table:
+    table = _table("tenant", "band", ">wait", ">oldest", ">run", ">got 1m", "", "in its band")
+    for flow in state["tenants"][:most]:
+        table.add_row(
+            _name(flow["tenant"], 20),
+            _name(flow["band"], 11),
+            _waiting(flow["waiting"]),
+            seconds(flow["oldest_wait_s"]) if flow["waiting"] else "",
+            str(flow["running"]),
+            f"{flow['share_of_all']:.0%}",
+            _bar(flow["share_of_all"], 4),
+            _in_band(flow),
+        )
+    return _more(table, state["tenants"], most, state["tenants_more"])
+
+
+def _in_band(flow: State) -> str:
+    """Its share of what its band got over the last minute, and what would be fair."""
+    if flow["is_alone"]:
+        return "alone"
+    fair = flow["fair_share"]
+    if fair is None or (flow["share"] < fair and flow["oldest_wait_s"] < 1.0):  # else it would wait for its due
+        return f"{flow['share']:.0%}, all it asks"
+    return f"{flow['share']:.0%}, fair {fair:.0%}"
+
+
+def endpoints(state: State, most: int) -> Table:
+    table = _table("endpoint", "state", ">sent/slots", ">KV/ceil", "", ">ms/tok", ">queues", ">age", "closed for")
+    for one in state["endpoints"][:most]:
+        usage, age_s = one["kv_usage_believed"], one["observed_s_ago"]
+        table.add_row(
+            _name(one["name"], 18),
+            _state(one["state"], one["role"]),
+            f"{one['leases']}/{one['slots']}",
+            "–" if usage is None else f"{usage * 100:.0f}/{state['kv_usage_ceiling']:.0%}",
+            _bar(usage or 0.0, 4),
+            f"{one['time_per_output_token_s'] * 1000:.1f}",
+            "–" if one["engine_waiting"] is None else f"{one['engine_waiting']:.0f}",
+            "–" if age_s is None else seconds(age_s),
+            one["closed"] or "",
+        )
+    return _more(table, state["endpoints"], most, state["endpoints_more"])
+
+
+def doubts(state: State, most: int) -> list[Text]:
+    """Whose gauges are not believed, and why. That an engine tells no load at all, `doctor` says."""
+    told = [one for one in state["endpoints"] if one["gauges"] not in ("believed", "none")]
+    return [Text(f"{plain(one['name'], 40)}: {plain(one['gauges_why'])}", style="yellow") for one in told[:most]]
+
+
+def requests(state: State, which: str, most: int) -> Table:
+    table = _table("request", "tenant", "band", "state", ">waited", ">in", ">out", "why")
+    rows = state["requests"][which]
+    for row in rows[:most]:
+        why = row["cause"] or row["reason"] or row["endpoint"] or ""
+        table.add_row(
+            _name(row["id"], 18),
+            _name(row["tenant"], 14),
+            _name(row["band"], 11),
+            row["state"],
+            seconds(row["waited_s"]),
+            str(row["prompt_tokens"]),
+            str(row["output_tokens"]),
+            _name(why, 20),
+        )
+    return _more(table, rows, most, max(0, state.get(which, len(rows)) - len(rows)))
+
+
+def batches(state: State, most: int) -> Table:
+    table = _table("batch", "tenant", "status", ">done", "", ">failed", ">done in", ">window")
+    for one in state["batches"][:most]:
+        end, left = one["estimated_end"], seconds(max(0.0, one["deadline"] - state["at"]))
+        table.add_row(
+            _name(one["id"], 18),
+            _name(one["tenant"], 14),
+            plain(one["status"], 12),
+            f"{one['completed']:,}/{one['total']:,}",
+            _bar((one["completed"] + one["failed"]) / max(one["total"], 1), 4),
+            f"{one['failed']:,}",
+            "–" if end is None else seconds(max(0.0, end - state["at"])),
+            Text(f"{left}, missed", style="bold red") if one["misses_window"] else left,
+        )
+    return _more(table, state["batches"], most, 0)
+
+
+def events(state: State, most: int) -> Group:
+    lines = [
+        Text(time.strftime("%H:%M:%S ", time.localtime(event["at"])) + plain(event["text"], 200), overflow="ellipsis")
+        for event in state["events"][:most]
+    ]
+    for line in lines:
+        line.no_wrap = True
+    return Group(*lines)
+
+
+def screen(state: State, width: int, height: int | None) -> RenderableType:
+    """All of it. With a height, the lists share the lines there are: requests get what is left."""
+    lines = 60 if height is None else height
+    sentence = headline(state)
+    spent = 1 + len(sentence.wrap(Console(width=width), width)) + 1
+    shown = {
+        "models": min(len(state["models"]), 4),
+        "tenants": min(len(state["tenants"]), 8),
+        "endpoints": min(len(state["endpoints"]), 8),
+        "batches": min(len(state["batches"]), 3),
+        "events": min(len(state["events"]), 3),
+    }
+    spent += bool(state["batches"])
+    while sum(shown.values()) + spent + 8 > lines and max(shown.values()) > 1:
+        longest = max(shown, key=shown.__getitem__)
+        shown[longest] -= 1
+    which = next((name for name in ("waiting", "running") if state["requests"][name]), "ended")
+    left = lines - spent - sum(shown.values()) - 8
+    parts: list[RenderableType] = [sentence, numbers(state), models(state, shown["models"])]
+    if state["tenants"]:
+        parts.append(tenants(state, shown["tenants"]))
+    parts.append(endpoints(state, shown["endpoints"]))
+    parts += doubts(state, DOUBTS_SHOWN)
+    if state["batches"]:
+        parts.append(batches(state, shown["batches"]))
+    if left > 1:
+        parts.append(requests(state, which, left))
+    parts.append(events(state, shown["events"]))
+    return Group(*parts)
+
+
+def live(ask: Callable[[], State], console: Console) -> NoReturn:
+    """Once a second until Ctrl-C. A gateway that is away is asked again; the last picture stays."""
+    state: State | None = None
+    with Live(console=console, screen=True, auto_refresh=False) as shown:
+        while True:
+            trouble = ""
+            try:
+                state = ask()
+            except GatewayError as error:
+                if state is None:
+                    raise
+                trouble = f"{error}; trying again"
+            if state is not None:
+                picture = screen(state, console.width, console.height - bool(trouble))
+                shown.update(Group(Text(trouble, style="bold red"), picture) if trouble else picture, refresh=True)
+            time.sleep(INTERVAL_S)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", expand=False, show_edge=False)
+    for column in columns:
+        right = column.startswith(">")
+        table.add_column(
+            column.lstrip(">"), justify="right" if right else "left", no_wrap=True, overflow="ellipsis", max_width=24
+        )
+    return table
+
+
+def _more(table: Table, rows: list[Any], most: int, beyond: int) -> Table:
+    hidden = max(0, len(rows) - most) + beyond
+    if hidden:
+        table.columns[0].header = f"{table.columns[0].header} (+{hidden:,})"
+    return table
+
+
+def _name(value: object, width: int) -> Text:
+    return Text(plain(value, width), no_wrap=True, overflow="ellipsis")
+
+
+def _state(state: str, role: str) -> Text:
+    only = "" if role == "both" else f", {plain(role, 8)}"
+    if state == "up":
+        return Text(f"● up{only}")
+    is_bad = state in BAD
+    return Text(f"{'■' if is_bad else '▲'} {plain(state, 12)}{only}", style="bold red" if is_bad else "bold yellow")
+
+
+def _waiting(count: int) -> Text:
+    return Text(f"{count:,}", style="bold yellow" if count else "")
+
+
+def _bar(part: float, width: int) -> str:
+    eighths = round(min(max(part, 0.0), 1.0) * width * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (EIGHTHS[rest] if rest else "")).ljust(width)

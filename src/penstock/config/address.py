@@ -1,0 +1,141 @@
+"""Addresses: is this where we can listen, is that where an engine can be reached, and what is a network?
+
+All are kept as text in one normal form: `host:port`, `10.0.0.0/8`, and `scheme://host[:port][/prefix]` with the
+host in lower case and no trailing slash, so that two spellings of one engine are recognised as one.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from urllib.parse import SplitResult, urlsplit
+
+from penstock.config.problems import Refused, show
+
+PORT_MAX = 65_535
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?", re.ASCII)
+_URL = re.compile(r"[!-~]{1,2048}", re.ASCII)
+_NEVER_IN_URL = frozenset('"<>\\^`{|}')
+_DEFAULT_PORT = {"http": 80, "https": 443}
+
+
+def listen_address(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= PORT_MAX:
+        raise Refused(f"{show(value)} has no host", f"write `127.0.0.1:{value}`, or `:{value}` for every interface")
+    if not isinstance(value, str):
+        raise Refused(f"expected `host:port`, found {show(value)}")
+    host, colon, port = value.rpartition(":")
+    if "://" in value:
+        raise Refused(f"{show(value)} is a URL; expected `host:port`", f"write {show(value.partition('://')[2])}")
+    if not colon:
+        hint = f"127.0.0.1:{value}" if _is_port(value) else f"{value}:8080"
+        raise Refused(f"{show(value)}: expected `host:port`", f"write {show(hint)}")
+    if not _is_port(port):
+        raise Refused(f"{show(value)}: the port has to be a number from 0 (choose a free one) to {PORT_MAX}")
+    if ":" in host and not host.startswith("["):
+        raise Refused(f"{show(value)}: an IPv6 address needs brackets", f"write {show(f'[{host}]:{port}')}")
+    if host and not _is_host(host):
+        raise Refused(f"{show(value)}: expected a host name or an IP address before the port")
+    return f"{host}:{int(port)}"
+
+
+def split_listen(listen: str) -> tuple[str, int]:
+    """Host (empty: every interface; without brackets) and port of a checked `listen`."""
+    host, _, port = listen.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def endpoint_url(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise Refused(f"expected a URL, found {show(value)}", "for example http://gpu-0:8000")
+    if not _URL.fullmatch(value) or _NEVER_IN_URL & set(value):
+        raise Refused(f"{show(value)} is not a URL: expected ASCII characters without spaces")
+    parts = _split(value)
+    if parts is None or parts.hostname is None or not _is_host(_bracketed(parts.hostname)):
+        raise Refused(f"{show(value)} is not a URL with a host", _with_scheme(value))
+    if parts.username is not None:
+        raise Refused("credentials in a URL are not used", "give the engine's key as `api_key`")
+    if "?" in value or "#" in value:
+        raise Refused(f"{show(value)}: a URL here has no query and no fragment")
+    prefix = parts.path.rstrip("/")
+    url = f"{parts.scheme}://{_authority(parts)}"
+    if prefix.endswith("/v1"):
+        raise Refused(f"{show(value)}: Penstock appends the whole path, `/v1` included", f"write `{url}{prefix[:-3]}`")
+    return url + prefix
+
+
+def network(value: object) -> str:
+    """An IP address or a network, in its normal form."""
+    if not isinstance(value, str):
+        raise Refused(f"expected an IP address or a network such as 10.0.0.0/8, found {show(value)}")
+    try:
+        found = ipaddress.ip_network(value.strip(), strict=False)
+        exact = "/" not in value or ipaddress.ip_interface(value.strip()).ip == found.network_address
+    except ValueError:
+        raise Refused(f"{show(value)} is not an IP address or a network such as 10.0.0.0/8") from None
+    if not exact:
+        raise Refused(f"{show(value)} is an address within a network", f"write `{found}`")
+    return str(found)
+
+
+def host_and_port(url: str) -> str:
+    """`http://gpu-0` as `gpu-0:80`: how an endpoint is called unless it has a name."""
+    parts = urlsplit(url)
+    return f"{_bracketed(parts.hostname or '')}:{parts.port or _DEFAULT_PORT[parts.scheme]}"
+
+
+def same_place(url: str) -> tuple[str, str, str]:
+    """Equal for two URLs that reach one engine, whether or not they spell out the default port."""
+    parts = urlsplit(url)
+    return parts.scheme, host_and_port(url), parts.path
+
+
+def _split(value: str) -> SplitResult | None:
+    """The parts of an http(s) URL whose port is usable; None where it is something else."""
+    try:
+        parts = urlsplit(value)
+        port = parts.port
+    except ValueError:
+        if "://" in value and "[" not in value:
+            raise Refused(f"{show(value)}: the port has to be a number from 1 to {PORT_MAX}") from None
+        return None
+    if "://" not in value:
+        return None
+    if parts.scheme not in _DEFAULT_PORT:
+        raise Refused(f"{show(value)}: expected a URL with http:// or https://")
+    if port == 0:
+        raise Refused(f"{show(value)}: the port has to be a number from 1 to {PORT_MAX}")
+    return parts
+
+
+def _with_scheme(value: str) -> str | None:
+    """`gpu-0:8000` misses only its scheme."""
+    try:
+        return None if "://" in value else f"write `{endpoint_url(f'http://{value}')}`"
+    except Refused:
+        return None
+
+
+def _authority(parts: SplitResult) -> str:
+    host = _bracketed(parts.hostname or "")
+    return host if parts.port is None else f"{host}:{parts.port}"
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _is_port(value: str) -> bool:
+    return value.isascii() and value.isdecimal() and len(value) <= 5 and int(value) <= PORT_MAX
+
+
+def _is_host(host: str) -> bool:
+    try:
+        if host.startswith("["):
+            ipaddress.IPv6Address(host.removeprefix("[").removesuffix("]"))
+            return host.endswith("]") and "%" not in host
+        if re.fullmatch(r"[0-9.]+", host):
+            ipaddress.IPv4Address(host)
+    except ValueError:
+        return False
+    return host.startswith("[") or bool(_HOST.fullmatch(host))

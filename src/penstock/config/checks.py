@@ -1,0 +1,289 @@
+"""Checks: do values that are fine one by one also fit together?
+
+Each check looks at the parts it needs and runs where those are valid, whatever is wrong elsewhere; so a
+person sees everything at once. Values in messages come from the document as it was written, because that
+still knows which text came out of a variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from penstock.config import values
+from penstock.config.address import same_place
+from penstock.config.model import DEFAULT_BANDS, Band, Endpoint, Health, Observe, Queue, Settings, Tls
+from penstock.config.problems import Filled, Location, Problem, did_you_mean, show, unreadable, write_path, written_at
+from penstock.config.sections.batch import batch_checks
+from penstock.config.sections.discovery_checks import discovery_checks
+from penstock.config.sections.locality import contradictions
+from penstock.config.sections.models import Model, ModelPrices, model_prices
+from penstock.config.sections.operation import Admin, Tracing, tracing_problem
+from penstock.config.sections.routing import Routing
+from penstock.config.sections.routing import contradictions as routing_contradictions
+from penstock.config.sections.section import Section
+from penstock.config.sections.tenancy import ANONYMOUS, NAMES_WITHOUT_KEYS, Fairness, Identity, Prices, Tenant
+
+Found = Iterator[tuple[Location, Problem]]
+Document = Mapping[str, object]
+S = TypeVar("S", bound=Section)
+_BAND_NAME: TypeAdapter[str] = TypeAdapter(values.BandName)
+
+
+def cross_checks(document: Document) -> Found:
+    yield from _tls(document)
+    yield from _endpoints(document)
+    yield from discovery_checks(document)
+    yield from _models(document)
+    yield from _bands(document)
+    yield from _min_shares(document)
+    yield from _fairness(document)
+    yield from _identity(document)
+    yield from _tenants(document)
+    yield from _routing(document)
+    yield from _health(document)
+    yield from _observe(document)
+    yield from _locality(document)
+    yield from batch_checks(document)
+    yield from _tracing(document)
+    yield from _admin(document)
+
+
+def _problem(location: Location, message: str, suggestion: str | None = None) -> tuple[Location, Problem]:
+    return location, Problem(write_path(location), message, suggestion)
+
+
+def _valid(section: type[S], raw: object) -> S | None:
+    try:
+        return section.model_validate(raw)
+    except ValidationError:
+        return None
+
+
+def _items(section: type[S], raw: object) -> list[S | None]:
+    return [_valid(section, item) for item in raw] if isinstance(raw, list | tuple) else []
+
+
+def _admin(document: Document) -> Found:
+    admin = _valid(Admin, document.get("admin") or {})
+    if admin is not None and admin.read_token is not None and admin.read_token == admin.token:
+        yield _problem(("admin", "read_token"), "is the same as `admin.token`: who may look could change everything")
+
+
+def _tracing(document: Document) -> Found:
+    tracing = _valid(Tracing, document.get("tracing") or {})
+    missing = None if tracing is None else tracing_problem(tracing.endpoint)
+    if missing is not None:
+        yield _problem(("tracing", "endpoint"), missing, "pip install 'penstock[otel]'")
+
+
+def _tls(document: Document) -> Found:
+    tls = _valid(Tls, document.get("tls"))
+    if tls is None:
+        return
+    for key, other, path in (("cert", "key", tls.cert), ("key", "cert", tls.key)):
+        if path is None:
+            if getattr(tls, other) is not None:
+                yield _problem(("tls", key), f"is missing, but `tls.{other}` is given", "HTTPS needs both")
+            continue
+        if (problem := unreadable(document, ("tls", key), path)) is not None:
+            yield ("tls", key), problem
+
+
+def _endpoints(document: Document) -> Found:
+    urls: dict[tuple[str, str, str], int] = {}
+    names: dict[str, int] = {}
+    for index, endpoint in enumerate(_items(Endpoint, document.get("endpoints"))):
+        if endpoint is None:
+            continue
+        place = same_place(endpoint.url)
+        if place in urls:
+            yield _problem(("endpoints", index, "url"), f"is the same as that of endpoints[{urls[place]}]")
+        elif endpoint.name in names:
+            message = f"is the same as that of endpoints[{names[endpoint.name]}]"
+            yield _problem(("endpoints", index, "name"), message, "give each a `name` of its own")
+        urls.setdefault(place, index)
+        names.setdefault(endpoint.name, index)
+
+
+def _models(document: Document) -> Found:
+    models = document.get("models")
+    if not isinstance(models, Mapping):
+        return
+    listed: dict[str, int] = {}
+    for index, endpoint in enumerate(_items(Endpoint, document.get("endpoints"))):
+        if endpoint is not None and endpoint.models != "auto":
+            listed |= dict.fromkeys((model for model in endpoint.models if model not in listed), index)
+    fairness = _valid(Fairness, document.get("fairness"))
+    known = {name: model for name, raw in models.items() if (model := _valid(Model, raw)) is not None}
+    for name, model in known.items():
+        if model.says_nothing:
+            yield _problem(("models", name), "says nothing", "give `to`, `band`, `weight` or `prices`")
+        if model.to is not None and name in listed:
+            message = f"an alias cannot have the name of a model that endpoints[{listed[name]}] lists"
+            yield _problem(("models", name), message)
+        if model.to is not None and (other := known.get(model.to)) is not None and other.to is not None:
+            shown = show(written_at(models[name], ("to",)))
+            yield _problem(("models", name, "to"), f"{shown} is itself an alias", "name the engine's model")
+        if model.weight is not None and fairness is not None and "model" not in fairness.levels:
+            message = "divides nothing: `fairness.levels` does not name `model`"
+            yield _problem(("models", name, "weight"), message, "write `levels: [tenant, model]`")
+        if fairness is None or model.prices == ModelPrices():
+            continue
+        if not _counts_tokens(document):
+            message = f"mean nothing with `fairness.policy: {fairness.policy}`, which counts no tokens"
+            yield _problem(("models", name, "prices"), message, "write `policy: weighted_tokens`")
+        if not any(model_prices(model, fairness.prices).values()):
+            yield _problem(("models", name, "prices"), "are all 0: at least one kind of token has to cost something")
+
+
+def _bands(document: Document) -> Found:
+    raw = document.get("bands")
+    bands = list(DEFAULT_BANDS) if raw is None else _items(Band, raw)
+    names: dict[str, int] = {}
+    for index, band in enumerate(bands):
+        if band is None:
+            continue
+        if band.name in names:
+            yield _problem(("bands", index, "name"), f"is the same as that of bands[{names[band.name]}]")
+        if band.shed_target is not None and not band.best_effort:
+            message = "sheds requests, and this band is not for best effort"
+            yield _problem(("bands", index, "shed_target"), message, "set `best_effort: true` too, or leave it out")
+        names.setdefault(band.name, index)
+    if not bands or None in bands:
+        return  # an unknown name may be the one that is misspelled there
+    tenants = document.get("tenants")
+    locations: list[Location] = [("default_band",), ("identity", "max_band")]
+    locations += [("tenants", n, "max_band") for n in range(len(tenants) if isinstance(tenants, list | tuple) else 0)]
+    models = document.get("models")
+    locations += [("models", name, "band") for name in (models if isinstance(models, Mapping) else ())]
+    for location in locations:
+        written = written_at(document, location)
+        if written in (None, "") and location != ("default_band",):
+            continue
+        wanted = Settings.model_fields["default_band"].default if written is None else written
+        if not isinstance(wanted, str) or not _is_band_name(wanted) or wanted in names:
+            continue
+        hint = None if isinstance(wanted, Filled) else did_you_mean(wanted, list(names))
+        by_default = "by default " if written is None else ""
+        yield _problem(
+            location, f"is {by_default}{show(wanted)}, which is none of the bands ({', '.join(names)})", hint
+        )
+
+
+def _min_shares(document: Document) -> Found:
+    total = 0.0
+    for index, band in enumerate(_items(Band, document.get("bands"))):
+        if band is not None and band.min_share > band.ceiling:
+            message = f"is more than the band's `ceiling` ({band.ceiling:g}) lets it have of any endpoint"
+            yield _problem(("bands", index, "min_share"), message, "lower it, or raise `ceiling`")
+        total += 0.0 if band is None else band.min_share
+        if total >= 1:
+            message = "with those before it, the minimum shares reach 1; expected less than 1 over all bands"
+            yield _problem(("bands", index, "min_share"), message)
+            return
+
+
+def _fairness(document: Document) -> Found:
+    raw = document.get("fairness")
+    fairness = _valid(Fairness, {"levels": written_at(raw, ("levels",))})
+    levels = () if fairness is None else fairness.levels
+    for index, level in enumerate(levels):
+        if levels.index(level) < index:
+            message = f"is the same as fairness.levels[{levels.index(level)}]"
+            yield _problem(("fairness", "levels", index), message, "name each level once")
+    prices = _valid(Prices, written_at(raw, ("prices",)))
+    if prices is not None and not any((prices.prompt, prices.cached_prompt, prices.completion)):
+        yield _problem(("fairness", "prices"), "are all 0: at least one kind of token has to cost something")
+
+
+def _counts_tokens(document: Document) -> bool:
+    """Whether what tokens cost decides anything, in any band; another package's policy may look at it."""
+    fairness = _valid(Fairness, document.get("fairness"))
+    raw = document.get("bands")
+    bands = list(DEFAULT_BANDS) if raw is None else _items(Band, raw)
+    if fairness is None or None in bands:
+        return True  # which is told apart
+    policies = {band.fairness.policy or fairness.policy for band in bands if band is not None}
+    return not policies <= {"round_robin", "fcfs"}
+
+
+def _tenants(document: Document) -> Found:
+    tenants = _items(Tenant, document.get("tenants"))
+    names: dict[str, int] = {}
+    keys: dict[str, str] = {}
+    for index, tenant in enumerate(tenants):
+        if tenant is None:
+            continue
+        if tenant.name in names:
+            yield _problem(("tenants", index, "name"), f"is the same as that of tenants[{names[tenant.name]}]")
+        names.setdefault(tenant.name, index)
+        if tenant.keys and tenant.name in NAMES_WITHOUT_KEYS:
+            yield _problem(("tenants", index, "keys"), f"`{tenant.name}` stands for callers without a key")
+        for n, key in enumerate(tenant.keys):
+            if key in keys:
+                yield _problem(("tenants", index, "keys", n), f"is the same as {keys[key]}", "a key has one tenant")
+            keys.setdefault(key, write_path(("tenants", index, "keys", n)))
+    if ANONYMOUS in names and written_at(document, ("identity", "anonymous")) is not None:
+        message = f"is given twice, as tenants[{names[ANONYMOUS]}] too"
+        yield _problem(("identity", "anonymous"), message, "give it once")
+    identity = _valid(Identity, document.get("identity"))
+    if identity is not None and identity.require_key and not keys and None not in tenants:
+        message = "no tenant has a key, so nobody could be served"
+        yield _problem(("identity", "require_key"), message, "`penstock keys new NAME` makes one")
+
+
+def _identity(document: Document) -> Found:
+    identity = _valid(Identity, document.get("identity"))
+    if identity is None:
+        return
+    for key in ("tenant_header", "user_header", "band_header"):
+        if getattr(identity, key) in ("authorization", "x-api-key", "cookie"):
+            shown = show(written_at(document, ("identity", key)))
+            yield _problem(("identity", key), f"{shown} carries secrets, and names are shown and logged")
+
+
+def _is_band_name(value: object) -> bool:
+    try:
+        _BAND_NAME.validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
+def _routing(document: Document) -> Found:
+    routing, queue = _valid(Routing, document.get("routing")), _valid(Queue, document.get("queue"))
+    if routing is None or queue is None:
+        return
+    for location, message, suggestion in routing_contradictions(routing, queue.max_wait):
+        yield _problem(("routing", *location), message, suggestion)
+
+
+def _health(document: Document) -> Found:
+    health = _valid(Health, document.get("health"))
+    if health is not None and health.eject_for > health.eject_for_max:
+        yield _longer(document, "health", "eject_for", "eject_for_max", health)
+
+
+def _observe(document: Document) -> Found:
+    observe = _valid(Observe, document.get("observe"))
+    if observe is not None and observe.fast_interval > observe.interval:
+        yield _longer(document, "observe", "fast_interval", "interval", observe)
+
+
+def _locality(document: Document) -> Found:
+    for location, message, suggestion in contradictions(document):
+        yield _problem(location, message, suggestion)
+
+
+def _longer(document: Document, section: str, key: str, limit: str, parts: Section) -> tuple[Location, Problem]:
+    """Says it at the one of the two that was written, and shows a default as a duration."""
+
+    def shown(name: str) -> str:
+        raw = written_at(document, (section, name))
+        return show(values.write_duration(getattr(parts, name)) if raw is None else raw)
+
+    at = key if written_at(document, (section, key)) is not None else limit
+    return _problem((section, at), f"`{key}` ({shown(key)}) is longer than `{limit}` ({shown(limit)})")

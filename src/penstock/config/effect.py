@@ -1,0 +1,123 @@
+"""Settings without effect: which of those that were written can do nothing beside the others?
+
+They do no harm, and may be there for another day (queueing may be switched off for an hour), so each is a warning of
+`penstock check` and at start. What contradicts is refused instead (`checks.py`, `routing.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.config.model import Band, Settings
+from penstock.config.sections.section import Section
+from penstock.core.queueing.fairness.registry import POLICIES as FAIRNESS
+
+_OF_THE_QUEUE = ("max_requests", "max_tokens", "heartbeat_after")
+_OF_BANDS_QUEUES = (
+    *("max_engine_waiting", "ceiling", "min_share", "deadline", "shed_target", "ordering", "max_wait"),
+    *("max_requests", "max_bytes", "max_tokens"),
+)
+_OF_WAITING_TENANTS = ("queued", "queued_bytes", "queued_tokens")
+
+
+def effect_warnings(settings: Settings) -> list[str]:
+    """What is told of settings that do nothing."""
+    return [
+        *_without_queue(settings),
+        *_bands(settings),
+        *_slots(settings),
+        *_fairness(settings),
+        *_rest(settings),
+    ]
+
+
+def _written(section: Section, *keys: str) -> list[str]:
+    return [key for key in keys if key in section.model_fields_set]
+
+
+def _without_queue(settings: Settings) -> Iterator[str]:
+    if settings.queue.enabled:
+        return
+    named = [f"queue.{key}" for key in _written(settings.queue, *_OF_THE_QUEUE)]
+    named += _written(settings, "ordering")
+    if "bands" in settings.model_fields_set:
+        for index, band in enumerate(settings.bands):
+            named += [f"bands[{index}].{key}" for key in _written(band, *_OF_BANDS_QUEUES)]
+    for index, tenant in enumerate(settings.tenants):
+        named += [f"tenants[{index}].limits.{key}" for key in _written(tenant.limits, *_OF_WAITING_TENANTS)]
+    named += [f"routing.{key}" for key in _written(settings.routing, "affinity_wait", "prefix_group")]
+    if named:
+        yield f"with `queue.enabled: false` nothing waits, so these do nothing: {', '.join(named)}"
+
+
+def _bands(settings: Settings) -> Iterator[str]:
+    if "bands" not in settings.model_fields_set:
+        return
+    for index, band in enumerate(settings.bands):
+        where = f"bands[{index}]"
+        if band.min_share and index == 0:
+            yield f"{where}.min_share does nothing: no band is above it"
+        if band.shed_target is None and "shed_interval" in band.model_fields_set:
+            yield f"{where}.shed_interval does nothing without `shed_target`"
+        if band.shed_target is not None and 2 * band.shed_target >= _max_wait(settings, band):
+            yield f"{where}.shed_target sheds nobody who waits: twice as much is not before `max_wait`"
+        for key in ("max_requests", "max_bytes", "max_tokens"):
+            own, whole = getattr(band, key), getattr(settings.queue, key)
+            if own is not None and own > whole:
+                yield f"{where}.{key} does nothing: `queue.{key}` is lower"
+
+
+def _max_wait(settings: Settings, band: Band) -> float:
+    return settings.queue.max_wait if band.max_wait is None else band.max_wait
+
+
+def _slots(settings: Settings) -> Iterator[str]:
+    told = [endpoint.slots for endpoint in settings.endpoints if isinstance(endpoint.slots, int)]
+    all_told = bool(told) and len(told) == len(settings.endpoints) and not settings.discovery
+    if "slots_initial" in settings.admission.model_fields_set and all_told:
+        yield "admission.slots_initial does nothing: every endpoint has `slots` of its own"
+    share = settings.admission.reserved_slots
+    if isinstance(share, float) and share > 0:
+        if all_told and sum(told) * share < 1:
+            yield f"admission.reserved_slots keeps nothing: {share:g} of {sum(told)} slots is less than one"
+        if settings.fairness.policy == "fcfs":
+            yield "admission.reserved_slots keeps nothing: with `fairness.policy: fcfs` nobody has a share"
+    if settings.queue.enabled:
+        for index, band in enumerate(settings.bands):
+            for at, endpoint in enumerate(settings.endpoints):
+                if isinstance(endpoint.slots, int) and band.ceiling * endpoint.slots < 1:
+                    yield (
+                        f"bands[{index}].ceiling of endpoints[{at}] is less than one of its slots: "
+                        "it is sent one request there while it is idle"
+                    )
+
+
+def _fairness(settings: Settings) -> Iterator[str]:
+    whole = settings.fairness
+    policies = {band.fairness.policy or whole.policy for band in settings.bands}
+    counts_tokens = "weighted_tokens" in policies or not policies <= FAIRNESS.keys()
+    if not counts_tokens and "prices" in whole.model_fields_set:
+        yield f"fairness.prices do nothing with `fairness.policy: {settings.fairness.policy}`"
+    if policies == {"fcfs"}:
+        for index, tenant in enumerate(settings.tenants):
+            if "weight" in tenant.model_fields_set:
+                yield f"tenants[{index}].weight does nothing with `fairness.policy: fcfs`"
+
+
+def _rest(settings: Settings) -> Iterator[str]:
+    if settings.queue.heartbeat_after >= max(_max_wait(settings, band) for band in settings.bands):
+        yield "queue.heartbeat_after does nothing: nobody waits longer than `max_wait`"
+    if settings.retry.max_attempts == 1 and "budget" in settings.retry.model_fields_set:
+        yield "retry.budget does nothing with `retry.max_attempts: 1`"
+    if settings.retry.budget == 0 and "max_attempts" in settings.retry.model_fields_set:
+        yield "retry.max_attempts does nothing with `retry.budget: 0`"
+    if settings.tracing.endpoint is None and "sample" in settings.tracing.model_fields_set:
+        yield "tracing.sample does nothing without `tracing.endpoint`"
+    if settings.identity.require_key and "anonymous" in settings.identity.model_fields_set:
+        yield "identity.anonymous does nothing with `identity.require_key`"
+    batch = settings.batch
+    if batch.data is None and batch.url is None and (unused := _written(batch, "keep", "claim_timeout", "limits")):
+        named = ", ".join(f"batch.{key}" for key in unused)
+        yield f"without `batch.data` there are no batches, so these do nothing: {named}"
+    elif batch.store == "sqlite" and "claim_timeout" in batch.model_fields_set:
+        yield "batch.claim_timeout does nothing with `store: sqlite`, which one gateway has to itself"

@@ -1,0 +1,131 @@
+"""Explain: how does a validation error read when a person wrote the setting?
+
+pydantic finds every wrong value at once; here each of its errors becomes one `Problem`: the path as it is
+written in the file, what was found, what is expected, and for an unknown key the key that was probably meant.
+
+Settings also come while the gateway runs, from files that others write and through /admin, so this is bounded: beyond
+`TOLD_MAX` problems only their number is told.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from itertools import islice
+from typing import get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from penstock.config.model import Settings
+from penstock.config.problems import (
+    Filled,
+    Location,
+    Problem,
+    Refused,
+    did_you_mean,
+    listing,
+    show,
+    write_path,
+    written_at,
+)
+from penstock.config.sections.section import Section
+
+NOT_YET = "not supported in this version"
+TOLD_MAX = 50  # more than anybody reads at once; each costs up to a tenth of a millisecond, for what might be meant
+_BOUNDS = {
+    "greater_than": ("gt", "more than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+_CHOICE = re.compile(r"'([^']*)'")
+
+
+def explain(error: ValidationError, document: object) -> Iterator[tuple[Location, Problem]]:
+    for detail in islice(error.errors(include_url=False), TOLD_MAX):
+        location = tuple(part for part in detail["loc"] if part != "[key]")
+        written = written_at(document, location)
+        message, suggestion = _sentence(detail, location, written)
+        if isinstance(written, Filled):
+            suggestion = None  # it may quote what a variable holds
+        yield location, Problem(write_path(location), message, suggestion)
+    if error.error_count() > TOLD_MAX:
+        yield (), Problem(write_path(()), f"{error.error_count() - TOLD_MAX} more problems, not told")
+
+
+def _sentence(detail: ErrorDetails, location: Location, written: object) -> tuple[str, str | None]:
+    found, context = show(written), detail.get("ctx", {})
+    kind = detail["type"]
+    cause = context.get("error")
+    if isinstance(cause, Refused):
+        return str(cause), cause.suggestion
+    if kind in _BOUNDS:
+        bound, words = _BOUNDS[kind]
+        return f"{found}: expected {words} {context[bound]:g}", None
+    if kind == "extra_forbidden":
+        return _unknown_key(location)
+    if kind == "literal_error":
+        return _wrong_choice(written, location, _CHOICE.findall(context["expected"]))
+    if kind == "missing":
+        return "is required", None
+    if kind in {"tuple_type", "list_type"}:
+        return f"expected a list, found {found}", "begin each item with `- `"
+    if kind in {"model_type", "model_attributes_type", "dict_type"}:
+        return f"expected a mapping (`key: value`), found {found}", None
+    return f"{found} is not accepted here", None
+
+
+def _unknown_key(location: Location) -> tuple[str, str | None]:
+    key, section = str(location[-1]), section_at(location[:-1])
+    if key in section.later:
+        return NOT_YET, None
+    known = list(section.model_fields)
+    near = did_you_mean(key, [*known, *section.later])
+    if near is None:
+        found = [prefix for prefix, other in _all_sections() if key in other.model_fields]
+        places = [f"`{prefix}{key}`" if prefix else f"`{key}` at the top level" for prefix in found]
+        near = f"did you mean {listing(places)}?" if places else None
+    if near is None and any(key in other.later for _, other in _all_sections()):
+        return NOT_YET, None
+    return "unknown setting", near or f"known here: {', '.join(known)}"
+
+
+def _wrong_choice(value: object, location: Location, choices: list[str]) -> tuple[str, str | None]:
+    expected = f"expected {listing(choices)}"
+    later = section_at(location[:-1]).later_choices.get(str(location[-1]), frozenset())
+    if isinstance(value, str) and value in later:
+        return f"{show(value)} is {NOT_YET}; {expected}", None
+    return f"{show(value)}: {expected}", did_you_mean(value, choices) if isinstance(value, str) else None
+
+
+def section_at(location: Location) -> type[Section]:
+    """The section around a path; the indexes and free names in it do not matter."""
+    section: type[Section] = Settings
+    for part in location:
+        field = section.model_fields.get(str(part))
+        section = (nested(field.annotation) if field else None) or section
+    return section
+
+
+def sections(prefix: str = "", section: type[Section] = Settings) -> Iterator[tuple[str, type[Section]]]:
+    """Every section, with what its keys' paths begin with."""
+    yield prefix, section
+    for key, field in section.model_fields.items():
+        if inner := nested(field.annotation):
+            container = get_origin(field.annotation)
+            inside = "[]" if container is tuple else ".<name>" if container is dict else ""
+            yield from sections(f"{prefix}{key}{inside}.", inner)
+
+
+@cache
+def _all_sections() -> tuple[tuple[str, type[Section]], ...]:
+    return tuple(sections())
+
+
+def nested(annotation: object) -> type[Section] | None:
+    """The section inside an annotation such as `tuple[Band, ...]`."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := nested(part))), None)

@@ -1,0 +1,162 @@
+"""Layers: where does each value come from, when several places give one?
+
+Later wins: defaults, the file, the environment, flags. Mappings merge key by key; a list replaces a list as a
+whole, except that an environment variable may name one item by its number. What the environment and the flags
+gave is remembered, so that a message can name the variable or the flag that has to be changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock.config.model import DEFAULT_BANDS
+from penstock.config.problems import ConfigError, Location, Problem, written_at
+from penstock.config.source import parse, read_file
+
+ENV_PREFIX = "PENSTOCK__"
+_INDEX_DIGITS_MAX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What the command line says. `endpoints` replace those of the file; `slots` is for each that says `auto`."""
+
+    endpoints: tuple[str, ...] = ()
+    listen: str | None = None
+    slots: int | None = None
+    routing: str | None = None
+    imbalance_threshold: str | None = None
+    no_queue: bool = False
+
+
+@dataclass(slots=True)
+class Merged:
+    """All layers in one, still unchecked."""
+
+    document: dict[str, object] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    unresolved: set[Location] = field(default_factory=set)
+    origins: dict[Location, str] = field(default_factory=dict)
+    path: str | None = None  #: the file, where there is one
+
+    def origin(self, location: Location) -> str | None:
+        """The variable or flag that gave the value at `location`, or something around it."""
+        prefixes = (location[:length] for length in range(len(location), 0, -1))
+        return next((self.origins[prefix] for prefix in prefixes if prefix in self.origins), None)
+
+    def said_by(self, location: Location) -> str | None:
+        """The variable, flag or file that gave a value; None where nobody did."""
+        if (origin := self.origin(location)) is not None:
+            return origin
+        if written_at(self.document, location) is None:
+            return None
+        return self.path or "the file"
+
+
+def merge(path: str | None, env: Mapping[str, str], flags: Flags) -> Merged:
+    """Raises `ConfigError` where the file cannot be used at all."""
+    merged = Merged(path=path)
+    if path is not None:
+        source = read_file(path, env)
+        if isinstance(source.value, dict):
+            merged.document = source.value
+        merged.problems, merged.unresolved = source.problems, source.unresolved
+    for location, variable in _variables(env, merged):
+        _apply_variable(merged, location, variable, env[variable])
+    _apply_flags(merged, flags)
+    return merged
+
+
+def _variables(env: Mapping[str, str], merged: Merged) -> list[tuple[Location, str]]:
+    """The settings in the environment, wider ones first, items of a list by their number."""
+    found: list[tuple[Location, str]] = []
+    for variable in env:
+        if not variable.upper().startswith(ENV_PREFIX):
+            continue
+        parts = variable[len(ENV_PREFIX) :].lower().split("__")
+        if all(parts):
+            found.append((tuple(_part(part) for part in parts), variable))
+        else:
+            merged.problems.append(Problem(variable, "is not a setting's name", f"write {ENV_PREFIX}SECTION__KEY"))
+    return sorted(found, key=lambda item: ([(isinstance(part, str), part) for part in item[0]], item[1]))
+
+
+def _part(part: str) -> str | int:
+    is_index = part.isascii() and part.isdecimal() and len(part) <= _INDEX_DIGITS_MAX
+    return int(part) if is_index else part
+
+
+def _apply_variable(merged: Merged, location: Location, variable: str, text: str) -> None:
+    if location[0] == "bands" and len(location) > 1 and merged.document.get("bands") is None:
+        merged.document["bands"] = [band.model_dump(exclude_defaults=True) for band in DEFAULT_BANDS]
+    key = str(location[0])
+    try:
+        value = _variable_value(variable, text)
+        below = _put(merged, merged.document.get(key), (key,), location[1:], value=value, origin=variable)
+    except ConfigError as error:
+        merged.problems += error.problems
+    else:
+        merged.document[key] = below
+
+
+def _put(merged: Merged, old: object, here: Location, rest: Location, *, value: object, origin: str) -> object:
+    """What stands at `here` once `value` is put at `rest` below it."""
+    if not rest:
+        return _merge_values(merged, old, value, here, origin)
+    part, below = rest[0], rest[1:]
+    if not isinstance(old, dict | list):
+        merged.origins[here] = origin
+        old = [] if part == 0 else {}
+    if isinstance(old, dict):
+        key = str(part)
+        return old | {key: _put(merged, old.get(key), (*here, key), below, value=value, origin=origin)}
+    if not isinstance(part, int) or part > len(old):
+        raise ConfigError([Problem(origin, f"there is no item `{part}`: the list has {len(old)}")])
+    items = [*old, None] if part == len(old) else list(old)
+    items[part] = _put(merged, items[part], (*here, part), below, value=value, origin=origin)
+    return items
+
+
+def _variable_value(variable: str, text: str) -> object:
+    """A list or a mapping as YAML; anything else as the text it is, which every scalar setting can read."""
+    if text in {"", "~", "null"}:
+        return None
+    if text.lstrip().startswith(("[", "{", "- ")) or ": " in text or ":\n" in text:
+        return parse(text, variable, None).value
+    return text
+
+
+def _merge_values(merged: Merged, old: object, new: object, location: Location, origin: str) -> object:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key, value in new.items():
+            old[key] = _merge_values(merged, old.get(key), value, (*location, key), origin)
+        return old
+    for stale in [known for known in merged.origins if known[: len(location)] == location]:
+        del merged.origins[stale]
+    merged.unresolved = {known for known in merged.unresolved if known[: len(location)] != location}
+    merged.origins[location] = origin
+    return new
+
+
+def _apply_flags(merged: Merged, flags: Flags) -> None:
+    given: list[tuple[str, object, str]] = []
+    if flags.endpoints:
+        given.append(("endpoints", [{"url": url} for url in flags.endpoints], "--endpoint"))
+    if flags.listen is not None:
+        given.append(("listen", flags.listen, "--listen"))
+    if flags.routing is not None:
+        given.append(("routing", {"policy": flags.routing}, "--routing"))
+    if flags.imbalance_threshold is not None:
+        given.append(("routing", {"imbalance_threshold": flags.imbalance_threshold}, "--imbalance-threshold"))
+    if flags.no_queue:
+        given.append(("queue", {"enabled": False}, "--no-queue"))
+    for key, value, flag in given:
+        merged.document[key] = _merge_values(merged, merged.document.get(key), value, (key,), flag)
+    endpoints = merged.document.get("endpoints")
+    if flags.slots is None or not isinstance(endpoints, list):
+        return
+    for index, endpoint in enumerate(endpoints):
+        if isinstance(endpoint, dict) and endpoint.get("slots") in (None, "auto"):
+            endpoint["slots"] = flags.slots
+            merged.origins["endpoints", index, "slots"] = "--slots"

@@ -1,0 +1,184 @@
+"""Configuration: what did the operator decide, and can it be trusted?
+
+`load` reads defaults, file, environment and flags (later wins), checks everything, and gives one frozen `Settings`,
+or raises one `ConfigError` that lists every problem. It runs once, at start; nothing here touches the network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+from pydantic import SecretStr, ValidationError
+
+from penstock.config.checks import cross_checks
+from penstock.config.explain import explain
+from penstock.config.layers import Flags, Merged, merge
+from penstock.config.model import (
+    Admission,
+    Band,
+    Endpoint,
+    Health,
+    Limits,
+    Metrics,
+    Observe,
+    Queue,
+    Retry,
+    Settings,
+    Timeouts,
+    Tls,
+)
+from penstock.config.problems import ConfigError, Filled, Location, Problem, write_path
+from penstock.config.sections.models import Model, ModelPrices
+from penstock.config.sections.routing import Routing
+from penstock.config.sections.section import Section
+from penstock.config.sections.tenancy import Accounting, Fairness, Identity, Prices, Tenant, TenantLimits
+from penstock.config.source import parse
+
+__all__ = [
+    "Accounting",
+    "Admission",
+    "Band",
+    "ConfigError",
+    "Endpoint",
+    "Fairness",
+    "Flags",
+    "Health",
+    "Identity",
+    "Limits",
+    "Metrics",
+    "Model",
+    "ModelPrices",
+    "Observe",
+    "Prices",
+    "Problem",
+    "Queue",
+    "Retry",
+    "Routing",
+    "Section",
+    "Settings",
+    "Tenant",
+    "TenantLimits",
+    "Timeouts",
+    "Tls",
+    "check",
+    "config_hash",
+    "endpoints_from_text",
+    "from_mapping",
+    "load",
+    "require_endpoints",
+    "summary",
+]
+
+HASH_CHARACTERS = 12  # enough to tell two configurations apart, short enough for a label
+
+
+def load(path: str | None, env: Mapping[str, str], flags: Flags | None = None) -> Settings:
+    """The settings from every source. Raises `ConfigError` with all problems."""
+    return _build(merge(path, env, flags or Flags()))
+
+
+def from_mapping(document: Mapping[str, object]) -> Settings:
+    """The settings a parsed file would give. Raises `ConfigError` with all problems."""
+    return _build(Merged(document=dict(document)))
+
+
+def endpoints_from_text(text: str, origin: str, env: Mapping[str, str]) -> tuple[Endpoint, ...]:
+    """The endpoints that a YAML or JSON text lists, as entries of `endpoints` or as URLs. Raises `ConfigError`.
+
+    `env` is what its writer may use, as credentials only: a variable in an address would be told to whoever is there.
+    """
+    found = parse(text, origin, env)
+    value: object = found.value
+    above: Location = ("endpoints",)
+    if isinstance(value, dict) and list(value) == ["endpoints"]:
+        value, above = value["endpoints"], ()
+    if not isinstance(value, list):  # an empty file was cut off on its way
+        raise ConfigError([Problem(origin, "expected a list of endpoints", "write `[]` for none")])
+    entries = [{"url": item} if isinstance(item, str) else item for item in value]
+    elsewhere = [
+        Problem(write_path(("endpoints", index, key)), "a variable may only stand in `api_key` here")
+        for index, entry in enumerate(entries)
+        if isinstance(entry, dict)
+        for key, its in entry.items()
+        if key != "api_key" and _is_filled(its)
+    ]
+    if elsewhere:
+        raise ConfigError(elsewhere)
+    unresolved = {(*above, *location) for location in found.unresolved}
+    merged = Merged(document={"endpoints": entries}, problems=found.problems, unresolved=unresolved)
+    return _build(merged).endpoints
+
+
+def _is_filled(value: object) -> bool:
+    """Whether any part of a value came out of a variable."""
+    if isinstance(value, Mapping):
+        return any(_is_filled(its) for its in value.values())
+    return any(map(_is_filled, value)) if isinstance(value, list) else isinstance(value, Filled)
+
+
+def check(path: str | None, env: Mapping[str, str]) -> list[str]:
+    """What `penstock check` prints: a line per problem, or one that says all is well."""
+    try:
+        return [summary(load(path, env))]
+    except ConfigError as error:
+        return [problem.line() for problem in error.problems]
+
+
+def summary(settings: Settings) -> str:
+    def count(n: int, thing: str) -> str:
+        return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
+
+    parts = [
+        count(len(settings.endpoints), "endpoint"),
+        *([count(len(settings.discovery), "discovery source")] if settings.discovery else []),
+        count(len(settings.bands), "band"),
+        f"routing {settings.routing.policy}",
+        f"queue {'on' if settings.queue.enabled else 'off'}",
+        f"config {config_hash(settings)}",
+    ]
+    return f"ok: {', '.join(parts)}"
+
+
+def require_endpoints(settings: Settings) -> None:
+    """A gateway with nothing to send to, and nothing that could ever name an endpoint, does not start."""
+    if not settings.endpoints and not settings.discovery:
+        message = "no endpoints: give --endpoint URL or endpoints: in the file, or discovery:"
+        raise ConfigError([Problem("endpoints", message)])
+
+
+def config_hash(settings: Settings) -> str:
+    """Equal for equal settings, wherever they came from. Secrets go in as their own hash."""
+    text = json.dumps(settings.model_dump(), default=_hashed_secret, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:HASH_CHARACTERS]
+
+
+def _hashed_secret(value: object) -> str:
+    assert isinstance(value, SecretStr), "everything else in the settings is JSON"
+    return hashlib.sha256(value.get_secret_value().encode()).hexdigest()
+
+
+def _build(merged: Merged) -> Settings:
+    found: list[tuple[Location, Problem]] = []
+    settings = None
+    try:
+        settings = Settings.model_validate(merged.document)
+    except ValidationError as error:
+        found += explain(error, merged.document)
+    found += cross_checks(merged.document)
+    problems = merged.problems + [
+        _with_origin(problem, merged.origin(location))
+        for location, problem in found
+        if location not in merged.unresolved
+    ]
+    if problems or settings is None:
+        # Raised out here, so that no validation error with its inputs hangs on it as context.
+        raise ConfigError(problems)
+    return settings.with_origins(merged.said_by)
+
+
+def _with_origin(problem: Problem, origin: str | None) -> Problem:
+    if origin is None:
+        return problem
+    return Problem(problem.path, f"{problem.message} (from {origin})", problem.suggestion)

@@ -1,0 +1,156 @@
+"""Reloading: which settings follow a reload at once, which need a restart, and what changed?
+
+Every setting stands under exactly one row of `RULES`, by the longest path that it begins with; the same table is in
+docs/reload.md. Items of lists are told apart by their names, so a tenant that moved in the file did not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+from pydantic import SecretStr
+
+from penstock.config.model import Settings
+
+SHOWN_CHARACTERS_MAX = 60
+_HIDDEN = frozenset({"keys"})  # hashes of keys: no secret, but nobody's business either
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """What a changed setting does."""
+
+    effect: str
+    restarts: bool = False
+
+
+_ARRIVALS = "for requests that come from now on"
+RULES: dict[str, Rule] = {
+    "listen": Rule("the socket is bound once", restarts=True),
+    "tls": Rule("for new connections; the files are read again even where their names stay"),
+    "endpoints": Rule("slots, price and limits at once; what runs at one that is gone, or is another now, ends there"),
+    "discovery": Rule("sources that did not change go on; what a source that is gone had named is drained"),
+    "models": Rule(_ARRIVALS + "; weights at once"),
+    "queue": Rule("at once; who waits keeps the time it was promised, or gets more"),
+    "queue.enabled": Rule("at once: off, all who wait are sent; on, who runs beyond the slots ends first"),
+    "queue.heartbeat_after": Rule(_ARRIVALS),
+    "bands": Rule("at once, matched by name; who waits in one that is gone goes on in the next lower one"),
+    "default_band": Rule(_ARRIVALS),
+    "fairness": Rule("at once; shares so far count on, but start afresh under another policy"),
+    "fairness.levels": Rule("nobody knows what those who wait are called on other levels", restarts=True),
+    "ordering": Rule("at once; other packages' code is imported once"),
+    "admission": Rule("at once"),
+    "admission.slots_initial": Rule("for endpoints that come from now on"),
+    "routing": Rule("at once; what is known of sessions and prefixes stays"),
+    "routing.locality": Rule("at once; where prompts are cached is asked anew"),
+    "routing.lmcache": Rule("at once"),
+    "retry": Rule("at once"),
+    "health": Rule("at once"),
+    "timeouts": Rule("at once, also for what runs; those of callers for new connections"),
+    "limits": Rule("for new connections"),
+    "accounting": Rule(_ARRIVALS),
+    "tenants": Rule("at once: weights, and limits with what was left of them; keys and bands " + _ARRIVALS),
+    "identity": Rule(_ARRIVALS),
+    "identity.anonymous": Rule("at once: the weight, and the limits with what was left of them"),
+    "observe": Rule("with the next reading"),
+    "metrics": Rule("with the next scrape"),
+    "log": Rule("at once; `--log-level` stays"),
+    "tracing": Rule(_ARRIVALS),
+    "admin": Rule("at once; pages that look on with an old token may finish looking"),
+    "state_dir": Rule("what is kept there was written at the start", restarts=True),
+    "batch": Rule("the store is opened once, and batches under way keep to its limits", restarts=True),
+}
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One setting that is another now. Values only where they are short and no secret.
+
+    What was not there before, or is not there any more, has no value before, and `added` or `removed` after.
+    """
+
+    key: str
+    before: str | None = None
+    after: str | None = None
+
+    def line(self) -> str:
+        if self.before is None:
+            return f"{self.key} {self.after or 'changed'}"
+        return f"{self.key} {self.before} → {self.after}"
+
+
+def rule(key: str) -> Rule:
+    """What a setting falls under, by its path (`tenants[team-a].weight`)."""
+    path = ""
+    for part in key.split("[", maxsplit=1)[0].split("."):
+        path = f"{path}.{part}" if path else part
+        if path in RULES:
+            found = RULES[path]
+    return found
+
+
+def needing_restart(old: Settings, new: Settings) -> dict[str, str]:
+    """What was changed and cannot be while running, and why not."""
+    found = {change.key: rule(change.key).effect for change in changes(old, new) if rule(change.key).restarts}
+    if (old.tls.cert is None) is not (new.tls.cert is None):
+        found["tls"] = "a socket speaks HTTP or HTTPS for as long as it is bound"
+    return found
+
+
+def changes(old: Settings, new: Settings) -> list[Change]:
+    """Everything that differs, in the order of the settings."""
+    return list(_mappings("", old.model_dump(), new.model_dump()))
+
+
+def _mappings(path: str, old: Mapping[str, object], new: Mapping[str, object]) -> Iterator[Change]:
+    for key in {**old, **new}:
+        inner = f"{path}.{key}" if path else key
+        if key not in old or key not in new:
+            yield Change(inner, after="added" if key in new else "removed")
+        elif old[key] != new[key]:
+            yield from _values(inner, old[key], new[key])
+
+
+def _values(path: str, old: object, new: object) -> Iterator[Change]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        yield from _mappings(path, old, new)
+    elif (was := _named(old)) is not None and (now := _named(new)) is not None:
+        yield from _items(path, was, now)
+    elif path.rpartition(".")[2] in _HIDDEN:
+        yield Change(path)
+    else:
+        before, after = _shown(old), _shown(new)
+        yield Change(path) if before is None or after is None else Change(path, before, after)
+
+
+def _items(path: str, old: Mapping[str, object], new: Mapping[str, object]) -> Iterator[Change]:
+    for name in {**old, **new}:
+        inner = f"{path}[{name}]"
+        if name not in old or name not in new:
+            yield Change(inner, after="added" if name in new else "removed")
+        elif old[name] != new[name]:
+            yield from _values(inner, old[name], new[name])
+    if path == "bands":  # the only list whose order means something
+        was, now = ([name for name in names if name in old and name in new] for names in (old, new))
+        if was != now:
+            yield Change(path, ", ".join(was), ", ".join(now))
+
+
+def _named(value: object) -> dict[str, object] | None:
+    """A list's items by their names, or by their numbers; None for what is no list of mappings."""
+    if not isinstance(value, Sequence) or not all(isinstance(item, Mapping) for item in value):
+        return None
+    return {str(item.get("name", index)): item for index, item in enumerate(value)}
+
+
+def _shown(value: object) -> str | None:
+    """A value for people; None for what is long or secret."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return "none"
+    if isinstance(value, int | float):
+        return f"{value:g}" if abs(value) < 1e6 else f"{value:.0f}"
+    if isinstance(value, SecretStr | Mapping):
+        return None
+    text = value if isinstance(value, str) else ", ".join(map(str, value)) if isinstance(value, Sequence) else ""
+    return text if text and len(text) <= SHOWN_CHARACTERS_MAX and text.isprintable() else None

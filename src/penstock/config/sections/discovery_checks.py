@@ -1,0 +1,65 @@
+"""Checks of `discovery`: does each entry say one thing, and enough of it?"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+
+from pydantic import ValidationError
+
+from penstock.config.problems import Location, Problem, listing, unreadable, write_path
+from penstock.config.sections.discovery import Dns, Kubernetes, Source
+
+Found = Iterator[tuple[Location, Problem]]
+
+
+def discovery_checks(document: Mapping[str, object]) -> Found:
+    raw = document.get("discovery")
+    for index, item in enumerate(raw if isinstance(raw, list | tuple) else ()):
+        if not isinstance(item, Mapping):
+            continue
+        at: Location = ("discovery", index)
+        kinds = Source.given(item)
+        if len(kinds) != 1:
+            found = f"has {listing(kinds).replace(' or ', ' and ')}" if kinds else "is empty"
+            yield _problem(at, f"{found}: expected one of {listing(list(Source.model_fields))}")
+            continue
+        try:
+            source = Source.model_validate({kinds[0]: item[kinds[0]]})
+        except ValidationError:
+            continue
+        if source.dns is not None:
+            yield from _dns(source.dns, (*at, "dns"))
+        if source.kubernetes is not None:
+            yield from _kubernetes(source.kubernetes, document, (*at, "kubernetes"))
+
+
+def _dns(dns: Dns, at: Location) -> Found:
+    if dns.type == "address" and dns.port is None:
+        yield _problem((*at, "port"), "is required with `type: address`", f"write `dns: {dns.name}:8000`")
+    if dns.type == "srv" and dns.port is not None:
+        yield _problem((*at, "port"), "is not used with `type: srv`: the records have ports of their own")
+    if (dns.type == "srv" or dns.resolver) and importlib.util.find_spec("dns") is None:
+        key = "type" if dns.type == "srv" else "resolver"
+        yield _problem((*at, key), "needs a package that is not installed", "pip install 'penstock[dns]'")
+
+
+def _kubernetes(kubernetes: Kubernetes, document: Mapping[str, object], at: Location) -> Found:
+    if (kubernetes.service is None) == (not kubernetes.selector):
+        yield _problem(at, "expected one of `service` and `selector`")
+    if kubernetes.token is not None and kubernetes.token_file is not None:
+        yield _problem((*at, "token"), "is given twice, by `token_file` too", "give one of them")
+    if kubernetes.server is None:
+        for key in ("token", "token_file", "ca_file"):
+            if getattr(kubernetes, key) is not None:
+                yield _problem((*at, key), "is given, but `server` is not", "in a cluster none of them is needed")
+    for key in ("token_file", "ca_file"):
+        path = getattr(kubernetes, key)
+        if path is None:
+            continue
+        if (problem := unreadable(document, (*at, key), path)) is not None:
+            yield (*at, key), problem
+
+
+def _problem(location: Location, message: str, suggestion: str | None = None) -> tuple[Location, Problem]:
+    return location, Problem(write_path(location), message, suggestion)

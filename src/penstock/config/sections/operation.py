@@ -1,0 +1,67 @@
+"""Operation: who may look at the gateway and change it while it runs, and what does it tell of itself?"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator
+
+from penstock.config import values
+from penstock.config.address import endpoint_url
+from penstock.config.sections.section import Section, setting
+
+OptionalUrl = Annotated[str | None, BeforeValidator(values.optional(endpoint_url)), values.Kind("URL")]
+
+
+class Admin(Section):
+    """Who may look at `/admin` and change things there.
+
+    Where neither token is set, the gateway makes one of its own at each start, and keeps it in `state_dir` for the
+    commands on the same machine. Without a token `/admin` then shows itself to this machine only, where `listen` is a
+    loopback address, and changes nothing.
+    """
+
+    token: values.OptionalAdminToken = setting(
+        None,
+        "The token for everything under `/admin`, of at least 8 characters. Sent as `Authorization: Bearer …`. Never "
+        "logged or shown.",
+    )
+    read_token: values.OptionalAdminToken = setting(None, "A token that may look, but change nothing.")
+
+
+class Log(Section):
+    """What is logged, on standard error. Prompts, answers, keys and tokens never are."""
+
+    format: Literal["text", "json"] = setting("text", "Lines for people, or a JSON object per line.")
+    access: values.Bool = setting(
+        default=False, meaning="A line per request that reached the queue, when it is over: who, what, how long, how."
+    )
+
+
+class Tracing(Section):
+    """Traces by OpenTelemetry (needs the extra `otel`): the wait in the queue, and the calls to engines.
+
+    Whatever else the exporter needs (headers, certificates, resource attributes), it reads of its `OTEL_…` variables.
+    """
+
+    endpoint: OptionalUrl = setting(None, "The collector's base URL, for OTLP over HTTP, such as `http://otel:4318`.")
+    sample: values.Number = setting(
+        1.0, "The share of requests that are traced, where the caller's `traceparent` does not say.", ge=0, le=1
+    )
+
+
+def tracing_problem(endpoint: str | None) -> str | None:
+    """What is missing for traces."""
+    if endpoint is not None and not all(
+        map(_is_there, ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"))
+    ):
+        return "traces need OpenTelemetry"
+    return None
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,161 @@
+"""Policies: which are there, our own and those of other packages, and can the one that is named be used?
+
+A package offers a policy as an entry point in the group of its decision (`GROUPS`). Only one that the settings name is
+imported, when they are read; whatever is wrong with it is then told like any other wrong setting. docs/policies says
+how to write one, and `python -m penstock.conformance` tries it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+from penstock.config.problems import Refused, did_you_mean, listing, show
+from penstock.config.values import Kind
+from penstock.core.queueing.fairness.registry import POLICIES as FAIRNESS
+from penstock.core.queueing.ordering import ORDERINGS
+from penstock.core.routing.other_packages import OutsideFairness, OutsideRouting, Trouble, outside_order
+from penstock.core.routing.policies.registry import POLICIES as ROUTING
+from penstock.core.values.settings import Prices, RoutingSettings
+
+GROUPS = {"fairness": "penstock.fairness", "ordering": "penstock.ordering", "routing": "penstock.routing"}
+OWN = {"fairness": tuple(FAIRNESS), "ordering": tuple(ORDERINGS), "routing": tuple(ROUTING)}
+TROUBLES: dict[tuple[str, str], Trouble] = {}  #: of the policies in use, by decision and name
+CHOICES_SHOWN_MAX = 20
+
+
+@cache
+def offered(decision: str) -> Mapping[str, tuple[EntryPoint, ...]]:
+    """What other packages offer, by name; more than one where their names clash."""
+    found: dict[str, tuple[EntryPoint, ...]] = {}
+    for point in entry_points(group=GROUPS[decision]):
+        same = found.get(point.name, ())
+        if all((point.value, _package(point)) != (other.value, _package(other)) for other in same):
+            found[point.name] = (*same, point)
+    return found
+
+
+def policy_name(decision: str) -> Callable[[object], str]:
+    """Reads the name of a policy that can be used: it is there, only once, and does what a policy has to."""
+
+    def read(value: object) -> str:
+        own, others = OWN[decision], offered(decision)
+        points = others.get(value, ()) if isinstance(value, str) else ()
+        if not isinstance(value, str) or (value not in own and not points):
+            known = names(decision)[:CHOICES_SHOWN_MAX]
+            hint = did_you_mean(value, known) if isinstance(value, str) else None
+            raise Refused(f"{show(value)}: expected {listing(known)}", hint)
+        if value in own and points:
+            raise Refused(f"`{value}` is one of ours, and {_package(points[0])} offers another under this name")
+        if len(points) > 1:
+            raise Refused(f"`{value}` is offered by {listing([_package(point) for point in points])}: which is meant?")
+        if points:
+            use(decision, value, points[0])
+        return str(value)
+
+    return read
+
+
+def names(decision: str) -> tuple[str, ...]:
+    """Of all policies that are there, our own first."""
+    own = OWN[decision]
+    return (*own, *sorted(set(offered(decision)) - set(own)))
+
+
+def use(decision: str, name: str, point: EntryPoint) -> None:
+    """Import another package's policy, see that it is one, and have it known by its name. Raises `Refused`."""
+    where = f"`{name}` ({point.value}, of {_package(point)})"
+    try:
+        found = point.load()
+    except Exception as error:  # whatever its import raises  # noqa: BLE001
+        raise Refused(f"{where} can't be imported: {type(error).__name__}: {error}") from None
+    try:
+        enlist(decision, name, found, TROUBLES.setdefault((decision, name), Trouble(decision, name)))
+    except ShapeError as error:
+        raise Refused(f"{where} is no {decision} policy: {error}", "see docs/policies") from None
+
+
+def enlist(decision: str, name: str, found: object, trouble: Trouble) -> None:
+    """Have a policy, as an entry point gives it, known to the core by a name. Raises `ShapeError`."""
+    _ENLIST[decision](name, found, trouble)
+
+
+def traits(routing: str) -> tuple[bool, bool]:
+    """Whether a routing policy of another package looks at prefixes, and at sessions."""
+    if routing in OWN["routing"] or routing not in ROUTING:
+        return False, False
+    made = ROUTING[routing](RoutingSettings(), lambda: 0.0)
+    return made.uses_prefix, made.uses_session
+
+
+class ShapeError(ValueError):
+    """It is not what it has to be; the text says what is missing."""
+
+
+def _fairness(name: str, factory: Any, trouble: Trouble) -> None:
+    made = _made(factory, Prices())
+    _needs(made, "cost")
+    try:
+        cost = made.cost(prompt_tokens=1, cached_tokens=0, completion_tokens=1)
+    except Exception as error:  # noqa: BLE001
+        raise ShapeError(f"`cost` raised {error!r}") from None
+    if isinstance(cost, bool) or not isinstance(cost, int | float) or not cost >= 0:
+        raise ShapeError(f"`cost` returned {cost!r}, and no number of at least 0")
+    FAIRNESS[name] = lambda prices: OutsideFairness(factory(prices), prices, trouble)
+
+
+def _ordering(name: str, key: Any, trouble: Trouble) -> None:
+    if not callable(key):
+        raise ShapeError("it can't be called")
+    ORDERINGS[name] = outside_order(key, trouble)
+
+
+def _routing(name: str, factory: Any, trouble: Trouble) -> None:
+    made = _made(factory, RoutingSettings(), lambda: 0.5)
+    _needs(made, "choose")
+    _needs(made, "preferred")
+    ROUTING[name] = lambda settings, draw: OutsideRouting(factory(settings, draw), trouble)
+
+
+_ENLIST: dict[str, Callable[[str, Any, Trouble], None]] = {
+    "fairness": _fairness,
+    "ordering": _ordering,
+    "routing": _routing,
+}
+
+
+def _made(factory: Any, *told: object) -> Any:
+    if not callable(factory):
+        raise ShapeError("it can't be called")
+    try:
+        return factory(*told)
+    except Exception as error:  # noqa: BLE001
+        raise ShapeError(f"called with {', '.join(type(x).__name__ for x in told)} it raised {error!r}") from None
+
+
+def _needs(made: object, method: str) -> None:
+    if not callable(getattr(made, method, None)):
+        raise ShapeError(f"what it makes has no method `{method}`")
+
+
+def _package(point: EntryPoint) -> str:
+    return f"the package `{point.dist.name}`" if point.dist is not None else "a package"
+
+
+def _kind(decision: str) -> Kind:
+    return Kind("policy", choices=lambda: names(decision))
+
+
+def _or_empty(read: Callable[[object], str]) -> Callable[[object], str]:
+    return lambda value: "" if value is None or value == "" else read(value)
+
+
+FairnessName = Annotated[str, BeforeValidator(policy_name("fairness")), _kind("fairness")]
+OrderingName = Annotated[str, BeforeValidator(policy_name("ordering")), _kind("ordering")]
+RoutingName = Annotated[str, BeforeValidator(policy_name("routing")), _kind("routing")]
+FairnessNameOrEmpty = Annotated[str, BeforeValidator(_or_empty(policy_name("fairness"))), _kind("fairness")]
+OrderingNameOrEmpty = Annotated[str, BeforeValidator(_or_empty(policy_name("ordering"))), _kind("ordering")]

@@ -1,0 +1,175 @@
+"""Routing: which endpoint gets a request, what ties requests together, and how long is an endpoint waited for?"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, PlainValidator
+
+from penstock.config import values
+from penstock.config.problems import Refused, show
+from penstock.config.sections.locality import LmCache
+from penstock.config.sections.policies import RoutingName, traits
+from penstock.config.sections.section import Section, setting
+
+BY_SESSION = ("session", "prefix", "kv", "load_balanced_kv")
+BY_CACHE = ("predicted_ttft", "prefix", "kv", "load_balanced_kv", "lmetric")
+WITH_PREFERENCE = ("predicted_ttft", *BY_SESSION)
+_COOKIE = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}", re.ASCII)
+_FIELD = re.compile(r"[^\"\\\x00-\x1f]{1,128}")
+
+
+def by_session(policy: str) -> bool:
+    """Whether a policy wants to know where sessions are at home."""
+    return policy in BY_SESSION or traits(policy)[1]
+
+
+def by_cache(policy: str) -> bool:
+    """Whether a policy wants to know where prompts are cached."""
+    return policy in BY_CACHE or traits(policy)[0]
+
+
+def threshold(value: object) -> float:
+    """Requests, or no number of them."""
+    if value == math.inf or (isinstance(value, str) and value.strip().lower() in ("inf", ".inf", "infinity")):
+        return math.inf
+    try:
+        result = values.number(value)
+    except Refused:
+        result = 0.0
+    if not result > 0:
+        raise Refused(f"{show(value)}: expected `inf` or a number, more than 0")
+    return result
+
+
+def cookie_name(value: object) -> str:
+    if not isinstance(value, str) or not _COOKIE.fullmatch(value):
+        raise Refused(f"{show(value)} is not a cookie's name")
+    return value
+
+
+def field_name(value: object) -> str:
+    if not isinstance(value, str) or not _FIELD.fullmatch(value):
+        raise Refused(f"{show(value)} is not the name of a field of a body")
+    return value
+
+
+def price_weight(value: object) -> float:
+    """Seconds, or more than any."""
+    if value == math.inf or (isinstance(value, str) and value.strip().lower() in ("inf", ".inf", "infinity")):
+        return math.inf
+    return values.duration(value)
+
+
+def write_price_weight(seconds: float) -> str:
+    return "inf" if seconds == math.inf else values.write_duration(seconds)
+
+
+PriceWeight = Annotated[float, BeforeValidator(price_weight), values.Kind("`inf` or a duration", write_price_weight)]
+Threshold = Annotated[float, PlainValidator(threshold), values.Kind("`inf` or a number, more than 0")]
+OptionalHeader = Annotated[str | None, BeforeValidator(values.optional(values.header_name)), values.Kind("header name")]
+OptionalCookie = Annotated[str | None, BeforeValidator(values.optional(cookie_name)), values.Kind("cookie name")]
+OptionalField = Annotated[str | None, BeforeValidator(values.optional(field_name)), values.Kind("field name")]
+
+
+class Session(Section):
+    """What tells which session a request belongs to: the first of these that it has."""
+
+    header: OptionalHeader = setting("x-session-id", "The header that names it.")
+    cookie: OptionalCookie = setting(None, "The cookie that names it.")
+    body: OptionalField = setting(None, "The top-level field of the body that names it, a text or a number.")
+    strict: values.Bool = setting(
+        default=False,
+        meaning="With `policy: session`: a session waits for its endpoint as long as that is alive, and goes nowhere "
+        "else. With `false` it waits for `affinity_wait`, then moves.",
+    )
+
+
+class Routing(Section):
+    """Which of the endpoints that may be sent a request gets it."""
+
+    policy: RoutingName = setting("predicted_ttft", "How it is chosen: see docs/policies.")
+    session: Session = Session()
+    affinity_escape: values.Duration = setting(
+        2.0,
+        "With `policy: predicted_ttft`: how much later the first token may come from an endpoint that holds the "
+        "prompt's prefix than from another, before the other one is taken.",
+        ge=0,
+    )
+    affinity_wait: values.AffinityWait = setting(
+        "auto",
+        "How long a request that could go elsewhere waits for the endpoint of its session, or the one that holds its "
+        "prefix. No open endpoint is kept waiting longer. `auto`: with `policy: predicted_ttft` for as long as that "
+        "costs those who wait less than to compute its prompt anew (docs/policies); with others not at all.",
+    )
+    prefix_group: values.Whole = setting(
+        4,
+        "How many waiting requests whose prompts begin like one that was just sent may follow it to its endpoint, "
+        "ahead of their turn. Each flow gets ahead of the others by no more than so many requests. `0`: none.",
+        ge=0,
+        le=64,
+    )
+    prefix_group_tokens: values.Whole = setting(
+        1024, "How many tokens two prompts have to share at their beginning to go together.", ge=1
+    )
+    price_weight: PriceWeight = setting(
+        math.inf,
+        "Where endpoints have different prices (`endpoints[].price`): how much later a first token may come for each "
+        "unit that an endpoint is cheaper. `inf`: the cheapest of those that are open; others get what these can't "
+        "take. `0`: prices are not looked at. In between: with `policy: predicted_ttft`.",
+        ge=0,
+    )
+    imbalance_threshold: Threshold = setting(
+        math.inf,
+        "With `policy: load_balanced_kv`: from this difference on between the longest and the shortest queue of all "
+        "endpoints (running and waiting requests), the least loaded one gets the request. `inf`: never.",
+    )
+    locality: Literal["history", "kv_events", "lmcache"] = setting(
+        "history",
+        "Who tells which endpoint holds a prompt's prefix: our own history, the engines' KV events, or LMCache. "
+        "History stands in where the others know nothing.",
+    )
+    divide_from: values.Whole = setting(
+        0,
+        "Where endpoints have the labels `role: prefill` and `role: decode`: prompts of at least so many tokens, by "
+        "our estimate, are computed apart from their answers; a decode endpoint computes shorter ones itself.",
+        ge=0,
+    )
+    lmcache: LmCache = LmCache()
+
+
+Contradiction = tuple[tuple[str | int, ...], str, str | None]
+
+
+def contradictions(routing: Routing, max_wait_s: float) -> Iterator[Contradiction]:
+    """Where, what, and what instead: settings that would do nothing, or never end well. Defaults may be written out."""
+    policy, session, usual = routing.policy, routing.session, Routing()
+    if policy == "session" and session.header is None and session.cookie is None and session.body is None:
+        yield ("session",), "names nothing that tells a session", "give a header, a cookie or a field of the body"
+    if session.strict and policy != "session":
+        yield ("session", "strict"), f"means nothing with `policy: {policy}`", "write `policy: session`"
+    for key in ("cookie", "body", "header"):
+        if getattr(session, key) not in (None, getattr(usual.session, key)) and not by_session(policy):
+            yield ("session", key), f"is not looked at with `policy: {policy}`", "write `policy: session`"
+    if routing.affinity_escape != usual.affinity_escape and policy != "predicted_ttft":
+        yield ("affinity_escape",), f"means nothing with `policy: {policy}`", "write `policy: predicted_ttft`"
+    if routing.price_weight not in (0.0, math.inf) and policy != "predicted_ttft":
+        message = f"`{policy}` compares no times: with it only `inf` and `0` mean something"
+        yield ("price_weight",), message, "write `policy: predicted_ttft`"
+    if routing.imbalance_threshold != math.inf and policy != "load_balanced_kv":
+        yield ("imbalance_threshold",), f"means nothing with `policy: {policy}`", "write `policy: load_balanced_kv`"
+    if routing.locality != "history" and policy == "prefix":
+        yield ("locality",), "`prefix` goes by our own history alone", "write `policy: kv`"
+    elif routing.locality != "history" and not by_cache(policy):
+        yield ("locality",), f"`{policy}` does not ask where prompts are cached", "write `policy: kv`"
+    wait_s = 0.0 if routing.affinity_wait == "auto" else routing.affinity_wait
+    if wait_s > 0 and policy not in WITH_PREFERENCE and not any(traits(policy)):
+        yield ("affinity_wait",), f"means nothing with `policy: {policy}`, which prefers no endpoint", None
+    if wait_s > 0 and session.strict:
+        yield ("affinity_wait",), "means nothing with `session.strict`, which waits for as long as it takes", None
+    if wait_s > 0 and wait_s >= max_wait_s:
+        message = f"is not shorter than `queue.max_wait` (`{values.write_duration(max_wait_s)}`)"
+        yield ("affinity_wait",), message, None

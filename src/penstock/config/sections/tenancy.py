@@ -1,0 +1,170 @@
+"""Tenancy: who are the callers, what may each have, and how is service divided between them?"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from penstock.config import values
+from penstock.config.sections.policies import FairnessName, FairnessNameOrEmpty
+from penstock.config.sections.section import Section, setting
+
+ANONYMOUS, OTHER = "anonymous", "other"  # callers without a name; callers whose names are too many
+NAMES_WITHOUT_KEYS = (ANONYMOUS, OTHER)
+
+LEVELS_MAX = 4
+KEYS_MAX = 1_000  # of one tenant
+DYNAMIC_MAX = 100_000  # names from outside; each costs some hundred bytes
+PROXIES_MAX = 1_000
+HOSTS_MAX = 1_000
+
+
+class Prices(Section):
+    """What a token costs in the account of its flow, by kind. At least one kind has to cost something."""
+
+    prompt: values.Number = setting(1.0, "A prompt token that the engine has to compute.", ge=0)
+    cached_prompt: values.Number = setting(0.0, "A prompt token that was in the engine's prefix cache.", ge=0)
+    completion: values.Number = setting(2.0, "A generated token.", ge=0)
+
+
+class Fairness(Section):
+    """How service is divided between the flows of one band."""
+
+    policy: FairnessName = setting(
+        "weighted_tokens",
+        "By weight and tokens served; in turn, request by request; or not at all: whoever came first.",
+    )
+    levels: Annotated[tuple[Literal["tenant", "user", "model"], ...], BeforeValidator(values.items(1, LEVELS_MAX))] = (
+        setting(
+            ("tenant",),
+            "What a flow is, from the outside in: `[tenant, user]` divides between tenants first, then between the "
+            "users of each. Every level once.",
+        )
+    )
+    prices: Prices = Prices()
+
+
+class BandFairness(Section):
+    """How service is divided between the flows of one band. `fairness: NAME` says it in short."""
+
+    policy: FairnessNameOrEmpty = setting("", "Instead of `fairness.policy`, for this band.")
+
+
+def band_fairness(value: object) -> object:
+    """A name, for short, or the section."""
+    return {"policy": value} if isinstance(value, str) else value
+
+
+class TenantLimits(Section):
+    """What a tenant may have at most. Nothing given: no limit of its own."""
+
+    running: values.OptionalWhole = setting(
+        None, "Requests at the engines at a time. More of them wait in the queue.", ge=1
+    )
+    queued: values.OptionalWhole = setting(None, "Requests in the queue. More are refused with 429.", ge=1)
+    queued_bytes: values.OptionalSize = setting(
+        None, "Bytes that the bodies of its waiting requests may hold. More are refused with 429.", ge=1
+    )
+    queued_tokens: values.OptionalWhole = setting(
+        None,
+        "Prompt tokens of its waiting requests, by our estimate. More are refused with 429. One prompt that is larger "
+        "than this can be sent at once, but not wait.",
+        ge=1,
+    )
+    requests_per_minute: values.OptionalWhole = setting(
+        None, "Requests per minute, of which a minute's worth may come at once. More are refused with 429.", ge=1
+    )
+    tokens_per_minute: values.OptionalWhole = setting(
+        None,
+        "Prompt and completion tokens per minute: estimated on arrival, corrected by what was used. More are "
+        "refused with 429.",
+        ge=1,
+    )
+
+
+class Tenant(Section):
+    """Who shares the engines. Callers without a key that are none of these share one part: `identity.anonymous`.
+
+    A tenant without keys is whoever names it. An entry named `anonymous` is another way to write
+    `identity.anonymous`, with a `max_band` of its own; one named `other` makes a tenant of the names beyond
+    `identity.max_dynamic`. Neither can have keys.
+    """
+
+    name: values.TenantName = Field(description="As callers without a key name it, and as metrics show it.")
+    weight: values.Weight = setting(1.0, "Its part of the service, compared with other tenants.")
+    max_band: values.BandNameOrEmpty = setting(
+        "", "The highest band that its keys may ask for. Default: `identity.max_band`."
+    )
+    keys: Annotated[
+        tuple[values.KeyHash, ...],
+        BeforeValidator(values.items(0, KEYS_MAX)),
+        BeforeValidator(values.key_hashes),
+    ] = setting(
+        (),
+        "Hashes of the API keys by which it is known: `sha256:` and 64 hexadecimal digits. `penstock keys new "
+        "NAME` makes a key, `penstock keys hash` tells the hash of one. A caller without a key cannot claim a "
+        "tenant that has keys.",
+    )
+    limits: TenantLimits = TenantLimits()
+
+
+class Anonymous(Section):
+    """The part that all callers without a key share, whatever names they give. Those names are users inside it."""
+
+    weight: values.Weight = setting(1.0, "Its part of the service, compared with tenants.")
+    limits: TenantLimits = TenantLimits()
+
+
+class Identity(Section):
+    """Who a caller is."""
+
+    require_key: values.Bool = setting(default=False, meaning="Refuse callers without a key of a tenant.")
+    tenant_header: values.HeaderName = setting(
+        "x-tenant-id",
+        "The header that names a caller without a key: one of `tenants` that has no keys, or a user of the part that "
+        "all without a key share (`identity.anonymous`). After it, `x-llm-d-inference-fairness-id` and "
+        "`x-gateway-inference-fairness-id` are understood. Given twice, it is refused.",
+    )
+    user_header: values.HeaderName = setting(
+        "x-user-id",
+        "The header that names the user within the tenant. After it, `x-openwebui-user-id` and the body's `user` "
+        "are understood.",
+    )
+    band_header: values.HeaderName = setting(
+        "x-penstock-band", "The header that asks for a band. Any caller may lower its band with it."
+    )
+    max_band: values.BandNameOrEmpty = setting(
+        "", "The highest band that a caller without a key may ask for. Default: `default_band`."
+    )
+    max_dynamic: values.Whole = setting(
+        1_000,
+        "How many names that are not listed, and how many users of one tenant, have flows of their own at a "
+        "time. The rest share the flow `other`.",
+        ge=1,
+        le=DYNAMIC_MAX,
+    )
+    anonymous: Anonymous = Anonymous()
+    trusted_proxies: Annotated[tuple[values.Network, ...], BeforeValidator(values.items(0, PROXIES_MAX))] = setting(
+        (),
+        "Addresses or networks of proxies. Their callers without a key may name any tenant, also one that has keys; "
+        "names that are not listed are tenants of their own. They are never this machine, wherever they run.",
+    )
+    allowed_hosts: Annotated[tuple[values.HostPattern, ...], BeforeValidator(values.items(0, HOSTS_MAX))] = setting(
+        (),
+        "Names under which callers may reach the gateway, besides IP addresses and names without a dot; `*` for any. "
+        "Others get 403 where it listens on a loopback address without `require_key`, or where this is set.",
+    )
+    allowed_origins: Annotated[tuple[values.Origin, ...], BeforeValidator(values.items(0, HOSTS_MAX))] = setting(
+        (),
+        "Origins whose web pages may use it, besides its own. Others get 403 where it listens on a loopback address "
+        "without `require_key`, or where this is set.",
+    )
+
+
+class Accounting(Section):
+    """How the tokens that were truly used become known."""
+
+    usage: Literal["auto", "off"] = setting(
+        "auto", "`auto` asks engines for the usage of streamed answers and hides it from callers that did not ask."
+    )

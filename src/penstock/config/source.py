@@ -1,0 +1,210 @@
+"""Source: what does a YAML text say, before anything is known about settings?
+
+PyYAML parses; we walk its node graph ourselves, because its own constructor keeps the last of two equal keys
+in silence, expands aliases without bound, and reads `no` as false and `1:30` as 90. So: duplicate keys are
+problems, the walk has a budget, only `true`, `false`, `null` and decimal numbers are not text, and keys are
+always text.
+
+`${VAR}`, `${VAR:-default}` and `$$` are taken out before parsing, so that they may stand anywhere, also
+inside `{…}`, and so that what a variable holds can never be read as YAML.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from penstock.config.problems import ConfigError, Filled, Location, Problem, write_path
+
+FILE_BYTES_MAX = 4 * 2**20
+NODES_MAX = 100_000  # aliases counted as often as they are used
+DEPTH_MAX = 32
+
+_REFERENCE = re.compile(r"\$\$|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^}\n]*))?\})?", re.ASCII)
+_MARK = re.compile("\ue000(\\d{1,6})\ue001", re.ASCII)  # private-use characters: a reference, while YAML is parsed
+_IN_QUOTES = re.compile(r"'([^']*)'")
+_OWN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "map", "seq"))
+_INT = re.compile(r"[-+]?[0-9]{1,18}", re.ASCII)
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]{1,3})?", re.ASCII)
+_PLAIN_VALUES = {"": None, "~": None, "null": None, "true": True, "false": False}
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes only. Without implicit resolvers every scalar is text; `style` tells how it stood."""
+
+    n_nodes = 0
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's name)
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.n_nodes += 1
+        _bound(self.n_nodes, 0, self.get_mark())
+        return super().compose_node(parent, index)
+
+
+def _bound(n_nodes: int, depth: int, mark: yaml.Mark) -> None:
+    if n_nodes > NODES_MAX or depth > DEPTH_MAX:
+        raise yaml.MarkedYAMLError(problem="too many or too deeply nested values", problem_mark=mark)
+
+
+@dataclass(slots=True)
+class Document:
+    """What a text says; what is wrong with it; and where a value is missing because of that."""
+
+    value: object = None
+    problems: list[Problem] = field(default_factory=list)
+    unresolved: set[Location] = field(default_factory=set)
+
+
+def read_file(path: str, env: Mapping[str, str]) -> Document:
+    """Raises `ConfigError` for a file that cannot be read, or that is not YAML."""
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise _unreadable(path, f"cannot be read: {(error.strerror or str(error)).lower()}") from None
+    except ValueError:
+        raise _unreadable(path, "is not the name of a file") from None
+    if len(content) > FILE_BYTES_MAX:
+        raise _unreadable(path, f"is larger than {FILE_BYTES_MAX // 2**20} MiB: this is not a settings file")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _unreadable(path, f"is not UTF-8 text (byte {error.start})") from None
+    document = parse(text, path, env)
+    if document.value is not None and not isinstance(document.value, dict):
+        raise ConfigError([Problem(path, "expected a mapping of settings (`key: value`) at the top")])
+    return document
+
+
+def parse(text: str, origin: str, env: Mapping[str, str] | None) -> Document:
+    """The value of one YAML text. Without `env` a `$` is only a dollar sign."""
+    references: list[re.Match[str]] = []
+    if env is not None:
+        text = _REFERENCE.sub(lambda match: _take_out(match, references), text)
+    try:
+        root = yaml.compose(text, Loader=_Loader)
+        document = Document()
+        if root is not None:
+            document.value = _Walk(references, env or {}, document).value(root, ())
+    except RecursionError:
+        raise ConfigError([Problem(origin, "is nested too deeply")]) from None
+    except yaml.YAMLError as error:
+        message = _describe(error)
+    else:
+        return document
+    raise ConfigError([Problem(origin, message)])
+
+
+def _take_out(match: re.Match[str], references: list[re.Match[str]]) -> str:
+    references.append(match)
+    return f"\ue000{len(references) - 1}\ue001"
+
+
+def _unreadable(path: str, message: str) -> ConfigError:
+    return ConfigError([Problem(path if path.isprintable() else ascii(path), message)], unreadable=True)
+
+
+def _describe(error: yaml.YAMLError) -> str:
+    """The parser's complaint without any of the file's text, which may be a secret."""
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"is not YAML: it has a control character at position {error.position}"
+    assert isinstance(error, yaml.MarkedYAMLError), "PyYAML has no third kind"
+    place = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+    problem = error.problem or "it cannot be parsed"
+    words = f"{error.context} {problem}".split()
+    if {"alias", "anchor", "anchor;"} & set(words):
+        problem = "`*` or `&` at the start of a value means an alias; put the value in quotes"
+    elif "tag" in words:
+        problem = "`!` at the start of a value means a tag; put the value in quotes"
+    else:
+        problem = _IN_QUOTES.sub(
+            lambda quoted: quoted[0] if len(quoted[1]) < 2 or quoted[1][0] == "<" else "…", problem
+        )
+    return f"is not YAML{place}: {problem}"
+
+
+class _Walk:
+    """From nodes to plain values: dicts with text keys, lists, text, numbers, booleans, None."""
+
+    def __init__(self, references: list[re.Match[str]], env: Mapping[str, str], document: Document) -> None:
+        self._references = references
+        self._env = env
+        self._document = document
+        self._n_nodes = 0
+
+    def value(self, node: yaml.Node, location: Location) -> object:
+        self._n_nodes += 1
+        _bound(self._n_nodes, len(location), node.start_mark)
+        if node.tag not in _OWN_TAGS:
+            raise yaml.MarkedYAMLError(problem="unknown tag", problem_mark=node.start_mark)
+        if isinstance(node, yaml.MappingNode):
+            return dict(self._items(node, location))
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(child, (*location, index)) for index, child in enumerate(node.value)]
+        return self._scalar(node, location)
+
+    def _items(self, node: yaml.MappingNode, location: Location) -> Iterator[tuple[str, object]]:
+        lines: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key has to be text", problem_mark=key_node.start_mark)
+            key = _MARK.sub(self._written, key_node.value)
+            if key in lines:
+                message = f"is given twice, in line {lines[key]} and in line {line}"
+                self._document.problems.append(Problem(write_path((*location, key)), message))
+            lines[key] = line
+            yield key, self.value(value_node, (*location, key))
+
+    def _scalar(self, node: yaml.Node, location: Location) -> object:
+        text: str = node.value
+        if _MARK.search(text):
+            template = _MARK.sub(self._written, text)
+            filled = _MARK.sub(lambda mark: self._filled(mark, location), text)
+            return Filled(filled, template) if template != filled else filled
+        if getattr(node, "style", None) is not None:
+            return text
+        if text in _PLAIN_VALUES:
+            return _PLAIN_VALUES[text]
+        if _INT.fullmatch(text):
+            return int(text)
+        return float(text) if _FLOAT.fullmatch(text) else text
+
+    def _reference(self, mark: re.Match[str]) -> re.Match[str] | None:
+        index = int(mark[1])
+        return self._references[index] if index < len(self._references) else None
+
+    def _written(self, mark: re.Match[str]) -> str:
+        reference = self._reference(mark)
+        return reference[0] if reference else mark[0]
+
+    def _filled(self, mark: re.Match[str], location: Location) -> str:
+        reference = self._reference(mark)
+        if reference is None:
+            return mark[0]
+        if reference[0] == "$$":
+            return "$"
+        variable, default = reference[1], reference[2]
+        if variable is None:
+            problem = Problem(
+                write_path(location),
+                "`${` does not begin a variable",
+                "write ${NAME}, ${NAME:-default}, or $$ for a dollar sign",
+            )
+        elif default is not None:
+            return self._env.get(variable) or str(default)
+        elif variable in self._env:
+            return self._env[variable]
+        else:
+            problem = Problem(
+                write_path(location),
+                f"the environment variable {variable} is not set",
+                f"set it, or write ${{{variable}:-default}}",
+            )
+        self._document.problems.append(problem)
+        self._document.unresolved.add(location)
+        return ""

@@ -1,0 +1,379 @@
+"""Values: how are a number, a duration, a size, a name or an address written in the settings?
+
+Each type here is `Annotated` with the function that reads it and a `Kind` that names it in the reference.
+Every scalar may also be given as text, because that is all an environment variable or `${VAR}` can hold.
+Booleans are never numbers, numbers are never booleans, and nothing is infinite.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BeforeValidator, PlainValidator, SecretStr
+
+from penstock.config.address import endpoint_url, listen_address, network
+from penstock.config.problems import Refused, show
+
+T = TypeVar("T")
+
+WHOLE_MAX = 2**53  # what JSON readers keep exactly
+DURATION_S_MAX = 10 * 365 * 86_400.0  # ten years: beyond it somebody mistook a unit
+NAME_CHARACTERS_MAX = 128
+MODEL_CHARACTERS_MAX = 256
+MODELS_MAX = 1_000
+WEIGHT_MAX = 1e6  # and 1/WEIGHT_MAX at least: beyond it, sums of tokens per weight lose their small parts
+
+TOKEN_CHARACTERS_MIN = (
+    8  # as for passwords (NIST SP 800-63B), which are guessed as slowly; docs/security.md asks for 32
+)
+TOKEN_DIFFERENT_MIN = 4
+TOKENS_KNOWN = frozenset({"change-me", "changeme", "changeit", "password", "penstock", "12345678", "admin-token"})
+
+_NUMBER = re.compile(r"[-+]?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})([eE][-+]?\d{1,3})?", re.ASCII)
+_WITH_UNIT = re.compile(r"([-+]?\d{1,18}(?:\.\d{1,18})?)\s?([A-Za-z]*)", re.ASCII)
+_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_BYTES = {"": 1, "b": 1} | {
+    f"{letter}{infix}b": base**power
+    for infix, base in (("", 1000), ("i", 1024))
+    for power, letter in enumerate("kmgt", start=1)
+}
+_BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_VISIBLE = re.compile(r"[!-~]{1,4096}", re.ASCII)
+_NAME = re.compile(r"[^\s\"'`,]{1,128}")
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}", re.ASCII)  # RFC 9110 field name
+_KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]{0,31}://[a-z0-9._\[\]:-]{1,260}", re.ASCII)
+_HOST_PATTERN = re.compile(r"\*|[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?", re.ASCII)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
+_BAND = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What the reference calls a type, and how it writes a default of that type."""
+
+    name: str
+    write: Callable[[float], str] = lambda value: f"{value:g}"
+    choices: Callable[[], tuple[str, ...]] | None = None  #: our own, then others', of a choice that packages may add to
+
+
+def number(value: object) -> float:
+    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Refused(f"{show(value)} is not a number")
+    if not abs(value) <= WHOLE_MAX:  # also true of nan
+        raise Refused(f"{show(value)} is not a number this setting can have")
+    return float(value)
+
+
+def whole(value: object) -> int:
+    try:
+        result = number(value)
+    except Refused:
+        raise Refused(f"{show(value)} is not a whole number") from None
+    if not result.is_integer():
+        raise Refused(f"{show(value)} is not a whole number")
+    return int(result)
+
+
+def duration(value: object) -> float:
+    """Seconds."""
+    if isinstance(value, str):
+        match = _WITH_UNIT.fullmatch(value.strip())
+        unit = _SECONDS.get(match[2]) if match else None
+        if match is None or unit is None:
+            raise Refused(f"{show(value)} is not a duration", "write seconds, or a unit: 500ms, 20s, 2m, 1h")
+        # Dividing keeps 500ms at exactly 0.5; multiplying by 0.001 would not always.
+        seconds = float(match[1]) / 1000 if match[2] == "ms" else float(match[1]) * unit
+    elif isinstance(value, bool) or not isinstance(value, int | float):
+        raise Refused(f"{show(value)} is not a duration", "write seconds, or a unit: 500ms, 20s, 2m, 1h")
+    else:
+        seconds = value
+    if not abs(seconds) <= DURATION_S_MAX:
+        raise Refused(f"{show(value)} is longer than ten years")
+    return float(seconds)
+
+
+def size(value: object) -> int:
+    """Bytes."""
+    factor = 1
+    digits = value
+    if isinstance(value, str) and (match := _WITH_UNIT.fullmatch(value.strip())):
+        factor = _BYTES.get(match[2].lower(), 0)
+        digits = match[1]
+    try:
+        result = number(digits) * factor
+    except Refused:
+        factor = 0
+    if not factor or not result.is_integer() or abs(result) > WHOLE_MAX:
+        raise Refused(f"{show(value)} is not a size", "write bytes, or a unit: 64KB, 64KiB, 10MB, 1GiB")
+    return int(result)
+
+
+def boolean(value: object) -> bool:
+    if isinstance(value, str):
+        value = _BOOLEANS.get(value.strip().lower(), value)
+    if not isinstance(value, bool):
+        raise Refused(f"{show(value)} is not true or false")
+    return value
+
+
+def text(value: object) -> str:
+    if not isinstance(value, str):
+        hint = "put it in quotes" if isinstance(value, bool | int | float) else None
+        raise Refused(f"expected text, found {show(value)}", hint)
+    if len(value) > 4096 or not value.isprintable():
+        raise Refused("expected at most 4096 printable characters")
+    return str(value)
+
+
+def name(value: object) -> str:
+    """An endpoint's name: it stands in headers, metric labels, query strings and command lines."""
+    result = text(value)
+    if result and not _NAME.fullmatch(result):
+        raise Refused(
+            f"{show(value)} is not a name: expected at most {NAME_CHARACTERS_MAX} printable characters "
+            "without spaces, quotes or commas"
+        )
+    return result
+
+
+def model_name(value: object) -> str:
+    result = text(value)
+    if not result.strip() or len(result) > MODEL_CHARACTERS_MAX:
+        raise Refused(f"{show(value)} is not a model's name: expected 1 to {MODEL_CHARACTERS_MAX} characters")
+    return result
+
+
+def band_name(value: object) -> str:
+    if not isinstance(value, str) or not _BAND.fullmatch(value):
+        raise Refused(f"{show(value)} is not a band's name: expected letters, digits, `-`, `_` and `.`, at most 64")
+    return str(value)
+
+
+def band_name_or_empty(value: object) -> str:
+    return "" if value is None or value == "" else band_name(value)
+
+
+def header_name(value: object) -> str:
+    if not isinstance(value, str) or not _TOKEN.fullmatch(value):
+        raise Refused(f"{show(value)} is not a header's name")
+    return value.lower()
+
+
+def tenant_name(value: object) -> str:
+    """A tenant's name: it stands in a request's header, in metric labels and on pages."""
+    result = text(value)
+    if not result or len(result) > NAME_CHARACTERS_MAX or result != result.strip():
+        raise Refused(
+            f"{show(value)} is not a tenant's name: expected 1 to {NAME_CHARACTERS_MAX} printable characters, "
+            "with no space at either end"
+        )
+    return result
+
+
+def weight(value: object) -> float:
+    result = number(value)
+    if result <= 0:
+        raise Refused(f"{show(value)}: expected more than 0")
+    if not 1 / WEIGHT_MAX <= result <= WEIGHT_MAX:
+        raise Refused(f"{show(value)}: expected a weight from {1 / WEIGHT_MAX:g} to {WEIGHT_MAX:g}")
+    return result
+
+
+def key_hash(value: object) -> str:
+    """The hash of an API key. What stands here is never shown: it may be the key itself."""
+    written = value.strip().lower() if isinstance(value, str) else ""
+    if not _KEY_HASH.fullmatch(written):
+        raise Refused(
+            "is not a key's hash: expected `sha256:` and 64 hexadecimal digits",
+            "`penstock keys hash` tells the hash of a key",
+        )
+    return written
+
+
+def key_hashes(value: object) -> object:
+    """One key where a list belongs would otherwise be shown in the message."""
+    if isinstance(value, str):
+        raise Refused("expected a list of keys' hashes", 'write it as a list: ["sha256:…"]')
+    return value
+
+
+def reserved_slots(value: object) -> float | Literal["auto"]:
+    if isinstance(value, str) and value == "auto":
+        return "auto"
+    try:
+        result = number(value)
+    except Refused:
+        result = -1.0
+    if not 0 <= result < 1:
+        raise Refused(f"{show(value)}: expected `auto` or a share of at least 0 and less than 1")
+    return result
+
+
+def affinity_wait(value: object) -> float | Literal["auto"]:
+    if isinstance(value, str) and value == "auto":
+        return "auto"
+    seconds = duration(value)
+    if seconds < 0:
+        raise Refused(f"{show(value)}: expected at least 0")
+    return seconds
+
+
+def label(value: object) -> str:
+    return text(f"{value}" if isinstance(value, int | float) and not isinstance(value, bool) else value)
+
+
+def secret(value: object) -> SecretStr:
+    """A credential, never part of a message. Line breaks around it (from mounted files) are dropped."""
+    if isinstance(value, SecretStr):
+        value = value.get_secret_value()
+    if not isinstance(value, str):
+        raise Refused("expected text", "put it in quotes")
+    if not _VISIBLE.fullmatch(value.strip()):
+        raise Refused("expected visible ASCII characters without spaces, at most 4096")
+    return SecretStr(value.strip())
+
+
+def admin_token(value: object) -> SecretStr:
+    """A token that opens `/admin`: one that is short or known to all is guessed before anything slows the guesser."""
+    result = secret(value)
+    written = result.get_secret_value()
+    if len(written) < TOKEN_CHARACTERS_MIN or len(set(written)) < TOKEN_DIFFERENT_MIN:
+        raise Refused(
+            f"is too easily guessed: expected at least {TOKEN_CHARACTERS_MIN} characters, "
+            f"{TOKEN_DIFFERENT_MIN} of them different",
+            "`openssl rand -hex 32` makes a good one",
+        )
+    if written.lower() in TOKENS_KNOWN:
+        raise Refused("is one that everybody tries first", "`openssl rand -hex 32` makes a good one")
+    return result
+
+
+def origin(value: object) -> str:
+    """A web page's origin, as browsers send it: `https://host[:port]`."""
+    if not isinstance(value, str) or not _ORIGIN.fullmatch(value.lower()):
+        raise Refused(f"{show(value)} is not an origin", "for example https://chat.example.com")
+    return value.lower()
+
+
+def host_pattern(value: object) -> str:
+    """A host's name without its port, or `*` for any."""
+    if not isinstance(value, str) or not _HOST_PATTERN.fullmatch(value.lower()):
+        raise Refused(f"{show(value)} is not a host's name", "for example gateway.example.com, without a port")
+    return value.lower()
+
+
+def variable_name(value: object) -> str:
+    if not isinstance(value, str) or not _VARIABLE.fullmatch(value):
+        raise Refused(f"{show(value)} is not the name of an environment variable")
+    return value
+
+
+def slots(value: object) -> int | Literal["auto"]:
+    if isinstance(value, str) and value == "auto":
+        return "auto"
+    try:
+        result = whole(value)
+    except Refused:
+        result = 0
+    if result < 1:
+        raise Refused(f"{show(value)}: expected `auto` or a whole number of 1 or more")
+    return result
+
+
+def served_models(value: object) -> tuple[str, ...] | Literal["auto"]:
+    if isinstance(value, str):
+        if value == "auto":
+            return "auto"
+        raise Refused(f"{show(value)}: expected `auto` or a list of names", "write it as a list: [NAME]")
+    if not isinstance(value, list | tuple) or not value:
+        raise Refused(f"expected `auto` or a list of names, found {show(value) if value else 'an empty list'}")
+    if len(value) > MODELS_MAX:
+        raise Refused(f"{len(value)} names are too many: expected at most {MODELS_MAX}")
+    return tuple(model_name(item) for item in value)
+
+
+def optional(read: Callable[[object], T]) -> Callable[[object], T | None]:
+    """Nothing, and an empty text (`${VAR:-}`), mean "not set"."""
+    return lambda value: None if value is None or value == "" else read(value)
+
+
+def items(at_least: int, at_most: int) -> Callable[[object], object]:
+    """Bounds a list or a mapping as it was written (pydantic's own bound counts only the valid items)."""
+
+    def bounded(value: object) -> object:
+        if isinstance(value, list | tuple | dict) and not at_least <= len(value) <= at_most:
+            raise Refused(f"has {len(value)} items; expected {at_least} to {at_most}")
+        return value
+
+    return bounded
+
+
+def write_whole(value: float) -> str:
+    return f"{value:.0f}"
+
+
+def write_duration(seconds: float) -> str:
+    if seconds >= 3600 and seconds % 3600 == 0:
+        return f"{seconds / 3600:.0f}h"
+    return f"{seconds * 1000:g}ms" if 0 < seconds < 1 else f"{seconds:g}s"
+
+
+def write_size(n_bytes: float) -> str:
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if n_bytes and n_bytes % factor == 0:
+            return f"{n_bytes / factor:g}{unit}"
+    return f"{n_bytes:g}"
+
+
+_DURATION, _SIZE, _WHOLE = (
+    Kind("duration", write_duration),
+    Kind("size", write_size),
+    Kind("whole number", write_whole),
+)
+
+EngineName = Literal["auto", "vllm", "sglang", "tgi", "llamacpp", "trtllm", "lmdeploy", "ollama", "openai"]
+Number = Annotated[float, BeforeValidator(number), Kind("number")]
+Whole = Annotated[int, BeforeValidator(whole), _WHOLE]
+Duration = Annotated[float, BeforeValidator(duration), _DURATION]
+Size = Annotated[int, BeforeValidator(size), _SIZE]
+Bool = Annotated[bool, BeforeValidator(boolean), Kind("true or false")]
+Name = Annotated[str, BeforeValidator(name), Kind("name")]
+ModelName = Annotated[str, BeforeValidator(model_name), Kind("model name")]
+BandName = Annotated[str, BeforeValidator(band_name), Kind("band name")]
+BandNameOrEmpty = Annotated[str, BeforeValidator(band_name_or_empty), Kind("band name")]
+HeaderName = Annotated[str, BeforeValidator(header_name), Kind("header name")]
+TenantName = Annotated[str, BeforeValidator(tenant_name), Kind("name")]
+Weight = Annotated[float, BeforeValidator(weight), Kind("number, more than 0")]
+KeyHash = Annotated[str, BeforeValidator(key_hash), Kind("`sha256:…`")]
+Network = Annotated[str, BeforeValidator(network), Kind("IP address or network")]
+ReservedSlots = Annotated[
+    float | Literal["auto"], PlainValidator(reserved_slots), Kind("`auto` or a number, at least 0, less than 1")
+]
+AffinityWait = Annotated[
+    float | Literal["auto"], PlainValidator(affinity_wait), Kind("`auto` or a duration, at least 0", write_duration)
+]
+Label = Annotated[str, BeforeValidator(label), Kind("text")]
+Listen = Annotated[str, BeforeValidator(listen_address), Kind("`host:port`, `:port` or `[::1]:port`")]
+Url = Annotated[str, BeforeValidator(endpoint_url), Kind("URL")]
+Slots = Annotated[int | Literal["auto"], PlainValidator(slots), Kind("`auto` or a whole number ≥ 1")]
+ServedModels = Annotated[
+    tuple[str, ...] | Literal["auto"], PlainValidator(served_models), Kind("`auto` or a list of names")
+]
+OptionalFile = Annotated[str | None, BeforeValidator(optional(text)), Kind("file")]
+OptionalSecret = Annotated[SecretStr | None, BeforeValidator(optional(secret)), Kind("secret text")]
+OptionalAdminToken = Annotated[SecretStr | None, BeforeValidator(optional(admin_token)), Kind("secret text")]
+Origin = Annotated[str, BeforeValidator(origin), Kind("origin")]
+HostPattern = Annotated[str, BeforeValidator(host_pattern), Kind("host name or `*`")]
+VariableName = Annotated[str, BeforeValidator(variable_name), Kind("variable's name")]
+OptionalDuration = Annotated[float | None, BeforeValidator(optional(duration)), _DURATION]
+OptionalSize = Annotated[int | None, BeforeValidator(optional(size)), _SIZE]
+OptionalWhole = Annotated[int | None, BeforeValidator(optional(whole)), _WHOLE]
+OptionalNumber = Annotated[float | None, BeforeValidator(optional(number)), Kind("number")]
+OptionalWeight = Annotated[float | None, BeforeValidator(optional(weight)), Kind("number, more than 0")]
+OptionalModelName = Annotated[str | None, BeforeValidator(optional(model_name)), Kind("model name")]

@@ -1,0 +1,207 @@
+"""May this endpoint take a request of this band now, and this very request (DESIGN §4.4).
+
+An endpoint is *open* when all conditions hold. Each condition that does not hold has a name, and the first one is
+the answer to "why does this request wait". A condition that time alone will lift also says when to ask again.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.endpoints.roles import Role
+from penstock.core.queueing.entry import Entry
+from penstock.core.values.settings import AdmissionSettings, BandSettings
+
+
+class Cause(StrEnum):
+    """Why a request is not sent: one closed list."""
+
+    NO_BACKEND = "no_backend"  #: no endpoint serves the model, or none of them is alive
+    WARMING = "warming"  #: endpoints are there that have not told yet what they serve
+    EJECTED = "ejected"  #: the endpoint failed several times in a row
+    HELD = "held"  #: the endpoint refused several times in a row
+    RETURNING = "returning"  #: the endpoint just came back and is tried out with a few requests
+    STUCK = "stuck"  #: the endpoint has shown no movement for long
+    SLOTS_FULL = "slots_full"
+    ENGINE_QUEUE = "engine_queue"  #: enough waits inside the engine already
+    PREFILL_FULL = "prefill_full"  #: enough prompt tokens are being computed already
+    KV_FULL = "kv_full"
+    PACE = "pace"  #: the endpoint makes its tokens too slowly to be given more
+    SHUNNED = "shunned"  #: this endpoint just refused or failed this very request
+    CLASS_SHARE = "class_share"  #: the last slots are kept for flows under their fair share
+    TENANT_CAP = "tenant_cap"  #: the tenant runs as many as it may
+    AFFINITY = "affinity"  #: it is held for an endpoint that has its session or its prompt in its cache
+    PAUSED = "paused"  #: an operator drains the endpoint, or has paused the model or all
+    TURN = "turn"  #: others are served first: higher bands, or flows that got less
+
+
+Room = tuple[float, float]  # prompt tokens to compute, and tokens in all
+
+MODEST_PREFILL_TOKENS = 2048  # one step's budget of most engines: computed at once, nothing waits behind it
+MODEST_KV_SHARE = 0.05  # of the KV memory, for light requests: some thousands of tokens on any card
+
+
+_TOLD = (Cause.SLOTS_FULL, Cause.ENGINE_QUEUE, Cause.KV_FULL)  # what gauges may close an endpoint for
+
+
+def closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, *, now: float) -> Cause | None:
+    """Why no request of the band may go to the endpoint now; None when it is open to the band."""
+    cause = _closed(endpoint, band, settings, now)
+    belief = endpoint.ledger.belief
+    if belief.closed_s is None or cause not in _TOLD or _closed_by_own(endpoint, band, settings, now):
+        return cause
+    stands = belief.kv_stood_s if cause is Cause.KV_FULL else belief.stood_s
+    return (
+        None
+        if belief.may_try(now, stands_s=-math.inf if _would_wait(cause, endpoint, band, now) else stands)
+        else cause
+    )
+
+
+def _would_wait(cause: Cause, endpoint: Endpoint, band: BandSettings, now: float) -> bool:
+    """Whether what the gauges say means that one more would wait there, so that they are wrong if it does not."""
+    if band.engine_waiting_max == 0:
+        return False  # a band that only goes where nothing else does
+    return cause is Cause.ENGINE_QUEUE or (
+        cause is Cause.SLOTS_FULL and endpoint.ledger.load(now) >= endpoint.ledger.slots
+    )
+
+
+def told_only(
+    endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, cause: Cause | None, *, now: float
+) -> bool:
+    """Whether an endpoint is closed for nothing but what its gauges say; `cause` is what `closed` found."""
+    if cause is None:
+        cause = _closed(endpoint, band, settings, now) if endpoint.ledger.belief.closed_s is not None else None
+    return cause in _TOLD and not _closed_by_own(endpoint, band, settings, now)
+
+
+def _closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, now: float) -> Cause | None:
+    ledger = endpoint.ledger
+    if now >= ledger.prefill.due_s:
+        ledger.advance(now)
+    load, slots = ledger.load(now), ledger.slots
+    if load >= slots * band.ceiling or len(ledger.leases) >= slots:
+        return Cause.SLOTS_FULL
+    if _queues(endpoint, band, now):
+        return Cause.ENGINE_QUEUE
+    if load <= 0:
+        return None  # an idle endpoint always takes one request, however large
+    settings = endpoint.admission(settings)
+    if ledger.prefill.outstanding_tokens >= settings.prefill_tokens_max:
+        return Cause.PREFILL_FULL
+    kv_usage = ledger.kv_usage(now)
+    if kv_usage is not None and kv_usage >= settings.kv_usage_max:
+        return Cause.KV_FULL
+    return Cause.PACE if _slow(endpoint, band, settings, now) else None
+
+
+def _closed_by_own(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, now: float) -> bool:
+    """Whether what we sent there ourselves keeps it closed, too."""
+    ledger = endpoint.ledger
+    leases = len(ledger.leases)
+    if leases >= ledger.slots * band.ceiling or leases >= ledger.slots:
+        return True
+    if _queues(endpoint, band, now, told=False):
+        return True
+    if leases and ledger.prefill.outstanding_tokens >= endpoint.admission(settings).prefill_tokens_max:
+        return True
+    return _slow(endpoint, band, endpoint.admission(settings), now)
+
+
+def _queues(endpoint: Endpoint, band: BandSettings, now: float, *, told: bool = True) -> bool:
+    """Whether enough waits inside the engine, or may by what is on its way there."""
+    ledger, own, waiting_max = endpoint.ledger, endpoint.limits, band.engine_waiting_max
+    if own is not None and own.engine_waiting_max is not None and own.engine_waiting_max < waiting_max:
+        waiting_max = own.engine_waiting_max
+    waiting = ledger.engine_queue(ledger.slots, now, told=told)
+    if waiting > 0 and waiting >= waiting_max:
+        return True
+    return endpoint.adaptive is not None and now < endpoint.fills_until_s(now)
+
+
+def _slow(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, now: float) -> bool:
+    ledger, own = endpoint.ledger, endpoint.limits
+    pace_s_max = band.time_per_output_token_s_max or settings.time_per_output_token_s_max
+    if own is not None and own.time_per_output_token_s_max is not None:
+        pace_s_max = min(pace_s_max or math.inf, own.time_per_output_token_s_max)
+    return pace_s_max is not None and ledger.pace.exceeds(pace_s_max, now, own=bool(ledger.leases))
+
+
+def room(endpoint: Endpoint, settings: AdmissionSettings, *, tried: bool = False, now: float) -> Room:
+    """How large a request may be that goes to an open endpoint now: prompt tokens, and tokens in all.
+
+    An endpoint that is idle, or computes no prompt, takes one of any size. `tried`: what its gauges say does not count.
+    """
+    ledger = endpoint.ledger
+    outstanding = ledger.prefill.outstanding_tokens
+    prefill_tokens = endpoint.admission(settings).prefill_tokens_max - outstanding if outstanding else math.inf
+    free = None if tried or ledger.base is None else kv_tokens_free(endpoint, settings, now=now)
+    return prefill_tokens, free if free is not None and ledger.load(now) > 0 else math.inf
+
+
+def kv_tokens_free(endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> float | None:
+    """How many tokens of KV memory are left below the ceiling, negative above it; None where the engine can't tell."""
+    ledger = endpoint.ledger
+    capacity = ledger.base.kv_capacity_tokens if ledger.base is not None else None
+    kv_usage = ledger.kv_usage(now) if capacity else None
+    if not capacity or kv_usage is None:
+        return None
+    return (endpoint.admission(settings).kv_usage_max - kv_usage) * capacity
+
+
+def modest_room(endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> Room:
+    """The room of an endpoint for flows over their share while light ones come."""
+    return modest(room(endpoint, settings, now=now), endpoint)
+
+
+def modest(room: Room, endpoint: Endpoint) -> Room:
+    """Of that room, what is for flows over their share while light ones come: an engine computes prompts first come,
+    first served, so what a heavy flow has put before it is what a light request waits for.
+    """
+    ledger, (prefill_tokens, tokens) = endpoint.ledger, room
+    if outstanding := ledger.prefill.outstanding_tokens:
+        prefill_tokens = min(prefill_tokens, MODEST_PREFILL_TOKENS - outstanding)
+    capacity = ledger.base.kv_capacity_tokens if ledger.base is not None else None
+    return prefill_tokens, tokens - MODEST_KV_SHARE * capacity if capacity else tokens
+
+
+def kv_tokens(entry: Entry, endpoint: Endpoint) -> int:
+    """What a request takes of an endpoint's KV memory: its prompt alone where it is answered elsewhere."""
+    if endpoint.role is Role.PREFILL and not entry.whole:
+        return entry.estimate.prompt_tokens
+    return entry.estimated_tokens
+
+
+def misfit(entry: Entry, endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> Cause | None:
+    """Why this request may not go to an endpoint that is open to its band; None when it may."""
+    if entry.avoid is not None and entry.shuns(endpoint.name, now):
+        return Cause.SHUNNED
+    prefill_tokens, tokens = room(endpoint, settings, now=now)
+    if entry.uncached_at(endpoint.index) > prefill_tokens:
+        return Cause.PREFILL_FULL
+    return Cause.KV_FULL if kv_tokens(entry, endpoint) > tokens else None
+
+
+def lifts_s(cause: Cause, endpoint: Endpoint, *, now: float) -> float:
+    """When time alone may next lift a cause that keeps requests from the endpoint; infinity when it won't."""
+    if cause in (Cause.NO_BACKEND, Cause.PAUSED):
+        return math.inf
+    if cause is Cause.STUCK:
+        movement = endpoint.movement
+        return math.inf if movement.stuck_s is None else movement.tried_s(endpoint.ledger)
+    if cause is Cause.SLOTS_FULL and len(endpoint.ledger.leases) >= endpoint.slots:
+        return math.inf  # a lease has to end
+    if cause is Cause.RETURNING:
+        return endpoint.health.trial_until_s
+    if cause in (Cause.HELD, Cause.EJECTED):
+        ends_s = (endpoint.health.held_until_s, endpoint.health.ejected_until_s)
+        return min(end_s for end_s in ends_s if end_s > now)
+    review_s = endpoint.ledger.review_s(now)
+    if cause is Cause.ENGINE_QUEUE and (filled_s := endpoint.fills_until_s(now)) > now:
+        review_s = min(review_s, filled_s)
+    if cause in _TOLD and (try_s := endpoint.ledger.belief.try_s) > now:
+        review_s = min(review_s, try_s)
+    return min(review_s, endpoint.ledger.pace.forgotten_s(now)) if cause is Cause.PACE else review_s

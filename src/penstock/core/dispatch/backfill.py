@@ -1,0 +1,88 @@
+"""Who was overtaken by requests that fit where it does not, how often, and what room is then kept for it (DESIGN §4.9).
+
+Within a turn of the pump it is noted who was passed over; when somebody is found, all of them count as overtaken. One
+that was overtaken as often as may be has room kept for it: wherever it may go, nobody else goes until it fits.
+
+To count how often each request is overtaken is not enough: a flow with few waiting at a time begins anew with each of
+them, and would fall behind without end. So no flow gets more than as many of its own requests ahead of those it
+overtakes, which is the K * c_max in the bound of fairness (DESIGN §4.2).
+"""
+
+from __future__ import annotations
+
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.queueing.charges import Account
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.fair_tree import lead
+from penstock.core.values.lifecycle import TERMINAL, State
+
+BYPASS_MAX = 32  # times one request may be overtaken by others that fit; then room is kept for it
+EPSILON = 1e-9  # of sums of the same costs, made in another order
+
+
+class Overtaking:
+    """What one turn of the pump has come across, and who has been overtaken too often."""
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+        self.passed: list[Entry] = []  # in this turn: requests that did not fit
+        self.kept: set[Endpoint] = set()  # in this turn: endpoints whose room is kept for some of them
+        self._starved: list[Entry] = []  # overtaken as often as may be: room is kept for those of them that wait
+
+    def reconfigured(self, account: Account) -> None:
+        """Service may be counted in another way from now on."""
+        self._account = account
+
+    def begin(self) -> None:
+        """A turn begins."""
+        self.passed.clear()
+        self.kept.clear()
+
+    def not_kept(self, endpoints: list[Endpoint]) -> list[Endpoint]:
+        """Those of the endpoints whose room is for anybody."""
+        return [e for e in endpoints if e not in self.kept] if self.kept else endpoints
+
+    def passes(self, entry: Entry) -> None:
+        """It is passed over in this turn."""
+        if entry not in self.passed:
+            self.passed.append(entry)
+
+    def keep(self, entry: Entry, free: list[Endpoint], now: float) -> None:
+        """Keep room for one that was passed over, if that was so often enough."""
+        if entry.bypassed >= BYPASS_MAX:
+            model = entry.model
+            self.kept.update([e for e in free if e.serves(model) and not entry.shuns(e.name, now)])
+
+    def in_bound(self, entry: Entry, endpoints: list[Endpoint], others: list[Entry], now: float) -> list[Endpoint]:
+        """Where it may go before `others` whose turn it is, and who could go there, too."""
+        node, may_lead = entry.node_of(), (BYPASS_MAX - 1) * self._account.full_cost(entry) + EPSILON
+        for other in others:
+            if other.request.band == entry.request.band and lead(node, other.node_of()) > may_lead:
+                model = other.request.model
+                endpoints = [e for e in endpoints if not e.serves(model) or other.shuns(e.name, now)]
+                if not endpoints:
+                    break
+        return endpoints
+
+    def too_far(self, entry: Entry, other: Entry) -> bool:
+        """Whether its flow is as far ahead of another's as it may be, if not further."""
+        may_lead = (BYPASS_MAX - 1) * self._account.full_cost(entry) + EPSILON
+        return other.request.band == entry.request.band and lead(entry.node_of(), other.node_of()) > may_lead
+
+    def found(self, endpoints: list[Endpoint]) -> None:
+        """Somebody goes to one of these endpoints: it overtakes those who were passed over and could go there."""
+        self.passed = [x for x in self.passed if any(e.serves(x.request.model) for e in endpoints)]
+        for overtaken in self.passed:
+            overtaken.bypassed += 1
+            if overtaken.bypassed == BYPASS_MAX:
+                self._starved = [x for x in self._starved if x.state not in TERMINAL]
+                self._starved.append(overtaken)
+
+    def room_is_kept(self, endpoint: Endpoint, now: float) -> bool:
+        """Whether one that was overtaken as often as may be waits for room there."""
+        if endpoint in self.kept:
+            return True
+        for entry in self._starved:  # a loop, for mostly there is nobody
+            if entry.state is State.WAITING and endpoint.serves(entry.model) and not entry.shuns(endpoint.name, now):
+                return True
+        return False

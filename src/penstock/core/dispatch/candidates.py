@@ -1,0 +1,163 @@
+"""Where does a request fit: which endpoints are open to its band, and which of these have room for this very one?
+
+`admission.py` asks one endpoint; this asks all that may be asked, and remembers what they said until they are touched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from penstock.core.dispatch import admission
+from penstock.core.dispatch.admission import Cause
+from penstock.core.dispatch.backfill import BYPASS_MAX, Overtaking
+from penstock.core.dispatch.prefill_stagger import Stagger
+from penstock.core.dispatch.under_share import Light
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.endpoints.pool import Pool
+from penstock.core.endpoints.roles import Role
+from penstock.core.queueing.band import Band
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.queues import Queues
+from penstock.core.queueing.quotas import Tenants
+from penstock.core.routing.affinity_wait import Affinity
+from penstock.core.values.settings import AdmissionSettings, BandSettings
+
+_MAY_BE_TOLD = (Cause.SLOTS_FULL, Cause.ENGINE_QUEUE, Cause.KV_FULL)
+UNBOUNDED = (math.inf, math.inf)
+
+
+class Fit:
+    """Asks endpoints for requests."""
+
+    def __init__(
+        self,
+        queues: Queues,
+        pool: Pool,
+        settings: AdmissionSettings,
+        *,
+        tenants: Tenants,
+        light: Light,
+        overtaking: Overtaking,
+        affinity: Affinity,
+        stagger: Stagger,
+        look_again: Callable[[Endpoint, float], None],
+    ) -> None:
+        self._queues = queues
+        self._pool = pool
+        self.settings = settings
+        self._tenants = tenants
+        self._light = light
+        self._overtaking = overtaking
+        self._affinity = affinity
+        self._stagger = stagger
+        self._look_again = look_again
+
+    # --- open to a band -----------------------------------------------------------------------------------------
+
+    def closed(self, endpoint: Endpoint, band: BandSettings, now: float) -> Cause | None:
+        """Why an endpoint is closed to a band."""
+        return self._pool.unhealthy(endpoint, now) or admission.closed(endpoint, band, self.settings, now=now)
+
+    def open_to(self, endpoint: Endpoint, entry: Entry, now: float) -> bool:
+        """Whether an endpoint would take this very request now."""
+        band = self._queues.bands[entry.request.band].settings
+        return (
+            self.closed(endpoint, band, now) is None
+            and admission.misfit(entry, endpoint, self.settings, now=now) is None
+        )
+
+    def check_open(self, band: Band, now: float) -> None:
+        """Ask those that were touched whether they are open to a band."""
+        for endpoint in band.unchecked:
+            cause = self.closed(endpoint, band.settings, now)
+            if cause in _MAY_BE_TOLD or endpoint.ledger.belief.closed_s is not None:
+                self._ask_gauges(endpoint, band.settings, cause, now)
+            if cause is None:
+                # Slots are counted where requests are answered: what only computes prompts has none to keep.
+                answers = endpoint.role is not Role.PREFILL
+                band.opened(endpoint, endpoint.ledger.slots - endpoint.ledger.load(now) if answers else 0.0)
+                tried = endpoint.ledger.belief.closed_s is not None
+                endpoint.room = room = admission.room(endpoint, self.settings, tried=tried, now=now)
+                endpoint.modest_room = admission.modest(room, endpoint)
+                if room != UNBOUNDED:
+                    self._look_again(endpoint, endpoint.ledger.review_s(now))
+            else:
+                band.closed[endpoint] = cause
+                self._look_again(endpoint, admission.lifts_s(cause, endpoint, now=now))
+        band.unchecked.clear()
+
+    def _ask_gauges(self, endpoint: Endpoint, band: BandSettings, cause: Cause | None, now: float) -> None:
+        """Whether nothing but its gauges closes it; then it is tried, in time."""
+        if admission.told_only(endpoint, band, self.settings, cause, now=now):
+            endpoint.ledger.belief.closes(now)
+        elif cause is None and endpoint.ledger.load(now) > 0:
+            endpoint.ledger.belief.opens()  # an idle one takes a request whatever its memory: that says nothing
+
+    # --- room for a request -------------------------------------------------------------------------------------
+
+    def anybody_serves(self, model: str, endpoints: list[Endpoint]) -> bool:
+        """Whether any of the endpoints serves a model."""
+        for endpoint in endpoints:  # the first one does, as mostly
+            if endpoint.serves(model):
+                return True
+            if self._pool.uniform:
+                break
+        return False
+
+    def serving(self, model: str, endpoints: list[Endpoint]) -> list[Endpoint]:
+        """Those of the endpoints that serve a model."""
+        if self._pool.uniform:
+            return endpoints if endpoints and endpoints[0].serves(model) else []
+        return [endpoint for endpoint in endpoints if endpoint.serves(model)]
+
+    def fitting(self, entry: Entry, endpoints: list[Endpoint], now: float) -> list[Endpoint]:
+        """The endpoints, of those that are open, with room for this very request."""
+        if self._tenants.held(entry.account):
+            return []
+        model = entry.model
+        prompt_tokens = entry.estimate.prompt_tokens
+        tokens = prompt_tokens + entry.estimate.output_tokens
+        cached = entry.cached_tokens > 0
+        avoid = entry.avoid is not None
+        fitting: list[Endpoint] = []
+        modest = self._light.is_modest(entry, now)
+        if self._pool.roles.any:
+            endpoints = self._computing(entry, endpoints, now)
+        for endpoint in self.serving(model, endpoints):
+            prefill_room, kv_room = endpoint.modest_room if modest else endpoint.room
+            if prompt_tokens > prefill_room and (not cached or entry.uncached_at(endpoint.index) > prefill_room):
+                continue
+            if tokens > kv_room and admission.kv_tokens(entry, endpoint) > kv_room:
+                continue
+            if avoid and entry.shuns(endpoint.name, now):
+                self._look_again(endpoint, entry.shuns_until_s(endpoint.name))
+            else:
+                fitting.append(endpoint)
+        if modest and fitting and entry.bypassed < BYPASS_MAX:
+            fitting = self._stagger.allowed(entry, fitting, now)
+        return self._affinity.allowed(entry, fitting, now) if entry.choosy else fitting
+
+    # --- roles --------------------------------------------------------------------------------------------------
+
+    def _computing(self, entry: Entry, endpoints: list[Endpoint], now: float) -> list[Endpoint]:
+        """Those that may compute its prompt: prefill endpoints only where there is one now that would answer it."""
+        roles, model = self._pool.roles, entry.model
+        computing = [e for e in endpoints if roles.computes(e, model, whole=entry.whole)]
+        if any(e.role is Role.PREFILL for e in computing) and not self.partners(entry, now):
+            return [e for e in computing if e.role is not Role.PREFILL]
+        return computing
+
+    def partners(self, entry: Entry, now: float) -> list[Endpoint]:
+        """The decode endpoints that have room for a divided request now."""
+        model, modest, found = entry.model, self._light.is_modest(entry, now), []
+        for endpoint in self._queues.bands[entry.request.band].open:
+            if endpoint.role is not Role.DECODE or endpoint in self._overtaking.kept or not endpoint.serves(model):
+                continue
+            if entry.estimated_tokens > (endpoint.modest_room if modest else endpoint.room)[1]:
+                continue
+            if entry.avoid is not None and entry.shuns(endpoint.name, now):
+                self._look_again(endpoint, entry.shuns_until_s(endpoint.name))
+            else:
+                found.append(endpoint)
+        return found

@@ -1,0 +1,105 @@
+"""Where may a long prompt be computed, so that a light request finds an endpoint that is soon done with its own?
+
+An engine computes prompts first come, first served, and nobody takes back what it was sent: a light request that goes
+to an endpoint waits for the prompts before it. With one endpoint there is nothing to choose. With several it goes to
+where least is left, and what counts is that they are not all in the midst of long prompts at the same time. Think of
+two ferries: when both have just left, who comes now waits a whole crossing; when they leave by turns, half of one.
+
+So while light requests come, a prompt of a flow over its share that takes longer than `patience_s` is sent to an
+endpoint only if another one will be done with what it computes within that time. Else it waits for that, and shorter
+ones may overtake it. `patience_s` is half of the time that such prompts take, by work: of the one in which a token of
+theirs finds itself on average. With equal prompts and two endpoints that is just what taking turns gives, and costs no
+throughput; with more endpoints least is left somewhere anyway; and where few huge prompts are most of the work it is
+half of a huge one, for with less only one endpoint could ever work on them.
+
+Nobody is held for good: not for an endpoint that takes twice as long as was predicted, not when no other one is well,
+and not after having been overtaken as often as may be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.endpoints.pool import Pool
+from penstock.core.queueing.entry import Entry
+
+KEPT = 0.98  # of what was learned, per long prompt sent: about the last fifty
+STEP_S = 0.005  # nothing is looked at again sooner: an engine's step takes longer
+
+
+class Stagger:
+    """How long the prompts of heavy flows take, and which endpoints are soon done with theirs."""
+
+    def __init__(self, pool: Pool, look_again: Callable[[Endpoint, float], None]) -> None:
+        self._pool = pool
+        self._look_again = look_again
+        self._seconds = 0.0
+        self._squares = 0.0
+        self._soonest: dict[str, list[tuple[float, Endpoint]]] = {}  # in this turn: per model, the two done soonest
+        self.holds = False  # somebody was held back in this turn
+
+    def begin(self) -> None:
+        """A turn begins: what was found out in the last one may be true no more."""
+        self._soonest.clear()
+        self.holds = False
+
+    def sent(self, prefill_s: float) -> None:
+        """A prompt of a flow over its share, that takes so long, was sent."""
+        self._seconds = KEPT * self._seconds + prefill_s
+        self._squares = KEPT * self._squares + prefill_s * prefill_s
+
+    @property
+    def patience_s(self) -> float:
+        """How soon an endpoint has to be done with its prompts to be one that light requests can go to."""
+        return 0.5 * self._squares / self._seconds if self._seconds > 0.0 else math.inf
+
+    def allowed(self, entry: Entry, endpoints: list[Endpoint], now: float) -> list[Endpoint]:
+        """Those of the endpoints where a prompt of a flow over its share may be computed now."""
+        patience_s, prompt_tokens = self.patience_s, entry.estimate.prompt_tokens
+        allowed: list[Endpoint] = []
+        for endpoint in endpoints:
+            rate = endpoint.ledger.prefill.rate
+            if prompt_tokens / rate <= patience_s or entry.uncached_at(endpoint.index) / rate <= patience_s:
+                allowed.append(endpoint)
+                continue
+            wait_s = self._others_done_s(endpoint, entry.model, now) - patience_s
+            if wait_s <= 0.0:
+                allowed.append(endpoint)
+            else:
+                self.holds = True
+                self._look_again(endpoint, now + (wait_s if wait_s > STEP_S else STEP_S))
+        return allowed
+
+    def _others_done_s(self, endpoint: Endpoint, model: str, now: float) -> float:
+        """In how many seconds the first of the others will be done; 0 where there is none to wait for."""
+        soonest = self._soonest.get(model)
+        if soonest is None:
+            soonest = self._soonest[model] = self._two_soonest(model, now)
+        for done_s, other in soonest:
+            if other is not endpoint:
+                return done_s
+        return 0.0
+
+    def _two_soonest(self, model: str, now: float) -> list[tuple[float, Endpoint]]:
+        """The endpoints that will be done soonest; no more are looked at than are needed to know."""
+        patience_s = self.patience_s
+        soonest: list[tuple[float, Endpoint]] = []
+        within = 0
+        for endpoint in self._pool:
+            if not endpoint.serves(model) or not self._pool.roles.computes(endpoint, model, whole=False):
+                continue
+            if self._pool.unhealthy(endpoint, now) is not None or endpoint.ledger.prefill.overdue(now):
+                continue
+            prefill = endpoint.ledger.prefill
+            done_s = prefill.left(now) / prefill.rate
+            soonest = sorted([*soonest, (done_s, endpoint)], key=_first)[:2]
+            within += done_s <= patience_s
+            if within == 2:
+                break
+        return soonest
+
+
+def _first(item: tuple[float, Endpoint]) -> float:
+    return item[0]

@@ -1,0 +1,102 @@
+"""Who goes out of its turn because its prompt begins like that of the last one sent somewhere in its turn (S4.11)?
+
+`prefix_groups.py` knows who may follow whom, and how fair that is; this asks it for every endpoint that is open. A
+follower has to have room there, no better place to go to, and nobody for whom that room is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.core.dispatch.backfill import Overtaking
+from penstock.core.dispatch.candidates import Fit
+from penstock.core.dispatch.prefix_groups import Group, Grouping
+from penstock.core.dispatch.under_share import Light
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.queueing.band import Band
+from penstock.core.queueing.capped_flows import Held
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.fair_tree import top
+from penstock.core.queueing.quotas import Tenants
+from penstock.core.routing.affinity_wait import Affinity
+
+
+class Followers:
+    """Finds followers."""
+
+    def __init__(
+        self,
+        grouping: Grouping,
+        *,
+        tenants: Tenants,
+        held: Held,
+        light: Light,
+        fit: Fit,
+        overtaking: Overtaking,
+        affinity: Affinity,
+        look: Callable[[Entry, float], bool],
+    ) -> None:
+        self._grouping = grouping
+        self._tenants = tenants
+        self._held = held
+        self._light = light
+        self._fit = fit
+        self._overtaking = overtaking
+        self._affinity = affinity
+        self._look = look
+
+    @property
+    def any(self) -> bool:
+        """Whether anybody waits who could follow, and anybody was sent who could be followed."""
+        return self._grouping.any
+
+    def next(
+        self, band: Band, models: list[str], scarce: list[str], free: list[Endpoint], now: float
+    ) -> tuple[Entry, Endpoint] | None:
+        """One that may follow, and to where.
+
+        Of the `scarce` models the last slots are kept for flows under their share.
+        """
+        head: Entry | None = None
+        grouping = self._grouping
+        for endpoint in free:
+            group = grouping.group(endpoint, now)
+            if group is None:
+                continue
+            candidates = grouping.candidates(group)
+            if not candidates or self._overtaking.room_is_kept(endpoint, now):
+                continue  # as mostly
+            for candidate in candidates:
+                entry, model = candidate.entry, candidate.entry.model
+                if (
+                    not candidate.again
+                    and model in models
+                    and (model not in scarce or self._light.under_share(top(entry.node_of()), model, now))
+                    and entry.request.band == band.rank
+                ):
+                    head = head or self._held.head(band, models)
+                    if entry is head:
+                        break  # it is its turn
+                    if self._may_follow(entry, group, models, now):
+                        entry.follows = group.leader.id
+                        if head is not None and head.request.model not in scarce:
+                            self._passed(head, free, now)
+                        return entry, endpoint
+                candidate.passed_over()
+        return None
+
+    def _may_follow(self, entry: Entry, group: Group, models: list[str], now: float) -> bool:
+        """Whether it may go out of its turn, has room there, and no better place to go to."""
+        if self._tenants.held(entry.account):
+            return False
+        if not self._grouping.in_order(entry) or not self._grouping.in_bound(entry, models):
+            return False
+        self._look(entry, now)
+        return self._affinity.at_home(entry, group.endpoint, now) and bool(
+            self._fit.fitting(entry, [group.endpoint], now)
+        )
+
+    def _passed(self, head: Entry, free: list[Endpoint], now: float) -> None:
+        """Somebody goes before the one whose turn it is: it is overtaken if it would not fit anyway."""
+        if not self._fit.fitting(head, free, now) and not (head.choosy and self._affinity.holds(head, now)):
+            self._overtaking.passes(head)

@@ -1,0 +1,274 @@
+"""Which request is sent next, and to which endpoints may it go: bands, turns, room, in that order.
+
+The head of the fair order goes first. When it does not fit the room that is left (DESIGN §4.9: its prompt, its KV
+memory), those behind it may overtake it, within a window, so many times, and by so much; then room is kept for it.
+When the slots that are left are kept for flows under their fair share, only such flows are looked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+
+from penstock.core.dispatch.admission import Cause, Room
+from penstock.core.dispatch.backfill import Overtaking
+from penstock.core.dispatch.candidates import Fit
+from penstock.core.dispatch.operator_pauses import Stops
+from penstock.core.dispatch.prefill_stagger import Stagger
+from penstock.core.dispatch.prefix_followers import Followers
+from penstock.core.dispatch.under_share import Light
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.endpoints.pool import Pool
+from penstock.core.queueing.band import Band
+from penstock.core.queueing.capped_flows import HELD_MAX, Held
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.fair_tree import Node, top
+from penstock.core.queueing.promised_shares import Promises
+from penstock.core.queueing.queues import Queues
+from penstock.core.queueing.quotas import Tenants
+from penstock.core.routing.affinity_wait import Affinity
+
+WINDOW = 32  # requests looked at, in fair order, when the first ones do not fit
+
+Found = tuple[Entry, list[Endpoint]]
+
+
+class Pump:
+    """Finds what may be sent. Changes nothing but what bands remember of endpoints, and who was overtaken."""
+
+    def __init__(
+        self,
+        queues: Queues,
+        pool: Pool,
+        tenants: Tenants,
+        *,
+        stops: Stops,
+        affinity: Affinity,
+        held: Held,
+        light: Light,
+        overtaking: Overtaking,
+        fit: Fit,
+        followers: Followers,
+        stagger: Stagger,
+        promises: Promises,
+        look: Callable[[Entry, float], bool],
+    ) -> None:
+        self._queues = queues
+        self._pool = pool
+        self._tenants = tenants
+        self._stops = stops
+        self._affinity = affinity
+        self._held = held
+        self._light = light
+        self._overtaking = overtaking
+        self._fit = fit
+        self._followers = followers
+        self._stagger = stagger
+        self._promises = promises
+        self._look = look  # again who holds its prompt's prefix; True: by now more of it is held
+
+    def next(self, now: float) -> Found | None:
+        """The request to send next and the endpoints it may go to."""
+        self._overtaking.begin()
+        self._stagger.begin()
+        for band in self._turns():
+            found = self._next_of(band, now)
+            if found is not None:
+                self._overtaking.found(found[1])
+                return found
+        return None
+
+    def wants_slots(self, endpoint: Endpoint) -> bool:
+        """Whether the highest that wait for what it serves wait for slots: all are taken, or what is free is kept."""
+        for band in self._queues.bands:
+            if any(endpoint.serves(model) for model in band.tree.root.backlog):
+                return endpoint in band.open or band.closed.get(endpoint) is Cause.SLOTS_FULL
+        return False
+
+    def alone(self, entry: Entry, now: float) -> list[Endpoint]:
+        """Where a newcomer may go while nobody else waits; empty: nowhere, or it takes the queue to tell.
+
+        That is what `next` would find if it had been pushed into its queue. Of all bands only its own would have work,
+        so turns, promised shares and the fair order choose among one: the head of its flow is itself. Nobody can be
+        overtaken, none was bumped, and no room is kept for anybody. What remains of `next` is asked here, in the same
+        words: which endpoints are open to the band, whether the slots left are kept for light flows, whether its model
+        and its tenant may be sent, and which endpoints it fits. Whatever is not plain (kept slots, affinities, divided
+        requests) is left to the queue, which this leaves as it was.
+        """
+        request = entry.request
+        band = self._queues.bands[request.band]
+        if band.unchecked:
+            self._fit.check_open(band, now)
+        if (
+            (entry.choosy and not self._affinity.plain(entry))
+            or self._pool.roles.any
+            or not band.open
+            or not self._stops.sends(request.model)
+        ):
+            return []
+        self._overtaking.begin()
+        self._stagger.begin()
+        free = list(band.open)
+        if self._light.kept_back(request.model, band, free, now):
+            return []
+        return self._fit.fitting(entry, free, now)
+
+    def may_go(self, entry: Entry, now: float) -> bool:
+        """Whether a newcomer changes what can be sent: nobody else could be a moment ago, and it opens no way for them.
+
+        Most that come to a full pool don't, and this is a tenth of the price of finding out by looking at all.
+        """
+        band, model = self._queues.bands[entry.request.band], entry.model
+        if band.unchecked:
+            return True
+        self._overtaking.begin()
+        free = self._fit.serving(model, list(band.open))
+        if not free or not self._light.kept_back(model, band, free, now):
+            return bool(free)
+        return self._light.under_share(top(entry.node_of()), model, now)
+
+    # --- turns ------------------------------------------------------------------------------------------------
+
+    def _turns(self) -> list[Band]:
+        """Bands with work: first those that are owed of their promised share, then by rank."""
+        turns = [band for band in self._queues.bands if band.tree.root.waiting]
+        return self._promises.owed() + turns
+
+    def _next_of(self, band: Band, now: float) -> Found | None:
+        if band.unchecked:
+            self._fit.check_open(band, now)
+        if not band.open:
+            return None
+        free = self._overtaking.not_kept(list(band.open))
+        models = [m for m in band.tree.root.backlog if self._stops.sends(m) and self._fit.anybody_serves(m, free)]
+        if band.bumped:
+            found = self._first_fit(_of_models(band.bumped, models), free, now, bumped=True)
+            if found is not None:
+                return found
+        scarce = [model for model in models if self._light.kept_back(model, band, free, now)]
+        if self._followers.any and (follower := self._followers.next(band, models, scarce, free, now)) is not None:
+            return follower[0], [follower[1]]
+        for model in scarce:
+            found = self._first_fit(self._light.in_order(band, model, now), free, now)
+            if found is not None:
+                return found
+        if scarce:
+            models = [model for model in models if model not in scarce]
+        return self._in_turn(band, models, free, now) if models else None
+
+    def _in_turn(self, band: Band, models: list[str], free: list[Endpoint], now: float) -> Found | None:
+        """The head of the fair order, or, where it does not fit the room that is left, who may overtake it."""
+        head = self._held.head(band, models)
+        if head is None:
+            return None  # all flows are held
+        free_to_head = self._overtaking.not_kept(free)
+        endpoints = self._fit.fitting(head, free_to_head, now)
+        if not endpoints and head.request.prefix and self._look(head, now):
+            endpoints = self._fit.fitting(head, free_to_head, now)
+        if endpoints and (allowed := self._in_bound(head, endpoints, None, now)):  # of a scarce model some were passed
+            return head, allowed
+        found = None
+        if self._light.is_modest(head, now):  # it leaves room for light flows, which may stand far behind it by now
+            found = self._first_fit(self._light.in_order(band, head.request.model, now), free, now, head=head)
+        return found or self._overtake(band, models, free, now)
+
+    def _overtake(self, band: Band, models: list[str], free: list[Endpoint], now: float) -> Found | None:
+        """The first of those behind the head that fits somewhere, unless someone passed over too often needs it.
+
+        If none of the first in fair order fits, each model is looked at alone, so that many requests that do not
+        fit hide only others of their own model.
+        """
+        alone = band.tree.waiting == self._queues.waiting  # no other band has work, so nobody is overtaken by one
+        if alone and band.prompt_tokens_min() > max((e.room[0] for e in free), default=0.0):
+            return None  # nothing that waits is small enough: no need to look at each
+        found = self._first_fit(band.tree.in_order(models), free, now)
+        if found is None and len(models) > 1:
+            for model in models:
+                found = self._first_fit(band.tree.in_order([model]), free, now)
+                if found is not None:
+                    break
+        return found
+
+    def _first_fit(
+        self,
+        line: Iterator[Entry],
+        free: list[Endpoint],
+        now: float,
+        *,
+        head: Entry | None = None,
+        bumped: bool = False,
+    ) -> Found | None:
+        """The first of a line, within the window, that fits. Notes who is passed over, and what is kept for whom.
+
+        No flow gets too far ahead of those who are passed over, nor of a `head` whose turn it was, unless an operator
+        said so: `bumped`.
+        """
+        looked_at, prefill_room, kv_room = 0, math.inf, math.inf
+        ahead: set[tuple[Node, str]] = set()  # flows that are as far ahead as may be: others pass them, too
+        held: list[Entry] = []  # by reckoning: nobody gets too far ahead of them either
+        for entry in islice(line, HELD_MAX):
+            if entry.held_for and self._affinity.surely_held(entry, free, now):
+                held.append(entry)
+                continue
+            if self._tenants.held(entry.account):
+                continue
+            if looked_at >= WINDOW:
+                break
+            if ahead and (entry.node_of(), entry.request.model) in ahead:
+                looked_at += 1
+                continue
+            if looked_at == 1:  # most lines end with the first one
+                prefill_room, kv_room = _largest_room(free)
+            if entry.uncached_tokens <= prefill_room and entry.estimated_tokens <= kv_room:
+                endpoints = self._fit.fitting(entry, self._overtaking.not_kept(free), now)
+                allowed = endpoints if bumped else self._in_bound(entry, endpoints, head, now)
+                if allowed and held and not bumped and (found := self._pressed(entry, held, free, now)) is not None:
+                    return found
+                if allowed:
+                    return entry, allowed
+                if endpoints:
+                    ahead.add((entry.node_of(), entry.request.model))
+                    looked_at += 1
+                    continue
+            if entry.choosy and self._affinity.holds(entry, now):
+                if self._affinity.reckons:
+                    held.append(entry)
+                continue  # nobody overtakes it: it waits for an endpoint of its own
+            looked_at += 1
+            self._overtaking.passes(entry)
+            self._overtaking.keep(entry, free, now)
+        return None
+
+    def _pressed(self, entry: Entry, held: list[Entry], free: list[Endpoint], now: float) -> Found | None:
+        """The first of those that are held by whom the flow of another may not pass again: it goes instead."""
+        for other in held:
+            if self._overtaking.too_far(entry, other) and self._affinity.only(other, now) is None:
+                self._affinity.let_go(other)
+                endpoints = self._fit.fitting(other, self._overtaking.not_kept(free), now)
+                if endpoints:
+                    return other, endpoints
+        return None
+
+    def _in_bound(self, entry: Entry, endpoints: list[Endpoint], head: Entry | None, now: float) -> list[Endpoint]:
+        """Where it may go with regard to how far its flow is ahead of those who would be overtaken."""
+        overtaken = self._overtaking.passed
+        if head is not None and not (head.choosy and self._affinity.holds(head, now)):
+            overtaken = [head, *overtaken]
+        return self._overtaking.in_bound(entry, endpoints, overtaken, now) if overtaken and endpoints else endpoints
+
+
+def _of_models(entries: Mapping[int, Entry], models: list[str]) -> Iterator[Entry]:
+    for entry in entries.values():
+        if entry.model in models:
+            yield entry
+
+
+def _largest_room(endpoints: list[Endpoint]) -> Room:
+    """What no request exceeds that fits any of them, in each measure."""
+    most_prefill = most_kv = 0.0
+    for endpoint in endpoints:
+        prefill_room, kv_room = endpoint.room
+        most_prefill = max(most_prefill, prefill_room)
+        most_kv = max(most_kv, kv_room)
+    return most_prefill, most_kv

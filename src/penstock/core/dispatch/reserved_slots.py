@@ -1,0 +1,113 @@
+"""How many slots are kept free for flows under their fair share, so that they need not wait for one.
+
+A heavy flow takes each slot the moment it frees; who comes now and then would always wait for the next. Kept slots are
+a stock: an arrival of a light flow takes one, the next slot that frees refills it. It has to last until then. In the
+time t_k until the k-th next slot frees, a*t_k light requests are expected, give or take their square root; k-1 slots
+have freed before. So max over k of a*t_k + 3*sqrt(a*t_k) - (k-1) slots are kept (square-root staffing over the time to
+replenishment): many when the answers in flight have long to go, none when several are about to end, and none when no
+light requests come.
+
+What is kept free costs throughput, so `SHARE_MAX` bounds it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from penstock.core.util.decaying_rate import WINDOW_S, Rate
+
+DEVIATIONS = 3.0  # of a Poisson stream: few arrivals in a hundred may miss, and small means have long tails
+LIGHT_MIN = 0.5  # of a request within the window: less is none
+FREES_MAX = 8  # slots about to free that are looked ahead to
+WEIGHT_KEPT_S = 30.0
+KEPT_FOR_S = 0.05  # rates over ten seconds change by less than a hundredth in that time
+SHARE_MAX = 0.25
+MODELS_MAX = 1_000  # whose rates are remembered: an endpoint that serves any name lets callers choose them
+
+
+def slots_reserved(arrivals_per_s: float, frees_s: Sequence[float], slots: int) -> int:
+    """Slots to keep free out of `slots`. `frees_s`: in how many seconds the next slots will free, in order."""
+    if arrivals_per_s * WINDOW_S < LIGHT_MIN:
+        return 0
+    wanted = 0.0
+    for freed_before, after_s in enumerate(frees_s):
+        expected = arrivals_per_s * after_s
+        wanted = max(wanted, expected + DEVIATIONS * math.sqrt(expected) - freed_before)
+    return min(math.ceil(wanted), int(slots * SHARE_MAX))
+
+
+class Reserve:
+    """Measures, per model, how often light flows come and how often slots free; says how many slots to keep."""
+
+    def __init__(self, share: float | None) -> None:
+        self.share = share  # None: measured
+        self._arrivals: dict[str, Rate] = {}
+        self._freed: dict[str, Rate] = {}
+        self._kept: dict[str, tuple[int, int, float]] = {}  # what was computed for so many slots, and is good until
+        self._weight = 0.0
+        self._weight_at_s = 0.0
+        self._faded, self._faded_s = 0.0, 0.0  # what it had faded to when it was last asked for, and when that was
+
+    def weight_seen(self, weight: float, now: float) -> None:
+        """So much weight of flows is active. Flows come and go; who came lately counts as about to come again."""
+        self._weight = self._faded = max(weight, self.weight(now))
+        self._weight_at_s = self._faded_s = now
+
+    def weight(self, now: float) -> float:
+        """The active weight lately, fading."""
+        if now != self._faded_s:
+            self._faded = self._weight * math.exp((self._weight_at_s - now) / WEIGHT_KEPT_S)
+            self._faded_s = now
+        return self._faded
+
+    def arrived(self, model: str, now: float) -> None:
+        """A request of a light flow came while others waited."""
+        _of(self._arrivals, model).note(now)
+
+    def freed(self, model: str, now: float) -> None:
+        """A lease ended."""
+        _of(self._freed, model).note(now)
+
+    def light_come(self, model: str, now: float) -> bool:
+        """Whether requests of light flows came lately, while others waited; never where a fixed share is set."""
+        if self.share is not None:
+            return False
+        arrivals = self._arrivals.get(model)
+        return arrivals is not None and arrivals.per_s(now) * WINDOW_S >= LIGHT_MIN
+
+    def freed_per_s(self, model: str, now: float) -> float:
+        """Slots that freed per second, of late."""
+        freed = self._freed.get(model)
+        return freed.per_s(now) if freed is not None else 0.0
+
+    def kept(self, model: str, slots: int, frees_s: Callable[[str, float], Sequence[float]], now: float) -> int:
+        """Slots that only flows under their fair share may use, of all the slots there are for the model."""
+        if self.share is not None:
+            return int(slots * self.share)
+        arrivals = self._arrivals.get(model)
+        if arrivals is None:
+            return 0
+        kept, of_slots, until_s = self._kept.get(model, (0, -1, 0.0))
+        if now >= until_s or slots != of_slots:
+            kept = slots_reserved(arrivals.per_s(now), frees_s(model, now), slots)
+            if len(self._kept) >= MODELS_MAX:
+                self._kept.clear()
+            self._kept[model] = (kept, slots, now + KEPT_FOR_S)
+        return kept
+
+    def kept_lately(self, model: str) -> int:
+        """What was last found to be kept."""
+        return self._kept.get(model, (0, 0, 0.0))[0]
+
+
+def _of(rates: dict[str, Rate], model: str) -> Rate:
+    """A model's rate; the one that was not noted for the longest time makes room for a new one."""
+    rate = rates.get(model)
+    if rate is not None and len(rates) == 1:
+        return rate
+    rates.pop(model, None)
+    rates[model] = rate = rate or Rate()
+    if len(rates) > MODELS_MAX:
+        del rates[next(iter(rates))]
+    return rate

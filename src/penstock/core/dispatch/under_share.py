@@ -1,0 +1,206 @@
+"""Which flows are light, and which slots are kept for them (DESIGN §4.4, `reserve`).
+
+A flow is light while it takes no more than its fair share: of the slots, or of the work that was asked for and sent of
+late. When the slots that are left for a model are kept (`reserved_slots.py` says how many), only requests of such flows
+are looked for; and where light requests come, others have to leave some of the room for prompts and memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from penstock.core.dispatch.backfill import Overtaking
+from penstock.core.dispatch.reserved_slots import FREES_MAX, Reserve
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.endpoints.pool import Pool
+from penstock.core.queueing.band import Band
+from penstock.core.queueing.capped_flows import HELD_MAX, Held
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.fair_tree import Node, in_fair_order, top
+from penstock.core.queueing.queues import Queues
+from penstock.core.queueing.quotas import Tenants
+
+RESERVE_REVIEW_S = 1.0  # how often a reserve is looked at again; light arrivals are forgotten over ten seconds
+FORESEEN_SLOTS_MAX = 64  # of a pool whose leases' ends are foreseen one by one; rates are exact enough beyond
+DEMAND_WINDOW_S = 30.0  # some tens of requests of a light flow; shorter calls a burst of three a flood
+LIGHT_WAITING_MAX = 3  # requests of a light flow that wait: more is a backlog, whatever it holds and asked for
+DEMAND_PLAY = 2.0  # a handful of requests of very different sizes is easily twice its mean
+
+
+class Light:
+    """Tells light flows from others by what they ask for and get, and says what is kept for them."""
+
+    def __init__(
+        self,
+        queues: Queues,
+        pool: Pool,
+        reserve: Reserve,
+        *,
+        tenants: Tenants,
+        held: Held,
+        overtaking: Overtaking,
+        look_again: Callable[[Endpoint, float], None],
+    ) -> None:
+        self._queues = queues
+        self._pool = pool
+        self._reserve = reserve
+        self._tenants = tenants
+        self._held = held
+        self._overtaking = overtaking
+        self._look_again = look_again
+        self._work = 0.0  # sent, fading
+        self._work_s = 0.0
+        self._served, self._served_s = 0.0, 0.0  # what that had faded to when it was last asked for, and when that was
+
+    # --- what happens -------------------------------------------------------------------------------------------
+
+    def asked(self, entry: Entry, now: float) -> None:
+        """A request came to its flow: note what the flow asks for."""
+        node = top(entry.node_of())
+        if node.parent is None:
+            return  # all requests stand in one flow
+        node.demand = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S) + entry.work
+        node.demand_s = now
+        self._reserve.weight_seen(node.parent.active_weight + (0.0 if node.active else node.weight), now)
+
+    def arrived(self, entry: Entry, now: float) -> None:
+        """It is about to join its flow: note whether it is what slots are kept for."""
+        node, model = top(entry.node_of()), entry.model
+        if node.parent is not None and self.under_share(node, model, now):
+            self._queues.bands[entry.request.band].note_light(node, model)
+            crowded = any(model in band.tree.root.backlog for band in self._queues.bands)
+            if crowded and node.waiting <= LIGHT_WAITING_MAX:
+                self._reserve.arrived(model, now)
+
+    def returned(self, entry: Entry, now: float) -> None:
+        """It is about to join its flow again: slots are kept for it as for a newcomer, but it came only once."""
+        node, model = top(entry.node_of()), entry.model
+        if node.parent is not None and self.under_share(node, model, now):
+            self._queues.bands[entry.request.band].note_light(node, model)
+
+    def sent(self, entry: Entry, now: float) -> None:
+        """A request was sent: that much work is what fair shares are of."""
+        self._work = self._served = self._served_by(now) + entry.work
+        self._work_s = self._served_s = now
+
+    def moved(self, before: Node, after: Node) -> None:
+        """A flow goes on in another tree: what it asked for of late is not forgotten."""
+        if after.parent is not None and before.demand > 0.0:
+            last_s = max(before.demand_s, after.demand_s)
+            after.demand = sum([x.demand * math.exp((x.demand_s - last_s) / DEMAND_WINDOW_S) for x in (before, after)])
+            after.demand_s, before.demand = last_s, 0.0
+
+    def judged_anew(self, now: float) -> None:
+        """Trees and weights may be others now: judge all flows with waiting requests anew."""
+        for band in self._queues.bands:
+            for flow in band.tree.root.children.values():
+                for model in flow.backlog:
+                    if self.under_share(flow, model, now):
+                        band.note_light(flow, model)
+
+    # --- who is light -------------------------------------------------------------------------------------------
+
+    def under_share(self, node: Node, model: str, now: float) -> bool:
+        """Whether a flow takes no more than its fair share: of the slots, or of the work, of late.
+
+        Judged by slots alone, a burst of a light flow would be shut out just when it needs what is kept for it; by work
+        alone, a light flow whose few requests happened to be large. A flood exceeds both.
+        """
+        parent = node.parent
+        if parent is None:
+            return False
+        part = self._part(node, parent, now)
+        return node.in_flight + 1 <= self._pool.slots(model) * part or self._asked_for_less(node, part, now)
+
+    def asked_little(self, node: Node, now: float) -> bool:
+        """Whether a flow asked for no more than its fair share of the work of late, give or take."""
+        assert node.parent is not None
+        return self._asked_for_less(node, self._part(node, node.parent, now), now)
+
+    def is_modest(self, entry: Entry, now: float) -> bool:
+        """Whether it has to leave room for light flows.
+
+        What counts is what its flow asked for of late: where prompts or memory are scarce, a flood holds few slots.
+        """
+        if not self._reserve.light_come(entry.model, now):
+            return False
+        node = top(entry.node_of())
+        return node.parent is None or not self.asked_little(node, now)
+
+    def in_order(self, band: Band, model: str, now: float) -> Iterator[Entry]:
+        """The requests for a model of flows that are under their share, in fair order.
+
+        They are remembered from their arrival, for they need not be among the first: a flood that is held back falls
+        behind its fair share of the tokens, and then stands before the light flows for whom the slots are kept.
+        """
+        head = self._held.head(band, [model])
+        if head is not None and self._tenants.held(head.account):  # its flow is shared with others
+            line = islice(band.tree.in_order([model]), HELD_MAX)
+            head = next((x for x in line if not self._tenants.held(x.account)), None)
+        first = top(head.node_of()) if head is not None else None
+        if first is not None and self.under_share(first, model, now):
+            yield from band.tree.in_order([model], first)
+        for node in in_fair_order(band.light_flows(model)):
+            if not self.under_share(node, model, now):
+                band.no_longer_light(node, model)
+            elif node is not first:
+                yield from band.tree.in_order([model], node)
+
+    def _part(self, node: Node, parent: Node, now: float) -> float:
+        """The share that a flow's weight gives it among those active lately."""
+        active, lately = parent.active_weight, self._reserve.weight(now)
+        if not (node.waiting or node.in_flight):
+            active += node.weight
+        return node.weight / (active if active > lately else lately)
+
+    def _asked_for_less(self, node: Node, part: float, now: float) -> bool:
+        """Whether a flow asked for no more than that part of the work of late, give or take."""
+        served = self._served if now == self._served_s else self._served_by(now)
+        return node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S) <= DEMAND_PLAY * served * part
+
+    def _served_by(self, now: float) -> float:
+        """The work that was sent lately, over the same window as demands."""
+        if now != self._served_s:
+            self._served = self._work * math.exp((self._work_s - now) / DEMAND_WINDOW_S)
+            self._served_s = now
+        return self._served
+
+    # --- what is kept for them ----------------------------------------------------------------------------------
+
+    def kept(self, model: str, now: float) -> int:
+        """Slots of a model that only flows under their share may use."""
+        return self._reserve.kept(model, self._pool.slots(model), self._frees_s, now)
+
+    def kept_back(self, model: str, band: Band, endpoints: list[Endpoint], now: float) -> bool:
+        """Whether the slots that are left for a model are kept for flows under their share."""
+        kept = self.kept(model, now)
+        if kept <= 0:
+            return False
+        if self._pool.uniform and not self._overtaking.kept:
+            free = band.free_slots
+        else:
+            free = sum(band.open[e] for e in endpoints if e.serves(model))
+        if free > kept:
+            return False
+        # Light arrivals are forgotten, so time alone may shrink the reserve.
+        self._look_again(endpoints[-1], now + RESERVE_REVIEW_S)
+        return True
+
+    def _frees_s(self, model: str, now: float) -> list[float]:
+        """In how many seconds the next slots will free: foreseen in a small pool, by their rate in a large one.
+
+        Never sooner than in an engine step: what ends, ends at its end, and all of it together.
+        """
+        foreseen = self._pool.slots(model) <= FORESEEN_SLOTS_MAX
+        step_s, ends_s = 0.0, []
+        for endpoint in self._pool:
+            pace_s = endpoint.ledger.pace.time_per_output_token_s(now) if endpoint.serves(model) else 0.0
+            step_s = max(step_s, pace_s)
+            if foreseen and pace_s > 0:
+                ends_s += [lease.ends_s(pace_s, now) - now for lease in endpoint.ledger.leases.values()]
+        per_s = self._reserve.freed_per_s(model, now)
+        if not ends_s and per_s > 0:
+            ends_s = [(k + 1) / per_s for k in range(FREES_MAX)]
+        return [max(end_s, step_s) for end_s in sorted(ends_s)[:FREES_MAX]]

@@ -1,0 +1,325 @@
+"""One engine as the scheduler sees it: what it serves, how many at once, how it fares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec.structs import replace
+
+from penstock.core.endpoints.adaptive_slots import STEP_SHARE, AdaptiveSlots, Witness
+from penstock.core.endpoints.gauge_belief import Standing
+from penstock.core.endpoints.health import Health
+from penstock.core.endpoints.lease import Lease
+from penstock.core.endpoints.ledger import FROZEN_S, Ledger
+from penstock.core.endpoints.movement import Movement
+from penstock.core.endpoints.roles import bootstrap_port_of, role_of
+from penstock.core.values.observation import Observation
+from penstock.core.values.settings import AdmissionSettings, EndpointLimits, EndpointSpec, HealthSettings
+
+ARRIVALS_MAX = 2.0  # requests expected to come during one engine step; more is not told apart from a queue
+FOREIGN_READINGS = 4  # in which others' requests have to be seen: one may just show ends that we have yet to hear of
+SLOW_START = 4  # requests: every engine runs so many
+SLOW_START_SHARE = 0.125  # of what runs: four at a time take too long to find an engine of hundreds
+SLOW_START_ENDS = 16  # whole answers that ran at once: more are let in by what ends show
+SLOW_START_S = 1.0  # what does not begin by then does not stream, or waits, which is looked at by itself
+AGREED_MIN = 4.0  # requests that one witness says wait, and the other never saw run: no accident of a moment
+COUNTED = 0.6  # of ours: gauges of the last step's end leave out those that ended with it
+BATCH_SLOWS = 0.5  # of the speed alone: what an engine may lose with as many as it runs at once
+STEP_SHARE_BLIND = 1.0  # where nothing but ends shows anything, a whole answer's time later: twice as many, as in TCP
+LOOK_S_MIN = 0.05  # between two looks at what our answers show; a step or two of most engines
+LOOK_STEPS = 2.0
+LOOK_S_MAX = 0.5
+NEAR_LIMIT = 0.75  # of its slots or memory in use; below, what waits does not wait for what a reading tells
+
+
+class Endpoint:
+    """An endpoint with its ledger and health. `models` is None until it told; `tells` is False if it can't."""
+
+    def __init__(
+        self, spec: EndpointSpec, *, index: int, health: HealthSettings, stale_after_s: float, epoch: int = 0
+    ) -> None:
+        self.name = spec.name
+        self.index = index  # order of configuration: the tie-break wherever endpoints are compared
+        self.adaptive = AdaptiveSlots(spec.slots) if spec.adaptive_slots else None
+        self.models = spec.models
+        self.tells_models = True
+        self.labels = spec.labels
+        self.price = spec.price
+        self.set_limits(spec.limits)
+        self.role = role_of(spec.labels)
+        self.meets = bootstrap_port_of(spec.labels) is not None  # who answers is sent the request with it, not after
+        self.first_epoch = epoch
+        self.ledger = Ledger(slots=spec.slots, stale_after_s=stale_after_s, epoch=epoch)
+        self.health = Health(health, up=True)
+        self.movement = Movement()
+        self.drained = False  # by an operator: nothing new goes there
+        self._told_slots: int | None = None  # by the engine
+        self._slots_by_hand = not spec.adaptive_slots
+        self._begins_slowly = spec.adaptive_slots  # nobody ever said how many it runs
+        self.dispatches_total = 0
+        self.last_lease = 0  # serial of the last lease granted: ties go to whoever was given one longest ago
+        self.failure: str | None = None  # the last one
+        self.failed_s = 0.0
+        self._foreign_running = [0.0] * FOREIGN_READINGS  # others' requests that ran there, by the last readings
+        self._look_s = -math.inf
+        self._contradicted = False  # its gauges, when our own answers were last looked at
+        self._dispatches_before = 0  # as of the reading before
+        self.room = (math.inf, math.inf)  # as of when it was last found open: `admission.room`
+        self.modest_room = self.room  # and `admission.modest_room`
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.name!r}, leases={len(self.ledger.leases)}/{self.slots})"
+
+    @property
+    def slots(self) -> int:
+        """Requests it may be sent at a time."""
+        return self.ledger.slots
+
+    @slots.setter
+    def slots(self, slots: int) -> None:
+        self.ledger.resized(slots)
+
+    @property
+    def in_service(self) -> bool:
+        """Whether it is there and meant to be used, however it fares."""
+        return self.health.up and not self.drained
+
+    def set_limits(self, limits: EndpointLimits) -> None:
+        """Its own thresholds, from now on."""
+        self.limits: EndpointLimits | None = None if limits == EndpointLimits() else limits
+        self._usual: AdmissionSettings | None = None  # what its own settings were last made from
+        self._own = AdmissionSettings()
+
+    def admission(self, usual: AdmissionSettings) -> AdmissionSettings:
+        """The conditions' limits as they are here: its own, and for the rest those of all endpoints."""
+        limits = self.limits
+        if limits is None:
+            return usual
+        if self._usual is not usual:
+            own: dict[str, object] = {  # told, for else a compiled one would make the whole numbers floats
+                "kv_usage_max": limits.kv_usage_max,
+                "prefill_tokens_max": limits.prefill_tokens_max,
+                "time_per_output_token_s_max": limits.time_per_output_token_s_max,
+            }
+            self._usual, self._own = usual, replace(usual, **{k: v for k, v in own.items() if v is not None})
+        return self._own
+
+    def stuck(self, now: float) -> bool:
+        """Whether it shows no movement, and nothing may go there now."""
+        ledger = self.ledger
+        if self.movement.stuck_s is not None and self.movement.closed(ledger, now):
+            return True
+        return now >= ledger.life_s + FROZEN_S and ledger.stuck(now)
+
+    def first_token(self, lease: Lease, now: float) -> None:
+        """It has taken a request in and computed its prompt."""
+        self.movement.began(self.ledger, now)
+        self.ledger.first_token(lease, now)
+        self.health.answered(self.slots)
+
+    def set_slots(self, slots: int | Literal["auto"]) -> None:
+        """By hand: fixed from now on; or `auto`: what the engine told, else found out, beginning with what it has."""
+        self._slots_by_hand = slots != "auto"
+        self._choose_slots(self._told_slots if slots == "auto" else slots)
+
+    def slots_told(self, slots: int) -> None:
+        """The engine says how many it runs at a time, which holds unless somebody set a number by hand."""
+        self._told_slots = slots
+        if not self._slots_by_hand:
+            self._choose_slots(slots)
+
+    def _choose_slots(self, slots: int | None) -> None:
+        self._begins_slowly = False
+        if slots is None:
+            self.adaptive = self.adaptive or AdaptiveSlots(self.slots)
+        else:
+            self.adaptive, self.slots = None, slots
+
+    def near_limit(self, now: float) -> bool:
+        """Whether a newer reading may open or close it: it is not idle, by any of what admission asks."""
+        ledger = self.ledger
+        base, kv_usage = ledger.base, ledger.kv_usage(now) or 0.0
+        queues = base is not None and base.waiting > 0
+        return queues or max(ledger.load(now), 1.0) >= self.slots * NEAR_LIMIT or kv_usage >= NEAR_LIMIT
+
+    def observed(self, reading: Observation, now: float, *, wanted: bool = False) -> bool:
+        """Take in a reading. Returns True when the slots changed with it.
+
+        `wanted`: requests wait that would be sent here if it had more slots.
+        """
+        before, ledger = self.ledger.base, self.ledger
+        if ledger.observe(reading):
+            self.health.returned(now)
+            self.movement = Movement()
+        if self.adaptive is None or ledger.base is before or before is None or not ledger.credible(now):
+            return False
+        sent = self.dispatches_total - self._dispatches_before
+        self._dispatches_before = self.dispatches_total
+        if reading.waiting > 0 and ledger.prefill.keeps_waiting(reading.waiting, now):
+            return False  # what waits may wait for that, and says nothing of slots
+        self.adaptive.slots = self.slots
+        per_step = sent / (reading.asked_s - before.asked_s) * ledger.pace.time_per_output_token_s(now)
+        at_work = ledger.at_work
+        foreign = max(0.0, reading.running + reading.waiting - ledger.own_at_reading)
+        self._foreign_running = [*self._foreign_running[1:], min(foreign, reading.running)]
+        shows = ledger.shows
+        ran = at_work.best() + self._others_running(now) if shows else 0.0
+        beyond = ledger.own_at_reading + self._others_running(now) - ran  # were sent, and never seen to run at once
+        return self._limited(
+            self.adaptive.observed(
+                at_s=reading.asked_s,
+                running=reading.running + (0 if shows else at_work.ended_lately(now)),
+                waiting=reading.waiting,
+                arrivals=min(per_step, ARRIVALS_MAX),
+                load=ledger.load(now),
+                let=ledger.own_at_reading if wanted else self.slots,
+                ran=ran,
+                agreed=shows and min(reading.waiting, beyond) >= AGREED_MIN,
+                may_grow=not shows or self._shows_no_size(now),
+            )
+        )
+
+    def _shows_no_size(self, now: float) -> bool:
+        """Whether our own answers do not show the engine's size yet: then what its gauges show is good for more."""
+        assert self.adaptive is not None
+        ledger = self.ledger
+        return not self.adaptive.knows(now) and not ledger.at_work.overdue(ledger.prefill, now)
+
+    def look_due(self, now: float) -> bool:
+        """Whether it is time to look at what our own answers show."""
+        return self.adaptive is not None and now >= self._look_s
+
+    def looks_s(self, now: float) -> float:
+        """When what our own answers show is to be looked at again, whether or not one comes; infinity: not at all."""
+        ledger = self.ledger
+        if self.adaptive is None or not ledger.prefill.leases or not ledger.shows:
+            return math.inf
+        first = next(iter(ledger.prefill.leases.values()))
+        return max(self._look_s, first.dispatched_s + ledger.at_work.late_after_s(sure=ledger.credible(now)))
+
+    def looked(self, now: float, *, wanted: bool) -> bool:
+        """Look at what our own answers show of its size. Returns True when the slots changed with it."""
+        ledger = self.ledger
+        assert self.adaptive is not None
+        at_work = ledger.at_work
+        contradicted = ledger.belief.doubt is Standing.CONTRADICTED
+        if contradicted and not self._contradicted:
+            self.adaptive.unlearn()
+            self.slots = max(self.slots, self.adaptive.slots)
+        self._contradicted = contradicted
+        if not ledger.shows:
+            return self._looked_at_whole(now, wanted=wanted)
+        self._look_s = now + min(max(LOOK_STEPS * at_work.step_s, LOOK_S_MIN), LOOK_S_MAX)
+        others = self._others_running(now)
+        peak = at_work.look(now)
+        contradicts = ledger.credible(now)  # its gauges show no such queue, or they would have been gone by
+        waiting = at_work.overdue(ledger.prefill, now, sure=contradicts) if at_work.stands(peak) else 0
+        self.adaptive.slots = self.slots
+        let = len(ledger.leases) - ledger.pending + others if wanted else self.slots
+        return self._limited(
+            self.adaptive.observed(
+                witness=Witness.ANSWERS,
+                at_s=now,
+                running=peak + others,
+                waiting=waiting,
+                arrivals=0.0,
+                load=ledger.load(now),
+                let=let,
+                on_the_way=min(at_work.on_the_way, ledger.reserved),
+                ran=at_work.best() + others,
+            )
+        )
+
+    def _looked_at_whole(self, now: float, *, wanted: bool) -> bool:
+        """The same, where answers do not stream: by how long they took."""
+        ledger = self.ledger
+        found = ledger.at_work.look_whole(now)
+        if found is None:
+            return False
+        assert self.adaptive is not None
+        (ran, beside), others = found, self._others_running(now)
+        waiting = beside - ran
+        if ledger.credible(now) and ran > beside * BATCH_SLOWS:
+            waiting = 0.0  # the engine says that none waits, and many at a time may just be slower
+        self.adaptive.slots = self.slots
+        return self._limited(
+            self.adaptive.observed(
+                witness=Witness.ANSWERS,
+                at_s=now,
+                running=ran + others,
+                waiting=waiting,
+                arrivals=0.0,
+                load=ledger.load(now),
+                let=beside + others if wanted else self.slots,  # when those were sent whose answers came
+                ran=ledger.at_work.best() + others,
+                may_grow=not self._counts_ours(now),
+                step_share=STEP_SHARE if ledger.credible(now) else STEP_SHARE_BLIND,
+            )
+        )
+
+    def _counts_ours(self, now: float) -> bool:
+        """Whether the engine's gauges show about as many as we have there: then they tell of it sooner than ends do."""
+        ledger = self.ledger
+        base = ledger.base if ledger.credible(now) else None
+        return base is not None and base.running + base.waiting >= COUNTED * ledger.own_at_reading
+
+    def fills_until_s(self, now: float) -> float:
+        """Until when enough is on its way to an engine of unknown size, as far as is known: a few more than were seen
+        to run there at once (docs/decisions/0032), so that no more than these wait when it is full; where answers come
+        whole, twice as many. And one more for every fourth that began, whoever was seen beside it: what is sent in
+        turns is never all seen at once. Minus infinity: not at all.
+        """
+        ledger, adaptive = self.ledger, self.adaptive
+        if not self._begins_slowly or adaptive is None or not ledger.unseen or adaptive.knows(now):
+            return -math.inf
+        at_work, base = ledger.at_work, ledger.base if ledger.credible(now) else None
+        ran = max(at_work.most, base.running if base is not None else 0)
+        if ledger.shows:
+            enough = ran + at_work.on_the_way + max(SLOW_START, SLOW_START_SHARE * ran)
+        elif ran < SLOW_START_ENDS:
+            enough = 2 * ran
+        else:
+            return -math.inf
+        if len(ledger.leases) - ledger.pending < max(enough, SLOW_START + at_work.shown // SLOW_START):
+            return -math.inf
+        return next(iter(ledger.unseen.values())).dispatched_s + SLOW_START_S
+
+    def _others_running(self, now: float) -> float:
+        return min(self._foreign_running) if self.ledger.credible(now) else 0.0
+
+    def _limited(self, slots: int) -> bool:
+        changed = slots != self.slots
+        if changed:
+            self.slots = slots
+        return changed
+
+    def serves(self, model: str) -> bool:
+        """Whether requests for the model may go here."""
+        if not self.tells_models:
+            return True
+        return self.models is not None and model in self.models
+
+    def shares_models(self, other: Endpoint) -> bool:
+        """Whether one may stand in for the other."""
+        if not (self.tells_models and other.tells_models):
+            return True
+        return self is other or not (self.models or frozenset()).isdisjoint(other.models or ())
+
+
+def least_loaded(endpoints: Sequence[Endpoint], now: float) -> Endpoint:
+    """The one with the least load for its size; among equals the one whose last request is the longest ago."""
+    chosen = endpoints[0]
+    if len(endpoints) == 1:
+        return chosen
+    least, last = math.inf, 0
+    for endpoint in endpoints:  # a loop, for it is run over all that are open, at every dispatch
+        ledger = endpoint.ledger
+        share = ledger.load(now) / (ledger.slots or 1)
+        if share > least:
+            continue
+        lease = endpoint.last_lease
+        if share < least or lease < last or (lease == last and endpoint.index < chosen.index):
+            chosen, least, last = endpoint, share, lease
+    return chosen

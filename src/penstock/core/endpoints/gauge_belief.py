@@ -1,0 +1,188 @@
+"""What is an engine's word worth: are its gauges believed, and why?
+
+Gauges are witnesses, not judges. They tell of others' requests, of memory and of a queue, and an endpoint is held
+closed for what they say. So what they say is held against what we see ourselves:
+
+- *Gone*: a page that was not to be had twice in a row counts for nothing, nor does what it said of others.
+- *Standing still*: answers go on, and the engine's own counters do not move. The page is of another time.
+- *Contradicted*: it says that requests wait, or that there is no room, and what is sent there begins at once.
+
+The last needs something to be sent. So where nothing but gauges keeps an endpoint closed while somebody waits for it,
+it is tried: one request after two seconds, then one more at a time for each that begins in time, until they are too
+many for the gauges to be true. A request that begins late says that they may be: the next try comes later.
+
+What was contradicted is believed again when it has shown for some readings what we see, too; what stood still, when it
+moves; what was gone, when it is back.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+
+from penstock.core.values.observation import Observation
+
+MISSED = 2  # one reading that can't be had may be a busy loop, ours or the engine's
+STILL_READINGS = 3  # with answers between each two
+STILL_S = 3.0  # a page may be written every so many steps only: SGLang's every 40
+TRY_S = 2.0  # an engine step with a long prompt takes that long, and patience ends soon after
+TRY_S_MAX = 30.0
+IN_TIME_S = 1.0  # for a first token, while it is not known what is usual there
+CONTRADICTED = 8  # requests more than a true gauge would allow; some may begin at once by luck
+TRIES_UNDECIDED = 4  # at a time, where nothing tells whether they waited
+AGREES = 10  # readings in a row
+OTHERS_MIN = 4.0  # requests that came or went while the page was asked for
+OTHERS_SHARE = 0.25
+KV_USAGE_FULL = 0.9  # what would close it again for its memory is not what made it believable
+
+
+class Standing(StrEnum):
+    """What the gauges are worth: one closed list."""
+
+    NONE = "none"  #: none was ever read
+    BELIEVED = "believed"
+    OLD = "old"  #: the last one was read too long ago
+    GONE = "gone"
+    STILL = "standing_still"
+    CONTRADICTED = "contradicted"
+
+
+def why(standing: Standing, base: Observation | None, now: float) -> str:
+    """Why gauges are worth that, in a sentence; empty where they are believed. `base`: the last that moved."""
+    if standing is Standing.BELIEVED:
+        return ""
+    if standing is Standing.GONE:
+        return "its page is not to be had, so nothing it said counts"
+    if base is None:
+        return "it tells no load: what we send there is all that is known"
+    seen = f"{base.running:g} running and {base.waiting:g} waiting"
+    if standing is Standing.STILL:
+        return f"its page has shown {seen} for {now - base.asked_s:.0f} s, while its answers go on"
+    if standing is Standing.CONTRADICTED:
+        return f"its page says {seen}, and what is sent there begins at once all the same"
+    return f"it last showed anything new {now - base.asked_s:.0f} s ago ({seen})"
+
+
+class Belief:
+    """What the gauges of one endpoint are worth. The ledger tells it what happens, and asks."""
+
+    __slots__ = (
+        "_agrees",
+        "_kv_usage",
+        "_late",
+        "_misses",
+        "_still",
+        "_try_s",
+        "_width",
+        "closed_s",
+        "doubt",
+        "kv_stood_s",
+        "outstanding",
+        "stood_s",
+    )
+
+    def __init__(self) -> None:
+        self.doubt: Standing | None = None  #: why they are not believed
+        self.closed_s: float | None = None  #: since when nothing but they keep it closed while somebody waits
+        self.outstanding = 0  #: tries that have not begun
+        self.stood_s = math.inf  #: since when readings have been the same
+        self.kv_stood_s = math.inf  #: and what they say of memory, whatever else moves
+        self._kv_usage: float | None = None
+        self._misses = 0
+        self._still = 0  # readings in a row that did not move although answers went on
+        self._agrees = 0
+        self._width = 1  # tries at a time
+        self._late = 0  # tries in a row that began late
+        self._try_s = math.inf  # when the next one may be sent
+
+    # --- readings -----------------------------------------------------------------------------------------------
+
+    def missed(self) -> bool:
+        """A reading was not to be had. Returns whether those before it count for nothing now."""
+        self._misses += 1
+        if self._misses < MISSED:
+            return False
+        self.doubt = Standing.GONE
+        self._forget()
+        return True
+
+    def moved(self, reading: Observation, own: int) -> None:
+        """A reading came that differs from the one before it; so many of our own were there."""
+        self._came()
+        if reading.kv_usage != self._kv_usage:
+            self._kv_usage, self.kv_stood_s = reading.kv_usage, reading.asked_s
+        self._still, self.stood_s = 0, math.inf
+        if self.doubt is Standing.STILL:
+            self.doubt = None
+        elif self.doubt is Standing.CONTRADICTED:
+            self._agrees = self._agrees + 1 if self._is_likely(reading, own) else 0
+            if self._agrees >= AGREES:
+                self.doubt = None
+                self._forget()
+
+    def stood(self, reading: Observation, *, previous_asked_s: float, base_asked_s: float, life_s: float) -> None:
+        """A reading came that is the same as the one before it; our own answers last went on at `life_s`."""
+        self._came()
+        self.stood_s = min(self.stood_s, previous_asked_s)
+        if reading.progress is None or not previous_asked_s < life_s <= reading.asked_s:
+            return
+        self._still += 1
+        if self._still >= STILL_READINGS and reading.asked_s >= base_asked_s + STILL_S and self.doubt is None:
+            self.doubt = Standing.STILL
+
+    def _came(self) -> None:
+        self._misses = 0
+        if self.doubt is Standing.GONE:
+            self.doubt = None
+
+    def _is_likely(self, reading: Observation, own: int) -> bool:
+        """Whether it shows about what we have there, and no queue and no want of memory."""
+        others = reading.running + reading.waiting - own
+        full = reading.kv_usage is not None and reading.kv_usage >= KV_USAGE_FULL
+        return abs(others) <= max(OTHERS_MIN, OTHERS_SHARE * own) and reading.waiting <= OTHERS_MIN and not full
+
+    # --- tries --------------------------------------------------------------------------------------------------
+
+    def closes(self, now: float) -> None:
+        """Nothing but the gauges keeps it closed, and somebody waits."""
+        if self.closed_s is None:
+            self.closed_s = now
+            self._try_s = now + TRY_S
+
+    def opens(self) -> None:
+        """They do not any more."""
+        self.closed_s = None
+        self._width, self._late = 1, 0
+
+    def may_try(self, now: float, *, stands_s: float) -> bool:
+        """Whether a request may be sent against what they say. `stands_s`: since when that must have stood still."""
+        if self.closed_s is None or now < self._try_s or self.outstanding >= self._width:
+            return False
+        return now >= stands_s + TRY_S
+
+    @property
+    def try_s(self) -> float:
+        """When the next try may be sent, as far as time alone decides; infinity: it does not."""
+        return self._try_s if self.closed_s is not None and self.outstanding < self._width else math.inf
+
+    def began(self, took_s: float, now: float, *, in_time_s: float, slots: int = CONTRADICTED) -> bool:
+        """A try began, after so long. Returns whether that was in time. `slots`: no more fit there at a time."""
+        if took_s > in_time_s:
+            self._width = 1
+            self._late = min(self._late + 1, 16)
+            self._try_s = now + min(TRY_S * 2**self._late, TRY_S_MAX)
+            return False
+        self._late = 0
+        self._width += 1
+        if self._width > min(CONTRADICTED, slots) and self.doubt is None:
+            self.doubt = Standing.CONTRADICTED
+            self._forget()
+        return True
+
+    def undecided(self) -> None:
+        """A try is over, and nothing tells whether it waited. Any engine runs a few at a time."""
+        self._width = max(self._width, min(self._width + 1, TRIES_UNDECIDED))
+
+    def _forget(self) -> None:
+        self.closed_s, self._try_s = None, math.inf
+        self._width, self._late, self._agrees = 1, 0, 0

@@ -1,0 +1,123 @@
+"""May an endpoint be used at all: the probe's verdict, and what its answers say (DESIGN §4.11).
+
+Three separate things. *Presence*: a probe, or a refused connection, found nobody there, or somebody who can't serve
+now (loading, sleeping, stopping, hung); only a probe brings it back. *Ejected*: it answered several requests in a row
+with errors; it is left out for a time that doubles with each ejection, and one good answer forgives all. *Held*: it
+refused several requests in a row as busy (429, 503); it is left alone for a moment. A single refusal concerns only the
+request that got it (`Entry.avoid`).
+
+Whoever returns, from an ejection or from being away, is *on trial*: it gets a few requests, two more for each answer
+that begins, and all it can take once it runs as many as it has slots, or some seconds are over. After an ejection, a
+failure on trial before any good answer ejects it again at once.
+
+When too few of a model's endpoints are left, ejection is ignored ("panic", as in Envoy): a bad verdict on most of
+them is more likely our mistake or a bad input than that many broken engines. Down endpoints stay out even then.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from penstock.core.values.settings import HealthSettings
+
+HOLD_AFTER = 2  # refusals in a row; one may be bad luck
+HOLD_S = 0.1  # a few engine steps
+HOLD_S_MAX = 5.0  # a restarting engine is found again by then
+
+
+TRIAL_LEASES = 2  # at first; each answer that begins allows so many more, so each batch is twice the one before
+
+
+TRIAL_S = 10.0  # what an engine does to a crowd it does in the first seconds: compile, fill its caches, or die
+
+
+class Presence(StrEnum):
+    """What a probe found: one closed list."""
+
+    UP = "up"
+    DOWN = "down"  #: nobody there
+    LOADING = "loading"  #: it says that it is not ready yet
+    SLEEPING = "sleeping"  #: it was put to sleep, and its memory given away
+    STOPPING = "stopping"  #: it ends what it runs and takes nothing new
+    HUNG = "hung"  #: it accepts connections and answers none
+
+
+class Health:
+    """The verdict on one endpoint."""
+
+    __slots__ = (
+        "_ejections",
+        "_failures",
+        "_refusals",
+        "ejected_until_s",
+        "held_until_s",
+        "presence",
+        "settings",
+        "trial",
+        "trial_until_s",
+        "up",
+    )
+
+    def __init__(self, settings: HealthSettings, *, up: bool) -> None:
+        self.settings = settings
+        self.presence = Presence.UP if up else Presence.DOWN
+        self.up = up
+        self.trial: int | None = None  #: leases it may hold while it is on trial
+        self.trial_until_s = 0.0
+        self.ejected_until_s = 0.0
+        self.held_until_s = 0.0
+        self._failures = 0
+        self._ejections = 0
+        self._refusals = 0
+
+    def succeeded(self) -> None:
+        """A request was answered as it should."""
+        self._failures = self._ejections = self._refusals = 0
+        self.held_until_s = self.ejected_until_s = 0.0
+
+    def failed(self, now: float) -> None:
+        """A request got an error or no answer."""
+        self._failures += 1
+        on_trial = self._ejections > 0 and self.ejected_until_s <= now < self.trial_until_s
+        if self._failures >= self.settings.eject_after or on_trial:
+            self._failures = 0
+            for_s = min(self.settings.eject_for_s * 2**self._ejections, self.settings.eject_for_s_max)
+            self._ejections = min(self._ejections + 1, 32)
+            self.ejected_until_s = now + for_s
+            self._try_out(self.ejected_until_s)
+
+    def answered(self, slots: int) -> None:
+        """An answer began: whoever is on trial may take more."""
+        if self.trial is not None:
+            self.trial = self.trial + TRIAL_LEASES if self.trial + TRIAL_LEASES < slots else None
+
+    def refused(self, now: float) -> None:
+        """A request was turned away as one too many."""
+        self._refusals = min(self._refusals + 1, 32)
+        if self._refusals >= HOLD_AFTER:
+            self.held_until_s = now + min(HOLD_S * 2 ** (self._refusals - HOLD_AFTER), HOLD_S_MAX)
+
+    def probed(self, *, up: bool, presence: Presence = Presence.DOWN, now: float) -> None:
+        """A probe came back; `presence` says how it is not up. An endpoint that returns starts with a clean slate."""
+        if up and not self.up:
+            self.returned(now)
+        self.up = up
+        self.presence = Presence.UP if up else presence
+
+    def returned(self, now: float) -> None:
+        """A new process, or an old one that comes back: nothing of before counts, and it is tried out."""
+        self.succeeded()
+        self._try_out(now)
+
+    def on_trial(self, leases: int, now: float) -> bool:
+        """Whether it holds as many as it may while it is tried out."""
+        return self.trial is not None and leases >= self.trial and now < self.trial_until_s
+
+    def _try_out(self, from_s: float) -> None:
+        self.trial, self.trial_until_s = TRIAL_LEASES, from_s + TRIAL_S
+
+    def ejected(self, now: float) -> bool:
+        return now < self.ejected_until_s
+
+    def held(self, now: float) -> bool:
+        return now < self.held_until_s

@@ -1,0 +1,112 @@
+"""The right to one slot of one endpoint, for one request, released exactly once.
+
+A lease is taken in the same step that pops its request from the queue and lasts to the last byte of the answer. It
+belongs to an epoch of its endpoint: when the engine restarts, leases of the old epoch no longer use its slots, but
+each is still released once by whoever holds it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.core.routing.hit_prediction import Source
+    from penstock.core.routing.last_sent import Sought
+    from penstock.core.values.request import Key
+
+
+class Lease:
+    """One slot in use."""
+
+    __slots__ = (
+        "beside",
+        "cached_tokens",
+        "cached_told",
+        "computed_tokens",
+        "dispatched_s",
+        "endpoint",
+        "epoch",
+        "first_token_s",
+        "keys_since",
+        "output_tokens",
+        "passed_on",
+        "pending",
+        "prefill_end_s",
+        "prefix",
+        "progress_computed",
+        "progress_s",
+        "progress_tokens",
+        "prompt_tokens",
+        "queued_tokens",
+        "request_id",
+        "seen",
+        "serial",
+        "sought",
+        "source",
+        "streamed",
+        "taken_s",
+        "transferred_tokens",
+        "tries",
+        "twin_computing",
+        "within_proven",
+    )
+
+    def __init__(
+        self,
+        serial: int,
+        *,
+        endpoint: str,
+        epoch: int,
+        request_id: str,
+        now: float,
+        prompt_tokens: int,
+        output_tokens: int,
+        streamed: bool,
+    ) -> None:
+        self.serial = serial
+        self.endpoint = endpoint
+        self.epoch = epoch
+        self.request_id = request_id
+        self.dispatched_s = now
+        self.prompt_tokens = prompt_tokens  #: estimate of the prompt tokens that must be computed
+        self.output_tokens = output_tokens  #: estimate
+        self.streamed = streamed
+        self.prefill_end_s = now  #: predicted; where the first token can't be seen, the prefill counts as over then
+        self.queued_tokens = 0  #: of prompts, its own among them, that were believed to be before its engine then
+        self.computed_tokens = 0  #: of the prompt, believed to be done with while its first token is awaited
+        self.cached_tokens = 0  #: of the prompt, believed to be there already
+        self.source: Source | None = None  #: who says so
+        self.prefix: tuple[Key, ...] = ()  #: chain hashes of the prompt's chunks, while they are computed
+        self.sought: Sought | None = None  #: what may be there of its prompt only because one like it was sent there
+        self.keys_since = 0  #: that its endpoint was sent at most, by history, since what is believed cached was used
+        self.twin_computing = False  #: what is believed cached is just being computed there, for another request
+        self.transferred_tokens = 0  #: of the prompt, computed elsewhere: they take memory, and nothing else
+        self.pending = False  #: its prompt is still being computed elsewhere, its engine knows nothing of it
+        self.taken_s = -1.0  #: when its slot was taken, where it was sent later than that
+        self.cached_told = False  #: of a divided request: whether who computed its prompt told `cached_tokens`
+        self.passed_on = False  #: its client has some of an answer that does not stream
+        self.seen = False  #: its engine is known to have taken it into its batch
+        self.tries = False  #: it was sent against what its engine's gauges say
+        self.beside = 1  #: as many were there when it was sent, itself among them
+        self.within_proven = False  #: no more were sent to its engine by then than were seen to run there at once
+        self.first_token_s: float | None = None
+        self.progress_s = 0.0  #: when its output was last looked at
+        self.progress_tokens = 0  #: and how much of it there was
+        self.progress_computed = 0  #: and how many prompt tokens its endpoint had computed for all by then
+
+    @property
+    def tokens(self) -> int:
+        """What it takes of its engine's memory."""
+        return self.prompt_tokens + self.transferred_tokens + self.output_tokens
+
+    @property
+    def began_s(self) -> float:
+        """When its request left the queue."""
+        return self.dispatched_s if self.taken_s < 0 else self.taken_s
+
+    def ends_s(self, time_per_output_token_s: float, now: float) -> float:
+        """When it is expected to end, at that pace. One that outlasts its estimate is given half of it once more."""
+        left = float(self.output_tokens - self.progress_tokens)
+        if left <= 0:
+            left = self.output_tokens / 2
+        return max(now, max(self.progress_s, self.prefill_end_s) + left * time_per_output_token_s)

@@ -1,0 +1,465 @@
+"""How loaded is an endpoint: the ledger of our own leases decides, observations correct it (DESIGN §4.4).
+
+Everyday picture: a car park whose display is minutes old. We know each car we sent in and each that came back out
+to us; the display adds the cars of others. So load = what the display said + ours in − ours out since it was read,
+and never less than our own cars inside.
+
+What makes a reading tricky: an engine's gauges move only when an engine step ends, so they can stand still for
+seconds. A reading that does not differ from the one before says nothing new; its numbers keep the time of the last
+reading that moved. And a dispatch counts as *seen* by the engine only when its first token came, when a reading
+moved that was preceded by another one asked for after the dispatch (so a step ended in between), or, for an answer
+that does not stream, when its predicted prefill is over.
+
+When readings stop, load = own leases + the last average of the others' load, decaying: never "full", never "zero".
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from penstock.core.endpoints.abandoned_slots import GivenUp
+from penstock.core.endpoints.gauge_belief import IN_TIME_S, Belief, Standing
+from penstock.core.endpoints.lease import Lease
+from penstock.core.endpoints.net_in_flight import Since
+from penstock.core.endpoints.prefill_backlog import Prefill
+from penstock.core.endpoints.running_evidence import OVERDUE, AtWork
+from penstock.core.endpoints.tpot import Pace
+from penstock.core.values.observation import Glimpse, Observation
+
+OWN_QUEUE_MIN = 4  # requests of ours: fewer run at once in any engine, so none of them waits for another
+FOREIGN_DECAY_S = 30.0  # a neighbour's load is forgotten over about a long answer's time
+FROZEN_S = 30.0  # longer than the longest standstill measured on a busy engine (11 s), shorter than patience
+REVIEW_S = 1.0  # how often a fading estimate of others' load is looked at again; it halves in 20 s
+
+
+class Ledger:
+    """Own leases on one endpoint, and the last reading that moved."""
+
+    def __init__(self, *, stale_after_s: float, slots: int, epoch: int = 0) -> None:
+        self.slots = slots
+        self.epoch = epoch
+        self.leases: dict[int, Lease] = {}  # of this epoch, in dispatch order
+        self.reserved = 0  # leases before their first token
+        self.pending = 0  # of these, how many were not sent yet, and how many tokens they will take
+        self.pending_tokens = 0
+        self.unseen: dict[int, Lease] = {}  # the part of them the engine is not known to have taken in
+        self.prefill = Prefill()  #: the prompts before it
+        self.pace = Pace(self.prefill)  #: of its output
+        self.at_work = AtWork()  #: what our own answers show of how many it runs
+        self.belief = Belief()  #: whether its gauges are believed
+        self.streams = 0  # leases of requests that stream
+        self.given_up = GivenUp()  #: slots that it still works in for nobody
+        self.life_s = -math.inf  #: when an answer last showed that the engine works
+        self.base: Observation | None = None  # the last reading that moved
+        self._last: Observation | None = (
+            None  # the same, also when it counts for nothing: it tells a process from the next
+        )
+        self.asked_s = -math.inf  # of the last reading, moved or not
+        self._moved_s = -math.inf
+        self._sure_until_s = -math.inf  # so long the base is credible, whatever is read or happens until then
+        self.stale_after_s = stale_after_s
+        self._since = Since()  # what we sent, less what ended, since the base was asked
+        self._entered = 0  # own requests seen to begin since the base was asked, less those that ended
+        self._entered_max = 0
+        self._foreign = 0.0
+        self._at_the_door = 0.0  # others' requests that the last reading's gauges did not show yet
+        self._load = 0.0  # what `load` said last, good until then or until something happens
+        self._load_until_s = -math.inf
+
+    # --- own leases ---------------------------------------------------------------------------------------------
+
+    def add(self, lease: Lease) -> None:
+        """A dispatch happened: the lease holds one slot from now on."""
+        assert lease.serial not in self.leases
+        lease.epoch = self.epoch
+        if not self.at_work.streams:
+            lease.streamed = False  # whatever was asked for, its first token will come with its last
+        self.leases[lease.serial] = lease
+        if self.belief.closed_s is not None:
+            lease.tries = True
+            self.belief.outstanding += 1
+        self.streams += lease.streamed
+        self.at_work.sent(lease, len(self.leases) - self.pending)
+        self.reserved += 1
+        self.unseen[lease.serial] = lease
+        self.prefill.add(lease)
+        self._note(lease.dispatched_s, 1, lease.tokens)
+
+    def reserve(self, lease: Lease) -> None:
+        """A slot is held for a request whose prompt is computed elsewhere: this engine does not know of it yet."""
+        assert lease.serial not in self.leases
+        lease.epoch = self.epoch
+        lease.pending = lease.seen = True
+        self.leases[lease.serial] = lease
+        self.reserved += 1
+        self._count_pending(lease, 1)
+
+    def begin(self, lease: Lease, now: float) -> None:
+        """It is sent now, as if it had come just now."""
+        self._give_up_pending(lease)
+        lease.taken_s, lease.dispatched_s, lease.seen = lease.dispatched_s, now, False
+        self.add(lease)
+
+    def _give_up_pending(self, lease: Lease) -> None:
+        del self.leases[lease.serial]
+        lease.pending = False
+        self.reserved -= 1
+        self._count_pending(lease, -1)
+
+    def _count_pending(self, lease: Lease, one: int) -> None:
+        self._load_until_s = -math.inf
+        self.pending += one
+        self.pending_tokens += one * lease.tokens
+
+    def first_token(self, lease: Lease, now: float) -> None:
+        """The engine has taken the request in and finished its prefill."""
+        self.life_s = lease.first_token_s = now
+        self.pace.begun(lease, now)
+        if lease.epoch != self.epoch:
+            return
+        self.reserved -= 1
+        in_time = not lease.tries or not self.at_work.streams or self._try_began(lease, now)
+        # Gauges that move may be right, and it waited; where they stand still, what its engine does is what is usual.
+        self.at_work.begun(lease, now, tells=lease.streamed and (in_time or self.belief.stood_s < math.inf))
+        if not lease.seen:
+            self._take_in(lease)
+        if lease.serial in self.prefill.leases:
+            if lease.streamed:
+                self.prefill.first_token(lease, now)
+            else:
+                self.prefill.remove(lease)  # its first token comes with its last
+        self._bound_given_up()
+        self._entered += 1
+        self._entered_max = max(self._entered_max, self._entered)
+
+    def progressed(self, lease: Lease, output_tokens: int, now: float) -> None:
+        """An answer has grown to that many tokens: that is how fast the endpoint makes them."""
+        self.life_s = now
+        if lease.epoch == self.epoch:
+            self.pace.progressed(lease, output_tokens, now)
+
+    def _try_began(self, lease: Lease, now: float, *, tokens: int = 0) -> bool:
+        """What was sent against the gauges' word shows its first token, or, where it does not stream, its answer."""
+        lease.tries = False
+        self.belief.outstanding -= 1
+        in_time_s, took_s = self._in_time_s(lease, tokens, now), now - lease.dispatched_s
+        if in_time_s is None:
+            self.belief.undecided()
+            return False
+        if took_s > in_time_s and lease.beside > max(OWN_QUEUE_MIN, self.at_work.most):
+            return False  # it may have waited for our own
+        doubt = self.belief.doubt
+        in_time = self.belief.began(took_s, now, in_time_s=in_time_s, slots=self.slots)
+        if self.belief.doubt is not doubt:
+            self._judged_anew()
+        return in_time
+
+    def _in_time_s(self, lease: Lease, tokens: int, now: float) -> float | None:
+        """How long a try may take that does not wait inside; None: that can't be told."""
+        at_work, prompt_s = self.at_work, lease.prompt_tokens / max(self.prefill.rate, self.prefill.best_rate)
+        if lease.first_token_s is not None and at_work.streams:
+            return prompt_s + (OVERDUE * at_work.usual_s if at_work.usual_s < math.inf else IN_TIME_S)
+        if self.belief.stood_s < math.inf:
+            return math.inf
+        whole_s = at_work.whole_in_s(tokens, self.pace.time_per_output_token_s(now))
+        return None if whole_s is None else prompt_s + whole_s
+
+    def answered(self, lease: Lease, output_tokens: int, now: float) -> None:
+        """The last byte of an answer came."""
+        self.life_s = now
+        if lease.epoch == self.epoch:
+            if lease.tries:
+                self._try_began(lease, now, tokens=output_tokens)
+            streams = self.at_work.streams
+            self.at_work.answered(lease, output_tokens, now)
+            if not lease.streamed:
+                self.prefill.answered(lease, output_tokens, now)
+            elif streams and not self.at_work.streams:
+                self._comes_whole()
+
+    def _comes_whole(self) -> None:
+        """It does not stream, as was just found out: none of those under way shows when its prompt is computed."""
+        for lease in self.leases.values():
+            if lease.streamed and lease.first_token_s is None and not lease.pending:
+                lease.streamed = False
+                self.streams -= 1
+        self.prefill.unlearn()
+
+    def remove(self, lease: Lease, now: float, *, given_up: bool = False) -> None:
+        """The lease ended, however it did. `given_up`: by us, and the engine has yet to find out."""
+        if lease.epoch != self.epoch:
+            return  # its slot went with the old engine process
+        if lease.pending:
+            self._give_up_pending(lease)
+            return
+        del self.leases[lease.serial]
+        self.streams -= lease.streamed
+        self.belief.outstanding -= lease.tries
+        self.reserved -= lease.first_token_s is None
+        self.at_work.ended(lease, now)
+        if not lease.seen:
+            self._take_in(lease)
+        if lease.serial in self.prefill.leases:
+            self.prefill.remove(lease)
+        if lease.first_token_s is not None or (self.base is not None and lease.dispatched_s < self.base.asked_s):
+            self._entered -= 1
+        self._note(now, -1, -lease.tokens)
+        if given_up:
+            pace_s = self.pace.time_per_output_token_s(now)
+            self.given_up.note(lease, now, step_s=pace_s, told_within_s=self.stale_after_s)
+            self._bound_given_up()
+
+    def _bound_given_up(self) -> None:
+        """No more slots are at work for nobody than are not seen to be at work for somebody."""
+        self.given_up.no_more_than(self.slots - (len(self.leases) - self.reserved))
+
+    def advance(self, now: float) -> None:
+        """Let time pass for prompts: the first of them gets further, and answers that do not stream stop counting as
+        waiting when their prompts should be computed.
+        """
+        for lease in self.prefill.advance(now):
+            if not lease.seen:
+                self._take_in(lease)
+
+    def _take_in(self, lease: Lease) -> None:
+        lease.seen = True
+        del self.unseen[lease.serial]
+
+    def _note(self, when: float, leases: int, tokens: int) -> None:
+        self._load_until_s = -math.inf
+        if not self._since.note(when, leases, tokens):
+            self.base = None
+            self._sure_until_s = -math.inf
+
+    # --- observations -------------------------------------------------------------------------------------------
+
+    def observe(self, reading: Observation) -> bool:
+        """Take in a reading. Returns True when the engine turned out to have restarted (a new epoch began)."""
+        restarted = self._observe(reading)
+        if self.base is reading:
+            self.given_up.read(reading.asked_s)
+        return restarted
+
+    def _observe(self, reading: Observation) -> bool:
+        if reading.asked_s <= self.asked_s or not reading.sane():
+            return False  # answered out of order, or nonsense, which says as little as no answer
+        previous_asked_s, self.asked_s = self.asked_s, reading.asked_s
+        self._judged_anew()
+        base = self.base
+        self._at_the_door = 0.0
+        if base is not None and reading.same_as(base):
+            self.belief.stood(reading, previous_asked_s=previous_asked_s, base_asked_s=base.asked_s, life_s=self.life_s)
+            self._count_at_the_door(reading)
+            return False
+        restarted = self._last is not None and restarted_between(self._last, reading)
+        self._last = reading
+        if restarted:
+            self._new_epoch(previous_asked_s)
+        elif base is not None:
+            self.pace.observed(base, reading)
+            self.prefill.observed(base, reading)
+        self._moved_s = reading.asked_s
+        self.base = reading
+        self._entered = self._entered_max = 0
+        for lease in list(self.unseen.values()):
+            if lease.dispatched_s >= previous_asked_s:
+                break  # leases stand in dispatch order
+            self._take_in(lease)
+        self._since.begin(reading.asked_s)
+        self.belief.moved(reading, self.own_at_reading)
+        foreign = max(0.0, reading.running + reading.waiting - (len(self.leases) - self.pending - self._since.leases))
+        self._foreign += 0.3 * (foreign - self._foreign)
+        self._count_at_the_door(reading)
+        return restarted
+
+    def missed(self) -> None:
+        """A reading was not to be had."""
+        if self.belief.missed():
+            self.base = None
+            self._foreign = 0.0
+            self._at_the_door = 0.0
+            self._judged_anew()
+
+    def _judged_anew(self) -> None:
+        self._load_until_s = self._sure_until_s = -math.inf
+
+    def standing(self, now: float) -> Standing:
+        """What its gauges are worth now."""
+        if self.belief.doubt is not None:
+            return self.belief.doubt
+        if self.base is None:
+            return Standing.NONE
+        return Standing.BELIEVED if self.credible(now) else Standing.OLD
+
+    def _count_at_the_door(self, reading: Observation) -> None:
+        """Others' requests that came since the engine's last step: its gauges will show them when the next one ends."""
+        if reading.in_all is not None:
+            self._at_the_door = max(0.0, reading.in_all + self.pending - self.load(reading.asked_s))
+            self._load_until_s = -math.inf
+
+    def glimpse(self, part: Glimpse, now: float) -> None:
+        """Take in a part of a reading, where it differs from the last whole one.
+
+        How many are there in all it does not tell: that stays as it is believed to be, and only its split moves.
+        """
+        base = self.base
+        if base is None or part.asked_s <= self.asked_s or not self.credible(now):
+            return
+        waiting = base.waiting if part.waiting is None else part.waiting
+        kv_usage = base.kv_usage if part.kv_usage is None else part.kv_usage
+        if (waiting, kv_usage) == (base.waiting, base.kv_usage):
+            return
+        net = self._since.before(part.asked_s)
+        running = max(0.0, base.running + base.waiting + net - waiting)
+        self._observe(
+            msgspec.structs.replace(base, asked_s=part.asked_s, running=running, waiting=waiting, kv_usage=kv_usage)
+        )
+
+    def _new_epoch(self, previous_asked_s: float) -> None:
+        """The engine restarted at some time after `previous_asked_s`: what was dispatched before is gone.
+
+        What was dispatched since may run on either process. It keeps its slot: if it was on the old one, its
+        connection is lost and the driver reports so.
+        """
+        self.epoch += 1
+        self.leases = {k: x for k, x in self.leases.items() if x.dispatched_s >= previous_asked_s or x.pending}
+        self.unseen = {k: x for k, x in self.unseen.items() if x.dispatched_s >= previous_asked_s}
+        for lease in self.leases.values():
+            lease.epoch = self.epoch
+        self.reserved = sum(lease.first_token_s is None for lease in self.leases.values())
+        self.streams = sum(lease.streamed and not lease.pending for lease in self.leases.values())
+        self.at_work = AtWork()
+        self.at_work.running = sum(lease.first_token_s is not None for lease in self.leases.values())
+        self.prefill.restarted(previous_asked_s)
+        self._foreign = 0.0
+
+    def credible(self, now: float) -> bool:
+        """Whether the base may still be used: recent, and not standing still while it claims work."""
+        if now < self._sure_until_s:
+            return True
+        if self.belief.doubt is not None:
+            return False
+        base, stale_s, frozen_s = self.base, self.asked_s + self.stale_after_s, self._moved_s + FROZEN_S
+        if base is None or now >= stale_s:
+            return False
+        if now < frozen_s:
+            self._sure_until_s = min(stale_s, frozen_s)
+            return True
+        return not (base.running + base.waiting > 0 or self._since.leases != 0)
+
+    @property
+    def moved_s(self) -> float:
+        """When the engine last showed that it works, by an answer or by its gauges."""
+        return max(self.life_s, self._moved_s)
+
+    @property
+    def own_at_reading(self) -> int:
+        """Own requests that had been sent there when the last reading that moved was asked for."""
+        return len(self.leases) - self.pending - self._since.leases
+
+    def stuck(self, now: float) -> bool:
+        """Whether it does not move although it should: streams under way, its gauges answer, nothing changes in either.
+
+        Answers that do not stream show nothing until they end, and gauges that are not to be had show nothing at all;
+        neither is held against it.
+        """
+        if now < self.life_s + FROZEN_S or now < self._moved_s + FROZEN_S or now >= self.asked_s + self.stale_after_s:
+            return False
+        return any(x.streamed and not x.pending and now >= x.dispatched_s + FROZEN_S for x in self.leases.values())
+
+    # --- what follows from both ---------------------------------------------------------------------------------
+
+    def judged_stale_after(self, stale_after_s: float) -> None:
+        """Readings are used for that long from now on."""
+        self.stale_after_s = stale_after_s
+        self._load_until_s = self._sure_until_s = -math.inf
+
+    def resized(self, slots: int) -> None:
+        """The endpoint takes more, or fewer, requests at a time from now on."""
+        self.slots = slots
+        self._load_until_s = -math.inf
+
+    @property
+    def shows(self) -> bool:
+        """Whether our own answers show how many it runs: most of them stream."""
+        return self.streams > 0 and 2 * self.streams >= len(self.leases)
+
+    def foreign(self, now: float) -> float:
+        """Requests of others believed to be on the endpoint when readings are not to be had."""
+        if self._moved_s == -math.inf or self.belief.doubt is not None:
+            return 0.0  # it never told, or what it told is not believed
+        faded = self._foreign * math.exp(-max(0.0, now - self._moved_s) / FOREIGN_DECAY_S)
+        return min(faded, max(0.0, self.slots - 1.0))  # what was read last never fills an endpoint by itself
+
+    def load(self, now: float) -> float:
+        """Requests believed to be on the endpoint, running or waiting, ours and others'."""
+        if now < self._load_until_s:
+            return self._load
+        own = len(self.leases)
+        if now < self._sure_until_s or self.credible(now):
+            base = self.base
+            assert base is not None
+            told = base.running + base.waiting + self._since.leases + self.pending
+            self._load = (own if own > told else told) + self._at_the_door
+            self._load_until_s = self.asked_s + self.stale_after_s
+            if self._moved_s + FROZEN_S >= now:
+                self._load_until_s = min(self._load_until_s, self._moved_s + FROZEN_S)
+        else:
+            foreign = self.foreign(now)
+            self._load = own + foreign
+            self._load_until_s = now if foreign > 0.0 else math.inf
+        return self._load
+
+    def engine_queue(self, slots: int, now: float, *, told: bool = True) -> float:
+        """Requests believed to wait inside the engine: observed, or our own that it can't have taken in yet.
+
+        `told`: False leaves out what its gauges say.
+        """
+        base = self.base if told else None
+        credible = base is not None and (now < self._sure_until_s or self.credible(now))
+        if base is not None and base.waiting > 0 and credible:
+            # It queues, so it ran all it could then, whatever we believed of its size. More began than ended since:
+            # it can run so many more (or `waiting` had only counted what came in since its last step).
+            return max(0.0, base.waiting + self._since.leases + self.given_up.count(now) - self._entered_max)
+        unseen, given_up = len(self.unseen), self.given_up.count(now)
+        if not unseen and not given_up:
+            return 0.0
+        own = len(self.leases)
+        if not told:
+            others = 0.0
+        elif base is None or not credible:
+            others = self.foreign(now)
+        else:
+            others = max(0.0, base.running - (own - self.pending - self._since.leases)) + self._at_the_door
+        # What works for nobody may also keep out one of ours that should be at work by now.
+        free = slots - (own - unseen) - others - given_up
+        return max(0.0, unseen - max(free, float(-given_up)))
+
+    def review_s(self, now: float) -> float:
+        """When time alone may next lower the load, the engine queue or the KV usage; infinity when it can't."""
+        due_s = min(self.prefill.due_s, self.given_up.next_s(now))
+        if now < self._sure_until_s or self.credible(now):
+            due_s = min(due_s, self.asked_s + self.stale_after_s)
+            frozen_s = self._moved_s + FROZEN_S
+            return min(due_s, frozen_s) if frozen_s > now else due_s
+        return min(due_s, now + REVIEW_S) if self.foreign(now) > 0.01 else due_s
+
+    def kv_usage(self, now: float) -> float | None:
+        """Share of the KV memory believed in use, None when the engine does not tell."""
+        base = self.base
+        if base is None or base.kv_usage is None or not (now < self._sure_until_s or self.credible(now)):
+            return None
+        if not base.kv_capacity_tokens:
+            return base.kv_usage
+        usage = base.kv_usage + (self._since.tokens + self.pending_tokens) / base.kv_capacity_tokens
+        return usage if usage > 0.0 else 0.0
+
+
+def restarted_between(before: Observation, after: Observation) -> bool:
+    """Whether two readings are of different engine processes. Counters never fall, even where one follows at once."""
+    told = before.started_s is not None and after.started_s is not None
+    if told and abs((after.started_s or 0.0) - (before.started_s or 0.0)) > 1.0:
+        return True
+    return before.progress is not None and after.progress is not None and after.progress < before.progress

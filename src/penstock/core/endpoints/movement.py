@@ -1,0 +1,212 @@
+"""Does an engine move: do tokens come of what it has begun, and does it begin with what it is sent?
+
+Everyday picture: the tills of a shop. A till whose belt stands still with goods on it, while the tills beside it go on,
+is stuck, whatever the lamp above it says; nobody queues up there any more, and who has nothing on the belt yet goes to
+another one. A till with a full trolley before it only looks like that.
+
+Two silences are told apart. *Decoding*: streams that have begun owe a token each step; no sign of the engine (a token,
+a first token, an answer, gauges that moved) for the longer of a second and twenty of its steps is too long. *Starting*:
+a stream that was sent owes its first token; where the engine has a slot for it and begins nothing for as long, that is
+too long, twice as long while others of its streams go on. What it may need that time for is left to it:
+
+- *long prompts*: twice what the longest prompt before it takes at its speed; and three times the longest silence of
+  late that ended by itself, which is how an engine shows that it computes whole prompts between tokens;
+- *compiling, filling caches*: nothing is judged before it has begun some answers since it came;
+- *loading*: nor what is sent to it after it had nothing to do for a minute, for it may have put its model away.
+
+A wrong verdict costs little and makes the next one slower: patience doubles with each verdict, and halves each minute.
+Nor is anything judged unless another endpoint of the same models moves, or is idle: if all fall silent at once it is
+rather us, or the network, and there is nowhere else to ask. While it is stuck one request is let through at a time,
+after 1 s, 2 s, 4 s …, for what has nothing to show can't show that it moves again.
+
+Answers that do not stream show nothing until they end, and an endpoint that has only such is not judged.
+"""
+
+from __future__ import annotations
+
+import math
+
+from penstock.core.endpoints.lease import Lease
+from penstock.core.endpoints.ledger import Ledger
+
+CHECK_S = 0.25  # how often all are looked at while anything runs: a quarter of the shortest patience
+LATE_S = 0.5  # a look that comes so much too late says that we stood still ourselves
+PATIENCE_S = 1.0  # longer than a step of most engines, shorter than what a person who waits forgives
+STEPS = 20.0
+GAPS = 3.0  # silences of late: the next one may be a longer prompt's
+GAP_HALVES_S = 60.0
+ANSWERS_MIN = 8  # begun since it came; what compiles does so for the first few
+IDLE_S = 60.0  # shorter than the five minutes after which Ollama puts a model away
+PROMPT_TIMES = 2.0  # what a prompt is predicted to take
+TOKENS_PER_S_UNKNOWN = 100.0  # a small CPU's prefill: until the speed is known, the slowest that is in use
+TRY_S = 1.0
+TRY_S_MAX = 30.0
+DISTRUST_MAX = 16.0
+DISTRUST_HALVES_S = 60.0
+
+
+class Movement:
+    """Whether one engine process moves. Asked at each look; told of each answer that begins, or comes whole."""
+
+    __slots__ = (
+        "_answers",
+        "_begins_nothing",
+        "_begun_s",
+        "_decode_gap_s",
+        "_distrust",
+        "_distrust_s",
+        "_forgiven_s",
+        "_gaps_s",
+        "_ref_s",
+        "_start_gap_s",
+        "_tried_s",
+        "_tries",
+        "silent_since_s",
+        "strain",
+        "stuck_s",
+    )
+
+    def __init__(self) -> None:
+        self.stuck_s: float | None = None  #: since when it counts as stuck
+        self.silent_since_s = 0.0  #: and since when it has shown nothing, then
+        self.strain = 0.0  #: how long it has been silent, as a share of what it is given; more than 1 is too long
+        self._begins_nothing = False  # it is stuck in that alone: streams that have begun go on
+        self._answers = 0  # begun since it came
+        self._begun_s = -math.inf  # when it last began an answer, or ended one that does not stream
+        self._ref_s: float | None = None  # when it last moved while streams were under way there
+        self._decode_gap_s = 0.0  # the longest silence of late that ended by itself
+        self._start_gap_s = 0.0
+        self._gaps_s = 0.0  # when these were last looked at
+        self._distrust = 1.0  # what its patience is multiplied by
+        self._distrust_s = 0.0
+        self._forgiven_s = -math.inf  # silences before count for nothing
+        self._tries = 0
+        self._tried_s = 0.0
+
+    # --- facts ----------------------------------------------------------------------------------------------------
+
+    def began(self, ledger: Ledger, now: float) -> None:
+        """An answer begins, or one that does not stream is there; told before the ledger is."""
+        if self.stuck_s is None and self.warm:
+            oldest = _oldest_awaited(ledger)
+            if oldest is not None and ledger.moved_s > oldest.dispatched_s - IDLE_S:
+                since_s = max(oldest.dispatched_s, self._begun_s, self._forgiven_s)
+                self._start_gap_s = max(self._start_gap_s, now - since_s)
+        self._answers += 1
+        self._begun_s = now
+        self.moves(now)
+
+    def moves(self, now: float) -> None:
+        """It shows that it works, if only by an error."""
+        if self.stuck_s is not None:
+            self.stuck_s = None
+            self._distrust, self._distrust_s = min(2.0 * self._distrusted(now), DISTRUST_MAX), now
+            self.forgive(now)
+
+    def forgive(self, now: float) -> None:
+        """It was not heard, and that is not its fault."""
+        self._forgiven_s = now
+        if self._ref_s is not None:
+            self._ref_s = now
+
+    # --- questions ------------------------------------------------------------------------------------------------
+
+    @property
+    def warm(self) -> bool:
+        """Whether it has begun so many answers that it may be judged."""
+        return self._answers >= ANSWERS_MIN
+
+    def look(self, ledger: Ledger, now: float) -> None:
+        """Measure its silence. It is no longer stuck when it has moved since it was found so."""
+        kept = math.exp2((self._gaps_s - now) / GAP_HALVES_S)
+        self._gaps_s = now
+        self._decode_gap_s *= kept
+        self._start_gap_s *= kept
+        moved_s = ledger.moved_s
+        decoding = len(ledger.leases) > ledger.reserved
+        if not decoding:
+            self._ref_s = None
+        elif self._ref_s is None:
+            self._ref_s = now
+        elif moved_s > self._ref_s:
+            if self.stuck_s is None:
+                self._decode_gap_s = max(self._decode_gap_s, moved_s - self._ref_s)
+            self._ref_s = moved_s
+        if self.stuck_s is not None and decoding and moved_s > self.stuck_s and not self._begins_nothing:
+            self.moves(now)
+        self.strain = 0.0
+        if not self.warm:
+            return
+        if decoding and self._ref_s is not None:
+            self._strain(self._ref_s, self._patience_s(ledger, self._decode_gap_s, now), now)
+        oldest = _oldest_awaited(ledger)
+        if oldest is not None and _has_room(ledger, now) and (decoding or moved_s > oldest.dispatched_s - IDLE_S):
+            since_s = max(oldest.dispatched_s, self._begun_s, self._forgiven_s)
+            goes_on = decoding and moved_s > since_s
+            patience_s = self._patience_s(ledger, self._start_gap_s, now, times=2.0 if goes_on else 1.0)
+            self._strain(since_s, patience_s, now, begins_nothing=goes_on)
+
+    def found_stuck(self, now: float) -> None:
+        """Its silence was too long."""
+        self.stuck_s = self._tried_s = now
+        self._tries = 0
+
+    def tried_s(self, ledger: Ledger) -> float:
+        """When one request may go there although it is stuck; infinity while one that is there has yet to begin."""
+        assert self.stuck_s is not None
+        last = next(reversed(ledger.leases.values()), None)
+        if last is not None and last.dispatched_s > self.stuck_s and last.first_token_s is None and not last.pending:
+            return math.inf
+        return self._tried_s + min(TRY_S * float(1 << self._tries), TRY_S_MAX)
+
+    def closed(self, ledger: Ledger, now: float) -> bool:
+        """Whether nothing may go there because it does not move."""
+        return self.stuck_s is not None and now < self.tried_s(ledger)
+
+    def gives_up(self, lease: Lease, ledger: Ledger, now: float) -> bool:
+        """Whether a request that is at a stuck endpoint without a byte is better asked for elsewhere.
+
+        What the endpoint has worked on for long is waited for as long again: it would all be done once more.
+        """
+        since_s = max(lease.dispatched_s, self.silent_since_s, self._forgiven_s)
+        invested_s = max(0.0, self.silent_since_s - lease.dispatched_s)
+        return now - since_s >= max(self._patience_s(ledger, self._start_gap_s, now), invested_s)
+
+    def gave_up(self, lease: Lease, now: float) -> None:
+        """It was taken back. If it was let through to find out, the next one comes later."""
+        if self.stuck_s is not None and lease.dispatched_s > self.stuck_s:
+            self._tries = min(self._tries + 1, 16)
+            self._tried_s = now
+
+    # --- its own --------------------------------------------------------------------------------------------------
+
+    def _strain(self, since_s: float, patience_s: float, now: float, *, begins_nothing: bool = False) -> None:
+        strain = (now - since_s) / patience_s
+        if strain > self.strain:
+            self.strain = strain
+            if self.stuck_s is None:
+                self.silent_since_s, self._begins_nothing = since_s, begins_nothing
+
+    def _patience_s(self, ledger: Ledger, gap_s: float, now: float, *, times: float = 1.0) -> float:
+        prefill = ledger.prefill
+        longest = max([lease.prompt_tokens for lease in prefill.leases.values()], default=0)
+        speed = prefill.rate if prefill.rate_known else min(prefill.rate, TOKENS_PER_S_UNKNOWN)
+        usual_s = max(PATIENCE_S, STEPS * ledger.pace.time_per_output_token_s(now)) * times
+        return self._distrusted(now) * max(usual_s, GAPS * gap_s, PROMPT_TIMES * longest / speed)
+
+    def _distrusted(self, now: float) -> float:
+        return max(1.0, self._distrust * math.exp2((self._distrust_s - now) / DISTRUST_HALVES_S))
+
+
+def _oldest_awaited(ledger: Ledger) -> Lease | None:
+    """The stream that was sent first of those that owe their first token."""
+    for lease in ledger.prefill.leases.values():  # those whose prompts are not known to be computed, in that order
+        if lease.streamed and not lease.pending:
+            return lease
+    return None
+
+
+def _has_room(ledger: Ledger, now: float) -> bool:
+    """Whether all that is there can run, so that nothing waits for a slot."""
+    base = ledger.base
+    return ledger.load(now) <= ledger.slots and (base is None or base.waiting == 0 or not ledger.credible(now))

@@ -1,0 +1,196 @@
+"""The endpoints: who serves what, who is well, and who has room.
+
+Health is asked for apart from admission, because a pinned request, a direct one and one with queueing off skip the
+queue but not the question whether anybody is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.core.dispatch.admission import Cause
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.endpoints.lease import Lease
+from penstock.core.endpoints.roles import Role, Roles
+from penstock.core.values.request import Request
+from penstock.core.values.settings import EndpointSpec, HealthSettings
+
+SLOTS_CACHED_MAX = 1_000
+OTHERS_STRAIN_MAX = 0.5  # of its patience: what has been silent for longer may have stopped at the same moment
+GONE_MAX = 1_000  # models remembered that nobody serves any more
+
+
+class Pool:
+    """All endpoints of a gateway, by name and in order of configuration."""
+
+    def __init__(self, health: HealthSettings, *, stale_after_s: float) -> None:
+        self._health = health
+        self._stale_after_s = stale_after_s
+        self._endpoints: dict[str, Endpoint] = {}
+        self._added = 0
+        self._next_epoch = 0  # no lease of a removed endpoint has it, so none counts for a later one of that name
+        self._gone: dict[str, float] = {}  # models whose last endpoint was removed, and until when they count as known
+        self._slots: dict[str, int] = {}  # per model, until something changes
+        self._serving: dict[str, int] = {}  # likewise
+        self.uniform = True  # all endpoints serve the same models
+        self.priced = False  # they have different prices
+        self.roles = Roles()
+
+    def __iter__(self) -> Iterator[Endpoint]:
+        return iter(self._endpoints.values())
+
+    def __len__(self) -> int:
+        return len(self._endpoints)
+
+    def __getitem__(self, name: str) -> Endpoint:
+        return self._endpoints[name]
+
+    def get(self, name: str) -> Endpoint | None:
+        return self._endpoints.get(name)
+
+    def add(self, spec: EndpointSpec) -> Endpoint:
+        assert spec.name not in self._endpoints
+        endpoint = Endpoint(
+            spec,
+            index=self._added,
+            epoch=self._next_epoch,
+            health=self._health,
+            stale_after_s=self._stale_after_s,
+        )
+        self._added += 1
+        self._endpoints[spec.name] = endpoint
+        self.changed()
+        return endpoint
+
+    def remove(self, name: str, *, known_until_s: float) -> Endpoint:
+        """Forget an endpoint. The models that only it served count as known for a while: it may be replaced."""
+        endpoint = self._endpoints.pop(name)
+        self._next_epoch = max(self._next_epoch, endpoint.ledger.epoch + 1)
+        for model in sorted(endpoint.models or ()) if endpoint.tells_models else ():
+            self._gone.pop(model, None)
+            if not any(e.serves(model) for e in self):
+                self._gone[model] = known_until_s
+        while len(self._gone) > GONE_MAX:
+            del self._gone[next(iter(self._gone))]
+        self.changed()
+        return endpoint
+
+    def holder(self, lease: Lease) -> Endpoint | None:
+        """The endpoint that a lease was taken at; None when it was removed, whoever has its name now."""
+        endpoint = self._endpoints.get(lease.endpoint)
+        return endpoint if endpoint is not None and lease.epoch >= endpoint.first_epoch else None
+
+    def knows(self, model: str, now: float) -> bool | None:
+        """Whether some endpoint serves the model; None while one may yet: it has not told, or is being replaced."""
+        if any(e.serves(model) for e in self):
+            return True
+        if now < self._gone.get(model, now):
+            return None
+        told = all(e.models is not None or not e.tells_models for e in self)
+        return False if told and self._endpoints else None
+
+    @property
+    def telling(self) -> bool:
+        """Whether an endpoint is there that has yet to tell what it serves."""
+        return any(e.in_service and e.tells_models and e.models is None for e in self)
+
+    def alive(self, model: str) -> bool:
+        """Whether an endpoint that serves the model is in service."""
+        return any(e.in_service and e.role is not Role.PREFILL for e in self if e.serves(model))
+
+    def unhealthy(self, endpoint: Endpoint, now: float) -> Cause | None:
+        """Why nothing may go to the endpoint at all."""
+        health = endpoint.health
+        if not health.up:
+            return Cause.NO_BACKEND
+        if endpoint.drained:
+            return Cause.PAUSED
+        if now < health.held_until_s:
+            return Cause.HELD
+        if now < health.ejected_until_s:
+            return None if self._panics(endpoint, now) else Cause.EJECTED
+        if health.trial is not None and health.on_trial(len(endpoint.ledger.leases), now):
+            return Cause.RETURNING
+        return Cause.STUCK if endpoint.stuck(now) else None
+
+    def others_move(self, endpoint: Endpoint, now: float) -> bool:
+        """Whether another endpoint could do the same, and is well: it moves, or has nothing to do."""
+        return any(
+            e is not endpoint
+            and e.role is endpoint.role
+            and e.movement.strain < OTHERS_STRAIN_MAX
+            and e.shares_models(endpoint)
+            and self.unhealthy(e, now) is None
+            for e in self
+        )
+
+    def usable(self, request: Request, now: float, *, whole: bool = False) -> list[Endpoint]:
+        """Endpoints a request may go to without waiting for its turn: alive, and its own where it is pinned.
+
+        Of those with roles, the ones that may compute its prompt; `whole`: it is not divided.
+
+        Where all that are alive are being tried out, or show no movement, they are used: a request that can't wait is
+        not refused for that.
+        """
+        model, pinned = request.model, request.pinned
+        well: list[Endpoint] = []
+        tried_out: list[Endpoint] = []
+        for e in self._endpoints.values():
+            if not e.serves(model) or (pinned is not None and e.name != pinned):
+                continue
+            if self.roles.any and pinned is None and not self.roles.computes(e, model, whole=whole):
+                continue
+            cause = self.unhealthy(e, now)
+            if cause is None:
+                well.append(e)
+            elif cause in (Cause.RETURNING, Cause.STUCK):
+                tried_out.append(e)
+        return well or tried_out
+
+    def free_slots(self, model: str) -> int:
+        """Slots in service for a model that no lease holds."""
+        endpoints = [e for e in self if e.in_service and e.role is not Role.PREFILL and e.serves(model)]
+        return sum(max(0, e.slots - len(e.ledger.leases)) for e in endpoints)
+
+    def slots(self, model: str) -> int:
+        """Slots of the endpoints that are in service and answer for the model."""
+        slots = self._slots.get(model)
+        if slots is None:
+            if len(self._slots) >= SLOTS_CACHED_MAX:
+                self._slots.clear()
+            slots = self._slots[model] = sum(
+                e.slots for e in self if e.in_service and e.role is not Role.PREFILL and e.serves(model)
+            )
+        return slots
+
+    def serving(self, model: str) -> int:
+        """Endpoints that are in service and compute prompts for the model."""
+        count = self._serving.get(model)
+        if count is None:
+            if len(self._serving) >= SLOTS_CACHED_MAX:
+                self._serving.clear()
+            count = self._serving[model] = sum(
+                e.in_service and e.serves(model) and self.roles.computes(e, model, whole=False) for e in self
+            )
+        return count
+
+    def reconfigured(self, health: HealthSettings, *, stale_after_s: float) -> None:
+        """Other rules for health and readings from now on. Verdicts that were passed stand."""
+        self._health, self._stale_after_s = health, stale_after_s
+        for endpoint in self:
+            endpoint.health.settings = health
+            endpoint.ledger.judged_stale_after(stale_after_s)
+
+    def changed(self) -> None:
+        """An endpoint's slots, models or verdict changed."""
+        self._slots.clear()
+        self._serving.clear()
+        self.roles.changed(self)
+        self.priced = len({e.price for e in self}) > 1
+        self.uniform = len({e.models if e.tells_models else "any" for e in self}) <= 1
+
+    def _panics(self, endpoint: Endpoint, now: float) -> bool:
+        """Whether so few of the endpoints that share its models (and its role) are left that ejections are ignored."""
+        up = [e for e in self if e.in_service and e.role is endpoint.role and e.shares_models(endpoint)]
+        healthy = sum(not e.health.ejected(now) for e in up)
+        return healthy < len(up) * self._health.panic_threshold

@@ -1,0 +1,87 @@
+"""The answer to why a request waits or waited; `explain.py` makes it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.core.dispatch.admission import Cause
+from penstock.core.values.lifecycle import State
+from penstock.core.values.outcome import Reason
+
+
+class Waited(msgspec.Struct, frozen=True):
+    """What it waited for, and how long."""
+
+    cause: Cause
+    seconds: float
+
+
+class Served(msgspec.Struct, frozen=True):
+    """Others for the same model that were sent while it waited."""
+
+    tenant: str
+    band: str
+    why: str  #: "bumped", "band", "turn", "order", "overtook", "promised" or "followed"
+    requests: int
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """An endpoint that was open to it when it was sent."""
+
+    endpoint: str
+    leases: int
+    slots: int
+    prefill_tokens: int  #: before it at that endpoint, sent and not computed
+    cached_tokens: int  #: of its own prompt, believed to be cached there
+    score: float | None  #: what the routing policy compared; None where there was no choice
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """One dispatch, with what decided it."""
+
+    at_s: float  #: after its arrival
+    endpoint: str
+    open_endpoints: int
+    candidates: list[Candidate]  #: the chosen one first
+    scored_by: str | None  #: what the candidates' scores are
+    service: float  #: what its flow had got by then, per weight: the least goes next
+    virtual_time: float  #: where its band stood: what the flow served last had got, per weight
+    overtaken: int  #: how often others went first that fitted where it did not
+    followed: str | None = None  #: the request it followed out of its turn, for its prompt begins the same
+    decode_endpoint: str | None = None  #: which answers it; None: the same
+    decode_at_s: float | None = None  #: when it was handed over; None: its prompt is still being computed
+
+
+class Requeued(msgspec.Struct, frozen=True):
+    """A failure that sent it back to the queue."""
+
+    at_s: float
+    endpoint: str
+    failure: str
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """All that is known of one request. Times are seconds after its arrival, unless they say otherwise."""
+
+    id: str
+    tenant: str
+    band: str
+    model: str
+    flow: list[str]
+    state: State
+    came_s_ago: float
+    prompt_tokens: int  #: estimated, or as the engine told
+    output_tokens: int  #: estimated, or as the engine told
+    waited_s: float
+    waits: list[Waited]  #: the longest first
+    waits_for: Cause | None  #: now
+    closed: dict[Cause, int]  #: now, of the endpoints that serve its model: how many are closed for what
+    estimated_wait_s: float | None  #: from now on
+    before: list[Served]  #: while it waited, of the last `DISPATCHES_KEPT` dispatches
+    before_total: int
+    sent: Sent | None  #: the last time
+    tried: bool  #: it was sent although it was forecast to miss its deadline: nothing else would have told
+    first_byte_s: float | None
+    requeues: list[Requeued]
+    ended_s: float | None
+    reason: Reason | None

@@ -1,0 +1,417 @@
+"""Why did, or does, this request wait: what is kept of each request to answer that, and the answer.
+
+Every request carries a `Trail` while it is here, and the last `KEPT` that ended are kept with theirs. On the way only
+references and numbers at hand are noted; whatever has to be worked out (durations per cause, who went before and why)
+is worked out when somebody asks. See docs/decisions/0008-explaining-a-wait.md for what that costs and leaves out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+
+from msgspec.structs import replace
+
+from penstock.core.dispatch.admission import Cause
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.explain.explanation import Candidate, Explanation, Requeued, Sent, Served, Waited
+from penstock.core.explain.shares import Meter, ModelMeter, Shares
+from penstock.core.explain.wait_causes import Stay, Stayed, Waits
+from penstock.core.queueing.entry import Entry
+from penstock.core.routing.prefix_index import NOWHERE
+from penstock.core.routing.router import Router
+from penstock.core.values.lifecycle import State
+from penstock.core.values.outcome import Reason
+from penstock.core.values.request import Usage
+from penstock.core.values.settings import AdmissionSettings
+
+KEPT = 1_000  # requests that ended
+DISPATCHES_KEPT = 1_000  # looked through to say who went before
+CANDIDATES_MAX = 3  # of the endpoints that were open, noted with their load
+STAYS_MAX = 32  # visits to the queue told apart; further ones count with the last
+SERVED_SHOWN = 12  # groups of those who went before
+
+
+Scores = tuple[str, int, int, int, int, float | None]  # as in `Candidate`
+
+
+class Dispatched:
+    """A dispatch as it is noted."""
+
+    __slots__ = (
+        "at_s",
+        "candidates",
+        "decode",
+        "decode_s",
+        "endpoint",
+        "followed",
+        "open_endpoints",
+        "scored_by",
+        "serial",
+        "service",
+        "virtual",
+    )
+
+    def __init__(
+        self,
+        serial: int,
+        at_s: float,
+        endpoint: str,
+        *,
+        open_endpoints: int,
+        candidates: list[Scores],
+        scored_by: str | None,
+        service: float,
+        virtual: float,
+        followed: str | None,
+    ) -> None:
+        self.serial = serial
+        self.at_s = at_s
+        self.endpoint = endpoint
+        self.open_endpoints = open_endpoints
+        self.candidates = candidates
+        self.scored_by = scored_by
+        self.service = service
+        self.virtual = virtual
+        self.followed = followed
+        self.decode: str | None = None
+        self.decode_s: float | None = None
+
+
+class Trail:
+    """What is noted of one request."""
+
+    __slots__ = (
+        "arrived_s",
+        "band",
+        "bumped",
+        "counted",
+        "ended_s",
+        "first_s",
+        "meter",
+        "model",
+        "reason",
+        "requeues",
+        "sent",
+        "serial",
+        "stay",
+        "stays",
+        "tried",
+        "usage",
+    )
+
+    def __init__(self, now: float, serial: int, band: str) -> None:
+        self.arrived_s = now
+        self.band = band  # by its name: ranks change with the settings
+        self.serial = serial  # of the last dispatch before it came
+        self.meter: Meter | None = None
+        self.model: ModelMeter | None = None
+        self.stay: Stay | None = None  # the present one
+        self.stays: list[Stayed] | None = None  # those that are over
+        self.sent: Dispatched | None = None
+        self.counted = 0.0  # service its meter got for it
+        self.requeues: list[tuple[float, str, str]] | None = None
+        self.first_s: float | None = None
+        self.bumped = False
+        self.tried = False
+        self.usage: Usage | None = None
+        self.ended_s: float | None = None
+        self.reason: Reason | None = None
+
+
+class Recorder:
+    """Notes what happens to requests, and explains it."""
+
+    def __init__(self, waits: Waits, shares: Shares, bands: Sequence[str], router: Router) -> None:
+        self._waits = waits
+        self._shares = shares
+        self._bands = bands
+        self._router = router
+        self._ended: deque[Entry] = deque()
+        self._by_id: dict[str, Entry] = {}  # the latest of those that ended and had this id
+        self._sent: deque[tuple[Dispatched, Entry]] = deque(maxlen=DISPATCHES_KEPT)
+        self._serial = 0
+
+    # --- what happens (each request pays for all of it: benchmarks/snapshot.py) -----------------------------------
+
+    def arrived(self, entry: Entry, now: float) -> None:
+        entry.trail = Trail(now, self._serial, self._bands[entry.request.band])
+
+    def waits(self, entry: Entry, now: float) -> None:
+        """It stays in the queue."""
+        trail = entry.trail
+        assert trail is not None
+        meter = trail.meter
+        if meter is None:
+            meter = trail.meter = self._shares.meter(entry)
+        if not meter.entries:
+            self._shares.begins_to_wait(meter)
+        meter.entries[entry.seq] = entry
+        trail.stay = self._waits.enter(entry, now)
+
+    def sent(self, entry: Entry, endpoints: Sequence[Endpoint], chosen: Endpoint, now: float) -> None:
+        """It goes to an endpoint; nothing has counted it there yet."""
+        trail, shares = entry.trail, self._shares
+        assert trail is not None
+        meter, model = trail.meter, trail.model
+        if meter is None:
+            meter = trail.meter = shares.meter(entry)
+        else:
+            self._leave(entry, trail, now)
+        if model is None:
+            model = trail.model = shares.model(entry.model)
+        if len(endpoints) > 1:
+            scored_by, score = self._router.scored()
+            compared = [chosen, *[e for e in endpoints[:CANDIDATES_MAX] if e is not chosen]]
+            candidates = [_scores(e, entry, score(e) if score is not None else None) for e in compared]
+        else:
+            scored_by, candidates = None, [_scores(chosen, entry, None)]
+        node = entry.node
+        assert node is not None
+        parent = node.parent
+        while parent is not None and parent.parent is not None:
+            node, parent = parent, parent.parent
+        virtual = 0.0 if parent is None else parent.virtual
+        self._serial += 1
+        trail.sent = sent = Dispatched(
+            self._serial,
+            now,
+            chosen.name,
+            open_endpoints=len(endpoints),
+            candidates=candidates,
+            scored_by=scored_by,
+            service=node.tag,
+            virtual=virtual,
+            followed=entry.follows,
+        )
+        self._sent.append((sent, entry))
+        meter.running += 1
+        model.running += 1
+        model.dispatched += 1
+        model.waits_s.append(entry.waited_s)
+        trail.counted = entry.cost or entry.work  # a policy that counts nothing has no shares of its own to show
+        shares.add(meter, trail.counted, now)
+
+    def first_byte(self, entry: Entry, now: float) -> None:
+        trail = entry.trail
+        assert trail is not None
+        trail.first_s = now
+
+    def divided(self, entry: Entry, endpoint: str) -> None:
+        """Only its prompt is computed where it was sent."""
+        if (sent := entry.trail_of().sent) is not None:
+            sent.decode = endpoint
+
+    def handed_over(self, entry: Entry, endpoint: str, now: float) -> None:
+        """Its prompt is computed, and it goes on to who answers it."""
+        if (sent := entry.trail_of().sent) is not None:
+            sent.decode, sent.decode_s = endpoint, now
+
+    def released(self, entry: Entry) -> None:
+        """It is at no endpoint any more."""
+        trail = entry.trail
+        assert trail is not None
+        assert trail.meter is not None
+        assert trail.model is not None
+        trail.meter.running -= 1
+        trail.model.running -= 1
+
+    def requeued(self, entry: Entry, failure: str, endpoint: str, now: float) -> None:
+        """It goes back to the queue, and counts for nothing."""
+        trail = entry.trail_of()
+        assert trail.meter is not None
+        assert trail.sent is not None
+        trail.requeues = [*(trail.requeues or ())[-STAYS_MAX:], (now, failure, endpoint)]
+        self._shares.correct(trail.meter, -trail.counted, trail.sent.at_s)
+        trail.counted = 0.0
+
+    def bumped(self, entry: Entry) -> None:
+        entry.trail_of().bumped = True
+
+    def tried(self, entry: Entry) -> None:
+        """It is about to be sent although it is forecast to miss its deadline."""
+        entry.trail_of().tried = True
+        self._shares.model(entry.model).tried += 1
+
+    def blamed(self, entry: Entry, reason: Reason) -> None:
+        """Somebody ends it for a reason, before it is over."""
+        entry.trail_of().reason = reason
+
+    def reconfigured(
+        self, bands: Sequence[str], settings: AdmissionSettings, entries: Iterable[Entry], now: float
+    ) -> None:
+        """Other settings, and bands maybe: who waits goes on waiting in another line."""
+        here = [(entry, entry.trail_of()) for entry in entries]
+        waiting = [(entry, trail) for entry, trail in here if entry.state is State.WAITING and trail.meter is not None]
+        for entry, trail in waiting:
+            self._leave(entry, trail, now)
+        old = {name: rank for rank, name in enumerate(self._bands)}
+        self._bands = bands
+        self._shares.rearranged([old.get(name) for name in bands])
+        self._waits.reconfigured(settings)
+        for entry, trail in here:
+            trail.band = bands[entry.request.band]
+            if trail.meter is not None:
+                trail.meter.running -= entry.lease is not None
+                trail.meter = self._shares.meter(entry)
+                trail.meter.running += entry.lease is not None
+        for entry, _ in waiting:
+            self.waits(entry, now)
+
+    def ended(self, entry: Entry, reason: Reason | None, usage: Usage | None, now: float) -> None:
+        """It is over, and was settled."""
+        trail = entry.trail
+        assert trail is not None
+        if trail.stay is not None:
+            self._leave(entry, trail, now)
+        trail.ended_s = now
+        trail.reason = trail.reason or reason
+        trail.usage = usage
+        model, state = trail.model, entry.state
+        if model is None or state is State.EVICTED or state is State.REJECTED:
+            self._shares.model(entry.model).refused += 1
+        else:
+            model.ended += 1
+            if usage is not None:
+                model.prompt_tokens += usage.prompt_tokens
+                model.output_tokens += usage.completion_tokens
+            if entry.charged != trail.counted and entry.cost and trail.meter is not None and trail.sent is not None:
+                self._shares.correct(trail.meter, entry.charged - trail.counted, trail.sent.at_s)
+        _strip(entry)
+        self._ended.append(entry)
+        self._by_id[entry.request.id] = entry
+        if len(self._ended) > KEPT:
+            oldest = self._ended.popleft()
+            if self._by_id.get(oldest.request.id) is oldest:
+                del self._by_id[oldest.request.id]
+
+    def _leave(self, entry: Entry, trail: Trail, now: float) -> None:
+        """It waits no more."""
+        meter, stay = trail.meter, trail.stay
+        if meter is not None and meter.entries.pop(entry.seq, None) is not None and not meter.entries:
+            self._shares.waits_no_more(meter)
+        if stay is not None:
+            over = self._waits.leave(stay, entry, now)
+            trail.stay = None
+            if trail.stays is None:
+                trail.stays = [over]
+            elif len(trail.stays) < STAYS_MAX:
+                trail.stays.append(over)
+
+    # --- what is told -------------------------------------------------------------------------------------------
+
+    def find(self, request_id: str) -> Entry | None:
+        """One that ended."""
+        return self._by_id.get(request_id)
+
+    def latest(self) -> Iterator[Entry]:
+        """Those that ended, the last one first."""
+        return reversed(self._ended)
+
+    def cause(self, entry: Entry) -> Cause | None:
+        """What a waiting request waits for, as last looked at."""
+        stay = entry.trail_of().stay
+        return stay.line.span.cause if stay is not None else None
+
+    def explain(self, entry: Entry, *, estimated_wait_s: float | None, now: float) -> Explanation:
+        request, trail = entry.request, entry.trail_of()
+        start_s, sent, waiting = trail.arrived_s, trail.sent, entry.state is State.WAITING
+        before = self._before(entry)
+        stays = trail.stays or []
+        if trail.stay is not None:
+            stays = [*stays, self._waits.so_far(trail.stay, now)]
+        seconds = _seconds(stays)
+        closed = self._waits.endpoints(self._waits.band(request.band), request.model)[0] if waiting else {}
+        usage = trail.usage
+        return Explanation(
+            id=request.id,
+            tenant=request.tenant,
+            band=trail.band,
+            model=request.model,
+            flow=list(request.flow),
+            state=entry.state,
+            came_s_ago=now - start_s,
+            prompt_tokens=usage.prompt_tokens if usage is not None else entry.estimate.prompt_tokens,
+            output_tokens=usage.completion_tokens if usage is not None else entry.estimate.output_tokens,
+            waited_s=now - entry.waits_since_s if waiting else entry.waited_s,
+            waits=[Waited(c, s) for c, s in sorted(seconds.items(), key=lambda item: -item[1])],
+            waits_for=self._waits.present(trail.stay, now) if trail.stay is not None else None,
+            closed=dict(closed),
+            estimated_wait_s=estimated_wait_s,
+            before=[
+                Served(tenant, band, why, count) for (tenant, band, why), count in before.most_common(SERVED_SHOWN)
+            ],
+            before_total=sum(before.values()),
+            sent=_sent(sent, entry) if sent is not None else None,
+            first_byte_s=None if trail.first_s is None else trail.first_s - start_s,
+            tried=trail.tried,
+            requeues=[Requeued(at - start_s, where, what) for at, what, where in trail.requeues or ()],
+            ended_s=None if trail.ended_s is None else trail.ended_s - start_s,
+            reason=trail.reason,
+        )
+
+    def _before(self, entry: Entry) -> Counter[tuple[str, str, str]]:
+        """Whom it saw go first, and why: by tenant, band and reason."""
+        trail = entry.trail_of()
+        until = trail.sent.serial if trail.sent is not None else self._serial + 1
+        ended_s = trail.ended_s if trail.sent is None and trail.ended_s is not None else None
+        served: Counter[tuple[str, str, str]] = Counter()
+        for sent, its in reversed(self._sent):
+            if sent.serial <= trail.serial:
+                break
+            late = sent.serial >= until or (ended_s is not None and sent.at_s >= ended_s)
+            if not late and its is not entry and its.request.model == entry.model:
+                served[its.request.tenant, its.trail_of().band, _why(sent, its, entry)] += 1
+        return served
+
+
+def _strip(entry: Entry) -> None:
+    """Let go of what only routing needed: a long prompt's keys are many times larger than all else."""
+    if entry.request.prefix:
+        entry.request = replace(entry.request, prefix=())
+    entry.blocks = entry.looked_up = None
+    entry.located = NOWHERE
+
+
+def _scores(endpoint: Endpoint, entry: Entry, score: float | None) -> Scores:
+    ledger = endpoint.ledger
+    cached = entry.located.tokens(endpoint.index)
+    return endpoint.name, len(ledger.leases), ledger.slots, ledger.prefill.outstanding_tokens, cached, score
+
+
+def _why(sent: Dispatched, other: Entry, entry: Entry) -> str:
+    """Why another one went before this one."""
+    if other.trail_of().bumped:
+        return "bumped"
+    if other.request.band != entry.request.band:
+        return "band" if other.request.band < entry.request.band else "promised"
+    if sent.followed is not None:
+        return "followed"
+    if other.node is not entry.node and other.request.flow != entry.request.flow:
+        return "turn"
+    return "order" if (other.key, other.seq) < (entry.key, entry.seq) else "overtook"
+
+
+def _seconds(stays: Iterable[Stayed]) -> dict[Cause, float]:
+    total: dict[Cause, float] = {}
+    for stay in stays:
+        for cause, seconds in stay.seconds().items():
+            total[cause] = total.get(cause, 0.0) + seconds
+    return total
+
+
+def _sent(sent: Dispatched, entry: Entry) -> Sent:
+    candidates = [Candidate(*candidate) for candidate in sent.candidates]
+    return Sent(
+        at_s=sent.at_s - entry.trail_of().arrived_s,
+        endpoint=sent.endpoint,
+        open_endpoints=sent.open_endpoints,
+        candidates=candidates,
+        scored_by=sent.scored_by,
+        service=sent.service,
+        virtual_time=sent.virtual,
+        overtaken=entry.bypassed,
+        followed=sent.followed,
+        decode_endpoint=sent.decode,
+        decode_at_s=None if sent.decode_s is None else sent.decode_s - entry.trail_of().arrived_s,
+    )

@@ -1,0 +1,244 @@
+"""Who has how much, and got how much of late: one meter per tenant in a band, one per model.
+
+A meter counts what waits and what runs, and adds up the service that was charged, forgetting over a minute. Forgetting
+is done by letting what comes later count for more (all sums grow by the same factor, so shares need no arithmetic
+with time, and 10,000 meters can be compared as they stand); now and then all are scaled down together.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+
+from penstock.core.queueing.entry import Entry
+from penstock.core.values.rows import FlowSnapshot
+
+SHARE_WINDOW_S = 60.0  # long enough for some long answers, short enough to follow a change of weights
+SCALE_FOR_S = 0.1  # how long one factor serves: an exponential per request would cost more than all else here
+RESCALE_S = 300 * SHARE_WINDOW_S  # e^300 is far from a float's end, and so is a day's service times it
+METERS_MAX = 25_000  # tenants are bounded at the door (configured ones and `max_dynamic`); this only makes sure
+MODELS_MAX = 1_000
+WAITS_KEPT = 256  # per model, for the quantiles of the wait
+ALONE_SHARE = 0.98  # of its band's service: who was there before fades out within some minutes
+SHOWN_MAX = 50  # tenants in a snapshot; the others are counted
+
+
+class Meter:
+    """What one tenant has in one band."""
+
+    __slots__ = ("band", "entries", "got", "part", "running", "tenant", "weight")
+
+    def __init__(self, tenant: str, band: int) -> None:
+        self.tenant = tenant
+        self.band = band
+        self.part = ""  # whose part it shares with others; "": it has its own
+        self.weight = 1.0  # of its part
+        self.entries: dict[int, Entry] = {}  # that wait, in order of entering
+        self.running = 0
+        self.got = 0.0  # service, in the scale of the moment
+
+
+class ModelMeter:
+    """What one model has. Totals only grow: rates are differences between two snapshots."""
+
+    __slots__ = (
+        "dispatched",
+        "ended",
+        "name",
+        "output_tokens",
+        "prompt_tokens",
+        "refused",
+        "running",
+        "tried",
+        "waits_s",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.running = 0
+        self.dispatched = 0
+        self.ended = 0  # after a dispatch
+        self.refused = 0  # rejected or evicted
+        self.tried = 0  # sent although they were forecast to miss their deadlines
+        self.prompt_tokens = 0
+        self.output_tokens = 0
+        self.waits_s: deque[float] = deque(maxlen=WAITS_KEPT)  # in the queue, of the latest dispatches
+
+    def wait_quantiles_s(self) -> tuple[float, float]:
+        """The median, and what 99 in 100 stay under."""
+        ordered = sorted(self.waits_s)
+        if not ordered:
+            return 0.0, 0.0
+        return ordered[len(ordered) // 2], ordered[int(0.99 * len(ordered))]
+
+
+class Shares:
+    """All meters."""
+
+    def __init__(self, bands: int, *, tenant_level: int | None) -> None:
+        self._tenant_level = tenant_level
+        self._meters: dict[tuple[int, str], Meter] = {}
+        self._models: dict[str, ModelMeter] = {}
+        self._waiting: list[dict[Meter, None]] = [{} for _ in range(bands)]  # those with requests that wait
+        self._got = [0.0] * bands
+        self._epoch_s = self._scaled_s = -math.inf
+        self._scale = 1.0
+
+    def meter(self, entry: Entry) -> Meter:
+        """The meter of a request's tenant in its band."""
+        request = entry.request
+        key = (request.band, request.tenant)
+        meter = self._meters.get(key)
+        if meter is None:
+            if len(self._meters) >= METERS_MAX:
+                self._forget_some()
+            meter = self._meters[key] = Meter(request.tenant, request.band)
+        meter.part = request.account
+        level = self._tenant_level
+        if level is not None and level < len(request.weights):
+            meter.weight = request.weights[level]
+        return meter
+
+    def model(self, name: str) -> ModelMeter:
+        """The meter of a model. Beyond `MODELS_MAX` names, one that counts and is not kept."""
+        model = self._models.get(name)
+        if model is None:
+            model = ModelMeter(name)
+            if len(self._models) < MODELS_MAX:
+                self._models[name] = model
+        return model
+
+    def models(self) -> dict[str, ModelMeter]:
+        return self._models
+
+    def begins_to_wait(self, meter: Meter) -> None:
+        self._waiting[meter.band][meter] = None
+
+    def waits_no_more(self, meter: Meter) -> None:
+        del self._waiting[meter.band][meter]
+
+    def add(self, meter: Meter, service: float, now: float) -> None:
+        """The tenant gets service."""
+        if now - self._scaled_s > SCALE_FOR_S:
+            if now - self._epoch_s > RESCALE_S:
+                self._rescale(now)
+            self._scaled_s = now
+            self._scale = math.exp((now - self._epoch_s) / SHARE_WINDOW_S)
+        meter.got += service * self._scale
+        self._got[meter.band] += service * self._scale
+
+    def correct(self, meter: Meter, service: float, then: float) -> None:
+        """It was that much more than was added then, or less."""
+        scaled = service * math.exp((then - self._epoch_s) / SHARE_WINDOW_S)
+        meter.got += scaled
+        self._got[meter.band] += scaled
+
+    def rearranged(self, heirs: Sequence[int | None]) -> None:
+        """Bands have other ranks: for each present one, which of the old ones it was. Nobody waits at this moment."""
+        rank = {old: new for new, old in enumerate(heirs) if old is not None}
+        meters = [meter for meter in self._meters.values() if meter.band in rank]
+        for meter in meters:
+            meter.band = rank[meter.band]
+        self._meters = {(meter.band, meter.tenant): meter for meter in meters}
+        self._got = [0.0 if old is None else self._got[old] for old in heirs]
+        self._waiting = [{} for _ in heirs]
+
+    def share_of_band(self, band: int) -> float:
+        """Of all service over the last minute, what went to a band."""
+        total = sum(max(got, 0.0) for got in self._got)
+        return max(self._got[band], 0.0) / total if total > 0 else 0.0
+
+    def flows(self, names: list[str], now: float) -> tuple[list[FlowSnapshot], int]:
+        """The tenants with the most waiting, then those that got most; and how many more are active."""
+        waiting = [meter for band in self._waiting for meter in band]
+        shown = waiting
+        if len(waiting) > SHOWN_MAX:
+            longest = heapq.nlargest(SHOWN_MAX, [len(meter.entries) for meter in waiting])[-1]
+            shown = [meter for meter in waiting if len(meter.entries) >= longest]
+        shown = sorted(shown, key=_backlog, reverse=True)[:SHOWN_MAX]
+        active = len(waiting)
+        others: list[Meter] = []
+        if active < SHOWN_MAX:
+            least = [got * 1e-3 / SHOWN_MAX for got in self._got]
+            others = [m for m in self._meters.values() if not m.entries and (m.running or m.got > least[m.band] > 0)]
+            active += len(others)
+            shown += heapq.nlargest(SHOWN_MAX - len(shown), others, key=_got)
+        fair = self._fair_units(others)
+        sharing = Counter([(meter.band, meter.part) for meter in waiting if meter.part])
+        all_got = sum(max(got, 0.0) for got in self._got)
+        rows = []
+        for meter in shown:
+            fair_unit = fair[meter.band] / max(1, sharing[meter.band, meter.part])
+            rows.append(self._flow(meter, names[meter.band], fair_unit, all_got, now))
+        return rows, active - len(shown)
+
+    def _flow(self, meter: Meter, band: str, fair_unit: float, all_got: float, now: float) -> FlowSnapshot:
+        oldest = next(iter(meter.entries.values()), None)
+        total = self._got[meter.band]
+        others_wait = len(self._waiting[meter.band]) > bool(meter.entries)
+        return FlowSnapshot(
+            tenant=meter.tenant,
+            band=band,
+            weight=meter.weight,
+            waiting=len(meter.entries),
+            running=meter.running,
+            oldest_wait_s=now - oldest.waits_since_s if oldest is not None else 0.0,
+            share=min(max(meter.got / total, 0.0), 1.0) if total > 0 else 0.0,
+            share_of_all=min(max(meter.got / all_got, 0.0), 1.0) if all_got > 0 else 0.0,
+            is_alone=not others_wait and (total <= 0 or meter.got >= ALONE_SHARE * total),
+            fair_share=min(fair_unit * meter.weight, 1.0) if meter.entries else None,
+        )
+
+    def _fair_units(self, others: list[Meter]) -> list[float]:
+        """Per band, what a weight of 1 is due: what those who ask for less leave, by weight among the rest."""
+        weights = [_weight(band) for band in self._waiting]
+        got = [sum([meter.got for meter in band]) for band in self._waiting]
+        all_weights = [
+            _weight([*waiting, *[meter for meter in others if meter.band == band and meter.running]])
+            for band, waiting in enumerate(self._waiting)
+        ]
+        return [
+            max(mine / total / weight if total > 0 else 0.0, 1.0 / all_weight) if weight > 0 else 0.0
+            for mine, total, weight, all_weight in zip(got, self._got, weights, all_weights, strict=True)
+        ]
+
+    def _rescale(self, now: float) -> None:
+        factor = math.exp((self._epoch_s - now) / SHARE_WINDOW_S)
+        for meter in self._meters.values():
+            meter.got *= factor
+        self._got = [got * factor for got in self._got]
+        self._epoch_s = now
+
+    def _forget_some(self) -> None:
+        """Drop who has nothing here; a tenth at least, so that this is rare."""
+        idle = [key for key, m in self._meters.items() if not m.entries and not m.running]
+        idle.sort(key=lambda key: self._meters[key].got)
+        for key in idle[: METERS_MAX // 10]:
+            del self._meters[key]
+
+
+def oldest_s(entries: Iterable[Entry], now: float) -> float:
+    """How long the longest of them has waited."""
+    return max((now - entry.waits_since_s for entry in entries), default=0.0)
+
+
+def _weight(meters: Iterable[Meter]) -> float:
+    """Of some meters together; those that share a part have its weight once."""
+    own = 0.0
+    parts: dict[str, float] = {}
+    for meter in meters:
+        if meter.part:
+            parts[meter.part] = meter.weight
+        else:
+            own += meter.weight
+    return own + sum(parts.values())
+
+
+def _backlog(meter: Meter) -> tuple[int, float]:
+    return len(meter.entries), meter.got
+
+
+def _got(meter: Meter) -> float:
+    return meter.got

@@ -1,0 +1,418 @@
+"""The picture now: frozen values that metrics, the admin page, tests and the simulator share, and how they are taken.
+
+Taking it costs per endpoint, band, model and tenant, never per waiting request: lists of what may be many are cut to
+what is shown, and say how many more there are.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+
+import msgspec
+
+from penstock.core.dispatch.admission import Cause, kv_tokens_free
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.endpoints.gauge_belief import Standing, why
+from penstock.core.endpoints.health import Presence
+from penstock.core.endpoints.pool import Pool
+from penstock.core.endpoints.roles import Role
+from penstock.core.explain.recorder import Recorder
+from penstock.core.explain.shares import ModelMeter, Shares, oldest_s
+from penstock.core.explain.wait_causes import Line, Waits
+from penstock.core.queueing.band import Band
+from penstock.core.queueing.entry import Entry
+from penstock.core.values.lifecycle import State
+from penstock.core.values.outcome import Reason
+from penstock.core.values.rows import FlowSnapshot, SourceSnapshot, TenantSnapshot
+from penstock.core.values.settings import AdmissionSettings, EndpointLimits
+
+MODELS_SHOWN = 50
+_SIZES = (Cause.KV_FULL, Cause.PREFILL_FULL)  # what may keep a request from an endpoint that takes smaller ones
+REQUESTS_SHOWN = 40  # in each state
+
+
+# "down" to "hung" are a probe's words, "draining" is an operator's; "stuck" and what follows come from its answers.
+AWAY = ("down", "loading", "sleeping", "stopping", "hung")
+STATES = ("up", *AWAY, "draining", "stuck", "ejected", "held")
+STOPPING_S = 10.0  # whoever takes no connection, but has moved a stream so lately, is about to end, and not gone
+
+
+class EndpointSnapshot(msgspec.Struct, frozen=True):
+    """One endpoint at one moment."""
+
+    name: str
+    state: str  #: one of `STATES`
+    role: str  #: both, prefill or decode
+    models: list[str] | None  #: None: it has not told
+    slots: int
+    slots_auto: bool  #: found out, so they may change
+    leases: int
+    reserved: int  #: leases before their first token
+    pending: int  #: of these, for requests whose prompts are still being computed elsewhere
+    given_up: int  #: slots that are not leased, and in which its engine still works for who hung up
+    load: float
+    engine_waiting: float | None  #: as last observed; None where nothing credible was
+    engine_running: float | None
+    kv_usage: float | None
+    kv_usage_believed: float | None  #: with what was sent since the reading
+    kv_tokens_free: int | None  #: below the ceiling, by the same belief
+    prefix_hit_ratio: float | None  #: share of prompt tokens its cache held, as the engine counts
+    observed_s_ago: float | None
+    gauges: Standing  #: what they are worth
+    gauges_why: str  #: a sentence; empty where they are believed
+    time_per_output_token_s: float
+    dispatches_total: int
+    price: float  #: of its work, compared with other endpoints'
+    limits: EndpointLimits | None  #: its own thresholds, where it has any
+    closed: (
+        Cause | None
+    )  #: why nothing of the highest band that has work goes there; None: something may, or none waits
+    needed_tokens: int | None  #: by the first in line, where that is what keeps it from there
+    failure: str | None  #: the last one, whether or not it still matters
+    failed_s_ago: float | None
+
+
+class QueueSnapshot(msgspec.Struct, frozen=True):
+    """What waits for one model in one band."""
+
+    model: str
+    band: str
+    requests: int
+    prompt_tokens: int
+
+
+class BandSnapshot(msgspec.Struct, frozen=True):
+    """One band at one moment."""
+
+    name: str
+    waiting: int
+    oldest_wait_s: float
+    running: int
+    tokens: int  #: of the prompts that wait, estimated
+    share: float  #: of the service over the last minute
+    min_share: float  #: of it, promised while the band has work; 0: none
+
+
+class HeadSnapshot(msgspec.Struct, frozen=True):
+    """The request that goes next for a model."""
+
+    band: str
+    tenant: str
+    tokens: int  #: its prompt and its answer, estimated: what it takes of KV memory
+    kv_tokens_free: int | None  #: the most that one of the cause's endpoints has left below the ceiling, if they tell
+
+
+class ModelSnapshot(msgspec.Struct, frozen=True):
+    """One model at one moment. Totals only grow."""
+
+    name: str
+    waiting: int
+    running: int
+    slots: int  #: of the endpoints in service that serve it
+    endpoints: int  #: that serve it
+    up: int  #: of these, those in service
+    cause: Cause | None  #: what the first of those that wait waits for
+    cause_endpoints: int  #: at how many endpoints
+    head: HeadSnapshot | None  #: the first of those that wait
+    kv_usage_min: float | None  #: over the endpoints that tell; where one cause holds at some, over these
+    kv_usage_max: float | None
+    oldest_wait_s: float
+    wait_p50_s: float  #: in the queue, of the last few hundred that were sent
+    wait_p99_s: float
+    dispatched_total: int
+    ended_total: int
+    refused_total: int
+    deadline_tries_total: int  #: sent although they were forecast to miss their deadlines
+    prompt_tokens_total: int
+    output_tokens_total: int
+
+
+class RequestRow(msgspec.Struct, frozen=True):
+    """One request, in a line."""
+
+    id: str
+    tenant: str
+    band: str
+    model: str
+    state: State
+    age_s: float  #: since it came, or from then to its end
+    waited_s: float
+    prompt_tokens: int  #: estimated, or as the engine told
+    output_tokens: int  #: what came so far, or in all
+    endpoint: str | None
+    cause: Cause | None  #: what it waits for
+    reason: Reason | None  #: why it ended without an answer
+    ended_s_ago: float | None
+    requeues: int
+
+
+class RequestRows(msgspec.Struct, frozen=True):
+    """Some of the requests: those that wait and run for longest, and those that ended last."""
+
+    waiting: list[RequestRow]
+    running: list[RequestRow]
+    ended: list[RequestRow]
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The whole scheduler at one moment."""
+
+    draining: bool  #: on the way to the end: nothing new is let in
+    paused: list[str]  #: models of which nothing is sent; `*` for all
+    drained: list[str]  #: models of which nothing new is let in
+    waiting: int
+    waiting_bytes: int
+    waiting_tokens: int
+    running: int
+    kv_usage_ceiling: float  #: of each endpoint: what would go beyond is not sent
+    endpoints: list[EndpointSnapshot]
+    bands: list[BandSnapshot]
+    queues: list[QueueSnapshot]
+    tenants: list[TenantSnapshot]  #: those with limits: the ones with most waiting, then running
+    tenants_more: int
+    models: list[ModelSnapshot]  #: those with most waiting, then running
+    models_more: int
+    flows: list[FlowSnapshot]  #: tenants by band: those with most waiting, then those that got most
+    flows_more: int
+    requests: RequestRows
+    sources: list[SourceSnapshot]  #: of what is cached where
+
+
+ALL = "*"  #: all models, where those that are paused or drained are named
+
+
+def stopped_models(stopped: Iterable[str | None]) -> list[str]:
+    return sorted(ALL if model is None else model for model in stopped)
+
+
+def queues_of(bands: Iterable[Band]) -> list[QueueSnapshot]:
+    return [
+        QueueSnapshot(model=model, band=band.settings.name, requests=requests, prompt_tokens=band.tokens_of[model])
+        for band in bands
+        for model, requests in band.tree.root.backlog.items()
+    ]
+
+
+def band_now(band: Band, share: float, now: float) -> BandSnapshot:
+    oldest = next(iter(band.entries.values()), None)  # in order of entering
+    return BandSnapshot(
+        name=band.settings.name,
+        waiting=band.tree.waiting,
+        oldest_wait_s=now - oldest.waits_since_s if oldest is not None else 0.0,
+        running=band.tree.root.in_flight,
+        tokens=band.tokens,
+        share=share,
+        min_share=band.settings.min_share,
+    )
+
+
+class Misfit(msgspec.Struct, frozen=True):
+    """What keeps the first in a line from an endpoint that takes smaller ones."""
+
+    cause: Cause
+    tokens: int  #: what it needs
+
+
+def tight(busy: Band | None, waits: Waits) -> dict[Endpoint, Misfit]:
+    """The endpoints that are open to the highest band with work, but have no room for the first in its line."""
+    lines = [line for line in waits.lines() if line.band is busy and line.span.cause in _SIZES]
+    if busy is None or not lines:
+        return {}
+    misfits = [(line.model, Misfit(line.span.cause, head_of(line).estimated_tokens)) for line in lines]
+    return {e: misfit for model, misfit in misfits for e in busy.open if e.serves(model)}
+
+
+def head_of(line: Line) -> Entry:
+    """The request of a line that goes next."""
+    return line.band.tree.head([line.model]) or next(iter(line.entries.values()))
+
+
+def endpoint_now(
+    endpoint: Endpoint, busy: Band | None, tight: Mapping[Endpoint, Misfit], settings: AdmissionSettings, now: float
+) -> EndpointSnapshot:
+    """`busy`: the highest band with work; `tight`: what is open to it, and why that does not help."""
+    ledger = endpoint.ledger
+    base = ledger.base if ledger.credible(now) else None
+    closed = busy.closed.get(endpoint) if busy is not None else None
+    misfit = tight.get(endpoint) if closed is None else None
+    return EndpointSnapshot(
+        name=endpoint.name,
+        state=_state(endpoint, now),
+        role=endpoint.role,
+        models=sorted(endpoint.models) if endpoint.models is not None else None,
+        slots=endpoint.slots,
+        slots_auto=endpoint.adaptive is not None,
+        leases=len(ledger.leases),
+        reserved=ledger.reserved,
+        pending=ledger.pending,
+        given_up=ledger.given_up.count(now),
+        load=ledger.load(now),
+        engine_waiting=base.waiting if base is not None else None,
+        engine_running=base.running if base is not None else None,
+        kv_usage=base.kv_usage if base is not None else None,
+        prefix_hit_ratio=base.prefix_hit_ratio if base is not None else None,
+        kv_usage_believed=ledger.kv_usage(now),
+        kv_tokens_free=_whole(kv_tokens_free(endpoint, settings, now=now)),
+        observed_s_ago=now - ledger.asked_s if ledger.asked_s > -math.inf else None,
+        gauges=ledger.standing(now),
+        gauges_why=why(ledger.standing(now), ledger.base, now),
+        time_per_output_token_s=ledger.pace.time_per_output_token_s(now),
+        dispatches_total=endpoint.dispatches_total,
+        price=endpoint.price,
+        limits=endpoint.limits,
+        closed=closed if misfit is None else misfit.cause,
+        needed_tokens=misfit.tokens if misfit is not None and misfit.cause is Cause.KV_FULL else None,
+        failure=endpoint.failure,
+        failed_s_ago=now - endpoint.failed_s if endpoint.failure is not None else None,
+    )
+
+
+def models_now(
+    bands: Sequence[Band], pool: Pool, shares: Shares, waits: Waits, *, settings: AdmissionSettings, now: float
+) -> tuple[list[ModelSnapshot], int]:
+    """The models with most waiting, and how many more there are."""
+    backlog: Counter[str] = Counter()
+    for band in bands:
+        backlog.update(band.tree.root.backlog)
+    meters = shares.models()
+    names = dict.fromkeys((*backlog, *meters))
+    for endpoint in pool:
+        if endpoint.models is not None:
+            names.update(dict.fromkeys(sorted(endpoint.models)))
+    shown = heapq.nlargest(
+        MODELS_SHOWN, names, key=lambda name: (backlog[name], meters[name].running if name in meters else 0)
+    )
+    serving: dict[str, list[Endpoint]] = {name: [] for name in shown}
+    any_model = [endpoint for endpoint in pool if not endpoint.tells_models]
+    for endpoint in pool:
+        if endpoint.tells_models and endpoint.models is not None:
+            for name in endpoint.models & serving.keys():
+                serving[name].append(endpoint)
+    lines: dict[str, list[Line]] = {}
+    for line in waits.lines():
+        lines.setdefault(line.model, []).append(line)
+    rows = [
+        _model_now(
+            shares.model(name),
+            backlog[name],
+            serving[name] + any_model,
+            lines.get(name, []),
+            settings=settings,
+            now=now,
+        )
+        for name in shown
+    ]
+    return rows, len(names) - len(shown)
+
+
+def _model_now(
+    meter: ModelMeter,
+    waiting: int,
+    endpoints: list[Endpoint],
+    lines: list[Line],
+    *,
+    settings: AdmissionSettings,
+    now: float,
+) -> ModelSnapshot:
+    first = min(lines, key=lambda line: (line.band.rank, line.tenant is not None), default=None)
+    cause = first.span.cause if first is not None else None
+    where = [e for e in endpoints if first is not None and _closed(first.band, e, cause)]
+    usages = [usage for e in where or endpoints if (usage := e.ledger.kv_usage(now)) is not None]
+    p50_s, p99_s = meter.wait_quantiles_s()
+    return ModelSnapshot(
+        name=meter.name,
+        waiting=waiting,
+        running=meter.running,
+        slots=sum(e.slots for e in endpoints if e.in_service and e.role is not Role.PREFILL),
+        endpoints=len(endpoints),
+        up=sum(e.in_service for e in endpoints),
+        cause=cause,
+        cause_endpoints=len(where),
+        head=_head_now(first, where or endpoints, settings, now) if first is not None else None,
+        kv_usage_min=min(usages, default=None),
+        kv_usage_max=max(usages, default=None),
+        oldest_wait_s=oldest_s([next(iter(line.entries.values())) for line in lines], now),
+        wait_p50_s=p50_s,
+        wait_p99_s=p99_s,
+        dispatched_total=meter.dispatched,
+        ended_total=meter.ended,
+        refused_total=meter.refused,
+        deadline_tries_total=meter.tried,
+        prompt_tokens_total=meter.prompt_tokens,
+        output_tokens_total=meter.output_tokens,
+    )
+
+
+def _head_now(line: Line, endpoints: list[Endpoint], settings: AdmissionSettings, now: float) -> HeadSnapshot:
+    entry = head_of(line)
+    free = [left for e in endpoints if (left := kv_tokens_free(e, settings, now=now)) is not None]
+    return HeadSnapshot(
+        band=line.band.settings.name,
+        tenant=entry.tenant,
+        tokens=entry.estimated_tokens,
+        kv_tokens_free=_whole(max(free, default=None)),
+    )
+
+
+def _whole(tokens: float | None) -> int | None:
+    return None if tokens is None else max(0, round(tokens))
+
+
+def _closed(band: Band, endpoint: Endpoint, cause: Cause | None) -> bool:
+    """Whether that is what keeps the endpoint from taking the first in line."""
+    return band.closed.get(endpoint) is cause or (cause in _SIZES and endpoint in band.open)
+
+
+def requests_now(bands: Sequence[Band], leases: Mapping[int, Entry], recorder: Recorder, now: float) -> RequestRows:
+    """Some of the requests in each state, those that count first."""
+    each = max(1, REQUESTS_SHOWN // len(bands))
+    waiting = [entry for band in bands for entry in islice(band.entries.values(), each)]
+    for band in bands:
+        waiting += islice(band.entries.values(), each, each + REQUESTS_SHOWN - len(waiting))
+    waiting.sort(key=lambda entry: entry.request.band)  # in a band the one that came first stays first
+    return RequestRows(
+        waiting=[_row(entry, recorder, now) for entry in waiting],
+        running=[_row(entry, recorder, now) for entry in islice(leases.values(), REQUESTS_SHOWN)],
+        ended=[_row(entry, recorder, now) for entry in islice(recorder.latest(), REQUESTS_SHOWN)],
+    )
+
+
+def _row(entry: Entry, recorder: Recorder, now: float) -> RequestRow:
+    request, trail = entry.request, entry.trail_of()
+    ended_s, usage, sent = trail.ended_s, trail.usage, trail.sent
+    return RequestRow(
+        id=request.id,
+        tenant=request.tenant,
+        band=trail.band,
+        model=request.model,
+        state=entry.state,
+        age_s=(now if ended_s is None else ended_s) - trail.arrived_s,
+        waited_s=now - entry.waits_since_s if entry.state is State.WAITING else entry.waited_s,
+        prompt_tokens=usage.prompt_tokens if usage is not None else entry.estimate.prompt_tokens,
+        output_tokens=usage.completion_tokens if usage is not None else entry.output_seen,
+        endpoint=(sent.endpoint if sent.decode_s is None else sent.decode)
+        if sent is not None and entry.state is not State.WAITING
+        else None,
+        cause=recorder.cause(entry),
+        reason=trail.reason,
+        ended_s_ago=None if ended_s is None else now - ended_s,
+        requeues=len(trail.requeues or ()),
+    )
+
+
+def _state(endpoint: Endpoint, now: float) -> str:
+    health, ledger = endpoint.health, endpoint.ledger
+    if not health.up:
+        is_working = ledger.leases and now < ledger.life_s + STOPPING_S
+        return Presence.STOPPING if is_working and health.presence is Presence.DOWN else health.presence
+    if endpoint.drained:
+        return "draining"
+    if endpoint.movement.stuck_s is not None or ledger.stuck(now):
+        return "stuck"
+    if health.ejected(now):
+        return "ejected"
+    return "held" if health.held(now) else "up"

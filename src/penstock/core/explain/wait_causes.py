@@ -1,0 +1,262 @@
+"""What keeps requests waiting, and for how long each cause did.
+
+Requests of one band for one model wait for the same thing (those of a tenant with a limit on what runs, maybe for
+that), so they stand in one *line*, and a line has one cause at a time. A line adds up how long each cause held; a
+request remembers where the sums stood when it came and when it left, and the difference is what it waited for. So a
+request pays two references, however often causes change and however long it waits.
+
+A line is looked at when it forms, then whenever the pump has found that nothing more can be sent, at most every
+`LOOK_S`: causes are exact to that where something happens, and to the interval of the readings where nothing does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from penstock.core.dispatch import admission
+from penstock.core.dispatch.admission import Cause
+from penstock.core.dispatch.candidates import Fit
+from penstock.core.dispatch.operator_pauses import Stops
+from penstock.core.dispatch.under_share import Light
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.endpoints.pool import Pool
+from penstock.core.endpoints.roles import Role
+from penstock.core.queueing.band import Band
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.queues import Queues
+from penstock.core.queueing.quotas import Tenants
+from penstock.core.values.settings import AdmissionSettings
+
+LOOK_S = 0.1  # a tenth of a second is nothing in a wait that somebody asks about
+LOOKS_MAX = 32  # lines looked at in one round, so that a thousand models cost no more than a few
+LINES_MAX = 1_024
+Seconds = dict[Cause, float]
+
+
+class Span:
+    """Since when a cause holds, and how long each one held before. Never changes."""
+
+    __slots__ = ("before", "cause", "since_s")
+
+    def __init__(self, cause: Cause, since_s: float, before: Seconds) -> None:
+        self.cause = cause
+        self.since_s = since_s
+        self.before = before
+
+    def up_to(self, until_s: float) -> Seconds:
+        held = dict(self.before)
+        held[self.cause] = held.get(self.cause, 0.0) + max(0.0, until_s - self.since_s)
+        return held
+
+
+class Line:
+    """Those who wait for the same thing."""
+
+    __slots__ = ("band", "entries", "looked_s", "model", "span", "tenant")
+
+    def __init__(self, band: Band, model: str, tenant: str | None, span: Span) -> None:
+        self.band = band
+        self.model = model
+        self.tenant = tenant  # None: no limit of its own
+        self.span = span
+        self.looked_s = span.since_s
+        self.entries: dict[int, Entry] = {}  # in order of entering
+
+
+class Stay:
+    """A visit of a request to a line, under way."""
+
+    __slots__ = ("begin", "begin_s", "line")
+
+    def __init__(self, line: Line, begin: Span, begin_s: float) -> None:
+        self.line = line
+        self.begin = begin
+        self.begin_s = begin_s
+
+
+class Stayed:
+    """A visit that is over."""
+
+    __slots__ = ("begin", "begin_s", "end", "end_s")
+
+    def __init__(self, begin: Span, begin_s: float, end: Span, end_s: float) -> None:
+        self.begin = begin
+        self.begin_s = begin_s
+        self.end = end
+        self.end_s = end_s
+
+    def seconds(self) -> Seconds:
+        """How long it waited for what."""
+        before = self.begin.up_to(self.begin_s)
+        held = self.end.up_to(self.end_s)
+        return {cause: s for cause, until in held.items() if (s := until - before.get(cause, 0.0)) > 1e-9}
+
+
+class Waits:
+    """All lines."""
+
+    def __init__(
+        self,
+        queues: Queues,
+        pool: Pool,
+        *,
+        light: Light,
+        fit: Fit,
+        tenants: Tenants,
+        stops: Stops,
+        settings: AdmissionSettings,
+    ) -> None:
+        self._queues = queues
+        self._pool = pool
+        self._light = light
+        self._fit = fit
+        self._tenants = tenants
+        self._stops = stops
+        self._settings = settings
+        self._lines: dict[tuple[int, str, str | None], Line] = {}
+        self._round_s = 0.0
+
+    def enter(self, entry: Entry, now: float) -> Stay | None:
+        """A request waits from now on. None where there are too many lines to tell them apart."""
+        request = entry.request
+        tenant = entry.account if entry.account in self._tenants.capped else None
+        key = (request.band, request.model, tenant)
+        line = self._lines.get(key)
+        if line is None:
+            if len(self._lines) >= LINES_MAX:
+                self._forget(now, idle_s=0.0)
+                if len(self._lines) >= LINES_MAX:
+                    return None
+            band = self._queues.bands[request.band]
+            line = Line(band, request.model, tenant, Span(self.cause(band, request.model, tenant, now), now, {}))
+            self._lines[key] = line
+        elif not line.entries and now - line.looked_s >= LOOK_S:
+            self._look_at(line, now)
+        line.entries[entry.seq] = entry
+        return Stay(line, line.span, now)
+
+    def leave(self, stay: Stay, entry: Entry, now: float) -> Stayed:
+        """It waits no more."""
+        line = stay.line
+        del line.entries[entry.seq]
+        return Stayed(stay.begin, stay.begin_s, line.span, now)
+
+    def so_far(self, stay: Stay, now: float) -> Stayed:
+        """As if it were over now."""
+        return Stayed(stay.begin, stay.begin_s, stay.line.span, now)
+
+    def reconfigured(self, settings: AdmissionSettings) -> None:
+        """Bands may have changed; nobody is in any line at this moment."""
+        self._settings = settings
+        self._lines.clear()
+
+    def look(self, now: float, *, at_once: bool = False) -> None:
+        """The pump can send nothing more: see what keeps each line, unless that was seen a moment ago."""
+        if now - self._round_s < LOOK_S and not at_once:
+            return
+        self._round_s = now
+        self._forget(now, idle_s=LOOK_S)
+        for key, line in list(self._lines.items())[:LOOKS_MAX]:
+            if line.entries:
+                self._look_at(line, now)
+            if len(self._lines) > LOOKS_MAX:
+                self._lines[key] = self._lines.pop(key)  # to the end: next round looks at others
+
+    def band(self, rank: int) -> Band:
+        return self._queues.bands[rank]
+
+    def present(self, stay: Stay, now: float) -> Cause:
+        """What a line waits for at this very moment."""
+        self._look_at(stay.line, now)
+        return stay.line.span.cause
+
+    def lines(self) -> list[Line]:
+        """Those with somebody in them."""
+        return [line for line in self._lines.values() if line.entries]
+
+    def cause(self, band: Band, model: str, tenant: str | None, now: float) -> Cause:
+        """What keeps the first of a line from being sent."""
+        if not self._stops.sends(model):
+            return Cause.PAUSED
+        if tenant is not None and self._tenants.held(tenant):
+            return Cause.TENANT_CAP
+        closed, free = self.endpoints(band, model)
+        if (free or not _OUT.issuperset(closed)) and self._higher(band, model):
+            return Cause.TURN
+        if free:
+            return self._despite_room(band, model, free, now)
+        if not closed:
+            return Cause.WARMING if self._pool.telling else Cause.NO_BACKEND
+        return dominant(closed)
+
+    def endpoints(self, band: Band, model: str) -> tuple[Counter[Cause], list[Endpoint]]:
+        """Of the endpoints that serve a model: how many are closed to a band for which cause, and which are open."""
+        if self._pool.roles.any:
+            return self._endpoints_by_role(band, model)
+        if self._pool.uniform:
+            first = next(iter(self._pool), None)
+            if first is None or not first.serves(model):
+                return Counter(), []
+            return Counter(band.closed.values()), list(band.open)
+        closed = Counter([cause for e, cause in band.closed.items() if e.serves(model)])
+        return closed, [e for e in band.open if e.serves(model)]
+
+    def _endpoints_by_role(self, band: Band, model: str) -> tuple[Counter[Cause], list[Endpoint]]:
+        """The same for those that may compute the first one's prompt; where none may answer it, what keeps these."""
+        head, roles = band.tree.head([model]), self._pool.roles
+        whole = head is not None and head.whole
+        serving = [e for e in self._pool if e.serves(model)]
+        computing = [e for e in serving if roles.computes(e, model, whole=whole)]
+        closed = Counter([band.closed[e] for e in computing if e in band.closed])
+        free = [e for e in computing if e in band.open]
+        answering = [e for e in serving if e.role is Role.DECODE]
+        if whole or any(e in band.open for e in answering):
+            return closed, free
+        if any(e.role is Role.PREFILL for e in free):
+            closed.update(band.closed[e] for e in answering if e in band.closed)
+        return closed, [e for e in free if e.role is not Role.PREFILL]
+
+    def _higher(self, band: Band, model: str) -> bool:
+        """Whether higher bands wait for the model too: whatever room there will be is theirs."""
+        return any(model in higher.tree.root.backlog for higher in self._queues.bands[: band.rank])
+
+    def _despite_room(self, band: Band, model: str, free: list[Endpoint], now: float) -> Cause:
+        """Some endpoint is open to the band, and yet nothing of the line was sent."""
+        head = band.tree.head([model])
+        if head is None:
+            return Cause.TENANT_CAP  # the flows of all that wait are held
+        if head.held_for or now < head.locate_until_s:
+            return Cause.AFFINITY
+        misfits = [self._misfit(head, endpoint, now) for endpoint in free]
+        causes = [cause for cause in misfits if cause is not None]
+        if len(causes) == len(misfits):
+            return dominant(Counter(causes))
+        is_kept = self._light.kept(model, now) > 0 or self._light.is_modest(head, now)
+        return Cause.CLASS_SHARE if is_kept else Cause.TURN
+
+    def _misfit(self, head: Entry, endpoint: Endpoint, now: float) -> Cause | None:
+        cause = admission.misfit(head, endpoint, self._settings, now=now)
+        divides = endpoint.role is Role.PREFILL and not head.whole
+        return Cause.KV_FULL if cause is None and divides and not self._fit.partners(head, now) else cause
+
+    def _look_at(self, line: Line, now: float) -> None:
+        cause = self.cause(line.band, line.model, line.tenant, now)
+        line.looked_s = now
+        if cause is not line.span.cause:
+            line.span = Span(cause, now, line.span.up_to(now))
+
+    def _forget(self, now: float, *, idle_s: float) -> None:
+        idle = [key for key, line in self._lines.items() if not line.entries and now - line.looked_s >= idle_s]
+        for key in idle:
+            del self._lines[key]
+
+
+def dominant(closed: Counter[Cause]) -> Cause:
+    """The cause to name for several endpoints: of those that could be used at all, the most frequent."""
+    usable = {cause: count for cause, count in closed.items() if cause not in _OUT}
+    counts = usable or closed
+    return max(counts, key=lambda cause: (counts[cause], -_ORDER[cause]))
+
+
+_ORDER = {cause: rank for rank, cause in enumerate(Cause)}
+_OUT = frozenset({Cause.NO_BACKEND, Cause.EJECTED, Cause.PAUSED, Cause.HELD})

@@ -1,0 +1,153 @@
+"""One priority band: what waits in it, and which endpoints are known to be open to it.
+
+Bands are strict: a band is asked only when those above it can send nothing, except for the share of the service that a
+lower band may be promised (`min_share`). Asking every endpoint at every event would make each decision cost
+O(endpoints), so a band remembers answers: an endpoint found closed is not asked again until something happened to it
+(`touch`), one found open stays so until it is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.fair_tree import Node, QueueTree, top
+from penstock.core.values.settings import BandSettings
+
+if TYPE_CHECKING:
+    from penstock.core.dispatch.admission import Cause
+
+LIGHT_FLOWS_MAX = 64  # remembered per model; those beyond wait for their turn in the fair order, as they would anyway
+
+
+class Band:
+    """The waiting requests of one band."""
+
+    def __init__(self, settings: BandSettings, rank: int) -> None:
+        self.settings = settings
+        self.rank = rank
+        self.tree = QueueTree()
+        self.entries: dict[int, Entry] = {}  # by arrival number, in order of entering
+        self.bytes = 0
+        self.tokens = 0
+        self.tokens_of: dict[str, int] = {}  # per model
+        self._light: dict[str, dict[Node, None]] = {}  # per model: flows that were light when their last request came
+        self._sizes: dict[int, int] = {}  # how many wait, by size class of their prompts
+        self.credit = 0.0  # service promised by `min_share` and not yet given
+        self.open: dict[Endpoint, float] = {}  # with the slots each had free when it was found open
+        self.free_slots = 0.0  # the sum of these
+        self.unchecked: dict[Endpoint, None] = {}
+        self.bumped: dict[int, Entry] = {}  # what operators put first, by arrival number, in the order they did
+        self.closed: dict[Endpoint, Cause] = {}  # why each was closed when it was last found so
+
+    def touch(self, endpoint: Endpoint) -> None:
+        """Something happened to the endpoint: ask again whether it is open."""
+        free = self.open.pop(endpoint, None)
+        if free is not None:
+            self.free_slots = self.free_slots - free if self.open else 0.0
+        self.unchecked[endpoint] = None
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """The endpoint was removed."""
+        self.touch(endpoint)
+        del self.unchecked[endpoint]
+        self.closed.pop(endpoint, None)
+
+    def opened(self, endpoint: Endpoint, free_slots: float) -> None:
+        """The endpoint was asked, and is open."""
+        self.open[endpoint] = free_slots
+        self.closed.pop(endpoint, None)
+        self.free_slots += free_slots
+
+    def note_light(self, flow: Node, model: str) -> None:
+        """A request comes to a flow that is under its share."""
+        flows = self._light.setdefault(model, {})
+        flows[flow] = None
+        if len(flows) > LIGHT_FLOWS_MAX:
+            waiting = [node for node in flows if model in node.backlog or node is flow]
+            self._light[model] = dict.fromkeys(waiting[-LIGHT_FLOWS_MAX // 2 :])
+
+    def light_flows(self, model: str) -> list[Node]:
+        """The flows with requests waiting for a model that were light when last looked at."""
+        flows = self._light.get(model)
+        return [node for node in flows if not node.held and model in node.backlog] if flows else []
+
+    def no_longer_light(self, flow: Node, model: str) -> None:
+        """It is over its share now; its next request will be judged anew."""
+        self._light[model].pop(flow, None)
+
+    def replant(self) -> None:
+        """Begin a new tree. The caller puts into it what waits and runs."""
+        self.tree = QueueTree()
+        self._light.clear()
+
+    def adopt(self, entries: Iterable[Entry]) -> None:
+        """Let entries of a band that is gone wait here, among the own in the order in which all entered."""
+        for entry in entries:
+            self.push(entry)
+        self.entries = dict(sorted(self.entries.items(), key=lambda item: (item[1].queued_since_s, item[0])))
+
+    def push(self, entry: Entry) -> None:
+        self.entries[entry.seq] = entry
+        self.bytes += entry.request.body_bytes
+        tokens, model = entry.estimate.prompt_tokens, entry.model
+        self.tokens += tokens
+        self.tokens_of[model] = self.tokens_of.get(model, 0) + tokens
+        size = entry.size_class = _size_class(entry.uncached_tokens)
+        self._sizes[size] = self._sizes.get(size, 0) + 1
+        self.tree.push(entry)
+
+    def remove(self, entry: Entry) -> None:
+        del self.entries[entry.seq]
+        self.bumped.pop(entry.seq, None)
+        self.bytes -= entry.request.body_bytes
+        tokens, model = entry.estimate.prompt_tokens, entry.model
+        self.tokens -= tokens
+        self.tokens_of[model] -= tokens
+        self._unsize(entry)
+        self.tree.remove(entry)
+        if model not in self.tree.root.backlog:
+            del self.tokens_of[model]
+            self._light.pop(model, None)
+        elif (light := self._light.get(model)) is not None:
+            flow = top(entry.node_of())
+            if model not in flow.backlog:
+                light.pop(flow, None)
+
+    def resized(self, entry: Entry) -> None:
+        """What there is to compute of a waiting prompt changed: more of it is cached, or less."""
+        self._unsize(entry)
+        size = entry.size_class = _size_class(entry.uncached_tokens)
+        self._sizes[size] = self._sizes.get(size, 0) + 1
+
+    def _unsize(self, entry: Entry) -> None:
+        size = entry.size_class
+        self._sizes[size] -= 1
+        if not self._sizes[size]:
+            del self._sizes[size]
+
+    def prompt_tokens_min(self) -> int:
+        """Of no waiting prompt is less to be computed; a bound, at most a quarter too low."""
+        return _size_of(min(self._sizes)) if self._sizes else 0
+
+    def over_bounds(self) -> bool:
+        """Whether more waits in it than may."""
+        settings = self.settings
+        return (
+            (settings.requests_max is not None and self.tree.waiting > settings.requests_max)
+            or (settings.bytes_max is not None and self.bytes > settings.bytes_max)
+            or (settings.tokens_max is not None and self.tokens > settings.tokens_max)
+        )
+
+
+def _size_class(tokens: int) -> int:
+    """Four classes per power of two."""
+    shift = max(tokens.bit_length() - 3, 0)
+    return (shift << 3) + (tokens >> shift)
+
+
+def _size_of(size_class: int) -> int:
+    """The least number of tokens in a class."""
+    return (size_class & 7) << (size_class >> 3)

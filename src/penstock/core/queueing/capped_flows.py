@@ -1,0 +1,59 @@
+"""Flows of tenants that run as many requests as they may: they are passed over until one of those ends.
+
+A flow is held when such a tenant is met at the head of the fair order, or comes; so what nobody meets costs nothing.
+"""
+
+from __future__ import annotations
+
+from penstock.core.queueing.band import Band
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.fair_tree import Node, QueueTree
+from penstock.core.queueing.queues import Queues
+from penstock.core.queueing.quotas import Tenants
+
+HELD_MAX = 1_024  # looked at to find a request that may be sent, where held ones stand between all others
+
+
+class Held:
+    """The flows that are held, and who is next in fair order but for these."""
+
+    def __init__(self, queues: Queues, tenants: Tenants, *, tenant_level: int | None) -> None:
+        self._queues = queues
+        self._tenants = tenants
+        self._tenant_level = tenant_level
+        self.flows: dict[str, list[tuple[QueueTree, Node]]] = {}  # by tenant
+
+    def hold(self, entry: Entry) -> bool:
+        """The entry's tenant runs as many requests as it may: pass over its flow. False: that is shared with others."""
+        if self._tenant_level is None:
+            return False
+        path: list[Node] = []
+        node = entry.node_of()
+        while node.parent is not None:
+            path.append(node)
+            node = node.parent
+        if len(path) <= self._tenant_level:
+            return False
+        own = path[-1 - self._tenant_level]
+        if not own.held:
+            tree = self._queues.bands[entry.request.band].tree
+            tree.hold(own)
+            self.flows.setdefault(entry.account, []).append((tree, own))
+        return True
+
+    def let_go(self, tenant: str) -> None:
+        """The tenant may run more again."""
+        for tree, node in self.flows.pop(tenant, ()):
+            tree.let_go(node)
+
+    def let_all_go(self) -> None:
+        """Limits may have changed: whose tenant may run no more is found out anew."""
+        for tenant in list(self.flows):
+            self.let_go(tenant)
+
+    def head(self, band: Band, models: list[str]) -> Entry | None:
+        """Who is next in fair order. Flows of tenants that run all they may are held when they are met here."""
+        head = band.tree.head(models)
+        while head is not None and self._tenants.held(head.account) and self.hold(head):
+            head = band.tree.head(models)
+        return head

@@ -1,0 +1,129 @@
+"""What a flow is charged for a request: an estimate at dispatch, more as a long answer streams, the truth at the end.
+
+Without the estimate a flow could be given a hundred requests before the first of them counts; without the refresh an
+underestimated answer would run free until it ends; without the settlement a flow with odd requests would get more or
+less than its share for ever. What never reached an engine, or came back from it without a byte, is refunded in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.fair_tree import QueueTree
+from penstock.core.queueing.fairness.base import FairnessPolicy
+from penstock.core.queueing.fairness.registry import POLICIES
+from penstock.core.values.request import Usage
+from penstock.core.values.settings import Prices
+
+REFRESH_TOKENS = 64  # an answer longer than estimated is charged in steps of that many tokens, so the error stays below
+PRICED_MAX = 4_096  # policies made for prices of models: as many as models may have, and those of some reloads
+
+
+class Account:
+    """Charges entries to their flows, by the policy of their band and the prices of their model."""
+
+    def __init__(self, policies: Sequence[str], prices: Prices) -> None:
+        self._names = tuple(policies)  # by band
+        made = {name: POLICIES[name](prices) for name in dict.fromkeys(policies)}
+        self._policies = [made[name] for name in policies]
+        self._priced: dict[tuple[str, Prices], FairnessPolicy] = {}
+
+    @property
+    def uses_flows(self) -> bool:
+        """Whether any band tells flows apart."""
+        return any(policy.uses_flows for policy in self._policies)
+
+    @property
+    def by_request(self) -> bool:
+        """Whether each request counts the same, in every band."""
+        return all(policy.by_request for policy in self._policies)
+
+    def of_band(self, band: int) -> FairnessPolicy:
+        """The policy between the flows of a band."""
+        return self._policies[band]
+
+    def policy(self, entry: Entry) -> FairnessPolicy:
+        """What counts an entry's service."""
+        request = entry.request
+        return self._policies[request.band] if request.prices is None else self._with(request.band, request.prices)
+
+    def _with(self, band: int, prices: Prices) -> FairnessPolicy:
+        key = self._names[band], prices
+        made = self._priced.get(key)
+        if made is None:
+            if len(self._priced) >= PRICED_MAX:
+                self._priced.clear()
+            made = self._priced[key] = POLICIES[key[0]](prices)
+        return made
+
+    def estimated_cost(self, entry: Entry) -> float:
+        estimate, cached = entry.estimate, entry.cached_tokens
+        tokens = estimate.prompt_tokens
+        return self.policy(entry).cost(
+            prompt_tokens=tokens,
+            cached_tokens=cached if cached < tokens else tokens,
+            completion_tokens=estimate.output_tokens,
+        )
+
+    def full_cost(self, entry: Entry) -> float:
+        """What it is estimated to count for if nothing of its prompt is cached."""
+        estimate = entry.estimate
+        return self.policy(entry).cost(
+            prompt_tokens=estimate.prompt_tokens, cached_tokens=0, completion_tokens=estimate.output_tokens
+        )
+
+    def recounted(self, entry: Entry, band: int) -> None:
+        """A band's policy counts it from now on, and no tree has been charged by it: note what it would have been."""
+        entry.charged = 0.0
+        if entry.lease is not None:
+            prices = entry.request.prices
+            policy = self._policies[band] if prices is None else self._with(band, prices)
+            entry.charged = policy.cost(
+                prompt_tokens=entry.estimate.prompt_tokens,
+                cached_tokens=min(entry.cached_tokens, entry.estimate.prompt_tokens),
+                completion_tokens=entry.charged_output,
+            )
+
+    def dispatched(self, tree: QueueTree, entry: Entry) -> None:
+        """Charge the estimate."""
+        entry.charged_output = entry.estimate.output_tokens
+        self._charge_up_to(tree, entry, entry.cost)
+
+    def progressed(self, tree: QueueTree, entry: Entry) -> bool:
+        """An answer has grown: charge what it is ahead of the estimate, a step in advance. True: others may be next."""
+        if entry.output_seen <= entry.charged_output:
+            return False
+        steps = -(-(entry.output_seen - entry.estimate.output_tokens) // REFRESH_TOKENS)
+        entry.charged_output = entry.estimate.output_tokens + steps * REFRESH_TOKENS
+        self._charge_up_to(
+            tree,
+            entry,
+            self.policy(entry).cost(
+                prompt_tokens=entry.estimate.prompt_tokens,
+                cached_tokens=min(entry.cached_tokens, entry.estimate.prompt_tokens),
+                completion_tokens=entry.charged_output,
+            ),
+        )
+        return True
+
+    def settle(self, tree: QueueTree, entry: Entry, usage: Usage) -> float:
+        """Replace the estimate by the truth. Returns the true cost."""
+        cost = self.policy(entry).cost(
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+        )
+        self._charge_up_to(tree, entry, cost)
+        return cost
+
+    def refund(self, tree: QueueTree, entry: Entry) -> None:
+        """It did not run: give everything back."""
+        self._charge_up_to(tree, entry, 0.0)
+        entry.charged_output = entry.output_seen = 0
+
+    def _charge_up_to(self, tree: QueueTree, entry: Entry, cost: float) -> None:
+        assert entry.node is not None
+        if cost != entry.charged:
+            tree.charge(entry.node, cost - entry.charged)
+            entry.charged = cost

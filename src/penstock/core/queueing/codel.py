@@ -1,0 +1,52 @@
+"""Which best-effort requests are shed because of overload: those of flows whose queue stands (DESIGN §4.10).
+
+After CoDel (RFC 8289; K. Nichols, V. Jacobson): a queue that empties now and then is a good one, however long; one
+whose shortest wait stays above a *target* for a whole *interval* only makes everybody late. As in FQ-CoDel (RFC 8290)
+each flow is judged alone, so that those under their share are not shed. CoDel's law of slowly more frequent drops was
+not taken: it waits for TCP to slow down, and callers do not. Instead, as in Facebook's variant for requests (B. Maurer,
+"Fail at scale", 2015), while a queue stands nobody waits longer than twice the target: who is estimated to is refused
+at the door, having waited for nothing yet, and who does all the same goes from the head. One short wait ends it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from penstock.core.queueing.entry import Entry, Leaf
+from penstock.core.values.settings import BandSettings
+
+TARGETS = 2.0  # waits allowed while a queue stands, in targets: between one and two they are fine
+
+
+def entered(band: BandSettings, entry: Entry, now: float) -> None:
+    """A request joined its flow's queue."""
+    leaf = _leaf(entry)
+    if band.shed_target_s is not None and (len(leaf) == 1 or leaf.calm_s == math.inf):
+        leaf.calm_s = now + band.shed_target_s  # before that nobody can have waited longer
+
+
+def leaves(band: BandSettings, entry: Entry, now: float) -> None:
+    """A request is sent, and about to leave its flow's queue. How soon one went that overtook others proves nothing."""
+    if band.shed_target_s is not None and now - entry.waits_since_s <= band.shed_target_s:
+        leaf = _leaf(entry)
+        if leaf.head() is entry:
+            leaf.calm_s = now
+
+
+def due_s(band: BandSettings, entry: Entry) -> float:
+    """When a waiting request is to be shed, if no short wait is seen in its flow before."""
+    if band.shed_target_s is None:
+        return math.inf
+    allowed_s = entry.waits_since_s + TARGETS * band.shed_target_s
+    return max(allowed_s, _leaf(entry).calm_s + band.shed_interval_s)
+
+
+def refuses(band: BandSettings, entry: Entry, wait_s: float | None, now: float) -> bool:
+    """Whether a newcomer, which has joined the queue, is to be refused for what it would wait."""
+    if band.shed_target_s is None or wait_s is None or wait_s <= TARGETS * band.shed_target_s:
+        return False
+    return now >= _leaf(entry).calm_s + band.shed_interval_s
+
+
+def _leaf(entry: Entry) -> Leaf:
+    return entry.node_of().leaves[entry.model]

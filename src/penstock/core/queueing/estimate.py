@@ -1,0 +1,140 @@
+"""What will a request cost: tokens guessed before they are known, and corrected by what was true.
+
+No tokenizer stands in the request path. Text is its bytes times a ratio that is learned from the usage that engines
+report, for each tenant: code, prose and scripts differ several times over, and one tenant's must not spoil the
+estimates of others. Token ids count as what they are. A picture, a sound, a video or a document counts by the piece,
+never by the size of its data: base64 says how well a picture was compressed, an address says nothing. How many tokens a
+piece is differs by the model, so that is learned for each model and kind: what a usage says beyond the text is divided
+among the pieces in proportion to what was expected of them.
+
+An answer's length is the moving average of the same tenant's answers from the same model. A tenant that was never seen
+gets the model's averages. `max_tokens` is only a cap: clients set it to whatever is allowed, so as a prediction it is
+worthless.
+
+The rules of thumb, until a model's own usage is known. They are what small pieces are rather than the average: a first
+burst is guessed by them as a whole. A guess that is twice the truth halves what an engine is sent (0.56 of the
+throughput was seen); one that is half of it sends a few prompts too many, until the first usage comes.
+
+* Picture: 765. Of 1,024 × 1,024 pixels, OpenAI's models make 765 tokens (170 for each tile of 512, and 85) or 1,024 (a
+  patch of 32 each), Anthropic's 1,398 (pixels / 750), Qwen2-VL 1,369 (a patch of 28 each); LLaVA-1.5 makes 576 of any
+  (platform.openai.com/docs/guides/images-vision, docs.anthropic.com "Vision", the models' own cards).
+* Sound: 20 seconds at 25 tokens a second (Qwen2-Audio: 40 ms a frame; Gemini says 32, Ultravox 6).
+* Video: 10 seconds at 100 tokens a second (ai.google.dev/gemini-api/docs/tokens, low resolution; 263 otherwise).
+* Document: a page of text, 3,000 characters; pages as pictures are 1,500 to 3,000 (docs.anthropic.com "PDF support").
+"""
+
+from __future__ import annotations
+
+from penstock.core.values.request import Contents, Estimate, Request
+
+BYTES_PER_TOKEN = 4.0  # English prose in JSON; a first guess
+PICTURE_TOKENS = 765.0
+SOUND_TOKENS = 500.0
+VIDEO_TOKENS = 1000.0
+DOCUMENT_TOKENS = 750.0
+OUTPUT_TOKENS = (
+    16.0  # a first guess, low: too little is charged on as an answer grows, too much only given back at its end
+)
+LEARNING_RATE = 0.1  # about the last twenty answers
+PIECE_LEARNING_RATE = 0.2  # of what is mostly pieces; beside much text, whose own estimate errs, they say little
+PROMPT_TOKENS_MAX = 1_048_576  # the longest context that is served
+PIECE_TOKENS_MAX = 131_072.0  # an hour of sound or video
+KEYS_MAX = 10_000  # tenants and models remembered; the ones not used for the longest time are forgotten
+
+_PIECES = (
+    ("pictures", PICTURE_TOKENS),
+    ("sounds", SOUND_TOKENS),
+    ("videos", VIDEO_TOKENS),
+    ("documents", DOCUMENT_TOKENS),
+)
+
+
+def contents_of(request: Request) -> Contents:
+    """What a request's body holds; all of it is text where nobody says."""
+    return request.contents or Contents(request.body_bytes)
+
+
+class _Average:
+    """Averages by key, bounded, forgetting whom it has not heard of for the longest time."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, str], float] = {}
+
+    def get(self, tenant: str, model: str, default: float) -> float:
+        """The tenant's own, else all tenants', else the default. It may well be 0: an embedding has no answer."""
+        own = self._values.get((tenant, model))
+        return self._values.get(("", model), default) if own is None else own
+
+    def learn(
+        self, key: tuple[str, str], value: float, rate: float = LEARNING_RATE, before: float | None = None
+    ) -> None:
+        """A value was seen. The first one counts in full, unless there is something to begin `before` it."""
+        values = self._values
+        before = values.pop(key, before)  # it goes to the end
+        values[key] = value if before is None else before + rate * (value - before)
+        if len(values) > KEYS_MAX:
+            del values[next(iter(values))]
+
+
+class Estimator:
+    """Learned ratios, sizes and lengths."""
+
+    def __init__(self) -> None:
+        self._tokens_per_byte = _Average()
+        self._piece_tokens = _Average()  # by the model and the kind of piece
+        self._output_tokens = _Average()
+
+    def estimate(self, tenant: str, model: str, contents: Contents, output_tokens_max: int | None) -> Estimate:
+        """A guess for one request; at least one token each."""
+        prompt = self._text_tokens(tenant, model, contents) + contents.token_ids + self._pieces_tokens(model, contents)
+        output = self._output_tokens.get(tenant, model, OUTPUT_TOKENS)
+        if output_tokens_max is not None:
+            output = min(output, output_tokens_max)
+        prompt_max = PROMPT_TOKENS_MAX * max(1, contents.inputs)
+        return Estimate(min(max(1, round(prompt)), prompt_max), max(1, round(output * contents.answers)))
+
+    def learn_prompt(self, tenant: str, model: str, contents: Contents, prompt_tokens: int) -> None:
+        """An engine said how many tokens such a prompt was."""
+        if prompt_tokens <= 0:
+            return
+        pieces_tokens = self._pieces_tokens(model, contents)
+        if pieces_tokens > 0.0:
+            text_tokens = self._text_tokens(tenant, model, contents) + contents.token_ids
+            factor = max(0.0, prompt_tokens - text_tokens) / pieces_tokens
+            rate = PIECE_LEARNING_RATE * pieces_tokens / (pieces_tokens + text_tokens)
+            for kind, at_first in _PIECES:
+                if _count(contents, kind):
+                    tokens = factor * max(1.0, self._piece_tokens.get(kind, model, at_first))
+                    self._piece_tokens.learn((kind, model), min(tokens, PIECE_TOKENS_MAX), rate, at_first)
+        elif contents.text_bytes > 0 and not contents.token_ids:
+            # Bodies of a few bytes are mostly braces; a ratio above one token per byte is not text.
+            ratio = min(prompt_tokens / contents.text_bytes, 1.0)
+            self._tokens_per_byte.learn((tenant, model), ratio)
+            self._tokens_per_byte.learn(("", model), ratio)
+
+    def learn_output(self, tenant: str, model: str, output_tokens: int, answers: int = 1) -> None:
+        """So many answers were complete at this length, all together."""
+        if not answers:
+            return
+        each = output_tokens / answers
+        self._output_tokens.learn((tenant, model), each)
+        self._output_tokens.learn(("", model), each)
+
+    def _text_tokens(self, tenant: str, model: str, contents: Contents) -> float:
+        return contents.text_bytes * self._tokens_per_byte.get(tenant, model, 1.0 / BYTES_PER_TOKEN)
+
+    def _pieces_tokens(self, model: str, contents: Contents) -> float:
+        if not (contents.pictures or contents.sounds or contents.videos or contents.documents):
+            return 0.0
+        tokens = 0.0
+        for kind, at_first in _PIECES:
+            if count := _count(contents, kind):
+                tokens += count * max(1.0, self._piece_tokens.get(kind, model, at_first))
+        return tokens
+
+
+def _count(contents: Contents, kind: str) -> int:
+    count: int = getattr(contents, kind)
+    return count

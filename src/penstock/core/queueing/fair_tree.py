@@ -1,0 +1,455 @@
+"""The queue tree of a band: fairness levels above, one leaf per flow and model below.
+
+Each node carries a *tag*: the service it got, divided by its weight, as the policy counts service. The child with
+the least tag is next, at every level (start-time fair queueing: P. Goyal, H. Vin, H. Cheng, SIGCOMM 1996, applied
+per level as in H-WFQ). A node that comes back from idle is lifted to its parent's virtual time, which is the tag of
+the child served last: it keeps debt and hoards no credit.
+
+Requests of one flow for different models stand in different leaves, so a model without a free endpoint never hides
+another one's requests. Every node therefore keeps one heap of its backlogged children per model. Heap entries are
+corrected lazily when they reach the top: a tag that grew is pushed down, a tag that shrank was pushed again.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, TypeVar
+
+from penstock.core.queueing.entry import Entry, Leaf
+
+Item = TypeVar("Item")
+Path = tuple[str, ...]
+PART_PREFIX = " "  # of the name of a part that many share: a step in the path, and no level of its own
+NODES_SWEEP_MIN = 1_000  # flows below that are not worth a look
+NODES_MAX = 20_000  # idle flows in debt remembered; about a kilobyte each
+
+
+class Node:
+    """A flow (it has leaves) or a group of flows (it has children)."""
+
+    __slots__ = (
+        "active_weight",
+        "backlog",
+        "children",
+        "demand",
+        "demand_s",
+        "heaps",
+        "held",
+        "in_flight",
+        "index",
+        "leaves",
+        "left",
+        "left_s",
+        "lined",
+        "name",
+        "parent",
+        "tag",
+        "virtual",
+        "waiting",
+        "weight",
+        "work",
+    )
+
+    def __init__(self, name: str, parent: Node | None, weight: float, index: int) -> None:
+        self.name = name
+        self.parent = parent
+        self.weight = weight
+        self.index = index  # order of creation: the tie-break between equal tags
+        self.tag = 0.0  # start tag: service got, per weight
+        self.virtual = 0.0  # virtual time among its children
+        self.waiting = 0  # requests waiting below it
+        self.in_flight = 0  # requests below it that hold a lease
+        self.backlog: dict[str, int] = {}  # requests waiting, per model
+        self.work: dict[str, float] = {}  # what they are estimated to take, per model
+        self.active_weight = 0.0  # of its children that have requests waiting or in flight
+        self.children: dict[str, Node] = {}
+        self.heaps: dict[str, list[tuple[float, int, Node]]] = {}  # per model: children with backlog, by tag
+        self.lined: dict[str, int] = {}  # and how many these are: what else is in a heap is there no more
+        self.leaves: dict[str, Leaf] = {}
+        self.left = 0.0  # work that left lately without having been sent, fading; as of `left_s`. Of flows and the root
+        self.left_s = 0.0
+        self.demand = 0.0  # work asked for lately, fading; as of `demand_s`
+        self.demand_s = 0.0
+        self.held = False  # passed over, whatever waits below it
+
+    @property
+    def active(self) -> bool:
+        """Whether it has requests, waiting or in flight."""
+        return self.waiting > 0 or self.in_flight > 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether forgetting it changes nothing: no requests, not held, no service that others have yet to catch up."""
+        return not self.active and not self.held and (self.parent is None or self.tag <= self.parent.virtual)
+
+    def enlist(self, child: Node, model: str) -> None:
+        """Put a child into the heap of a model, with its present tag."""
+        heap = self.heaps.setdefault(model, [])
+        heapq.heappush(heap, (child.tag, child.index, child))
+        self._trim(model, heap)
+
+    def begins(self, child: Node, model: str) -> None:
+        """The first request for a model waits below a child."""
+        self.lined[model] = self.lined.get(model, 0) + 1
+        self.enlist(child, model)
+
+    def ends(self, model: str) -> None:
+        """The last one below a child does not wait any more."""
+        self.lined[model] -= 1
+        if not self.lined[model]:
+            del self.lined[model]
+            self.heaps.pop(model, None)  # callers choose the names of models: nothing of them may stay behind
+        elif (heap := self.heaps.get(model)) is not None:
+            self._trim(model, heap)
+
+    def _trim(self, model: str, heap: list[tuple[float, int, Node]]) -> None:
+        """No more than half of a heap is of those that wait no more, or duplicates left behind by tags that shrank:
+        who looks through all that wait in order would meet each of them.
+        """
+        if len(heap) > 2 * self.lined.get(model, 0) + 16:
+            fresh = {item[2].index: item[2] for item in heap if item[2].backlog.get(model) and not item[2].held}
+            heap[:] = [(node.tag, node.index, node) for node in fresh.values()]
+            heapq.heapify(heap)
+
+    def first(self, model: str) -> Node | None:
+        """The child to serve next for a model."""
+        heap = self.heaps.get(model)
+        while heap:
+            tag, index, child = heap[0]
+            if child.held or not child.backlog.get(model):
+                heapq.heappop(heap)
+            elif tag < child.tag:
+                heapq.heapreplace(heap, (child.tag, index, child))
+            else:
+                return child
+        if heap is not None:
+            del self.heaps[model]
+        return None
+
+    def in_order(self, model: str) -> Iterator[Node]:
+        """Its children with backlog for a model, the least tag first, without disturbing anything."""
+        heap = self.heaps.get(model, [])
+        front: list[tuple[float, int, int]] = [(heap[0][0], heap[0][1], 0)] if heap else []
+        given: set[int] = set()
+        while front:
+            tag, index, at = heapq.heappop(front)
+            if at >= 0:
+                for below in (2 * at + 1, 2 * at + 2):
+                    if below < len(heap):
+                        heapq.heappush(front, (heap[below][0], heap[below][1], below))
+            child = heap[at][2] if at >= 0 else heap[-1 - at][2]
+            if tag < child.tag and at >= 0:
+                heapq.heappush(front, (child.tag, index, -1 - at))  # it stands too early: look again at its true tag
+            elif index not in given and not child.held and child.backlog.get(model):
+                given.add(index)
+                yield child
+
+
+class QueueTree:
+    """The tree of one band. Holds what waits; knows nothing of endpoints, time or prices."""
+
+    def __init__(self) -> None:
+        self.root = Node("", None, 1.0, 0)
+        self._created = 0
+        self._nodes = 0
+        self._sweep_at = NODES_SWEEP_MIN
+
+    @property
+    def waiting(self) -> int:
+        return self.root.waiting
+
+    @property
+    def nodes(self) -> int:
+        """How many flows and groups are remembered."""
+        return self._nodes
+
+    def models(self) -> list[str]:
+        """The models that requests wait for, in a steady order."""
+        return list(self.root.backlog)
+
+    def node(self, path: Path, weights: tuple[float, ...]) -> Node:
+        """The flow at the end of a path, made where it does not exist yet."""
+        node = self.root
+        assert len(path) == len(weights)
+        for level, name in enumerate(path):
+            weight = weights[level]
+            child = node.children.get(name)
+            if child is None:
+                if self._nodes >= self._sweep_at:
+                    self._sweep(keep=node)
+                self._created += 1
+                child = Node(name, node, weight, self._created)
+                child.tag = node.virtual
+                node.children[name] = child
+                self._nodes += 1
+            elif child.weight != weight:
+                if child.active:
+                    node.active_weight += weight - child.weight
+                child.weight = weight
+            node = child
+        return node
+
+    def push(self, entry: Entry) -> None:
+        """Let an entry wait in its flow's leaf."""
+        node, model = entry.node, entry.model
+        assert node is not None
+        leaf = node.leaves.get(model)
+        if leaf is None:
+            leaf = node.leaves[model] = Leaf()
+        leaf.push(entry)
+        while True:
+            parent = node.parent
+            if parent is not None and not node.active:
+                parent.active_weight += node.weight
+            node.waiting += 1
+            node.work[model] = node.work.get(model, 0.0) + entry.work
+            count = node.backlog[model] = node.backlog.get(model, 0) + 1
+            if parent is None:
+                return
+            if node.waiting == 1:
+                node.tag = max(node.tag, parent.virtual)
+            if count == 1:
+                parent.begins(node, model)
+            node = parent
+
+    def remove(self, entry: Entry) -> None:
+        """Take an entry out that no longer waits (its state says so already)."""
+        node, model = entry.node, entry.model
+        assert node is not None
+        leaf = node.leaves[model]
+        leaf.remove(entry)
+        if not leaf:
+            del node.leaves[model]
+        up: Node | None = node
+        while up is not None:
+            up.waiting -= 1
+            up.backlog[model] -= 1
+            if up.backlog[model]:
+                up.work[model] -= entry.work
+            else:
+                del up.backlog[model]
+                del up.work[model]
+                if up.parent is not None:
+                    up.parent.ends(model)
+            if up.parent is not None and not up.active:
+                up.parent.active_weight -= up.weight
+            up = up.parent
+
+    def serve_at_once(self, flow: Node) -> None:
+        """Note that a request goes that never had to wait, of a flow of which nothing waits.
+
+        To tags and virtual times it is what `push`, `serve` and `remove` of that request come to: a flow that comes
+        back from idle is lifted to the virtual time, which then moves up to the tags along its path.
+        """
+        node = flow
+        while node.parent is not None:
+            parent = node.parent
+            if node.waiting == 0 and node.tag < parent.virtual:
+                node.tag = parent.virtual
+            elif node.tag > parent.virtual:
+                parent.virtual = node.tag
+            node = parent
+
+    def lent(self, flow: Node) -> None:
+        """A request of the flow was given a lease."""
+        node: Node | None = flow
+        while node is not None:
+            if node.parent is not None and not node.active:
+                node.parent.active_weight += node.weight
+            node.in_flight += 1
+            node = node.parent
+
+    def returned(self, flow: Node) -> None:
+        """A lease of the flow ended."""
+        node: Node | None = flow
+        while node is not None:
+            assert node.in_flight > 0
+            node.in_flight -= 1
+            if node.parent is not None and not node.active:
+                node.parent.active_weight -= node.weight
+            node = node.parent
+
+    def release(self, flow: Node) -> None:
+        """Forget a flow, and its groups, if that changes nothing."""
+        node = flow
+        while node.parent is not None and node.idle and not node.children:
+            if node.parent.children.get(node.name) is not node:
+                return  # forgotten earlier
+            del node.parent.children[node.name]
+            self._nodes -= 1
+            node = node.parent
+
+    def _sweep(self, *, keep: Node) -> None:
+        """Forget idle flows whose debt others have caught up with; too many debtors lose their debt."""
+        self._forget_below(self.root, keep, lambda node: node.idle)
+        if self._nodes > NODES_MAX:
+            self._forget_below(self.root, keep, lambda node: not node.active and not node.held)
+        self._sweep_at = max(NODES_SWEEP_MIN, 2 * self._nodes)
+
+    def _forget_below(self, node: Node, keep: Node, forgettable: Callable[[Node], bool]) -> None:
+        for child in list(node.children.values()):
+            self._forget_below(child, keep, forgettable)
+            if not child.children and child is not keep and forgettable(child):
+                del node.children[child.name]
+                self._nodes -= 1
+
+    def rekeyed(self) -> None:
+        """The keys of what waits have changed."""
+        for node in _all_below(self.root):
+            for leaf in node.leaves.values():
+                leaf.rekeyed()
+
+    def reweigh(self, level: int, weights: Mapping[str, float]) -> None:
+        """The nodes of a level weigh what is given for their names, 1 where nothing is. Service they got stays so.
+
+        A part that many share stands beside the others of its level, and who shares it one below, each as much.
+        """
+        for parent in _parents(self.root, level):
+            for child in parent.children.values():
+                weight = weights.get(child.name, 1.0)
+                if child.active:
+                    parent.active_weight += weight - child.weight
+                child.weight = weight
+
+    def hold(self, node: Node) -> None:
+        """Pass over a node until it is let go."""
+        node.held = True
+
+    def let_go(self, node: Node) -> None:
+        """Take a held node's turn into account again."""
+        node.held = False
+        if node.parent is not None:
+            for model in node.backlog:
+                node.parent.enlist(node, model)
+
+    def head(self, models: Collection[str], node: Node | None = None) -> Entry | None:
+        """The request that is next, of those that wait for one of the models (below `node`, if given)."""
+        top = node = node or self.root
+        while node.children:
+            best: Node | None = None
+            for model in models:
+                child = node.first(model)
+                if child is not None and (best is None or _before(child, best)):
+                    best = child
+            if best is None:  # all below this one are held, so what stands first is found by looking
+                return None if node is top else next(self._below(top, models), None)
+            node = best
+        first: Entry | None = None
+        for model in models:
+            leaf = node.leaves.get(model)
+            entry = leaf.head() if leaf is not None else None
+            if entry is not None and (first is None or _age(entry) < _age(first)):
+                first = entry
+        return first
+
+    def in_order(self, models: Collection[str], node: Node | None = None) -> Iterator[Entry]:
+        """What would be next if the one before were passed over: flow by flow, each from its head on."""
+        yield from self._below(node or self.root, models)
+
+    def _below(self, node: Node, models: Collection[str]) -> Iterator[Entry]:
+        if node.children:
+            given: set[int] = set()
+            for child in _merged([node.in_order(model) for model in models], fair_order):
+                if child.index not in given:
+                    given.add(child.index)
+                    yield from self._below(child, models)
+        else:
+            yield from _merged([node.leaves[model].in_order() for model in models if model in node.leaves], _age)
+
+    def serve(self, entry: Entry) -> None:
+        """Note that an entry's flow is served now: virtual time moves up to the tags along its path."""
+        node = entry.node
+        while node is not None and node.parent is not None:
+            node.parent.virtual = max(node.parent.virtual, node.tag)
+            node = node.parent
+
+    def charge(self, flow: Node, cost: float) -> None:
+        """Add to the service a flow and its ancestors got; negative to give back."""
+        node = flow
+        while node.parent is not None:
+            node.tag += cost / node.weight
+            assert math.isfinite(node.tag)
+            if cost < 0:
+                for model in node.backlog:
+                    node.parent.enlist(node, model)
+            node = node.parent
+
+
+def _all_below(node: Node) -> Iterator[Node]:
+    """A node and all below it."""
+    yield node
+    for child in node.children.values():
+        yield from _all_below(child)
+
+
+def _parents(node: Node, level: int) -> Iterator[Node]:
+    """The nodes whose children are of a level, counted from below `node`. Who shares a part keeps its weight."""
+    if level == 0:
+        yield node
+        return
+    for child in node.children.values():
+        if child.name.startswith(PART_PREFIX):
+            for one in child.children.values():
+                yield from _parents(one, level - 1)
+        else:
+            yield from _parents(child, level - 1)
+
+
+def _merged(streams: list[Iterator[Item]], key: Callable[[Item], Any]) -> Iterator[Item]:
+    """Several ordered streams as one; of a single one, nothing is asked before it is wanted."""
+    return streams[0] if len(streams) == 1 else heapq.merge(*streams, key=key)
+
+
+def top(node: Node) -> Node:
+    """The flow or group of the highest level that a flow belongs to."""
+    parent = node.parent
+    while parent is not None and parent.parent is not None:
+        node, parent = parent, parent.parent
+    return node
+
+
+def lead(one: Node, other: Node) -> float:
+    """How far a flow is ahead of another, where their ways part: service that it got beyond its fair part.
+
+    In the unit of the policy's costs; below 0: it is behind. 0 for a flow and itself.
+    """
+    rivals: dict[Node, Node] = {}
+    while other.parent is not None:
+        rivals[other.parent] = other
+        other = other.parent
+    while one.parent is not None:
+        rival = rivals.get(one.parent)
+        if rival is not None:
+            return (one.tag - rival.tag) * one.weight
+        one = one.parent
+    return 0.0
+
+
+def fair_order(node: Node) -> tuple[float, int]:
+    """The least goes first, among siblings."""
+    return node.tag, node.index
+
+
+def in_fair_order(siblings: list[Node]) -> Iterator[Node]:
+    """The least first; the others are put in order when more than that one is asked for."""
+    if not siblings:
+        return
+    least, tag = siblings[0], siblings[0].tag
+    for node in siblings:
+        if node.tag < tag or (node.tag == tag and node.index < least.index):
+            least, tag = node, node.tag
+    yield least
+    others = [(node.tag, node.index, node) for node in siblings if node is not least]
+    others.sort()
+    for _, _, node in others:
+        yield node
+
+
+def _before(one: Node, other: Node) -> bool:
+    return one.tag < other.tag or (one.tag == other.tag and one.index < other.index)
+
+
+def _age(entry: Entry) -> tuple[tuple[int, float], int]:
+    return entry.key, entry.seq

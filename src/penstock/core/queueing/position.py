@@ -1,0 +1,41 @@
+"""Where does a waiting request stand: its place in its own flow's line, and how long it may still take?
+
+The place is exact: 1 is the next one of its flow (tenant path, model, band) to be sent. How soon that is depends on
+the other flows, and the forecast says so: from the work that stands before it in its own line, stretched by the share
+that others take meanwhile. Many are asked about at a time, because a line is sorted once for all who stand in it:
+O(k log k) for each line concerned, never more than all that waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from penstock.core.queueing.band import Band
+from penstock.core.queueing.entry import Entry, Leaf
+
+
+class Place(msgspec.Struct, frozen=True):
+    """One waiting request's place."""
+
+    position: int  #: 1 is the next of its flow
+    eta_s: float | None  #: until it is sent; None as long as nothing is known
+    waited_s: float  #: all its visits to the queue together
+
+
+def ranked(entries: Iterable[Entry], bands: Sequence[Band]) -> Iterator[tuple[Entry, int, float]]:
+    """Entries that wait, each with its position and the work before it in its own line."""
+
+    def turn(entry: Entry) -> tuple[bool, tuple[int, float], int]:
+        return entry.seq not in bands[entry.request.band].bumped, entry.key, entry.seq
+
+    asked: dict[Leaf, set[int]] = {}
+    for entry in entries:
+        asked.setdefault(entry.node_of().leaves[entry.model], set()).add(entry.seq)
+    for leaf, wanted in asked.items():
+        ahead = 0.0
+        for position, entry in enumerate(sorted(leaf.waiting(), key=turn), 1):
+            if entry.seq in wanted:
+                yield entry, position, ahead
+            ahead += entry.work

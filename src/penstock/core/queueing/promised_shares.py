@@ -1,0 +1,64 @@
+"""Which bands are owed of the share of service that they were promised (`min_share`), whatever waits above them?
+
+A band with work is credited its share of all that is sent, and debited what is sent of its own while others wait above
+it. What is sent counts as estimated, and in the end as it was: what an answer turns out to be longer or shorter is
+settled as it grows and when it ends. Else a band of long answers would get a multiple of its share until their lengths
+are learned, and one beside long answers next to nothing. What a band gets while nobody above it wants anything is not
+held against it.
+"""
+
+from __future__ import annotations
+
+from penstock.core.queueing.band import Band
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.queues import Queues
+
+CREDIT_REQUESTS_MAX = 64.0  # what may be saved up or owed, in requests of the size at hand
+
+
+class Promises:
+    """Credits of the bands that have a share."""
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+        self.reconfigured()
+
+    def reconfigured(self) -> None:
+        """Perhaps other bands from now on."""
+        self._promised = [band for band in self._queues.bands if band.settings.min_share > 0]
+
+    def owed(self) -> list[Band]:
+        """Those with work that got less than they were promised."""
+        if not self._promised:
+            return self._promised
+        return [band for band in self._promised if band.credit > 0 and band.tree.root.waiting]
+
+    def sent(self, entry: Entry) -> None:
+        """A request was sent: count it as it is estimated."""
+        if not self._promised:
+            return
+        rank = entry.request.band
+        own = self._queues.bands[rank]
+        above = any(band.tree.root.waiting for band in self._queues.bands[:rank])
+        counted = []
+        for band in self._promised:
+            if band is own:
+                if above:
+                    counted.append((band, band.settings.min_share - 1.0))
+            elif band.tree.root.waiting or band.credit < 0:
+                counted.append((band, band.settings.min_share))
+        entry.counted_in, entry.counted = counted, 0.0
+        self.settle(entry, entry.work)
+
+    def settle(self, entry: Entry, work: float) -> None:
+        """By now it is known, or likely, to be that much work."""
+        more = work - entry.counted
+        if not more or entry.counted_in is None:
+            return
+        entry.counted = work
+        most = CREDIT_REQUESTS_MAX * max(entry.work, work)
+        for band, part in entry.counted_in:
+            before = band.credit
+            band.credit = min(max(before + part * more, -most), most)
+            if before <= 0 < band.credit and not band.tree.root.waiting:
+                band.credit = 0.0  # nothing is saved up by who asks for nothing

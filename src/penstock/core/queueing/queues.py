@@ -1,0 +1,120 @@
+"""What waits, over all bands: who is in, how much of it, and who has to make room when it is too much.
+
+Bounds count three ways (requests, bytes of bodies, estimated prompt tokens), in all and per band. When all is full, a
+newcomer of a higher band displaces the youngest of the lowest band that is lower than its own: the youngest has waited
+least, so least is lost. A request that came back from an engine was admitted once and is not displaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.queueing.band import Band
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.fair_tree import top
+from penstock.core.values.lifecycle import Event
+from penstock.core.values.settings import BandSettings, QueueBounds
+
+DISPLACED_MAX = 64  # waiting requests looked at per band, of which one newcomer may displace all that never ran
+
+
+class Queues:
+    """The waiting requests of all bands."""
+
+    def __init__(self, bands: Sequence[BandSettings], bounds: QueueBounds) -> None:
+        self.bands = [Band(band, rank) for rank, band in enumerate(bands)]
+        self._bounds = bounds
+        self.waiting = 0
+        self.bytes = 0
+        self.tokens = 0
+
+    def rearrange(self, bands: Sequence[BandSettings], bounds: QueueBounds) -> dict[Band, Band]:
+        """Other bands from now on, matched by name. Returns who takes over from those that are gone.
+
+        That is the next lower one that stays, else the lowest there is.
+        """
+        before, wanted = self.bands, {band.name for band in bands}
+        by_name = {band.settings.name: band for band in before}
+        self.bands = [by_name.get(band.name) or Band(band, rank) for rank, band in enumerate(bands)]
+        for rank, (band, settings) in enumerate(zip(self.bands, bands, strict=True)):
+            band.settings, band.rank = settings, rank
+            band.credit *= settings.min_share > 0
+        self._bounds = bounds
+        heirs: dict[Band, Band] = {}
+        heir = self.bands[-1]
+        for band in reversed(before):
+            if band.settings.name in wanted:
+                heir = band
+            else:
+                heirs[band] = heir
+        return heirs
+
+    def push(self, entry: Entry) -> None:
+        """Let an entry wait. Its state, node, key and estimates are set."""
+        self.bands[entry.request.band].push(entry)
+        self.waiting += 1
+        self.bytes += entry.request.body_bytes
+        self.tokens += entry.estimate.prompt_tokens
+
+    def remove(self, entry: Entry, event: Event) -> None:
+        """Take an entry out because of `event`."""
+        entry.move(event)
+        self.bands[entry.request.band].remove(entry)
+        self.waiting -= 1
+        self.bytes -= entry.request.body_bytes
+        self.tokens -= entry.estimate.prompt_tokens
+
+    def find(self, seq: int) -> Entry | None:
+        """The waiting entry with an arrival number."""
+        return next((band.entries[seq] for band in self.bands if seq in band.entries), None)
+
+    def backlog(self, entry: Entry) -> tuple[float, int]:
+        """How many of its band wait whom a request may keep waiting, as if each flow had as many as its own; and how
+        many do in all.
+
+        So a flow with little to wait for never waits for the sake of one that has much.
+        """
+        root = self.bands[entry.request.band].tree.root
+        flow = top(entry.node_of())
+        if flow.parent is None:
+            return root.waiting, root.waiting
+        return min(root.waiting, flow.waiting * root.active_weight / flow.weight), root.waiting
+
+    def over_bounds(self) -> bool:
+        """Whether more waits in all than may."""
+        bounds = self._bounds
+        return self.waiting > bounds.requests_max or self.bytes > bounds.bytes_max or self.tokens > bounds.tokens_max
+
+    def room(self, band: int) -> int:
+        """How many more requests may wait in a band without anybody having to go."""
+        settings, waiting = self.bands[band].settings, len(self.bands[band].entries)
+        room = self._bounds.requests_max - self.waiting
+        return max(0, room if settings.requests_max is None else min(room, settings.requests_max - waiting))
+
+    def displaced_by(self, entry: Entry) -> list[Entry] | None:
+        """Who has to go for a newcomer that waits already; None when that would not help, so that it must go itself."""
+        bounds, victims = self._bounds, list[Entry]()
+        requests = self.waiting - bounds.requests_max
+        bytes_, tokens = self.bytes - bounds.bytes_max, self.tokens - bounds.tokens_max
+        for band in reversed(self.bands[entry.request.band + 1 :]):
+            for young in islice(reversed(band.entries.values()), DISPLACED_MAX):
+                if max(requests, bytes_, tokens) <= 0:
+                    return victims
+                if young.visit == 1:
+                    victims.append(young)
+                    requests -= 1
+                    bytes_ -= young.request.body_bytes
+                    tokens -= young.estimate.prompt_tokens
+        return victims if max(requests, bytes_, tokens) <= 0 else None
+
+    def forget(self, endpoint: Endpoint) -> None:
+        for band in self.bands:
+            band.forget(endpoint)
+
+    def touch(self, endpoint: Endpoint) -> None:
+        """Something happened to the endpoint: every band asks it again. Those that have yet to, do so anyway."""
+        for band in self.bands:
+            if endpoint not in band.unchecked:
+                band.touch(endpoint)

@@ -1,0 +1,252 @@
+"""Limits: what may one tenant have, whatever its fair share is?
+
+`running` holds: the tenant's flows wait while that many of its requests are at the engines. The others refuse:
+`queued`, `queued_bytes` and `queued_tokens` bound what waits, `requests_per_minute` and `tokens_per_minute` are token
+buckets that hold a minute's worth. A request reserves its estimated tokens on arrival and settles the difference when
+the truth is known, so an account may go into debt and then refuses until it is paid off; a request larger than a whole
+minute's worth is let in when the bucket is full, and leaves that debt. Promised, and tested: from any moment on,
+what is let in stays within rate × time + one bucket (+ the part of the last request beyond a bucket), and what is
+charged in the end is what was used.
+
+Only tenants that have limits are known here, so memory is bounded by the settings and all others cost one look-up.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Mapping
+
+from penstock.core.queueing.entry import Entry
+from penstock.core.values.lifecycle import State
+from penstock.core.values.rows import Allowance, Left, LimitReached, TenantSnapshot
+from penstock.core.values.settings import Limits
+
+MINUTE_S = 60.0
+SHOWN_MAX = 50  # tenants in a snapshot; the others are counted
+
+
+class Bucket:
+    """An allowance that refills at a steady rate up to one minute's worth."""
+
+    __slots__ = ("_at_s", "_level", "_rate_per_s", "size")
+
+    def __init__(self, per_minute: int) -> None:
+        assert per_minute > 0
+        self.size = float(per_minute)
+        self._rate_per_s = per_minute / MINUTE_S
+        self._level = self.size  # as of `_at_s`
+        self._at_s: float | None = None
+
+    def left(self, now: float) -> float:
+        if self._at_s is None:
+            return self.size
+        return min(self.size, self._level + self._rate_per_s * max(0.0, now - self._at_s))
+
+    def wait_s(self, amount: float, now: float) -> float:
+        """Seconds until `amount` can be taken, 0 when it can be now."""
+        missing = min(amount, self.size) - self.left(now)
+        return missing / self._rate_per_s if missing > self.size * 1e-9 else 0.0  # less is rounding, not debt
+
+    def allowance(self, now: float) -> Left:
+        left = self.left(now)
+        return Left(round(self.size), max(0, int(left + 1e-9)), (self.size - left) / self._rate_per_s)
+
+    def take(self, amount: float, now: float) -> None:
+        """Charge an amount, negative to give back. Nothing is kept beyond a full bucket."""
+        self._level = min(self.size, self.left(now) - amount)
+        self._at_s = now
+
+
+class _Account:
+    """What one tenant has at this moment."""
+
+    __slots__ = ("limits", "queued", "queued_bytes", "queued_tokens", "requests", "running", "tokens")
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.running = 0
+        self.queued = 0
+        self.queued_bytes = 0
+        self.queued_tokens = 0
+        self.requests = None if limits.requests_per_minute is None else Bucket(limits.requests_per_minute)
+        self.tokens = None if limits.tokens_per_minute is None else Bucket(limits.tokens_per_minute)
+
+
+class Tenants:
+    """The accounts of all tenants that have limits. For any other tenant every call says yes."""
+
+    def __init__(self, limits: Mapping[str, Limits]) -> None:
+        self._accounts = {name: _Account(its) for name, its in limits.items() if its != Limits()}
+        self.capped = _capped(limits)  # tenants with a limit on what runs
+
+    # --- rates: refused on arrival, settled at the end ------------------------------------------------------
+
+    def admit(self, tenant: str, *, tokens: int, now: float) -> LimitReached | None:
+        """Charge a request and its estimated tokens; where either is too much, charge nothing and say which."""
+        account = self._accounts.get(tenant)
+        if account is None:
+            return None
+        waits = [
+            LimitReached(limit, wait_s)
+            for limit, bucket, amount in (
+                ("requests_per_minute", account.requests, 1),
+                ("tokens_per_minute", account.tokens, tokens),
+            )
+            if bucket is not None and (wait_s := bucket.wait_s(amount, now)) > 0.0
+        ]
+        if waits:
+            return max(waits, key=lambda reached: reached.retry_after_s)
+        if account.requests is not None:
+            account.requests.take(1, now)
+        if account.tokens is not None:
+            account.tokens.take(tokens, now)
+        return None
+
+    def refund(self, tenant: str, *, tokens: int, now: float) -> None:
+        """An admitted request was refused after all: it never counted."""
+        account = self._accounts.get(tenant)
+        if account is not None and account.requests is not None:
+            account.requests.take(-1, now)
+        self.settle(tenant, reserved=tokens, used=0, now=now)
+
+    def settle(self, tenant: str, *, reserved: int, used: int, now: float) -> None:
+        """An admitted request ended, having used so many tokens of what it reserved, or more. Once per request."""
+        account = self._accounts.get(tenant)
+        if account is not None and account.tokens is not None:
+            account.tokens.take(used - reserved, now)
+
+    # --- other limits ---------------------------------------------------------------------------------------
+
+    def reconfigured(self, limits: Mapping[str, Limits], entries: Iterable[Entry], now: float) -> None:
+        """Other limits from now on, for what is here too. What is left of a minute's worth stays, and so do debts."""
+        before, self._accounts = (
+            self._accounts,
+            {name: _Account(its) for name, its in limits.items() if its != Limits()},
+        )
+        self.capped = _capped(limits)
+        for name, account in self._accounts.items():
+            old = before.get(name)
+            if old is not None and account.requests is not None and old.requests is not None:
+                account.requests.take(account.requests.size - old.requests.left(now), now)
+            if old is not None and account.tokens is not None and old.tokens is not None:
+                account.tokens.take(account.tokens.size - old.tokens.left(now), now)
+        for entry in entries:
+            held = self._accounts.get(entry.account)
+            if held is not None and entry.lease is not None:
+                held.running += 1
+            if held is not None and entry.state is State.WAITING:
+                held.queued += 1
+                held.queued_bytes += entry.request.body_bytes
+                held.queued_tokens += entry.estimate.prompt_tokens
+
+    # --- what waits -----------------------------------------------------------------------------------------
+
+    def queued(self, tenant: str, body_bytes: int, prompt_tokens: int) -> None:
+        """A request entered the queue."""
+        account = self._accounts.get(tenant)
+        if account is not None:
+            account.queued += 1
+            account.queued_bytes += body_bytes
+            account.queued_tokens += prompt_tokens
+
+    def unqueued(self, tenant: str, body_bytes: int, prompt_tokens: int) -> None:
+        """A request left the queue, wherever to."""
+        account = self._accounts.get(tenant)
+        if account is not None:
+            assert account.queued > 0
+            assert account.queued_bytes >= body_bytes
+            account.queued -= 1
+            account.queued_bytes -= body_bytes
+            account.queued_tokens -= prompt_tokens
+
+    def over_queued(self, tenant: str) -> str | None:
+        """The bound that what waits exceeds; asked after a newcomer was queued and could not go on at once."""
+        account = self._accounts.get(tenant)
+        if account is None:
+            return None
+        limits = account.limits
+        if limits.queued is not None and account.queued > limits.queued:
+            return "queued"
+        if limits.queued_bytes is not None and account.queued_bytes > limits.queued_bytes:
+            return "queued_bytes"
+        if limits.queued_tokens is not None and account.queued_tokens > limits.queued_tokens:
+            return "queued_tokens"
+        return None
+
+    def room(self, tenant: str, now: float) -> float:
+        """How many more requests of the tenant may wait now; infinity where nothing limits them."""
+        account = self._accounts.get(tenant)
+        if account is None:
+            return math.inf
+        limits, room = account.limits, math.inf
+        if limits.queued is not None:
+            room = float(limits.queued - account.queued)
+        if account.requests is not None:
+            room = min(room, account.requests.left(now))
+        if account.tokens is not None and account.tokens.left(now) < 1.0:
+            room = 0.0
+        return max(0.0, room)
+
+    # --- what runs ------------------------------------------------------------------------------------------
+
+    def held(self, tenant: str) -> bool:
+        """May none of its requests be sent for now?"""
+        account = self._accounts.get(tenant)
+        return account is not None and account.limits.running is not None and account.running >= account.limits.running
+
+    def started(self, tenant: str) -> bool:
+        """A request was sent. True: that was the last one for now, hold the tenant's flows."""
+        account = self._accounts.get(tenant)
+        if account is None:
+            return False
+        assert not self.held(tenant), "a held tenant's requests are not sent"
+        account.running += 1
+        return self.held(tenant)
+
+    def ended(self, tenant: str) -> bool:
+        """A request is no longer at an engine. True: the tenant's flows were held, and need not be any more."""
+        account = self._accounts.get(tenant)
+        if account is None:
+            return False
+        assert account.running > 0
+        was_held = self.held(tenant)
+        account.running -= 1
+        return was_held and not self.held(tenant)  # a limit may have fallen below what runs
+
+    def allowance(self, tenant: str, now: float) -> Allowance | None:
+        """What is left of the rates, None where there are none."""
+        account = self._accounts.get(tenant)
+        if account is None or (account.requests is None and account.tokens is None):
+            return None
+        return Allowance(
+            requests=None if account.requests is None else account.requests.allowance(now),
+            tokens=None if account.tokens is None else account.tokens.allowance(now),
+        )
+
+    # --- the picture ----------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """How many have limits."""
+        return len(self._accounts)
+
+    def snapshot(self, now: float, *, most: int = SHOWN_MAX) -> list[TenantSnapshot]:
+        """The tenants with most waiting, then running."""
+        shown = heapq.nlargest(most, self._accounts.items(), key=lambda item: (item[1].queued, item[1].running))
+        return [
+            TenantSnapshot(
+                name=name,
+                limits=account.limits,
+                running=account.running,
+                queued=account.queued,
+                queued_bytes=account.queued_bytes,
+                queued_tokens=account.queued_tokens,
+                requests_left=None if account.requests is None else account.requests.left(now),
+                tokens_left=None if account.tokens is None else account.tokens.left(now),
+            )
+            for name, account in shown
+        ]
+
+
+def _capped(limits: Mapping[str, Limits]) -> frozenset[str]:
+    return frozenset(name for name, its in limits.items() if its.running is not None)

@@ -1,0 +1,221 @@
+"""How long would a request wait: behind Retry-After, and behind refusing at once what can't be served in time.
+
+Little's law backwards: the work ahead, divided by the rate at which work has been taken up lately. Ahead of a request
+is what its own flow has waiting, stretched by the share that others take meanwhile (weights of active flows over its
+own, per level), plus what its flow is in debt; but never more than all that waits in its band. Work of higher bands
+comes on top. Rates are kept per model, and only over the time since a queue for it formed: before, dispatches follow
+arrivals and say nothing of what the engines could do; until there is enough of that, slots over the time a lease lasts
+say it.
+
+Not all who stand ahead will be sent: who can't make its deadline, waits too long or hangs up leaves, and shortens the
+wait of those behind. Who will is not known, but how much work left a flow of late is, and a line that is sent at one
+rate and left at another moves up by their sum. So no line is walked through, and an estimate costs the same however
+much waits. At the door it is reckoned that all ahead stay: who is refused there has waited for nothing yet, and those
+let in because others are given up would be given up in their turn.
+
+Where turns are dealt by requests, whatever their size, requests are what is counted, instead of work.
+"""
+
+from __future__ import annotations
+
+import math
+
+from penstock.core.queueing.band import Band
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.fair_tree import Node
+from penstock.core.queueing.ttft_evidence import FirstTokens
+from penstock.core.util.decaying_rate import WINDOW_S, Rate
+
+RATE_MIN = 1e-3  # of work per second; below, nothing was sent for minutes
+RATE_TRUSTED_S = 3.0  # of queueing; less holds too few dispatches
+PRESENT_S = 10.0  # since a lease last ended: what leases were like before that refuses nobody
+SCARCE_S = 2.0  # since a deadline was last refused for the line before it: as long as that line moves on by half
+MODELS_MAX = 1_000  # whose rates are remembered
+RETRY_AFTER_UNKNOWN_S = 5.0  # nothing was ever dispatched: an engine that loads, or one that is gone
+RETRY_AFTER_S_MIN = 1.0
+RETRY_AFTER_S_MAX = 60.0  # SDKs ignore longer ones
+
+
+class _Model:
+    """What was learned of one model's endpoints."""
+
+    __slots__ = ("at_s", "drain", "first_tokens", "refused_s", "scarce_until_s", "seconds", "work")
+
+    def __init__(self) -> None:
+        self.drain = Rate()
+        self.first_tokens = FirstTokens()
+        self.refused_s = 0.0  # the longest deadline that was refused for want of room,
+        self.scarce_until_s = -math.inf  # and until when that is news
+        self.seconds = 0.0  # that leases lasted which ended lately, fading; as of `at_s`
+        self.work = 0.0  # that was in them
+        self.at_s = -math.inf
+
+
+class Forecast:
+    """Learns how fast work is taken up, and says how long a request will wait."""
+
+    def __init__(self, *, by_request: bool = False) -> None:
+        self._models: dict[str, _Model] = {}
+        self._by_request = by_request  # turns are dealt by requests, whatever their size
+
+    def reconfigured(self, *, by_request: bool) -> None:
+        """Turns are dealt otherwise from now on; nothing of what was counted serves any more."""
+        if by_request != self._by_request:
+            self._by_request = by_request
+            self._models.clear()
+
+    def dispatched(self, entry: Entry, *, queued: bool, now: float) -> None:
+        """A request was sent. `queued`: others for the same model wait."""
+        model = entry.model
+        learned = self._of(model)
+        learned.first_tokens.sent(entry.uncached_tokens, now)
+        if not queued:
+            if learned.drain.measured:
+                learned.drain = Rate()
+        else:
+            learned.drain.note(now, self._size(entry))
+
+    def resumed(self, model: str | None) -> None:
+        """Sending goes on after a pause, for a model or for all: what was measured meanwhile says nothing."""
+        for learned in self._models.values() if model is None else filter(None, [self._models.get(model)]):
+            learned.drain = Rate()
+
+    def first_token(self, model: str, prompt_tokens: int, after_s: float, now: float) -> None:
+        """The first token of a prompt of which so much was to be computed came that long after the dispatch."""
+        self._of(model).first_tokens.came(prompt_tokens, after_s, now)
+
+    def lease_ended(self, entry: Entry, after_s: float, now: float) -> None:
+        """A request was at an endpoint for that long."""
+        learned = self._of(entry.model)
+        kept = math.exp((learned.at_s - now) / WINDOW_S)
+        learned.seconds = kept * learned.seconds + after_s
+        learned.work = kept * learned.work + self._size(entry)
+        learned.at_s = now
+
+    # --- deadlines ----------------------------------------------------------------------------------------------
+
+    def first_token_s(self, entry: Entry, now: float) -> float:
+        """How much time a request has to have left when it is sent, as far as the present tells.
+
+        Where others with as much time are refused for want of room, that is as much as nearly all need: a slot given
+        to one that is probably late is taken from one that would not be. Else it is as little as any needed of late.
+        """
+        learned = self._models.get(entry.model)
+        if learned is None:
+            return 0.0
+        if now < learned.scarce_until_s and entry.deadline_s - entry.waits_since_s <= learned.refused_s:
+            return learned.first_tokens.mostly_s(entry.uncached_tokens, now)
+        return learned.first_tokens.at_best_s(entry.uncached_tokens, now)
+
+    def soonest_s(self, entry: Entry, now: float) -> float:
+        """As little as any first token needed of late."""
+        learned = self._models.get(entry.model)
+        return learned.first_tokens.at_best_s(entry.uncached_tokens, now) if learned is not None else 0.0
+
+    def may_try(self, entry: Entry, now: float) -> bool:
+        """Whether it is to be sent although it is forecast to be late, because nothing else would tell of it."""
+        return self._of(entry.model).first_tokens.may_try(entry.uncached_tokens, now)
+
+    def refused(self, model: str, within_s: float, now: float) -> None:
+        """A deadline was refused that left so much time, for what stands before it."""
+        learned = self._of(model)
+        if now >= learned.scarce_until_s or within_s >= learned.refused_s:
+            learned.refused_s, learned.scarce_until_s = within_s, now + SCARCE_S
+
+    # --- waits --------------------------------------------------------------------------------------------------
+
+    def left(self, entry: Entry, now: float) -> None:
+        """A waiting request left without having been sent."""
+        node: Node | None = entry.node
+        assert node is not None
+        size = self._size(entry)
+        node.left, node.left_s = _fading(node, now) + size, now
+        while node.parent is not None:
+            node = node.parent
+        if node is not entry.node:
+            node.left, node.left_s = _fading(node, now) + size, now
+
+    def ahead(self, requests: int, work: float) -> float:
+        """So many stand before one in its own line, of so much work: as they are counted here."""
+        return requests if self._by_request else work
+
+    def wait_s(
+        self,
+        entry: Entry,
+        bands: list[Band],
+        slots: int,
+        now: float,
+        *,
+        ahead: float | None = None,
+        refusing: bool = False,
+    ) -> float | None:
+        """Seconds until a request is sent that has so much `ahead` in its flow; None while unknown.
+
+        By default it joins, or has joined, its flow's end. `refusing`: it is asked whether to wait at all. Then nobody
+        ahead counts as leaving without being sent, and what was learned before the present says nothing.
+        """
+        rate = self._rate(entry.model, slots, now - PRESENT_S if refusing else -math.inf, now)
+        if rate is None:
+            return None
+        fades_s = math.inf if refusing else now
+        return self._ahead(entry, bands, ahead, rate, fades_s) / rate
+
+    def _ahead(self, entry: Entry, bands: list[Band], ahead: float | None, rate: float, now: float) -> float:
+        """What will be sent before it, in all, if `rate` is sent per second. Late enough, nobody has left of late."""
+        flow = node = entry.node_of()
+        band, model = entry.request.band, entry.model
+        own = self._size(entry) if entry.seq in bands[band].entries else 0.0
+        if ahead is None:
+            ahead = self._waiting(flow, model) - own
+        stretch, debt = 1.0, 0.0
+        while node.parent is not None:
+            parent = node.parent
+            active = parent.active_weight + (0.0 if node.active else node.weight)
+            debt = (debt / node.weight + max(0.0, node.tag - parent.virtual)) * active
+            stretch *= active / node.weight
+            node = parent
+        turn = ahead * stretch * _sent_share(flow, rate / stretch, now) + debt
+        roots = [each.tree.root for each in bands[: band + 1]]
+        in_all = [self._waiting(root, model) * _sent_share(root, rate, now) for root in roots]
+        in_band = in_all[band] - own
+        return sum(in_all[:band]) + max(0.0, min(turn, in_band))
+
+    def _size(self, entry: Entry) -> float:
+        return 1.0 if self._by_request else entry.work
+
+    def _waiting(self, node: Node, model: str) -> float:
+        return node.backlog.get(model, 0) if self._by_request else node.work.get(model, 0.0)
+
+    def _rate(self, model: str, slots: int, since_s: float, now: float) -> float | None:
+        learned = self._models.get(model)
+        if learned is None:
+            return None
+        drain = learned.drain.per_s(now)
+        if drain > RATE_MIN and learned.drain.elapsed_s(now) >= RATE_TRUSTED_S:
+            return drain
+        if learned.seconds > 0 and learned.work > 0 and slots > 0 and learned.at_s >= since_s:
+            return slots * learned.work / learned.seconds
+        return drain if drain > RATE_MIN else None
+
+    def _of(self, model: str) -> _Model:
+        learned = self._models.get(model)
+        if learned is None:
+            if len(self._models) >= MODELS_MAX:
+                del self._models[next(iter(self._models))]
+            learned = self._models[model] = _Model()
+        return learned
+
+
+def _fading(node: Node, now: float) -> float:
+    return node.left * math.exp((node.left_s - now) / WINDOW_S)
+
+
+def _sent_share(node: Node, sent_per_s: float, now: float) -> float:
+    """Of what waits there, the part that will be sent, if so much is sent per second: the rest leaves before."""
+    return sent_per_s / (sent_per_s + _fading(node, now) / WINDOW_S)
+
+
+def retry_after_s(wait_s: float | None, jitter: float) -> float:
+    """What to tell a refused caller. `jitter` in 0..1 spreads those who were refused together."""
+    seconds = RETRY_AFTER_UNKNOWN_S if wait_s is None else wait_s
+    return min(max(seconds * (1.0 + 0.25 * jitter), RETRY_AFTER_S_MIN), RETRY_AFTER_S_MAX)

@@ -1,0 +1,42 @@
+"""Which prefixes are asked for so often that another endpoint should hold them too?
+
+A system prompt that everybody shares is held by one endpoint at first; if that were a reason to go there, all would
+pile onto it. So uses are counted per prefix (the longest held anywhere), fading over half a minute. A prefix with
+more than a few uses per endpoint that holds it is *hot*: it does not count, the request goes by load, and wherever it
+goes there is one endpoint more that holds it. A conversation's own prefix grows with every turn, so it stays cool.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+
+from penstock.core.values.request import Key
+
+FADE_S = 30.0
+USES_MAX = 4.0  # per endpoint that holds it: computing it once more is then shared by that many
+LARGE_TOKENS = 4_000  # about a second's work; what takes longer has to be shared by more
+PREFIXES_MAX = 4_096  # counted at a time
+
+
+class Heat:
+    """Uses of prefixes, of late."""
+
+    def __init__(self) -> None:
+        self._uses: OrderedDict[Key, tuple[float, float]] = OrderedDict()  # key -> uses, as of when
+
+    def used(self, key: Key, now: float) -> None:
+        """A request whose longest prefix held anywhere is this one is sent."""
+        self._uses[key] = (self.uses(key, now) + 1.0, now)
+        self._uses.move_to_end(key)
+        if len(self._uses) > PREFIXES_MAX:
+            self._uses.popitem(last=False)
+
+    def uses(self, key: Key, now: float) -> float:
+        """How often a prefix was used of late."""
+        uses, at_s = self._uses.get(key, (0.0, now))
+        return uses * math.exp((at_s - now) / FADE_S)
+
+    def hot(self, key: Key, tokens: int, holders: int, now: float) -> bool:
+        """Whether a prefix of so many tokens should be held by more endpoints than it is."""
+        return self.uses(key, now) > USES_MAX * holders * (1.0 + tokens / LARGE_TOKENS)

@@ -1,0 +1,114 @@
+"""Where was a prompt that begins like this one sent last, however long ago?
+
+Our history forgets what an engine can't hold any more, and with a small cache that is nearly everything at once. What
+is forgotten may still be there: an engine keeps what runs, drops what rested longest, and nobody tells. And whether it
+is or not, there is no better place to look. So the last endpoint of each prompt is remembered for much longer, by a few
+of its keys (at depths that grow by a fourth), and counts for as much of the prompt as was found of late by this alone,
+where as much was sent to the endpoint since: an engine drops what rested longest, so that tells nearly all.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import islice
+
+from penstock.core.values.request import Key
+
+KEYS_MAX = 131_072  # remembered, those not used for the longest time forgotten first: some 10,000 prompts, 15 MB
+FORGOTTEN_AT_ONCE = 1_024
+DEPTH_MIN = 2  # keys: the first one is everybody's system prompt, or of no use
+DEEPEST = 1 << 20  # keys: of half a gigabyte; no body is as long
+GROWTH = 4  # each depth is a fourth deeper than the last: so well is known what two prompts share
+FOUND, LEARNING_RATE = 0.5, 0.02  # of what is looked for: a first guess, and what an answer counts for at least
+AGES = 40  # in doublings of the keys that were sent to an endpoint since
+
+
+def _depths() -> tuple[int, ...]:
+    depths = [DEPTH_MIN]
+    while depths[-1] < DEEPEST:
+        depths.append(depths[-1] + max(1, depths[-1] // GROWTH))
+    return tuple(depths)
+
+
+DEPTHS = _depths()
+
+
+class Sought:
+    """Where a prompt is looked for: how much of it, in keys or in tokens, and how long ago it was sent there."""
+
+    __slots__ = ("age", "amount", "endpoint")
+
+    def __init__(self, endpoint: int, amount: int, age: int) -> None:
+        self.endpoint = endpoint  #: its index in the pool
+        self.amount = amount
+        self.age = age  #: in doublings of the keys that were sent there since
+
+
+class Whereabouts:
+    """Key → the endpoint that a prompt with it was sent to last, and how many keys had been sent there by then."""
+
+    def __init__(self) -> None:
+        self._last: dict[Key, tuple[int, int]] = {}
+        self._sent: dict[int, int] = {}  # keys, in all, by endpoint
+        self.found = [FOUND] * AGES  #: by age, the share of what was looked for by this alone, and was there
+        self._looks = [0] * AGES
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def last(self, prefix: Sequence[Key], *, beyond: int = 0) -> Sought | None:
+        """The endpoint, how many of the leading keys went there, and how long ago.
+
+        None where no more than `beyond` of the keys are remembered.
+        """
+        for depth in reversed(_within(prefix)):
+            if depth <= beyond:
+                break
+            last = self._last.get(prefix[depth - 1])
+            if last is not None:
+                endpoint, then = last
+                return Sought(endpoint, depth, min(AGES - 1, (self._sent[endpoint] - then).bit_length()))
+        return None
+
+    def sent(self, prefix: Sequence[Key], endpoint: int) -> None:
+        """A prompt goes there now."""
+        last = self._last
+        self._sent[endpoint] = sent = self._sent.get(endpoint, 0) + len(prefix)
+        here = (endpoint, sent)
+        for depth in _within(prefix):
+            key = prefix[depth - 1]
+            last.pop(key, None)
+            last[key] = here
+        if len(last) > KEYS_MAX:
+            # A dict finds its first key by passing all that were deleted before it, up to some hundred thousand.
+            for key in list(islice(last, FORGOTTEN_AT_ONCE)):
+                del last[key]
+
+    def failed(self, prefix: Sequence[Key], endpoint: int) -> None:
+        """It was not computed there."""
+        for depth in _within(prefix):
+            last = self._last.get(prefix[depth - 1])
+            if last is not None and last[0] == endpoint:
+                del self._last[prefix[depth - 1]]
+
+    def cleared(self, endpoint: int) -> None:
+        """It holds nothing any more, or is no longer one of ours. Seldom, and some milliseconds of work."""
+        self._last = {key: last for key, last in self._last.items() if last[0] != endpoint}
+        self._sent.pop(endpoint, None)
+
+    def expected(self, sought: Sought) -> int:
+        """How many of the tokens will be there."""
+        return int(sought.amount * self.found[sought.age])
+
+    def learn(self, sought: Sought, found: int) -> None:
+        """So many of the tokens were there."""
+        age = sought.age
+        self._looks[age] += 1
+        rate = max(LEARNING_RATE, 1.0 / (1 + self._looks[age]))  # a mean of all at first, the guess one of them
+        self.found[age] += rate * (min(1.0, found / sought.amount) - self.found[age])
+
+
+def _within(prefix: Sequence[Key]) -> tuple[int, ...]:
+    """The depths of a prompt."""
+    return DEPTHS[: bisect_right(DEPTHS, len(prefix))]

@@ -1,0 +1,132 @@
+"""Policies of other packages: what they get wrong is made good, counted and told, and never ends the scheduler.
+
+A policy of our own that raised would be a bug to be seen at once. One from outside is somebody else's: a request that
+it can't judge is judged by a rule of ours, and `Trouble` says how often that happened and what was raised last.
+`config/sections/policies.py` finds such policies, the conformance suite (`penstock.conformance`) tries them before they
+serve.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol, SupportsFloat
+
+from penstock.core.endpoints.endpoint import Endpoint, least_loaded
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.fairness.base import FairnessPolicy
+from penstock.core.queueing.fairness.weighted_tokens import WeightedTokens
+from penstock.core.routing.policies.base import Context, RoutingPolicy
+from penstock.core.values.rows import PolicyTrouble
+from penstock.core.values.settings import Prices
+
+TOLD_CHARACTERS_MAX = 200  # of what was raised
+
+
+class Counts(Protocol):
+    """Another package's fairness. What it answers is looked at here, so no more is claimed of it than is needed."""
+
+    def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> SupportsFloat: ...
+
+
+class Routes(Protocol):
+    """Another package's routing."""
+
+    def choose(self, endpoints: Sequence[Endpoint], context: Context, /) -> object: ...
+    def preferred(self, context: Context, /) -> Sequence[Endpoint]: ...
+
+
+class Trouble:
+    """What went wrong in one policy."""
+
+    def __init__(self, decision: str, name: str) -> None:
+        self.decision = decision
+        self.name = name
+        self.count = 0
+        self.last = ""
+
+    def note(self, what: str) -> None:
+        """Once more."""
+        self.count += 1
+        self.last = what[:TOLD_CHARACTERS_MAX]
+
+    def now(self) -> PolicyTrouble:
+        """For people."""
+        return PolicyTrouble(self.decision, self.name, self.count, self.last)
+
+
+class OutsideFairness(FairnessPolicy):
+    """Counts as another package says; by tokens where that is no number of at least 0."""
+
+    def __init__(self, policy: Counts, prices: Prices, trouble: Trouble) -> None:
+        self.uses_flows = bool(getattr(policy, "uses_flows", True))
+        self.by_request = bool(getattr(policy, "by_request", False))
+        self._policy = policy
+        self._instead = WeightedTokens(prices)
+        self._trouble = trouble
+
+    def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> float:
+        try:
+            cost = float(
+                self._policy.cost(
+                    prompt_tokens=prompt_tokens, cached_tokens=cached_tokens, completion_tokens=completion_tokens
+                )
+            )
+        except Exception as error:  # noqa: BLE001 - whatever another package raises
+            self._trouble.note(repr(error))
+        else:
+            if 0.0 <= cost < math.inf:
+                return cost
+            self._trouble.note(f"a cost of {cost}")
+        return self._instead.cost(
+            prompt_tokens=prompt_tokens, cached_tokens=cached_tokens, completion_tokens=completion_tokens
+        )
+
+
+class OutsideRouting(RoutingPolicy):
+    """Goes where another package says; to the least loaded endpoint where that is none of those it was given."""
+
+    def __init__(self, policy: Routes, trouble: Trouble) -> None:
+        self.uses_prefix = bool(getattr(policy, "uses_prefix", False))
+        self.weighs_load = bool(getattr(policy, "weighs_load", False))
+        self.uses_session = bool(getattr(policy, "uses_session", False))
+        self.takes_turns = bool(getattr(policy, "takes_turns", False))
+        self._policy = policy
+        self._trouble = trouble
+
+    def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
+        try:
+            chosen = self._policy.choose(endpoints, context)
+        except Exception as error:  # noqa: BLE001
+            self._trouble.note(repr(error))
+            return least_loaded(endpoints, context.now)
+        for endpoint in endpoints:
+            if endpoint is chosen:
+                return endpoint
+        self._trouble.note(f"chose {chosen!r}, which is none of those it was given")
+        return least_loaded(endpoints, context.now)
+
+    def preferred(self, context: Context) -> Sequence[Endpoint]:
+        try:
+            preferred = list(self._policy.preferred(context))
+        except Exception as error:  # noqa: BLE001
+            self._trouble.note(repr(error))
+            return ()
+        return [endpoint for endpoint in context.alive() if endpoint in preferred]
+
+
+def outside_order(key: Callable[[Entry, float], SupportsFloat], trouble: Trouble) -> Callable[[Entry, float], float]:
+    """Orders as another package says; by arrival where that is no number."""
+
+    def guarded(entry: Entry, now: float) -> float:
+        try:
+            found = float(key(entry, now))
+        except Exception as error:  # noqa: BLE001
+            trouble.note(repr(error))
+            return float(entry.seq)
+        if found != found:  # noqa: PLR0124 - not a number: such keys have no order
+            trouble.note(f"a key of {found}")
+            return float(entry.seq)
+        return found
+
+    return guarded

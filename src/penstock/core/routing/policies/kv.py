@@ -1,0 +1,13 @@
+"""Routing: the endpoint whose KV cache holds the longest prefix of the prompt, by the configured source.
+
+The same choice as `prefix`; what differs is who says what is held (`routing.locality`): the engines' own KV events,
+LMCache's look-ups, or our history where nothing better is configured or known.
+"""
+
+from __future__ import annotations
+
+from penstock.core.routing.policies.prefix import Prefix
+
+
+class Kv(Prefix):
+    """Longest cached prefix first."""

@@ -1,0 +1,37 @@
+"""Routing: by KV cache while endpoints are about equally loaded, else by load (production-stack's pull request 884).
+
+If the longest queue over all replicas (running and waiting requests) exceeds the shortest by `imbalance_threshold` or
+more, the least loaded one; else the one with the longest cached prefix. With the default threshold, infinity, this is
+plain `kv`. The loads compared are the ledger's, so what was sent since the last reading counts, and routers that all
+see the same old reading do not herd.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.routing.policies.base import Context
+from penstock.core.routing.policies.kv import Kv
+
+
+class LoadBalancedKv(Kv):
+    """`kv`, below a threshold of imbalance."""
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+
+    def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
+        if self._imbalanced(context):
+            return self._by_load(endpoints, context)
+        return super().choose(endpoints, context)
+
+    def preferred(self, context: Context) -> Sequence[Endpoint]:
+        return () if self._imbalanced(context) else super().preferred(context)
+
+    def _imbalanced(self, context: Context) -> bool:
+        if self._threshold == math.inf:
+            return False
+        loads = [context.load(endpoint) for endpoint in context.alive()]
+        return bool(loads) and max(loads) - min(loads) >= self._threshold

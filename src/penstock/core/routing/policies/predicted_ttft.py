@@ -1,0 +1,151 @@
+"""Routing: where the first token comes soonest, and the others suffer least (DESIGN §4.7).
+
+Cost of an endpoint, in seconds: the prompt tokens before it (sent, not computed) and this request's own uncached ones,
+over the prefill rate learned there, plus a part of the slow-down of decoding that one more request causes.
+
+Cheapest alone would scatter a conversation for a few milliseconds' gain, and lose its cache for all later turns. So
+endpoints that hold at least 80 % of the longest match are preferred, unless going there costs `affinity_escape` seconds
+more than going elsewhere. What half of the endpoints hold anyway is no reason to prefer any (the router leaves it out).
+
+Where endpoints have prices, a finite `price_weight` is that many seconds of cost for each unit of price; an infinite
+one leaves only the cheapest to choose from (the router sees to it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from penstock.core.endpoints.endpoint import Endpoint, least_loaded
+from penstock.core.endpoints.prefill_backlog import TOKENS_PER_S
+from penstock.core.routing.policies.base import Context, RoutingPolicy
+
+AFFINITY_SHARE = 0.8  # of the longest match: near enough to be as good
+DECODE_WEIGHT = 0.2  # how much a second of slower decoding counts against a second of waiting for the first token
+PLAY, PLAY_S = 0.1, 0.02  # costs are not known better than that: what differs by less goes by load, and by turns
+COLD = 2.0  # a token that is computed once more, and the one it displaces, which will have to be computed again
+PACE_S = 0.02  # per output token, until learned; a mid-size GPU's
+
+
+class PredictedTtft(RoutingPolicy):
+    """Least cost, by cache where that is nearly as cheap."""
+
+    uses_prefix = True
+    weighs_load = True
+    reckons = True
+    scores_by: str | None = "predicted cost, s"
+
+    def __init__(self, escape_s: float) -> None:
+        self._escape_s = escape_s
+        self._compared: Sequence[Endpoint] = ()  # in the last decision
+        self._costs: list[float] = []  # and what they cost
+
+    def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
+        if len(endpoints) == 1:
+            return endpoints[0]
+        self._compared, costs = endpoints, _costs(endpoints, context)
+        self._costs = costs
+        if context.matched and (near := self._near(endpoints, costs, context)):
+            endpoints, costs = [endpoints[at] for at in near], [costs[at] for at in near]
+        dearest = min(costs) * (1.0 + PLAY) + PLAY_S
+        return least_loaded([e for e, cost in zip(endpoints, costs, strict=True) if cost <= dearest], context.now)
+
+    def score(self, endpoint: Endpoint, context: Context) -> float:  # noqa: ARG002
+        return self._costs[self._compared.index(endpoint)]
+
+    def preferred(self, context: Context) -> Sequence[Endpoint]:
+        if not context.matched:
+            return ()
+        alive = context.alive()
+        return [alive[at] for at in self._near(alive, _costs(alive, context), context)]
+
+    def worth_waiting(
+        self,
+        context: Context,
+        holders: Sequence[Endpoint],
+        instead: Sequence[Endpoint],
+        ahead: Mapping[Endpoint, int],
+        pressure: float,
+    ) -> tuple[list[Endpoint], float]:
+        """To compute cold what is cached elsewhere costs all who wait: so its seconds count for so many.
+
+        Both ways take what is before the prompt, and what is to be computed of it. The first of these only the request
+        itself waits for; by the second others come later, too: `pressure` of them.
+        """
+        matched = context.matched
+        if not matched:
+            return [], 0.0
+        enough = AFFINITY_SHARE * max(matched.values())
+        for endpoint in instead:
+            if matched.get(endpoint.index, 0) >= enough:
+                return [], 0.0
+        homes = [e for e in holders if matched.get(e.index, 0) >= enough and e.slots]
+        if not homes:
+            return [], 0.0
+        weight = COLD * (1.0 + pressure)
+        now_s = min([self._weighed_s(e, context, weight) for e in instead])
+        most_s = 0.0
+        for home in homes:
+            cached_s = self._weighed_s(home, context, weight)
+            if cached_s + _turn_s(home, context, ahead.get(home, 0)) < now_s:
+                most_s = max(
+                    most_s, now_s - cached_s + home.ledger.prefill.left(context.now) / home.ledger.prefill.rate
+                )
+        return (homes, most_s) if most_s > 0.0 else ([], 0.0)
+
+    def _weighed_s(self, endpoint: Endpoint, context: Context, weight: float) -> float:
+        """What is before it there, and its own computing as it weighs."""
+        prefill = endpoint.ledger.prefill
+        seconds = (prefill.left(context.now) + weight * context.uncached_tokens(endpoint)) / prefill.rate
+        return seconds + context.price_weight_s * endpoint.price if context.price_weight_s else seconds
+
+    def _near(self, endpoints: Sequence[Endpoint], costs: list[float], context: Context) -> list[int]:
+        """The places of those that hold most of the prompt and are not much dearer than the cheapest."""
+        matched = context.matched
+        held = [matched.get(endpoint.index, 0) for endpoint in endpoints]
+        most = max(held, default=0)
+        if not most:
+            return []
+        dearest, enough = min(costs) + self._escape_s, AFFINITY_SHARE * most
+        return [at for at, tokens in enumerate(held) if tokens >= enough and costs[at] <= dearest]
+
+
+def _turn_s(endpoint: Endpoint, context: Context, ahead: int) -> float:
+    """How long it takes until it is its turn there, beyond the prompts before it: for those who wait for the same
+    endpoint, and for a slot where all are taken.
+    """
+    ledger = endpoint.ledger
+    slot_s = 0.0
+    if len(ledger.leases) >= ledger.slots:
+        pace_s = ledger.pace.time_per_output_token_s(context.now) or PACE_S
+        slot_s = pace_s * context.output_tokens / ledger.slots
+    return slot_s + ahead * max(slot_s, context.uncached_tokens(endpoint) / ledger.prefill.rate)
+
+
+def _costs(endpoints: Sequence[Endpoint], context: Context) -> list[float]:
+    """Seconds. An endpoint not seen at work yet is taken to be as fast as the fastest: else it never would be seen."""
+    now, matched = context.now, context.matched
+    prompt_tokens, output_tokens = context.prompt_tokens, context.output_tokens
+    fastest = 0.0
+    for endpoint in endpoints:
+        prefill = endpoint.ledger.prefill
+        if prefill.rate_known and prefill.rate > fastest:
+            fastest = prefill.rate
+    fastest = fastest or TOKENS_PER_S
+    price_weight_s = context.price_weight_s
+    costs: list[float] = []
+    for endpoint in endpoints:  # one loop without calls for each, for it is run over all that are open
+        ledger = endpoint.ledger
+        prefill = ledger.prefill
+        rate = prefill.rate if prefill.rate_known else fastest
+        uncached = prompt_tokens - (matched.get(endpoint.index, 0) if matched else 0)
+        left = prefill.left(now) if prefill.leases else 0.0
+        first_token_s = (left + (uncached if uncached > 1 else 1)) / rate
+        # A step takes a base and a part per request in it. With a batch as large as the endpoint takes, that part is
+        # about half of the step on the GPUs measured; so the slow-down is half the pace there, in proportion below.
+        pace_s = ledger.pace.decode_s(now)
+        if pace_s is None:
+            pace_s = ledger.pace.time_per_output_token_s(now) or PACE_S
+        slow_down_s = 0.5 * pace_s * ledger.load(now) / (ledger.slots or 1)
+        cost = first_token_s + DECODE_WEIGHT * output_tokens * slow_down_s
+        costs.append(cost + price_weight_s * endpoint.price if price_weight_s else cost)
+    return costs

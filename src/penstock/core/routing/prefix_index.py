@@ -1,0 +1,276 @@
+"""Which endpoint holds how much of a prompt's prefix: a bounded index from block to endpoints.
+
+A key stands for a block and all before it (a chain hash, made at the edge), so endpoints that hold a prefix are found
+by one walk over its keys, with one set of endpoints (bits of an integer) that only shrinks: the cost does not depend on
+how many endpoints there are, nor on how much each holds.
+
+Each endpoint's keys are bounded. The ones not used for the longest time go first, by generations: what is stored or
+used goes to the young one; when that is full it becomes the old one, and what was in the old one and not used since is
+dropped, a few keys with each that is stored. So no call pays for many. Memory, measured: up to 190 bytes for a key that
+one endpoint holds, 60 for each further one (`benchmarks/scheduler.py --index` fills an index). From that follows, for
+64 endpoints that hold nothing in common: at most 360 MB of history, 1.6 GB of what engines tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from penstock.core.routing.hit_prediction import Source
+from penstock.core.values.request import PREFIX_CHUNK_BYTES, PREFIX_ENDS, Key, keys_within
+
+HISTORY_KEYS_MAX = 30_000  # per endpoint: 15 MB of prompts, 4 million tokens
+EXACT_KEYS_MAX = 131_072  # per endpoint: 2 million tokens in blocks of 16
+KEYS_MIN = 64
+GENERATIONS = 3  # young, old, and the one that is being dropped
+DROPS_PER_KEY = 2  # more than one: so the dropped generation is gone before the next one is
+
+Levels = list[tuple[int, int]]  # endpoints as bits, and how many of the leading blocks they hold
+
+
+def bits_of(bits: int) -> Iterator[int]:
+    """The numbers of the bits that are set."""
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low
+
+
+def shared(one: Sequence[Key], other: Sequence[Key]) -> int:
+    """How many keys two prompts have in common. Each stands for all before it, so few have to be compared."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[middle - 1] == other[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class _Held:
+    """The keys of one endpoint."""
+
+    __slots__ = ("bit", "dropped", "keys_max", "old", "young")
+
+    def __init__(self, bit: int, keys_max: int) -> None:
+        self.bit = bit
+        self.keys_max = keys_max
+        self.young: dict[Key, None] = {}
+        self.old: dict[Key, None] = {}
+        self.dropped: dict[Key, None] = {}
+
+    def __len__(self) -> int:
+        return len(self.young) + len(self.old) + len(self.dropped)
+
+
+class PrefixIndex:
+    """Block key → endpoints, which are named by their index in the pool."""
+
+    def __init__(self, keys_max: int = HISTORY_KEYS_MAX) -> None:
+        self._keys_max = keys_max
+        self._holders: dict[Key, int] = {}  # key -> bits
+        self._held: dict[int, _Held] = {}  # endpoint -> its keys
+        self._endpoint_of: dict[int, int] = {}  # number of a bit -> endpoint
+        self.version = 0  # another one whenever `levels` may answer otherwise
+
+    def __len__(self) -> int:
+        """Distinct keys."""
+        return len(self._holders)
+
+    def held(self, endpoint: int) -> int:
+        """How many keys an endpoint holds."""
+        held = self._held.get(endpoint)
+        return 0 if held is None else len(held)
+
+    def knows(self, endpoint: int) -> bool:
+        """Whether anything was ever told of an endpoint, if only that it holds nothing."""
+        return endpoint in self._held
+
+    def store(self, endpoint: int, keys: Iterable[Key]) -> None:
+        """An endpoint holds these blocks now, or used them."""
+        self.version += 1
+        held = self._joined(endpoint)
+        holders, bit = self._holders, held.bit
+        young, old, dropped = held.young, held.old, held.dropped
+        for key in keys:
+            # Who holds it is asked first, for that was just looked up: each look into another table costs a cache miss.
+            bits = holders.get(key, 0)
+            if not bits & bit:
+                holders[key] = bits | bit
+            elif key in young:
+                continue
+            elif key in old:
+                del old[key]
+            else:
+                del dropped[key]
+            young[key] = None
+            if dropped:
+                for _ in range(min(DROPS_PER_KEY, len(dropped))):
+                    self._unhold(dropped.popitem()[0], bit)
+            if len(young) * GENERATIONS >= held.keys_max:
+                self._age(held)
+                young, old, dropped = held.young, held.old, held.dropped
+
+    def remove(self, endpoint: int, keys: Iterable[Key]) -> None:
+        """An endpoint does not hold these blocks any more."""
+        held = self._held.get(endpoint)
+        if held is None:
+            return
+        self.version += 1
+        for key in keys:
+            for generation in (held.young, held.old, held.dropped):
+                if key in generation:
+                    del generation[key]
+                    self._unhold(key, held.bit)
+                    break
+
+    def clear(self, endpoint: int) -> None:
+        """An endpoint holds nothing (any more)."""
+        self.version += 1
+        held = self._joined(endpoint)
+        for generation in (held.young, held.old, held.dropped):
+            for key in generation:
+                self._unhold(key, held.bit)
+            generation.clear()
+
+    def forget(self, endpoint: int) -> None:
+        """There is no such endpoint any more."""
+        if endpoint in self._held:
+            self.clear(endpoint)
+            del self._endpoint_of[self._held.pop(endpoint).bit.bit_length() - 1]
+
+    def since(self, endpoint: int, key: Key) -> int:
+        """How many keys at most an endpoint stored or used since it did so with this one, by generations."""
+        held = self._held.get(endpoint)
+        if held is None:
+            return 0
+        if key in held.young:
+            return len(held.young)
+        return len(held.young) + len(held.old) if key in held.old else len(held)
+
+    def limit(self, endpoint: int, keys_max: int) -> None:
+        """From now on an endpoint is believed to hold no more than so many blocks."""
+        held = self._joined(endpoint)
+        held.keys_max = max(KEYS_MIN, min(keys_max, self._keys_max))
+        if not held.dropped and len(held.young) * GENERATIONS >= held.keys_max:
+            self._age(held)
+
+    def limit_of(self, endpoint: int) -> int:
+        held = self._held.get(endpoint)
+        return self._keys_max if held is None else held.keys_max
+
+    def match(self, keys: Sequence[Key]) -> dict[int, int]:
+        """How many of the leading blocks each endpoint holds; those that hold none are left out."""
+        return {self._endpoint_of[n]: depth for bits, depth in self.levels(keys) for n in bits_of(bits)}
+
+    def levels(self, keys: Sequence[Key]) -> Levels:
+        """The same by depth: which endpoints (as bits) hold exactly so many of them, the fewest first."""
+        levels: Levels = []
+        if not keys:
+            return levels
+        holders_of = self._holders.get
+        bits, depth = holders_of(keys[0], 0), 0
+        if not bits:
+            return levels
+        for key in keys:
+            still = bits & holders_of(key, 0)
+            if still != bits:
+                levels.append((bits & ~still, depth))
+                if not still:
+                    return levels
+                bits = still
+            depth += 1
+        levels.append((bits, depth))
+        return levels
+
+    def bit(self, endpoint: int) -> int:
+        """The endpoint in `levels`; 0 if nothing was ever told of it."""
+        held = self._held.get(endpoint)
+        return 0 if held is None else held.bit
+
+    def endpoint_of(self, number: int) -> int:
+        """The endpoint whose bit has this number."""
+        return self._endpoint_of[number]
+
+    def _joined(self, endpoint: int) -> _Held:
+        held = self._held.get(endpoint)
+        if held is not None:  # it may hold nothing
+            return held
+        number = next(n for n in range(len(self._endpoint_of) + 1) if n not in self._endpoint_of)
+        self._endpoint_of[number] = endpoint
+        held = self._held[endpoint] = _Held(1 << number, self._keys_max)
+        return held
+
+    def _age(self, held: _Held) -> None:
+        while held.dropped:  # only after its limit was lowered
+            self._unhold(held.dropped.popitem()[0], held.bit)
+        held.young, held.old, held.dropped = held.dropped, held.young, held.old
+
+    def _unhold(self, key: Key, bit: int) -> None:
+        bits = self._holders[key]
+        if bits == bit:  # as mostly
+            del self._holders[key]
+        else:
+            self._holders[key] = bits & ~bit
+
+
+class Located:
+    """Where a prompt is cached, as far as is known."""
+
+    __slots__ = ("_index", "_tokens_per_chunk", "_uneven", "levels", "said", "told", "version")
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
+        self.levels: Levels = []  # by our history
+        self.version = -1  # of our history, where that alone says all of this
+        self._tokens_per_chunk = 0.0
+        self._uneven = False  # keys stand for chunks that grow
+        self.told: dict[int, int] = {}  # tokens by endpoint index, from those who know better than our history
+        self.said: dict[int, Source] = {}  # and who they are
+
+    def measured(self, tokens_per_byte: tuple[int, int], chunk_bytes: int | None) -> None:
+        """Say how much of the prompt its keys stand for: tokens in so many bytes, and bytes per key."""
+        tokens, bytes_ = tokens_per_byte
+        self._uneven = chunk_bytes is None
+        self._tokens_per_chunk = tokens * (chunk_bytes or PREFIX_CHUNK_BYTES) / max(1, bytes_)
+
+    def tokens_at(self, depth: int) -> int:
+        """The tokens that so many leading keys stand for."""
+        return int((PREFIX_ENDS[depth - 1] if self._uneven and depth else depth) * self._tokens_per_chunk)
+
+    def keys_in(self, tokens: int) -> int:
+        """How many leading keys stand for so many tokens."""
+        chunks = round(tokens / self._tokens_per_chunk) if self._tokens_per_chunk else 0
+        return keys_within(chunks) if self._uneven else chunks
+
+    def tokens(self, endpoint: int) -> int:
+        """How many tokens of the prompt an endpoint is believed to hold."""
+        if endpoint in self.told:
+            return self.told[endpoint]
+        return self.tokens_at(self.depth(endpoint)) if self.levels else 0
+
+    def depth(self, endpoint: int) -> int:
+        """How many of its leading blocks it was sent, by our history."""
+        bit = self._index.bit(endpoint)
+        for bits, depth in self.levels:
+            if bits & bit:
+                return depth
+        return 0
+
+    @property
+    def most(self) -> int:
+        """The most that any endpoint holds."""
+        if not self.told:
+            return self.tokens_at(self.levels[-1][1]) if self.levels else 0
+        most = max(self.told.values())
+        for bits, depth in reversed(self.levels):
+            if any(self._index.endpoint_of(n) not in self.told for n in bits_of(bits)):
+                return max(most, self.tokens_at(depth))
+        return most
+
+    def leave_out(self, doubted: int) -> None:
+        """Forget what our history says of these endpoints (bits)."""
+        self.levels = [(bits & ~doubted, depth) for bits, depth in self.levels if bits & ~doubted]
+
+
+NOWHERE = Located(PrefixIndex(KEYS_MIN))

@@ -1,0 +1,101 @@
+"""New settings while requests wait and run: what may change, and what becomes of those that are here?
+
+Nobody is lost, and nobody who waits is given less time than it was promised. Bands are matched by name, whatever their
+order. Whose band is gone goes on in the next lower one that stays, or in the lowest: so nobody rises, unless there is
+nothing below. Service that flows got stays counted, also when prices change; another fairness policy counts something
+else, so under it all flows start equal. Where queueing is switched off, all who wait are sent at once; where it is
+switched on, nothing is sent to an endpoint with more than its slots until so many have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from penstock.core.queueing.band import Band
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.queues import Queues
+from penstock.core.values.lifecycle import State
+
+if TYPE_CHECKING:
+    from penstock.core.scheduler import SchedulerSettings
+
+
+class NeedsRestartError(ValueError):
+    """Settings were changed that cannot be while running. `keys` are their paths in the settings."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        super().__init__(f"cannot be changed without a restart: {', '.join(keys)}")
+        self.keys = tuple(keys)
+
+
+def needing_restart(old: SchedulerSettings, new: SchedulerSettings) -> list[str]:
+    """The changed settings, by their paths, that what waits could not follow."""
+    fixed = {
+        "fairness.levels": old.levels == new.levels,  # flows hold requests, and nobody knows their other names
+    }
+    return [key for key, same in fixed.items() if not same]
+
+
+class Changed:
+    """What became of bands, those that are gone included."""
+
+    def __init__(self) -> None:
+        self.afresh: list[Band] = []  #: their trees count something else from now on
+        self.recounted: list[Band] = []  #: their requests are counted otherwise where they go on
+        self.reordered: list[Band] = []  #: and ordered otherwise
+
+
+def compared(
+    old: SchedulerSettings, new: SchedulerSettings, before: Sequence[Band], heirs: dict[Band, Band]
+) -> Changed:
+    """Which bands' requests fall under another policy or order, in their own band or in that of its heir."""
+    changed = Changed()
+    for band, was in zip(before, old.bands, strict=True):
+        heir = heirs.get(band, band)
+        now = new.bands[heir.rank]
+        if old.fairness_of(was) != new.fairness_of(now):
+            changed.recounted.append(band)
+            if heir is band:
+                changed.afresh.append(band)
+        if old.ordering_of(was) != new.ordering_of(now):
+            changed.reordered.append(band)
+    return changed
+
+
+def resettle(
+    entries: Iterable[Entry],
+    queues: Queues,
+    before: Sequence[Band],
+    heirs: dict[Band, Band],
+    *,
+    afresh: Collection[Band],
+    place: Callable[[Entry, Band], None],
+) -> None:
+    """Give every request its band's new rank, and a new place in a tree where its old one is gone.
+
+    `afresh`: the bands whose trees are new. `place` finds the node for an entry, and charges what it was charged so
+    far.
+    """
+    moved: dict[Band, list[Entry]] = {}
+    for entry in entries:
+        old = before[entry.request.band]
+        band = heirs.get(old, old)
+        if entry.request.band != band.rank:
+            entry.request = replace(entry.request, band=band.rank)
+        if band is old and band not in afresh:
+            continue
+        place(entry, band)
+        if entry.state is State.WAITING:
+            entry.visit -= 1  # the heap it stood in is gone
+            if band is old:
+                band.tree.push(entry)
+            else:
+                moved.setdefault(band, []).append(entry)
+        else:
+            band.tree.lent(entry.node_of())
+    for band in queues.bands:
+        if band in moved:
+            band.adopt(moved[band])

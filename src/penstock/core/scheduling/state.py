@@ -1,0 +1,199 @@
+"""What a scheduler is made of, and the few things that all it does needs.
+
+The lowest layer of the scheduler (`core/scheduler.py` says how to read them): it makes the parts, and holds what can be
+asked of them without knowing what becomes of a request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from penstock.core.dispatch.backfill import Overtaking
+from penstock.core.dispatch.candidates import Fit
+from penstock.core.dispatch.disaggregation import Pending
+from penstock.core.dispatch.operator_pauses import Stops
+from penstock.core.dispatch.prefill_stagger import Stagger
+from penstock.core.dispatch.prefix_followers import Followers
+from penstock.core.dispatch.prefix_groups import Grouping
+from penstock.core.dispatch.pump import Pump
+from penstock.core.dispatch.reserved_slots import Reserve
+from penstock.core.dispatch.under_share import Light
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.endpoints.pool import Pool
+from penstock.core.explain.recorder import Recorder
+from penstock.core.explain.shares import Shares
+from penstock.core.explain.wait_causes import Waits
+from penstock.core.queueing.band import Band
+from penstock.core.queueing.capped_flows import Held
+from penstock.core.queueing.charges import Account
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.estimate import Estimator
+from penstock.core.queueing.fair_tree import QueueTree
+from penstock.core.queueing.ordering import ORDERINGS
+from penstock.core.queueing.promised_shares import Promises
+from penstock.core.queueing.queues import Queues
+from penstock.core.queueing.quotas import Tenants
+from penstock.core.queueing.wait_forecast import Forecast
+from penstock.core.routing.affinity_wait import Affinity
+from penstock.core.routing.router import Router
+from penstock.core.util.timers import Timers
+from penstock.core.values import retry
+from penstock.core.values.settings import SchedulerSettings
+
+
+def account_of(settings: SchedulerSettings) -> Account:
+    """Who charges, by the policy of each band."""
+    return Account([settings.fairness_of(band) for band in settings.bands], settings.prices)
+
+
+def keys_of(settings: SchedulerSettings) -> list[Callable[[Entry, float], float]]:
+    """What orders the requests of a flow, by band."""
+    return [ORDERINGS[settings.ordering_of(band)] for band in settings.bands]
+
+
+def by_arrival(settings: SchedulerSettings) -> list[bool]:
+    """Whether requests of a flow go in order of arrival, by band."""
+    return [settings.ordering_of(band) == "fcfs" for band in settings.bands]
+
+
+class Parts:
+    """The parts of a scheduler."""
+
+    def __init__(self, settings: SchedulerSettings, draw: Callable[[], float]) -> None:
+        self._settings = settings
+        self._draw = draw
+        self._queues = Queues(settings.bands, settings.bounds)
+        self._pool = Pool(settings.health, stale_after_s=settings.stale_after_s)
+        self._account = account_of(settings)
+        self._reserve = Reserve(self._reserved_share())
+        self._tenants = Tenants(settings.tenants)
+        self._stops = Stops()
+        self._router = Router(settings.routing, settings.router, self._pool, draw=draw)
+        self._affinity = Affinity(self._router, self._queues, self._look_again)
+        self._grouping = Grouping(settings.router, self._account, by_arrival=by_arrival(settings))
+        self._stagger = Stagger(self._pool, self._look_again)
+        self._overtaking = Overtaking(self._account)
+        self._held = Held(self._queues, self._tenants, tenant_level=settings.tenant_level)
+        self._light = Light(
+            self._queues,
+            self._pool,
+            self._reserve,
+            tenants=self._tenants,
+            held=self._held,
+            overtaking=self._overtaking,
+            look_again=self._look_again,
+        )
+        self._fit = Fit(
+            self._queues,
+            self._pool,
+            settings.admission,
+            tenants=self._tenants,
+            light=self._light,
+            overtaking=self._overtaking,
+            affinity=self._affinity,
+            stagger=self._stagger,
+            look_again=self._look_again,
+        )
+        self._followers = Followers(
+            self._grouping,
+            tenants=self._tenants,
+            held=self._held,
+            light=self._light,
+            fit=self._fit,
+            overtaking=self._overtaking,
+            affinity=self._affinity,
+            look=self._look,
+        )
+        self._promises = Promises(self._queues)
+        self._pump = Pump(
+            self._queues,
+            self._pool,
+            self._tenants,
+            stops=self._stops,
+            affinity=self._affinity,
+            held=self._held,
+            light=self._light,
+            overtaking=self._overtaking,
+            fit=self._fit,
+            followers=self._followers,
+            stagger=self._stagger,
+            promises=self._promises,
+            look=self._look,
+        )
+        self._shares = Shares(len(settings.bands), tenant_level=settings.tenant_level)
+        self._waits = Waits(
+            self._queues,
+            self._pool,
+            light=self._light,
+            fit=self._fit,
+            tenants=self._tenants,
+            stops=self._stops,
+            settings=settings.admission,
+        )
+        self._recorder = Recorder(self._waits, self._shares, [band.name for band in settings.bands], self._router)
+        self._keys = keys_of(settings)
+        self._estimator = Estimator()
+        self._forecast = Forecast(by_request=self._account.by_request)
+        self._budget = retry.RetryBudget(settings.retry_budget)
+        self._timers: Timers[int | str] = Timers()  # an arrival number, or an endpoint's name
+        self._entries: dict[str, Entry] = {}  # every request that has not ended
+        self._leases: dict[int, Entry] = {}  # every lease that was not released, but for pending ones
+        self._pending = Pending(self._pool)
+        self._seq = 0
+        self._lease_serial = 0
+        self.paced = self._has_pace_limit()
+        self._look_s = math.inf  # when it is next looked at who moves
+        self._draining = False
+        self._queue_until_s: float | None = None
+        self._stop_at_s: float | None = None
+
+    def _tree(self, entry: Entry) -> QueueTree:
+        return self._queues.bands[entry.request.band].tree
+
+    def _look(self, entry: Entry, now: float) -> bool:
+        """Look again who holds a waiting prompt. True when more of it is held than before."""
+        before = entry.cached_tokens
+        self._router.look(entry, now)
+        if entry.cached_tokens != before:
+            self._queues.bands[entry.request.band].resized(entry)
+        return entry.cached_tokens > before
+
+    def _look_again(self, endpoint: Endpoint, when: float) -> None:
+        """Arm the endpoint's one timer. Whoever finds it closed arms it anew, so an earlier use loses nothing."""
+        if when != math.inf:
+            self._timers.set_earlier(endpoint.name, when)
+
+    def _place(self, entry: Entry, band: Band) -> None:
+        """Find its flow in a band's tree, which has not counted what it was charged so far."""
+        request = entry.request
+        path, weights = (request.flow, request.weights) if self._account.of_band(band.rank).uses_flows else ((), ())
+        entry.node = band.tree.node(path, weights)
+        if entry.charged:
+            band.tree.charge(entry.node, entry.charged)
+
+    def _wait_s_max(self, band: Band) -> float:
+        own_s = band.settings.wait_s_max
+        return self._settings.wait_s_max if own_s is None else own_s
+
+    def _estimated_wait_s(
+        self, entry: Entry, now: float, *, ahead: float | None = None, refusing: bool = False
+    ) -> float | None:
+        slots = self._pool.slots(entry.model)
+        return self._forecast.wait_s(entry, self._queues.bands, slots, now, ahead=ahead, refusing=refusing)
+
+    def _health_changed(self, now: float) -> None:
+        """Somebody's health changed: whether the ejections of others are ignored may have changed with it."""
+        self._pool.changed()
+        for endpoint in self._pool:
+            if endpoint.health.ejected(now):
+                self._queues.touch(endpoint)
+
+    def _reserved_share(self) -> float | None:
+        # Where all stand in one line nobody is under a share, and what is kept would be used by nobody.
+        return self._settings.admission.reserved_share if self._account.uses_flows else 0.0
+
+    def _has_pace_limit(self) -> bool:
+        bands_s = [band.time_per_output_token_s_max for band in self._settings.bands]
+        own_s = [e.limits.time_per_output_token_s_max for e in self._pool if e.limits is not None]
+        return any((self._settings.admission.time_per_output_token_s_max, *bands_s, *own_s))

@@ -1,0 +1,104 @@
+"""What the scheduler knows of a request: frozen facts, made once at the edge.
+
+The core never sees a body. It is told how large it is, and estimates from that what it will cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import msgspec
+
+from penstock.core.values.settings import Prices
+
+PREFIX_CHUNK_BYTES = 512  # about 128 tokens: finer would cost more than a match of less is worth
+PREFIX_CHUNKS_MAX = 512  # 256 KB of prompt; what agrees so far is worth going to wherever it ends
+PREFIX_GROWTH = 16  # deep in a prompt a key stands for a sixteenth of what is before it: little, beside that
+
+
+def _ends() -> tuple[int, ...]:
+    ends = [1]
+    while (following := ends[-1] + max(1, ends[-1] // PREFIX_GROWTH)) <= PREFIX_CHUNKS_MAX:
+        ends.append(following)
+    return tuple(ends)
+
+
+PREFIX_ENDS = _ends()  # how many chunks of a prompt so many of its keys stand for
+PREFIX_KEYS_MAX = len(PREFIX_ENDS)
+_KEYS = tuple(sum(end <= chunks for end in PREFIX_ENDS) for chunks in range(PREFIX_CHUNKS_MAX + 1))
+
+WORK_PER_OUTPUT_TOKEN = 2.0  # what a request takes, whatever it is charged: completion tokens hold a slot longer
+
+Key = Hashable  # of a block of a prompt: compared and looked up, never reckoned with
+
+
+def keys_within(chunks: int) -> int:
+    """How many keys stand for no more than so many chunks, where keys are as in `PREFIX_ENDS`."""
+    return _KEYS[min(chunks, PREFIX_CHUNKS_MAX)]
+
+
+class Contents(msgspec.Struct, frozen=True, gc=False):
+    """What a body holds, by kind: tokens are estimated for each kind apart."""
+
+    text_bytes: int  #: what is left without the data of pictures, sounds and so on, and without token ids
+    token_ids: int = 0  #: of prompts given as such
+    pictures: int = 0
+    sounds: int = 0
+    videos: int = 0
+    documents: int = 0
+    inputs: int = 1  #: prompts that are computed apart from each other
+    answers: int = 1  #: wanted in all; 0: the result is no text
+
+
+class Request(msgspec.Struct, frozen=True, gc=False):
+    """One client request, as the scheduler sees it."""
+
+    id: str
+    model: str  #: the served model's name, aliases already resolved
+    band: int  #: rank of its priority band, 0 is the highest
+    tenant: str = "anonymous"
+    account: str = ""  #: whose limits hold, where it is another's than the tenant's: that of a part that many share
+    flow: tuple[str, ...] = ("anonymous",)  #: path through the fairness levels
+    weights: tuple[float, ...] = (1.0,)  #: one per level of the path
+    body_bytes: int = 0
+    contents: Contents | None = None  #: None: the body is text, one prompt for one answer
+    output_tokens_max: int | None = None  #: the cap that the request sets itself
+    streamed: bool = False  #: the answer comes token by token, so its first token can be seen
+    pinned: str | None = None  #: the endpoint named by `?id=`: admitted or refused at once
+    deadline_s: float | None = None  #: when the first token has to be there, on the scheduler's clock
+    priority: int = 0  #: order inside its own flow, lower first
+    session: str | None = None  #: requests of one session are better served by one endpoint
+    prefix: tuple[int, ...] = ()  #: chain hashes of the prompt's chunks, so equal keys mean equal prompts up to there
+    prefix_chunk_bytes: int | None = PREFIX_CHUNK_BYTES  #: of the prompt, per key; None: as in `PREFIX_ENDS`
+    home: str | None = None  #: the endpoint that keeps what it refers to: goes there for as long as that one is alive
+    divisible: bool = True  #: its prompt may be computed at one endpoint and its answer made at another
+    prices: Prices | None = None  #: what its tokens count; None: what those of all models do
+    locate_s: float = 0.0  #: it may wait so long for `located` or `cached` to tell where its prompt is cached
+
+    def keys_of(self, chunks: int) -> int:
+        """How many of its leading keys stand for so many chunks of its prompt."""
+        return keys_within(chunks) if self.prefix_chunk_bytes is None else chunks
+
+    def chunks_of(self, prompt_bytes: float) -> int:
+        """So many bytes of its prompt in chunks, at least one."""
+        return max(1, round(prompt_bytes / (self.prefix_chunk_bytes or PREFIX_CHUNK_BYTES)))
+
+
+class Estimate(msgspec.Struct, frozen=True, gc=False):
+    """Tokens of a prompt and of its answer."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True, gc=False):
+    """What an answer truly cost, in tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0  #: the part of the prompt that was in the engine's prefix cache
+    cached_told: bool = False  #: whether the engine said so: 0 may also mean that it does not tell
+
+    @property
+    def work(self) -> float:
+        return max(1, self.prompt_tokens - self.cached_tokens) + WORK_PER_OUTPUT_TOKEN * self.completion_tokens

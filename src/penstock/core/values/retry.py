@@ -1,0 +1,103 @@
+"""What a failed dispatch means: back to the queue for free, back at the price of an attempt, or the end.
+
+The rules of DESIGN §4.11. A refusal (429, 503) before the first byte costs nothing but time in the queue. A lost
+connection or an engine's error spends one of the request's attempts and one of a budget that all requests share: of
+those sent in the last ten seconds, or under way where these are more, a share may be tried again, and ten in any case
+(`docs/decisions/0041`), so a broken pool is not hit three times as hard.
+An endpoint that does not have the model (any more) costs no engine any work, and spends nothing either: the request is
+bounded by going to each endpoint but once. After the first byte nothing can be taken back.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from penstock.core.values.outcome import Reason
+
+WINDOW_S = 10  # as in Finagle and Linkerd: long enough that a share of it says something, short enough for an outage
+RETRIES_MIN = 10  # in a window, whatever the share: a gateway with a request a second still gets past a dead engine
+
+
+class Failure(StrEnum):
+    """How a dispatch failed, as the driver reports it."""
+
+    CONNECT = "connect"  #: nobody there: refused, unreachable, name not found, TLS failed
+    RESET = "reset"  #: the connection was lost before the first byte
+    BUSY = "busy"  #: 429 or 503, or an engine that says it is shutting down
+    SERVER_ERROR = "server_error"  #: another 5xx
+    FIRST_BYTE_TIMEOUT = "first_byte_timeout"
+    MODEL_GONE = "model_gone"  #: it does not have the model that it is believed to have
+    BROKEN = "broken"  #: after the first byte: lost, silent for too long, or an error in the stream
+
+
+class Verdict(StrEnum):
+    """What to do with the request."""
+
+    REQUEUE = "requeue"
+    FAIL = "fail"
+
+
+FIRST_BYTE_TIMEOUTS_MAX = 2  # tried once more, then 504
+
+
+class RetryBudget:
+    """How many retries there may be: a share of the requests of the last seconds, and a few in any case."""
+
+    __slots__ = ("_retried", "_second", "_sent", "share")
+
+    def __init__(self, share: float) -> None:
+        self.share = share  #: 0: nothing is tried again
+        self._sent = [0] * WINDOW_S  # in each of the last seconds
+        self._retried = [0] * WINDOW_S
+        self._second = 0  # the present one
+
+    def sent(self, now: float) -> None:
+        """A request was sent for the first time."""
+        self._advance(now)
+        self._sent[self._second % WINDOW_S] += 1
+
+    def take(self, now: float, *, under_way: int) -> bool:
+        """Spend one retry; False when there is none left. `under_way`: requests that are in engines now."""
+        if self.share <= 0:
+            return False
+        self._advance(now)
+        if sum(self._retried) + 1 > max(RETRIES_MIN, self.share * max(sum(self._sent), under_way)):
+            return False
+        self._retried[self._second % WINDOW_S] += 1
+        return True
+
+    def _advance(self, now: float) -> None:
+        second = int(now)
+        if second == self._second:
+            return
+        for passed in range(max(self._second, second - WINDOW_S) + 1, second + 1):
+            self._sent[passed % WINDOW_S] = self._retried[passed % WINDOW_S] = 0
+        self._second = second
+
+
+def verdict(
+    failure: Failure, *, attempts: int, attempts_max: int, budget: RetryBudget, now: float = 0.0, under_way: int = 0
+) -> Verdict:
+    """Judge the `attempts`-th failure that costs an attempt (the current one counted) of one request.
+
+    `under_way`: requests that are in engines now, the failed one not counted.
+    """
+    if failure in (Failure.BUSY, Failure.MODEL_GONE):
+        return Verdict.REQUEUE
+    if failure is Failure.BROKEN:
+        return Verdict.FAIL
+    allowed = min(attempts_max, FIRST_BYTE_TIMEOUTS_MAX) if failure is Failure.FIRST_BYTE_TIMEOUT else attempts_max
+    if attempts >= allowed or not budget.take(now, under_way=under_way):
+        return Verdict.FAIL
+    return Verdict.REQUEUE
+
+
+def final_reason(failure: Failure) -> Reason:
+    """The reason under which a request ends after this failure."""
+    if failure is Failure.BROKEN:
+        return Reason.STREAM_BROKEN
+    if failure is Failure.FIRST_BYTE_TIMEOUT:
+        return Reason.UPSTREAM_TIMEOUT
+    if failure is Failure.MODEL_GONE:
+        return Reason.MODEL_NOT_FOUND
+    return Reason.UPSTREAM_ERROR

@@ -1,0 +1,150 @@
+"""Who may look at /admin, and who may change things there (DESIGN §6, `admin`).
+
+Two tokens: one for everything, one that only reads. With neither, the gateway has one of its own, which only who may
+read its file knows (`gateway/admin/own_token.py`). Without a token nobody changes anything; where none is set, and it
+listens on loopback, this machine may look (`origins.py` says who that is).
+
+The right token is always let in, however many wrong ones came before it and from wherever: otherwise anybody behind
+the same proxy could lock an operator out. So what is wrong is compared too, and a guesser is slowed down instead: past
+some wrong tokens of an address (IPv6: a /64), each further one is answered late, and one connection can try no more
+often than that. What keeps guessers with many connections out is the token's length.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from collections import OrderedDict
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.config.sections.tenancy import Identity
+from penstock.core.values.outcome import Reason
+from penstock.gateway.identity.origins import Head, Origins, is_loopback
+
+FAILURES_MAX = 10  # wrong tokens at once: a person mistypes, a script that is wrong is slowed down
+FAILURE_FORGIVEN_S = 6.0  # then one more each so often is answered at once
+FAILURE_DELAY_S = 1.0  # a second is nothing to a person who mistyped eleven times
+ADDRESSES_MAX = 10_000  # remembered; past that the one that failed longest ago is forgotten
+_CLOSED = "/admin is closed: set `admin.token`, or listen on a loopback address to let this machine look."
+_CHANGES = (
+    "Changing something needs the admin token: `Authorization: Bearer …`. None is set, so the gateway made one of its "
+    "own, which the commands on its machine find by themselves."
+)
+_CHANGES_NOTHING = "Without `admin.token`, /admin changes nothing."
+_NOT_HERE = "Without a token /admin shows itself to this machine only, and this request came from elsewhere or a proxy."
+
+
+class Denied(msgspec.Struct, frozen=True):
+    """Why somebody may not."""
+
+    reason: Reason
+    message: str
+    retry_after_s: float | None = None
+    delay_s: float = 0.0  #: to be told so late
+
+
+class AdminAuth:
+    """Decides by a request's head; its body is not needed."""
+
+    def __init__(
+        self,
+        token: str | None,
+        read_token: str | None,
+        *,
+        listens_on: str,
+        now: Callable[[], float],
+        origins: Origins | None = None,
+        own: str | None = None,
+    ) -> None:
+        self._own = _digest(own)
+        self.reconfigured(token, read_token)
+        self._is_local = is_loopback(listens_on)
+        self._origins = origins or Origins(Identity(), listens_on=listens_on)
+        self._now = now
+        self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()  # address: how many, as of when
+
+    def reconfigured(self, token: str | None, read_token: str | None) -> None:
+        """Other tokens from now on."""
+        self.is_set = token is not None or read_token is not None
+        self._token = _digest(token)
+        self._read_token = _digest(read_token)
+
+    def denied(self, head: Head, *, writes: bool, public: bool = False) -> Denied | None:
+        """Why the caller may not do this; None when it may. `public`: what shows nothing of the gateway."""
+        given = _digest(_bearer(head))
+        # Both are compared whatever the first says, so that time tells nothing.
+        is_full = _equal(given, self._token if self.is_set else self._own)
+        is_reader = _equal(given, self._read_token)
+        if is_full or (is_reader and not writes):
+            return None
+        if is_reader:
+            return Denied(Reason.FORBIDDEN, "This token may look, but change nothing.")
+        if not self.is_set:
+            refused = self._without_token(head, writes=writes, public=public)
+            if refused is None or given is None:
+                return refused
+        elif public:
+            return None
+        if given is None:
+            return Denied(Reason.UNAUTHORIZED, "This needs an admin token: `Authorization: Bearer …`.")
+        return self._failed(_network(head.peer[0]))
+
+    def _without_token(self, head: Head, *, writes: bool, public: bool) -> Denied | None:
+        """What nobody needs a token for, where none is set."""
+        if not self._is_local:
+            return Denied(Reason.FORBIDDEN, _CLOSED)
+        foreign = self._origins.foreign_name(head) if public else self._origins.foreign(head)
+        if foreign is not None:
+            return Denied(Reason.FORBIDDEN, foreign)
+        if public:
+            return None  # whoever follows a link to the page may see it
+        if not self._origins.is_this_machine(head):
+            return Denied(Reason.FORBIDDEN, _NOT_HERE)
+        if writes:
+            return Denied(Reason.UNAUTHORIZED, _CHANGES) if self._own else Denied(Reason.FORBIDDEN, _CHANGES_NOTHING)
+        return None
+
+    # --- wrong tokens ---------------------------------------------------------------------------------------------
+
+    def _failed(self, peer: str) -> Denied:
+        """A wrong token came from an address: note it, and say how it is answered."""
+        now = self._now()
+        count, since_s = self._failures.get(peer, (0.0, 0.0))
+        left = max(0.0, count - (now - since_s) / FAILURE_FORGIVEN_S)  # that are not forgiven yet
+        self._failures[peer] = (min(left + 1, FAILURES_MAX), now)
+        self._failures.move_to_end(peer)
+        if len(self._failures) > ADDRESSES_MAX:
+            self._failures.popitem(last=False)
+        if left + 1 <= FAILURES_MAX:
+            return Denied(Reason.UNAUTHORIZED, "This is not an admin token.")
+        wait_s = (left + 1 - FAILURES_MAX) * FAILURE_FORGIVEN_S
+        return Denied(Reason.OVERLOAD, "Too many wrong admin tokens from this address.", wait_s, FAILURE_DELAY_S)
+
+
+def _network(peer: str) -> str:
+    """Who fails: an IPv6 caller has a /64 of addresses at least, and would have as many tries."""
+    if ":" not in peer:
+        return peer
+    try:
+        address = ipaddress.IPv6Address(peer.partition("%")[0])
+    except ValueError:
+        return peer
+    mapped = address.ipv4_mapped
+    return str(mapped) if mapped is not None else str(ipaddress.IPv6Network((address, 64), strict=False))
+
+
+def _bearer(head: Head) -> str | None:
+    scheme, _, token = (head.header(b"authorization") or b"").decode("latin-1").partition(" ")
+    return token.strip() or None if scheme.lower() == "bearer" else None
+
+
+def _digest(token: str | None) -> bytes | None:
+    """Of equal length for all tokens, so that comparing takes the same time for all."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest() if token else None
+
+
+def _equal(given: bytes | None, token: bytes | None) -> bool:
+    return given is not None and hmac.compare_digest(given, token or bytes(len(given))) and token is not None

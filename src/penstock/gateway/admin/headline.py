@@ -1,0 +1,115 @@
+"""The state of everything in one sentence: is it healthy, who waits, why, for how long.
+
+Made here once from the snapshot, so that the page, `top` and `status` say the same. What an operator stopped comes
+first, for it explains the rest; then the model with the most waiting: what keeps the request that is next, and who
+waits behind it by priority; then endpoints that are missing.
+"""
+
+from __future__ import annotations
+
+from penstock.core.explain.snapshot import ALL, AWAY, BandSnapshot, Snapshot
+from penstock.gateway.admin.reasons import count, model_why, short_name
+
+BANDS_NAMED_MAX = 3  # a sentence, not a table
+
+_OUT = {
+    **{state: state for state in AWAY},
+    "stuck": "stuck",
+    "ejected": "taken out after failures",
+    "draining": "drained",
+}
+
+
+def headline(snapshot: Snapshot, queueing: str = "") -> str:
+    """One or two sentences; and why queueing is off, where it is."""
+    trouble = _trouble(snapshot)
+    if snapshot.draining:
+        state = f"Draining: nothing new is let in, {count(snapshot.waiting, 'waits', 'wait')}, {snapshot.running} run."
+    elif snapshot.paused:
+        names = "everything" if ALL in snapshot.paused else ", ".join(map(short_name, snapshot.paused[:3]))
+        state = f"Paused: {names}. {_holding(snapshot) if snapshot.waiting else 'Nothing waits.'}"
+    elif snapshot.waiting:
+        state = _holding(snapshot)
+    elif snapshot.running:
+        state = f"Nothing waits, {count(snapshot.running, 'request runs', 'requests run')}."
+    else:
+        state = "Idle: nothing waits, nothing runs."
+    if snapshot.drained and not snapshot.draining:
+        names = "anything" if ALL in snapshot.drained else ", ".join(map(short_name, snapshot.drained[:3]))
+        state += f" Nothing new is let in for {names}."
+    if queueing:
+        state += f" Queueing: {queueing[0].lower()}{queueing[1:]}"
+    return f"{state} {trouble}".strip()
+
+
+def tone(snapshot: Snapshot) -> str:
+    """How bad it is: "ok", "busy" or "bad"."""
+    out = [endpoint for endpoint in snapshot.endpoints if endpoint.state in (*AWAY, "stuck", "ejected")]
+    dead = any(model.endpoints and not model.up for model in snapshot.models)
+    if snapshot.draining or snapshot.paused or dead or not snapshot.endpoints:
+        return "bad"
+    return "busy" if snapshot.waiting or out or snapshot.drained else "ok"
+
+
+def _holding(snapshot: Snapshot) -> str:
+    bands = [band for band in snapshot.bands if band.waiting]
+    longest = max(bands, key=lambda band: band.oldest_wait_s)
+    oldest = f"Oldest {seconds(longest.oldest_wait_s)}{f' ({longest.name})' if len(bands) > 1 else ''}."
+    models = [model for model in snapshot.models if model.waiting]
+    if not models:
+        return f"Holding {snapshot.waiting:,}. {oldest}"
+    first = models[0]
+    others = len(models) - 1 + snapshot.models_more
+    more = f" ({first.waiting:,} of them; {count(others, 'other model', 'other models')} too)" if others else ""
+    holding = f"Holding {snapshot.waiting:,}"
+    if len(bands) == 1 and (len(snapshot.flows) > 1 or snapshot.flows_more):
+        holding += _whose(snapshot, bands[0], ", {}")
+    said = f"{holding}: {model_why(first, snapshot)}{more}."
+    if len(bands) > 1:
+        said += f" {_by_band(snapshot, bands, one_line=not others)}"
+    return f"{said} {oldest}"
+
+
+def _by_band(snapshot: Snapshot, bands: list[BandSnapshot], *, one_line: bool) -> str:
+    """Who goes next, and who waits behind that by priority; of several models, each has a line of its own."""
+    listed = [f"{band.waiting:,} {band.name}{_whose(snapshot, band, ' ({})')}" for band in bands]
+    if listed[BANDS_NAMED_MAX:]:
+        listed[BANDS_NAMED_MAX:] = [f"{sum(band.waiting for band in bands[BANDS_NAMED_MAX:]):,} in lower bands"]
+    if not one_line:
+        return f"Of all: {', '.join(listed)}."
+    return f"Next: {listed[0]}; behind it by priority: {', '.join(listed[1:])}."
+
+
+def _whose(snapshot: Snapshot, band: BandSnapshot, form: str) -> str:
+    """Who waits in a band, where that is mostly one tenant."""
+    flows = [flow for flow in snapshot.flows if flow.band == band.name and flow.waiting]
+    first = max(flows, key=lambda flow: flow.waiting, default=None)
+    if first is None or first.waiting * 2 <= band.waiting:
+        return ""
+    whole = "all " if band.waiting > 1 else ""
+    number = whole if first.waiting == band.waiting else f"{first.waiting:,} "
+    return form.format(f"{number}from {short_name(first.tenant)}")
+
+
+def _trouble(snapshot: Snapshot) -> str:
+    """What is wrong apart from waiting."""
+    if not snapshot.endpoints:
+        return "No endpoint is configured or discovered."
+    said = []
+    for state, word in _OUT.items():
+        names = [endpoint.name for endpoint in snapshot.endpoints if endpoint.state == state]
+        if names:
+            listed = short_name(names[0]) if len(names) == 1 else f"{len(names)} of {len(snapshot.endpoints)} endpoints"
+            said.append(f"{listed} {'is' if len(names) == 1 else 'are'} {word}.")
+    return " ".join(said)
+
+
+def seconds(value: float) -> str:
+    """A duration as people say it."""
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    if value < 60:
+        return f"{value:.1f} s"
+    if value < 3600:
+        return f"{int(value // 60)} min {int(value % 60)} s"
+    return f"{int(value // 3600)} h {int(value % 3600 // 60)} min"

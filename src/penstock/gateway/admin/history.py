@@ -1,0 +1,68 @@
+"""The last hour in samples a second apart: what the curves are drawn from.
+
+One ring per curve, 3,600 numbers each, kept as bare ones: as objects they would weigh four times as much, and take an
+hour to do so. Whoever comes later gets the hour thinned: each second of the last minutes,
+before that every tenth, as the largest of the ten, so that no spike is lost.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+
+from penstock.core.endpoints.roles import Role
+from penstock.core.explain.snapshot import AWAY, Snapshot
+
+SAMPLES_MAX = 3_600
+FINE_SAMPLES = 300
+COARSE_S = 10
+CURVES = ("waiting", "running", "slots", "oldest_s", "kv_max", "sent_per_s", "refused_per_s", "tokens_per_s")
+
+
+class History:
+    """One sample per tick."""
+
+    def __init__(self) -> None:
+        self._rings: dict[str, array[float]] = {name: array("d") for name in CURVES}
+        self._last: tuple[float, int, int, int] | None = None
+        self.rates: dict[str, float] = dict.fromkeys(("sent_per_s", "refused_per_s", "tokens_per_s"), 0.0)
+
+    def add(self, snapshot: Snapshot, now: float) -> None:
+        """Take a sample. Rates are over the time since the one before."""
+        sent = sum(endpoint.dispatches_total for endpoint in snapshot.endpoints)
+        refused = sum(model.refused_total for model in snapshot.models)
+        tokens = sum(model.prompt_tokens_total + model.output_tokens_total for model in snapshot.models)
+        if self._last is not None and now > self._last[0]:
+            passed_s = now - self._last[0]
+            deltas = (sent - self._last[1], refused - self._last[2], tokens - self._last[3])
+            # An endpoint or model that left takes its total along: that is no negative rate.
+            self.rates = {name: max(0.0, d / passed_s) for name, d in zip(self.rates, deltas, strict=True)}
+        self._last = (now, sent, refused, tokens)
+        values = {
+            "waiting": float(snapshot.waiting),
+            "running": float(snapshot.running),
+            "slots": float(sum(e.slots for e in snapshot.endpoints if e.state not in AWAY and e.role != Role.PREFILL)),
+            "oldest_s": max((band.oldest_wait_s for band in snapshot.bands), default=0.0),
+            "kv_max": max((e.kv_usage_believed or 0.0 for e in snapshot.endpoints), default=0.0),
+            **self.rates,
+        }
+        for name, ring in self._rings.items():
+            ring.append(round(values[name], 3))
+            if len(ring) > SAMPLES_MAX:
+                del ring[0]
+
+    def latest(self) -> Mapping[str, float]:
+        return {name: ring[-1] for name, ring in self._rings.items() if ring}
+
+    def curves(self) -> dict[str, object]:
+        """All curves, oldest first: those of ten seconds, then those of one."""
+        return {
+            "coarse_s": COARSE_S,
+            "coarse": {name: _coarse(list(ring)[:-FINE_SAMPLES]) for name, ring in self._rings.items()},
+            "fine": {name: list(ring)[-FINE_SAMPLES:] for name, ring in self._rings.items()},
+        }
+
+
+def _coarse(samples: list[float]) -> list[float]:
+    skipped = len(samples) % COARSE_S  # the oldest ones, so that groups end where the fine part begins
+    return [max(samples[at : at + COARSE_S]) for at in range(skipped, len(samples), COARSE_S)]

@@ -1,0 +1,48 @@
+"""The page's files: three of them, read at start, served as they are. They hold nothing secret; what they show does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import resources
+
+from penstock.gateway.admin.routes import AdminRoutes
+from penstock.http.server.server import Exchange, Header
+
+_FILES = {
+    "/admin/": ("index.html", b"text/html; charset=utf-8"),
+    "/admin/page.css": ("page.css", b"text/css; charset=utf-8"),
+    "/admin/page.js": ("page.js", b"text/javascript; charset=utf-8"),
+    "/admin/curves.js": ("curves.js", b"text/javascript; charset=utf-8"),
+    "/admin/tables.js": ("tables.js", b"text/javascript; charset=utf-8"),
+}
+# Nothing from elsewhere, nothing inline, no frames: names that callers chose can't become anything but text.
+_POLICY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:;"
+    b" base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS: list[Header] = [
+    (b"content-security-policy", _POLICY),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-cache"),
+]
+
+
+class Pages:
+    """The page, as handlers of routes."""
+
+    def __init__(self) -> None:
+        folder = resources.files("penstock.gateway.admin") / "page"
+        self._files = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in _FILES.items()}
+
+    def add_to(self, routes: AdminRoutes) -> None:
+        for path in self._files:
+            routes.add("GET", path, self._serve, public=True)
+        routes.add("GET", "/admin", self._redirect, public=True)
+
+    def _serve(self, exchange: Exchange, _: Mapping[str, str]) -> None:
+        data, kind = self._files[exchange.target_path]
+        exchange.respond(200, [(b"content-type", kind), *_HEADERS], data)
+
+    def _redirect(self, exchange: Exchange, _: Mapping[str, str]) -> None:
+        exchange.respond(308, [(b"location", b"admin/"), *_HEADERS], b"")

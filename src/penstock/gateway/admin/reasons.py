@@ -1,0 +1,105 @@
+"""Why a model's requests wait, or an endpoint takes nothing: in words, with the numbers that show it.
+
+The numbers are those of the decision: what the next request needs, what is free, and the ceiling it has to stay under.
+A bare "full" beside 80 % would be taken for a mistake.
+"""
+
+from __future__ import annotations
+
+from penstock.core.dispatch.admission import Cause
+from penstock.core.explain.snapshot import EndpointSnapshot, ModelSnapshot, Snapshot
+from penstock.gateway.admin.events import printable
+
+NAME_CHARS_MAX = 60
+
+# What a cause means for a model: `{model}` waits because …
+WHY: dict[Cause, str] = {
+    Cause.NO_BACKEND: "{model} has no endpoint alive",
+    Cause.WARMING: "{model} waits for endpoints that have not told yet what they serve",
+    Cause.EJECTED: "{model}'s endpoints were taken out after failures",
+    Cause.HELD: "{model}'s engines refuse requests as too many",
+    Cause.RETURNING: "{model}'s endpoints just came back and are tried out first",
+    Cause.STUCK: "{model}'s engines have shown no movement for long",
+    Cause.SLOTS_FULL: "{model} has all slots taken",
+    Cause.ENGINE_QUEUE: "{model}'s engines queue enough already",
+    Cause.PREFILL_FULL: "{model}'s engines have enough prompts to compute",
+    Cause.KV_FULL: "{model} is saturated on KV memory",
+    Cause.PACE: "{model}'s engines are slower per token than allowed",
+    Cause.SHUNNED: "{model}'s first in line was just refused and is tried elsewhere",
+    Cause.CLASS_SHARE: "{model}'s last slots and memory are kept for tenants under their share",
+    Cause.TENANT_CAP: "{model}'s waiting tenants run as many as they may",
+    Cause.AFFINITY: "{model}'s first in line is held for the endpoint that has its cache",
+    Cause.PAUSED: "{model} is paused",
+    Cause.TURN: "{model} is being handed out in turn",
+}
+assert WHY.keys() == set(Cause)
+_COUNTED = (Cause.ENGINE_QUEUE, Cause.PREFILL_FULL, Cause.PACE, Cause.HELD)
+
+
+def model_why(model: ModelSnapshot, snapshot: Snapshot, *, named: bool = True) -> str:
+    """Why the model's requests wait: those that are next, for that is what the others wait behind."""
+    name = short_name(model.name) if named else "it"
+    if model.cause is None:
+        return f"{name} is being handed out"
+    text = WHY[model.cause] if named else WHY[model.cause].replace("{model}'s", "its")
+    why = text.format(model=name)
+    engines = count(model.endpoints, "engine", "engines")
+    if model.cause is Cause.KV_FULL and model.cause_endpoints:
+        return _kv_why(model, why, f"{name}'s" if named else "its", snapshot)
+    if model.cause is Cause.SLOTS_FULL:
+        return f"{why}, {model.running:,} of {model.slots:,} on {engines}"
+    if model.cause in _COUNTED and model.cause_endpoints:
+        return f"{why}, {model.cause_endpoints} of {engines}"
+    return why
+
+
+def endpoint_why(endpoint: EndpointSnapshot, snapshot: Snapshot) -> str | None:
+    """Why an endpoint takes nothing of what is next, where there are numbers that show it."""
+    if endpoint.closed is Cause.ENGINE_QUEUE and endpoint.given_up:
+        return f"{count(endpoint.given_up, 'slot is', 'slots are')} still at work for clients that hung up"
+    if endpoint.closed is not Cause.KV_FULL:
+        return None
+    ceiling = percent(snapshot.kv_usage_ceiling)
+    if endpoint.needed_tokens is not None and endpoint.kv_tokens_free is not None:
+        free = f"{tokens(endpoint.kv_tokens_free)} free below the ceiling of {ceiling}"
+        return f"next request needs ~{tokens(endpoint.needed_tokens)} KV tokens, {free}"
+    if endpoint.kv_usage_believed is None:
+        return None
+    return f"{percent(endpoint.kv_usage_believed)} of its KV memory is used, the ceiling is {ceiling}"
+
+
+def _kv_why(model: ModelSnapshot, why: str, whose: str, snapshot: Snapshot) -> str:
+    engines = f"{model.cause_endpoints} of {count(model.endpoints, 'engine', 'engines')}"
+    ceiling, head = percent(snapshot.kv_usage_ceiling), model.head
+    least, most = model.kv_usage_min, model.kv_usage_max
+    if head is not None and head.kv_tokens_free and head.tokens > head.kv_tokens_free:
+        used = "" if least is None or most is None else f", {_range(least, most)} used"
+        return (
+            f"{whose} next request needs ~{tokens(head.tokens)} tokens of KV memory (prompt and answer),"
+            f" at most {tokens(head.kv_tokens_free)} are free below the ceiling of {ceiling} ({engines}{used})"
+        )
+    if least is not None and least >= snapshot.kv_usage_ceiling:
+        return f"{why}, {engines} ≥ {ceiling}, the ceiling"
+    return f"{why}, {engines} at the ceiling of {ceiling}"
+
+
+def tokens(number: int) -> str:
+    """As exact as an estimate is."""
+    return f"{round(number, -1) if number >= 100 else number:,}"
+
+
+def percent(share: float) -> str:
+    return f"{share * 100:.0f} %"
+
+
+def _range(least: float, most: float) -> str:
+    low, high = f"{least * 100:.0f}", f"{most * 100:.0f}"
+    return f"{low} %" if low == high else f"{low}–{high} %"
+
+
+def short_name(name: str) -> str:
+    return printable(name, NAME_CHARS_MAX)
+
+
+def count(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"

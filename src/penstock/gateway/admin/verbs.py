@@ -1,0 +1,104 @@
+"""What an operator may do to endpoints at run time: add, drain, resume, remove, give slots.
+
+Nothing of it is written anywhere: what stands in the settings comes back with the next start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import parse_qs
+
+import msgspec
+
+from penstock.config import values
+from penstock.config.load import ConfigError, from_mapping
+from penstock.config.problems import Refused
+from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer, body_of
+from penstock.gateway.endpoints.registry import Endpoints
+from penstock.gateway.proxy.driver import Driver
+from penstock.http.server.server import Exchange
+
+LIST = "/admin/endpoints"
+
+
+class EndpointVerbs:
+    """The verbs, as handlers of routes."""
+
+    def __init__(self, endpoints: Endpoints, driver: Driver) -> None:
+        self._endpoints = endpoints
+        self._driver = driver
+
+    def add_to(self, routes: AdminRoutes) -> None:
+        routes.add("GET", LIST, self._list)
+        routes.add("POST", LIST, self._add)
+        routes.add("DELETE", LIST + "/{name}", self._remove)
+        routes.add("POST", LIST + "/{name}/drain", self._drain)
+        routes.add("POST", LIST + "/{name}/resume", self._resume)
+        routes.add("POST", LIST + "/{name}/slots", self._slots)
+
+    def _list(self, exchange: Exchange, _: Mapping[str, str]) -> None:
+        snapshot = self._driver.scheduler.snapshot(now=self._driver.now())
+        load = {endpoint.name: endpoint for endpoint in snapshot.endpoints}
+        found = [
+            {**msgspec.to_builtins(view), **msgspec.to_builtins(load.get(view.name)), "source": view.source}
+            for view in self._endpoints.views()
+        ]
+        answer(exchange, {"endpoints": found})
+
+    def _add(self, exchange: Exchange, _: Mapping[str, str]) -> None:
+        try:
+            endpoint = from_mapping({"endpoints": [body_of(exchange)]}).endpoints[0]
+        except ConfigError as error:
+            lines = [problem.line().removeprefix("endpoints[0].") for problem in error.problems]
+            raise AdminError(400, "bad_request", "; ".join(lines)) from None
+        try:
+            self._endpoints.add(endpoint)
+        except ValueError as error:
+            raise AdminError(409, "conflict", str(error)) from None
+        self._answer(exchange, endpoint.name, 201)
+
+    def _remove(self, exchange: Exchange, names: Mapping[str, str]) -> None:
+        name = self._known(names)
+        self._endpoints.remove(name, at_once=_flag(exchange.query, "force"))
+        self._answer(exchange, name, 202 if name in self._endpoints else 200)
+
+    def _drain(self, exchange: Exchange, names: Mapping[str, str]) -> None:
+        name = self._known(names)
+        self._endpoints.drain(name)
+        self._answer(exchange, name)
+
+    def _resume(self, exchange: Exchange, names: Mapping[str, str]) -> None:
+        name = self._known(names)
+        self._endpoints.resume(name)
+        self._answer(exchange, name)
+
+    def _slots(self, exchange: Exchange, names: Mapping[str, str]) -> None:
+        name = self._known(names)
+        try:
+            slots = values.slots(body_of(exchange).get("slots"))
+        except Refused as refused:
+            raise AdminError(400, "bad_request", f"slots: {refused}", param="slots") from None
+        self._endpoints.slots(name, slots)
+        self._answer(exchange, name)
+
+    def _known(self, names: Mapping[str, str]) -> str:
+        name = names["name"]
+        if name not in self._endpoints:
+            raise AdminError(404, "endpoint_not_found", f"There is no endpoint `{name[:200]}`.", param="name")
+        return name
+
+    def _answer(self, exchange: Exchange, name: str, status: int = 200) -> None:
+        """How the endpoint stands now."""
+        snapshot = self._driver.scheduler.snapshot(now=self._driver.now())
+        now = next((endpoint for endpoint in snapshot.endpoints if endpoint.name == name), None)
+        if now is None:
+            answer(exchange, {"name": name, "state": "removed"}, status)
+        else:
+            answer(exchange, {"name": name, "state": now.state, "slots": now.slots, "leases": now.leases}, status)
+
+
+def _flag(query: str, name: str) -> bool:
+    try:
+        return parse_qs(query, max_num_fields=100).get(name, ["false"])[-1].lower() in ("true", "1", "yes")
+    except ValueError:
+        return False

@@ -1,0 +1,234 @@
+"""Who looks at the gateway: one picture a second for the history, the events and everybody who listens.
+
+However many pages are open, a snapshot is taken and encoded once. A listener that has not taken the last frame when
+the next one comes is dropped: it connects again by itself, and nobody's slowness is kept in our memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+import penstock
+from penstock import clock
+from penstock.config.sections.policies import TROUBLES
+from penstock.core.explain.snapshot import EndpointSnapshot, ModelSnapshot, Snapshot
+from penstock.gateway.admin.episode import Episode
+from penstock.gateway.admin.events import EventLog, printable
+from penstock.gateway.admin.headline import headline, tone
+from penstock.gateway.admin.history import History
+from penstock.gateway.admin.reasons import endpoint_why, model_why
+from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer
+from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.queueing import Queueing
+from penstock.http.server.server import Exchange
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 1.0
+LISTENERS_MAX = 32
+ENDPOINTS_SHOWN = 256
+EVENTS_SHOWN = 50
+BATCHES_SHOWN = 50
+NAME_CHARS_MAX = 200  # longer than any that people use, short enough for a frame of hundreds
+_NAMES = ("name", "tenant", "model")
+Row = TypeVar("Row", bound=msgspec.Struct)
+_SSE_HEADERS = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What the page shows that the scheduler does not know."""
+
+    version: str
+    config_hash: Callable[[], str]
+    loop_lag_s: Callable[[], float]
+    queueing: Callable[[], Queueing]
+    batches: Callable[[], Sequence[object]] = tuple  #: those that have not ended, most pressing first
+    batch_store: Callable[[], str | None] = lambda: None  #: why the store of files and batches is down
+
+
+class Watch:
+    """Takes the picture, and shows it."""
+
+    def __init__(self, driver: Driver, events: EventLog, facts: Facts) -> None:
+        self._driver = driver
+        self._events = events
+        self._facts = facts
+        self._history = History()
+        self._listeners: dict[Exchange, bool] = {}  # and whether each has yet to take what it was sent
+        self._started_s = driver.now()
+        self._before: dict[str, str] = {}  # endpoints' states at the last tick
+        self._was_draining = False
+        self._episode = Episode()
+        self._tick = 0
+
+    def add_to(self, routes: AdminRoutes) -> None:
+        routes.add("GET", "/admin/state", self._state)
+        routes.add("GET", "/admin/events", self._listen)
+        routes.add("GET", "/admin/history", self._curves)
+
+    async def run(self) -> None:
+        """A tick a second, until cancelled."""
+        self._events.note("start", f"Penstock {penstock.__version__}, settings {self._facts.config_hash()[:12]}")
+        while True:
+            self.tick()
+            await asyncio.sleep(INTERVAL_S)
+
+    def close(self) -> None:
+        """Tell everybody who listens that it is over."""
+        for exchange in list(self._listeners):
+            self._drop(exchange)
+            exchange.end()
+
+    def tick(self) -> None:
+        """Look once."""
+        snapshot, now = self._snapshot(), self._driver.now()
+        self._history.add(snapshot, now)
+        self._note_changes(snapshot, now)
+        self._tick += 1
+        if self._listeners:
+            self._send(self._frame(snapshot))
+
+    # --- routes ---------------------------------------------------------------------------------------------------
+
+    def _state(self, exchange: Exchange, _: Mapping[str, str]) -> None:
+        answer(exchange, self.state(self._snapshot()))
+
+    def _curves(self, exchange: Exchange, _: Mapping[str, str]) -> None:
+        answer(exchange, self._history.curves())
+
+    def _listen(self, exchange: Exchange, _: Mapping[str, str]) -> None:
+        if len(self._listeners) >= LISTENERS_MAX:
+            raise AdminError(429, "overload", f"{LISTENERS_MAX} listeners are connected already.")
+        exchange.start(200, _SSE_HEADERS, length=None)
+        if exchange.method == "HEAD":
+            exchange.end()
+            return
+        self._listeners[exchange] = False
+        exchange.on_disconnect = lambda: self._drop(exchange)
+        exchange.on_pause = lambda: self._listeners.update({exchange: True})
+        exchange.on_resume = lambda: self._listeners.update({exchange: False})
+        exchange.write(self._frame(self._snapshot()))
+
+    def state(self, snapshot: Snapshot) -> dict[str, object]:
+        """What the page, `top` and `status` show. Lists of endpoints are cut, the others come cut."""
+        endpoints = sorted(snapshot.endpoints, key=_troubled_first)
+        shown = endpoints[:ENDPOINTS_SHOWN]
+        queueing = self._facts.queueing()
+        return {
+            "version": self._facts.version,
+            "settings": self._facts.config_hash(),
+            "at": clock.wall(),
+            "up_s": self._driver.now() - self._started_s,
+            "loop_lag_s": self._facts.loop_lag_s(),
+            "tasks": _tasks(),
+            "headline": headline(snapshot, queueing.why if not queueing.enabled else ""),
+            "queueing": queueing,
+            "policy_trouble": [trouble.now() for trouble in TROUBLES.values() if trouble.count],
+            "tone": tone(snapshot),
+            "now": self._history.latest(),
+            "draining": snapshot.draining,
+            "paused": snapshot.paused,
+            "drained": snapshot.drained,
+            "waiting": snapshot.waiting,
+            "running": snapshot.running,
+            "waiting_tokens": snapshot.waiting_tokens,
+            "waiting_bytes": snapshot.waiting_bytes,
+            "models": [
+                _with_why(_short_model(model), model_why(model, snapshot, named=False) if model.waiting else None)
+                for model in snapshot.models
+            ],
+            "models_more": snapshot.models_more,
+            "bands": snapshot.bands,
+            "tenants": [short(flow) for flow in snapshot.flows],
+            "tenants_more": snapshot.flows_more,
+            "kv_usage_ceiling": snapshot.kv_usage_ceiling,
+            "endpoints": [_with_why(endpoint, endpoint_why(endpoint, snapshot)) for endpoint in shown],
+            "endpoints_more": len(endpoints) - len(shown),
+            "requests": {
+                "waiting": [short(row) for row in snapshot.requests.waiting],
+                "running": [short(row) for row in snapshot.requests.running],
+                "ended": [short(row) for row in snapshot.requests.ended],
+            },
+            "batches": self._facts.batches()[:BATCHES_SHOWN],
+            "batch_store": self._facts.batch_store(),
+            "events": self._events.latest(EVENTS_SHOWN),
+        }
+
+    # --- listeners ------------------------------------------------------------------------------------------------
+
+    def _frame(self, snapshot: Snapshot) -> bytes:
+        return b"id: %d\ndata: %b\n\n" % (self._tick, msgspec.json.encode(self.state(snapshot)))
+
+    def _send(self, frame: bytes) -> None:
+        for exchange, is_behind in list(self._listeners.items()):
+            if is_behind:
+                self._drop(exchange)
+                exchange.abort()
+            else:
+                exchange.write(frame)
+
+    def _drop(self, exchange: Exchange) -> None:
+        self._listeners.pop(exchange, None)
+        exchange.on_disconnect = exchange.on_pause = exchange.on_resume = None
+
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    def _snapshot(self) -> Snapshot:
+        return self._driver.scheduler.snapshot(now=self._driver.now())
+
+    def _note_changes(self, snapshot: Snapshot, now: float) -> None:
+        """Events that are found by comparing: endpoints that came, went, failed or recovered; work that had to wait."""
+        states = {endpoint.name: endpoint.state for endpoint in snapshot.endpoints}
+        failures = {endpoint.name: endpoint.failure for endpoint in snapshot.endpoints}
+        for name, state in states.items():
+            before = self._before.get(name)
+            if before is None and self._before:
+                self._events.note("endpoint", f"{name} was added")
+            elif before not in (None, state) and "held" not in (before, state):
+                why = f" after {failures[name]}" if state == "ejected" and failures[name] else ""
+                self._events.note("endpoint", f"{name} is {state}{why}")
+        for name in self._before.keys() - states.keys():
+            self._events.note("endpoint", f"{name} was removed")
+        self._before = states
+        if snapshot.draining and not self._was_draining:
+            self._events.note("queue", "draining: nothing new is let in")
+        self._was_draining = snapshot.draining
+        if line := self._episode.look(snapshot, now):
+            self._events.note("queue", line)
+
+
+def _tasks() -> int:
+    """How many tasks the event loop has: a leak of them is seen here first. 0 where no loop runs."""
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:
+        return 0
+
+
+def short(row: Row) -> Row:
+    """A row whose names are fit to be shown: callers choose them, also ones of ten kilobytes."""
+    names = {key: printable(name, NAME_CHARS_MAX) for key in _NAMES if (name := getattr(row, key, None)) is not None}
+    changed = {key: name for key, name in names.items() if name != getattr(row, key)}
+    return msgspec.structs.replace(row, **changed) if changed else row
+
+
+def _short_model(model: ModelSnapshot) -> ModelSnapshot:
+    head = model.head
+    return short(model if head is None else msgspec.structs.replace(model, head=short(head)))
+
+
+def _with_why(row: msgspec.Struct, why: str | None) -> dict[str, object]:
+    return {**msgspec.structs.asdict(row), "why": why}
+
+
+def _troubled_first(endpoint: EndpointSnapshot) -> tuple[bool, bool]:
+    return endpoint.state == "up", endpoint.closed is None

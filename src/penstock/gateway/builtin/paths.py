@@ -1,0 +1,163 @@
+"""The paths that Penstock answers itself: is it alive, what does it serve, how does a caller stand?
+
+`/admin` and the files and batches have their own (`admin/routes.py`, `batch/routes.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+from urllib.parse import unquote
+
+import msgspec
+
+import penstock
+from penstock.core.endpoints.roles import Role, one_sided
+from penstock.core.explain.snapshot import ALL, AWAY, Snapshot
+from penstock.core.values.outcome import Reason
+from penstock.gateway.builtin.queue import own_queue
+from penstock.gateway.endpoints.catalog import Catalog
+from penstock.gateway.identity.caller import Unauthorized
+from penstock.gateway.identity.callers import Callers
+from penstock.gateway.openai import errors
+from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.queueing import Queueing
+from penstock.gateway.telemetry.exposition import Page
+from penstock.gateway.telemetry.metrics import CONTENT_TYPE, Metrics
+from penstock.http.server.server import Exchange
+
+MODEL = "/v1/models/"  # and its name
+BODY_BYTES_MAX = 4096  # of a question: nobody reads it, but some clients send `{}`
+
+
+class Refuse(Protocol):
+    """Answers with a refusal, and counts it."""
+
+    def __call__(
+        self,
+        exchange: Exchange,
+        reason: Reason,
+        message: str | None = None,
+        *,
+        param: str | None = None,
+        extra: errors.Headers = ...,
+    ) -> None: ...
+
+
+class OwnPaths:
+    """Answers them."""
+
+    def __init__(
+        self,
+        *,
+        driver: Driver,
+        callers: Callers,
+        catalog: Catalog,
+        metrics: Metrics,
+        refuse: Refuse,
+        request_id: Callable[[Exchange], bytes],
+        queueing: Callable[[], Queueing],
+    ) -> None:
+        self._driver = driver
+        self._callers = callers
+        self._catalog = catalog
+        self._page = Page(metrics.lines, driver.now)
+        self._refuse = refuse
+        self._request_id = request_id
+        self._queueing = queueing
+        self._answers: dict[str, Callable[[Exchange], None]] = {
+            "/health": self._health,
+            "/healthz": self._health,
+            "/livez": self._health,
+            "/ready": self._ready,
+            "/readyz": self._ready,
+            "/metrics": self._metrics_page,
+            "/version": self._version,
+            "/queue": self._queue,
+            "/v1/models": self._models,
+        }
+
+    def owns(self, path: str) -> bool:
+        """Whether a path is one of these."""
+        return path in self._answers or path.startswith(MODEL)
+
+    def begin(self, exchange: Exchange) -> int:
+        """Refuse what is no question, and who may not know what is served. Returns the limit on the body."""
+        if exchange.method not in ("GET", "HEAD"):
+            self._refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", b"GET, HEAD")])
+        elif exchange.target_path.startswith("/v1/"):
+            key = self._callers.key(exchange.lookup.get, exchange.repeats)
+            if isinstance(key, Unauthorized):
+                self._refuse(exchange, key.reason, key.message)
+        return BODY_BYTES_MAX
+
+    def complete(self, exchange: Exchange) -> None:
+        """Answer."""
+        self._answers.get(exchange.target_path, self._model)(exchange)
+
+    def _health(self, exchange: Exchange) -> None:
+        self._json(exchange, 200, {"status": "ok"})
+
+    def _ready(self, exchange: Exchange) -> None:
+        snapshot = self._driver.scheduler.snapshot(now=self._driver.now())
+        served = {model for e in snapshot.endpoints if e.state not in AWAY for model in (e.models or ())}
+        known = {model for e in snapshot.endpoints for model in (e.models or ())}
+        draining = snapshot.draining or ALL in snapshot.drained
+        self._json(
+            exchange,
+            503 if draining else 200,
+            {
+                "status": "draining" if draining else "ready",
+                "queueing": self._queueing(),
+                "models": sorted(served),
+                "missing": {
+                    "models": sorted(known - served),
+                    "endpoints": [e.name for e in snapshot.endpoints if e.state in AWAY or e.models is None],
+                    **_roles_missing(snapshot),
+                },
+                "states": {e.name: e.state for e in snapshot.endpoints if e.state != "up"},
+            },
+        )
+
+    def _queue(self, exchange: Exchange) -> None:
+        header = exchange.lookup.get
+        key = self._callers.key(header, exchange.repeats)
+        caller = self._callers.identify(key, header, exchange.peer[0], now=self._driver.now())
+        if isinstance(caller, Unauthorized):
+            self._refuse(exchange, caller.reason, caller.message)
+        else:
+            self._json(exchange, 200, own_queue(self._driver, caller))
+
+    def _metrics_page(self, exchange: Exchange) -> None:
+        self._page.ask(lambda page: self._answer(exchange, 200, CONTENT_TYPE.encode(), page))
+
+    def _version(self, exchange: Exchange) -> None:
+        self._json(exchange, 200, {"version": penstock.__version__, "name": "penstock"})
+
+    def _models(self, exchange: Exchange) -> None:
+        self._json(exchange, 200, {"object": "list", "data": self._catalog.entries()})
+
+    def _model(self, exchange: Exchange) -> None:
+        name = unquote(exchange.target_path.removeprefix(MODEL))
+        entry = self._catalog.entry(name)
+        if entry is None:
+            self._refuse(exchange, Reason.MODEL_NOT_FOUND, errors.model_not_found(name), param="model")
+        else:
+            self._json(exchange, 200, entry)
+
+    def _json(self, exchange: Exchange, status: int, value: object) -> None:
+        self._answer(exchange, status, b"application/json", msgspec.json.encode(value))
+
+    def _answer(self, exchange: Exchange, status: int, content_type: bytes, body: bytes) -> None:
+        headers = [(b"content-type", content_type), (b"x-request-id", self._request_id(exchange))]
+        exchange.respond(status, headers, body)
+
+
+def _roles_missing(snapshot: Snapshot) -> dict[str, dict[str, str]]:
+    """Models whose endpoints in service play one role of two; nothing where no endpoint has a role."""
+    roles: dict[str, list[Role]] = {}
+    for e in snapshot.endpoints:
+        for model in (e.models or ()) if e.state not in AWAY else ():
+            roles.setdefault(model, []).append(Role(e.role))
+    missing = one_sided(roles)
+    return {"roles": missing} if missing else {}

@@ -1,0 +1,127 @@
+"""What is a source of endpoints, and who keeps it going?
+
+A source tells the *complete* set it knows, again whenever that may have changed. Told so, nothing can be lost, doubled
+or overtaken on the way: an endpoint that is in no set is gone, and one that is in it is there. A source that fails
+tells nothing, so what it told last stands; it is begun again after a pause that grows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Protocol
+
+from penstock.config.model import Endpoint
+from penstock.config.problems import Refused
+from penstock.config.sections.discovery import Template
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S = 0.2
+PAUSE_S_MAX = 10.0  # an API server that comes back is asked within that
+
+Found = Callable[[Sequence[Endpoint]], None]
+
+
+class SourceError(Exception):
+    """A source can't say what is there. The message is for the operator; what was told before stands."""
+
+
+class Source(Protocol):
+    """Where endpoints are found."""
+
+    @property
+    def name(self) -> str:
+        """As the log and the admin page call it; no two have the same."""
+
+    async def watch(self, found: Found) -> None:
+        """Tell the complete set, again whenever it may have changed. Ends only by a failure or by being cancelled."""
+
+
+class Registry(Protocol):
+    """Who is told what the sources found."""
+
+    def ranked(self, sources: Sequence[str], /) -> None:
+        """These sources there are, and where two want different things under one name, the first of them stands."""
+
+    def want(self, source: str, endpoints: Sequence[Endpoint], /) -> None:
+        """This is all that a source wants from now on."""
+
+
+class Discovery:
+    """Keeps all sources going."""
+
+    def __init__(self, sources: Iterable[Source], registry: Registry) -> None:
+        self._sources = {source.name: source for source in sources}
+        self._registry = registry
+        registry.ranked(tuple(self._sources))
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        for source in self._sources.values():
+            self._begin(source)
+
+    def reconfigured(self, sources: Iterable[Source], *, kept: Collection[str]) -> None:
+        """These from now on; those that are `kept` (by name) did not change and go on. Who is gone wants nothing."""
+        before, self._sources = self._sources, {}
+        for source in sources:
+            self._sources[source.name] = before[source.name] if source.name in kept else source
+        for name in before:
+            if name not in self._sources or name not in kept:
+                self._end(name)
+        self._registry.ranked(tuple(self._sources))
+        for name, source in self._sources.items():
+            if name not in self._tasks:
+                self._begin(source)
+
+    async def close(self) -> None:
+        for name in list(self._tasks):
+            self._end(name)
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def _begin(self, source: Source) -> None:
+        self._tasks[source.name] = asyncio.get_running_loop().create_task(self._keep(source))
+
+    def _end(self, name: str) -> None:
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            task.cancel()
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    async def _keep(self, source: Source) -> None:
+        failures = 0
+        told = ""
+
+        def found(endpoints: Sequence[Endpoint]) -> None:
+            nonlocal failures, told
+            failures, told = 0, ""
+            self._registry.want(source.name, endpoints)
+
+        while True:
+            try:
+                await source.watch(found)
+            except SourceError as error:
+                if str(error) != told:
+                    logger.warning("%s: %s; what it told before stands", source.name, error)
+                told = str(error)
+            except Exception:
+                logger.exception("%s failed; what it told before stands", source.name)
+            failures = min(failures + 1, 16)
+            await asyncio.sleep(min(PAUSE_S * 2 ** (failures - 1), PAUSE_S_MAX) * random.uniform(0.5, 1.0))
+
+
+def described(template: Template, host: str, port: int, *, name: str | None = None, **more: object) -> Endpoint | None:
+    """An endpoint that a source found, as if the settings had listed it; None where it can't be one."""
+    address = f"[{host}]" if ":" in host else host
+    given = {key: getattr(template, key) for key in ("engine", "models", "slots", "api_key", "labels", "kv_events")}
+    try:
+        return Endpoint.model_validate(
+            {**given, "url": f"{template.scheme}://{address}:{port}", "name": name or "", **more}
+        )
+    except (ValueError, Refused) as error:
+        logger.warning("%s:%d is not an endpoint: %s", host, port, " ".join(str(error).split())[:300])
+        return None

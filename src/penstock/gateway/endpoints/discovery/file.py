@@ -1,0 +1,70 @@
+"""A file: which endpoints does somebody else's program write down for us?
+
+Looked at again and again, because every way of replacing a file (rename, editor, mounted ConfigMap, network disk)
+shows in what `stat` says, and not every one in notifications. It is read only when it looked the same twice, so one
+that is being written is left alone; and one that is bad, empty or gone changes nothing. Whoever writes it says where
+prompts go, but not what this process has in its environment: only the variables that the settings list are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from penstock.config.load import ConfigError, endpoints_from_text
+from penstock.config.model import Endpoint
+from penstock.config.sections.discovery import FileWatch
+from penstock.config.source import FILE_BYTES_MAX
+from penstock.gateway.endpoints.discovery.base import Found, SourceError
+
+_Look = tuple[int, int, int, int]
+
+
+class FileSource:
+    """One file."""
+
+    def __init__(self, settings: FileWatch) -> None:
+        self.name = f"file {settings.path}"
+        self._path = Path(settings.path)
+        self._refresh_s = settings.refresh
+        self._env = settings.env
+        self._taken: _Look | None = None  # as it looked when it was last read, whatever became of that
+
+    async def watch(self, found: Found) -> None:
+        before: _Look | None = None
+        while True:
+            look = await asyncio.to_thread(self._look)
+            if look == before and look != self._taken:
+                text = await asyncio.to_thread(self._read)
+                if await asyncio.to_thread(self._look) == look:  # else it changed under our eyes: look again
+                    self._taken = look
+                    found(self._endpoints(text))
+            before = look
+            await asyncio.sleep(self._refresh_s)
+
+    def _look(self) -> _Look:
+        try:
+            stat = self._path.stat()
+        except OSError as error:
+            self._taken = None
+            raise SourceError(f"cannot be read: {(error.strerror or str(error)).lower()}") from None
+        return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+    def _read(self) -> bytes:
+        try:
+            with self._path.open("rb") as file:
+                return file.read(FILE_BYTES_MAX + 1)
+        except OSError as error:
+            raise SourceError(f"cannot be read: {(error.strerror or str(error)).lower()}") from None
+
+    def _endpoints(self, content: bytes) -> tuple[Endpoint, ...]:
+        if len(content) > FILE_BYTES_MAX:
+            raise SourceError(f"is larger than {FILE_BYTES_MAX >> 20} MiB")
+        try:
+            env = {name: os.environ[name] for name in self._env if name in os.environ}
+            return endpoints_from_text(content.decode("utf-8-sig"), self._path.name, env)
+        except UnicodeDecodeError as error:
+            raise SourceError(f"is not UTF-8 text (byte {error.start})") from None
+        except ConfigError as error:
+            raise SourceError("; ".join(problem.line() for problem in error.problems[:10])) from None

@@ -1,0 +1,93 @@
+"""What is there, according to a list and the events since: how can no ghost stay, and nothing be missing?
+
+Objects are kept by uid, which is never used again. Each change of an object has a version, and a change that is not
+newer than what is known of its uid is old news: a double, or one that was overtaken. The uid of a deleted object is
+remembered with its version until the next list, so that a change which was overtaken by the deletion brings nobody
+back. A list replaces everything, and whatever is not newer than the list is old news too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
+
+from penstock.gateway.endpoints.discovery.base import SourceError
+from penstock.gateway.endpoints.discovery.kubernetes_objects import Meta
+
+OBJECTS_MAX = 20_000  # of one source: a slice has up to 1,000 endpoints, a pod is one
+DELETED_MAX = 20_000  # remembered between two lists; past that a list is due
+
+
+class KubernetesObject(Protocol):
+    """A pod or a slice."""
+
+    @property
+    def metadata(self) -> Meta: ...
+
+
+T = TypeVar("T", bound=KubernetesObject)
+
+
+class Relist(Exception):  # noqa: N818 - no error: what is there has to be asked for anew
+    """What is known can't be carried on."""
+
+
+class Cache(Generic[T]):
+    """The objects of one kind that a selector finds."""
+
+    def __init__(self) -> None:
+        self.version = ""  #: how far we have come: where a watch begins
+        self._objects: dict[str, T] = {}
+        self._versions: dict[str, int] = {}  # of each uid, deleted ones too
+        self._floor = 0  # the list's version
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._objects.values())
+
+    def listed(self, objects: list[T], version: str) -> None:
+        """A complete list: what is not in it is gone."""
+        if len(objects) > OBJECTS_MAX:
+            raise SourceError(f"{len(objects)} objects are selected; at most {OBJECTS_MAX} are followed")
+        self._objects = {found.metadata.uid: found for found in objects}
+        self._versions = {}
+        self._floor = _number(version) or 0
+        self.version = version
+
+    def came(self, found: T) -> bool:
+        """An object was added or changed. Returns whether that was news."""
+        if not self._is_news(found.metadata):
+            return False
+        self._objects[found.metadata.uid] = found
+        if len(self._objects) > OBJECTS_MAX:
+            raise Relist(f"more than {OBJECTS_MAX} objects")
+        return True
+
+    def went(self, meta: Meta) -> bool:
+        """An object was deleted. Returns whether that was news."""
+        if not self._is_news(meta):
+            return False
+        self._objects.pop(meta.uid, None)
+        if len(self._versions) > len(self._objects) + DELETED_MAX:
+            raise Relist("many objects were deleted")
+        return True
+
+    def passed(self, version: str) -> None:
+        """A watch has come so far, whatever it told."""
+        new, now = _number(version), _number(self.version)
+        if version and (new is None or now is None or new > now):
+            self.version = version
+
+    def _is_news(self, meta: Meta) -> bool:
+        version = _number(meta.resource_version)
+        if not meta.uid or version is None:
+            raise Relist("an object without uid or a version that can be compared")
+        if version <= max(self._floor, self._versions.get(meta.uid, 0)):
+            return False
+        self._versions[meta.uid] = version
+        self.passed(meta.resource_version)
+        return True
+
+
+def _number(version: str) -> int | None:
+    """Versions are numbers that grow, which Kubernetes promises since 1.35 and always did."""
+    return int(version) if version.isascii() and version.isdecimal() and len(version) <= 20 else None

@@ -1,0 +1,192 @@
+"""Kubernetes: which endpoints does a pod, or a slice of a Service, stand for?
+
+Only what is read is declared, so objects of any version of the API are taken as long as these parts are as they were.
+Readiness is Kubernetes' own verdict: a pod that is not ready, or is being deleted, stands for no endpoint, and an
+endpoint that was there is drained by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from penstock.config.model import Endpoint
+from penstock.config.sections.discovery import Kubernetes
+from penstock.gateway.endpoints.discovery.base import described
+
+PORT_DEFAULT = 8000  # vLLM's, for a pod that declares no port
+SERVICE_LABEL = "kubernetes.io/service-name"
+
+
+class _Part(msgspec.Struct, rename="camel", frozen=True):
+    """A part of an object."""
+
+
+class Meta(_Part, frozen=True):
+    """Who an object is. `uid` is never used again, a name may be."""
+
+    name: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    labels: Mapping[str, str] | None = None
+    annotations: Mapping[str, str] | None = None
+    deletion_timestamp: str | None = None
+
+
+class _ContainerPort(_Part, frozen=True):
+    container_port: int
+    name: str | None = None
+    protocol: str | None = None
+
+
+class _Container(_Part, frozen=True):
+    ports: list[_ContainerPort] | None = None
+
+
+class _PodSpec(_Part, frozen=True):
+    containers: list[_Container] = []
+    init_containers: list[_Container] | None = None
+
+
+class _Condition(_Part, frozen=True):
+    type: str
+    status: str
+
+
+class _PodStatus(_Part, frozen=True):
+    pod_ip: str | None = msgspec.field(name="podIP", default=None)
+    conditions: list[_Condition] | None = None
+
+
+class Pod(_Part, frozen=True):
+    """A pod."""
+
+    metadata: Meta
+    spec: _PodSpec = _PodSpec()
+    status: _PodStatus = _PodStatus()
+
+    def endpoints(self, settings: Kubernetes) -> Iterator[Endpoint]:
+        """The endpoint it stands for, if it is ready."""
+        is_ready = any(c.type == "Ready" and c.status == "True" for c in self.status.conditions or ())
+        port = self._port(settings.port)
+        if self.metadata.deletion_timestamp is None and is_ready and self.status.pod_ip and port:
+            yield from _endpoint(settings, self.status.pod_ip, port, self.metadata.name, self.metadata)
+
+    def _port(self, wanted: str) -> int | None:
+        if wanted.isdecimal():
+            return int(wanted)
+        containers = [*self.spec.containers, *(self.spec.init_containers or ())]  # sidecars stand among the latter
+        ports = [port for container in containers for port in container.ports or ()]
+        if wanted:
+            return next((port.container_port for port in ports if port.name == wanted), None)
+        return next((port.container_port for port in ports if port.protocol in (None, "TCP")), PORT_DEFAULT)
+
+
+class _SlicePort(_Part, frozen=True):
+    port: int | None = None
+    name: str | None = None
+    protocol: str | None = None
+
+
+class _SliceConditions(_Part, frozen=True):
+    ready: bool | None = None
+    terminating: bool | None = None
+
+
+class _TargetRef(_Part, frozen=True):
+    kind: str | None = None
+    name: str | None = None
+
+
+class _SliceEndpoint(_Part, frozen=True):
+    addresses: list[str] = []
+    conditions: _SliceConditions = _SliceConditions()
+    target_ref: _TargetRef | None = None
+    zone: str | None = None
+
+
+class Slice(_Part, frozen=True):
+    """An EndpointSlice: a part of what is behind a Service. One endpoint may stand in two of them for a moment."""
+
+    metadata: Meta
+    address_type: str = "IPv4"
+    endpoints_: list[_SliceEndpoint] | None = msgspec.field(name="endpoints", default=None)
+    ports: list[_SlicePort] | None = None
+
+    def endpoints(self, settings: Kubernetes) -> Iterator[Endpoint]:
+        """Those that are ready."""
+        port = self._port(settings.port)
+        if self.metadata.deletion_timestamp is not None or port is None:
+            return
+        for part in self.endpoints_ or ():
+            # "A nil value should be interpreted as true", says the API of `ready`.
+            if part.conditions.ready is False or part.conditions.terminating or not part.addresses:
+                continue
+            name = part.target_ref.name if part.target_ref is not None else None
+            yield from _endpoint(settings, part.addresses[0], port, name, self.metadata, zone=part.zone)
+
+    def _port(self, wanted: str) -> int | None:
+        ports = [port for port in self.ports or () if port.port]
+        if wanted.isdecimal():
+            return int(wanted)
+        if wanted:
+            ports = [port for port in ports if port.name == wanted]
+        return next((port.port for port in ports if port.protocol in (None, "TCP")), None)
+
+
+def _endpoint(
+    settings: Kubernetes, host: str, port: int, name: str | None, meta: Meta, *, zone: str | None = None
+) -> Iterator[Endpoint]:
+    more: dict[str, object] = {}
+    own = meta.labels or {}
+    copied = {key: own[key] for key in settings.copy_labels if key in own}
+    labels = {**settings.labels, **({"zone": zone} if zone else {}), **copied}
+    if settings.model_label is not None:
+        told = own.get(settings.model_label) or (meta.annotations or {}).get(settings.model_label)
+        models = [part.strip() for part in (told or "").split(",") if part.strip()]
+        if models:
+            more["models"] = models
+    endpoint = described(settings, host, port, name=name, labels=labels, **more)
+    if endpoint is not None:
+        yield endpoint
+
+
+class _ListMeta(_Part, frozen=True):
+    resource_version: str = ""
+    continue_: str | None = msgspec.field(name="continue", default=None)
+
+
+class PodList(_Part, frozen=True):
+    """One page of a list."""
+
+    metadata: _ListMeta
+    items: list[Pod] | None = None
+
+
+class SliceList(_Part, frozen=True):
+    """One page of a list."""
+
+    metadata: _ListMeta
+    items: list[Slice] | None = None
+
+
+class Event(_Part, frozen=True):
+    """One line of a watch; the object is read when its type is known."""
+
+    type: str
+    object: msgspec.Raw
+
+
+class Status(_Part, frozen=True):
+    """What an ERROR event carries, and an answer that is no success."""
+
+    code: int | None = None
+    message: str | None = None
+    reason: str | None = None
+
+
+class Bookmark(_Part, frozen=True):
+    """How far a watch has come."""
+
+    metadata: Meta

@@ -1,0 +1,38 @@
+"""From settings to sources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from penstock.config.problems import ConfigError, Problem
+from penstock.config.sections import discovery
+from penstock.gateway.endpoints.discovery.base import Source, SourceError
+from penstock.gateway.endpoints.discovery.dns import DnsSource
+from penstock.gateway.endpoints.discovery.file import FileSource
+from penstock.gateway.endpoints.discovery.kubernetes import KubernetesSource
+from penstock.gateway.endpoints.discovery.kubernetes_access import Access
+
+
+def sources(settings: Sequence[discovery.Source], env: Mapping[str, str]) -> list[Source]:
+    """One per entry. Raises `ConfigError` where an entry has no meaning where we run."""
+    found: list[Source] = []
+    names: set[str] = set()
+    for index, entry in enumerate(settings):
+        source = _source(entry, index, env)
+        if source.name in names:
+            raise ConfigError([Problem(f"discovery[{index}]", "is the same as an entry before it")])
+        names.add(source.name)
+        found.append(source)
+    return found
+
+
+def _source(entry: discovery.Source, index: int, env: Mapping[str, str]) -> Source:
+    if entry.dns is not None:
+        return DnsSource(entry.dns)
+    if entry.file is not None:
+        return FileSource(entry.file)
+    assert entry.kubernetes is not None, "the settings are checked for exactly one"
+    try:
+        return KubernetesSource(entry.kubernetes, Access(entry.kubernetes, env))
+    except SourceError as error:
+        raise ConfigError([Problem(f"discovery[{index}].kubernetes", str(error))]) from None

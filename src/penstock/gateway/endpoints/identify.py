@@ -1,0 +1,108 @@
+"""What is an endpoint: which engine, which models, how much at a time?
+
+Asked when it is first met and again after every restart; the models on every probe, for they come and go (LoRA adapters
+are loaded and unloaded at run time). Each question costs one small GET, and one that an engine has no answer to costs
+nothing but itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from penstock.config.values import MODEL_CHARACTERS_MAX
+from penstock.engines import recognise
+from penstock.engines.base import Engine, Facts, Model
+from penstock.engines.openai import OPENAI
+from penstock.gateway.endpoints.probe_client import Answer, Ask
+from penstock.http.client.values import UpstreamErrorKind
+
+MODELS_MAX = 10_000
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """The answer to "which models do you serve?". None: no answer that makes sense."""
+
+    models: list[Model] | None
+    absent: bool = False  #: it has no such list
+    trouble: str = ""  #: what an operator should know of it
+
+
+async def list_models(ask: Ask, engine: Engine) -> Listing:
+    """The models and adapters it serves now."""
+    return listing_of(await ask(engine.models_path))
+
+
+def listing_of(answer: Answer) -> Listing:
+    """What an answer to that question says. Entries without a usable name, and those beyond the bound, are left out."""
+    failure = answer.failure
+    if failure is not None and failure.error.kind is UpstreamErrorKind.PROTOCOL:
+        return Listing(None, trouble=f"its model list can't be read: {failure}")
+    page = answer.json()
+    data = page.get("data") if isinstance(page, dict) else None
+    if not isinstance(data, list):
+        return Listing(None, answer.absent, "its model list is no list of models" if answer.ok else "")
+    found: dict[str, Model] = {}
+    for item in data[:MODELS_MAX]:
+        name = item.get("id") if isinstance(item, dict) else None
+        if isinstance(name, str) and 0 < len(name) <= MODEL_CHARACTERS_MAX:
+            found[name] = Model(name, item)
+    more = f"of the {len(data)} models it lists only {MODELS_MAX} are known" if len(data) > MODELS_MAX else ""
+    return Listing(list(found.values()), trouble=more)
+
+
+async def which_engine(ask: Ask, listing: Listing) -> Engine | None:
+    """Which engine answers there; None when it can't be told now, because it did not answer all that matters."""
+    if listing.models is None and not listing.absent:
+        return None
+    if listing.models and (found := recognise.by_models(listing.models)):
+        return found
+    page = await ask("/metrics")
+    if page.ok and (found := recognise.by_page(page.body)):
+        return found
+    answers = [page]
+    for path, engine in recognise.signs():
+        answer = await ask(path)
+        document = answer.json()
+        if isinstance(document, dict) and recognise.by_sign(engine, path, document):
+            return engine
+        answers.append(answer)
+    return OPENAI if all(answer.status for answer in answers) else None
+
+
+async def learn_facts(ask: Ask, engine: Engine, *, changing: bool = False) -> tuple[Facts, bool]:
+    """What it tells of itself, and whether it said all it has to say: what stays silent may speak another time.
+
+    `changing`: only what may have changed while it runs. All questions are asked at once: an endpoint is not used
+    before they are answered when it is first met, and on a busy machine each takes its time.
+    """
+    documents = [document for document in engine.documents if document.changes or not changing]
+    answers = await asyncio.gather(*(ask(document.path) for document in documents))
+    facts, said_all = Facts(), True
+    for document, answer in zip(documents, answers, strict=True):
+        page = answer.json()
+        if isinstance(page, dict):
+            facts = facts.over(document.facts(page))
+        said_all = said_all and not answer.silent
+    return facts, said_all
+
+
+def context_tokens(model: Model, facts: Facts) -> int | None:
+    """How many tokens a request for it may have, prompt and answer together."""
+    told = model.fields.get("max_model_len")
+    if type(told) is not int:
+        meta = model.fields.get("meta")  # llama.cpp's: of one slot
+        told = meta.get("n_ctx") if isinstance(meta, dict) else None
+    return told if type(told) is int and told > 0 else facts.context_tokens
+
+
+def listed(listing: Listing, facts: Facts) -> list[Model] | None:
+    """The models, each with its context length where it is known; those from facts where there is no list."""
+    models = listing.models
+    if models is None and listing.absent and facts.models:
+        models = [Model(name, {"id": name, "object": "model", "created": 0}) for name in facts.models]
+    for model in models or ():
+        if (tokens := context_tokens(model, facts)) is not None and model.fields.get("max_model_len") is None:
+            model.fields["max_model_len"] = tokens
+    return models

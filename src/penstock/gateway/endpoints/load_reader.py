@@ -1,0 +1,167 @@
+"""How loaded is an endpoint: its page, the cheaper look between two of them, and what its answers say, as one reading.
+
+Sources are fused so that one reading never mixes two moments of the same number: where an engine has the cheap look,
+running, waiting and memory always come from there, and the page brings only its counters. The time of a reading is when
+it was asked for. A page that is slow, dead or nonsense is no reading: it neither opens nor closes anything by itself
+(DESIGN §4.4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.core.endpoints.ledger import restarted_between
+from penstock.core.values.observation import Glimpse, Observation
+from penstock.engines import orca
+from penstock.engines.base import Engine, Facts, Load, PageReader
+from penstock.gateway.endpoints.probe_client import Answer, Ask
+
+AskPort = Callable[[int], Ask]  #: the same host at another port
+GLIMPSE_INTERVAL_S = 0.05  # an engine's gauges move once per step: more often they say the same
+TRIES_BEFORE_GIVING_UP = 3  # a cheap look that was never there is asked for no more until the engine restarts
+
+
+class Reader:
+    """Reads one endpoint. `use` starts over, with a new engine process."""
+
+    def __init__(self, ask: Ask, now: Callable[[], float], ask_port: AskPort) -> None:
+        self._ask = ask
+        self._ask_port = ask_port
+        self._now = now
+        self._pages: PageReader | None = None
+        self._engine: Engine | None = None
+        self._metrics_at = ""  # where a page was found
+        self._load_path = ""
+        self._load_misses = 0
+        self._door_path = ""
+        self._door_misses = 0
+        self._last: Observation | None = None
+        self._heard_s = -math.inf
+        self._took_s = 0.0  # how long the engine takes to answer, at least that
+        self.facts = Facts()  #: what the last page told besides load
+        self.unsaid = False  #: it answered the last time, and could not tell its load: no news, and no failure
+        self.restarted = False  #: the last full reading was of another process than the one before
+
+    def use(self, engine: Engine) -> None:
+        """Which engine it is, from now on."""
+        self._engine = engine
+        self._pages = PageReader(engine) if engine.series is not None else None
+        self._metrics_at = ""
+        self._load_path = engine.load_path
+        self._load_misses = 0
+        self._door_path = engine.door_path
+        self._door_misses = 0
+        self._last = None
+        self.facts = Facts()
+
+    @property
+    def reads(self) -> bool:
+        """Whether there is anything to read."""
+        return self._pages is not None or bool(self._load_path)
+
+    @property
+    def has_page(self) -> bool:
+        """Whether a metrics page was found that makes sense."""
+        return bool(self._metrics_at)
+
+    @property
+    def _cheap(self) -> bool:
+        """Whether there is something cheaper than the page that tells as much."""
+        return bool(self._load_path) and self._load_misses < 0
+
+    async def full(self) -> Observation | None:
+        """All its signals."""
+        assert self._engine is not None
+        asked_s = self._now()
+        self.unsaid = False
+        reading = await self._page(asked_s)
+        load = None
+        if self._load_path and (reading is None or self._engine.load_leads):
+            load = await self._load()
+        reading = _fused(reading, load, asked_s=asked_s)
+        if reading is not None and self._door_path:
+            reading = await self._with_door(reading)
+        before, self._last = self._last, reading or self._last
+        self.restarted = before is not None and reading is not None and restarted_between(before, reading)
+        return reading
+
+    async def fast(self) -> Observation | None:
+        """The few that admission needs, with the counters of the last page."""
+        assert self._engine is not None
+        asked_s = self._now()
+        if not (self._cheap and (self._engine.load_leads or self._last is None)):
+            return await self.full()
+        self.unsaid = False
+        return _fused(self._last, await self._load(), asked_s=asked_s)
+
+    def heard(self, header: bytes) -> Glimpse | None:
+        """What a load header of an answer says (ORCA). It was written when the answer was, so about now."""
+        asked_s = self._now() - self._took_s
+        if asked_s < self._heard_s + GLIMPSE_INTERVAL_S or (load := orca.load(header)) is None:
+            return None
+        self._heard_s = asked_s
+        return Glimpse(asked_s=asked_s, waiting=load.waiting, kv_usage=load.kv_usage)
+
+    async def _page(self, asked_s: float) -> Observation | None:
+        pages, engine = self._pages, self._engine
+        if pages is None or engine is None:
+            return None
+        for path in (self._metrics_at,) if self._metrics_at else engine.metrics:
+            answer = await self._get(path)
+            if answer.ok and (reading := pages.observation(answer.body, asked_s=asked_s)) is not None:
+                self._metrics_at = path
+                self._took_s = self._now() - asked_s
+                self.facts = pages.facts(answer.body)
+                return reading
+        return None
+
+    async def _with_door(self, reading: Observation) -> Observation:
+        """The reading with the number of requests at the engine's door. One that says 0 beside work does not count."""
+        assert self._engine is not None
+        assert self._engine.door is not None
+        answer = await self._ask(self._door_path)
+        in_all = self._engine.door(answer.json())
+        if in_all is None or (in_all == 0 and reading.running + reading.waiting > 0):
+            self._door_misses += bool(answer.status)
+            if self._door_misses >= TRIES_BEFORE_GIVING_UP:
+                self._door_path = ""
+            return reading
+        return msgspec.structs.replace(reading, in_all=in_all)
+
+    async def _get(self, path: str) -> Answer:
+        if not path.startswith(":"):
+            return await self._ask(path)
+        port, slash, rest = path[1:].partition("/")
+        return await self._ask_port(int(port))(slash + rest)
+
+    async def _load(self) -> Load | None:
+        assert self._engine is not None
+        assert self._engine.load is not None
+        answer = await self._ask(self._load_path)
+        load = self._engine.load(answer.json()) if answer.ok else None
+        self.unsaid = load is not None and load.waiting is None
+        if load is not None:
+            self._load_misses = -1
+        elif answer.status and self._load_misses >= 0:
+            self._load_misses += 1
+            if self._load_misses >= TRIES_BEFORE_GIVING_UP:
+                self._load_path = ""
+        return load
+
+
+def _fused(page: Observation | None, load: Load | None, *, asked_s: float) -> Observation | None:
+    """One reading of both: numbers that the cheap look tells, and the page's counters."""
+    if load is None or load.running is None or load.waiting is None:
+        return page if page is None or page.asked_s == asked_s else None
+    if page is None:
+        return Observation(asked_s=asked_s, running=load.running, waiting=load.waiting, kv_usage=load.kv_usage)
+    return msgspec.structs.replace(
+        page,
+        asked_s=asked_s,
+        running=load.running,
+        waiting=load.waiting,
+        kv_usage=page.kv_usage if load.kv_usage is None else load.kv_usage,
+    )

@@ -1,0 +1,289 @@
+"""What do the engines say of themselves: probes, model lists and gauges, asked for again and again.
+
+Two loops per endpoint, so that a metrics page which hangs never delays the probe that tells whether the engine is
+alive. What to ask and how to read it is the engine's own (`engines/`); `identify.py` finds out which engine it is and
+what it serves, again after every restart, and `load_reader.py` reads its load. Gauges are read every `interval`, and
+every
+`fast_interval` while requests wait for an endpoint near its limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from penstock.core.endpoints.health import Presence
+from penstock.engines.base import Engine, Facts, Model
+from penstock.engines.openai import OPENAI
+from penstock.gateway.endpoints import identify
+from penstock.gateway.endpoints.identify import Listing
+from penstock.gateway.endpoints.load_reader import Reader
+from penstock.gateway.endpoints.probe import Prober
+from penstock.gateway.endpoints.probe_client import LIST_BYTES_MAX, Ask, asking
+from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.proxy.target import Target
+from penstock.http.client.pool import Upstream, UpstreamException, UpstreamTimeouts
+
+logger = logging.getLogger(__name__)
+
+FACTS_TRIES_MAX = 5  # vLLM's first `/server_info` takes seconds on a busy machine, the second one milliseconds
+DOWN_PROBE_S = 0.5  # a dead endpoint is asked more often than a live one: its return is worth a cheap connect
+GONE = (Presence.DOWN, Presence.LOADING)
+
+
+class ObserveSettings(msgspec.Struct, frozen=True):
+    """How often, and how long to wait for an answer (seconds)."""
+
+    interval_s: float = 1.0
+    fast_interval_s: float = 0.5
+    probe_interval_s: float = 5.0
+    timeout_s: float = 2.0
+
+
+class Observer:
+    """Asks one endpoint, and tells the scheduler."""
+
+    def __init__(
+        self,
+        name: str,
+        target: Target,
+        driver: Driver,
+        settings: ObserveSettings,
+        *,
+        engine: Engine | None,
+        asks_models: bool,
+        on_models: Callable[[str, list[Model]], None],
+    ) -> None:
+        self._name = name
+        self._target = target
+        self._driver = driver
+        self._settings = settings
+        self._configured = engine
+        self._asks_models = asks_models
+        self._on_models = on_models
+        self._ask = asking(target.upstream, target.own_headers(), timeout_s=settings.timeout_s)
+        self._ask_list = asking(
+            target.upstream, target.own_headers(), timeout_s=settings.timeout_s, bytes_max=LIST_BYTES_MAX
+        )
+        self._reader = Reader(self._ask, driver.now, self._ask_port)
+        self._ports: dict[int, Upstream] = {}  # of the same host, for an engine whose page is at another one
+        self._full_due_s = 0.0
+        self._probes = target.upstream.unpooled()  # a kept connection still answers when nobody takes new ones
+        self._probe_ask = asking(self._probes, target.own_headers(), timeout_s=settings.timeout_s)
+        self._prober = Prober(settings.timeout_s)
+        self._poked = asyncio.Event()
+        self._look = asyncio.Event()  # what can be read became known, or somebody waits who did not
+        self._met = False  # what can be read became known since the last look
+        self._told: list[str] | None = None
+        self._told_slots: int | None = None
+        self._list_trouble = ""  # the last that was logged
+        self.engine: Engine | None = None  #: None until it is known
+        self.facts = Facts()
+        self._facts_tries = 0  # how often they are still asked for, all of them, because a question got no answer
+        self._is_new = True  # not asked yet what it is, or restarted since
+        target.heard_load = self._heard
+        target.unreachable = self.poke
+        target.disowned = self.ask_again
+        if engine is not None:
+            self._use(engine)
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        self._driver.wakes.add(self._look.set)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._forever(self._probe, self._probe_pause))
+                group.create_task(self._forever(self._read_gauges, self._gauges_pause))
+        finally:
+            self._driver.wakes.discard(self._look.set)
+            for upstream in (self._probes, *self._ports.values()):
+                upstream.close()
+
+    def reconfigured(self, settings: ObserveSettings, timeouts: UpstreamTimeouts) -> None:
+        """Ask as often as these say, beginning with the next pause."""
+        self._settings = settings
+        for upstream in (self._probes, *self._ports.values()):
+            upstream.retime(timeouts)
+
+    def poke(self) -> None:
+        """A request found nobody there: probe it now, and then often until it is back, maybe as another."""
+        self._is_new = True
+        self._target.finishes.clear()
+        self._poked.set()
+
+    def ask_again(self) -> None:
+        """It said that it does not have a model that it is believed to have: ask now which it has."""
+        if self._asks_models:
+            self._poked.set()
+
+    async def _forever(self, ask: Callable[[], Awaitable[None]], pause: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await ask()
+            except UpstreamException:
+                logger.debug("%s did not answer %s", self._name, ask)
+            except Exception:
+                logger.exception("observing %s failed", self._name)
+            await pause()
+
+    async def _pause(self, until: asyncio.Event, pause_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await until.wait()
+        until.clear()
+
+    # --- alive ------------------------------------------------------------------------------------------------
+
+    async def _probe_pause(self) -> None:
+        pause_s = self._settings.probe_interval_s
+        unsure = self._prober.presence is not Presence.UP or self._prober.silent
+        if unsure or self._is_new or (self._asks_models and self._told is None):
+            pause_s = min(DOWN_PROBE_S, pause_s)
+        await self._pause(self._poked, pause_s)
+
+    async def _probe(self) -> None:
+        scheduler, prober = self._driver.scheduler, self._prober
+        before, asked_s = prober.presence, self._driver.now()
+        answer = await self._probe_ask((self.engine or OPENAI).probe_path)
+        if answer.ok and (self.facts.sleeping is not None or self._facts_tries):
+            await self._learn_facts()  # it can be put to sleep at any time
+        presence = prober.judged(answer, asked_s=asked_s, now=self._driver.now(), moved_s=scheduler.moved_s(self._name))
+        if before is not Presence.UP and presence is Presence.UP:
+            self._is_new = True
+        if presence is Presence.UP and (self._is_new or self._asks_models or self._told is None):
+            await self._learn(returns=before in GONE)
+        if presence is Presence.UP and self._sleeps():
+            presence = prober.presence = Presence.SLEEPING
+        if presence is not before:
+            logger.info("endpoint %s is %s", self._name, presence)
+        if presence is Presence.UP:
+            self._driver.tell(scheduler.endpoint_up(self._name, now=self._driver.now()))
+            return
+        self._driver.tell(scheduler.endpoint_down(self._name, presence=presence, now=self._driver.now()))
+        if presence is Presence.HUNG and before is not Presence.HUNG:
+            self._target.upstream.give_up("the engine answers nothing")  # they are tried elsewhere
+
+    def _sleeps(self) -> bool:
+        page = self._reader.facts.sleeping
+        return bool(self.facts.sleeping if page is None else page)
+
+    # --- what it is, and serves -------------------------------------------------------------------------------
+
+    async def _learn(self, *, returns: bool) -> None:
+        """Ask what it serves now; and what it is, if that may have changed.
+
+        What `returns` from the dead was just started, so it does not sleep: it is used before it has told the rest,
+        which on a busy machine takes seconds.
+        """
+        listing = await identify.list_models(self._ask_list, self.engine or OPENAI)
+        if self._is_new:
+            engine = self._configured or await identify.which_engine(self._ask, listing)
+            if engine is not None:
+                self._use(engine)
+                self._driver.tell(
+                    self._driver.scheduler.endpoint_changed(self._name, lingers=engine.lingers, now=self._driver.now())
+                )
+                self.facts, self._facts_tries = Facts(), FACTS_TRIES_MAX
+                if returns and self._told is not None:
+                    self._tell_models(listing)
+                    self._driver.tell(self._driver.scheduler.endpoint_up(self._name, now=self._driver.now()))
+                await self._learn_facts()
+                self._is_new = False
+        self._tell_models(listing)
+        self._tell_slots()
+
+    async def _learn_facts(self) -> None:
+        """Ask what it tells of itself. Where a question gets no answer, what it told before stands."""
+        engine = self.engine
+        if engine is None:
+            return
+        told, said_all = await identify.learn_facts(self._ask, engine, changing=not self._facts_tries)
+        self.facts = facts = told.over(self.facts)
+        self._facts_tries = 0 if said_all else max(0, self._facts_tries - 1)
+        ignores = facts.schedules_priority is False
+        self._target.priority = None if ignores else facts.priority or engine.priority
+        self._tell_slots()
+
+    def _use(self, engine: Engine) -> None:
+        if engine is not self.engine:
+            logger.log(
+                logging.DEBUG if self._configured else logging.INFO, "endpoint %s is %s", self._name, engine.title
+            )
+        self.engine = self._target.engine = engine
+        self._target.priority = engine.priority
+        self._reader.use(engine)
+        self._full_due_s = 0.0
+        self._met = True
+        self._look.set()
+
+    def _tell_models(self, listing: Listing) -> None:
+        models = identify.listed(listing, self.facts)
+        if listing.trouble and listing.trouble != self._list_trouble:
+            logger.warning("endpoint %s: %s", self._name, listing.trouble)
+        self._list_trouble = listing.trouble
+        scheduler, now = self._driver.scheduler, self._driver.now()
+        if models is not None:
+            names = [model.id for model in models]
+            self._on_models(self._name, models)
+            if self._asks_models and names != self._told:
+                self._driver.tell(scheduler.endpoint_changed(self._name, models=names, now=now))
+            self._told = names
+        elif listing.absent and self._asks_models and self._told is None and not self._is_new:
+            logger.warning("endpoint %s does not list its models: it is taken to serve any", self._name)
+            self._told = []
+            self._driver.tell(scheduler.endpoint_changed(self._name, tells_models=False, now=now))
+
+    def _tell_slots(self) -> None:
+        slots = self.facts.slots or self._reader.facts.slots
+        if slots is not None and slots != self._told_slots:
+            self._told_slots = slots
+            self._driver.tell(
+                self._driver.scheduler.endpoint_changed(self._name, told_slots=slots, now=self._driver.now())
+            )
+
+    # --- how loaded -------------------------------------------------------------------------------------------
+
+    async def _gauges_pause(self) -> None:
+        """Until the next look: after `interval`, and from when somebody waits, a fast one where it matters."""
+        settings, driver, ended_s = self._settings, self._driver, self._driver.now()
+        fast_s = min(settings.fast_interval_s, settings.interval_s)
+        while not self._met and (left_s := ended_s + settings.interval_s - driver.now()) > 0:
+            if not driver.scheduler.waits:
+                await self._pause(self._look, left_s)
+            elif (soon_s := ended_s + fast_s - driver.now()) > 0:
+                await self._pause(self._look, min(soon_s, left_s))
+            elif driver.scheduler.wanted(self._name, now=driver.now()):
+                break
+            else:
+                await self._pause(self._look, min(fast_s, left_s))
+        self._met = False
+
+    async def _read_gauges(self) -> None:
+        reader = self._reader
+        if not reader.reads or self.facts.tells_load is False:
+            return
+        now = self._driver.now()
+        if now >= self._full_due_s:
+            self._full_due_s = now + self._settings.interval_s
+            reading = await reader.full()
+            if reader.restarted:
+                self.poke()
+        else:
+            reading = await reader.fast()
+        if reading is not None or not reader.unsaid:
+            self._driver.tell(self._driver.scheduler.observed(self._name, reading, now=self._driver.now()))
+
+    def _heard(self, header: bytes) -> None:
+        part = self._reader.heard(header)
+        if part is not None:
+            self._driver.tell(self._driver.scheduler.glimpsed(self._name, part, now=self._driver.now()))
+
+    def _ask_port(self, port: int) -> Ask:
+        upstream = self._ports.get(port)
+        if upstream is None:
+            upstream = self._ports[port] = self._target.upstream.at_port(port)
+        return asking(upstream, [], timeout_s=self._settings.timeout_s)

@@ -1,0 +1,406 @@
+"""Which endpoints are there now: the one place where one comes, changes or goes while the gateway runs.
+
+Everybody who knows of endpoints (the settings file, each discovery, the operator) is a *source* and says the complete
+set that it wants, whenever that changes; there are no "added" and "removed" messages that could be lost, doubled or
+come in the wrong order. The sets are merged by name, first the operator's, then the file's, then the discoveries' in
+the order of their settings, and compared with what is there.
+
+An endpoint that nobody wants any more is drained, not cut: it is sent nothing new, what runs there ends, then it is
+forgotten with its connections, gauges and models. One that is wanted again meanwhile goes on. An operator's word
+stands above the sources': what was drained by hand stays so, what was removed by hand stays away as long as its source
+keeps naming it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from penstock.config.address import same_place
+from penstock.config.model import ENDPOINTS_MAX, Endpoint
+from penstock.core.values.settings import EndpointLimits, EndpointSpec
+from penstock.engines.base import Model
+from penstock.gateway.endpoints.catalog import Catalog
+from penstock.gateway.endpoints.observer import Observer, ObserveSettings
+from penstock.gateway.kv_cache.locator import Locator
+from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.proxy.target import Target
+from penstock.gateway.telemetry.metrics import Metrics
+from penstock.http.client.pool import UpstreamTimeouts
+
+logger = logging.getLogger(__name__)
+
+OPERATOR = "operator"  # the source of what was added by hand
+SETTINGS = "settings"  # the source of what stands in the file
+QUIET_LOOK_S = 0.1  # how often it is looked whether what is drained has ended
+
+
+#: What may change of an endpoint while requests run there; with anything else it is another one.
+FOLLOWED = (
+    "slots",
+    "price",
+    "max_kv_usage",
+    "max_prefill_tokens",
+    "max_time_per_output_token",
+    "max_engine_waiting",
+)
+
+
+def limits_of(endpoint: Endpoint) -> EndpointLimits:
+    """An endpoint's own thresholds, as the scheduler knows them."""
+    return EndpointLimits(
+        kv_usage_max=endpoint.max_kv_usage,
+        prefill_tokens_max=endpoint.max_prefill_tokens,
+        time_per_output_token_s_max=endpoint.max_time_per_output_token,
+        engine_waiting_max=endpoint.max_engine_waiting,
+    )
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """How the parts of one endpoint are made."""
+
+    target: Callable[[Endpoint], Target]
+    observer: Callable[[Endpoint, Target, Callable[[str, list[Model]], None]], Observer]
+    observe: ObserveSettings
+    timeouts: UpstreamTimeouts
+    slots_initial: int
+    leave_s: float  #: how long what runs at an endpoint that nobody wants may take to end
+
+
+class EndpointView(msgspec.Struct, frozen=True):
+    """One endpoint as the registry knows it; its load and health are in the scheduler's snapshot."""
+
+    name: str
+    url: str
+    source: str
+    engine: str
+    drained: bool  #: by an operator
+    leaving: bool  #: nobody wants it any more; what runs there ends first
+
+
+class _Member:
+    """One endpoint and its parts. `leave_at_s` is set while it is on its way out."""
+
+    __slots__ = ("drained", "leave_at_s", "observer", "source", "spec", "target", "task")
+
+    def __init__(self, spec: Endpoint, source: str, target: Target, observer: Observer) -> None:
+        self.spec = spec
+        self.source = source
+        self.target = target
+        self.observer = observer
+        self.task: asyncio.Task[None] | None = None
+        self.drained = False
+        self.leave_at_s: float | None = None
+
+
+class Endpoints:
+    """All endpoints of a running gateway. `targets` is shared with whoever sends to them."""
+
+    def __init__(
+        self, *, driver: Driver, metrics: Metrics, catalog: Catalog, parts: Parts, locator: Locator | None = None
+    ) -> None:
+        self._driver = driver
+        self._metrics = metrics
+        self._catalog = catalog
+        self._parts = parts
+        self.locator = locator
+        self.targets: dict[str, Target] = {}
+        self._members: dict[str, _Member] = {}
+        self._wanted: dict[str, list[Endpoint]] = {OPERATOR: [], SETTINGS: []}  # in order of precedence
+        self._kept_out: set[str] = set()  # removed by hand although a source names them
+        self._dropped = 0  # wanted, but too many or named twice, as last said in the log
+        self._cut: list[Target] = []  # replaced under their name: closed when what runs there has ended
+        self._sweeper: asyncio.Task[None] | None = None
+        self._started = False
+        self._closing: asyncio.Task[None] | None = None  # of a locator that was replaced
+        driver.took_movement = self._took_movement
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to observe."""
+        self._started = True
+        for member in self._members.values():
+            self._observe(member)
+        if self.locator is not None:
+            self.locator.start()
+
+    async def close(self) -> None:
+        """Stop observing. The connections are closed by `disconnect`, when no request needs them any more."""
+        self._started = False
+        tasks = [member.task for member in self._members.values() if member.task is not None]
+        tasks += [task for task in (self._sweeper, self._closing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self.locator is not None:
+            await self.locator.close()
+
+    def disconnect(self) -> None:
+        """Close all connections."""
+        for target in (*self.targets.values(), *self._cut):
+            target.upstream.close()
+
+    def reconfigured(self, parts: Parts) -> None:
+        """Make what comes like this, and tell what is there as much of it as it can follow."""
+        self._parts = parts
+        for member in self._members.values():
+            member.target.upstream.retime(parts.timeouts)
+            member.observer.reconfigured(parts.observe, parts.timeouts)
+
+    def _took_movement(self) -> list[str]:
+        return [name for name, target in self.targets.items() if target.took_movement()]
+
+    def relocate(self, locator: Locator | None) -> None:
+        """Somebody else finds out where prompts are cached. What the one before told is forgotten."""
+        before, self.locator = self.locator, locator
+        now = self._driver.now()
+        for name, member in self._members.items():
+            if before is not None:
+                self._driver.tell(self._driver.scheduler.kv_cleared(name, now=now))
+            if locator is not None:
+                locator.endpoint_added(member.spec, member.target)
+        if before is not None:
+            self._closing = asyncio.get_running_loop().create_task(before.close())
+        if locator is not None and self._started:
+            locator.start()
+
+    # --- what is wanted -------------------------------------------------------------------------------------------
+
+    def ranked(self, sources: Sequence[str], /) -> None:
+        """These sources there are besides the operator and the file, the first before the next. Others want nothing."""
+        self._wanted = {source: self._wanted.get(source, []) for source in (OPERATOR, SETTINGS, *sources)}
+        self._reconcile()
+
+    def want(self, source: str, endpoints: Iterable[Endpoint], /) -> None:
+        """This is all that a source wants from now on."""
+        self._wanted[source] = list(endpoints)
+        self._reconcile()
+
+    def add(self, endpoint: Endpoint) -> None:
+        """By hand. A ValueError says why not."""
+        name, place = endpoint.name, same_place(endpoint.url)
+        for other in self._members.values():
+            if other.leave_at_s is None and (other.spec.name == name or same_place(other.spec.url) == place):
+                what = "name" if other.spec.name == name else "address"
+                raise ValueError(f"There is an endpoint with this {what}: `{other.spec.name}`.")
+        if sum(member.leave_at_s is None for member in self._members.values()) >= ENDPOINTS_MAX:
+            raise ValueError(f"There are {ENDPOINTS_MAX} endpoints; that is as many as there may be.")
+        self._kept_out.discard(name)
+        self.want(OPERATOR, [*self._wanted[OPERATOR], endpoint])
+
+    def remove(self, name: str, *, at_once: bool = False) -> None:
+        """By hand. What runs there ends first, or (`at_once`) is cut and goes elsewhere where it can."""
+        member = self._members[name]
+        self._kept_out.add(name)
+        self.want(OPERATOR, [e for e in self._wanted[OPERATOR] if e.name != name])
+        if at_once:
+            member.leave_at_s = self._driver.now()
+            self._sweep()
+
+    def drain(self, name: str) -> None:
+        """By hand: send it nothing more until `resume`."""
+        self._members[name].drained = True
+        self._tell_drained(name)
+
+    def resume(self, name: str) -> None:
+        """By hand: it may be sent requests again."""
+        member = self._members[name]
+        member.drained = False
+        if member.leave_at_s is None:
+            self._tell_resumed(name)
+
+    def slots(self, name: str, slots: int | Literal["auto"]) -> None:
+        """By hand, until its source says something else; `auto`: as many as it is found to take."""
+        self._resize(name, slots)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._members
+
+    def views(self) -> list[EndpointView]:
+        """What is there, in order of arrival."""
+        return [
+            EndpointView(m.spec.name, m.spec.url, m.source, m.spec.engine, m.drained, m.leave_at_s is not None)
+            for m in self._members.values()
+        ]
+
+    # --- from wanted to there -------------------------------------------------------------------------------------
+
+    def _reconcile(self) -> None:
+        wanted = self._merged()
+        self._kept_out &= {endpoint.name for source in self._wanted.values() for endpoint in source}
+        for name in [name for name in self._members if name not in wanted]:
+            self._leave(self._members[name])
+        for name, (source, endpoint) in wanted.items():
+            member = self._members.get(name)
+            if member is None:
+                self._enter(source, endpoint)
+            else:
+                member.source = source
+                self._update(member, endpoint)
+
+    def _merged(self) -> dict[str, tuple[str, Endpoint]]:
+        """All that is wanted, by name. A name or an address that comes twice counts once: the first stands."""
+        merged: dict[str, tuple[str, Endpoint]] = {}
+        places: set[tuple[str, str, str]] = set()
+        dropped: list[str] = []
+        for source, endpoints in self._wanted.items():
+            for endpoint in endpoints:
+                place = same_place(endpoint.url)
+                if endpoint.name in self._kept_out:
+                    continue
+                if endpoint.name in merged or place in places or len(merged) >= ENDPOINTS_MAX:
+                    dropped.append(endpoint.name)
+                    continue
+                merged[endpoint.name] = (source, endpoint)
+                places.add(place)
+        if len(dropped) > self._dropped:
+            shown = ", ".join(dropped[:5])
+            logger.warning("%d endpoints are left out, as doubles or beyond %d: %s", len(dropped), ENDPOINTS_MAX, shown)
+        self._dropped = len(dropped)
+        return merged
+
+    def _update(self, member: _Member, endpoint: Endpoint) -> None:
+        before = member.spec
+        followed = {key: getattr(endpoint, key) for key in FOLLOWED}
+        if before.model_copy(update=followed) != endpoint:
+            self._replace(member, endpoint)
+            return
+        if member.leave_at_s is not None:
+            self._stay(member)
+        if endpoint == before:
+            return
+        member.spec = endpoint
+        if endpoint.slots != before.slots:
+            self._resize(endpoint.name, endpoint.slots)
+        now = self._driver.now()
+        changed = self._driver.scheduler.endpoint_changed(
+            endpoint.name, price=endpoint.price, limits=limits_of(endpoint), now=now
+        )
+        self._driver.tell(changed)
+
+    def _enter(self, source: str, endpoint: Endpoint) -> _Member:
+        name = endpoint.name
+        models = None if endpoint.models == "auto" else frozenset(endpoint.models)
+        target = self._parts.target(endpoint)
+        member = _Member(endpoint, source, target, self._parts.observer(endpoint, target, self._listed))
+        self._members[name] = member
+        self.targets[name] = target
+        self._metrics.endpoint_added(name)
+        if models is not None:
+            self._catalog.configured(name, sorted(models))
+            self._metrics.models_known(sorted(models))
+        slots = self._parts.slots_initial if endpoint.slots == "auto" else endpoint.slots
+        spec = EndpointSpec(
+            name,
+            slots,
+            models,
+            endpoint.labels,
+            adaptive_slots=endpoint.slots == "auto",
+            price=endpoint.price,
+            limits=limits_of(endpoint),
+        )
+        self._driver.tell(self._driver.scheduler.endpoint_added(spec, now=self._driver.now()))
+        if self.locator is not None:
+            self.locator.endpoint_added(endpoint, target)
+        if self._started:
+            logger.info("endpoint %s (%s) came, from %s", name, endpoint.url, source)
+            self._observe(member)
+        return member
+
+    def _leave(self, member: _Member) -> None:
+        if member.leave_at_s is not None:
+            return
+        logger.info("endpoint %s is not wanted any more: it is drained", member.spec.name)
+        member.leave_at_s = self._driver.now() + self._parts.leave_s
+        self._unobserve(member)
+        self._tell_drained(member.spec.name)
+        self._sweep()
+
+    def _stay(self, member: _Member) -> None:
+        """It is wanted again before it was gone. What runs there goes on; whatever else was known is asked anew."""
+        logger.info("endpoint %s is wanted again", member.spec.name)
+        member.leave_at_s = None
+        member.observer = self._parts.observer(member.spec, member.target, self._listed)
+        if self._started:
+            self._observe(member)
+        if not member.drained:
+            self._tell_resumed(member.spec.name)
+
+    def _replace(self, member: _Member, endpoint: Endpoint) -> None:
+        """Something else under the same name. What runs at the old one ends there."""
+        logger.info("endpoint %s is now %s", endpoint.name, endpoint.url)
+        self._cut.append(member.target)
+        self._forget(member)
+        successor = self._enter(member.source, endpoint)
+        if member.drained:
+            successor.drained = True
+            self._tell_drained(endpoint.name)
+        self._sweep()
+
+    def _forget(self, member: _Member) -> None:
+        name = member.spec.name
+        self._unobserve(member)
+        if self.locator is not None:
+            self.locator.endpoint_removed(name)
+        del self._members[name], self.targets[name]
+        self._driver.tell(self._driver.scheduler.endpoint_removed(name, now=self._driver.now()))
+        self._catalog.forgotten(name)
+        self._metrics.endpoint_removed(name)
+
+    # --- what leaves ----------------------------------------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        """Forget what has nothing left to end, and look again while there is something."""
+        now = self._driver.now()
+        for member in [m for m in self._members.values() if m.leave_at_s is not None]:
+            assert member.leave_at_s is not None
+            if now >= member.leave_at_s:
+                member.target.upstream.close()  # what still runs there fails, and goes elsewhere where it can
+            if not member.target.upstream.busy:
+                logger.info("endpoint %s is gone", member.spec.name)
+                self._forget(member)
+                member.target.upstream.close()
+        for target in [target for target in self._cut if not target.upstream.busy]:
+            self._cut.remove(target)
+            target.upstream.close()
+        leaving = self._cut or any(member.leave_at_s is not None for member in self._members.values())
+        if leaving and (self._sweeper is None or self._sweeper.done()):
+            self._sweeper = asyncio.get_running_loop().create_task(self._sweep_later())
+
+    async def _sweep_later(self) -> None:
+        while self._cut or any(member.leave_at_s is not None for member in self._members.values()):
+            await asyncio.sleep(QUIET_LOOK_S)
+            self._sweep()
+
+    # --- small things ---------------------------------------------------------------------------------------------
+
+    def _observe(self, member: _Member) -> None:
+        if member.task is None:
+            member.task = asyncio.get_running_loop().create_task(member.observer.run())
+
+    def _unobserve(self, member: _Member) -> None:
+        if member.task is not None:
+            member.task.cancel()
+            member.task = None
+
+    def _listed(self, name: str, models: Sequence[Model]) -> None:
+        """An endpoint told what it serves."""
+        configured = self._members[name].spec.models
+        if configured != "auto":
+            models = [model for model in models if model.id in configured]
+        self._catalog.listed(name, list(models))
+        self._metrics.models_known(model.id for model in models)
+
+    def _resize(self, name: str, slots: int | Literal["auto"]) -> None:
+        self._driver.tell(self._driver.scheduler.endpoint_changed(name, slots=slots, now=self._driver.now()))
+
+    def _tell_drained(self, name: str) -> None:
+        self._driver.tell(self._driver.scheduler.endpoint_drained(name, now=self._driver.now()))
+
+    def _tell_resumed(self, name: str) -> None:
+        self._driver.tell(self._driver.scheduler.endpoint_resumed(name, now=self._driver.now()))

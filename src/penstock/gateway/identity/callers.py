@@ -1,0 +1,329 @@
+"""Who is it, and what may it have: from a request's head and a few fields of its body to a `Caller`.
+
+Who. (1) The tenant of its API key. (2) Without a key, the tenant it names in a header, if that one is listed and has no
+keys; from a trusted proxy any tenant, listed or not. (3) All others share one part, that of `anonymous`, whatever
+they are called: a name costs nothing, so it must bring nothing. Names are flows of their own inside that part. The
+user divides a tenant's part further, so any caller may name one; without a name each key is a user of its own.
+
+What. A caller may ask for a band by several headers or a service tier, and gets it up to the highest that its key,
+or `identity.max_band`, allows. Nothing here waits or keeps more than a bounded number of names.
+
+Keys are random, 256 bits, and kept only as SHA-256, so looking a digest up in a dict tells an attacker's clock
+nothing that helps: it would have to invert the hash first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import re
+import secrets
+from collections.abc import Callable
+
+from penstock.config.model import Settings
+from penstock.config.sections.tenancy import ANONYMOUS, OTHER, Tenant, TenantLimits
+from penstock.core.values.outcome import Reason
+from penstock.core.values.settings import Limits
+from penstock.gateway.identity.caller import Caller, Key, Known, Unauthorized
+from penstock.gateway.identity.name_quota import Names, Quotas, safe_name
+from penstock.gateway.identity.origins import within
+
+KEY_PREFIX = "pk-"
+KEY_BYTES = 32
+KEY_CHARACTERS_MAX = 512  # foreign keys that an operator lists may be longer than ours
+HASH_PREFIX = "sha256:"
+
+KEY_HEADERS = (b"authorization", b"x-api-key")
+FAIRNESS_HEADERS = (b"x-llm-d-inference-fairness-id", b"x-gateway-inference-fairness-id")
+OBJECTIVE_HEADERS = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
+DEADLINE_HEADERS = (b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms")
+OPENWEBUI_USER_HEADER = b"x-openwebui-user-id"
+
+_KEY_PREFIX = KEY_PREFIX.encode()
+_PRIORITY_MAX = 2**31 - 1  # a 32-bit integer at either end, as engines keep it
+_UNKNOWN_KEY = "The API key is not known."
+_TWICE = "The header `{}` is given more than once."
+_KEY_REQUIRED = "An API key is required: `Authorization: Bearer KEY`."
+_MILLISECONDS = re.compile(rb"\d{1,12}(\.\d{1,9})?")
+_PEERS_MAX = 4096  # remembered verdicts; cleared as a whole when full
+
+Header = Callable[[bytes], bytes | None]  # the first value of a header, by its name in lower case
+
+
+class Callers:
+    """Tells callers apart, by the settings."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._tenants: dict[str, Known] = {}
+        self._dynamic = Quotas(settings.identity.max_dynamic)
+        self._dynamic_users = Quotas(settings.identity.max_dynamic)  # of all tenants that are not listed, together
+        self.reconfigured(settings)
+
+    def reconfigured(self, settings: Settings) -> None:
+        """Go by these from now on. Names that count as themselves go on doing so."""
+        identity = settings.identity
+        self._dynamic.limit = self._dynamic_users.limit = identity.max_dynamic
+        self._ranks = {band.name: rank for rank, band in enumerate(settings.bands)}
+        self._deadlines_s = [band.deadline for band in settings.bands]
+        self._default_band = self._ranks[settings.default_band]
+        self._band_max = self._ranks[identity.max_band]
+        self._require_key = identity.require_key
+        self._tenant_headers = (identity.tenant_header.encode(), *FAIRNESS_HEADERS)
+        self._names_once = (*self._tenant_headers, identity.user_header.encode())
+        self._user_headers = (identity.user_header.encode(), OPENWEBUI_USER_HEADER)
+        self._band_header = identity.band_header.encode()
+        self._networks = [ipaddress.ip_network(network) for network in identity.trusted_proxies]
+        self._trusted_peers: dict[str, bool] = {}
+        anonymous = settings.anonymous
+        limits = core_limits(anonymous.limits)
+        # Where there is nobody else, all stand in that part, and need not be told so one by one.
+        self._part = ANONYMOUS if settings.tenants or self._networks or limits is not None else ""
+        self._part_weight, self._part_limits = (anonymous.weight, limits) if self._part else (1.0, None)
+        self._tenants = {tenant.name: self._known(tenant, identity.max_dynamic) for tenant in settings.tenants}
+        known = [
+            Key(bytes.fromhex(key.removeprefix(HASH_PREFIX)), self._tenants[tenant.name], f"key:{key[7:19]}")
+            for tenant in settings.tenants
+            for key in tenant.keys
+        ]
+        self._keys = {key.digest: key for key in known}
+
+    def key(self, header: Header, repeats: Callable[[bytes], bool]) -> Key | Unauthorized | None:
+        """What the head alone tells: the known key that was presented, or that its sender is not served.
+
+        A credential that is given twice is refused: which one counts would be anybody's guess, and the other one might
+        be a key of ours that goes upstream. So is a name: a proxy may have added its own to that of its caller.
+        """
+        for name in self._names_once:
+            if repeats(name):
+                return Unauthorized(_TWICE.format(name.decode()), Reason.BAD_REQUEST)
+        if not self._keys:
+            return None
+        for name in KEY_HEADERS:
+            if repeats(name):
+                return Unauthorized(_TWICE.format(name.decode()))
+        foreign = False
+        for name in KEY_HEADERS:
+            presented = _presented(header(name))
+            if not presented:
+                continue
+            if len(presented) <= KEY_CHARACTERS_MAX:
+                known = self._keys.get(hashlib.sha256(presented).digest())
+                if known is not None:
+                    return known
+            foreign = foreign or self._require_key or presented.startswith(_KEY_PREFIX)
+        if foreign:
+            return Unauthorized(_UNKNOWN_KEY)
+        if self._require_key:
+            return Unauthorized(_KEY_REQUIRED)
+        return None  # a key of someone else is none of ours, and passes on upstream
+
+    def identify(
+        self,
+        key: Key | Unauthorized | None,
+        header: Header,
+        peer: str,
+        *,
+        user: object = None,
+        service_tier: object = None,
+        priority: object = None,
+        model_band: int | None = None,
+        now: float,
+    ) -> Caller | Unauthorized:
+        """The caller behind a head, its sender's IP address, and three fields of the body, whatever is in them.
+
+        `model_band` is the one that the model's requests have without asking, where that is not the default.
+        `key` is what the method of that name found in the head; the settings may have changed since.
+        """
+        if isinstance(key, Unauthorized):
+            return key
+        if key is not None:
+            key = self._keys.get(key.digest)
+            if key is None:
+                return Unauthorized(_UNKNOWN_KEY)
+        elif self._require_key and self._keys:
+            return Unauthorized(_KEY_REQUIRED)
+        tenant = key.owner if key is not None else self._claimed(header, peer, now)
+        band_max = max(tenant.band_max, self._band_max) if key is None else tenant.band_max  # the lower of both
+        asked = self._asked_band(header, service_tier)
+        granted = self._granted(tenant, band_max, model_band)
+        band = granted if asked is None else max(asked, min(band_max, granted))
+        return Caller(
+            tenant=tenant.name,
+            user=self._user(header, user, tenant, key, now),
+            has_key=key is not None,
+            weight=tenant.weight,
+            band=band,
+            band_lowered=asked is not None and asked < band,
+            limits=tenant.limits,
+            tenant_label=tenant.label,
+            deadline_s=self._deadline_s(header, band),
+            priority=_priority(priority),
+            part=tenant.part,
+        )
+
+    def owner(self, header: Header, peer: str, caller: Caller) -> str:
+        """To whom what this caller leaves here belongs: its own name, also where its flow has to be `other`.
+
+        Names that share a flow for an hour must not share files for ever.
+        """
+        if caller.has_key or caller.tenant != OTHER:
+            return caller.tenant
+        name = _first_name(header, self._tenant_headers) or ANONYMOUS
+        known = self._tenants.get(name)
+        return name if known is None or not known.has_keys or self._trusted(peer) else ANONYMOUS
+
+    def inside(self, tenant: str, user: str, now: float) -> Caller:
+        """A caller that is not here any more: whose batch runs. It has the lowest band."""
+        known = self._tenants.get(tenant) or self._unlisted(tenant, now, trusted=False)
+        return Caller(
+            tenant=known.name,
+            user=user,
+            has_key=True,  # nothing of its head goes upstream
+            weight=known.weight,
+            band=len(self._ranks) - 1,
+            band_lowered=False,
+            limits=known.limits,
+            tenant_label=known.label,
+            deadline_s=None,
+            priority=0,
+            part=known.part,
+        )
+
+    # --- who ------------------------------------------------------------------------------------------------
+
+    def _claimed(self, header: Header, peer: str, now: float) -> Known:
+        """Who a caller without a key is, by the name it gives."""
+        name = _first_name(header, self._tenant_headers) or ANONYMOUS
+        known, trusted = self._tenants.get(name), self._trusted(peer)
+        if known is not None and known.has_keys and not trusted:
+            name = ANONYMOUS
+            known = self._tenants.get(name)
+        return known or self._unlisted(name, now, trusted=trusted)
+
+    def _trusted(self, peer: str) -> bool:
+        if not self._networks:
+            return False
+        verdict = self._trusted_peers.get(peer)
+        if verdict is None:
+            if len(self._trusted_peers) >= _PEERS_MAX:
+                self._trusted_peers.clear()
+            verdict = self._trusted_peers[peer] = within(peer, self._networks)
+        return verdict
+
+    def _user(self, header: Header, field: object, tenant: Known, key: Key | None, now: float) -> str:
+        name = _first_name(header, self._user_headers) or (safe_name(field) if isinstance(field, str) else "")
+        if not name:
+            return "" if key is None else key.user
+        return name if tenant.users.admit((tenant.name, name), now) else OTHER
+
+    def _known(self, tenant: Tenant, users_max: int) -> Known:
+        before = self._tenants.get(tenant.name)
+        users = Names(users_max) if before is None else before.users
+        users.limit = users_max
+        return Known(
+            name=tenant.name,
+            weight=tenant.weight,
+            band_max=self._ranks[tenant.max_band] if tenant.max_band else self._band_max,
+            limits=core_limits(tenant.limits),
+            has_keys=bool(tenant.keys),
+            users=users,
+            label=tenant.name,
+            capped=bool(tenant.max_band),
+            part=self._part if tenant.name == ANONYMOUS else "",
+        )
+
+    def _unlisted(self, name: str, now: float, *, trusted: bool) -> Known:
+        """Who has a name that no tenant has: a tenant of its own if a trusted proxy says so, else in `anonymous`."""
+        names = self._dynamic.trusted if trusted else self._dynamic.untrusted
+        if name not in (ANONYMOUS, OTHER) and not names.admit(name, now):
+            name = OTHER
+        listed = self._tenants.get(name)
+        if listed is not None:
+            return listed
+        if trusted and name not in (ANONYMOUS, OTHER):
+            users = self._dynamic_users.trusted
+            return Known(name, 1.0, self._band_max, None, has_keys=False, users=users, label=OTHER)
+        shared = self._tenants.get(ANONYMOUS)
+        return Known(
+            name,
+            self._part_weight,
+            self._band_max if shared is None else shared.band_max,
+            self._part_limits,
+            has_keys=False,
+            users=self._dynamic_users.untrusted,
+            label=OTHER,
+            capped=shared is not None and shared.capped,
+            part=self._part,
+        )
+
+    # --- what -----------------------------------------------------------------------------------------------
+
+    def _granted(self, tenant: Known, band_max: int, model_band: int | None) -> int:
+        """The band that a caller has without asking.
+
+        A model's band is given, not asked for, so what a caller may ask for at most does not lower it; but for who is
+        kept low: a tenant with a highest band of its own, and all whose highest band is below the default one.
+        """
+        if model_band is None:
+            return max(self._default_band, band_max)
+        kept_low = tenant.capped or band_max > self._default_band
+        return max(model_band, band_max) if kept_low else model_band
+
+    def _asked_band(self, header: Header, service_tier: object) -> int | None:
+        """The first band that is asked for by a name that exists; None when nothing is asked for."""
+        for name in (self._band_header, *OBJECTIVE_HEADERS):
+            value = header(name)
+            if value is not None and (rank := self._ranks.get(value.strip().decode("latin-1"))) is not None:
+                return rank
+        if service_tier in ("priority", "fast"):
+            return 0
+        return len(self._ranks) - 1 if service_tier == "flex" else None
+
+    def _deadline_s(self, header: Header, band: int) -> float | None:
+        """The shortest of those given. What is not a positive number of milliseconds is none."""
+        deadline_s = self._deadlines_s[band]
+        for name in DEADLINE_HEADERS:
+            value = header(name)
+            if value is not None and _MILLISECONDS.fullmatch(value.strip()) and (asked_s := float(value) / 1000) > 0:
+                deadline_s = asked_s if deadline_s is None else min(deadline_s, asked_s)
+        return deadline_s
+
+
+def new_key() -> str:
+    """A fresh key: 256 random bits, with a prefix by which a leaked one is found."""
+    return KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
+
+
+def key_hash(key: str) -> str:
+    """What stands in the settings instead of the key."""
+    return HASH_PREFIX + hashlib.sha256(key.encode()).hexdigest()
+
+
+def core_limits(limits: TenantLimits) -> Limits | None:
+    """The limits as the scheduler knows them, None for none at all."""
+    found = Limits(**limits.model_dump())
+    return None if found == Limits() else found
+
+
+def _presented(value: bytes | None) -> bytes:
+    """The key in a header, with or without `Bearer` before it; people forget it."""
+    if value is None:
+        return b""
+    if value.startswith(b"Bearer "):
+        return value[7:].strip()
+    scheme, _, rest = value.strip().partition(b" ")
+    return rest.strip() if scheme.lower() == b"bearer" else value.strip()
+
+
+def _first_name(header: Header, names: tuple[bytes, ...]) -> str:
+    for name in names:
+        value = header(name)
+        if value and (found := safe_name(value)):
+            return found
+    return ""
+
+
+def _priority(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return 0
+    return min(max(value, -_PRIORITY_MAX - 1), _PRIORITY_MAX)

@@ -1,0 +1,162 @@
+"""Which web pages may use a gateway that anybody on its machine may use, and under which names?
+
+A browser reaches what listens on loopback, whatever page it shows. A page of another site can send it requests (its
+`Origin` tells), and a page whose name its owner lets resolve to loopback is, to the browser, of the gateway's own site
+(DNS rebinding; its `Host` tells). Where a key or token has to be sent with each request neither gets anything. So the
+names are looked at where nothing else is asked for: on loopback, without `require_key`; elsewhere where the settings
+list some. An address, or a name without a dot, is nobody's to let resolve.
+
+And who is *this machine*? Who comes over loopback, by one of its names, from no page of another site, and not through
+a proxy: a proxy's callers may be anywhere.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from penstock.config.sections.tenancy import Identity
+
+PROXY_HEADERS = (  # what proxies add, each its own
+    b"forwarded",
+    b"via",
+    b"x-forwarded-for",
+    b"x-forwarded-host",
+    b"x-forwarded-proto",
+    b"x-forwarded-server",
+    b"x-real-ip",
+    b"x-client-ip",
+    b"x-cluster-client-ip",
+    b"x-original-forwarded-for",
+    b"x-envoy-external-address",
+    b"true-client-ip",
+    b"cf-connecting-ip",
+    b"fly-client-ip",
+)
+LOCAL_NAMES = frozenset({"localhost", "localhost.localdomain"})
+NAMES_MAX = 256  # verdicts on `Host` kept; cleared as a whole when full
+_OTHER_SITES = (b"cross-site", b"same-site")
+_FOREIGN_HOST = "This gateway is not served under the name `{}`: `identity.allowed_hosts` lists the names it has."
+_FOREIGN_PAGE = "Pages of other sites may not use this gateway: `identity.allowed_origins` lists those that may."
+
+
+class Head(Protocol):
+    """What is looked at of a request."""
+
+    @property
+    def peer(self) -> tuple[str, int]: ...
+    def header(self, name: bytes, /) -> bytes | None: ...
+
+
+class Origins:
+    """Judges by `Host`, `Origin` and where a request came from."""
+
+    def __init__(self, identity: Identity, *, listens_on: str) -> None:
+        self._is_local = is_loopback(listens_on)
+        self.reconfigured(identity)
+
+    def reconfigured(self, identity: Identity) -> None:
+        """By these from now on."""
+        self._hosts = frozenset(identity.allowed_hosts)
+        self._origins = frozenset(identity.allowed_origins)
+        self._proxies = [ipaddress.ip_network(network) for network in identity.trusted_proxies]
+        self.looks = (self._is_local and not identity.require_key) or bool(self._hosts or self._origins)
+        self._known: dict[bytes, bool] = {}
+
+    def foreign_name(self, head: Head) -> str | None:
+        """Why a request that shows no key or token is not served by the name it asks; None where it is."""
+        host = head.header(b"host")
+        if host is None or self._served_as(host):
+            return None
+        return _FOREIGN_HOST.format("".join(c for c in host.decode("latin-1")[:200] if c.isprintable()))
+
+    def foreign(self, head: Head) -> str | None:
+        """Why it is not, by its name or by the page it comes from."""
+        foreign = self.foreign_name(head)
+        if foreign is not None:
+            return foreign
+        origin = head.header(b"origin")
+        if origin is None:
+            navigates = head.header(b"sec-fetch-mode") == b"navigate"  # a link that somebody followed shows it to them
+            strange = head.header(b"sec-fetch-site") in _OTHER_SITES and not navigates
+        else:
+            strange = not self._may_use(origin.decode("latin-1").lower(), head.header(b"host"))
+        return _FOREIGN_PAGE if strange else None
+
+    def is_this_machine(self, head: Head) -> bool:
+        """Whether a request comes from the machine that the gateway runs on, and shall be known to."""
+        peer = head.peer[0]
+        return (
+            self._is_local
+            and is_loopback(peer)
+            and not within(peer, self._proxies)
+            and all(head.header(name) is None for name in PROXY_HEADERS)
+        )
+
+    def _served_as(self, host: bytes) -> bool:
+        known = self._known.get(host)
+        if known is None:
+            if len(self._known) >= NAMES_MAX:
+                self._known.clear()
+            known = self._known[host] = "*" in self._hosts or self._is_own(host.decode("latin-1"))
+        return known
+
+    def _is_own(self, host: str) -> bool:
+        name = _name_of(host)
+        if name is None:
+            return False
+        return name in self._hosts or not is_public_name(name)
+
+    def _may_use(self, origin: str, host: bytes | None) -> bool:
+        if origin in self._origins:
+            return True
+        own = (host or b"").decode("latin-1").lower()
+        return bool(own) and origin.partition("://")[2] == own
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether only this machine can reach an address. Empty (every interface) can be reached by others."""
+    if not host:
+        return False
+    if host.lower().rstrip(".") in LOCAL_NAMES:
+        return True
+    try:
+        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def is_public_name(name: str) -> bool:
+    """Whether anybody could own a name, and let it resolve to what they like: it has dots, and is no address."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return "." in name.rstrip(".") and name.rstrip(".") not in LOCAL_NAMES and not name.endswith(".localhost")
+    return False
+
+
+def within(peer: str, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
+    """Whether an address is in one of the networks."""
+    if not networks:
+        return False
+    try:
+        address = ipaddress.ip_address(peer.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return any(address in network for network in networks)
+
+
+def _name_of(host: str) -> str | None:
+    """The name in a `Host` header, in lower case; None where there is none to be read."""
+    try:
+        parts = urlsplit(f"//{host}")
+        parts.port  # noqa: B018 (it raises where it is none)
+    except ValueError:
+        return None
+    return None if parts.username is not None else parts.hostname or ""

@@ -1,0 +1,216 @@
+"""Where is the prompt of a request cached? Who is asked about it, and what is the scheduler told?
+
+For `kv_events` the endpoints' own events fill an exact index in the core, by keys of token blocks; a request is looked
+up in it by the keys of its own blocks. For `lmcache` a service is asked about the tokens. Both need the prompt's
+tokens first. A request waits for the answer only as long as `Request.locate_s` says: little, and not at all while
+whoever is asked is dead or slow. What comes later still counts while the request waits for its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.core.routing.hit_prediction import Source
+from penstock.engines.kv_blocks import Changes, prompt_keys
+from penstock.gateway.kv_cache.lmcache import LmCache
+from penstock.gateway.kv_cache.tokenize_request import LATE_S, Question, question
+from penstock.gateway.kv_cache.tokenizer import Tokenizer
+from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.proxy.target import Target
+
+if TYPE_CHECKING:
+    import zmq.asyncio
+
+    from penstock.config.model import Endpoint
+    from penstock.gateway.kv_cache.kv_source import KvSource  # needs an extra
+
+logger = logging.getLogger(__name__)
+
+LOCATE_S = LATE_S  # a look-up takes 2 to 10 ms; the rest is for machines that are busy with more than they can do
+OPEN_MAX = 256  # look-ups at a time
+OPEN_LATE_MAX = 2  # while answers come too late
+PROMPT_BYTES_MIN = 64  # shorter ones fill no block of any engine
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The look-up of one request, prepared. `Locator.begin` it when the scheduler knows of the request."""
+
+    model: str
+    asked: Question
+    wait_s: float  #: how long the request may be held for the answer
+    tokens: array[int] | None  #: where they are known already
+    endpoint: str  #: else who is asked for them
+    sources: list[KvSource]  #: of those who could serve it, whose events are followed
+
+
+class Locator:
+    """Follows the endpoints' events or asks LMCache, and tells the scheduler."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        lmcache: LmCache | None,
+        names_of: Callable[[str], Collection[str]],
+    ) -> None:
+        self._driver = driver
+        self._lmcache = lmcache
+        self._names_of = names_of  # a model's names inside the engines
+        self._targets: dict[str, Target] = {}
+        self.tokenizer = Tokenizer(
+            self._targets,
+            choose=self._able,
+            now=driver.now,
+        )
+        self.sources: dict[str, KvSource] = {}
+        self._following: dict[str, asyncio.Task[None]] = {}
+        self._context: zmq.asyncio.Context | None = None
+        self._started = False
+        self._open: dict[str, asyncio.Task[None]] = {}  # look-ups under way, by request
+
+    def _able(self, model: str) -> list[str]:
+        """Who could be asked for a prompt's tokens, the least loaded one first."""
+        scheduler, now = self._driver.scheduler, self._driver.now()
+        first = scheduler.least_loaded(model, now=now)
+        return [] if first is None else [first, *scheduler.serving(model, now=now)]
+
+    # --- endpoints ------------------------------------------------------------------------------------------------
+
+    def endpoint_added(self, endpoint: Endpoint, target: Target) -> None:
+        """The scheduler knows it already."""
+        name = endpoint.name
+        self._targets[name] = target
+        if self._lmcache is not None:
+            self._lmcache.endpoint_added(name, endpoint.url, endpoint.lmcache_instance)
+        elif endpoint.kv_events != "off":
+            self.sources[name] = self._source(endpoint, target)
+            if self._started:
+                self._follow(name)
+
+    def endpoint_removed(self, name: str) -> None:
+        """The scheduler still knows it."""
+        del self._targets[name]
+        self.tokenizer.endpoint_removed(name)
+        if self._lmcache is not None:
+            self._lmcache.endpoint_removed(name)
+        elif self.sources.pop(name, None) is not None and (task := self._following.pop(name, None)) is not None:
+            task.cancel()
+
+    def start(self) -> None:
+        self._started = True
+        for name in self.sources:
+            self._follow(name)
+
+    async def close(self) -> None:
+        self._started = False
+        tasks = [*self._following.values(), *self._open.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._lmcache is not None:
+            self._lmcache.close()
+        if self._context is not None:
+            self._context.destroy(linger=0)
+
+    def _follow(self, name: str) -> None:
+        self._following[name] = asyncio.get_running_loop().create_task(self.sources[name].run())
+
+    def _source(self, endpoint: Endpoint, target: Target) -> KvSource:
+        import zmq.asyncio  # noqa: PLC0415  (an extra)
+
+        from penstock.gateway.kv_cache.kv_source import KvSource  # noqa: PLC0415
+
+        if self._context is None:
+            self._context = zmq.asyncio.Context()
+        return KvSource(
+            endpoint.name,
+            endpoint.kv_events,
+            target.upstream,
+            target.own_headers(),
+            url=endpoint.url,
+            context=self._context,
+            tell=lambda changes: self._tell(endpoint.name, changes),
+        )
+
+    def _tell(self, name: str, changes: Changes) -> None:
+        driver = self._driver
+        scheduler, now = driver.scheduler, driver.now()
+        if changes.lost:
+            driver.tell(scheduler.kv_lost(name, now=now))
+        elif changes.cleared:
+            driver.tell(scheduler.kv_cleared(name, now=now))
+        if changes.removed:
+            driver.tell(scheduler.kv_removed(name, [*changes.removed], now=now))
+        if changes.stored:
+            driver.tell(scheduler.kv_stored(name, [*changes.stored], now=now))
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def search(self, path: str, body: bytes, model: str) -> Search | None:
+        """How to find out where a request's prompt is cached; None where nobody could tell, or all the same."""
+        in_time = self._lmcache is None or self._lmcache.in_time
+        if len(body) < PROMPT_BYTES_MIN or len(self._open) >= (OPEN_MAX if in_time else OPEN_LATE_MAX):
+            return None
+        serving = self._driver.scheduler.serving(model, now=self._driver.now())
+        if len(serving) < 2:
+            return None
+        sources = [source for name in serving if (source := self.sources.get(name)) is not None and len(source.blocks)]
+        if self._lmcache is None and not sources:
+            return None
+        asked = question(path, body, model)
+        if asked is None:
+            return None
+        tokens = self.tokenizer.known(asked)
+        endpoint = self.tokenizer.endpoint(model) if tokens is None else ""
+        if endpoint is None:
+            return None
+        return Search(model, asked, LOCATE_S if in_time else 0.0, tokens, endpoint, sources)
+
+    def begin(self, request_id: str, search: Search) -> None:
+        """Find out, and tell the scheduler."""
+        if self._lmcache is None and search.tokens is not None:
+            self._tell_blocks(request_id, search, search.tokens)
+            return
+        task = asyncio.get_running_loop().create_task(self._locate(request_id, search))
+        self._open[request_id] = task
+        task.add_done_callback(lambda _: self._closed(request_id, task))
+
+    def _closed(self, request_id: str, task: asyncio.Task[None]) -> None:
+        if self._open.get(request_id) is task:
+            del self._open[request_id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("looking up where a prompt is cached failed", exc_info=error)
+
+    async def _locate(self, request_id: str, search: Search) -> None:
+        tokens, held = search.tokens, {}
+        if tokens is None:
+            tokens = await self.tokenizer.ask(search.asked, search.endpoint)
+        if tokens is not None and self._lmcache is not None:
+            held = await self._lmcache.lookup(tokens, self._names_of(search.model), search.asked.salt)
+        if self._open.get(request_id) is not asyncio.current_task():
+            return  # the name is another request's by now
+        if tokens is not None and self._lmcache is None:
+            self._tell_blocks(request_id, search, tokens)
+        else:
+            source = Source.KV_EVENTS if self._lmcache is None else Source.LMCACHE
+            driver = self._driver
+            driver.tell(driver.scheduler.cached(request_id, held, source, now=driver.now()))
+
+    def _tell_blocks(self, request_id: str, search: Search, tokens: array[int]) -> None:
+        """The keys of its blocks, of the size that most of those who could serve it have."""
+        sizes = Counter(source.blocks.block_tokens for source in search.sources if source.blocks.block_tokens)
+        keys: list[int] = []
+        size = 1
+        if sizes:
+            size = max(sizes, key=lambda block_tokens: (sizes[block_tokens], -block_tokens))
+            adapted = any(search.model in source.blocks.adapters for source in search.sources)
+            keys = prompt_keys(tokens, size, adapter=search.model if adapted else "", salt=search.asked.salt)
+        driver = self._driver
+        driver.tell(driver.scheduler.located(request_id, keys, size, now=driver.now()))

@@ -1,0 +1,201 @@
+"""What must be known of a request's body before it can be scheduled?
+
+The body is read once, only for the fields that matter here; everything else passes as the bytes it came in, and nothing
+is built of what a caller may fill as he likes. What is not a JSON object that names its model is refused, so that an
+engine never sees it. A small body is read in one go, a large one in steps (`read_large`), others' tokens in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import msgspec
+
+from penstock.gateway.openai import scan
+from penstock.gateway.openai.contents import contents, weigh
+from penstock.gateway.openai.fields import NOTHING, SEVERAL, Fields, Own, Peek, Plain, Read
+from penstock.gateway.openai.splice import Body, Spliced, add_field, set_field, set_in_bytes
+
+VALUE_BYTES_MAX = 4096  # of what is built of a field: names, numbers, a few options
+OWN_BYTES_MAX = 64 * 1024  # of an engine's own parameters, whose limits are looked for
+ANSWERS_MAX = 128  # engines refuse more, or have a bound of their own
+_decode = msgspec.json.Decoder(Fields).decode
+_decode_plain = msgspec.json.Decoder(Plain).decode
+_decode_own = msgspec.json.Decoder(Own).decode
+_value = msgspec.json.Decoder().decode
+_ASKING = b'{"include_usage":true}'
+_NOT_ASKING: tuple[object, ...] = (None, {}, {"include_usage": None}, {"include_usage": False})
+
+
+class BadBody(Exception):  # noqa: N818 - it says what it is
+    """The body can't be scheduled; the text says why, to the caller."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def peek(body: bytes) -> Peek:
+    """Read the fields that scheduling needs. Raises `BadBody`."""
+    if not body:
+        raise BadBody("The request has no body; a JSON object is expected.")
+    try:
+        try:
+            fields: Plain | Fields = _decode_plain(body)
+        except (msgspec.DecodeError, RecursionError):
+            fields = _decode(body)  # which says what is wrong, if anything is
+        if not body.isascii():
+            str(body, "utf-8")
+    except RecursionError:
+        raise BadBody("The body is nested too deeply.") from None
+    except UnicodeDecodeError as error:
+        raise BadBody(f"The body is not valid UTF-8 (byte {error.start}).") from None
+    except msgspec.ValidationError:
+        raise BadBody("The body is not a JSON object.") from None
+    except msgspec.DecodeError as error:
+        raise BadBody(f"The body is not valid JSON: {error}.") from None
+    return _peek_plain(fields) if isinstance(fields, Plain) else _peek(fields)
+
+
+def read(body: bytes, *, pooled: bool) -> Read:
+    """Read a small body. `pooled`: its answer is no text. Raises `BadBody`."""
+    found = peek(body)
+    assert found.text is not None
+    return Read(found, body, contents(body, found.text, 0 if pooled else found.answers))
+
+
+def read_large(body: bytes, *, pooled: bool) -> Generator[None, None, Read]:
+    """Read a large body, in steps."""
+    try:
+        fields = yield from scan.scan(body)
+    except scan.Malformed as malformed:
+        raise BadBody(str(malformed)) from None
+    except UnicodeDecodeError:
+        raise BadBody("The body is not valid UTF-8.") from None
+    spliced = Spliced(body, fields)
+    found = _peek(spliced.fields(Fields))
+    assert found.text is not None
+    spans = [span for name in SEVERAL if (span := fields.last(name)) is not None]
+    weighed = yield from weigh(body, found.text, spans, 0 if pooled else found.answers)
+    return Read(found, spliced, weighed)
+
+
+def _peek_plain(plain: Plain) -> Peek:
+    """What `_peek` finds of the same fields."""
+    if plain.model == "":
+        raise BadBody("`model` must be a non-empty string.", "model")
+    limit = plain.max_completion_tokens
+    if limit is None:
+        limit = plain.max_tokens if plain.max_tokens is not None else plain.max_output_tokens
+    options = plain.stream_options
+    return Peek(
+        plain.model,
+        plain.stream is True,
+        plain.stream is False,
+        limit if limit is not None and limit > 0 else None,
+        1,
+        msgspec.UNSET if options is NOTHING else _built("stream_options", options),
+        plain.user,
+        plain.service_tier,
+        plain.priority,
+        plain.previous_response_id,
+        plain,
+    )
+
+
+def _peek(fields: Fields) -> Peek:
+    model = None if fields.model is NOTHING else _built("model", fields.model)
+    if model is not None and not (isinstance(model, str) and model):
+        raise BadBody("`model` must be a non-empty string.", "model")
+    limit: object = None
+    if fields.max_completion_tokens is not NOTHING:
+        limit = _built("max_completion_tokens", fields.max_completion_tokens)
+    if limit is None and fields.max_tokens is not NOTHING:
+        limit = _built("max_tokens", fields.max_tokens)
+    if limit is None and fields.max_output_tokens is not NOTHING:
+        limit = _built("max_output_tokens", fields.max_output_tokens)
+    answers = 1
+    if fields.n is not NOTHING or fields.best_of is not NOTHING:
+        answers = max(_count("n", fields.n), _count("best_of", fields.best_of))
+    for raw in (fields.parameters, fields.sampling_params, fields.options):
+        if raw is not NOTHING and (own := _own(raw)) is not None:
+            for name, given in (("max_new_tokens", own.max_new_tokens), ("num_predict", own.num_predict)):
+                limit = _built(name, given) if limit is None and given is not NOTHING else limit
+            answers = max(answers, _count("n", own.n), _count("best_of", own.best_of))
+    if limit is None and fields.n_predict is not NOTHING:
+        limit = _built("n_predict", fields.n_predict)
+    stream = bytes(memoryview(fields.stream)[:6])
+    return Peek(
+        model=model,
+        stream=stream == b"true",
+        whole=stream == b"false",
+        output_tokens_max=limit if type(limit) is int and limit > 0 else None,
+        answers=answers,
+        stream_options=msgspec.UNSET
+        if fields.stream_options is NOTHING
+        else _built("stream_options", fields.stream_options),
+        user=None if fields.user is NOTHING else _built("user", fields.user),
+        service_tier=None if fields.service_tier is NOTHING else _built("service_tier", fields.service_tier),
+        priority=None if fields.priority is NOTHING else _built("priority", fields.priority),
+        previous_response=None
+        if fields.previous_response_id is NOTHING
+        else _built("previous_response_id", fields.previous_response_id),
+        text=fields,
+    )
+
+
+def _built(name: str, raw: msgspec.Raw) -> object:
+    """The value of a field; `raw` itself, which is of no type that anybody asks for, where it is too large to build."""
+    whole = memoryview(raw)
+    if len(whole) > VALUE_BYTES_MAX:
+        if bytes(whole[:1]) in b"-0123456789":
+            raise BadBody(f"A number in `{name}` is out of range.", name)
+        return raw
+    try:
+        return _value(raw)
+    except RecursionError:
+        raise BadBody("The body is nested too deeply.") from None
+    except msgspec.DecodeError as error:
+        if "out of range" in str(error):
+            raise BadBody(f"A number in `{name}` is out of range.", name) from None
+        raise BadBody(f"The body is not valid JSON: {error}.") from None
+
+
+def _count(name: str, raw: msgspec.Raw) -> int:
+    """How many answers are asked for, as far as that makes sense."""
+    if raw is NOTHING:
+        return 1
+    count = _built(name, raw)
+    return min(max(count, 1), ANSWERS_MAX) if type(count) is int else 1
+
+
+def _own(raw: msgspec.Raw) -> Own | None:
+    if not 0 < len(memoryview(raw)) <= OWN_BYTES_MAX:
+        return None
+    try:
+        return _decode_own(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def replace_model(body: Body, model: str) -> Body:
+    """The same body with another name in the field `model`."""
+    return (
+        body.with_model(model)
+        if isinstance(body, Spliced)
+        else set_in_bytes(body, {"model": msgspec.json.encode(model)})
+    )
+
+
+def ask_usage(body: Body, stream_options: object) -> Body | None:
+    """The same body, asking for the usage of a stream; None where the caller does so, or has other wishes."""
+    if stream_options is msgspec.UNSET and not isinstance(body, Spliced):
+        return add_field(body, "stream_options", _ASKING)
+    if stream_options is msgspec.UNSET or stream_options in _NOT_ASKING:
+        return set_field(body, "stream_options", _ASKING)
+    return None
+
+
+def is_multipart(content_type: bytes | None) -> bool:
+    """Whether a body is a form and no JSON."""
+    return (content_type or b"")[:19].lower() == b"multipart/form-data"

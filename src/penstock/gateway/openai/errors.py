@@ -1,0 +1,195 @@
+"""What does the outside see of an outcome: one table from reasons to status, error body, headers (DESIGN §5, §7).
+
+An error that Penstock makes has the shape of the API that was called, so that each client's own library understands
+it. `code` in the body, the `x-penstock-reason` header and the metrics' `reason` label are the same word.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+
+import msgspec
+
+from penstock.core.values.outcome import Reason
+from penstock.core.values.rows import Allowance
+
+Headers = list[tuple[bytes, bytes]]
+
+STATUS: dict[Reason, int] = {
+    Reason.BAD_REQUEST: 400,
+    Reason.UNAUTHORIZED: 401,
+    Reason.FORBIDDEN: 403,
+    Reason.MODEL_NOT_FOUND: 404,
+    Reason.PATH_NOT_FOUND: 404,
+    Reason.ENDPOINT_NOT_FOUND: 404,
+    Reason.METHOD_NOT_ALLOWED: 405,
+    Reason.CLIENT_TIMEOUT: 408,
+    Reason.REQUEST_TOO_LARGE: 413,
+    Reason.HEADER_TOO_LARGE: 431,
+    Reason.WEBSOCKET_UNSUPPORTED: 426,
+    Reason.QUEUE_FULL: 429,
+    Reason.TENANT_LIMIT: 429,
+    Reason.DEADLINE_INFEASIBLE: 429,
+    Reason.ENDPOINT_OVERLOADED: 429,
+    Reason.OVERLOAD: 429,
+    Reason.QUEUE_TIMEOUT: 429,
+    Reason.DEADLINE_MISSED: 429,
+    Reason.DISPLACED: 429,
+    Reason.CANCELLED: 499,  # never sent: the client is gone
+    Reason.CLIENT_GONE: 499,
+    Reason.OPERATOR: 503,
+    Reason.NO_ENDPOINT: 503,
+    Reason.DRAINING: 503,
+    Reason.UPSTREAM_ERROR: 502,
+    Reason.UPSTREAM_TIMEOUT: 504,
+    Reason.STREAM_BROKEN: 502,  # an error event in the stream; the status is for metrics only
+    Reason.STORAGE_FULL: 507,
+}
+MESSAGE: dict[Reason, str] = {
+    Reason.QUEUE_FULL: "The queue is full. Please try again later.",
+    Reason.TENANT_LIMIT: "A limit of this caller is reached. Please try again later.",
+    Reason.DEADLINE_INFEASIBLE: "The request can't be served before its deadline. Please try again later.",
+    Reason.ENDPOINT_OVERLOADED: "The endpoint named by ?id= takes no more requests now. Please try again later.",
+    Reason.OVERLOAD: "The service is overloaded. Please try again later.",
+    Reason.QUEUE_TIMEOUT: "The request waited as long as it may without being served. Please try again later.",
+    Reason.DEADLINE_MISSED: "The request's deadline can't be met any more. Please try again later.",
+    Reason.DISPLACED: "The queue is full and a request of higher priority took this place. Please try again later.",
+    Reason.OPERATOR: "The request was cancelled by an operator.",
+    Reason.NO_ENDPOINT: "No engine that serves this model is alive. Please try again later.",
+    Reason.DRAINING: "Nothing new is taken: this service, model or endpoint is being drained. Please try again.",
+    Reason.UPSTREAM_ERROR: "No engine answered the request.",
+    Reason.UPSTREAM_TIMEOUT: "The engine did not answer in time.",
+    Reason.STREAM_BROKEN: "The engine's answer broke off.",
+    Reason.METHOD_NOT_ALLOWED: "This path does not take this method.",
+    Reason.PATH_NOT_FOUND: "There is no such path.",
+    Reason.STORAGE_FULL: "There is no room left to store this. Nothing of it was kept.",
+    Reason.WEBSOCKET_UNSUPPORTED: "WebSocket connections are not supported; use HTTP.",
+}
+PARAM = {Reason.MODEL_NOT_FOUND: "model", Reason.ENDPOINT_NOT_FOUND: "id"}
+
+
+class Api(Enum):
+    """Whose error shape a caller expects."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+    TGI = "tgi"
+    OLLAMA = "ollama"
+
+
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def message(reason: Reason, *, model: str, pinned: str | None) -> str:
+    """What to say of a reason to who asked for a model, and maybe for an endpoint."""
+    if reason is Reason.MODEL_NOT_FOUND:
+        return model_not_found(model)
+    if reason is Reason.ENDPOINT_NOT_FOUND:
+        return f"There is no endpoint `{(pinned or '')[:200]}`."
+    return MESSAGE[reason]
+
+
+def model_not_found(model: str) -> str:
+    """What to tell a caller who named a model that nobody serves."""
+    return f"The model `{model[:200]}` does not exist. GET /v1/models lists those that do."
+
+
+def error_body(api: Api, reason: Reason, message: str, *, param: str | None = None) -> bytes:
+    """The error as JSON, in the caller's shape."""
+    status = STATUS[reason]
+    body: dict[str, object]
+    if api is Api.ANTHROPIC:
+        fallback = "api_error" if status >= 500 else "invalid_request_error"
+        kind = _ANTHROPIC_TYPES.get(status, fallback)
+        body = {"type": "error", "error": {"type": kind, "message": message, "code": reason}}
+    elif api is Api.TGI:
+        kind = "overloaded" if status in (429, 503) else "validation" if status < 500 else "generation"
+        body = {"error": message, "error_type": kind, "code": reason}
+    elif api is Api.OLLAMA:
+        body = {"error": message, "code": reason}
+    else:
+        fallback = "server_error" if status >= 500 else "invalid_request_error"
+        kind = "rate_limit_error" if status == 429 else fallback
+        body = {"error": {"message": message, "type": kind, "param": param, "code": reason}}
+    return msgspec.json.encode(body)
+
+
+def error_event(api: Api, reason: Reason, message: str, *, param: str | None = None) -> bytes:
+    """The error as an event of a stream that has begun; in Ollama's, as a line."""
+    return _event(api, error_body(api, reason, message, param=param))
+
+
+def engine_error_event(api: Api, status: int, body: bytes) -> bytes:
+    """An engine's own error answer as an event of a stream that has begun; in our words if it is no error object."""
+    try:
+        told = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        told = None
+    if isinstance(told, dict) and ("error" in told or told.get("object") == "error"):
+        return _event(api, msgspec.json.format(body, indent=-1))  # on one line
+    return error_event(api, Reason.UPSTREAM_ERROR, f"The engine answered with status {status}.")
+
+
+def _event(api: Api, data: bytes) -> bytes:
+    if api is Api.OLLAMA:
+        return data + b"\n"
+    prefix = b"event: error\ndata: " if api is Api.ANTHROPIC else b"data: "
+    return prefix + data + b"\n\n"
+
+
+def refusal(
+    api: Api,
+    reason: Reason,
+    message: str | None = None,
+    *,
+    param: str | None = None,
+    retry_after_s: float | None = None,
+) -> tuple[int, Headers, bytes]:
+    """Status, headers and body of an error that Penstock makes."""
+    headers: Headers = [
+        (b"content-type", b"application/json"),
+        (b"x-penstock-reason", reason.encode()),
+    ]
+    if retry_after_s is not None:
+        headers.append(retry_after(retry_after_s))
+    if reason in (Reason.UNAUTHORIZED, Reason.FORBIDDEN):
+        headers.append((b"x-should-retry", b"false"))
+    return STATUS[reason], headers, error_body(api, reason, message or MESSAGE[reason], param=param)
+
+
+def rate_limits(allowance: Allowance) -> Headers:
+    """What a caller has left of its rates, in OpenAI's header names."""
+    headers: Headers = []
+    for name, left in ((b"requests", allowance.requests), (b"tokens", allowance.tokens)):
+        if left is not None:
+            headers += (
+                (b"x-ratelimit-limit-" + name, b"%d" % left.limit),
+                (b"x-ratelimit-remaining-" + name, b"%d" % left.remaining),
+                (b"x-ratelimit-reset-" + name, _duration(left.reset_s)),
+            )
+    return headers
+
+
+def _duration(seconds: float) -> bytes:
+    """As OpenAI writes it: `20ms`, `1.5s`, `6m0s`."""
+    if seconds < 1:
+        return b"%dms" % math.ceil(seconds * 1000)
+    if seconds < 60:
+        return b"%.4gs" % seconds
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return b"%dm%ds" % (minutes, rest)
+
+
+def retry_after(seconds: float) -> tuple[bytes, bytes]:
+    """The header, in whole seconds from 1 to 60: what every SDK obeys."""
+    return b"retry-after", b"%d" % min(max(math.ceil(seconds), 1), 60)

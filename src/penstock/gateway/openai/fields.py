@@ -1,0 +1,138 @@
+"""What is read of a body: of a request the fields that scheduling looks at, and those that its prompt is made of; of an
+answer what it says it cost. Values, read by msgspec.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.core.values.request import Contents
+from penstock.gateway.openai.splice import Body
+
+NOTHING = msgspec.Raw()
+
+
+class Text(msgspec.Struct, gc=False):
+    """The fields of a body that its prompt is made of, raw. An absent one is empty."""
+
+    system: msgspec.Raw = NOTHING  #: Anthropic's
+    instructions: msgspec.Raw = NOTHING  #: those of OpenAI's responses
+    messages: msgspec.Raw = NOTHING
+    prompt: msgspec.Raw = NOTHING
+    input: msgspec.Raw = NOTHING
+    inputs: msgspec.Raw = NOTHING  #: TGI's
+    input_ids: msgspec.Raw = NOTHING  #: SGLang's
+    query: msgspec.Raw = NOTHING  #: what is asked of each of
+    documents: msgspec.Raw = NOTHING
+    text_1: msgspec.Raw = NOTHING  #: vLLM's for scores: what is compared with each of
+    text_2: msgspec.Raw = NOTHING
+    tools: msgspec.Raw = NOTHING
+    cache_salt: msgspec.Raw = NOTHING
+    lora_path: msgspec.Raw = NOTHING  #: SGLang's adapter; elsewhere it is the model
+
+
+#: Those that may hold several inputs.
+SEVERAL = ("prompt", "input", "inputs", "input_ids", "documents", "text_2")
+
+
+class Fields(Text, gc=False):
+    """All that is read of a body, as it came: of any type and size, and built only when it is asked for."""
+
+    model: msgspec.Raw = NOTHING
+    stream: msgspec.Raw = NOTHING
+    max_tokens: msgspec.Raw = NOTHING
+    max_completion_tokens: msgspec.Raw = NOTHING
+    max_output_tokens: msgspec.Raw = NOTHING
+    n: msgspec.Raw = NOTHING
+    best_of: msgspec.Raw = NOTHING
+    stream_options: msgspec.Raw = NOTHING
+    user: msgspec.Raw = NOTHING
+    service_tier: msgspec.Raw = NOTHING
+    priority: msgspec.Raw = NOTHING
+    parameters: msgspec.Raw = NOTHING  #: TGI's
+    sampling_params: msgspec.Raw = NOTHING  #: SGLang's own
+    options: msgspec.Raw = NOTHING  #: Ollama's
+    n_predict: msgspec.Raw = NOTHING  #: llama.cpp's
+    previous_response_id: msgspec.Raw = NOTHING
+
+
+class Plain(Text, gc=False):
+    """The same of a body that is as most are: with values that cost nothing to build, and nothing that few set.
+
+    What does not fit is read as `Fields`: those who ask for `None` here say that the field is set by few.
+    """
+
+    model: str | None = None
+    stream: bool | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    n: None = None
+    best_of: None = None
+    stream_options: msgspec.Raw = NOTHING
+    user: str | None = None
+    service_tier: str | None = None
+    priority: int | None = None
+    parameters: None = None
+    sampling_params: None = None
+    options: None = None
+    n_predict: None = None
+    previous_response_id: str | None = None
+
+
+class Own(msgspec.Struct, gc=False):
+    """What engines' own APIs keep a level deeper, in `parameters`, `sampling_params` or `options`."""
+
+    max_new_tokens: msgspec.Raw = NOTHING
+    num_predict: msgspec.Raw = NOTHING
+    n: msgspec.Raw = NOTHING
+    best_of: msgspec.Raw = NOTHING
+
+
+class Peek(msgspec.Struct, frozen=True, gc=False):
+    """What scheduling needs of a body."""
+
+    model: str | None
+    stream: bool
+    whole: bool = False  #: it shall not stream, it says
+    output_tokens_max: int | None = None
+    answers: int = 1  #: wanted of each input
+    stream_options: object = msgspec.UNSET  #: these five as they came, of any type
+    user: object = None
+    service_tier: object = None
+    priority: object = None
+    previous_response: object = None  #: the answer this one goes on from
+    text: Text | None = None  #: what the prompt is made of; None: no JSON
+
+
+class Read(msgspec.Struct, frozen=True, gc=False):
+    """A body that was read."""
+
+    peek: Peek
+    body: Body
+    contents: Contents
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class UsageFields(msgspec.Struct):
+    """Usage as OpenAI's chat and completions, OpenAI's responses and Anthropic's messages have it."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _Details | None = None
+    cache_read_input_tokens: int | None = None
+
+
+def field_reader(name: str) -> msgspec.json.Decoder[Any]:
+    """Decodes this one field of an object, as `value`, raw; empty where it is absent."""
+    return msgspec.json.Decoder(
+        msgspec.defstruct("Field", [("value", msgspec.Raw, msgspec.field(name=name, default=NOTHING))])
+    )

@@ -1,0 +1,72 @@
+"""Which prompts begin alike? A chain of hashes over a prompt's raw bytes, made once, at the edge.
+
+Each key stands for a chunk of the prompt and all before it, so two requests agree for as many keys as their prompts
+agree in whole chunks. Chunks grow with their depth (`PREFIX_ENDS`): a long prompt has not many more keys than a short
+one. The bytes are hashed as they came: no tokenizer, no JSON objects. What changes the prompt that an engine makes of
+them (the model, an adapter, tools) or keeps caches apart (a cache salt) seeds the chain.
+
+Anthropic's coding client puts a billing header with a hash of the request before its system prompt; engines drop it
+for the sake of their caches, so it is left out here too. Python's own hash is keyed anew in each process: no caller can
+aim at another one's keys, and keys mean nothing outside this process.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from struct import Struct
+
+import msgspec
+
+from penstock.core.values.request import PREFIX_CHUNK_BYTES, PREFIX_ENDS, keys_within
+from penstock.gateway.openai.fields import NOTHING, Text
+
+PATHS = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate", "/generate_stream"),
+        *("/chat/completions", "/completions", "/completion", "/invocations", "/api/chat", "/api/generate"),
+    }
+)
+_BYTES_MAX = PREFIX_ENDS[-1] * PREFIX_CHUNK_BYTES  # of a prompt, what is hashed
+_SIZES = [(end - begin) * PREFIX_CHUNK_BYTES for begin, end in pairwise((0, *PREFIX_ENDS))]
+_CHUNKS = [Struct("".join(f"{size}s" for size in _SIZES[:count])) for count in range(len(_SIZES) + 1)]
+_BILLING = b"x-anthropic-billing-header"
+_BILLING_BYTES = 256  # it is the first block, or is none
+_BLOCK_BYTES_MAX = 8192
+_BILLING_BLOCK = re.compile(rb'\[\s*\{[^{}]*"' + _BILLING + rb'(?:[^"\\]|\\.)*"(?:[^{}]|\{[^{}]*\})*\}\s*,?')
+
+
+def keys(text: Text, model: str) -> tuple[int, ...]:
+    """The keys of a prompt's chunks, at most `PREFIX_KEYS_MAX`; none for one shorter than a chunk."""
+    pieces: list[msgspec.Raw | bytes] = [
+        piece
+        for piece in (text.instructions, text.messages, text.prompt, text.input, text.inputs)
+        if piece is not NOTHING
+    ]
+    if text.system is not NOTHING:
+        pieces.insert(0, _without_billing(bytes(memoryview(text.system)[:_BYTES_MAX])))
+    if not pieces:
+        return ()
+    whole = memoryview(pieces[0])
+    if len(pieces) > 1:
+        whole = memoryview(b"".join([memoryview(piece)[:_BYTES_MAX] for piece in pieces]))
+    count = keys_within(len(whole) // PREFIX_CHUNK_BYTES)
+    if not count:
+        return ()
+    key = hash(model)
+    if text.tools is not NOTHING or text.cache_salt is not NOTHING or text.lora_path is not NOTHING:
+        key = hash(
+            (key, *[bytes(memoryview(raw)[:_BYTES_MAX]) for raw in (text.tools, text.cache_salt, text.lora_path)])
+        )
+    chain: list[int] = []
+    for chunk in _CHUNKS[count].unpack_from(whole):
+        key = hash((key, chunk))
+        chain.append(key)
+    return tuple(chain)
+
+
+def _without_billing(system: bytes) -> bytes:
+    if _BILLING not in system[:_BILLING_BYTES]:
+        return system
+    block = _BILLING_BLOCK.match(system, 0, _BLOCK_BYTES_MAX)
+    return system if block is None else b"[" + system[block.end() :]

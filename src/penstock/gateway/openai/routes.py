@@ -1,0 +1,100 @@
+"""Which paths are there: the engines' own APIs, passed through, and how each kind of path is served."""
+
+from __future__ import annotations
+
+from enum import Enum
+from urllib.parse import unquote
+
+import msgspec
+
+from penstock.gateway.openai.errors import Api
+
+
+class Kind(Enum):
+    """How a path is served."""
+
+    QUEUED = "queued"  #: waits its turn and holds a lease while it is answered
+    DIRECT = "direct"  #: costs an engine next to nothing: to the least loaded one at once
+
+
+class Route(msgspec.Struct, frozen=True):
+    """One pass-through path."""
+
+    kind: Kind
+    api: Api = Api.OPENAI
+    streams: bool = False  #: streams by its path alone, whatever the body says
+    streams_unless: bool = False  #: streams unless the body says that it shall not
+    events: bool = False  #: its streams are server-sent events
+    tells_usage: bool = False  #: its streams tell usage when `stream_options` asks for it
+    pooled: bool = False  #: its answer is no text: vectors, scores, a picture
+    needs_model: bool = False  #: False: where no model is named, the only one served is meant
+
+
+_OPENAI = Route(Kind.QUEUED, needs_model=True)
+_COMPLETIONS = Route(Kind.QUEUED, events=True, needs_model=True, tells_usage=True)
+_QUEUED = Route(Kind.QUEUED)  # an engine's own
+_POOLED = Route(Kind.QUEUED, needs_model=True, pooled=True)
+_OWN_POOLED = Route(Kind.QUEUED, pooled=True)
+_DIRECT = Route(Kind.DIRECT)
+_EVENTS = Route(Kind.QUEUED, events=True)  # an engine's own, that may stream
+_OLLAMA_POOLED = Route(Kind.QUEUED, Api.OLLAMA, needs_model=True, pooled=True)
+_OLLAMA_STREAM = Route(Kind.QUEUED, Api.OLLAMA, streams_unless=True, needs_model=True)
+
+ROUTES: dict[str, Route] = {
+    "/v1/chat/completions": _COMPLETIONS,
+    "/v1/completions": _COMPLETIONS,
+    "/v1/responses": Route(Kind.QUEUED, events=True, needs_model=True),
+    "/v1/messages": Route(Kind.QUEUED, Api.ANTHROPIC, events=True, needs_model=True),
+    "/v1/messages/count_tokens": Route(Kind.DIRECT, Api.ANTHROPIC, needs_model=True),
+    "/v1/embeddings": _POOLED,
+    "/v1/rerank": _POOLED,
+    "/rerank": _OWN_POOLED,
+    "/v2/rerank": _POOLED,
+    "/v1/reranking": _OWN_POOLED,  # llama.cpp's, as the next
+    "/reranking": _OWN_POOLED,
+    "/v1/score": _POOLED,
+    "/score": _OWN_POOLED,
+    "/v1/moderations": _OWN_POOLED,  # whose model OpenAI does not ask for
+    "/pooling": _OWN_POOLED,
+    "/classify": _OWN_POOLED,
+    "/v1/classify": _POOLED,
+    "/v2/embed": _POOLED,  # Cohere's, at vLLM
+    "/encode": _OWN_POOLED,  # SGLang's
+    "/invocations": _EVENTS,  # SageMaker's: a body of any of the others, at vLLM and SGLang
+    "/inference/v1/generate": _EVENTS,  # vLLM's, from tokens to tokens
+    "/completion": _EVENTS,  # llama.cpp's own, down to `/embeddings`; with `/v1` before them they are OpenAI's
+    "/completions": _EVENTS,
+    "/infill": _EVENTS,
+    "/chat/completions": _EVENTS,
+    "/embedding": _OWN_POOLED,
+    "/embeddings": _OWN_POOLED,
+    "/api/chat": _OLLAMA_STREAM,
+    "/api/generate": _OLLAMA_STREAM,
+    "/api/embed": _OLLAMA_POOLED,
+    "/api/embeddings": _OLLAMA_POOLED,
+    "/tokenize": _DIRECT,
+    "/detokenize": _DIRECT,
+    "/generate": Route(Kind.QUEUED, Api.TGI),
+    "/generate_stream": Route(Kind.QUEUED, Api.TGI, streams=True, events=True),
+}
+_PREFIXES = ("/v1/audio/", "/v1/images/")
+
+
+def route(path: str) -> Route | None:
+    """The pass-through route of a path, None when there is none."""
+    found = ROUTES.get(path)
+    if found is None and path.startswith(_PREFIXES) and "/../" not in unquote(path).replace("\\", "/") + "/":
+        return (
+            _POOLED if path.startswith("/v1/images/") else _OPENAI
+        )  # behind it something may read escapes and dots, and must not be led elsewhere
+    return found
+
+
+def api_of(path: str) -> Api:
+    """Whose error shape a caller of this path expects."""
+    found = ROUTES.get(path)
+    if found is not None:
+        return found.api
+    if path.startswith("/api/"):
+        return Api.OLLAMA
+    return Api.ANTHROPIC if path.startswith("/v1/messages") else Api.OPENAI

@@ -1,0 +1,194 @@
+"""How is one field of a body replaced without reading the rest of it again, or copying it?
+
+A small body is bytes, and what comes out are other bytes. A large one is `Spliced`: it stays as it came, and what is
+put in stands beside it until all of it is written to an engine, piece by piece.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterator, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from penstock.gateway.openai import scan
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+FIELDS_MAX = 2000  # of a small body, looked at to find some of them; APIs have some dozens
+_decode_values = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
+_EMPTY = re.compile(rb"\s*\}")
+_KEY = re.compile(rb"[\s,]*(" + _STRING + rb")\s*:\s*", re.DOTALL)
+_COMMA = re.compile(rb"\s*,")
+_BORDER = re.compile(rb"[\s,}]")
+
+
+class Spliced:
+    """A body with other values in some places. Where its fields stand is known; of a form, that of its model alone."""
+
+    __slots__ = ("_edits", "_fields", "_model", "_size", "data")
+
+    def __init__(
+        self,
+        data: bytes,
+        fields: scan.Fields | None,
+        model: scan.Span | None = None,
+        edits: Mapping[scan.Span, bytes] | None = None,
+    ) -> None:
+        self.data = data  #: as it came
+        self._fields = fields  # None: it is a form
+        self._model = model
+        self._edits: dict[scan.Span, bytes] = dict(edits or {})
+        self._size = len(data) + sum(len(value) - (end - begin) for (begin, end), value in self._edits.items())
+
+    def __len__(self) -> int:
+        return self._size
+
+    def with_model(self, model: str) -> Spliced:
+        """The same for another model."""
+        if self._fields is not None:
+            return self.with_fields({"model": msgspec.json.encode(model)})
+        assert self._model is not None, "a form that names none has no other name"
+        return Spliced(self.data, None, self._model, {self._model: model.encode()})
+
+    def with_fields(self, values: Mapping[str, bytes]) -> Spliced:
+        """The same with some top-level fields set to JSON values, wherever they are given, else added."""
+        fields = self._fields
+        assert fields is not None, "only JSON has fields"
+        edits = dict(self._edits)
+        first = (fields.begin, fields.begin)
+        for name, value in values.items():
+            spans = fields.spans.get(name)
+            if spans is None:
+                comma = b"," if fields.spans or first in edits else b""
+                edits[first] = b'"%b":%b%b%b' % (name.encode(), value, comma, edits.get(first, b""))
+            else:
+                edits.update(dict.fromkeys(spans, value))
+        return Spliced(self.data, fields, edits=edits)
+
+    def without(self, name: str) -> Spliced:
+        """The same without a top-level field; one that is given several times is set to 0 instead."""
+        fields = self._fields
+        assert fields is not None, "only JSON has fields"
+        if len(fields.spans.get(name, ())) > 1:
+            return self.with_fields({name: b"0"})
+        return (
+            Spliced(self.data, fields, edits={**self._edits, fields.cuts[name]: b""}) if name in fields.cuts else self
+        )
+
+    def raw(self, name: str, bytes_max: int) -> bytes:
+        """The value of a field; empty where it is absent or longer."""
+        span = None if self._fields is None else self._fields.last(name)
+        return b"" if span is None or span[1] - span[0] > bytes_max else self.data[span[0] : span[1]]
+
+    def fields(self, of: type[T]) -> T:
+        """All the fields that a struct of raw values has."""
+        assert self._fields is not None, "only JSON has fields"
+        whole = memoryview(self.data)
+        names = [(name, self._fields.last(name)) for name in of.__struct_fields__]
+        return of(**{name: msgspec.Raw(whole[span[0] : span[1]]) for name, span in names if span is not None})
+
+    def pieces(self) -> list[bytes | memoryview]:
+        """What is to be written, in order."""
+        whole, at = memoryview(self.data), 0
+        pieces: list[bytes | memoryview] = []
+        for (begin, end), value in sorted(self._edits.items()):
+            pieces += (whole[at:begin], value)
+            at = end
+        pieces.append(whole[at:])
+        return [piece for piece in pieces if piece]
+
+
+Body = bytes | Spliced
+
+
+def set_field(body: Body, name: str, value: bytes) -> Body:
+    """The same body with a top-level field set to a JSON value, added where missing. `peek` has accepted it."""
+    return set_fields(body, {name: value})
+
+
+def set_fields(body: Body, values: Mapping[str, bytes]) -> Body:
+    """The same with several fields, in one pass."""
+    return body.with_fields(values) if isinstance(body, Spliced) else set_in_bytes(body, values)
+
+
+def set_in_bytes(body: bytes, values: Mapping[str, bytes]) -> bytes:
+    """The same of a small body."""
+    pieces: list[bytes] = []
+    missing = dict(values)
+    copied = 0
+    try:
+        places = list(_fields_named(body, values))
+    except _TooManyFieldsError:
+        return b"".join((body[: body.rindex(b"}")], b",", _members(values), b"}"))  # the last one of a name counts
+    for name, start, end in places:
+        pieces += (body[copied:start], values[name])
+        copied = end
+        missing.pop(name, None)
+    if copied:
+        body = b"".join((*pieces, body[copied:]))
+    return _with_fields(body, missing) if missing else body
+
+
+def remove_field(body: Body, name: str) -> Body:
+    """The same body without a top-level field, however often it is given. `peek` has accepted it."""
+    return body.without(name) if isinstance(body, Spliced) else remove_in_bytes(body, name)
+
+
+def remove_in_bytes(body: bytes, name: str) -> bytes:
+    """The same of a small body."""
+    try:
+        places = [(start, end) for _, start, end in _fields_named(body, (name,))]
+    except _TooManyFieldsError:
+        return set_in_bytes(body, {name: b"0"})  # which is to say nothing of it, wherever it means something
+    for start, end in reversed(places):
+        begin = body.rindex(b'"', 0, body.rindex(b'"', 0, start))  # of its name, in which there is no quote
+        comma = _COMMA.match(body, end)
+        if comma is not None:
+            end = comma.end()  # noqa: PLW2901
+        elif (before := body[:begin].rstrip()).endswith(b","):
+            begin = len(before) - 1
+        body = body[:begin] + body[end:]
+    return body
+
+
+def add_field(body: bytes, name: str, value: bytes) -> bytes:
+    """The same bytes with a top-level field more, before all others."""
+    return _with_fields(body, {name: value})
+
+
+class _TooManyFieldsError(Exception):
+    """So many that to look at each would hold up everybody else."""
+
+
+def _with_fields(body: bytes, values: Mapping[str, bytes]) -> bytes:
+    brace = body.index(b"{") + 1
+    comma = b"" if _EMPTY.match(body, brace) else b","
+    return b"".join((body[:brace], _members(values), comma, body[brace:]))
+
+
+def _members(values: Mapping[str, bytes]) -> bytes:
+    return b",".join([b'"%b":%b' % (name.encode(), value) for name, value in values.items()])
+
+
+def _fields_named(body: bytes, names: Container[str]) -> Iterator[tuple[str, int, int]]:
+    """Where the values of some top-level fields stand, in their order; a field may be given twice.
+
+    msgspec has found each value's end, so that nobody looks through a long prompt a second time.
+    """
+    values = _decode_values(body)
+    at = body.index(b"{") + 1
+    for _ in range(FIELDS_MAX):
+        key = _KEY.match(body, at)
+        if key is None:
+            return
+        name, start = scan.unquoted(key[1], at), key.end()
+        value = bytes(values[name])
+        at = start + len(value)
+        if not body.startswith(value, start) or not _BORDER.match(body, at):  # given again, with another value
+            at = scan.value_end(body, start)
+        if name in names:
+            yield name, start, at
+    raise _TooManyFieldsError

@@ -1,0 +1,134 @@
+"""The journey of a request that costs an engine next to nothing (tokenizing): sent at once, without queue or lease."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.core.values.outcome import Outcome, Reason
+from penstock.core.values.retry import Failure, final_reason
+from penstock.gateway.openai import errors
+from penstock.gateway.openai.splice import Body
+from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.proxy.headers import request_headers
+from penstock.gateway.proxy.relay import Relay
+from penstock.gateway.proxy.target import Target
+from penstock.gateway.telemetry.metrics import Metrics
+from penstock.http.client.pool import Headers
+from penstock.http.server.server import Exchange
+
+ATTEMPTS_MAX = 3
+
+
+class DirectJourney(Relay):
+    """A request that is sent at once to whoever is the least loaded."""
+
+    __slots__ = (
+        "_attempts",
+        "_driver",
+        "_endpoint",
+        "_has_key",
+        "_inflated",
+        "_metrics",
+        "_request_id",
+        "_targets",
+        "_without",
+        "api",
+        "pinned",
+    )
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        body: Body,
+        model: str,
+        *,
+        pinned: str | None,
+        request_id: bytes,
+        api: errors.Api,
+        driver: Driver,
+        targets: Mapping[str, Target],
+        metrics: Metrics,
+        has_key: bool,
+        inflated: bool,
+    ) -> None:
+        super().__init__(exchange, body, model)
+        self._has_key = has_key
+        self._inflated = inflated
+        self.pinned = pinned
+        self.api = api
+        self._request_id = request_id
+        self._driver = driver
+        self._targets = targets
+        self._metrics = metrics
+        self._endpoint = ""
+        self._attempts = 0
+        self._without: list[str] = []  # endpoints that do not have the model
+
+    def begin(self) -> None:
+        """Send it to the endpoint it names, else to the least loaded one."""
+        scheduler = self._driver.scheduler
+        endpoint = self.pinned
+        if endpoint is None:
+            endpoint = scheduler.least_loaded(self.model, but=self._without, now=self._driver.now())
+        if endpoint is None:
+            known = not self._without and scheduler.knows(self.model, now=self._driver.now()) is not False
+            self._refuse(Reason.NO_ENDPOINT if known else Reason.MODEL_NOT_FOUND)
+            return
+        target = self._targets.get(endpoint)
+        if target is None:
+            self._refuse(Reason.ENDPOINT_NOT_FOUND)
+            return
+        self.send_to(endpoint, target)
+
+    def send_to(self, endpoint: str, target: Target) -> None:
+        """Send it there."""
+        self._endpoint = endpoint
+        self.exchange.on_disconnect = self._client_gone
+        headers = request_headers(
+            self.exchange.headers,
+            api_key=target.api_key,
+            request_id=self._request_id,
+            inflated=self._inflated,
+            has_key=self._has_key,
+        )
+        self.send(target, headers, self.body)
+
+    def own_headers(self) -> Headers:
+        return [(b"x-request-id", self._request_id), (b"x-penstock-endpoint", self._endpoint.encode())]
+
+    def succeeded(self, status: int) -> None:  # noqa: ARG002
+        self._metrics.passed(self.model, Outcome.COMPLETED, None)
+
+    def failed(self, failure: Failure, detail: str) -> None:  # noqa: ARG002
+        self._attempts += 1
+        if failure is Failure.CONNECT and self.pinned is None and self._attempts < ATTEMPTS_MAX:
+            self._driver.tell(self._driver.scheduler.endpoint_down(self._endpoint, now=self._driver.now()))
+            unreachable = self._targets[self._endpoint].unreachable
+            if unreachable is not None:
+                unreachable()
+            self.begin()
+            return
+        if failure is Failure.MODEL_GONE and self.pinned is None:
+            self._without.append(self._endpoint)
+            self.begin()
+            return
+        reason = final_reason(failure)
+        if self._committed:
+            self.break_off(self.api, reason)
+        elif not self.engine_error([]):
+            self._refuse(reason)
+            return
+        self._metrics.passed(self.model, Outcome.FAILED, reason)
+
+    def _client_gone(self) -> None:
+        self.hang_up()
+        self._metrics.passed(self.model, Outcome.FAILED, Reason.CLIENT_GONE)
+
+    def _refuse(self, reason: Reason, message: str | None = None) -> None:
+        message = message or errors.message(reason, model=self.model, pinned=self.pinned)
+        retry_after_s = 1.0 if reason is Reason.NO_ENDPOINT else None
+        status, headers, body = errors.refusal(
+            self.api, reason, message, param=errors.PARAM.get(reason), retry_after_s=retry_after_s
+        )
+        self.exchange.respond(status, [*headers, (b"x-request-id", self._request_id)], body)
+        self._metrics.passed(self.model, Outcome.FAILED if self._endpoint else Outcome.REJECTED, reason)

@@ -1,0 +1,128 @@
+"""A request at two engines at once: one computes its prompt, the other waits for that and answers.
+
+As SGLang has it: both are sent the same body, with three fields more that say where they meet: the host and bootstrap
+port of the engine that computes the prompt, and a room, a number that no other request has. The KV goes from one to the
+other without us. The answer of the first says nothing that the client should see, unless it refuses the request; it
+tells that the prompt is computed, and what of it was cached. Whichever fails before the first byte, the other one's
+work is worth nothing, and is stopped.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.core.values.retry import Failure
+from penstock.gateway.openai.answer import Answer
+from penstock.gateway.openai.splice import set_fields
+from penstock.gateway.proxy.disagg.base import Division
+from penstock.gateway.proxy.relay import ERROR_BODY_BYTES_MAX
+from penstock.http.client.pool import Call, Headers, UpstreamError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.core.values.actions import Dispatch
+    from penstock.gateway.proxy.journey import QueuedJourney
+    from penstock.gateway.proxy.target import Target
+
+SSE = b"text/event-stream"
+ROOM_BITS = 63  # SGLang reads it as a signed number of 64
+
+
+class Meeting(Division):
+    """One journey's engines that meet. It is the sink of the first one's call, and that call's owner."""
+
+    __slots__ = ("_body", "_call", "_computing", "_decode", "_head", "_heard", "_target")
+
+    transfer = "met"
+
+    def __init__(self, journey: QueuedJourney, dispatch: Dispatch) -> None:
+        super().__init__(journey, dispatch)
+        assert dispatch.decode is not None
+        self._decode = dispatch.decode  # the endpoint that answers
+        self._head: tuple[int, Headers] = (0, [])
+        self._heard = Answer(streamed=False, hides_usage=False)
+        self._body = bytearray()  # of a refusal
+        self._computing = True  # nobody told yet that the prompt is computed
+        self._target: Target | None = None  # the first one,
+        self._call: Call | None = None  # and its call, while it is of interest
+
+    def begin(self, targets: Mapping[str, Target]) -> None:
+        journey, self._target = self._journey, targets[self.prefill]
+        assert self._target.meeting_place is not None
+        body = set_fields(journey.body, meeting_fields(*self._target.meeting_place))
+        self._call = journey.ask(self._target, self.prefill, self.rank, body, sink=self)
+        journey.ask(targets[self._decode], self._decode, self.rank, body)
+
+    def has_asked(self, endpoint: str) -> bool:
+        return endpoint == self._decode
+
+    def answers(self, status: int) -> bool:
+        """Who answers may do so before the other one told that the prompt is computed; or it refuses the request."""
+        if self._computing:
+            self.hang_up()
+            self._journey.endpoint = self._decode
+            if status >= 300:
+                return False
+            self._journey.prefilled(None)
+        return True
+
+    def let_down(self) -> str | None:
+        by = self._decode if self._computing else None
+        self.hang_up()
+        return by
+
+    def hang_up(self) -> None:
+        self._computing = False
+        if self._call is not None:
+            self._call.abort()
+            self._call = None
+
+    # --- the first one's answer -----------------------------------------------------------------------------
+
+    def on_response(self, status: int, headers: Headers, /) -> None:
+        self._head = (status, headers)
+        streamed = any(name.lower() == b"content-type" and value[:17].lower() == SSE for name, value in headers)
+        self._heard = Answer(streamed=streamed, hides_usage=False)
+
+    def on_data(self, data: bytes, /) -> None:
+        if self._head[0] < 300:
+            self._heard.take(data)
+        elif len(self._body) < ERROR_BODY_BYTES_MAX:
+            self._body += data[: ERROR_BODY_BYTES_MAX - len(self._body)]
+
+    def on_end(self) -> None:
+        self._call = None
+        if not self._computing:
+            return
+        self._computing = False
+        if self._head[0] >= 300:
+            assert self._target is not None
+            self._journey.refused_by(self._target, self._head, self._body)
+        elif self._heard.tells_error():
+            self._journey.hang_up()
+            self._journey.failed(Failure.SERVER_ERROR, "an error in the answer to a prefill")
+        else:
+            self.usage = self._heard.usage()
+            self._journey.prefilled(self.usage)
+
+    def on_error(self, error: UpstreamError, /) -> None:
+        self._call = None
+        if self._computing:
+            self._computing = False
+            self._journey.hang_up()
+            self._journey.on_error(error)
+
+
+def meeting_fields(host: str, port: int) -> dict[str, bytes]:
+    """What both are told of where they meet, as JSON. An IPv6 address stands in brackets."""
+    host = f"[{host}]" if ":" in host else host
+    room = secrets.randbits(ROOM_BITS)
+    return {
+        "bootstrap_host": msgspec.json.encode(host),
+        "bootstrap_port": b"%d" % port,
+        "bootstrap_room": b"%d" % room,
+    }

@@ -1,0 +1,131 @@
+"""Who carries out what the scheduler decides: the one owner of it, of the clock and of one timer.
+
+Facts go in through the methods here, each with the time; the actions that come back are carried out at once, one
+after another. A carried-out action may bring the next fact (a journey that ends at its dispatch): its actions join
+the end of the line, so the scheduler is never entered from within itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from penstock import clock
+from penstock.core.scheduler import Scheduler
+from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
+
+
+class Journey(Protocol):
+    """One request on its way, as the driver knows it."""
+
+    def dispatched(self, action: Dispatch, /) -> None: ...
+    def decoding(self, action: Decode, /) -> None: ...
+    def requeued(self, action: Requeue, /) -> None: ...
+    def ended(self, action: Reject | Evict | Fail, /) -> None: ...
+    def aborted(self, action: Abort, /) -> None: ...
+
+
+class Driver:
+    """Runs a scheduler on an event loop."""
+
+    def __init__(self, scheduler: Scheduler, *, now: Callable[[], float] = clock.now) -> None:
+        self.scheduler = scheduler
+        self.now = now
+        self.draining = False
+        self.wakes: set[Callable[[], None]] = set()  #: called when somebody begins to wait, where nobody did
+        self._waited = False
+        self.took_movement: Callable[[], list[str]] = list  #: endpoints whose answers came further since last asked
+        self._loop = asyncio.get_running_loop()
+        self._journeys: dict[str, Journey] = {}
+        self._line: deque[Action] = deque()
+        self._carrying_out = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def join(self, request_id: str, journey: Journey) -> None:
+        """Let a journey hear of what is decided about its request, until it leaves."""
+        self._journeys[request_id] = journey
+        self._idle.clear()
+
+    def leave(self, request_id: str) -> None:
+        """The journey is over."""
+        del self._journeys[request_id]
+        if not self._journeys:
+            self._idle.set()
+
+    def knows(self, request_id: str) -> bool:
+        return request_id in self._journeys
+
+    def journeys(self) -> Iterator[Journey]:
+        """All that are under way, the oldest first."""
+        return iter(self._journeys.values())
+
+    async def idle(self) -> None:
+        """Wait until no journey is under way."""
+        await self._idle.wait()
+
+    def tell(self, actions: list[Action]) -> None:
+        """Carry out what a fact led to. Call as `driver.tell(driver.scheduler.finished(..., now=driver.now()))`."""
+        if self._carrying_out:
+            self._line.extend(actions)
+            return
+        if actions:
+            self._line.extend(actions)
+            self._carrying_out = True
+            try:
+                while self._line:
+                    self._carry_out(self._line.popleft())
+            finally:
+                self._carrying_out = False
+        if self.scheduler.waits != self._waited:
+            self._waited = not self._waited
+            for wake in self.wakes if self._waited else ():
+                wake()
+        self._arm()
+
+    def drain(self, *, queue_s: float, run_s: float) -> None:
+        """Admit nothing more; what waits is served for so long, and what runs may go on for so long."""
+        self.draining = True
+        now = self.now()
+        self.tell(self.scheduler.drain(queue_until_s=now + queue_s, stop_at_s=now + run_s, now=now))
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _carry_out(self, action: Action) -> None:
+        journey = self._journeys.get(action.request_id)
+        if journey is None:
+            return  # it ended while this action stood in line
+        if isinstance(action, Dispatch):
+            journey.dispatched(action)
+        elif isinstance(action, Decode):
+            journey.decoding(action)
+        elif isinstance(action, Requeue):
+            journey.requeued(action)
+        elif isinstance(action, Abort):
+            journey.aborted(action)
+        else:
+            journey.ended(action)
+
+    def _arm(self) -> None:
+        deadline = self.scheduler.next_deadline()
+        if deadline is None:
+            return  # a timer that is armed may fire for nothing
+        if self._timer is not None:
+            if self._timer_at <= deadline:
+                return  # it will look again when it fires
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = self._loop.call_later(max(0.0, deadline - self.now()) + 0.001, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        now = max(self.now(), self._timer_at)
+        self.tell(self.scheduler.moved(self.took_movement(), now=now))
+        self.tell(self.scheduler.expire(now=now))

@@ -1,0 +1,82 @@
+"""Which headers pass, upstream and back?
+
+All but those of one hop (RFC 9110 7.6.1), with those that a `Connection` header names, and those that are for Penstock
+itself. They keep their order, their case and their bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from penstock.gateway.identity.callers import KEY_HEADERS
+from penstock.http.client.pool import Headers
+
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-connection",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"content-length",
+    }
+)
+_REQUEST_OWN = HOP_BY_HOP | {b"host", b"expect", b"x-request-id"}
+_RESPONSE_OWN = HOP_BY_HOP | {b"x-request-id"}
+_CREDENTIALS = frozenset(KEY_HEADERS)
+_PRIORITY_HEADERS = frozenset({b"x-vllm-priority", b"x-override-priority"})  # engines let them override the body
+
+
+def request_headers(
+    headers: Headers,
+    *,
+    api_key: str | None,
+    request_id: bytes,
+    inflated: bool,
+    has_key: bool = False,
+    ranked: bool = False,
+    plain: bool = False,
+) -> Headers:
+    """What goes upstream of a client's headers, and the engine's own credential."""
+    kept = _passing(headers, _dropped(api_key is not None or has_key, ranked, inflated, plain))
+    kept.append((b"x-request-id", request_id))
+    if api_key is not None:
+        kept.append((b"authorization", b"Bearer " + api_key.encode()))
+    return kept
+
+
+def response_headers(headers: Headers) -> Headers:
+    """What goes back of an engine's headers."""
+    return _passing(headers, _RESPONSE_OWN)
+
+
+@functools.cache  # of sixteen sets
+def _dropped(credentials: bool, ranked: bool, inflated: bool, plain: bool) -> frozenset[bytes]:  # noqa: FBT001
+    dropped = _REQUEST_OWN
+    if credentials:  # a key of ours stays here
+        dropped |= _CREDENTIALS
+    if ranked:
+        dropped |= _PRIORITY_HEADERS
+    if inflated:
+        dropped |= {b"content-encoding"}
+    if plain:
+        dropped |= {b"accept-encoding"}
+    return dropped
+
+
+def _passing(headers: Headers, dropped: frozenset[bytes]) -> Headers:
+    kept: Headers = []
+    named: set[bytes] = set()
+    for header in headers:
+        lower = header[0].lower()
+        if lower not in dropped:
+            kept.append(header)
+        elif lower == b"connection":
+            named.update(token.strip().lower() for token in header[1].split(b","))
+    if named <= dropped:  # as a rule: `keep-alive` or `close`
+        return kept
+    return [header for header in kept if header[0].lower() not in named]

@@ -1,0 +1,130 @@
+"""Who waits for a stream shall see that it is not forgotten: when is it told, and what?
+
+A waiting stream gets SSE comments with its place and an estimate, after `queue.heartbeat_after`, or earlier where its
+client's own time-out (`x-stainless-read-timeout`) would pass. The first one commits status 200, so from then on a
+refusal is an error event. Once begun they go on until the answer's first byte, requeues included. A client that would
+time out is told also while an engine works on its answer; `heartbeat_after` is about the queue alone.
+
+One timer serves all who wait, at most every `TICK_S`, and asks the scheduler once for the places of all who are due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Protocol
+
+from penstock.core.queueing.position import Place
+from penstock.core.util.timers import Timers
+from penstock.gateway.openai.errors import Api
+from penstock.gateway.proxy.driver import Driver
+
+TICK_S = 0.1
+TOLD_PER_TICK_MAX = 500  # some milliseconds of work; who is left over is told a tick later
+INTERVAL_S_MIN = 1.0  # unless the client's own time-out is shorter
+INTERVAL_S_MAX = 15.0  # proxies cut a connection that was quiet for 30 or 60 s
+OF_READ_TIMEOUT = 0.5  # so much of it may pass in silence: a heartbeat that is late still comes in time
+READ_TIMEOUT_HEADER = b"x-stainless-read-timeout"
+_SECONDS = re.compile(rb"\d{1,6}(\.\d{1,9})?")
+_PATIENCE_S_MIN = 0.2  # who times out sooner can't be helped
+
+
+class Waiter(Protocol):
+    """A journey, as heartbeats know it."""
+
+    @property
+    def beating(self) -> bool: ...
+    def heartbeat(self, place: Place | None, /) -> None: ...
+
+
+class _Pulse:
+    __slots__ = ("anytime", "interval_s", "waiter")
+
+    def __init__(self, waiter: Waiter, interval_s: float, *, anytime: bool) -> None:
+        self.waiter = waiter
+        self.interval_s = interval_s
+        self.anytime = anytime  # not only while it stands in the queue
+
+
+class Heartbeats:
+    """Tells those who wait, all of them by one timer."""
+
+    def __init__(self, driver: Driver, *, after_s: float, wait_s_max: float) -> None:
+        self._driver = driver
+        self.reconfigured(after_s=after_s, wait_s_max=wait_s_max)
+        self._pulses: dict[str, _Pulse] = {}
+        self._timers: Timers[str] = Timers()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+
+    def reconfigured(self, *, after_s: float, wait_s_max: float) -> None:
+        """For streams that come from now on."""
+        self._after_s = after_s  # 0: only those who would time out
+        self._wait_s_max = wait_s_max  # a client that waits longer than that by itself needs nothing
+
+    def watch(self, name: str, waiter: Waiter, read_timeout: bytes | None) -> bool:
+        """Look after a stream until its answer begins. True: it may be told while an engine works on it."""
+        after_s, patience_s = self._after_s, _patience_s(read_timeout)
+        anytime = patience_s is not None and patience_s < min(after_s or self._wait_s_max, self._wait_s_max)
+        if anytime:
+            assert patience_s is not None
+            after_s = interval_s = patience_s
+        elif after_s:
+            interval_s = max(after_s, INTERVAL_S_MIN)
+        else:
+            return False
+        self._pulses[name] = _Pulse(waiter, min(interval_s, INTERVAL_S_MAX), anytime=anytime)
+        self._timers.set(name, self._driver.now() + after_s)
+        self._arm()
+        return anytime
+
+    def leave(self, name: str) -> None:
+        """Its answer begins, or it is over."""
+        if self._pulses.pop(name, None) is not None:
+            self._timers.cancel(name)
+            if not self._pulses and self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _arm(self) -> None:
+        due = self._timers.next()
+        if due is None or (self._timer is not None and self._timer_at <= due):
+            return  # it will look again when it fires
+        if self._timer is not None:
+            self._timer.cancel()
+        now = self._driver.now()
+        self._timer_at = max(due, now + TICK_S)
+        self._timer = asyncio.get_running_loop().call_later(self._timer_at - now, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        now = max(self._driver.now(), self._timer_at)
+        due = self._timers.due(now, limit=TOLD_PER_TICK_MAX)
+        places = self._driver.scheduler.places(due, now=now)
+        for name in due:
+            pulse = self._pulses.get(name)
+            if pulse is None:
+                continue
+            self._timers.set(name, now + pulse.interval_s)
+            place = places.get(name)
+            if place is not None or pulse.anytime or pulse.waiter.beating:
+                pulse.waiter.heartbeat(place)
+        self._arm()
+
+
+def heartbeat_event(api: Api, place: Place | None) -> bytes:
+    """What is sent: a comment, which every client skips, and for Anthropic's the event they know."""
+    if place is None:
+        told = b": an engine has it"
+    elif place.eta_s is None:
+        told = b": queued position=%d" % place.position
+    else:
+        told = b": queued position=%d eta=%.1fs" % (place.position, place.eta_s)
+    return told + (b'\nevent: ping\ndata: {"type": "ping"}\n\n' if api is Api.ANTHROPIC else b"\n\n")
+
+
+def _patience_s(read_timeout: bytes | None) -> float | None:
+    """How long a client may be left in silence; None: as long as it takes."""
+    if read_timeout is None or not _SECONDS.fullmatch(read_timeout.strip()):
+        return None
+    return max(float(read_timeout) * OF_READ_TIMEOUT, _PATIENCE_S_MIN)

@@ -1,0 +1,404 @@
+"""One request's journey: wait, send, stream, settle.
+
+A journey has no task of its own: it listens to its client's exchange, to its engine's call and to the scheduler's
+decisions, and each of them moves it on. Ownership: from `dispatched` on a queued journey owns its lease, and tells the
+scheduler exactly once how it ended (`finished`, `failed` or `cancelled`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from penstock.core.queueing.position import Place
+from penstock.core.values.actions import Abort, Decode, Dispatch, Evict, Fail, Reject, Requeue
+from penstock.core.values.outcome import Outcome, Reason
+from penstock.core.values.request import Request, Usage
+from penstock.core.values.retry import Failure
+from penstock.engines import orca
+from penstock.gateway.identity.caller import Caller
+from penstock.gateway.openai import errors
+from penstock.gateway.openai.body import is_multipart
+from penstock.gateway.openai.own_usage import own_usage
+from penstock.gateway.openai.splice import Body, remove_field, set_field
+from penstock.gateway.proxy.disagg.base import Division
+from penstock.gateway.proxy.disagg.concurrent import Meeting
+from penstock.gateway.proxy.disagg.sequential import TwoPhase
+from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.proxy.headers import request_headers
+from penstock.gateway.proxy.heartbeat import READ_TIMEOUT_HEADER, Heartbeats, heartbeat_event
+from penstock.gateway.proxy.relay import WHOLE_BYTES_MAX, Relay
+from penstock.gateway.proxy.target import Target
+from penstock.gateway.telemetry.metrics import Metrics
+from penstock.http.client.pool import Call, Headers, Sink
+from penstock.http.server.server import Exchange
+
+if TYPE_CHECKING:
+    from penstock.gateway.telemetry.tracing import Trace  # needs an extra
+
+logger = logging.getLogger(__name__)
+
+Witness = Callable[["QueuedJourney", Outcome, Reason | None], None]
+
+PROGRESS_TOKENS = 32  # an answer's growth is told to the scheduler in such steps,
+PROGRESS_TOKENS_PACED = 8  # and in these where a limit on the time per output token is held against it
+
+
+class QueuedJourney(Relay):
+    """A request that waits its turn and holds a lease while it is answered."""
+
+    __slots__ = (
+        "_division",
+        "_driver",
+        "_has_key",
+        "_heartbeats",
+        "_inflated",
+        "_injected_usage",
+        "_lease",
+        "_metrics",
+        "_plain",
+        "_progress_at",
+        "_queue_s",
+        "_ranks_itself",
+        "_remember",
+        "_request_id",
+        "_targets",
+        "_trace",
+        "_usage",
+        "_waiting_since_s",
+        "_witness",
+        "api",
+        "band",
+        "caller",
+        "endpoint",
+        "first_s",
+        "request",
+        "started_s",
+    )
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        body: Body,
+        request: Request,
+        *,
+        request_id: bytes,
+        api: errors.Api,
+        band: str,
+        driver: Driver,
+        targets: Mapping[str, Target],
+        metrics: Metrics,
+        caller: Caller,
+        inflated: bool,
+        injected_usage: bool,
+        ranks_itself: bool = False,
+        heartbeats: Heartbeats | None = None,
+        remember: Callable[[bytes, str], bool] | None = None,
+        trace: Trace | None = None,
+        witness: Witness | None = None,
+    ) -> None:
+        super().__init__(exchange, body, request.model)
+        self.request = request
+        self.api = api
+        self.band = band
+        self.started_s = driver.now()
+        self._request_id = request_id
+        self._driver = driver
+        self._remember = remember  # how the answer began, and where it was made
+        self._targets = targets
+        self._metrics = metrics
+        self.caller = caller
+        self._has_key = caller.has_key
+        self._inflated = inflated
+        self._injected_usage = injected_usage
+        self._ranks_itself = ranks_itself  # its body has a `priority`, which is for our own queue
+        self._heartbeats = heartbeats  # None: its answer will be no stream of events
+        self._plain = False  # its answer may have to follow a heartbeat, so it must not be compressed
+        self._progress_at = 1 + PROGRESS_TOKENS_PACED
+        self._lease: int | None = None
+        self._division: Division | None = None  # where its prompt is computed apart from its answer
+        self.endpoint = ""  #: where it was sent last
+        self._queue_s = 0.0  # in finished visits to the queue
+        self._waiting_since_s: float | None = self.started_s
+        self.first_s: float | None = None
+        self._usage: Usage | None = None
+        self._trace = trace
+        self._witness = witness  # of ends, for the access log
+
+    def begin(self) -> None:
+        """Tell the scheduler that the request is here."""
+        driver = self._driver
+        self.exchange.on_disconnect = self._client_gone
+        driver.join(self.request.id, self)
+        if self._heartbeats is not None:
+            read_timeout = self.exchange.header(READ_TIMEOUT_HEADER)
+            self._plain = self._heartbeats.watch(self.request.id, self, read_timeout)
+        driver.tell(driver.scheduler.arrived(self.request, now=self.started_s))
+
+    # --- from the scheduler ---------------------------------------------------------------------------------
+
+    def dispatched(self, action: Dispatch, /) -> None:
+        self._lease = action.lease
+        self.endpoint = action.endpoint
+        self._queue_s = action.queue_s
+        self._waiting_since_s = None
+        self._metrics.dispatched(self, action)
+        target = self._targets[action.endpoint]
+        if action.decode is None:
+            self._division = None
+            self.ask(target, action.endpoint, action.rank, self.body)
+        else:
+            form = TwoPhase if target.meeting_place is None else Meeting
+            self._division = division = form(self, action)
+            division.begin(self._targets)
+
+    def decoding(self, action: Decode, /) -> None:
+        division = self._division
+        assert division is not None
+        self._lease = action.lease
+        self.endpoint = action.endpoint
+        self._metrics.decoding(self, action, division)
+        if division.has_asked(action.endpoint):
+            return
+        self.hang_up()
+        target = self._targets.get(action.endpoint)
+        if target is None:
+            self.failed(Failure.CONNECT, "the endpoint was removed meanwhile")
+        else:
+            self.ask(target, action.endpoint, division.rank, division.rest(self.body))
+
+    def ask(self, target: Target, name: str, rank: int | None, body: Body, *, sink: Sink | None = None) -> Call:
+        """Send the request to an engine: the whole of it, or what is its part."""
+        if rank is not None:
+            rank = None if target.priority is None else rank * target.priority.value
+        headers = request_headers(
+            self.exchange.headers,
+            api_key=target.api_key,
+            request_id=self._request_id,
+            inflated=self._inflated,
+            has_key=self._has_key,
+            ranked=True,
+            plain=self._plain or sink is not None,
+        )
+        told = self.request.streamed or self.exchange.header(orca.ASK[0]) is not None
+        self._asked_load = not told and target.asks_load(self._driver.now())
+        if self._asked_load:
+            headers.append(orca.ASK)
+        if self._trace is not None:
+            headers = self._trace.sent(target, name, headers)
+        if rank is not None and not is_multipart(self.exchange.header(b"content-type")):
+            body = set_field(body, "priority", b"%d" % rank)
+        elif self._ranks_itself:
+            body = remove_field(body, "priority")
+        return self.send(target, headers, body, sink)
+
+    def requeued(self, action: Requeue, /) -> None:
+        if self._lease is not None:  # it is taken back, with nothing of an answer passed on
+            self._lease = None
+            self.hang_up()
+            self.no_answer()
+        self._waiting_since_s = self._driver.now()
+        self._metrics.requeued(action)
+        if self._trace is not None:
+            self._trace.requeued(action.cause)
+
+    def ended(self, action: Reject | Evict | Fail, /) -> None:
+        reason = action.reason
+        extra: Headers = [(b"x-penstock-reason", reason.encode())]
+        if action.retry_after_s is not None:
+            extra.append(errors.retry_after(action.retry_after_s))
+        if self._committed:
+            self.break_off(self.api, reason)
+        elif not (isinstance(action, Fail) or reason is Reason.QUEUE_TIMEOUT) or not self.engine_error(extra):
+            message = errors.message(reason, model=self.model, pinned=self.request.pinned)
+            param, retry_after_s = errors.PARAM.get(reason), action.retry_after_s
+            self.refuse(self.api, reason, message, param=param, retry_after_s=retry_after_s)
+        self._leave(action.outcome, reason)
+
+    def aborted(self, action: Abort, /) -> None:
+        if self._committed:
+            self.break_off(self.api, action.reason)
+        else:
+            retry_after_s = None if action.reason is Reason.OPERATOR else 1.0
+            self.refuse(self.api, action.reason, errors.MESSAGE[action.reason], param=None, retry_after_s=retry_after_s)
+        self._give_up(Outcome.FAILED, action.reason)
+
+    # --- from the engine ------------------------------------------------------------------------------------
+
+    def own_headers(self) -> Headers:
+        headers: Headers = [(b"x-request-id", self._request_id), (b"x-penstock-band", self.band.encode())]
+        if self.endpoint:
+            headers.append((b"x-penstock-endpoint", self.endpoint.encode()))
+        if self._division is not None:
+            headers.append((b"x-penstock-prefill", self._division.prefill.encode()))
+        headers.append((b"x-penstock-queue-ms", b"%d" % (self.waited_s() * 1000)))
+        if self.caller.limits is not None:
+            allowance = self._driver.scheduler.allowance(self.caller.account, now=self._driver.now())
+            if allowance is not None:
+                headers += errors.rate_limits(allowance)
+        return headers
+
+    def first_byte(self) -> None:
+        if self._heartbeats is not None:
+            self._heartbeats.leave(self.request.id)
+        if self._division is not None:
+            assert self._head is not None
+            if not self._division.answers(self._head[0]):
+                return
+        now = self.first_s = self._driver.now()
+        if self._trace is not None:
+            self._trace.first_byte()
+        assert self._lease is not None
+        if self.request.streamed:  # else it comes with all the others, and says nothing of when the prefill was over
+            self._driver.tell(self._driver.scheduler.first_token(self._lease, now=now))
+        elif self._length is None or self._length > WHOLE_BYTES_MAX:
+            self._driver.tell(self._driver.scheduler.passed_on(self._lease, now=now))
+
+    def prefilled(self, usage: Usage | None) -> None:
+        """The prompt of a divided request is computed."""
+        now = self._driver.now()
+        self._driver.tell(self._driver.scheduler.prefilled(self._give_back(), usage, now=now))
+
+    def hang_up(self) -> None:
+        super().hang_up()
+        if self._division is not None:
+            self._division.hang_up()
+
+    def _remember_it(self) -> None:
+        """Note where the answer is made, as soon as it tells its name: it may be asked for before it ends."""
+        if self._remember is not None and self._remember(self._answer.head, self.endpoint):
+            self._remember = None
+
+    def progressed(self) -> None:
+        if self._remember is not None:
+            self._remember_it()
+        tokens = self._answer.tokens
+        if tokens >= self._progress_at and self._lease is not None:
+            self._progress_at = tokens + (PROGRESS_TOKENS_PACED if self._driver.scheduler.paced else PROGRESS_TOKENS)
+            now = self._driver.now()
+            self._driver.tell(self._driver.scheduler.progressed(self._lease, tokens, now=now))
+
+    def hides_usage(self) -> bool:
+        return self._injected_usage and (self._length is None or self._beating) and not self._packed
+
+    def succeeded(self, status: int) -> None:
+        usage = self._answer.usage() if status < 400 else Usage(0, 0)  # an engine's refusal cost nothing
+        if usage is None:
+            usage = self._own_usage()
+        if self._division is not None:
+            self._division.hang_up()
+            usage = self._division.whole(usage)
+        self._usage = usage
+        self._remember_it()
+        self._leave(Outcome.COMPLETED, None)
+        self._metrics.used(self, usage, self._answer.tokens)
+        now = self._driver.now()
+        self._driver.tell(self._driver.scheduler.finished(self._give_back(), usage, now=now))
+
+    def failed(self, failure: Failure, detail: str) -> None:
+        logger.debug("%s at %s: %s, %s", self.request.id, self.endpoint, failure, detail)
+        by = None if self._division is None else self._division.let_down()
+        if by is not None:
+            self.endpoint = by
+        target = self._targets.get(self.endpoint)
+        if failure in (Failure.CONNECT, Failure.RESET) and target is not None and target.unreachable is not None:
+            target.unreachable()
+        now = self._driver.now()
+        lease = self._give_back()
+        self._driver.tell(self._driver.scheduler.failed(lease, failure, answering=by is not None, now=now))
+
+    def _own_usage(self) -> Usage | None:
+        """As an engine's own API tells it. Tokens made without a prompt's are told as progress: they are exact."""
+        assert self._head is not None
+        usage, made = own_usage(self._head[1], self._answer.tail, streamed=self._sse or self._lines)
+        if made is not None and self._lease is not None:
+            self._answer.tokens = made
+            self._driver.tell(self._driver.scheduler.progressed(self._lease, made, now=self._driver.now()))
+        return usage
+
+    # --- from the client ------------------------------------------------------------------------------------
+
+    def elapsed_s(self) -> float:
+        """Since the whole request was here."""
+        return self._driver.now() - self.started_s
+
+    def waited_s(self) -> float:
+        """In the queue, all visits together, the present one included."""
+        since_s = self._waiting_since_s
+        return self._queue_s if since_s is None else self._queue_s + self._driver.now() - since_s
+
+    def _client_gone(self) -> None:
+        waited = self._lease is None
+        outcome, reason = (Outcome.EVICTED, Reason.CANCELLED) if waited else (Outcome.FAILED, Reason.CLIENT_GONE)
+        self._give_up(outcome, reason)
+
+    def _give_up(self, outcome: Outcome, reason: Reason) -> None:
+        """Nobody wants the answer. The lease is held until the engine has seen that it was hung up on."""
+        call, self._call = self._call, None
+        self.hang_up()
+        self._detach(outcome, reason)
+        if call is None:
+            self._seen_gone()
+        else:
+            self._driver.join(self.request.id, _GONE)
+            call.hang_up(self._seen_gone)
+
+    def _seen_gone(self) -> None:
+        self._driver.leave(self.request.id)
+        self._driver.tell(self._driver.scheduler.cancelled(self.request.id, now=self._driver.now()))
+
+    def _give_back(self) -> int:
+        """The lease, to be named once more: in the report of its end."""
+        lease, self._lease = self._lease, None
+        assert lease is not None
+        return lease
+
+    @property
+    def tokens(self) -> int:
+        """Of its answer, as told or as far as they were seen."""
+        return self._answer.tokens if self._usage is None else self._usage.completion_tokens
+
+    @property
+    def beating(self) -> bool:
+        """Whether the client was told before, so that it has its status."""
+        return self._beating
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is in the queue."""
+        return self._lease is None
+
+    def heartbeat(self, place: Place | None, /) -> None:
+        """Tell the waiting client where it stands."""
+        self._plain = True
+        self.beat(heartbeat_event(self.api, place))
+
+    def _leave(self, outcome: Outcome, reason: Reason | None) -> None:
+        self._driver.leave(self.request.id)
+        self._detach(outcome, reason)
+
+    def _detach(self, outcome: Outcome, reason: Reason | None) -> None:
+        """The client has what it gets; whoever watches is told so."""
+        self.exchange.on_disconnect = self.exchange.on_pause = self.exchange.on_resume = None
+        if self._heartbeats is not None:
+            self._heartbeats.leave(self.request.id)
+        self._metrics.ended(self, outcome, reason)
+        if self._trace is not None:
+            status, usage = self.exchange.status, self._usage
+            self._trace.ended(outcome, reason, band=self.band, status=status, usage=usage)
+        if self._witness is not None:
+            self._witness(self, outcome, reason)
+
+
+class _Gone:
+    """What a request is to the driver while its engine is being hung up on: nothing more is done about it."""
+
+    def dispatched(self, action: Dispatch, /) -> None: ...
+    def decoding(self, action: Decode, /) -> None: ...
+    def requeued(self, action: Requeue, /) -> None: ...
+    def ended(self, action: Reject | Evict | Fail, /) -> None: ...
+    def aborted(self, action: Abort, /) -> None: ...
+
+
+_GONE = _Gone()

@@ -1,0 +1,48 @@
+"""What the settings say of models: the band, share and prices of their requests, by the name that a caller uses."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.config.model import Settings
+from penstock.config.sections.models import Model, ModelPrices, model_prices
+from penstock.core.values.settings import Prices
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """What holds for requests that ask for one name."""
+
+    band: int | None = None  #: of those that ask for none; None: the default one
+    weight: float = 1.0  #: where models are a level of fairness
+    prices: Prices | None = None  #: of its tokens; None: those of all
+
+
+PLAIN = Profile()
+
+
+def profiles(settings: Settings) -> dict[str, Profile]:
+    """By name. What an alias does not say holds as for the model it stands for."""
+    ranks = {band.name: rank for rank, band in enumerate(settings.bands)}
+    found: dict[str, Profile] = {}
+    for name, model in settings.models.items():
+        whole = _with_target(model, settings.models.get(model.to or ""))
+        prices = model_prices(whole, settings.fairness.prices)
+        found[name] = Profile(
+            band=ranks[whole.band] if whole.band else None,
+            weight=whole.weight or 1.0,
+            prices=None if whole.prices == ModelPrices() else Prices(**prices),
+        )
+    return found
+
+
+def _with_target(model: Model, target: Model | None) -> Model:
+    """An alias, with what it does not say itself filled in from its model's own entry."""
+    if target is None:
+        return model
+    prices = target.prices.model_dump(exclude_none=True) | model.prices.model_dump(exclude_none=True)
+    return Model(
+        to=model.to,
+        band=model.band or target.band,
+        weight=target.weight if model.weight is None else model.weight,
+        prices=ModelPrices(**prices),
+    )

@@ -1,0 +1,375 @@
+"""An engine's answer on its way to a client: headers, bytes, and what becomes of them when something breaks.
+
+A relay is the sink of its engine call. It holds an engine's head back until the first byte of the body: until then
+nothing was promised to the client, and a failure can be taken back. After that the bytes pass as they come. Who decides
+where the answer comes from, and what its end means, is the journey's matter (`journey.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from penstock.core.values.outcome import Reason
+from penstock.core.values.retry import Failure
+from penstock.engines import orca
+from penstock.engines.base import Engine
+from penstock.gateway.openai import errors
+from penstock.gateway.openai.answer import Answer
+from penstock.gateway.openai.routes import api_of
+from penstock.gateway.openai.splice import Body, Spliced
+from penstock.gateway.openai.stream_end import aborted, ends_itself, line_tells_error, stillborn, tells_error
+from penstock.gateway.proxy.headers import response_headers
+from penstock.gateway.proxy.target import Target
+from penstock.http.client.pool import Call, Headers, Sink, UpstreamError, UpstreamErrorKind
+from penstock.http.server.server import Exchange
+
+logger = logging.getLogger(__name__)
+
+ERROR_BODY_BYTES_MAX = 65536  # an engine's error answer is kept up to here, in case the request can't go elsewhere
+WHOLE_BYTES_MAX = 65536  # a whole answer of up to so much is held back until it is here: so it can be taken back
+_STREAM_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+FAILURES: dict[UpstreamErrorKind, Failure] = {
+    UpstreamErrorKind.CONNECT: Failure.CONNECT,
+    UpstreamErrorKind.CONNECT_TIMEOUT: Failure.CONNECT,
+    UpstreamErrorKind.RESET: Failure.RESET,
+    UpstreamErrorKind.BROKEN: Failure.RESET,  # in the head, or before the first byte of the body
+    UpstreamErrorKind.FIRST_BYTE_TIMEOUT: Failure.FIRST_BYTE_TIMEOUT,
+    UpstreamErrorKind.IDLE_TIMEOUT: Failure.FIRST_BYTE_TIMEOUT,
+    UpstreamErrorKind.PROTOCOL: Failure.SERVER_ERROR,
+}
+
+
+_NO_ANSWER = Answer(streamed=False, hides_usage=False)  # until one begins
+
+
+class Relay:
+    """The way of an engine's answer to a client, whoever decided where it comes from."""
+
+    __slots__ = (
+        "_answer",
+        "_asked_load",
+        "_beating",
+        "_call",
+        "_committed",
+        "_error_body",
+        "_head",
+        "_length",
+        "_lines",
+        "_packed",
+        "_request_target",
+        "_sse",
+        "_target",
+        "_whole",
+        "body",
+        "exchange",
+        "model",
+    )
+
+    def __init__(self, exchange: Exchange, body: Body, model: str) -> None:
+        self.exchange = exchange
+        self.model = model  # as engines know it
+        self._request_target = exchange.target_path + (f"?{exchange.query}" if exchange.query else "")
+        self.body: Body = body  # until there is an answer
+        self._call: Call | None = None
+        self._head: tuple[int, Headers] | None = None  # the engine's, until it is committed to the client
+        self._length: int | None = None
+        self._error_body: bytearray | None = None  # being collected: the answer is an error that may be taken back
+        self._whole: bytearray | None = None  # being collected: the answer is no stream, and some of it is missing
+        self._committed = False
+        self._beating = False  # status 200 went out before there was an answer: only a stream can follow
+        self._packed = False  # nothing can be read of it, or taken out
+        self._sse = False  # it is a stream of events
+        self._lines = False  # it is a stream of JSON lines
+        self._asked_load = False
+        self._target: Target | None = None
+        self._answer = _NO_ANSWER
+
+    # --- what differs ---------------------------------------------------------------------------------------
+
+    def own_headers(self) -> Headers:
+        """Headers that Penstock adds to the answer."""
+        raise NotImplementedError
+
+    def first_byte(self) -> None:
+        """The first byte of the body is here."""
+
+    def progressed(self) -> None:
+        """More of the body was passed on."""
+
+    def hides_usage(self) -> bool:
+        """Whether the stream's usage was asked for by Penstock and not by the client."""
+        return False
+
+    def succeeded(self, status: int) -> None:
+        """The answer is complete."""
+        raise NotImplementedError
+
+    def failed(self, failure: Failure, detail: str) -> None:
+        """There is no answer, or an error that may be taken back, or the answer broke off."""
+        raise NotImplementedError
+
+    # --- the engine's side ----------------------------------------------------------------------------------
+
+    def send(self, target: Target, headers: Headers, body: Body, sink: Sink | None = None) -> Call:
+        """Ask an engine. The answer goes to the client, unless somebody else (`sink`) is to have it."""
+        self._head = self._error_body = self._whole = None
+        self._length = None
+        self._packed = self._sse = self._lines = False
+        self._target = target
+        self._call = call = target.upstream.send(
+            self.exchange.method,
+            self._request_target,
+            headers,
+            body.pieces() if isinstance(body, Spliced) else body,
+            sink or self,
+        )
+        self.exchange.on_pause = call.pause
+        self.exchange.on_resume = call.resume
+        return call
+
+    def on_response(self, status: int, headers: Headers, /) -> None:
+        self._head = (status, headers)
+        if self._is_failure(status):
+            self._error_body = bytearray()
+        for name, value in headers:
+            lower = name.lower()
+            if lower == b"content-length":
+                self._length = int(value)
+            elif lower == b"content-type":
+                self._sse = value[:17].lower() == b"text/event-stream"
+                self._lines = value[:20].lower() == b"application/x-ndjson"
+            elif lower == b"content-encoding":
+                self._packed = value.strip().lower() not in (b"", b"identity")
+            elif lower == orca.HEADER:
+                self._heard_load(headers, value)
+        if self._beating and (status >= 300 or not self._sse or self._packed):
+            self._error_body = bytearray()  # it can't follow what went out: it is told as an event
+
+    def on_data(self, data: bytes, /) -> None:
+        assert self._target is not None
+        self._target.moved = True
+        if self._committed:
+            self.exchange.write(self._answer.take(data))
+            self.progressed()
+            return
+        if self._error_body is not None:
+            self._keep_error(self._error_body, data)
+        elif self._length is not None and not (self._sse or self._lines) and self._length <= WHOLE_BYTES_MAX:
+            self._collect(data, self._length)
+        elif (self._sse or self._lines) and not self._packed and self._stillborn(data):
+            self._error_body = bytearray(data)
+        else:
+            self.first_byte()
+            self._commit(data)
+
+    def _stillborn(self, data: bytes) -> bool:
+        """Whether a stream's first bytes say that there is none."""
+        return line_tells_error(data) if self._lines else stillborn(data)
+
+    def _collect(self, data: bytes, length: int) -> None:
+        """Hold a small answer back until it is whole, as it mostly is at once, and look how it ended."""
+        if len(data) < length:
+            whole = self._whole = self._whole or bytearray()
+            whole += data
+            if len(whole) < length:
+                return
+            data = bytes(whole)
+        assert self._head is not None
+        if self._head[0] == 404 and self._engine().lacks(self.model, data):
+            self._error_body = bytearray(data)
+        elif not self._packed and aborted(self.exchange.target_path, data):
+            self._error_body = bytearray()
+        else:
+            self.first_byte()
+            self._commit(data)
+
+    def on_end(self) -> None:
+        assert self._head is not None
+        status = self._head[0]
+        self._call = None
+        if self._error_body is not None:
+            self._ended_in_error(status, self._error_body)
+            return
+        if not self._committed:
+            self._commit(b"")
+        if self._answer.cut_off():
+            self.failed(Failure.BROKEN, "a stream that stops inside an event")
+            return
+        path = self.exchange.target_path
+        assert self._target is not None
+        finishes = self._target.finishes
+        if path not in finishes and self._answer.gives_finish_reason(path):
+            finishes.add(path)
+        well = self._answer.ended_well(path, finishes=path in finishes)
+        silent = not self._answer.tells_error() and (self._answer.tells_abort() or not ends_itself(path))
+        if not well and silent and self._may_insert():
+            self.exchange.write(self._broken_event(api_of(path), Reason.STREAM_BROKEN))
+        self.exchange.write(self._answer.rest())
+        self.exchange.end()
+        if well:
+            self.succeeded(status)
+        else:
+            self.failed(Failure.BROKEN, "a stream that did not end well")
+
+    def on_error(self, error: UpstreamError, /) -> None:
+        self._call = None
+        if self._committed:
+            self.failed(Failure.BROKEN, error.detail)
+        else:
+            self._head = self._error_body = None
+            self.failed(FAILURES[error.kind], error.detail)
+
+    def _is_failure(self, status: int) -> bool:
+        """Whether another endpoint may do better. 501 is what an engine does not do at all: its own answer."""
+        return status == 429 or (status >= 500 and status != 501) or status in self._engine().failures
+
+    def _engine(self) -> Engine:
+        assert self._target is not None
+        return self._target.engine
+
+    def _heard_load(self, headers: Headers, value: bytes) -> None:
+        """The answer tells its engine's load. Who did not ask for it is not told."""
+        if self._asked_load:
+            assert self._head is not None
+            self._head = (self._head[0], [header for header in headers if header[0].lower() != orca.HEADER])
+        if self._target is not None and self._target.heard_load is not None:
+            self._target.heard_load(value)
+
+    def hang_up(self) -> None:
+        """Stop the engine's work."""
+        if self._call is not None:
+            self._call.abort()
+            self._call = None
+
+    # --- the client's side ----------------------------------------------------------------------------------
+
+    def _commit(self, data: bytes) -> None:
+        """Pass the head on, and with it the first bytes: from here on nothing can be taken back."""
+        assert self._head is not None
+        status, headers = self._head
+        self._committed = True
+        self.body = b""  # it is sent nowhere else
+        self.exchange.let_go()
+        self._answer = Answer(streamed=self._sse or self._lines, hides_usage=self.hides_usage(), lines=self._lines)
+        data = self._answer.take(data)
+        if self._beating:
+            self.exchange.write(data)
+            return
+        out = response_headers(headers) + self.own_headers()
+        if (self._sse or self._lines) and not any(name.lower() == b"x-accel-buffering" for name, _ in out):
+            out.append((b"x-accel-buffering", b"no"))
+        if self._length is not None and len(data) == self._length:
+            self.exchange.respond(status, out, data)
+            return
+        self.exchange.start(status, out, length=self._length)
+        self.exchange.write(data)
+
+    def beat(self, event: bytes) -> None:
+        """Tell a waiting client something before there is an answer. The first time this commits status 200."""
+        if not self._beating:
+            self._beating = True
+            self.exchange.start(200, [*_STREAM_HEADERS, *self.own_headers()], length=None)
+        self.exchange.write(event)
+
+    def refuse(
+        self, api: errors.Api, reason: Reason, message: str, *, param: str | None, retry_after_s: float | None
+    ) -> None:
+        """Answer with an error of our own; as an event where a stream was promised."""
+        if self._beating:
+            self.exchange.write(errors.error_event(api, reason, message, param=param))
+            self.exchange.end()
+        else:
+            status, headers, body = errors.refusal(api, reason, message, param=param, retry_after_s=retry_after_s)
+            self.exchange.respond(status, headers + self.own_headers(), body)
+
+    def engine_error(self, extra: Headers) -> bool:
+        """Pass on the engine's own error answer, if there is one."""
+        if self._head is None or self._error_body is None:
+            return False
+        status, headers = self._head
+        if self._beating:
+            event = bytes(self._error_body)
+            if not self._sse:
+                event = errors.engine_error_event(api_of(self.exchange.target_path), status, event)
+            self.exchange.write(event)
+            self.exchange.end()
+            return True
+        extra_names = {name for name, _ in extra}
+        kept = [(name, value) for name, value in response_headers(headers) if name.lower() not in extra_names]
+        self.exchange.respond(status, kept + self.own_headers() + extra, bytes(self._error_body))
+        return True
+
+    def refused(self, status: int, body: bytearray) -> None:
+        """The engine whose head came refuses the request, or fails, to another sink."""
+        self._call = None
+        self._error_body = body
+        self._sse = self._lines = False
+        self._ended_in_error(status, body)
+
+    def refused_by(self, target: Target, head: tuple[int, Headers], body: bytearray) -> None:
+        """Another engine than the one asked last does, which makes what that one does useless."""
+        self.hang_up()
+        self._target, self._head = target, head
+        self._length = self._whole = None
+        self.refused(head[0], body)
+
+    def no_answer(self) -> None:
+        """What came is nothing to pass on."""
+        self._call = self._head = self._error_body = None
+
+    def _keep_error(self, kept: bytearray, data: bytes) -> None:
+        """Collect an error that may be taken back, as long as it is small."""
+        kept += data
+        if len(kept) > ERROR_BODY_BYTES_MAX:
+            if self._beating or self._sse or self._lines:
+                del kept[ERROR_BODY_BYTES_MAX:]
+            else:  # too large to keep: it is the answer
+                self._error_body = None
+                self.first_byte()
+                self._commit(bytes(kept))
+
+    def _ended_in_error(self, status: int, body: bytearray) -> None:
+        """The answer is whole, and it is an error, or cannot follow the head that went out."""
+        if self._is_failure(status):
+            busy = status in (429, 503) or any(text in body for text in self._engine().refusals)
+            self.failed(Failure.BUSY if busy else Failure.SERVER_ERROR, f"status {status}")
+        elif status == 404 and self._engine().lacks(self.model, body):
+            assert self._target is not None
+            if self._target.disowned is not None:
+                self._target.disowned()
+            self.no_answer()
+            self.failed(Failure.MODEL_GONE, "the model is not there")
+        elif (self._sse or self._lines) and not self._packed:
+            if not self._lines and not tells_error(body):
+                self._error_body = None  # a bare `[DONE]` is nothing to pass on in the end
+            self.failed(Failure.SERVER_ERROR, "a stream that failed at once")
+        elif status >= 300:
+            self.engine_error([])
+            self.succeeded(status)
+        elif not self._beating:
+            self.no_answer()
+            self.failed(Failure.SERVER_ERROR, "an answer that its engine aborted")
+        else:
+            self._committed = True
+            self.failed(Failure.BROKEN, "not a stream")
+
+    def break_off(self, api: errors.Api, reason: Reason) -> None:
+        """End an answer that has begun: with an error event in a stream, else by closing the connection."""
+        if self._may_insert():
+            self.exchange.write(self._broken_event(api, reason))
+            self.exchange.end()
+        else:
+            self.exchange.abort()
+
+    def _may_insert(self) -> bool:
+        """Whether an event of ours can be put into the answer."""
+        return self._beating or ((self._sse or self._lines) and self._length is None and not self._packed)
+
+    def _broken_event(self, api: errors.Api, reason: Reason) -> bytes:
+        apart = (b"\n" if self._lines else b"\n\n") if self._answer.mid_event() else b""  # from half an event
+        return apart + errors.error_event(api, reason, errors.MESSAGE[reason])

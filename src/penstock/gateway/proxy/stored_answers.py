@@ -1,0 +1,185 @@
+"""Answers that engines keep (OpenAI's responses): read, deleted or cancelled where they were made.
+
+An answer is in the memory of the engine that made it. Which one that was is remembered (`affinity.Responses`); of an
+answer that is not, as after a restart of ours, all endpoints are asked in turn, and the first that knows it answers. To
+ask one that does not know it changes nothing there. Nothing is computed for it, so it needs no turn and no lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from urllib.parse import unquote
+
+from penstock.core.values.outcome import Reason
+from penstock.core.values.retry import Failure
+from penstock.gateway.builtin.paths import Refuse
+from penstock.gateway.identity.caller import Unauthorized
+from penstock.gateway.identity.callers import Callers
+from penstock.gateway.openai import errors
+from penstock.gateway.proxy.direct import DirectJourney
+from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.proxy.target import Target
+from penstock.gateway.proxy.ties import RESPONSES_PATH, Responses
+from penstock.gateway.telemetry.metrics import Metrics
+from penstock.http.server.server import Exchange
+
+ASKED_MAX = 64  # endpoints, for one answer that is not remembered: a call each, within seconds where all are well
+UNKNOWN = frozenset({404, 405})  # 405: an engine without this API
+#: What may be done to an answer, by what follows its id.
+METHODS: dict[str, tuple[str, ...]] = {"": ("GET", "DELETE"), "/cancel": ("POST",), "/input_items": ("GET",)}
+
+
+def split(path: str) -> tuple[str, str] | None:
+    """The id in such a path, and what is asked of it; None for any other path."""
+    rest = path.removeprefix(RESPONSES_PATH + "/")
+    if rest == path or not rest:
+        return None
+    name, slash, verb = rest.partition("/")
+    return (unquote(name), slash + verb) if name and slash + verb in METHODS else None
+
+
+class StoredAnswers:
+    """The paths of answers that are kept."""
+
+    def __init__(
+        self,
+        *,
+        driver: Driver,
+        callers: Callers,
+        metrics: Metrics,
+        targets: Mapping[str, Target],
+        responses: Responses,
+        refuse: Refuse,
+        request_id: Callable[[Exchange], bytes],
+    ) -> None:
+        self._driver = driver
+        self._callers = callers
+        self._metrics = metrics
+        self._targets = targets
+        self._responses = responses
+        self._refuse = refuse
+        self._request_id = request_id
+
+    def owns(self, path: str) -> bool:
+        """Whether a path is one of these."""
+        return split(path) is not None
+
+    def begin(self, exchange: Exchange) -> None:
+        """Refuse who may not ask, and what can't be asked."""
+        found = split(exchange.target_path)
+        assert found is not None
+        methods = METHODS[found[1]]
+        if exchange.method not in methods:
+            self._refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", ", ".join(methods).encode())])
+            return
+        key = self._callers.key(exchange.lookup.get, exchange.repeats)
+        if isinstance(key, Unauthorized):
+            self._refuse(exchange, key.reason, key.message)
+
+    def complete(self, exchange: Exchange) -> None:
+        """Ask where it was made, or everywhere."""
+        header = exchange.lookup.get
+        key = self._callers.key(header, exchange.repeats)
+        caller = self._callers.identify(key, header, exchange.peer[0], now=self._driver.now())
+        if isinstance(caller, Unauthorized):
+            self._refuse(exchange, caller.reason, caller.message)
+            return
+        if self._driver.draining:
+            self._refuse(exchange, Reason.DRAINING)
+            return
+        found = split(exchange.target_path)
+        assert found is not None
+        name = found[0]
+        made = self._responses.find(name)
+        if made is not None and made.owner not in (None, caller.tenant):
+            self._refuse(exchange, Reason.PATH_NOT_FOUND, _unknown(name))
+            return
+        home = made.endpoint if made is not None and made.endpoint in self._targets else None
+        StoredJourney(
+            exchange,
+            list(self._targets)[:ASKED_MAX] if home is None else [home],
+            name,
+            remembered=home is not None,
+            forget=self._responses.forget if exchange.method == "DELETE" else None,
+            request_id=self._request_id(exchange),
+            driver=self._driver,
+            targets=self._targets,
+            metrics=self._metrics,
+            has_key=caller.has_key,
+        ).begin()
+
+
+class StoredJourney(DirectJourney):
+    """Asks one endpoint after the other, until one knows the answer."""
+
+    __slots__ = ("_alive", "_candidates", "_forget", "_name", "_remembered")
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        candidates: list[str],
+        name: str,
+        *,
+        remembered: bool,
+        forget: Callable[[str], None] | None,
+        request_id: bytes,
+        driver: Driver,
+        targets: Mapping[str, Target],
+        metrics: Metrics,
+        has_key: bool,
+    ) -> None:
+        super().__init__(
+            exchange,
+            exchange.body,
+            "",
+            pinned=None,
+            request_id=request_id,
+            api=errors.Api.OPENAI,
+            driver=driver,
+            targets=targets,
+            metrics=metrics,
+            has_key=has_key,
+            inflated=False,
+        )
+        self._candidates = candidates
+        self._name = name
+        self._remembered = remembered
+        self._forget = forget
+        self._alive = False  # any of them has answered
+
+    def begin(self) -> None:
+        """Ask the next one; when all were asked, nobody has it."""
+        while self._candidates:
+            name = self._candidates.pop(0)
+            if name in self._targets:
+                self.send_to(name, self._targets[name])
+                return
+        if self._alive:
+            self._refuse(Reason.PATH_NOT_FOUND, _unknown(self._name))
+        else:
+            self._refuse(Reason.NO_ENDPOINT)
+
+    def succeeded(self, status: int) -> None:
+        if self._forget is not None and status < 300:
+            self._forget(self._name)
+        super().succeeded(status)
+
+    def failed(self, failure: Failure, detail: str) -> None:
+        status = 0 if self._head is None else self._head[0]
+        self._alive = self._alive or status in UNKNOWN
+        if self._committed or (status and status not in UNKNOWN and not self._candidates):
+            super().failed(failure, detail)
+        elif status in UNKNOWN and self._remembered:  # it made it, so it knows best what became of it
+            self.engine_error([])
+            self.succeeded(status)
+        else:
+            self.no_answer()
+            self.begin()
+
+    def _is_failure(self, status: int) -> bool:
+        """Whether another endpoint may know better."""
+        return status in UNKNOWN or super()._is_failure(status)
+
+
+def _unknown(name: str) -> str:
+    return f"There is no answer `{name[:200]}` at any of the endpoints."

@@ -1,0 +1,62 @@
+"""An endpoint as those know it who send to it: its transport, its engine, its credential, whom to tell what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.engines.base import Priority
+from penstock.engines.openai import OPENAI
+from penstock.http.client.pool import Headers, Upstream
+
+# An engine's load is asked for with one answer in so long: each costs vLLM 2 ms of CPU, as much as the rest of a short
+# answer costs its front end, and a line in its log. Half the interval of the fast readings, which tell more.
+LOAD_INTERVAL_S = 0.25
+
+
+class Target:
+    """One endpoint."""
+
+    __slots__ = (
+        "_load_due_s",
+        "api_key",
+        "disowned",
+        "engine",
+        "finishes",
+        "heard_load",
+        "meeting_place",
+        "moved",
+        "priority",
+        "unreachable",
+        "upstream",
+    )
+
+    def __init__(
+        self, upstream: Upstream, api_key: str | None = None, meeting_place: tuple[str, int] | None = None
+    ) -> None:
+        self.upstream = upstream
+        self.api_key = api_key
+        self.meeting_place = meeting_place  # host and port where it hands over what it computes, if it is asked there
+        self.unreachable: Callable[[], None] | None = None  # a request found nobody there
+        self.disowned: Callable[[], None] | None = None  # it does not have a model that it is believed to have
+        self.engine = OPENAI  # until it is known
+        self.priority: Priority | None = None  # how its engine orders by the body's `priority`, if it does
+        self.finishes: set[str] = set()  # paths, of two, where its streams were seen to end with a finish reason
+        self.heard_load: Callable[[bytes], None] | None = None  # a load header came
+        self._load_due_s = 0.0
+        self.moved = False  # some of an answer came since `took_movement`
+
+    def took_movement(self) -> bool:
+        """Whether answers have come further since this was last asked, or would have if their clients read them."""
+        moved, self.moved = self.moved, False
+        return moved or self.upstream.waits_for_clients
+
+    def asks_load(self, now: float) -> bool:
+        """Whether the answer to a request that goes there now shall tell the engine's load."""
+        if not self.engine.orca or now < self._load_due_s:
+            return False
+        self._load_due_s = now + LOAD_INTERVAL_S
+        return True
+
+    def own_headers(self) -> Headers:
+        """For what we ask it ourselves."""
+        return [(b"authorization", b"Bearer " + self.api_key.encode())] if self.api_key else []

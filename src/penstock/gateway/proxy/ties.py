@@ -1,0 +1,136 @@
+"""What ties a request to an endpoint: its session, its prompt's beginning, an earlier answer it refers to.
+
+Read at the edge, for the core sees no bodies and no headers. What the routing policy would not look at is not read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+
+import msgspec
+
+from penstock.config.sections.routing import Routing, by_cache, by_session
+from penstock.gateway.openai import prefix_keys
+from penstock.gateway.openai.fields import Peek, field_reader
+from penstock.gateway.openai.splice import Body, Spliced
+from penstock.http.server.server import Exchange
+
+SESSION_BYTES_MAX = 4096  # of a field that names one; a longer one is none
+SESSION_CHARACTERS_MAX = 256  # of what names a session; a longer name is cut, so sessions may become one
+RESPONSES_MAX = 100_000  # answers remembered, about 20 MB; what refers to one forgotten goes anywhere
+RESPONSE_ID_MAX = 256
+RESPONSES_PATH = "/v1/responses"
+_RESPONSE_ID = re.compile(rb'"id": ?"([^"\\]{1,%d})"' % RESPONSE_ID_MAX)
+
+
+#: What ties one request: its session, the keys of its prompt's beginning, the endpoint that keeps what it refers to.
+Ties = tuple[str | None, tuple[int, ...], str | None]
+
+
+class Made:
+    """Where an answer was made, and for whom."""
+
+    __slots__ = ("endpoint", "owner")
+
+    def __init__(self, endpoint: str, owner: str | None) -> None:
+        self.endpoint = endpoint
+        self.owner = owner  # the tenant whose key asked for it; None: nobody proved to be anybody
+
+
+class Responses:
+    """Which endpoint made which answer, of APIs that keep answers."""
+
+    def __init__(self) -> None:
+        self._made: OrderedDict[str, Made] = OrderedDict()
+
+    def made(self, head: bytes, endpoint: str, owner: str | None = None) -> bool:
+        """An answer that begins like this was made there. False: it does not tell its id yet."""
+        found = _RESPONSE_ID.search(head)
+        if found is None:
+            return False
+        self._made[found[1].decode("utf-8", "replace")] = Made(endpoint, owner)
+        if len(self._made) > RESPONSES_MAX:
+            self._made.popitem(last=False)
+        return True
+
+    def find(self, response_id: str) -> Made | None:
+        """What is remembered of an answer."""
+        return self._made.get(response_id)
+
+    def forget(self, response_id: str) -> None:
+        """It was deleted."""
+        self._made.pop(response_id, None)
+
+    def home(self, response_id: object) -> str | None:
+        """Where an answer was made, as far as is remembered."""
+        made = self._made.get(response_id) if isinstance(response_id, str) else None
+        return None if made is None else made.endpoint
+
+
+class Affinities:
+    """Reads ties as the settings say."""
+
+    def __init__(self, routing: Routing) -> None:
+        self.responses = Responses()
+        self.reconfigured(routing)
+
+    def reconfigured(self, routing: Routing) -> None:
+        """Read them as these say from now on. Which endpoint made which answer stays known."""
+        session = routing.session
+        self._reads_prefix = by_cache(routing.policy)
+        self._reads_session = by_session(routing.policy)
+        self._header = None if session.header is None else session.header.encode()
+        self._cookie = None if session.cookie is None else _cookie_pattern(session.cookie)
+        self._field = None if session.body is None else field_reader(session.body)
+        self._field_name = session.body or ""
+
+    def ties(self, exchange: Exchange, body: Body, peek: Peek, model: str) -> Ties:
+        """Of a request for this model, its alias resolved."""
+        path = exchange.target_path
+        home = None
+        if path == RESPONSES_PATH and peek.previous_response is not None:
+            home = self.responses.home(peek.previous_response)
+        session = self._session(exchange, body, peek) if self._reads_session else None
+        keys: tuple[int, ...] = ()
+        # What goes on where an earlier answer ended begins with what only the engine knows.
+        if (
+            self._reads_prefix
+            and path in prefix_keys.PATHS
+            and peek.previous_response is None
+            and peek.text is not None
+        ):
+            keys = prefix_keys.keys(peek.text, model)
+        return session, keys, home
+
+    def _session(self, exchange: Exchange, body: Body, peek: Peek) -> str | None:
+        """The first of header, cookie and body that names one."""
+        name: str | None = None
+        if self._header is not None and (value := exchange.header(self._header)):
+            name = value.decode("latin-1").strip()
+        if not name and self._cookie is not None and (cookies := exchange.header(b"cookie")):
+            found = self._cookie.search(cookies)
+            name = found[1].decode("latin-1").strip() if found is not None else None
+        if not name and self._field is not None and peek.text is not None:
+            field = self._named(body)
+            if isinstance(field, str | int) and not isinstance(field, bool):
+                name = str(field)
+        return name[:SESSION_CHARACTERS_MAX] if name else None
+
+    def _named(self, body: Body) -> object:
+        """The session field of a body; None where it is absent, or no name."""
+        if isinstance(body, Spliced):
+            raw = body.raw(self._field_name, SESSION_BYTES_MAX)
+        else:
+            assert self._field is not None
+            raw = bytes(self._field.decode(body).value)
+        if not 0 < len(raw) <= SESSION_BYTES_MAX:
+            return None
+        try:
+            return msgspec.json.decode(raw)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+
+
+def _cookie_pattern(name: str) -> re.Pattern[bytes]:
+    return re.compile(rb"(?:^|;)\s*" + re.escape(name.encode()) + rb'="?([^;"]*)')

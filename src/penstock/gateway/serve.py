@@ -1,0 +1,174 @@
+"""How the gateway lives: start, run, drain, stop, top to bottom."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import resource
+import signal
+
+from penstock.batch.api.wiring import BatchLane
+from penstock.config.model import Limits
+from penstock.gateway import early_signals
+from penstock.gateway.admin.own_token import OwnToken
+from penstock.gateway.admin.watch import Watch
+from penstock.gateway.endpoints.discovery.base import Discovery
+from penstock.gateway.endpoints.registry import Endpoints
+from penstock.gateway.large_blocks import give_large_blocks_back
+from penstock.gateway.proxy.app import App
+from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.reload import Reload, tls_context
+from penstock.gateway.telemetry.metrics import Metrics
+from penstock.http.server.server import HttpServer
+
+logger = logging.getLogger(__name__)
+
+LAG_INTERVAL_S = 0.5
+OTHER_FILES = 256  # that are open beside connections of requests: probes, stores, libraries, the log
+GARBAGE_OBJECTS = 20_000  # made and not freed since the last look: some hundred requests' worth that wait or run
+CLOSE_TIMEOUT_S = 5.0  # for clients to take the end of what was already answered
+
+
+class Gateway:
+    """Owns everything that was started, and leaves nothing of it running."""
+
+    def __init__(
+        self,
+        *,
+        reload: Reload,
+        driver: Driver,
+        server: HttpServer,
+        metrics: Metrics,
+        endpoints: Endpoints,
+        discovery: Discovery,
+        watch: Watch,
+        own_token: OwnToken,
+        batch: BatchLane | None = None,
+        app: App,
+    ) -> None:
+        self._batch = batch
+        self.reload = reload
+        self.driver = driver
+        self.server = server
+        self._metrics = metrics
+        self.endpoints = endpoints
+        self._discovery = discovery
+        self._watch = watch
+        self.own_token = own_token
+        self._app = app
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until the first SIGTERM or SIGINT, drain, stop. A second signal forces."""
+        await self.start()
+        self.listen_to_signals()
+        _look_for_garbage_rarely()
+        give_large_blocks_back()
+        try:
+            await self._stop.wait()
+            await self.drain()
+        finally:
+            await self.close()
+
+    async def start(self) -> None:
+        """Listen and observe. Ready to queue when this returns; no engine was asked yet."""
+        settings = self.reload.settings
+        host, port = settings.listen_address
+        self.reload.tls = tls_context(settings)
+        await self.server.start(host, port, ssl=self.reload.tls)
+        _look_at_open_files(settings.limits)
+        if not self.reload.told.auth.is_set:
+            self.own_token.write(self.server.port)
+        loop = asyncio.get_running_loop()
+        self.endpoints.start()
+        self._discovery.start()
+        if self._batch is not None:
+            self._batch.start()
+        self._tasks = [loop.create_task(self._measure_lag()), loop.create_task(self._watch.run())]
+        shown = f"[{host}]" if ":" in host else host or "0.0.0.0"
+        logger.info("listening on %s://%s:%d", "https" if settings.tls.cert else "http", shown, self.server.port)
+
+    def listen_to_signals(self) -> None:
+        """SIGTERM and SIGINT stop, SIGHUP reloads. Those that came before are heard now."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, self.reload.on_signal)
+        early_signals.release()
+
+    def stop(self) -> None:
+        """Ask to stop; asked again, at once."""
+        if self._stop.is_set():
+            self._force.set()
+        self._stop.set()
+
+    async def drain(self) -> None:
+        """Admit nothing more; serve what waits and what runs, within their time-outs."""
+        queue = self.reload.settings.queue
+        logger.info("draining: no new requests; waiting ones are served for %g s", queue.drain_timeout)
+        if self._batch is not None:
+            self._batch.drain()
+        self.driver.drain(queue_s=queue.drain_timeout, run_s=max(queue.drain_timeout, queue.stop_timeout))
+        idle = asyncio.ensure_future(self.driver.idle())
+        forced = asyncio.ensure_future(self._force.wait())
+        await asyncio.wait({idle, forced}, return_when=asyncio.FIRST_COMPLETED)
+        for future in (idle, forced):
+            future.cancel()
+        if self._force.is_set():
+            logger.warning("forced: what waits and what runs is ended now")
+            self.driver.drain(queue_s=0.0, run_s=0.0)
+
+    async def close(self) -> None:
+        """Stop everything that was started."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._watch.close()
+        if self._batch is not None:
+            await self._batch.close()
+        await self._discovery.close()
+        await self.endpoints.close()
+        await self.server.wait_closed(CLOSE_TIMEOUT_S)
+        self.endpoints.disconnect()
+        self.driver.close()
+        if self._app.tracer is not None:
+            await self._app.tracer.close()
+        self.own_token.remove()
+        logger.info("stopped")
+
+    async def _measure_lag(self) -> None:
+        while True:
+            due_s = self.driver.now() + LAG_INTERVAL_S
+            await asyncio.sleep(LAG_INTERVAL_S)
+            self._metrics.loop_lag_s = max(0.0, self.driver.now() - due_s)
+
+
+def _look_at_open_files(limits: Limits) -> None:
+    """Take as many as the system allows, and say so where that is too few for all connections that are let in.
+
+    A request that runs has two: one to its client, one to its engine. Who set nothing needs no warning: the system's
+    limit holds, and says so when it is met.
+    """
+    connections, is_set = limits.max_connections, "max_connections" in limits.model_fields_set
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed, wanted = connections + OTHER_FILES, 2 * connections + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if soft < needed:
+            logger.log(
+                logging.WARNING if is_set else logging.INFO,
+                "this process may open %d files, too few for limits.max_connections (%d%s): raise `ulimit -n` "
+                "(LimitNOFILE) to %d, for as many to engines, or lower that limit",
+                *(soft, connections, "" if is_set else ", by default", wanted),
+            )
+
+
+def _look_for_garbage_rarely() -> None:
+    """Requests leave no cycles behind, so there is little to find; a look at all that stands costs some 50 ms."""
+    gc.collect()
+    gc.freeze()  # what was made at the start stays
+    gc.set_threshold(GARBAGE_OBJECTS)

@@ -1,0 +1,321 @@
+"""What can be counted and drawn: Prometheus series from outcomes as they happen and from snapshots when asked.
+
+Labels are bounded, each kind and all of them together: models are those an endpoint serves, as many as their series
+have room; all others are `other`. Every series exists from the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import prometheus_client
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from penstock.config.model import Settings
+from penstock.core.explain.snapshot import Snapshot
+from penstock.core.values.actions import Decode, Dispatch, Requeue
+from penstock.core.values.outcome import Outcome, Reason
+from penstock.core.values.request import Usage
+from penstock.core.values.retry import Failure
+from penstock.gateway.openai.errors import STATUS
+from penstock.gateway.telemetry.exposition import Levels, Source
+from penstock.gateway.telemetry.levels import ENDPOINTS_MAX, Collected, Gauges, RouterAliases
+from penstock.gateway.telemetry.series import OTHER, Count, Counter, Histogram, Times
+
+if TYPE_CHECKING:
+    from penstock.gateway.proxy.disagg.base import Division
+    from penstock.gateway.proxy.journey import QueuedJourney
+
+CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
+MODELS_MAX = 500  # model labels; more are `other`
+MODEL_LINES_MAX = 90_000  # of the page, for all models: 500 of them in three bands
+_LINES_PER_BAND = 60  # of a model: three histograms and what stands beside them
+TENANTS_MAX = 1_000  # tenant labels; more are `other`
+_WAITS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
+_TIMES_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
+_PACES_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
+_OVERHEADS_S = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25)
+_TRANSFERS = ("named", "none", "met")  # who computed said where the KV is, or did not, or they met
+_ROUTERS_WORDS: dict[Reason, str] = {Reason.ENDPOINT_OVERLOADED: "pinned_overload"}  # RFC 876's own
+_TOO_MANY = tuple(reason for reason, status in STATUS.items() if status == 429)
+
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class _Line:
+    """What is counted of every answer for one model and band: its series, looked up once."""
+
+    __slots__ = ("completed", "pace", "request_time", "ttft", "wait")
+
+    def __init__(self, completed: Count, wait: Times, ttft: Times, request_time: Times, pace: Times) -> None:
+        self.completed = completed
+        self.wait = wait
+        self.ttft = ttft
+        self.request_time = request_time
+        self.pace = pace
+
+
+class Metrics:
+    """All series of one gateway."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        snapshot: Callable[[], Snapshot],
+        config_hash: str,
+    ) -> None:
+        self._sources: list[Source] = []
+        self._bands: list[str] = []  # shared with the gauges
+        self._models: set[str] = set()
+        self._lines: dict[tuple[str, str], _Line] = {}
+        self._requests = Counter("penstock_requests", "Requests that ended.", ["model", "band", "outcome", "reason"])
+        self._queue_wait = Histogram(
+            "penstock_queue_wait_seconds", "Time in the queue.", ["band", "outcome"], bounds=_WAITS_S
+        )
+        self._dispatches = Counter("penstock_dispatches", "Leases granted.", ["endpoint"], most=ENDPOINTS_MAX)
+        self._prefills = Counter(
+            "penstock_prefills",
+            "Prompts computed for another endpoint to answer.",
+            ["endpoint", "transfer"],
+            most=ENDPOINTS_MAX * len(_TRANSFERS),
+        )
+        self._prefill_time = Histogram(
+            "penstock_prefill_seconds",
+            "From a divided request's dispatch to its prompt being computed.",
+            ["model", "band"],
+            bounds=_TIMES_S,
+        )
+        self._rejections = Counter("penstock_rejections", "Requests refused before they entered the queue.", ["reason"])
+        self._requeues = Counter("penstock_requeues", "Requests sent back to the queue by a failure.", ["reason"])
+        self._cancellations = Counter("penstock_queue_cancellations", "Waiting requests whose client hung up.")
+        self._ttft = Histogram(
+            "penstock_ttft_seconds",
+            "From the whole request to the answer's first byte.",
+            ["model", "band"],
+            bounds=_TIMES_S,
+        )
+        self._request_time = Histogram(
+            "penstock_request_seconds",
+            "From the whole request to the answer's last byte.",
+            ["model", "band"],
+            bounds=_TIMES_S,
+        )
+        self._overhead = Histogram(
+            "penstock_overhead_seconds",
+            "Penstock's own time before a request is sent, without waiting.",
+            bounds=_OVERHEADS_S,
+        )
+        self._tokens = Counter("penstock_tokens", "Tokens, as engines told.", ["model", "kind"])
+        self._service = Counter(
+            "penstock_tenant_service_tokens", "Tokens each tenant got.", ["tenant"], most=TENANTS_MAX
+        )
+        self._pace = Histogram(
+            "penstock_time_per_output_token_seconds",
+            "Between an answer's first and last token, per token.",
+            ["model", "band"],
+            bounds=_PACES_S,
+        )
+        for series in (
+            *(self._requests, self._queue_wait, self._dispatches, self._rejections, self._requeues),
+            *(self._cancellations, self._ttft, self._request_time, self._overhead, self._tokens),
+            *(self._service, self._pace, self._prefills, self._prefill_time),
+        ):
+            self._sources.append(series)
+        self.loop_lag_s = 0.0
+        self._config_hash = ""
+        self._level("event_loop_lag_seconds", "How late the event loop ran a timer, lately.", lambda: self.loop_lag_s)
+        self._sources.append(
+            Levels("penstock_config_info", "The settings in force.", ["hash"], lambda: [((self._config_hash,), 1.0)])
+        )
+        self._level(
+            "config_reload_failed",
+            "1 after a reload that was refused, until one is not.",
+            lambda: float(self._reload_failed),
+        )
+        self._reload_failed = False
+        self.reloaded(config_hash)
+        self._tenants: list[str] = []
+        self._aliases = RouterAliases(snapshot, self)
+        self._with_aliases = False
+        for reason in Reason:
+            self._rejections.labels(reason)
+        for failure in Failure:
+            self._requeues.labels(failure)
+        self._cancellations.labels()
+        self._overheads = self._overhead.labels()
+        self._sources.append(Gauges(snapshot, self._bands, self._known_models))
+        self._alias_rejections: dict[Reason, int] = dict.fromkeys(_TOO_MANY, 0)
+        self._admissions = 0
+        self._cancelled = 0
+        self.reconfigured(settings)
+
+    def reconfigured(self, settings: Settings) -> None:
+        """The bands and tenants of these from now on. What was counted stays, but for tenants that are gone."""
+        before, self._tenants = self._tenants, [*[tenant.name for tenant in settings.tenants], OTHER]
+        for gone in set(before) - set(self._tenants):
+            self._service.remove(gone)
+        for tenant in self._tenants:
+            self._service.labels(tenant)
+        self._bands[:] = [band.name for band in settings.bands]
+        self._models_max = min(MODELS_MAX, MODEL_LINES_MAX // (_LINES_PER_BAND * len(self._bands)))
+        for band in self._bands:
+            for outcome in Outcome:
+                self._queue_wait.labels(band, outcome)
+        for model in (*self._models, OTHER):
+            self._start_at_zero(model)
+        self._with_aliases = "vllm_router" in settings.metrics.aliases
+
+    def reloaded(self, config_hash: str | None) -> None:
+        """These settings are in force now; None: others were refused."""
+        self._reload_failed = config_hash is None
+        if config_hash is not None:
+            self._config_hash = config_hash
+
+    def queue_wait_samples(self) -> Iterable[Metric]:
+        return self._queue_wait.collect()
+
+    def add(self, collector: Collector) -> None:
+        """Print what somebody else collects, too."""
+        self._sources.append(Collected(collector))
+
+    def lines(self) -> Iterator[str]:
+        """The text for `/metrics`, line by line; what happens meanwhile may be in it or not."""
+        for source in (*self._sources, *([self._aliases] if self._with_aliases else ())):
+            yield from source.lines()
+
+    def _level(self, name: str, text: str, value: Callable[[], float]) -> None:
+        self._sources.append(Levels(f"penstock_{name}", text, [], lambda: [((), value())]))
+
+    def endpoint_added(self, name: str) -> None:
+        self._dispatches.labels(name)
+
+    def endpoint_removed(self, name: str) -> None:
+        """Its series end: endpoints come and go, and each name is a series."""
+        self._dispatches.remove(name)
+        for transfer in _TRANSFERS:
+            self._prefills.remove(name, transfer)
+
+    # --- what happened ----------------------------------------------------------------------------------------
+
+    def dispatched(self, journey: QueuedJourney, action: Dispatch) -> None:
+        self._admissions += 1
+        self._dispatches.labels(action.endpoint).inc()
+        self._overheads.observe(max(0.0, journey.elapsed_s() - action.queue_s))
+
+    def decoding(self, journey: QueuedJourney, action: Decode, division: Division) -> None:
+        """A divided request's prompt is computed, and it goes on to the endpoint that answers."""
+        self._dispatches.labels(action.endpoint).inc()
+        self._prefills.labels(division.prefill, division.transfer).inc()
+        labels = self.model_label(journey.request.model), journey.band
+        self._prefill_time.labels(*labels).observe(journey.elapsed_s() - division.since_s)
+
+    def requeued(self, action: Requeue) -> None:
+        self._requeues.labels(action.cause).inc()
+
+    def refused(self, reason: Reason, *, model: str = OTHER, band: str = "") -> None:
+        """A request that never reached the scheduler."""
+        self._requests.labels(model, band, Outcome.REJECTED, reason).inc()
+        self._rejections.labels(reason).inc()
+        if reason in self._alias_rejections:
+            self._alias_rejections[reason] += 1
+
+    def passed(self, model: str, outcome: Outcome, reason: Reason | None) -> None:
+        """A request that needed no turn ended."""
+        self._requests.labels(self.model_label(model), "", outcome, reason or "").inc()
+        if outcome is Outcome.REJECTED:
+            assert reason is not None
+            self._rejections.labels(reason).inc()
+
+    def ended(self, journey: QueuedJourney, outcome: Outcome, reason: Reason | None) -> None:
+        line = self._line(journey)
+        if outcome is Outcome.COMPLETED:
+            line.completed.inc()
+            line.wait.observe(journey.waited_s())
+            line.request_time.observe(journey.elapsed_s())
+        else:
+            self._not_answered(journey, outcome, reason)
+        if journey.first_s is not None and journey.request.streamed:
+            line.ttft.observe(journey.first_s - journey.started_s)
+
+    def _not_answered(self, journey: QueuedJourney, outcome: Outcome, reason: Reason | None) -> None:
+        band = journey.band
+        self._requests.labels(self.model_label(journey.request.model), band, outcome, reason or "").inc()
+        if outcome is Outcome.REJECTED:
+            assert reason is not None
+            self._rejections.labels(reason).inc()
+        else:
+            self._queue_wait.labels(band, outcome).observe(journey.waited_s())
+        if reason is not None and reason in self._alias_rejections:
+            self._alias_rejections[reason] += 1
+        if reason is Reason.CANCELLED:
+            self._cancellations.labels().inc()
+            self._cancelled += 1
+
+    def used(self, journey: QueuedJourney, usage: Usage | None, tokens_seen: int) -> None:
+        """An answer is complete. `usage`: as the engine told; else only the tokens that were seen are known."""
+        model = self.model_label(journey.request.model)
+        prompt, cached, completion = 0, 0, tokens_seen
+        if usage is not None:
+            prompt, cached, completion = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
+        if prompt:
+            self._tokens.labels(model, "prompt").inc(prompt)
+        if cached:
+            self._tokens.labels(model, "cached_prompt").inc(cached)
+        if completion:
+            self._tokens.labels(model, "completion").inc(completion)
+        self._service.labels(journey.caller.tenant_label).inc(prompt + completion)
+        if journey.request.streamed and journey.first_s is not None and completion > 1:
+            pace_s = (journey.started_s + journey.elapsed_s() - journey.first_s) / (completion - 1)
+            self._line(journey).pace.observe(pace_s)
+
+    def _line(self, journey: QueuedJourney) -> _Line:
+        key = (self.model_label(journey.request.model), journey.band)
+        return self._lines.get(key) or self._line_of(*key)
+
+    def _line_of(self, model: str, band: str) -> _Line:
+        line = self._lines[model, band] = _Line(
+            self._requests.labels(model, band, Outcome.COMPLETED, ""),
+            self._queue_wait.labels(band, Outcome.COMPLETED),
+            self._ttft.labels(model, band),
+            self._request_time.labels(model, band),
+            self._pace.labels(model, band),
+        )
+        return line
+
+    # --- labels -----------------------------------------------------------------------------------------------
+
+    def models_known(self, names: Iterable[str]) -> None:
+        """Names that may be labels from now on."""
+        for name in names:
+            if len(self._models) < self._models_max and name not in self._models:
+                self._models.add(name)
+                self._start_at_zero(name)
+
+    def _start_at_zero(self, model: str) -> None:
+        for band in self._bands:
+            self._line_of(model, band)
+        for kind in ("prompt", "cached_prompt", "completion"):
+            self._tokens.labels(model, kind)
+
+    def model_label(self, model: str) -> str:
+        return model if model in self._models else OTHER
+
+    def _known_models(self) -> set[str]:
+        return self._models
+
+    # --- for the router's names -------------------------------------------------------------------------------
+
+    def router_counters(self) -> Iterator[Metric]:
+        admissions = CounterMetricFamily("vllm_router:admissions", "Requests sent to an engine.")
+        admissions.add_metric([], self._admissions)
+        yield admissions
+        rejections = CounterMetricFamily("vllm_router:rejections", "Requests answered 429.", labels=["reason"])
+        for reason, count in self._alias_rejections.items():
+            rejections.add_metric([_ROUTERS_WORDS.get(reason, reason)], count)
+        yield rejections
+        cancelled = CounterMetricFamily("vllm_router:queue_cancellations", "Waiters that hung up.")
+        cancelled.add_metric([], self._cancelled)
+        yield cancelled

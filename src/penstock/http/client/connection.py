@@ -1,0 +1,389 @@
+"""One connection to an engine: how is a request written, and its answer read?
+
+A connection carries one request at a time. httptools finds the borders of the answer; what it cannot know is
+decided here: how much head is too much, that the answer to HEAD has no body, that some bodies end with the
+connection, that bytes nobody asked for make a connection unfit for reuse. Everything is a callback: no task,
+coroutine or timer per request or chunk. Sinks are called only after the parser has returned, so they may abort
+or pause in any callback; all payload of one read reaches them in one piece. A connection belongs to its pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+import httptools
+
+from penstock.http.client.values import UpstreamError, UpstreamErrorKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.http.client.call import Call
+    from penstock.http.client.values import Headers, UpstreamLimits, UpstreamTimeouts
+
+JOIN_BYTES_MAX: Final = 4096  # up to here one copy is cheaper than a second buffer in the transport
+CLOSING_S: Final = 0.1  # an engine's front end closes within a turn of its loop, some 10 ms where it is busy
+WRITE_BYTES_MAX: Final = 1024 * 1024  # of a large body at a time: more, or its encryption, would hold up others
+_HEAD, _PAYLOAD, _BODY, _DONE = 0, 1, 2, 3  # what of the answer is awaited: its head, first payload, rest, nothing
+
+
+class Pool(Protocol):
+    """What a connection needs of the pool that owns it."""
+
+    timeouts: UpstreamTimeouts
+    limits: UpstreamLimits
+
+    def time(self) -> float: ...
+    def opened(self, connection: UpstreamConnection, /) -> None: ...
+    def release(self, connection: UpstreamConnection, /) -> None: ...
+    def forget(self, connection: UpstreamConnection, /) -> None: ...
+    def retry(self, call: Call, /) -> None: ...
+
+
+class _RefusedError(Exception):
+    """Raised inside a parser's callback to stop the parser."""
+
+
+class UpstreamConnection:
+    """A socket to an engine, the parser on it, and the call it carries, if any."""
+
+    __slots__ = (
+        "_closing",
+        "_fresh_head",
+        "_headers",
+        "_keep_alive",
+        "_on_closed",
+        "_overhead_bytes",
+        "_parser",
+        "_phase",
+        "_pieces",
+        "_pool",
+        "_quiet_since",
+        "_response",
+        "_stale_until",
+        "_status",
+        "_unsent",
+        "_until_close",
+        "_write_paused",
+        "call",
+        "connecting",
+        "heard",
+        "idle_since",
+        "is_closed",
+        "is_open",
+        "on_body",
+        "transport",
+    )
+    transport: asyncio.Transport
+    _parser: httptools.HttpResponseParser | None
+
+    def __init__(self, pool: Pool, call: Call) -> None:
+        self._pool = pool
+        self.call: Call | None = call
+        call.connection = self
+        self.connecting: asyncio.Task[None] | None = None
+        self.is_open = self.is_closed = False
+        self._on_closed: Callable[[], None] | None = None  # the engine has seen that it was hung up on
+        self._closing: asyncio.TimerHandle | None = None
+        self.heard = True  # something happened since the pool last looked
+        self.idle_since = self._quiet_since = self._stale_until = 0.0
+        self._headers: Headers = []  # of the head, or the trailers, being read
+        self._response: Headers = []
+        self._pieces: list[bytes] = []  # the payload of one read
+        self.on_body = self._pieces.append  # the parser's callback for payload, without a Python frame
+        self._unsent: list[memoryview] = []  # of a large body, the last piece first
+        self._write_paused = False
+        self._phase = _HEAD
+        self._status = self._overhead_bytes = 0
+        self._fresh_head = self._keep_alive = self._until_close = False
+
+    # --- What the pool does with it
+
+    def start(self, call: Call, stale_until: float) -> None:
+        """Write a request. Lost without an answer before `stale_until`, the connection was stale."""
+        self.call = call
+        call.connection = self
+        self._stale_until = stale_until
+        self._phase = _HEAD
+        self._overhead_bytes = 0
+        self.heard = True
+        if call.paused:
+            asyncio.get_running_loop().call_soon(self._hold)  # uvloop starts to read after `connection_made`
+        body = call.body
+        if isinstance(body, list):
+            self.transport.write(call.head)
+            self._unsent = [
+                memoryview(piece)[at : at + WRITE_BYTES_MAX]
+                for piece in reversed(body)
+                for at in reversed(range(0, len(piece), WRITE_BYTES_MAX))
+            ]
+            self._write_on()
+        elif len(body) <= JOIN_BYTES_MAX:
+            self.transport.write(call.head + body)
+        else:
+            self.transport.writelines((call.head, body))
+
+    def close(self) -> None:
+        """Drop the socket at once, unsent bytes too: to flush them would wait for a peer that may not read."""
+        self.call = None
+        self._unsent.clear()
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._pool.forget(self)
+        if self.is_open:
+            self.is_open = False
+            self.transport.abort()
+        elif self.connecting is not None:
+            self.connecting.cancel()
+        if self._closing is not None:
+            self._closing.cancel()
+            on_closed, self._on_closed, self._closing = self._on_closed, None, None
+            if on_closed is not None:
+                on_closed()
+
+    def hang_up(self, on_closed: Callable[[], None]) -> None:
+        """Say that the answer is not wanted any more, and tell when the engine has seen it: it closes its side, too.
+
+        An engine that keeps its side open is given `CLOSING_S`; one that was not sent the whole request, none.
+        """
+        transport = self.transport if self.is_open else None
+        if (
+            transport is None
+            or transport.is_closing()
+            or transport.get_write_buffer_size()
+            or self._unsent
+            or not transport.can_write_eof()
+        ):
+            self.close()
+            on_closed()
+            return
+        if self.call is not None and self.call.paused:
+            transport.resume_reading()  # or its end would not be seen
+        self.call = None
+        self._on_closed = on_closed
+        self._closing = asyncio.get_running_loop().call_later(CLOSING_S, self.close)
+        transport.write_eof()
+
+    def fail(self, kind: UpstreamErrorKind, detail: str) -> None:
+        """End the call with an error, and the connection with it."""
+        call = self.call
+        self.close()
+        if call is not None:
+            call.end().on_error(UpstreamError(kind, detail))
+
+    def lose(self, detail: str) -> None:
+        """End the call as one whose connection was lost."""
+        self.fail(UpstreamErrorKind.RESET if self._is_silent else UpstreamErrorKind.BROKEN, detail)
+
+    def give_up(self, detail: str) -> None:
+        """End the call as one that timed out, unless an answer has begun."""
+        if self.call is not None and self._phase <= _PAYLOAD:
+            self.fail(UpstreamErrorKind.FIRST_BYTE_TIMEOUT, detail)
+
+    def check(self, now: float) -> None:
+        """Time out what was quiet for too long. `heard` saves a look at the clock per chunk."""
+        call = self.call
+        if call is None:
+            return
+        timeouts = self._pool.timeouts
+        quiet_s = now - self._quiet_since
+        if self.heard or call.paused:
+            self.heard = False
+            self._quiet_since = now
+        elif self._phase <= _PAYLOAD and quiet_s >= timeouts.first_byte_s:
+            # An engine sends the head of a stream at once and its first token when it has one.
+            self.fail(UpstreamErrorKind.FIRST_BYTE_TIMEOUT, f"no answer within {timeouts.first_byte_s:g} s")
+        elif self._phase == _BODY and quiet_s >= timeouts.between_bytes_s:
+            self.fail(UpstreamErrorKind.IDLE_TIMEOUT, f"no payload for {timeouts.between_bytes_s:g} s")
+
+    # --- What the event loop tells it
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
+        self._parser = httptools.HttpResponseParser(self)
+        if self.call is None:
+            self.transport.abort()
+            return
+        self.is_open = True
+        self._pool.opened(self)
+        self.start(self.call, 0.0)
+
+    def data_received(self, data: bytes) -> None:
+        call = self.call
+        if call is None:
+            if self._closing is None:
+                self.close()  # nobody asked
+            return
+        parser = self._parser
+        assert parser is not None
+        self._overhead_bytes += len(data)
+        refusal = ""
+        try:
+            parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            refusal = str(error.__context__ or error) or "not HTTP"
+        if self._fresh_head:
+            self._fresh_head = False
+            self._overhead_bytes = 0
+            call.head = b""
+            call.body = b""  # an answer has begun: there will be no retry
+            call.sink.on_response(self._status, self._response)
+        pieces = self._pieces
+        if pieces:
+            self._overhead_bytes = 0
+            self.heard = True
+            if self._phase == _PAYLOAD:
+                self._phase = _BODY
+            payload = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            pieces.clear()
+            if not call.is_head_request:
+                call.sink.on_data(payload)
+        else:
+            refusal = refusal or self._excess()
+        if self.call is not call:
+            return  # aborted in a callback
+        if self._phase == _DONE:
+            self._finish(call, reusable=self._keep_alive and not refusal)
+        elif refusal:
+            self.fail(UpstreamErrorKind.PROTOCOL, refusal)
+
+    def pause_writing(self) -> None:
+        """No caller is held back, for what is written is in memory anyway; but a large body goes piece by piece."""
+        self._write_paused = True
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        if self._unsent:
+            self._write_on()
+
+    def _write_on(self) -> None:
+        """Write a piece of a large body; the next one when that is out, or in the loop's next turn."""
+        if self._unsent and not self._write_paused and self.is_open:
+            self.transport.write(self._unsent.pop())
+            if self._unsent and not self._write_paused:
+                asyncio.get_running_loop().call_soon(self._write_on)
+
+    def eof_received(self) -> None:
+        self._lost("closed by the engine", is_orderly=True)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost(str(error or "closed by the engine"), is_orderly=error is None)
+        self._parser = None  # it holds our methods: a cycle
+
+    # --- What the parser tells it
+
+    def on_message_begin(self) -> None:
+        if self._phase == _DONE:
+            raise _RefusedError("more than one answer")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        assert self._parser is not None
+        status = self._parser.get_status_code()
+        headers, self._headers = self._headers, []
+        self._check_size(headers)
+        if status < 200:
+            if status not in (100, 102, 103):
+                raise _RefusedError(f"status {status}")
+            return
+        self._until_close = not _is_framed(headers)
+        self._status, self._response = status, headers
+        self._fresh_head = True
+        assert self.call is not None
+        if self.call.is_head_request:
+            self._phase = _DONE  # and not for reuse: the parser, and maybe the engine, believes in a body
+            self._keep_alive = False
+        else:
+            self._phase = _PAYLOAD
+
+    def on_message_complete(self) -> None:
+        if self._phase in (_PAYLOAD, _BODY):
+            assert self._parser is not None
+            self._phase = _DONE
+            self._keep_alive = self._parser.should_keep_alive()
+
+    # --- Its own
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a part of an answer has come."""
+        return self.call is not None and self._phase == _BODY
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the rest is left unread for now."""
+        return self.call is not None and self.call.paused
+
+    @property
+    def _is_silent(self) -> bool:
+        """Not one byte came for this call."""
+        return self._phase == _HEAD and not self._overhead_bytes
+
+    def _hold(self) -> None:
+        if self.call is not None and self.call.paused:
+            self.transport.pause_reading()
+
+    def _check_size(self, headers: Headers) -> None:
+        limits = self._pool.limits
+        if len(headers) > limits.header_count_max:
+            raise _RefusedError(f"more than {limits.header_count_max} header lines")
+        if self._overhead_bytes <= limits.header_bytes_max:
+            return  # all that was read is less, so the head is
+        if sum(len(name) + len(value) + 4 for name, value in headers) > limits.header_bytes_max:
+            raise _RefusedError(f"a head of more than {limits.header_bytes_max} bytes")
+
+    def _excess(self) -> str:
+        """What is too much of bytes that carry no payload. One read may pass, so memory stays bounded."""
+        limits = self._pool.limits
+        if self._overhead_bytes > limits.header_bytes_max:
+            return f"more than {limits.header_bytes_max} bytes without payload"
+        if len(self._headers) > limits.header_count_max:
+            return f"more than {limits.header_count_max} header lines"
+        return ""
+
+    def _finish(self, call: Call, *, reusable: bool) -> None:
+        if (
+            reusable
+            and not self._unsent
+            and not self.transport.is_closing()
+            and not self.transport.get_write_buffer_size()
+        ):
+            self._headers.clear()  # trailers
+            if call.paused:
+                self.transport.resume_reading()
+            self.call = None
+            self._pool.release(self)
+        else:
+            self.close()
+        call.end().on_end()
+
+    def _lost(self, detail: str, *, is_orderly: bool) -> None:
+        """The table from the end of a connection to the end of its call."""
+        call = self.call
+        if call is None:
+            self.close()
+        elif self._phase in (_PAYLOAD, _BODY) and self._until_close and is_orderly:
+            self._finish(call, reusable=False)
+        elif self._is_silent and self._pool.time() < self._stale_until:
+            self.close()
+            self._pool.retry(call)
+        else:
+            self.lose(detail)
+
+
+def _is_framed(headers: Headers) -> bool:
+    """Does the body say where it ends? The parser refuses bad or doubled lengths, and a length with a coding."""
+    is_framed = False
+    for name, value in headers:
+        size = len(name)
+        if size == 14 and name.lower() == b"content-length":
+            is_framed = True
+        elif size == 17 and name.lower() == b"transfer-encoding":
+            if is_framed or value.strip().lower() != b"chunked":
+                raise _RefusedError("a transfer coding other than chunked")
+            is_framed = True
+    return is_framed

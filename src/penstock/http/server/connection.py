@@ -1,0 +1,463 @@
+"""What does one client connection do next, whatever its client does?
+
+Requests come one at a time from the reader. What a client sends ahead of a running exchange is kept up to a
+bound, then reading stops; without pipelining reading stays on, so that a hang-up is noticed at once. Early answers
+linger, so that a reset does not destroy them. One timer per connection serves every deadline, re-armed when it
+fires too early. A handler is called from here, never from inside the parser.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import struct
+import sys
+from typing import TYPE_CHECKING, Final, cast
+
+from penstock.http.server.exchange import Exchange
+from penstock.http.server.limits import Refusal
+from penstock.http.server.reader import RefusedError, RequestReader
+from penstock.http.server.timer import DeadlineTimer
+
+if TYPE_CHECKING:
+    from penstock.http.server.server import HttpServer
+
+# Where a connection is in its request.
+_IDLE: Final = 0  # no byte of a request yet
+_HEAD: Final = 1
+_BODY: Final = 2
+_BUSY: Final = 3  # the request is whole, the response is not
+_LINGER: Final = 4  # answered early: what the client still sends is discarded
+_CLOSING: Final = 5
+
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_HUNG_UP: Final = getattr(select, "POLLRDHUP", select.POLLHUP)  # where it exists it is told behind unread bytes, too
+_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
+
+
+class Connection:
+    """One client connection."""
+
+    __slots__ = (
+        "_body_paused",
+        "_counted_bytes",
+        "_exchange",
+        "_limits",
+        "_linger_bytes",
+        "_loop",
+        "_parsing",
+        "_reader",
+        "_reading_paused",
+        "_received_s",
+        "_rest",
+        "_rest_at",
+        "_stalled_bytes",
+        "_state",
+        "_timer",
+        "_transport",
+        "_turn_paused",
+        "_write_paused",
+        "keep_alive",
+        "peer",
+        "server",
+    )
+
+    def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
+        self.server = server
+        self.keep_alive = True
+        self.peer: tuple[str, int] = ("", 0)
+        self._loop = loop
+        self._limits = server.limits
+        self._transport: asyncio.Transport | None = None
+        self._reader = RequestReader(server.limits)
+        self._exchange: Exchange | None = None
+        self._state = _IDLE
+        self._parsing = False
+        self._received_s = 0.0  # the first byte of the request being read
+        # What the client sent ahead of the running exchange, and from where it is unread.
+        self._rest = b""
+        self._rest_at = 0
+        self._reading_paused = False
+        self._write_paused = False
+        self._stalled_bytes = sys.maxsize  # output that waited when we last looked
+        self._linger_bytes = 0
+        self._body_paused = False  # by the handler, which takes the body piece by piece
+        self._turn_paused = False  # others' bodies are read first
+        self._counted_bytes = 0  # of the body under way, in the server's sum
+        self._timer = DeadlineTimer(loop, self._expired)
+
+    # ---- what the transport tells us
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        stream = self._transport = cast("asyncio.Transport", transport)
+        peer = stream.get_extra_info("peername")
+        if isinstance(peer, tuple):  # None when the client has reset already
+            self.peer = (peer[0], peer[1])
+        limits = self._limits
+        stream.set_write_buffer_limits(high=limits.write_buffer_bytes_max, low=limits.write_buffer_bytes_low)
+        refusal = self.server.opened(self)
+        if refusal is not None:
+            self._state = _BODY
+            self._refuse(Refusal.TOO_MANY_CONNECTIONS, refusal)
+            self._close()  # at once: a place for lingering is what we are short of
+            return
+        self._arm(limits.keepalive_timeout_s)  # a client that is slow to ask must not find its connection gone
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  (how it was lost makes no difference)
+        self._state = _CLOSING
+        self._uncount()
+        self._timer.close()
+        self._transport = None
+        self._reader.close()
+        self._rest = b""
+        self.server.closed(self)
+        self._disconnect()
+
+    def eof_received(self) -> None:
+        if self._exchange is not None:
+            self.abort()  # a client that sends no more is one that went away
+        else:
+            self._close()
+
+    def data_received(self, data: bytes) -> None:
+        state = self._state
+        if state == _LINGER:
+            self._discard(len(data))
+        elif state == _BUSY or self._write_paused or self._rest:
+            self._keep(data)
+        elif state != _CLOSING:
+            self._parse(data, 0)
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        if self._transport is not None and self._state != _CLOSING:
+            self._stalled_bytes = self._transport.get_write_buffer_size()
+            self._arm(self._limits.write_timeout_s)
+        exchange = self._exchange
+        if exchange is not None and exchange.on_pause is not None:
+            exchange.on_pause()
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        if self._state == _IDLE:
+            self._to_idle()
+        elif self._state == _BODY:
+            self._arm(self._limits.body_timeout_s)
+        elif self._state == _BUSY:
+            if self._reading_paused:
+                self._arm(self._limits.gone_look_s)
+            else:
+                self._timer.clear()
+        elif self._state == _LINGER:
+            self._arm(self._limits.linger_timeout_s)
+        exchange = self._exchange
+        if exchange is not None and exchange.on_resume is not None:
+            exchange.on_resume()
+
+    # ---- what the exchange and the server tell us
+
+    def closes_after_response(self) -> bool:
+        """Decided when the response's head is written: it says so in a header."""
+        if self._state != _BUSY or self.server.draining:
+            self.keep_alive = False  # not _BUSY: the request is not whole, so the next one's start is unknown
+        return not self.keep_alive
+
+    def response_ended(self) -> None:
+        self._exchange = None
+        if self._state != _BUSY:
+            self._linger()
+        elif not self.keep_alive or self.server.draining:
+            self._close()
+        else:
+            self._state = _IDLE
+            self._to_idle()
+
+    def break_off(self, *, reset: bool) -> None:
+        """Close in the middle of a response; by a reset where nothing else tells that it is incomplete."""
+        self._exchange = None
+        if not reset:
+            self._close()
+        elif self._transport is not None:
+            sock = self._transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            self.abort()
+
+    def drain(self) -> None:
+        """Close now if no request is under way; else the response will."""
+        if self._state == _IDLE and not self._rest:
+            self._close()
+
+    def abort(self) -> None:
+        """Close without waiting for anything; the exchange learns of it as of a hang-up."""
+        self._state = _CLOSING
+        if self._transport is not None:
+            self._transport.abort()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.disconnected()
+
+    # ---- reading
+
+    def _parse(self, data: bytes, at: int) -> None:
+        """Read request by request, until the data is used up or an exchange keeps the rest waiting."""
+        size = len(data)
+        reader = self._reader
+        self._parsing = True
+        try:
+            while at < size:
+                if self._state == _IDLE:
+                    if self._write_paused:
+                        break
+                    self._state = _HEAD
+                    self._received_s = self._loop.time()
+                elif self._state > _BODY:
+                    break
+                at = reader.feed(data, at)
+                if reader.head_done:
+                    self._begin(reader)
+                elif reader.body_done:
+                    self._complete(reader)
+        except RefusedError as error:
+            self._refuse(error.refusal, error.detail)
+            return
+        except BaseException:
+            self.abort()  # a handler's fault, told to the loop; the client must not hang for it
+            raise
+        finally:
+            self._parsing = False
+        if at < size:
+            self._keep(data, at)
+        elif self._state in (_HEAD, _BODY):
+            reader.remember_tail(data)
+            self._await_more(reader)
+            if self._state == _BODY:
+                self.server.turns.read(self, size)
+
+    def _await_more(self, reader: RequestReader) -> None:
+        """A read ended in the middle of a request."""
+        limits = self._limits
+        if self._state == _HEAD:
+            self._timer.set(self._received_s + limits.header_timeout_s)
+        elif self._exchange is not None and self._exchange.on_body is not None:
+            self._arm(limits.body_timeout_s)  # of any size, so only a standstill is too long
+        else:
+            deadline_s = self._loop.time() + limits.body_timeout_s
+            self._timer.set(min(deadline_s, self._received_s + limits.body_timeout_total_s))
+            self._count(reader.body_bytes)
+
+    def _begin(self, reader: RequestReader) -> None:
+        """The head is whole: show it to the handler, and judge what is to follow."""
+        assert self._transport is not None
+        exchange = Exchange(self, self._transport)
+        reader.read_head(exchange)
+        self._exchange = exchange
+        self.keep_alive = reader.keep_alive
+        lookup = exchange.lookup
+        if b"upgrade" in lookup and b"websocket" in lookup[b"upgrade"].lower():
+            raise RefusedError(Refusal.WEBSOCKET_UNSUPPORTED, "WebSockets are not supported")
+        expect = lookup.get(b"expect")
+        if expect is not None and expect.lower() != b"100-continue":
+            raise RefusedError(Refusal.EXPECTATION_FAILED, "only 100-continue can be expected")
+        self._state = _BODY if reader.expects_body else _BUSY
+        body_bytes_max = self.server.handler.begin(exchange)
+        if exchange.over:
+            return  # answered, or broken off
+        if not reader.expects_body:
+            self._complete(reader)
+            return
+        if body_bytes_max is not None:
+            reader.body_bytes_max = body_bytes_max
+        if exchange.on_body is not None:
+            reader.pour(exchange.on_body)
+        if reader.body_left_bytes > reader.body_bytes_max:
+            raise RefusedError(Refusal.REQUEST_TOO_LARGE, "the body is too large")
+        if expect is not None and exchange.http_version == "1.1" and not exchange.started:
+            self._stream.write(_CONTINUE)
+
+    def _count(self, body_bytes: int) -> None:
+        """Add what was read of a body to the server's sum. Where that is too much, the slowest sender has to go."""
+        server = self.server
+        more, self._counted_bytes = body_bytes - self._counted_bytes, body_bytes
+        if body_bytes:
+            server.receiving[self] = None
+        within = server.hold(more)
+        while not within and server.receiving:
+            server.slowest_body().too_many_bytes()
+            within = server.hold(0)
+
+    def _uncount(self) -> None:
+        self.server.receiving.pop(self, None)
+        self.server.hold(-self._counted_bytes)
+        self._counted_bytes = 0
+
+    def body_bytes_per_s(self, now: float) -> float:
+        """How fast its body has come so far."""
+        return self._counted_bytes / max(now - self._received_s, self._limits.body_rate_from_s)
+
+    def too_many_bytes(self) -> None:
+        """All bodies that are under way are too much together, and this one is to make room."""
+        self._uncount()
+        self._refuse(Refusal.TOO_MANY_BYTES, "too much is being sent at once, and this is the slowest")
+
+    def pause_body(self) -> None:
+        if self._state == _BODY and not self._body_paused:
+            self._body_paused = True
+            self._stream.pause_reading()
+            self._arm(self._limits.gone_look_s)
+
+    def resume_body(self) -> None:
+        if not self._body_paused:
+            return
+        self._body_paused = False
+        if self._transport is not None and not self._reading_paused and not self._transport.is_closing():
+            if not self._turn_paused:
+                self._transport.resume_reading()
+            if self._state == _BODY:
+                self._arm(self._limits.body_timeout_s)
+
+    def pause_turn(self) -> None:
+        """Others' bodies are read first."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._turn_paused = True
+            self._transport.pause_reading()
+
+    def resume_turn(self) -> None:
+        if self._turn_paused:
+            self._turn_paused = False
+            if self._transport is not None and not (
+                self._body_paused or self._reading_paused or self._transport.is_closing()
+            ):
+                self._transport.resume_reading()
+
+    def _complete(self, reader: RequestReader) -> None:
+        self.resume_body()
+        exchange = self._exchange
+        assert exchange is not None
+        exchange.body = reader.take_body()
+        if self._counted_bytes:  # from here on it is the exchange's
+            self._uncount()
+            exchange.hold(len(exchange.body))
+        self._state = _BUSY
+        if not self._write_paused:
+            self._timer.clear()
+        self.server.handler.complete(exchange)
+
+    def _keep(self, data: bytes, at: int = 0) -> None:
+        """Keep what came ahead of its turn; stop reading when it is much."""
+        if self._state == _LINGER:
+            self._discard(len(data) - at)
+        elif self._state != _CLOSING:
+            if self._rest:
+                data, at = self._rest[self._rest_at :] + data[at:], 0
+            self._rest, self._rest_at = data, at
+            if len(data) - at > self._limits.pipelined_bytes_max and not self._reading_paused:
+                self._reading_paused = True
+                self._stream.pause_reading()
+                if self._state == _BUSY and not self._write_paused:
+                    self._arm(self._limits.gone_look_s)
+
+    def _resume(self) -> None:
+        """Go on with what was kept, now that the exchange before it is over."""
+        if self._state != _IDLE or self._write_paused or not self._rest or self._stream.is_closing():
+            return
+        data, at = self._rest, self._rest_at
+        self._rest = b""
+        if self._reading_paused:
+            self._reading_paused = False
+            self._stream.resume_reading()
+        self._parse(data, at)
+
+    # ---- refusing and closing
+
+    @property
+    def _stream(self) -> asyncio.Transport:
+        assert self._transport is not None
+        return self._transport
+
+    def _refuse(self, refusal: Refusal, detail: str) -> None:
+        """Answer in the handler's words, and close."""
+        exchange = self._exchange
+        if exchange is not None and exchange.started:
+            self.abort()
+            return
+        try:
+            status, headers, body = self.server.handler.refused(exchange, refusal, detail)
+            if exchange is None:  # its head could not be read: a stand-in to answer with
+                exchange = self._exchange = Exchange(self, self._stream)
+            self._state = _BODY  # what may still come is discarded
+            exchange.respond(status, headers, body)
+        except BaseException:
+            self.abort()
+            raise
+
+    def _linger(self) -> None:
+        """The answer is out before the request was in: close in a way that does not destroy the answer."""
+        self._state = _LINGER
+        self.resume_body()
+        self.resume_turn()
+        self._uncount()
+        self._reader.close()
+        if self._stream.can_write_eof() and not self._stream.is_closing():
+            self._stream.write_eof()
+        self._arm(self._limits.linger_timeout_s)
+
+    def _discard(self, size: int) -> None:
+        self._linger_bytes += size
+        if self._linger_bytes > self._limits.linger_bytes_max:
+            self._close()
+
+    def _close(self) -> None:
+        """Send what is written, then close; a client that does not take it is cut off."""
+        if self._state == _CLOSING or self._transport is None:
+            return
+        self._state = _CLOSING
+        self._stalled_bytes = self._transport.get_write_buffer_size()
+        self._arm(self._limits.write_timeout_s)
+        self._transport.close()
+
+    # ---- time
+
+    def _to_idle(self) -> None:
+        """Wait for the next request, or take the one that is already here."""
+        if self._write_paused:
+            return  # the client must read first; the write deadline is running
+        self._stalled_bytes = sys.maxsize
+        self._arm(self._limits.keepalive_timeout_s)
+        if self._rest and not self._parsing:
+            self._loop.call_soon(self._resume)
+
+    def _arm(self, wait_s: float) -> None:
+        self._timer.set(self._loop.time() + wait_s)
+
+    def _expired(self) -> None:
+        """The deadline has passed: of a write, of the next request, of a head or body, or of a close."""
+        state = self._state
+        waiting_bytes = self._stream.get_write_buffer_size()
+        if waiting_bytes and (self._write_paused or state in (_IDLE, _LINGER, _CLOSING)):
+            if waiting_bytes < self._stalled_bytes:
+                self._stalled_bytes = waiting_bytes
+                self._arm(self._limits.write_timeout_s)
+            else:
+                self.abort()
+        elif state == _IDLE:
+            self._close()
+        elif state == _BUSY or (state == _BODY and (self._body_paused or self._turn_paused)):
+            self._look_for_client()
+        elif state in (_HEAD, _BODY):
+            self._refuse(Refusal.CLIENT_TIMEOUT, "the request did not arrive in time")
+        else:
+            self.abort()
+
+    def _look_for_client(self) -> None:
+        """Reading has stopped, so no hang-up is told to us: ask the kernel."""
+        if self._reading_paused or self._body_paused or self._turn_paused:
+            poller = select.poll()
+            poller.register(self._stream.get_extra_info("socket").fileno(), _HUNG_UP)
+            if poller.poll(0):
+                self.abort()
+            else:
+                self._arm(self._limits.gone_look_s)

@@ -1,1 +1,0 @@
-"""What an operator sees and does at run time."""

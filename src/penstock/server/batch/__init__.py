@@ -1,1 +1,0 @@
-"""Files and batches over HTTP, and the way of their items to the scheduler."""

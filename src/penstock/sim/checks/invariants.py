@@ -1,0 +1,466 @@
+"""Is what the scheduler does right: invariants, checked after every fact it is told.
+
+`CheckedScheduler` stands wherever a `Scheduler` does. It keeps a second set of books, those an honest driver keeps
+from the actions alone, and after each fact compares them with the scheduler's, recomputes with fresh eyes what the
+scheduler remembers, and raises `AssertionError` at the first difference:
+
+- each request ends once, every action names a request for which it makes sense, and what is charged is the truth;
+- leases held equal slots in use, in the books, in the scheduler and in the ledgers; none is granted past the limit;
+- the queues keep their bounds, make room by displacing the youngest of the lowest band, and tenants keep their limits;
+- nobody waits past `max_wait` or a deadline; and who is sent, to where, is what a naive pump would have chosen
+  (`oracle.py`), so nobody waits who could be sent. What the trees sum up is summed up again (`tree_check.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from random import Random
+from typing import Literal
+
+from penstock.core.dispatch.admission import Cause
+from penstock.core.dispatch.prefix_groups import OVERTAKEN_MAX
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.endpoints.health import Presence
+from penstock.core.endpoints.roles import Role
+from penstock.core.queueing.entry import Entry
+from penstock.core.routing.hit_prediction import Source
+from penstock.core.scheduler import Scheduler, SchedulerSettings
+from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
+from penstock.core.values.lifecycle import State
+from penstock.core.values.observation import Observation
+from penstock.core.values.outcome import Outcome, Reason
+from penstock.core.values.request import Request, Usage
+from penstock.core.values.retry import Failure
+from penstock.core.values.settings import EndpointLimits, EndpointSpec
+from penstock.sim.checks.oracle import Oracle
+from penstock.sim.checks.tree_check import check_tree
+
+ROUNDING_S = 1e-6  # what sums of a few times may be off by
+THOROUGH_BELOW = 200  # waiting requests up to which everything is checked after every fact, beyond: now and then
+
+
+class Books:
+    """What a driver knows of its requests, from the facts it told and the actions it got."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, Request] = {}  # not ended
+        self.between: set[str] = set()  # told of, and not yet answered for
+        self.waiting: set[str] = set()
+        self.requeued: set[str] = set()  # of those not ended, which were back in the queue at least once
+        self.leases: dict[int, Dispatch | Decode] = {}
+        self.answering: dict[str, str] = {}  # of requests whose prompts are computed: who will answer
+        self.lease_of: dict[str, int] = {}
+        self.outcomes: Counter[Outcome] = Counter()
+
+    def arrived(self, request: Request) -> None:
+        assert request.id not in self.requests
+        self.requests[request.id] = request
+        self.between.add(request.id)
+
+    def released(self, lease: int) -> str:
+        request_id = self.leases.pop(lease).request_id
+        del self.lease_of[request_id]
+        self.answering.pop(request_id, None)
+        return request_id
+
+    def ended(self, request_id: str, outcome: Outcome) -> None:
+        del self.requests[request_id]
+        self.waiting.discard(request_id)
+        self.requeued.discard(request_id)
+        self.between.discard(request_id)
+        self.outcomes[outcome] += 1
+
+    def note(self, action: Action) -> None:
+        """Book an action; it must make sense for where its request stands."""
+        request_id = action.request_id
+        match action:
+            case Dispatch():
+                assert request_id in self.waiting | self.between, action
+                assert action.lease not in self.leases, action
+                self.waiting.discard(request_id)
+                self.between.discard(request_id)
+                self.leases[action.lease] = action
+                self.lease_of[request_id] = action.lease
+                if action.decode is not None:
+                    self.answering[request_id] = action.decode
+            case Decode():
+                assert request_id in self.between, action
+                assert action.lease not in self.leases, action
+                self.between.remove(request_id)
+                self.leases[action.lease] = action
+                self.lease_of[request_id] = action.lease
+            case Requeue():
+                if action.cause == Cause.STUCK:
+                    self.between.add(self.released(self.lease_of[request_id]))
+                assert request_id in self.between, action
+                self.between.remove(request_id)
+                self.waiting.add(request_id)
+                self.requeued.add(request_id)
+            case Abort():
+                assert request_id in self.lease_of, action
+            case Reject() | Fail():
+                assert request_id in self.between, action
+                self.ended(request_id, action.outcome)
+            case Evict():
+                assert request_id in self.waiting or (action.reason is Reason.DEADLINE_MISSED), action
+                assert request_id in self.waiting | self.between, action
+                self.ended(request_id, action.outcome)
+
+    def settle(self) -> None:
+        """After a fact: who arrived and got no answer waits; who was taken back got one."""
+        for request_id in self.between:
+            assert request_id not in self.requeued, f"{request_id} failed, and nothing was decided"
+            self.waiting.add(request_id)
+        self.between.clear()
+
+
+class CheckedScheduler(Scheduler):
+    """A scheduler that proves itself after every fact."""
+
+    def __init__(self, settings: SchedulerSettings, *, random: Random) -> None:
+        super().__init__(settings, random=random)
+        self.books = Books()
+        self._oracle = Oracle(self)
+        self._facts = 0
+        self._overtaken: Counter[str] = Counter()  # waiting requests, by those of their flow that followed another
+        self._ran: Counter[str] = Counter()  # requests of each tenant at engines when limits last changed
+        self._waited: set[str] = set()  # who waited when settings last changed
+
+    # --- facts --------------------------------------------------------------------------------------------------
+
+    def arrived(self, request: Request, *, now: float) -> list[Action]:
+        before = [entry for band in self._queues.bands[request.band + 1 :] for entry in band.entries.values()]
+        first_visits = {entry.request.id: (entry.request.band, entry.seq) for entry in before if entry.visit == 1}
+        self.books.arrived(request)
+        actions = super().arrived(request, now=now)
+        self._check_displaced(request, actions, first_visits)
+        self._checked(actions, now)
+        if request.id in self.books.waiting:
+            self._check_room(request)
+        return actions
+
+    def first_token(self, lease: int, *, now: float) -> list[Action]:
+        return self._checked(super().first_token(lease, now=now), now)
+
+    def progressed(self, lease: int, output_tokens: int, *, now: float) -> list[Action]:
+        return self._checked(super().progressed(lease, output_tokens, now=now), now)
+
+    def finished(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
+        self.books.ended(self.books.released(lease), Outcome.COMPLETED)
+        return self._checked(super().finished(lease, usage, now=now), now)
+
+    def failed(self, lease: int, failure: Failure, *, answering: bool = False, now: float) -> list[Action]:
+        request_id = self.books.released(lease)
+        self.books.between.add(request_id)
+        actions = super().failed(lease, failure, answering=answering, now=now)
+        assert any(isinstance(a, Requeue | Fail) and a.request_id == request_id for a in actions)
+        return self._checked(actions, now)
+
+    def prefilled(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
+        promised = self.books.answering[self.books.leases[lease].request_id]
+        was_up = (endpoint := self._pool.get(promised)) is not None and endpoint.health.up
+        request_id = self.books.released(lease)
+        self.books.between.add(request_id)
+        actions = super().prefilled(lease, usage, now=now)
+        following = [a for a in actions if isinstance(a, Decode)]
+        assert [a.request_id for a in following] == [request_id]
+        assert following[0].endpoint == promised or not was_up, f"{following} although {promised} was promised"
+        return self._checked(actions, now)
+
+    def cancelled(self, request_id: str, *, now: float) -> list[Action]:
+        waits = request_id in self.books.waiting
+        if not waits:
+            self.books.released(self.books.lease_of[request_id])
+        self.books.ended(request_id, Outcome.EVICTED if waits else Outcome.FAILED)
+        return self._checked(super().cancelled(request_id, now=now), now)
+
+    def endpoint_added(self, spec: EndpointSpec, *, now: float) -> list[Action]:
+        return self._checked(super().endpoint_added(spec, now=now), now)
+
+    def endpoint_removed(self, name: str, *, now: float) -> list[Action]:
+        actions = self._checked(super().endpoint_removed(name, now=now), now)
+        assert self._pool.get(name) is None
+        known = set(self._pool)
+        for band in self._queues.bands:
+            assert known.issuperset(band.open)
+            assert known.issuperset(band.unchecked)
+        return actions
+
+    def endpoint_drained(self, name: str, *, now: float) -> list[Action]:
+        return self._checked(super().endpoint_drained(name, now=now), now)
+
+    def endpoint_resumed(self, name: str, *, now: float) -> list[Action]:
+        return self._checked(super().endpoint_resumed(name, now=now), now)
+
+    def paused(self, model: str | None, *, now: float) -> list[Action]:
+        return self._checked(super().paused(model, now=now), now)
+
+    def drained(self, model: str | None, *, now: float) -> list[Action]:
+        return self._checked(super().drained(model, now=now), now)
+
+    def resumed(self, model: str | None, *, now: float) -> list[Action]:
+        return self._checked(super().resumed(model, now=now), now)
+
+    def bumped(self, request_id: str, *, now: float) -> list[Action]:
+        return self._checked(super().bumped(request_id, now=now), now)
+
+    def reconfigured(self, settings: SchedulerSettings, *, now: float) -> list[Action]:
+        """Nobody is lost, but for whom it is too late; and no bound holds for who was here before it did."""
+        self.books.requeued |= self.books.waiting
+        self._waited = set(self.books.waiting)
+        self._ran = Counter([self.books.requests[d.request_id].tenant for d in self.books.leases.values()])
+        actions = super().reconfigured(settings, now=now)
+        late = {a.request_id for a in actions if isinstance(a, Evict) and a.reason is Reason.DEADLINE_MISSED}
+        assert all(isinstance(a, Dispatch) or a.request_id in late for a in actions), actions
+        for name in self.books.requests.keys() - late:
+            self.books.requests[name] = self._entries[name].request
+        assert [band.settings for band in self._queues.bands] == list(settings.bands)
+        assert all(entry.seq in self._queues.bands[entry.request.band].entries for entry in self._waiting())
+        return self._checked(actions, now)
+
+    def _waiting(self) -> list[Entry]:
+        return [entry for entry in self._entries.values() if entry.state is State.WAITING]
+
+    def evicted(self, request_id: str, *, now: float) -> list[Action]:
+        return self._checked(super().evicted(request_id, now=now), now)
+
+    def endpoint_up(self, name: str, *, now: float) -> list[Action]:
+        return self._checked(super().endpoint_up(name, now=now), now)
+
+    def endpoint_down(self, name: str, *, presence: Presence = Presence.DOWN, now: float) -> list[Action]:
+        return self._checked(super().endpoint_down(name, presence=presence, now=now), now)
+
+    def endpoint_changed(
+        self,
+        name: str,
+        *,
+        models: Iterable[str] | None = None,
+        tells_models: bool | None = None,
+        slots: int | Literal["auto"] | None = None,
+        told_slots: int | None = None,
+        lingers: bool | None = None,
+        price: float | None = None,
+        limits: EndpointLimits | None = None,
+        now: float,
+    ) -> list[Action]:
+        changed = super().endpoint_changed(
+            name,
+            models=models,
+            tells_models=tells_models,
+            slots=slots,
+            told_slots=told_slots,
+            lingers=lingers,
+            price=price,
+            limits=limits,
+            now=now,
+        )
+        return self._checked(changed, now)
+
+    def observed(self, name: str, reading: Observation | None, *, now: float) -> list[Action]:
+        return self._checked(super().observed(name, reading, now=now), now)
+
+    def located(self, request_id: str, keys: Iterable[int], block_tokens: int, *, now: float) -> list[Action]:
+        return self._checked(super().located(request_id, keys, block_tokens, now=now), now)
+
+    def cached(
+        self, request_id: str, tokens: Mapping[str, int], source: Source = Source.LMCACHE, *, now: float
+    ) -> list[Action]:
+        return self._checked(super().cached(request_id, tokens, source, now=now), now)
+
+    def drain(self, *, queue_until_s: float, stop_at_s: float, now: float) -> list[Action]:
+        return self._checked(super().drain(queue_until_s=queue_until_s, stop_at_s=stop_at_s, now=now), now)
+
+    def expire(self, *, now: float) -> list[Action]:
+        actions = self._checked(super().expire(now=now), now)
+        due_s = self.next_deadline()
+        assert due_s is None or due_s > now, f"asked to expire({due_s}) again at {now}"
+        for band in self._queues.bands:
+            for entry in band.entries.values():
+                waited_s = entry.waited_s + now - entry.queued_since_s
+                assert waited_s < entry.wait_s_max + ROUNDING_S, f"{entry.request} has waited {waited_s} s"
+                assert now <= entry.deadline_s + ROUNDING_S, f"{entry.request} waits past {entry.deadline_s}"
+        return actions
+
+    # --- single decisions ---------------------------------------------------------------------------------------
+
+    def _alone(self, entry: Entry, now: float) -> list[Endpoint]:
+        endpoints = super()._alone(entry, now)
+        if endpoints:
+            self._oracle.check_alone(entry, endpoints, now)
+        return endpoints
+
+    def _dispatch(self, entry: Entry, endpoints: list[Endpoint], now: float) -> Dispatch:
+        if self._settings.queue_enabled:
+            for endpoint in endpoints:
+                assert endpoint.serves(entry.request.model)
+                assert self._stops.sends(entry.request.model), f"{entry.request} is sent, and its model is paused"
+                assert self._oracle.healthy(endpoint, now), f"{endpoint} is not well, and is given {entry.request}"
+                assert len(endpoint.ledger.leases) < endpoint.slots, f"{endpoint} is full, and is given {entry.request}"
+                assert entry.request.pinned is not None or self._oracle._computes(entry, endpoint)
+        if self._settings.queue_enabled and entry.request.pinned is None:
+            may_be_late = entry.trail_of().tried
+            assert may_be_late or now + self._forecast.first_token_s(entry, now) <= entry.deadline_s
+            self._oracle.check_choice(entry, endpoints, now)
+        if entry.follows is not None:
+            self._note_overtaken(entry)
+        charged = entry.charged
+        assert charged == 0.0, f"{entry.request} was charged {charged} before it was sent"
+        dispatch = super()._dispatch(entry, endpoints, now)
+        assert entry.charged == entry.cost
+        divided = not entry.whole and self._pool[dispatch.endpoint].role is Role.PREFILL
+        assert divided == (dispatch.decode is not None), dispatch
+        return dispatch
+
+    def _note_overtaken(self, entry: Entry) -> None:
+        """It follows another one, before those that stand before it in its own flow: so often each, and no more."""
+        self._overtaken = Counter({name: count for name, count in self._overtaken.items() if name in self._entries})
+        for other in self._queues.bands[entry.request.band].entries.values():
+            same = other.node is entry.node and other.request.model == entry.request.model
+            if same and (other.key, other.seq) < (entry.key, entry.seq):
+                self._overtaken[other.request.id] += 1
+                band = self._queues.bands[entry.request.band].settings
+                assert self._settings.ordering_of(band) == "fcfs", (
+                    f"{entry.request} overtakes where an order was asked for"
+                )
+                assert other.key[0] == entry.key[0], f"{entry.request} overtakes what its caller wants first"
+                assert self._overtaken[other.request.id] <= OVERTAKEN_MAX * other.visit
+
+    def _reserve_decode(self, entry: Entry, partners: list[Endpoint], now: float) -> str:
+        for endpoint in partners:
+            assert endpoint.role is Role.DECODE
+            assert endpoint.serves(entry.request.model)
+            if self._settings.queue_enabled:
+                assert self._oracle.healthy(endpoint, now), f"{endpoint} is not well, and is to answer {entry.request}"
+                assert len(endpoint.ledger.leases) < endpoint.slots, f"{endpoint} is full, and is to answer"
+        return super()._reserve_decode(entry, partners, now)
+
+    def _end(self, entry: Entry, usage: Usage | None, now: float, reason: Reason | None = None) -> None:
+        super()._end(entry, usage, now, reason)
+        true_cost = 0.0
+        if usage is not None:
+            true_cost = self._account.policy(entry).cost(
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=usage.cached_tokens,
+                completion_tokens=usage.completion_tokens,
+            )
+        assert entry.charged == true_cost, f"{entry.request} was charged {entry.charged}, its cost was {true_cost}"
+
+    # --- invariants ---------------------------------------------------------------------------------------------
+
+    def check(self, *, now: float) -> None:
+        """All that must hold at any time; the facts call it, and so may anybody."""
+        self._check_leases()
+        self._check_queue()
+        self._check_tenants()
+        for band in self._queues.bands:
+            check_tree(band.tree, [entry for entry in self._entries.values() if entry.request.band == band.rank])
+        due_s = self.next_deadline()
+        if due_s is None or due_s > now:  # else time has something to say first
+            self._oracle.check_nobody_waits_in_vain(now)
+
+    def _checked(self, actions: list[Action], now: float) -> list[Action]:
+        for action in actions:
+            if isinstance(action, Evict | Reject) and action.reason is Reason.OVERLOAD:
+                band = self._queues.bands[self.books.requests[action.request_id].band]
+                assert band.settings.shed_target_s is not None, f"{action} in a band where nothing is shed"
+            self.books.note(action)
+        self.books.settle()
+        if not self._settings.queue_enabled:
+            known = [self.books.requests[name].model for name in self.books.waiting - self._waited]
+            assert not any(self._pool.alive(model) for model in known), "nothing waits where queueing is off"
+        self._facts += 1
+        if self._facts % (1 + len(self.books.requests) // THOROUGH_BELOW) == 0:
+            self.check(now=now)
+        return actions
+
+    def _check_leases(self) -> None:
+        held = {serial: (entry.request.id, entry.held().endpoint) for serial, entry in self._leases.items()}
+        assert held == {serial: (d.request_id, d.endpoint) for serial, d in self.books.leases.items()}
+        pending = self._pending.leases
+        promised = {self._entries_by_seq(seq): lease.endpoint for seq, lease in pending.items()}
+        assert promised == self.books.answering
+        leases = [*[entry.held() for entry in self._leases.values()], *pending.values()]
+        for endpoint in self._pool:
+            ledger = endpoint.ledger
+            own = [lease for lease in leases if self._pool.holder(lease) is endpoint]
+            assert all(lease.epoch <= ledger.epoch for lease in own)
+            assert sorted(ledger.leases) == sorted(x.serial for x in own if x.epoch == ledger.epoch)
+            waits = [x for x in own if x.pending]
+            assert (ledger.pending, ledger.pending_tokens) == (len(waits), sum(x.tokens for x in waits))
+            assert ledger.reserved == sum(x.first_token_s is None for x in ledger.leases.values())
+            assert list(ledger.unseen) == [serial for serial, x in ledger.leases.items() if not x.seen]
+            assert ledger.prefill.outstanding_tokens == sum(
+                x.prompt_tokens - x.computed_tokens for x in ledger.prefill.leases.values()
+            )
+
+    def _entries_by_seq(self, seq: int) -> str:
+        return next(entry.request.id for entry in self._leases.values() if entry.seq == seq)
+
+    def _check_queue(self) -> None:
+        queues, bounds = self._queues, self._settings.bounds
+        entries = [entry for band in queues.bands for entry in band.entries.values()]
+        waiting = {entry.request.id for entry in entries}
+        assert waiting == self.books.waiting
+        assert all(entry.state is State.WAITING and entry.charged == 0.0 for entry in entries)
+        assert queues.waiting == len(waiting)
+        assert queues.bytes == sum(entry.request.body_bytes for entry in entries)
+        assert queues.tokens == sum(entry.estimate.prompt_tokens for entry in entries)
+        new = [entry for entry in entries if entry.request.id not in self.books.requeued]
+        assert len(new) <= bounds.requests_max
+        assert sum(entry.request.body_bytes for entry in new) <= bounds.bytes_max
+        assert sum(entry.estimate.prompt_tokens for entry in new) <= bounds.tokens_max
+        for band in queues.bands:
+            own = list(band.entries.values())
+            assert band.bytes == sum(entry.request.body_bytes for entry in own)
+            tokens: Counter[str] = Counter()
+            for entry in own:
+                tokens[entry.request.model] += entry.estimate.prompt_tokens
+            assert (band.tokens, band.tokens_of) == (sum(tokens.values()), tokens)
+            assert band.tree.waiting == len(own)
+        found = [1 if isinstance(x, Entry) else sum(map(len, x.values())) for x in self._grouping._waiting.values()]
+        siblings = sum(len(entry.siblings) for entry in entries)
+        assert siblings == sum(found), "those who wait are found by their prefixes, and nobody else"
+        assert len(self._entries) == len(self.books.requests) == len(waiting) + len(self._leases)
+        assert not (self._draining and self._queue_until_s is None and waiting), "the drain is over, and some wait"
+
+    def _check_room(self, request: Request) -> None:
+        """A newcomer was let in: then all bounds hold, whatever came back from engines."""
+        band = self._queues.bands[request.band]
+        assert not self._queues.over_bounds()
+        assert not band.over_bounds()
+        limits = self._settings.tenants.get(request.tenant)
+        if limits is not None:
+            own = [entry for b in self._queues.bands for entry in b.entries.values()]
+            own = [entry for entry in own if entry.request.tenant == request.tenant]
+            assert limits.queued is None or len(own) <= limits.queued
+            assert limits.queued_bytes is None or sum(x.request.body_bytes for x in own) <= limits.queued_bytes
+            assert limits.queued_tokens is None or sum(x.estimate.prompt_tokens for x in own) <= limits.queued_tokens
+
+    def _check_displaced(
+        self, request: Request, actions: Sequence[Action], first_visits: dict[str, tuple[int, int]]
+    ) -> None:
+        """Who had to go was the youngest of the lowest band, never ran, and went for somebody who stayed."""
+        for action in actions:
+            if isinstance(action, Evict) and action.reason is not Reason.DISPLACED:
+                first_visits.pop(action.request_id, None)
+            if isinstance(action, Dispatch):
+                first_visits.pop(action.request_id, None)
+        victims = [a.request_id for a in actions if isinstance(a, Evict) and a.reason is Reason.DISPLACED]
+        assert not victims or request.id in self._entries, f"{victims} had to go for {request}, who was refused"
+        for victim in victims:
+            assert victim == max(first_visits, key=first_visits.__getitem__), f"{victim} had to go for {request}"
+            del first_visits[victim]
+
+    def _check_tenants(self) -> None:
+        running = Counter([self.books.requests[d.request_id].tenant for d in self.books.leases.values()])
+        waiting = [self.books.requests[request_id] for request_id in self.books.waiting]
+        for seen in self._tenants.snapshot(0.0, most=len(self._tenants)):
+            own = [request for request in waiting if request.tenant == seen.name]
+            assert seen.running == running[seen.name]
+            assert (seen.queued, seen.queued_bytes) == (len(own), sum(request.body_bytes for request in own))
+            assert seen.queued_tokens == sum(self._entries[request.id].estimate.prompt_tokens for request in own)
+            assert seen.limits.running is None or seen.running <= max(seen.limits.running, self._ran[seen.name])
+        for tenant, flows in self._held.flows.items():
+            assert self._tenants.held(tenant), f"{tenant} may run more, and its flows are held"
+            assert all(node.held for _, node in flows)

@@ -1,0 +1,403 @@
+"""Who ought to be sent next: the pump's rules once more, naively, by sorting and looking at everything.
+
+The pump keeps heaps, remembers which endpoints are open and arms timers; this asks everybody every time and changes
+nothing. Where the two differ one of them is wrong. It is used twice: a dispatch must be the choice made here, and when
+the scheduler is done there must be nobody left to choose, which is what work-conserving means (DESIGN §4.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from penstock.core.dispatch import admission
+from penstock.core.dispatch.backfill import BYPASS_MAX
+from penstock.core.dispatch.prefill_stagger import STEP_S
+from penstock.core.dispatch.pump import WINDOW
+from penstock.core.dispatch.reserved_slots import SHARE_MAX
+from penstock.core.dispatch.under_share import RESERVE_REVIEW_S
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.endpoints.ledger import REVIEW_S
+from penstock.core.endpoints.roles import Role
+from penstock.core.queueing.band import Band
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.estimate import BYTES_PER_TOKEN
+from penstock.core.queueing.fair_tree import Node
+
+if TYPE_CHECKING:
+    from penstock.sim.checks.invariants import CheckedScheduler
+
+ROUNDING_S = 1e-6
+ROUNDING = 1e-9  # of costs
+
+Choice = tuple[Entry, list[Endpoint]]
+
+
+class Oracle:
+    """Looks at a scheduler's insides, and touches nothing."""
+
+    def __init__(self, scheduler: CheckedScheduler) -> None:
+        self._scheduler = scheduler
+
+    # --- claims -------------------------------------------------------------------------------------------------
+
+    def check_choice(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
+        """The scheduler is about to send a request that waits."""
+        scheduler = self._scheduler
+        if entry.seq not in scheduler._queues.bands[entry.request.band].entries:
+            return
+        if entry.follows is not None:
+            self._check_follower(entry, endpoints, now)
+            self._check_strict(entry, endpoints, now)
+            return
+        passed = set(scheduler._overtaking.passed)  # they were counted as overtaken just now, by this very choice
+        expected = self._choice(now, known=True, discount=passed)
+        assert expected is not None, f"at {now} {entry.request} is sent, and nobody may be"
+        assert expected[0] is entry, f"at {now} {entry.request} is sent before {expected[0].request}"
+        assert set(expected[1]) == set(endpoints), f"at {now} {entry.request} may go to {endpoints}, not {expected[1]}"
+        self._check_leaf_order(entry, endpoints, now)
+        self._check_strict(entry, endpoints, now)
+
+    def check_alone(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
+        """A newcomer is about to be sent that never waits, because nobody does."""
+        scheduler, model = self._scheduler, entry.request.model
+        band = scheduler._queues.bands[entry.request.band]
+        assert not any(other.entries for other in scheduler._queues.bands), "somebody waits"
+        free = list(band.open)
+        fitting = [e for e in free if self._open(e, band, now) and self._fits(entry, e, now)]
+        assert set(endpoints) == set(self._allowed(entry, fitting, now)), f"{entry.request} may go to {fitting}"
+        assert not self._tenant_held(entry), f"at {now} {entry.request} is sent, and its tenant is held"
+        kept = self._kept_back(model, free, now, known=True)
+        assert not kept, f"at {now} {entry.request} takes a slot that is kept for light flows"
+
+    def check_nobody_waits_in_vain(self, now: float) -> None:
+        choice = self._choice(now, known=False, discount=set())
+        assert choice is None, f"at {now} {choice[0].request} waits, and {choice[1]} are open to it"
+
+    def _check_follower(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
+        """It goes before its turn: to where one with the same prefix went, within the bound, at nobody's cost."""
+        scheduler, (endpoint,) = self._scheduler, endpoints
+        band, router = scheduler._queues.bands[entry.request.band], scheduler._settings.router
+        group = scheduler._grouping._groups[endpoint]
+        assert 0 < group.left <= router.prefix_group
+        assert group.leader.id == entry.follows
+        depth = entry.request.keys_of(entry.request.chunks_of(router.prefix_group_tokens * BYTES_PER_TOKEN))
+        assert entry.request.prefix[:depth] == group.leader.prefix[:depth] != ()
+        assert len(entry.request.prefix) >= depth
+        assert self._fits(entry, endpoint, now)
+        assert self._open(endpoint, band, now)
+        assert not self._tenant_held(entry)
+        assert not _any_held(entry)
+        preferred = scheduler._router.preferred(entry, now)
+        assert not preferred or endpoint in preferred
+        passed = scheduler._overtaking.passed
+        waiting = [x for x in band.entries.values() if x.bypassed >= BYPASS_MAX and x not in passed]
+        kept = [x for x in waiting if endpoint.serves(x.request.model) and not x.shuns(endpoint.name, now)]
+        assert not kept, f"{entry.request} takes room that is kept for {kept[0].request}"
+        free = [e for e in band.open if e not in scheduler._overtaking.kept]
+        if self._kept_back(entry.request.model, free, now, known=True):
+            assert scheduler._light.under_share(_top(entry), entry.request.model, now), "the slot was kept for others"
+        cost = scheduler._account.full_cost(entry)
+        line = list(self._order(band, [endpoint]))
+        for level, node in enumerate(_path(entry)):
+            rivals = [_path(x)[level] for x in line if _path(x)[:level] == _path(entry)[:level]]
+            lead = (node.tag - min(rival.tag for rival in rivals)) * node.weight
+            assert lead + cost <= router.prefix_group * cost + 1e-6, f"{entry.request} gets {lead} ahead of its turn"
+
+    def _check_leaf_order(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
+        """Within one flow and model nobody goes first but for those who don't fit, or may not run, or were bumped."""
+        if entry.seq in self._scheduler._queues.bands[entry.request.band].bumped:
+            return
+        for other in self._scheduler._queues.bands[entry.request.band].entries.values():
+            same = other.node is entry.node and other.request.model == entry.request.model
+            if same and (other.key, other.seq) < (entry.key, entry.seq) and not self._tenant_held(other):
+                fitting = [endpoint for endpoint in endpoints if self._fits(other, endpoint, now)]
+                fitting = self._answered(other, fitting, self._known_open(other), now)
+                fit = bool(self._allowed(other, fitting, now))
+                assert not fit, f"{entry.request} overtook {other.request}"
+
+    def _check_strict(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
+        """No band is served while the head of a higher one may go to the same endpoint, but for a promised share."""
+        bands = self._scheduler._queues.bands
+        if bands[entry.request.band].credit > 0:
+            return
+        for band in bands[: entry.request.band]:
+            for endpoint in endpoints:
+                if not self._open(endpoint, band, now):
+                    continue
+                head = next(self._order(band, [endpoint]), None)
+                scarce = head is not None and self._kept_back(head.request.model, band.open, now, known=True)
+                if head is not None and not self._tenant_held(head) and not scarce:
+                    fitting = [endpoint] if self._fits(head, endpoint, now) else []
+                    answering = [e for e in self._known_open(head) if self._open(e, band, now)]
+                    fits = self._allowed(head, self._answered(head, fitting, answering, now), now)
+                    assert not fits, f"{entry.request} was sent before {head.request} of {band.settings.name}"
+
+    # --- the naive pump -----------------------------------------------------------------------------------------
+
+    def _choice(self, now: float, *, known: bool, discount: set[Entry]) -> Choice | None:
+        """`known`: ask the endpoints that the scheduler knows to be open, else those that have been so for a while."""
+        bands = self._scheduler._queues.bands
+        kept: set[Endpoint] = set()
+        passed: list[Entry] = []
+        turns = [band for band in bands if band.credit > 0] + list(bands)
+        for band in turns:
+            if not band.tree.waiting:
+                continue
+            pool = band.open if known else (e for e in self._scheduler._pool if self._open_long(e, band, now))
+            free = [e for e in pool if e not in kept]
+            if not free:
+                continue
+            choice = self._choice_of(band, free, kept, passed, now, known=known, discount=discount)
+            if choice is not None:
+                return choice
+        return None
+
+    def _choice_of(
+        self,
+        band: Band,
+        free: list[Endpoint],
+        kept: set[Endpoint],
+        passed: list[Entry],
+        now: float,
+        *,
+        known: bool,
+        discount: set[Entry],
+    ) -> Choice | None:
+        order = [entry for entry in self._order(band, free) if not self._tenant_held(entry)]
+        models = [m for m in self._sendable(band) if any(e.serves(m) for e in free)]
+        scarce = [model for model in models if self._kept_back(model, free, now, known=known)]
+        plain = [model for model in models if model not in scarce]
+        bumped = [entry for entry in band.bumped.values() if entry in order]
+        lines = [bumped, *(self._light(band, order, model, now, known=known) for model in scarce)]
+        first = next((x for x in order if x.request.model in plain), None)
+        if first is not None and self._is_modest(first, now, known=known):
+            lines += [[first], self._light(band, order, first.request.model, now, known=known)]
+        lines += [[x for x in order if x.request.model in plain]]
+        lines += [[x for x in order if x.request.model == model] for model in plain if len(plain) > 1]
+        if not known:  # in which line who stands is not sure: claim nothing that any of them could be in the way of
+            passed += [x for x in order if not self._places(x, free, kept, now, known=False)]
+        for number, line in enumerate(lines):
+            looked_at, ahead = 0, set[tuple[Node, str]]()
+            for entry in line:
+                if looked_at >= WINDOW:
+                    break
+                if (entry.node_of(), entry.request.model) in ahead:
+                    looked_at += 1
+                    continue
+                if places := self._places(entry, free, kept, now, known=known):
+                    if number > 0:  # who was bumped goes first
+                        places = [e for e in places if self._in_bound(entry, e, passed, now)]
+                    if places:
+                        return entry, places
+                    ahead.add((entry.node_of(), entry.request.model))
+                    looked_at += 1
+                    continue
+                if entry.choosy and self._scheduler._affinity.holds(entry, now):
+                    continue
+                looked_at += 1
+                passed.append(entry)
+                if entry.bypassed - (entry in discount) >= BYPASS_MAX:
+                    kept.update(e for e in free if e.serves(entry.request.model) and not entry.shuns(e.name, now))
+        return None
+
+    def _places(
+        self, entry: Entry, free: list[Endpoint], kept: set[Endpoint], now: float, *, known: bool
+    ) -> list[Endpoint]:
+        """Where it may go as far as it alone is concerned."""
+        rest = [e for e in free if e not in kept]
+        fitting = [e for e in rest if self._fits(entry, e, now, known=known)]
+        return self._allowed(entry, self._answered(entry, fitting, rest, now, known=known), now, known=known)
+
+    def _in_bound(self, entry: Entry, endpoint: Endpoint, passed: list[Entry], now: float) -> bool:
+        """Whether its flow, once it is sent there, is at most K such requests ahead of those it overtakes there."""
+        cost = self._scheduler._account.full_cost(entry)
+        for other in (x for x in passed if x.request.band == entry.request.band):
+            if endpoint.serves(other.request.model) and not other.shuns(endpoint.name, now):
+                parting = next(((n, m) for n, m in zip(_path(entry), _path(other), strict=False) if n is not m), None)
+                if parting is not None:
+                    node, rival = parting
+                    if (node.tag - rival.tag) * node.weight + cost > BYPASS_MAX * cost + ROUNDING:
+                        return False
+        return True
+
+    def _light(self, band: Band, order: list[Entry], model: str, now: float, *, known: bool) -> list[Entry]:
+        """Those of flows that have less than their share, as the pump judges it; and had so when it last looked."""
+        line = [entry for entry in order if entry.request.model == model]
+        flows = [*(_top(entry) for entry in line[:1]), *band.light_flows(model)]
+        times = (now,) if known else (now, now - RESERVE_REVIEW_S - ROUNDING_S)
+        judge = self._scheduler._light.under_share
+        light = {flow for flow in flows if all(judge(flow, model, when) for when in times)}
+        return [entry for entry in line if _top(entry) in light]
+
+    def _order(self, band: Band, free: Iterable[Endpoint]) -> Iterator[Entry]:
+        """The fair order: by tags from the top level down, then by key and arrival. Held flows do not count."""
+        served = {m for m in self._sendable(band) if any(e.serves(m) for e in free)}
+        wanted = [x for x in band.entries.values() if x.request.model in served and not _any_held(x)]
+        return iter(sorted(wanted, key=_rank))
+
+    def _sendable(self, band: Band) -> list[str]:
+        """The models that requests wait for, but for those that an operator has paused."""
+        paused = self._scheduler._stops.paused
+        return [] if None in paused else [model for model in band.tree.models() if model not in paused]
+
+    # --- single questions ---------------------------------------------------------------------------------------
+
+    def _kept_back(self, model: str, endpoints: Iterable[Endpoint], now: float, *, known: bool) -> bool:
+        """Whether the slots that are left are kept for flows that have less than their share.
+
+        How many are kept is the pump's to say: it changes with time, and the pump looks again once a second. In
+        between, no more is claimed than that it never keeps more than its limit, and nothing where none are light.
+        """
+        scheduler = self._scheduler
+        reserve, slots = scheduler._reserve, scheduler._pool.slots(model)
+        answering = [e for e in scheduler._pool if e.role is not Role.PREFILL]
+        assert slots == sum(e.slots for e in answering if e.in_service and e.serves(model))
+        kept = reserve.kept_lately(model) if reserve.share is None else int(reserve.share * slots)
+        if not known and reserve.share is None:
+            kept = int(slots * SHARE_MAX) if self._light_come(model, now) else 0
+        return (
+            kept > 0
+            and sum(e.slots - e.ledger.load(now) for e in endpoints if e in answering and e.serves(model)) <= kept
+        )
+
+    def _fits(self, entry: Entry, endpoint: Endpoint, now: float, *, known: bool = True) -> bool:
+        if not endpoint.serves(entry.request.model) or entry.shuns(endpoint.name, now):
+            return False
+        if not self._computes(entry, endpoint):
+            return False
+        room = admission.modest_room if self._is_modest(entry, now, known=known) else admission.room
+        prefill_tokens, tokens = room(endpoint, self._scheduler._settings.admission, now=now)
+        prompt_alone = endpoint.role is Role.PREFILL and not entry.whole
+        needed = entry.estimate.prompt_tokens if prompt_alone else entry.estimated_tokens
+        if entry.uncached_at(endpoint.index) > prefill_tokens or needed > tokens:
+            return False
+        return self._leaves_one_clear(entry, endpoint, now, known=known)
+
+    def _leaves_one_clear(self, entry: Entry, endpoint: Endpoint, now: float, *, known: bool) -> bool:
+        """Whether a heavy prompt leaves light requests another endpoint that is soon done computing; where nobody asked
+        just now, that one has to have been so for a while, for time alone may have done it.
+        """
+        passed = self._scheduler._overtaking.passed
+        overtaken = entry.bypassed - (known and entry in passed)  # counted just now, by this very choice
+        if not self._is_modest(entry, now, known=known) or overtaken >= BYPASS_MAX:
+            return True
+        patience_s = self._scheduler._stagger.patience_s
+        if entry.uncached_at(endpoint.index) / endpoint.ledger.prefill.rate <= patience_s:
+            return True
+        when = now if known else now - STEP_S - ROUNDING_S
+        roles, model = self._scheduler._pool.roles, entry.request.model
+        others = [e for e in self._scheduler._pool if e.serves(model) and roles.computes(e, model, whole=False)]
+        others = [e for e in others if self.healthy(e, now) and e is not endpoint and not e.ledger.prefill.overdue(now)]
+        left_s = [e.ledger.prefill.left(when) / e.ledger.prefill.rate for e in others]
+        return not left_s or min(left_s) <= patience_s
+
+    def _computes(self, entry: Entry, endpoint: Endpoint) -> bool:
+        """Whether its role lets an endpoint compute a request's prompt."""
+        well = [e for e in self._scheduler._pool if e.in_service and e.serves(entry.request.model)]
+        if endpoint.role is Role.PREFILL:
+            return not entry.whole and any(e.role is Role.DECODE for e in well)
+        if endpoint.role is Role.DECODE:
+            return entry.whole or not any(e.role is Role.PREFILL for e in well)
+        return True
+
+    def _known_open(self, entry: Entry) -> list[Endpoint]:
+        scheduler = self._scheduler
+        return [e for e in scheduler._queues.bands[entry.request.band].open if e not in scheduler._overtaking.kept]
+
+    def _answered(
+        self, entry: Entry, fitting: list[Endpoint], free: list[Endpoint], now: float, *, known: bool = True
+    ) -> list[Endpoint]:
+        """Without prefill endpoints where none of those that are free would answer what they compute."""
+        room = admission.modest_room if self._is_modest(entry, now, known=known) else admission.room
+        settings = self._scheduler._settings.admission
+        for e in free:
+            answers = e.role is Role.DECODE and e.serves(entry.request.model) and not entry.shuns(e.name, now)
+            if answers and entry.estimated_tokens <= room(e, settings, now=now)[1]:
+                return fitting
+        return [e for e in fitting if e.role is not Role.PREFILL]
+
+    def _allowed(self, entry: Entry, fitting: list[Endpoint], now: float, *, known: bool = True) -> list[Endpoint]:
+        """Where it may go of where it fits: nowhere while it waits for an endpoint that it prefers."""
+        affinity = self._scheduler._affinity
+        if not entry.choosy or not fitting:
+            return fitting
+        only = affinity.only(entry, now)
+        if only is not None:
+            return [e for e in fitting if e is only]
+        held = bool(entry.held_for) and affinity.held_until_s(entry, fitting, now) > now
+        if not known and affinity.reckons:  # what a wait is worth changes with every engine step
+            held = bool(entry.held_for) and now < entry.held_until_s
+        return [] if held or now < entry.locate_until_s else fitting
+
+    def _is_modest(self, entry: Entry, now: float, *, known: bool) -> bool:
+        """Whether it has to leave room for light flows; where nobody asked just now: whether it may have to."""
+        model = entry.request.model
+        if known:
+            light_come = self._scheduler._reserve.light_come(model, now)
+            top = _top(entry)
+            return light_come and (top.parent is None or not self._scheduler._light.asked_little(top, now))
+        return self._light_come(model, now)
+
+    def _light_come(self, model: str, now: float) -> bool:
+        """Whether light flows were seen at all in the last minute or so."""
+        reserve = self._scheduler._reserve
+        arrivals = reserve._arrivals.get(model)
+        return reserve.share is None and arrivals is not None and arrivals.per_s(now) > 0.001
+
+    def _tenant_held(self, entry: Entry) -> bool:
+        limits = self._scheduler._settings.tenants.get(entry.request.tenant)
+        if limits is None or limits.running is None:
+            return False
+        running = sum(x.request.tenant == entry.request.tenant for x in self._scheduler._leases.values())
+        return running >= limits.running
+
+    def _open(self, endpoint: Endpoint, band: Band, now: float) -> bool:
+        settings = self._scheduler._settings.admission
+        return self.healthy(endpoint, now) and admission.closed(endpoint, band.settings, settings, now=now) is None
+
+    def _open_long(self, endpoint: Endpoint, band: Band, now: float) -> bool:
+        """Open, and where others' load just fades, long enough for the scheduler to have looked again."""
+        fading = not endpoint.ledger.credible(now) and endpoint.ledger.foreign(now) > 0.01
+        slack_s = REVIEW_S + ROUNDING_S if fading else 0.0
+        settings = self._scheduler._settings.admission
+        # The past first: what the ledger says of now, it says of then, too, once it was asked.
+        was_open = admission.closed(endpoint, band.settings, settings, now=now - slack_s) is None
+        return was_open and self._open(endpoint, band, now)
+
+    def healthy(self, endpoint: Endpoint, now: float) -> bool:
+        health = endpoint.health
+        if not health.up or endpoint.drained or now < health.held_until_s:
+            return False
+        if now >= health.ejected_until_s:
+            leases = endpoint.ledger.leases
+            return (
+                health.trial is None or len(leases) < health.trial or now >= health.trial_until_s
+            ) and not endpoint.stuck(now)
+        peers = [e for e in self._scheduler._pool if e.in_service and e.role is endpoint.role]
+        peers = [e for e in peers if e.shares_models(endpoint)]
+        well = sum(now >= e.health.ejected_until_s for e in peers)
+        return well / len(peers) < self._scheduler._settings.health.panic_threshold
+
+
+def _path(entry: Entry) -> list[Node]:
+    """From the top level down to the entry's flow."""
+    path: list[Node] = []
+    node: Node | None = entry.node_of()
+    while node is not None and node.parent is not None:
+        path.insert(0, node)
+        node = node.parent
+    return path
+
+
+def _top(entry: Entry) -> Node:
+    path = _path(entry)
+    return path[0] if path else entry.node_of()
+
+
+def _any_held(entry: Entry) -> bool:
+    return any(node.held for node in _path(entry))
+
+
+def _rank(entry: Entry) -> tuple[list[tuple[float, int]], tuple[int, float], int]:
+    return [(node.tag, node.index) for node in _path(entry)], entry.key, entry.seq

@@ -1,0 +1,66 @@
+"""LoRA adapters on the simulated engine's model: loaded and unloaded while it runs, each a model to its callers.
+
+As vLLM does with `VLLM_ALLOW_RUNTIME_LORA_UPDATING`, paths and answers included. An adapter computes what the model
+computes; only its cached blocks are its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.sim.fake_engine.calls import CallError, bad_request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.sim.fake_engine.http import Connection, HttpRequest
+
+
+class _Named(msgspec.Struct):
+    lora_name: str
+    lora_path: str = ""
+
+
+class Adapters:
+    """Those that are loaded, by name."""
+
+    def __init__(self) -> None:
+        self._paths: dict[str, str] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._paths
+
+    def listed(self, model: dict[str, object]) -> Iterator[dict[str, object]]:
+        """Their entries in a model list, made of their model's own."""
+        for name, path in self._paths.items():
+            yield model | {"id": name, "root": path, "parent": model["id"], "max_model_len": None}
+
+    def load(self, request: HttpRequest, connection: Connection) -> None:
+        try:
+            adapter = _read(request.body)
+        except CallError as refusal:
+            connection.respond(refusal.status, refusal.body())
+            return
+        self._paths[adapter.lora_name] = adapter.lora_path
+        connection.respond(200, f"Success: LoRA adapter '{adapter.lora_name}' added successfully.".encode())
+
+    def unload(self, request: HttpRequest, connection: Connection) -> None:
+        try:
+            name = _read(request.body).lora_name
+        except CallError as refusal:
+            connection.respond(refusal.status, refusal.body())
+            return
+        if self._paths.pop(name, None) is None:
+            missing = CallError(404, "NotFoundError", f"The lora adapter '{name}' cannot be found.")
+            connection.respond(missing.status, missing.body())
+        else:
+            connection.respond(200, f"Success: LoRA adapter '{name}' removed successfully.".encode())
+
+
+def _read(body: bytes) -> _Named:
+    try:
+        return msgspec.json.decode(body, type=_Named)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"1 validation error: {error}") from error

@@ -1,0 +1,319 @@
+"""The served engine: how do the model's steps meet the clock and the clients?
+
+One timer wakes at the end of each step, and all that a step brings is written there. A request that
+comes is read, given to the model and remembered as an exchange until the model is done with it or its
+client is gone; faults come in between where they are told to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from penstock.sim.engine.model import Engine, EngineConfig, EngineFullError, EngineRequest, PromptTooLongError
+from penstock.sim.fake_engine import text
+from penstock.sim.fake_engine.adapters import Adapters
+from penstock.sim.fake_engine.calls import CallError, CallReader, bad_request, broken, busy, no_kv
+from penstock.sim.fake_engine.exchange import Exchange
+from penstock.sim.fake_engine.log import Fault, Faults, LogEntry, RequestLog
+from penstock.sim.fake_engine.rooms import Rooms, fetch
+from penstock.sim.fake_engine.transfer import Transfers
+
+if TYPE_CHECKING:
+    from penstock.sim.engine.model import Progress
+    from penstock.sim.fake_engine.calls import Call
+    from penstock.sim.fake_engine.http import Connection, HttpRequest
+    from penstock.sim.fake_engine.kv_events import KvPublisher
+
+CATCH_UP_S = 0.05  # a timer this late is made up for; later, the machine was busy and time is lost
+
+
+class ServedEngine:
+    """The engine model on the loop's clock. `start` and `stop` are its owner's."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        model: str,
+        seed: int,
+        kv_transfer_s: float | None = None,
+        rooms: Rooms | None = None,
+    ) -> None:
+        self.config = config
+        self.adapters = Adapters()
+        self.engine = Engine(config, seed=seed)
+        self.reader = CallReader(
+            model=model,
+            adapters=self.adapters,
+            context_tokens_max=self.engine.context_tokens_max,
+            rng=random.Random(seed),
+        )
+        self.log = RequestLog()
+        self.faults = Faults()
+        self.kv: KvPublisher | None = None
+        self.successes = {"stop": 0, "length": 0, "abort": 0, "error": 0}
+        self._tag = os.urandom(4).hex()  # so that no two engines give the same id to an answer
+        self._transfers = None if kv_transfer_s is None else Transfers(self._tag, held_s=kv_transfer_s)
+        self._rooms = rooms  # it computes prompts for engines that come here for them
+        self._room_of: dict[str, tuple[int, tuple[int, ...], int]] = {}  # and for whom: room, hashes, tokens
+        self._fetching: set[asyncio.Task[None]] = set()  # those whose prompts are computed elsewhere
+        self._requests = 0
+        self._exchanges: dict[str, Exchange] = {}  # those the engine still works on
+        self._open: set[Exchange] = set()  # those still owed bytes
+        self._hung: set[Connection] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop
+
+    def start(self, loop: asyncio.AbstractEventLoop, kv: KvPublisher | None) -> None:
+        self._loop = loop
+        self.kv = kv
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.kv is not None:
+            self.kv.close()
+            self.kv = None
+        for task in self._fetching:
+            task.cancel()
+        if self._rooms is not None:
+            self._rooms.close()
+
+    @property
+    def load(self) -> int:
+        """Requests open at the HTTP layer; unlike the gauges this moves at once."""
+        return len(self._open) + len(self._hung) + len(self._fetching)
+
+    def hang(self, connection: Connection) -> None:
+        """Never answer."""
+        self._hung.add(connection)
+        connection.on_gone = lambda: self._hung.discard(connection)
+
+    def died(self) -> None:
+        """Whatever is open was cut off by a fault."""
+        for exchange in self._open:
+            exchange.entry.outcome = "died"
+
+    # steps -----------------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        self.log.saw(running=self.engine.running_now, waiting=self.engine.waiting_now)
+        due = self.engine.next_step_end()
+        if due is not None and self._timer is None:
+            self._timer = self._loop.call_at(due, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        now, due = self._loop.time(), self.engine.next_step_end()
+        assert due is not None
+        changes = self.engine.take_kv_changes()
+        self.engine.slow_factor = self.faults.slow_factor(now)
+        # Timers are late by some part of a millisecond; counting from when it was due keeps the pace exact.
+        events = self.engine.step(due if now - due < CATCH_UP_S else now)
+        unix_s = time.time()
+        if self.kv is not None:
+            self.kv.publish(*changes, unix_s=unix_s)
+        for event in events:
+            self._progress(event, unix_s)
+        self._arm()
+
+    def _progress(self, event: Progress, unix_s: float) -> None:
+        exchange = self._exchanges.get(event.id)
+        if exchange is None:
+            return
+        if event.started_at is not None:
+            exchange.entry.started = event.started_at + unix_s - self._loop.time()
+        if event.finish_reason is not None:
+            self.successes[event.finish_reason] += 1
+            if self._rooms is not None and event.id in self._room_of:
+                self._rooms.computed(*self._room_of.pop(event.id))
+            self._drop(exchange)
+        exchange.progress(event, unix_s)
+
+    def _drop(self, exchange: Exchange) -> None:
+        """The engine has nothing more to do with it."""
+        del self._exchanges[exchange.engine_id]
+        if self._rooms is not None and exchange.engine_id in self._room_of:
+            self._rooms.gave_up(self._room_of.pop(exchange.engine_id)[0])
+        if self.kv is not None:
+            self.kv.left(exchange.engine_id)
+
+    def _leave(self, exchange: Exchange) -> None:
+        """Nothing more will be written for it."""
+        self._open.discard(exchange)
+        if exchange.engine_id in self._exchanges:
+            now = self._loop.time()
+            entry = exchange.entry
+            started = self.engine.started_at(exchange.engine_id)
+            if started is not None:
+                entry.started = started + time.time() - now
+            entry.finished = time.time()
+            self.engine.abort(exchange.engine_id, now)
+            self._drop(exchange)
+
+    # inference -------------------------------------------------------------------------------------
+
+    def infer(self, request: HttpRequest, connection: Connection) -> None:
+        now = time.time()
+        entry = self.log.open(path=request.path, headers=request.headers, body=request.body, arrived=now)
+        fault = self.faults.for_inference()
+        try:
+            if fault is not None and self._misbehave(fault, entry, connection):
+                return
+        except CallError as refusal:
+            _refuse(refusal, request, connection, entry)
+            return
+        door_s = self.faults.door_s(self._loop.time())
+        if not door_s:
+            self._enter(request, connection, entry, fault)
+            return
+        standing = self._loop.call_later(door_s, self._enter, request, connection, entry, fault)
+
+        def gone() -> None:
+            standing.cancel()
+            entry.outcome, entry.finished = "aborted", time.time()
+
+        connection.on_gone = gone
+
+    def _enter(self, request: HttpRequest, connection: Connection, entry: LogEntry, fault: Fault | None) -> None:
+        connection.on_gone = None
+        try:
+            self._submit(request, connection, entry, fault)
+        except CallError as refusal:
+            _refuse(refusal, request, connection, entry)
+
+    def _misbehave(self, fault: Fault, entry: LogEntry, connection: Connection) -> bool:
+        """Faults that leave the engine out of it. True: there will be no answer."""
+        if fault.kind == "refuse":
+            entry.outcome, entry.finished = "refused", time.time()
+            connection.reset()
+            return True
+        if fault.kind == "busy":
+            raise busy()
+        if fault.kind == "error" and fault.after_bytes is None:
+            raise broken()
+        if fault.kind == "hang" and fault.after_bytes is None:
+            entry.outcome = "hung"
+            self.hang(connection)
+            return True
+        return False
+
+    def _submit(self, request: HttpRequest, connection: Connection, entry: LogEntry, fault: Fault | None) -> None:
+        self._requests += 1
+        engine_id = f"{self._tag}{self._requests:08x}"
+        priority = request.headers.get("x-vllm-priority")
+        call = self.reader.read(
+            request.path, request.body, answer_id=engine_id, created=int(entry.arrived), priority=priority
+        )
+        entry.model, entry.stream, entry.priority = call.model, call.stream, call.priority
+        entry.prompt_tokens = call.prompt_tokens
+        if fault is not None and fault.kind == "error" and not call.stream:
+            raise broken()
+        hashes = text.block_hashes(
+            call.prompt, block_size=self.config.block_size, seed=f"{call.model}\n{call.cache_salt}"
+        )
+        engine_request = EngineRequest(
+            id=engine_id,
+            prompt_tokens=call.prompt_tokens,
+            output_tokens=call.output_tokens,
+            priority=call.priority,
+            block_hashes=hashes,
+            finish_reason=call.finish_reason,
+            transferred=self._transfer(call, engine_id, hashes, entry),
+        )
+        if call.meets is None:
+            self._begin(engine_request, call, connection, entry, fault)
+        elif self._rooms is not None:
+            entry.kv_transfer = "promised"
+            self._begin(replace(engine_request, output_tokens=1), call, connection, entry, fault)
+            self._room_of[engine_id] = (call.meets[2], hashes, call.prompt_tokens)
+        else:
+            task = self._loop.create_task(
+                self._go_on(engine_request, call, request, connection, entry=entry, fault=fault)
+            )
+            self._fetching.add(task)
+            task.add_done_callback(self._fetching.discard)
+
+    async def _go_on(
+        self,
+        asked: EngineRequest,
+        call: Call,
+        request: HttpRequest,
+        connection: Connection,
+        *,
+        entry: LogEntry,
+        fault: Fault | None,
+    ) -> None:
+        """Begin when another engine has computed the prompt."""
+        assert call.meets is not None
+        waiting = self._loop.create_task(fetch(*call.meets))
+
+        def gone() -> None:
+            waiting.cancel()
+
+        connection.on_gone = gone
+        await asyncio.wait([waiting])
+        if waiting.cancelled():
+            entry.outcome, entry.finished = "aborted", time.time()
+            return
+        kv = waiting.result()
+        try:
+            if kv is None:
+                raise no_kv()
+            comes = (kv.hashes, kv.prompt_tokens) == (list(asked.block_hashes), asked.prompt_tokens)
+            entry.kv_transfer = "used" if comes else "stale"
+            self._begin(replace(asked, transferred=comes), call, connection, entry, fault)
+        except CallError as refusal:
+            _refuse(refusal, request, connection, entry)
+
+    def _begin(
+        self, engine_request: EngineRequest, call: Call, connection: Connection, entry: LogEntry, fault: Fault | None
+    ) -> None:
+        """Give it to the model."""
+        engine_id = engine_request.id
+        now = self._loop.time()
+        self.engine.slow_factor = self.faults.slow_factor(now)
+        try:
+            self.engine.submit(engine_request, now)
+        except PromptTooLongError as error:
+            raise bad_request(str(error), "input_tokens") from error
+        except EngineFullError as error:
+            raise busy() from error
+        if self.kv is not None:
+            self.kv.joined(engine_id, text.tokenize(call.prompt), call.cache_salt)
+        exchange = Exchange(engine_id, connection, call, entry, self._leave)
+        exchange.lacks(self.faults.for_answer())
+        if fault is not None:
+            exchange.misbehave(fault)
+        self._exchanges[engine_id] = exchange
+        self._open.add(exchange)
+        self._arm()
+
+    def _transfer(self, call: Call, engine_id: str, hashes: tuple[int, ...], entry: LogEntry) -> bool:
+        """Whether the prompt's KV comes from another engine; or promise this one's to another."""
+        if self._transfers is None or not call.kv_transfer:
+            return False
+        now = time.time()
+        if call.kv_transfer.get("do_remote_decode"):
+            entry.kv_transfer = "promised"
+            call.answer.transfer = {
+                "kv_transfer_params": self._transfers.promise(engine_id, hashes, call.prompt_tokens, now)
+            }
+            return False
+        comes = self._transfers.comes(call.kv_transfer, hashes, call.prompt_tokens, now)
+        entry.kv_transfer = "used" if comes else "stale"
+        return comes
+
+
+def _refuse(refusal: CallError, request: HttpRequest, connection: Connection, entry: LogEntry) -> None:
+    entry.status = refusal.status
+    entry.finished = time.time()
+    entry.outcome = {500: "error", 503: "busy"}.get(refusal.status, "rejected")
+    connection.respond(refusal.status, refusal.body(request.path))

@@ -1,0 +1,130 @@
+"""`penstock simulate`: what would the gateway do, in virtual time?"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from dataclasses import dataclass, field
+
+import msgspec
+from rich.console import Console
+
+from penstock import clock
+from penstock.sim.lab import lab_cli
+from penstock.sim.scenarios.registry import SCENARIOS, Scenario, Setup
+from penstock.sim.traces import trace_cli
+from penstock.sim.world.report import Result, show
+
+EXIT_OK, EXIT_MISSED, EXIT_USAGE = 0, 1, 2
+SEEDS_MAX = 100
+DURATION_S_MIN, DURATION_S_MAX = 60.0, 36_000.0
+WIDTH_MIN = 120  # a table that is cut where there is no terminal helps nobody
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `penstock simulate`."""
+    parser.add_argument("--scenario", metavar="NAME", help="which one; --list shows them; all: one after the other")
+    parser.add_argument("--seed", metavar="N", type=int, default=1, help="where all chance comes from (default 1)")
+    parser.add_argument("--seeds", metavar="N,N,…", help="several, side by side")
+    parser.add_argument("--duration", metavar="S", type=float, help="simulated seconds, instead of the scenario's own")
+    parser.add_argument("--check", action="store_true", help="check all invariants after every event (slow)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per seed; with a trace, one list")
+    parser.add_argument("--list", action="store_true", help="list the scenarios")
+    trace_cli.add_arguments(parser)
+    lab_cli.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when all goals were met, 1 when one was missed (or a trace is broken), 2 for wrong flags."""
+    if args.list and not args.lab:
+        _list(json=args.json)
+        return EXIT_OK
+    problem = lab_cli.problem(args) or _problem(args)
+    if problem is not None:
+        print(f"penstock simulate: {problem}", file=sys.stderr)
+        return EXIT_USAGE
+    seeds = _seeds(args.seeds) if args.seeds else [args.seed]
+    if args.lab:
+        return lab_cli.list_cells(args) if args.list else lab_cli.run(args, seeds)
+    if args.trace is not None:
+        line = ProgressLine("trace", shown=sys.stderr.isatty())
+        code = trace_cli.simulate(args, seeds, line.say)
+        line.clear()
+        return code
+    names = list(SCENARIOS) if args.scenario == "all" else [args.scenario]
+    met = [_simulate(SCENARIOS[name], seeds, args) for name in names]
+    return EXIT_OK if all(met) else EXIT_MISSED
+
+
+def _simulate(scenario: Scenario, seeds: list[int], args: argparse.Namespace) -> bool:
+    duration_s = args.duration if args.duration is not None else scenario.duration_s
+    line = ProgressLine(scenario.name, shown=sys.stderr.isatty())
+    results: list[Result] = []
+    for seed in seeds:
+        line.seed = seed
+        results.append(scenario.run(Setup(seed, duration_s, checked=args.check, progress=line.tell)))
+        if args.json:
+            line.clear()
+            print(msgspec.json.encode(results[-1]).decode(), flush=True)
+    line.clear()
+    if not args.json:
+        console = Console(width=None if sys.stdout.isatty() else WIDTH_MIN)
+        show(results, console, about=scenario.about)
+    return all(result.met for result in results)
+
+
+def _problem(args: argparse.Namespace) -> str | None:
+    if args.trace is not None and args.scenario is not None:
+        return "--scenario and --trace are two different workloads; name one"
+    if args.scenario is None and args.trace is None and not args.lab:
+        return "--scenario (--list shows what there is), --trace or --lab is missing"
+    if args.scenario is not None and args.scenario not in SCENARIOS and args.scenario != "all":
+        near = difflib.get_close_matches(args.scenario, SCENARIOS, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(SCENARIOS)}"
+        return f"there is no scenario {args.scenario!r}; {hint}"
+    if args.seeds and not _seeds(args.seeds):
+        return f"--seeds takes up to {SEEDS_MAX} numbers with commas between them, like 1,2,3"
+    if args.duration is not None and not DURATION_S_MIN <= args.duration <= DURATION_S_MAX:
+        return f"--duration takes {DURATION_S_MIN:g} to {DURATION_S_MAX:g} seconds"
+    return None
+
+
+def _seeds(text: str) -> list[int]:
+    """The seeds named, none where the text names none."""
+    try:
+        seeds = [int(word) for word in text.split(",")]
+    except ValueError:
+        return []
+    return seeds if len(seeds) <= SEEDS_MAX else []
+
+
+def _list(*, json: bool) -> None:
+    if json:
+        print(msgspec.json.encode({name: scenario.about for name, scenario in SCENARIOS.items()}).decode())
+        return
+    for scenario in SCENARIOS.values():
+        print(f"{scenario.name:18} {scenario.about}")
+
+
+@dataclass
+class ProgressLine:
+    """One line on the terminal that says how far it is; nothing elsewhere."""
+
+    scenario: str
+    shown: bool
+    seed: int = 0
+    _told: float = field(default_factory=clock.now)
+
+    def tell(self, variant: str, now_s: float, duration_s: float) -> None:
+        self.say(f"{self.scenario}, seed {self.seed}, {variant}: {now_s:.0f} of {duration_s:.0f} simulated seconds")
+
+    def say(self, done: str) -> None:
+        if not self.shown or clock.now() < self._told + 0.2:
+            return
+        self._told = clock.now()
+        print(f"\r\x1b[K{done}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self.shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

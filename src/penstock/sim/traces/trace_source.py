@@ -1,0 +1,93 @@
+"""A trace as a workload: jobs in the order of a recording, faster or slower than they were, drawn apart by a seed.
+
+A prompt's blocks go along, so equal prefixes are equal in the gateway's index and in the engines' caches. Traces name
+no sessions; where there are blocks, requests that share the first two are taken for one (block 0 is everybody's system
+prompt), which is near enough to compare routing by session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+from penstock.sim.traces.trace import BLOCK_TOKENS, Row, Trace, spread
+from penstock.sim.world.workload import BYTES_PER_TOKEN, BYTES_SPREAD, Constant, Job, Source, Stream
+
+TENANTS_MAX = 10_000  # named apart; the rest are one
+KNOWN_BLOCKS_MAX = 5_000_000  # of a cache without end; a trace with more of them gets no such figure
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Arrivals are as they were."""
+
+    def times(self, start_s: float, random: Random, /) -> Iterator[float]:  # noqa: ARG002
+        return iter(())
+
+
+class TraceSource(Source):
+    """Makes a trace's jobs, in order."""
+
+    def __init__(self, trace: Trace, *, seed: int, speed: float, end_s: float, bypass: bool, band: int = 0) -> None:
+        """`end_s`: later ones are left out. `bypass`: they go past Penstock, to an engine directly."""
+        self._trace = trace
+        self._speed = speed
+        self._end_s = end_s
+        self._bypass = bypass
+        self._band = band
+        self._streams: dict[str, Stream] = {}
+        self.jobs = 0
+        self.prompt_tokens = 0
+        self.repeated_tokens = 0  #: what a cache without end would have held of them
+        self._known: set[int] = set()
+        super().__init__(self._stream_of("all"), 0, Random(seed))
+
+    def open_jobs(self) -> Iterator[Job]:
+        rows = self._trace.rows()
+        for row in spread(rows, self._random) if self._trace.stamped_in_ticks else rows:
+            if row.at_s / self._speed >= self._end_s:
+                return
+            yield self._job_of(row)
+
+    def repeated_share(self) -> float | None:
+        """The token hit rate of a cache without end; None where it can't be told."""
+        if not self.prompt_tokens or not self._known or len(self._known) > KNOWN_BLOCKS_MAX:
+            return None
+        return self.repeated_tokens / self.prompt_tokens
+
+    def _job_of(self, row: Row) -> Job:
+        self.jobs += 1
+        self._remember(row)
+        bytes_per_token = BYTES_PER_TOKEN * max(0.1, self._random.gauss(1.0, BYTES_SPREAD))
+        return Job(
+            id=f"r{self.jobs}",
+            stream=self._stream_of(row.tenant),
+            at_s=row.at_s / self._speed,
+            prompt_tokens=row.prompt_tokens,
+            output_tokens=row.output_tokens,
+            body_bytes=max(2, round(row.prompt_tokens * bytes_per_token)),
+            blocks=row.blocks,
+            block_tokens=BLOCK_TOKENS,
+            session=str(row.blocks[1]) if len(row.blocks) > 1 else None,
+        )
+
+    def _remember(self, row: Row) -> None:
+        self.prompt_tokens += row.prompt_tokens
+        known = self._known
+        if len(known) > KNOWN_BLOCKS_MAX:
+            return
+        for block in row.blocks[: (row.prompt_tokens - 1) // BLOCK_TOKENS]:
+            if block not in known:
+                break
+            self.repeated_tokens += BLOCK_TOKENS
+        known.update(row.blocks)
+
+    def _stream_of(self, tenant: str) -> Stream:
+        if tenant not in self._streams:
+            if len(self._streams) >= TENANTS_MAX:
+                return self._stream_of("other") if "other" in self._streams else self.stream
+            self._streams[tenant] = Stream(
+                tenant, Recorded(), Constant(1), Constant(1), band=self._band, bypass=self._bypass
+            )
+        return self._streams[tenant]

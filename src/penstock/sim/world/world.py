@@ -1,0 +1,432 @@
+"""The simulated world: what would happen? The real scheduler and the engine model, on virtual time.
+
+One event heap, one clock that jumps. The world drives the scheduler exactly as `gateway/proxy/driver.py` does: it
+carries out a dispatch by handing the request to an engine one network delay later, reports first tokens, progress and
+ends one network delay after the engine step that made them, reads gauges at an interval, and lets time expire when
+asked to. All randomness comes from the seed, so a run can be repeated to the last event.
+
+What it measures are journeys (one per request, told to `sink` when they end) and the service done so far, per
+tenant and user, sampled once a second. With a sink, nothing is kept but these samples and what is under way.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from random import Random
+
+from penstock.core.scheduler import Scheduler
+from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Requeue
+from penstock.core.values.observation import Observation
+from penstock.core.values.request import Usage
+from penstock.core.values.retry import Failure
+from penstock.sim.engine.model import Engine, EngineFullError, EngineRequest, Progress, PromptTooLongError
+from penstock.sim.lab.pages import Page
+from penstock.sim.lab.strange import PLAIN, value_at
+from penstock.sim.traces.baselines import Rival, RoundRobinPassthrough
+from penstock.sim.world import translate
+from penstock.sim.world.workload import InFlight, Job, Source
+from penstock.sim.world.world_values import Journey, Node, Sample, Service, Who, WorldSettings
+
+EXPIRIES_MAX = 1000  # calls of `expire` between two events; more would be a busy loop
+PROGRESS_EVERY = 64  # tokens of one answer between two reports of it
+
+
+class Watch:
+    """Looks on while a world runs. Override what is of interest."""
+
+    def dispatched(self, world: World, journey: Journey, action: Dispatch) -> None: ...
+    def ended(self, world: World, journey: Journey) -> None: ...
+    def settled(self, world: World) -> None:
+        """All that followed from one fact was carried out."""
+
+    def second(self, world: World) -> None:
+        """A sample was taken."""
+
+
+class World:
+    """One run."""
+
+    def __init__(
+        self,
+        settings: WorldSettings,
+        sources: Iterable[Source],
+        *,
+        sink: Callable[[Journey], None] | None = None,
+        watch: Watch | None = None,
+        progress: Callable[[float, float], None] | None = None,
+        rival: Callable[[Sequence[Node]], Rival] = RoundRobinPassthrough,
+    ) -> None:
+        self.settings = settings
+        self.now = 0.0
+        self.scheduler = _scheduler(settings)
+        self.done: list[Journey] = []  # only where no sink was given
+        self.samples: list[Sample] = []
+        self.service: dict[Who, Service] = {}
+        self.journeys: dict[str, Journey] = {}
+        self.waiting: Counter[str] = Counter()  # per tenant, in the gateway's queue
+        self.events = 0
+        self._sink = sink or self.done.append
+        self._watch = watch or Watch()
+        self._progress = progress  # told how far it is, and of how much
+        self._moved: dict[str, None] = {}  # engines whose streams have come further since time was last let pass
+        self._sources = list(sources)
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._open_sources = 0  # that have more to send
+        self.nodes = {
+            spec.name: Node(
+                spec,
+                Engine(spec.config, seed=settings.seed * 1000 + number),
+                Page(spec.strange.page, seed=settings.seed * 1000 + number),
+            )
+            for number, spec in enumerate(settings.engines)
+        }
+        self._node_list = list(self.nodes.values())
+        self._rival = rival(self._node_list)  # sends what goes past the gateway
+
+    # --- the loop -----------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """From 0 to the end. Who is under way then is told to the sink as it stands."""
+        self._begin()
+        end_s = self.settings.duration_s
+        while self._heap and self._heap[0][0] <= end_s:
+            if self.settings.ends_idle and not self._open_sources and not self.journeys:
+                return
+            when, _, event = heapq.heappop(self._heap)
+            self._let_time_pass(when)
+            self.now = when
+            event()
+        self._let_time_pass(end_s)
+        self.now = end_s
+        for journey in self.journeys.values():
+            self._sink(journey)
+
+    def at(self, when: float, event: Callable[[], None]) -> None:
+        """Let something happen then."""
+        self.events += 1
+        heapq.heappush(self._heap, (when, self.events, event))
+
+    def _begin(self) -> None:
+        for number, node in enumerate(self.nodes.values()):
+            self._tell(self.scheduler.endpoint_added(translate.endpoint_spec(node.spec), now=0.0))
+            self.at(self.settings.scrape_s * (number + 1) / len(self.nodes), partial(self._ask_gauges, node))
+            for from_s, factor in node.spec.strange.speeds:
+                self.at(from_s, partial(self._change_speed, node, factor))
+        for death in self.settings.deaths:
+            node = self.nodes[death.engine]
+            self.at(death.at_s, partial(self._die, node))
+            self.at(death.at_s + death.for_s, partial(self._revive, node))
+            self.at(self.settings.probe_s, partial(self._probe, node))
+        for freeze in self.settings.freezes:
+            self.at(freeze.at_s, partial(self._freeze, self.nodes[freeze.engine], freeze.at_s + freeze.for_s))
+        for spell in self.settings.spells:
+            self.at(spell.at_s, partial(self._slow_down, spell.factor))
+            self.at(spell.at_s + spell.for_s, partial(self._slow_down, 1.0))
+        for source in self._sources:
+            arrivals = source.stream.arrivals
+            if isinstance(arrivals, InFlight):
+                for _ in range(arrivals.requests):
+                    self.at(source.stream.start_s, partial(self._again, source))
+            else:
+                self._open_sources += 1
+                self._next_of(source, iter(source.open_jobs()).__next__)
+        self.at(self.settings.sample_s, self._sample)
+
+    def _let_time_pass(self, until: float) -> None:
+        for _ in range(EXPIRIES_MAX):
+            deadline = self.scheduler.next_deadline()
+            if deadline is None or deadline > until:
+                return
+            self.now = max(self.now, deadline)
+            if self._moved:
+                moved, self._moved = list(self._moved), {}
+                self._tell(self.scheduler.moved(moved, now=self.now))
+            self._tell(self.scheduler.expire(now=self.now))
+        raise AssertionError(f"asked to expire again and again at {self.now}")
+
+    # --- clients ------------------------------------------------------------------------------------------------
+
+    def _next_of(self, source: Source, following: Callable[[], Job]) -> None:
+        try:
+            job = following()
+        except StopIteration:
+            self._open_sources -= 1
+            return
+        self.at(job.at_s, partial(self._open_arrival, source, following, job))
+
+    def _open_arrival(self, source: Source, following: Callable[[], Job], job: Job) -> None:
+        self._next_of(source, following)
+        self._arrive(job, source)
+
+    def _again(self, source: Source) -> None:
+        if self.now < source.stream.end_s:
+            self._arrive(source.job(self.now), source)
+
+    def _arrive(self, job: Job, source: Source) -> None:
+        journey = self.journeys[job.id] = Journey(job, source)
+        if job.hangs_up_s is not None:
+            self.at(job.hangs_up_s, partial(self._hang_up, journey))
+        if job.stream.bypass:
+            number = self._rival.choose(job)
+            self._rival.sent(job, number)
+            self._submit(journey, self._node_list[number], 0, 0)
+            return
+        self._tell(self.scheduler.arrived(translate.request(job), now=self.now))
+        if not journey.outcome and journey.dispatched_s is None:
+            self._wait(journey, waits=True)
+            journey.estimate_s = self.scheduler.wait_s(job.id, now=self.now)
+
+    def _hang_up(self, journey: Journey) -> None:
+        if journey.outcome:
+            return
+        node = journey.node
+        if node is not None:
+            self.at(self.now + self.settings.network_s, partial(self._abort_at, node, node.life, journey.job.id))
+        self._end(journey, "cancelled", "client_gone")
+        self._tell(self.scheduler.cancelled(journey.job.id, now=self.now))
+
+    def _end(self, journey: Journey, outcome: str, reason: str = "", retry_after_s: float | None = None) -> None:
+        journey.outcome = outcome
+        journey.reason = reason
+        journey.retry_after_s = retry_after_s
+        journey.ended_s = self.now
+        journey.node = None
+        self._wait(journey, waits=False)
+        del self.journeys[journey.job.id]
+        if journey.job.stream.bypass:
+            self._rival.ended(journey.job)
+        arrivals = journey.job.stream.arrivals
+        if isinstance(arrivals, InFlight):
+            pause_s = arrivals.think_s if outcome == "completed" else arrivals.retry_s
+            self.at(self.now + pause_s, partial(self._again, journey.source))
+        self._watch.ended(self, journey)
+        self._sink(journey)
+
+    def _wait(self, journey: Journey, *, waits: bool) -> None:
+        if journey.waits != waits:
+            journey.waits = waits
+            self.waiting[journey.job.stream.tenant] += 1 if waits else -1
+
+    # --- actions ------------------------------------------------------------------------------------------------
+
+    def _tell(self, actions: list[Action]) -> None:
+        """Carry out what a fact led to."""
+        for action in actions:
+            journey = self.journeys[action.request_id]
+            if isinstance(action, Dispatch):
+                node = self.nodes[action.endpoint]
+                journey.lease, journey.node = action.lease, node
+                journey.dispatched_s, journey.queue_s = self.now, action.queue_s
+                self._wait(journey, waits=False)
+                self._watch.dispatched(self, journey, action)
+                journey.prefills = action.decode is not None
+                self._send(journey, node, node.life, action.lease)
+            elif isinstance(action, Decode):
+                node = self.nodes[action.endpoint]
+                journey.lease, journey.node, journey.prefills, journey.transferred = action.lease, node, False, True
+                self._send(journey, node, node.life, action.lease)
+            elif isinstance(action, Requeue):
+                if (left := journey.node) is not None:  # it is taken back
+                    abort = partial(self._abort_at, left, left.life, journey.job.id)
+                    self.at(self.now + self.settings.network_s, abort)
+                journey.node, journey.requeues = None, journey.requeues + 1
+                journey.transferred = False
+                self._wait(journey, waits=True)
+            elif isinstance(action, Abort):
+                self.at(self.now, partial(self._hang_up, journey))
+            else:
+                self._end(journey, str(action.outcome), str(action.reason), action.retry_after_s)
+        self._watch.settled(self)
+
+    def _fail(self, journey: Journey, lease: int, failure: Failure) -> None:
+        """Report a failed dispatch, if it is still the journey's own."""
+        if journey.outcome or journey.lease != lease:
+            return
+        if journey.job.stream.bypass:
+            self._end(journey, "failed", str(failure))
+            return
+        journey.node = None
+        self._tell(self.scheduler.failed(lease, failure, now=self.now))
+
+    # --- engines ------------------------------------------------------------------------------------------------
+
+    def _send(self, journey: Journey, node: Node, life: int, lease: int) -> None:
+        door_s = value_at(node.spec.strange.doors, self.now, 0.0)
+        self.at(self.now + self.settings.network_s + door_s, partial(self._submit, journey, node, life, lease))
+
+    def _freeze(self, node: Node, until_s: float) -> None:
+        node.frozen_until_s = until_s
+
+    def _change_speed(self, node: Node, factor: float) -> None:
+        node.engine.slow_factor = factor
+
+    def _submit(self, journey: Journey, node: Node, life: int, lease: int) -> None:
+        job = journey.job
+        if journey.outcome:
+            return  # hung up on the way
+        failure = None
+        if not node.alive or (life and node.life != life):
+            failure = Failure.CONNECT
+        else:
+            try:
+                output_tokens = 1 if journey.prefills else job.output_tokens
+                transferred = journey.transferred
+                blocks = job.blocks if node.spec.strange.caches else ()
+                asked = EngineRequest(
+                    job.id, job.prompt_tokens, output_tokens, block_hashes=blocks, transferred=transferred
+                )
+                node.engine.submit(asked, self.now)
+            except EngineFullError:
+                failure = Failure.BUSY
+            except PromptTooLongError:
+                failure = Failure.SERVER_ERROR
+        if failure is not None:
+            self.at(self.now + self.settings.network_s, partial(self._fail, journey, lease, failure))
+            return
+        node.journeys[job.id] = journey
+        self._run_engine(node)
+
+    def _abort_at(self, node: Node, life: int, request_id: str) -> None:
+        if node.life == life and node.journeys.pop(request_id, None) is not None:
+            node.engine.abort(request_id, self.now)
+
+    def _run_engine(self, node: Node) -> None:
+        end_s = node.engine.next_step_end()
+        if end_s is not None and not node.stepping:
+            node.stepping = True
+            self.at(end_s, partial(self._step, node, node.life))
+
+    def _step(self, node: Node, life: int) -> None:
+        if node.life != life:
+            return
+        if self.now < node.frozen_until_s:
+            self.at(node.frozen_until_s, partial(self._step, node, life))
+            return
+        node.stepping = False
+        heard: list[tuple[Journey, int, int, Progress]] = []
+        journeys = node.journeys
+        for progress in node.engine.step(self.now):
+            journey = journeys[progress.id]
+            if journey.prefills:
+                del journeys[progress.id]
+                done = partial(self._prefilled, journey, journey.lease, progress)
+                self.at(self.now + self.settings.network_s, done)
+                continue
+            if journey.job.stream.streamed and node.spec.strange.streams:
+                self._moved[node.spec.name] = None
+            tokens = journey.output_tokens = journey.output_tokens + progress.tokens
+            if progress.finish_reason is not None:
+                del journeys[progress.id]
+            elif not progress.first and tokens % PROGRESS_EVERY:
+                continue
+            heard.append((journey, journey.lease, tokens, progress))
+        if heard:
+            self.at(self.now + self.settings.network_s, partial(self._hear, heard))
+        self._run_engine(node)
+
+    def _prefilled(self, journey: Journey, lease: int, progress: Progress) -> None:
+        if journey.outcome or journey.lease != lease or progress.usage is None:
+            return
+        journey.node = None
+        used = progress.usage
+        usage = Usage(used.prompt_tokens, used.completion_tokens, used.cached_tokens, cached_told=True)
+        self._tell(self.scheduler.prefilled(lease, usage, now=self.now))
+
+    def _hear(self, heard: list[tuple[Journey, int, int, Progress]]) -> None:
+        """What a step made arrives at the gateway."""
+        scheduler, now = self.scheduler, self.now
+        for journey, lease, tokens, progress in heard:
+            if journey.outcome or journey.waits or journey.lease != lease:
+                continue  # over, or taken back
+            ours = not journey.job.stream.bypass
+            strange = journey.node.spec.strange if journey.node is not None else PLAIN
+            asked = ours and journey.job.stream.streamed
+            seen = asked and strange.streams
+            if progress.first:
+                journey.first_s = now
+                self._serve(journey).prompt_tokens += journey.job.prompt_tokens
+                if not ours:
+                    self._rival.first_token(journey.job)
+                if seen:
+                    self._tell(scheduler.first_token(journey.lease, now=now))
+            if progress.usage is not None and progress.finished:
+                self._serve(journey).output_tokens += tokens
+                used = progress.usage
+                usage = Usage(used.prompt_tokens, used.completion_tokens, used.cached_tokens, cached_told=True)
+                if asked and not seen:
+                    self._tell(scheduler.first_token(journey.lease, now=now))
+                self._end(journey, "completed")
+                if ours:
+                    self._tell(scheduler.finished(journey.lease, usage if strange.tells_usage else None, now=now))
+            elif seen and not progress.first:
+                self._tell(scheduler.progressed(journey.lease, tokens, now=now))
+
+    def _serve(self, journey: Journey) -> Service:
+        stream = journey.job.stream
+        return self.service.setdefault((stream.tenant, stream.user), Service())
+
+    def _slow_down(self, factor: float) -> None:
+        for node in self.nodes.values():
+            node.engine.slow_factor = factor
+
+    def _die(self, node: Node) -> None:
+        node.alive, node.stepping = False, False
+        node.life += 1
+        lost, node.journeys = node.journeys, {}
+        for journey in lost.values():
+            self.at(self.now + self.settings.network_s, partial(self._lose, journey, journey.lease))
+
+    def _lose(self, journey: Journey, lease: int) -> None:
+        broken = journey.first_s is not None and journey.job.stream.streamed
+        self._fail(journey, lease, Failure.BROKEN if broken else Failure.RESET)
+
+    def _revive(self, node: Node) -> None:
+        node.engine = Engine(node.spec.config, seed=self.settings.seed * 1000 + 500 + node.life)
+        node.alive, node.started_s = True, self.now + 1.0
+
+    def _probe(self, node: Node) -> None:
+        scheduler = self.scheduler
+        tell = scheduler.endpoint_up if node.alive else scheduler.endpoint_down
+        self._tell(tell(node.spec.name, now=self.now))
+        self.at(self.now + self.settings.probe_s, partial(self._probe, node))
+
+    # --- gauges and measurements --------------------------------------------------------------------------------
+
+    def _ask_gauges(self, node: Node) -> None:
+        """Ask now; the engine looks half-way, the answer comes after the whole way."""
+        asked_s, way_s = self.now, self.settings.scrape_answer_s
+
+        def look() -> None:
+            reading = translate.observation(node, asked_s) if node.alive else None
+            self.at(asked_s + way_s, lambda: hear(reading))
+
+        def hear(reading: Observation | None) -> None:
+            self._tell(self.scheduler.observed(node.spec.name, reading, now=self.now))
+
+        self.at(asked_s + way_s / 2, look)
+        self.at(asked_s + self.settings.scrape_s, partial(self._ask_gauges, node))
+
+    def _sample(self) -> None:
+        done = {who: [service.prompt_tokens, service.output_tokens] for who, service in self.service.items()}
+        for node in self.nodes.values():
+            for journey in node.journeys.values():
+                if journey.first_s is not None:
+                    stream = journey.job.stream
+                    done[stream.tenant, stream.user][1] += journey.output_tokens
+        self.samples.append((self.now, {who: (prompt, output) for who, (prompt, output) in done.items()}))
+        self._watch.second(self)
+        if self._progress is not None:
+            self._progress(self.now, self.settings.duration_s)
+        self.at(self.now + self.settings.sample_s, self._sample)
+
+
+def _scheduler(settings: WorldSettings) -> Scheduler:
+    random = Random(settings.seed)
+    if settings.checked:
+        from penstock.sim.checks.invariants import CheckedScheduler  # noqa: PLC0415  (checks cost: only where asked for)
+
+        return CheckedScheduler(settings.scheduler, random=random)
+    return Scheduler(settings.scheduler, random=random)

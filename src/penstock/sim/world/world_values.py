@@ -1,0 +1,125 @@
+"""The world's values: how a run is set up, and what became of each request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.core.scheduler import SchedulerSettings
+from penstock.sim.engine.model import Engine
+from penstock.sim.engine.profiles import EngineConfig
+from penstock.sim.lab.pages import Page
+from penstock.sim.lab.strange import PLAIN, Strange
+from penstock.sim.world.workload import Job, Source
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """An engine of the world, and what the scheduler is told of it."""
+
+    name: str
+    config: EngineConfig
+    slots: int | None = None  #: None: not told, it has to find out
+    role: str = "both"  #: prefill, decode or both
+    strange: Strange = PLAIN  #: how it differs from what its configuration says
+
+
+@dataclass(frozen=True)
+class Death:
+    """An engine dies, and is back later, empty."""
+
+    engine: str
+    at_s: float
+    for_s: float
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """An engine stands still for a while, and then goes on. Its gauges answer, and show what they showed."""
+
+    engine: str
+    at_s: float
+    for_s: float
+
+
+@dataclass(frozen=True)
+class Spell:
+    """Engines are so many times slower for a while, and then again as they were."""
+
+    at_s: float
+    for_s: float
+    factor: float
+
+
+@dataclass(frozen=True)
+class WorldSettings:
+    """Everything of a run but its workload."""
+
+    scheduler: SchedulerSettings
+    engines: tuple[EngineSpec, ...]
+    seed: int
+    duration_s: float
+    network_s: float = 0.0005  #: one way between gateway and engine
+    scrape_s: float = 0.5
+    scrape_answer_s: float = 0.002  #: from asking for gauges to having them
+    probe_s: float = 0.5
+    deaths: tuple[Death, ...] = ()
+    freezes: tuple[Freeze, ...] = ()
+    spells: tuple[Spell, ...] = ()
+    sample_s: float = 1.0
+    ends_idle: bool = False  #: as soon as the workload is over and all of it done
+    checked: bool = False  #: check the invariants after every fact
+
+
+class Journey:
+    """One request on its way, and what became of it."""
+
+    __slots__ = (
+        "dispatched_s", "ended_s", "estimate_s", "first_s", "job", "lease", "node", "outcome", "output_tokens",
+        "prefills", "queue_s", "reason", "requeues", "retry_after_s", "source", "transferred", "waits",
+    )  # fmt: skip
+
+    def __init__(self, job: Job, source: Source) -> None:
+        self.job = job
+        self.source = source
+        self.node: Node | None = None
+        self.lease = 0
+        self.queue_s = 0.0
+        self.dispatched_s: float | None = None
+        self.first_s: float | None = None
+        self.ended_s: float | None = None
+        self.output_tokens = 0
+        self.outcome = ""  #: "" while under way; else an `Outcome`, or "cancelled"
+        self.reason = ""
+        self.retry_after_s: float | None = None
+        self.estimate_s: float | None = None  #: the wait that was foretold at arrival
+        self.requeues = 0
+        self.prefills = False  #: only its prompt is computed where it is
+        self.transferred = False  #: its prompt's KV comes from elsewhere
+        self.waits = False  #: in the gateway's queue
+
+
+@dataclass
+class Service:
+    """Tokens done for one tenant and user."""
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+Who = tuple[str, str]  # tenant, user
+Sample = tuple[float, dict[Who, tuple[int, int]]]  # when, prompt and output tokens done so far
+
+
+@dataclass
+class Node:
+    """An engine in the world."""
+
+    spec: EngineSpec
+    engine: Engine
+    page: Page = field(default_factory=Page)
+    alive: bool = True
+    life: int = 0  #: which process it is; what was meant for an earlier one is void
+    started_s: float = 1.0
+    stepping: bool = False
+    frozen_until_s: float = 0.0
+    journeys: dict[str, Journey] = field(default_factory=dict)

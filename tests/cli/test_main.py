@@ -1,0 +1,99 @@
+"""The command line says what it can do, and what it was given that it does not know."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import penstock
+from penstock.build import kind
+from penstock.cli.main import main
+from penstock.core.dispatch import pump
+
+COMMANDS = {
+    "serve": ["--config", "--endpoint", "--listen", "--slots", "--routing", "--no-queue", "--log-level"],
+    "check": ["FILE", "--json"],
+    "engine": ["--port", "--host", "--model", "--slots", "--profile", "--step-ms", "--kv-blocks", "--block-size",
+               "--max-batched-tokens", "--priority", "--kv-events", "--seed"],
+    "demo": ["--once"],
+}  # fmt: skip
+
+
+def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr."""
+    try:
+        code = main(list(arguments))
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = asked(capsys, "--help")
+    assert (code, err) == (0, "")
+    for command in COMMANDS:
+        assert f"\n    {command} " in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_explains_its_flags(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    code, out, err = asked(capsys, command, "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"usage: penstock {command} ")
+    for flag in COMMANDS[command]:
+        assert flag in out
+
+
+def test_what_a_command_needs_is_imported_for_that_command_only() -> None:
+    program = "import sys; from penstock.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    program += "print(*[name for name in sys.modules if name.startswith('penstock.')], file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert set(done.stderr.split()) == {"penstock.build", "penstock.cli.main", "penstock.core"}
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert asked(capsys, "--version") == (0, f"penstock {penstock.__version__} ({kind()})\n", "")
+    assert kind() == ("pure Python" if pump.__file__.endswith(".py") else "compiled")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "COMMAND"),
+        (("sevre",), "sevre"),
+        (("serve", "--endpont", "http://a"), "--endpont"),
+        (("serve", "--end", "http://a"), "--end"),
+        (("serve", "--slots", "many"), "--slots"),
+        (("serve", "extra"), "extra"),
+        (("check",), "FILE"),
+        (("engine", "--port", "x"), "--port"),
+        (("engine", "--profile", "x"), "--profile"),
+        (("demo", "--twice"), "--twice"),
+    ],
+)
+def test_what_it_does_not_know_it_names(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+) -> None:
+    code, out, err = asked(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert err.startswith("usage: penstock")
+
+
+def test_it_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "penstock", "--version"], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"penstock {penstock.__version__} ({kind()})\n".encode())
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock", "schema"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as command:
+        assert command.stdout is not None
+        assert command.stderr is not None
+        command.stdout.close()
+        assert command.stderr.read() == b""
+        assert command.wait() == 141

@@ -1,0 +1,92 @@
+"""The commands that look at and steer a running gateway: what they print, and how they leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from penstock.cli import main as cli
+from penstock.cli import views
+from tests.gateway.admin.test_admin_state import crowded, let_go
+from tests.gateway.conftest import World
+
+
+async def run(world: World, *words: str) -> int:
+    return await asyncio.to_thread(cli.main, [*words, "--url", world.url])
+
+
+async def test_status_says_it_in_a_sentence_and_by_its_exit_code(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await world.engine()
+    await world.gateway()
+    assert await run(world, "status", "--check") == 0
+    assert capsys.readouterr().out.startswith("● ok Idle: nothing waits, nothing runs.\n")
+    assert await run(world, "pause", "sim") == 0
+    assert capsys.readouterr().out == "paused: sim; 0 wait\n"
+    assert await run(world, "status", "--check") == 3
+    assert "Paused: sim" in capsys.readouterr().out
+    assert await run(world, "status", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["paused"] == ["sim"]
+    assert await run(world, "resume") == 0
+    assert capsys.readouterr().out == "nothing is stopped; 0 wait\n"
+
+
+async def test_the_queue_is_shown_and_changed(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    clients = await crowded(world)
+    assert await run(world, "queue") == 0
+    out = capsys.readouterr().out
+    assert all(word in out for word in ("Holding 3", "team-a", "team-b", "w0", "w1", "w2", "slots_full"))
+    assert await run(world, "queue", "bump", "w2") == 0
+    assert await run(world, "queue", "cancel", "w0", "nobody") == 1
+    printed = capsys.readouterr()
+    assert printed.out == "w2: waiting\nw0: cancelled\n"
+    assert printed.err == "penstock: The request `nobody` has ended, or never came.\n"
+    assert await run(world, "queue", "cancel") == 1
+    assert await run(world, "explain", "w0") == 0
+    assert "Ended evicted" in capsys.readouterr().out
+    assert await run(world, "explain", "w1", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["explanation"]["id"] == "w1"
+    await let_go(clients)
+
+
+async def test_a_gateway_that_is_not_there_is_an_error_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await asyncio.to_thread(cli.main, ["top", "--once", "--url", "http://127.0.0.1:9"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("penstock: cannot reach http://127.0.0.1:9: ")
+
+
+async def test_what_an_endpoint_is_for_is_shown_where_it_has_a_role(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines = [await world.engine(), await world.engine()]
+    roles = [{"labels": {"role": role}} for role in ("prefill", "decode")]
+    await world.gateway(endpoints=[{"url": one.url, **role} for one, role in zip(engines, roles, strict=True)])
+    assert await run(world, "top", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["headline"]
+    assert await run(world, "top", "--once") == 0
+    out = capsys.readouterr().out
+    assert "up, prefill" in out
+    assert "up, decode" in out
+
+
+@pytest.mark.parametrize("height", [24, 50])
+async def test_top_fits_the_terminal_whatever_names_are_like(world: World, height: int) -> None:
+    names = ("[red]markup[/red]", "x" * 5_000, b"\x1b[31mescape".decode("latin-1").replace("\x1b", "?"))
+    clients = await crowded(world, tenants=names, waiting=6)
+    state = (await world.ask("GET", "/admin/state")).json()
+    state["tenants"][0]["tenant"] = "evil\x1b[2J\nname\u202e"  # were the gateway to let it through
+    out = StringIO()
+    console = Console(file=out, width=80, height=height, force_terminal=True, color_system=None)
+    console.print(views.screen(state, 80, height))
+    lines = out.getvalue().splitlines()
+    assert len(lines) <= height
+    assert all(len(line) <= 80 for line in lines)
+    assert "\x1b[2J" not in out.getvalue()
+    assert "[red]markup" in out.getvalue()
+    await let_go(clients)

@@ -1,0 +1,166 @@
+"""Gauges are witnesses: what they say closes an endpoint only as long as it may be true."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.core.endpoints.gauge_belief import AGREES, CONTRADICTED, STILL_S, TRY_S, TRY_S_MAX, Standing
+from penstock.core.scheduler import SchedulerSettings
+from penstock.core.values.observation import Observation
+from penstock.core.values.settings import BandSettings
+from penstock.sim.checks.invariants import CheckedScheduler
+from tests.core.drive import request, scheduler, sent, until
+
+SETTINGS = SchedulerSettings(
+    wait_s_max=1000.0, bands=(BandSettings("b", engine_waiting_max=2), BandSettings("batch", engine_waiting_max=0))
+)
+USUAL_S = 0.1
+
+
+def overloaded(at: float, progress: float | None = 1.0) -> Observation:
+    return Observation(at, running=64, waiting=200, progress=progress)
+
+
+def standing(made: CheckedScheduler, now: float) -> str:
+    return made.snapshot(now=now).endpoints[0].gauges
+
+
+def crowd(made: CheckedScheduler, count: int, now: float, *, band: int = 0, prefix: str = "r") -> None:
+    for number in range(count):
+        assert sent(made.arrived(request(f"{prefix}{number}", band=band), now=now)) == []
+
+
+def told_overloaded(*, from_s: float = 0.0) -> CheckedScheduler:
+    """An endpoint whose gauges say once that it is full and 200 wait, and one that waits for it."""
+    made = scheduler(SETTINGS, a=64)
+    made.observed("a", overloaded(from_s), now=from_s)
+    return made
+
+
+def test_frozen_gauges_of_an_idle_engine_keep_nobody_out_for_more_than_two_seconds() -> None:
+    made = told_overloaded()
+    crowd(made, 60, 1.0)
+    now, came = 1.0, 0
+    began: list[tuple[float, int]] = []
+    while now < 6.0:
+        now += 0.05
+        actions = made.expire(now=now)
+        if round(now * 20) % 10 == 0:
+            actions += made.observed("a", overloaded(now), now=now)
+        for at, lease in [each for each in began if each[0] <= now]:
+            began.remove((at, lease))
+            actions += made.first_token(lease, now=now)
+        for action in actions:
+            came += 1
+            began.append((now + USUAL_S, action.lease))  # type: ignore[union-attr]
+        if came == 0:
+            assert now <= 1.0 + TRY_S + 0.1
+        if now <= 1.0 + TRY_S + USUAL_S:
+            assert came <= 1, "one at a time until the first has begun"
+    assert came == 60
+    assert standing(made, now) == Standing.CONTRADICTED
+
+
+def test_a_try_that_begins_late_is_followed_by_one_that_comes_later() -> None:
+    made = told_overloaded()
+    crowd(made, 10, 0.0)
+    tries: list[float] = []
+    now = last = 0.0
+    while now < 200.0 and len(tries) < 6:
+        now += 0.25
+        made_now = made.expire(now=now) + made.observed("a", overloaded(now, progress=now), now=now)
+        for action in made_now:
+            tries.append(now - last)
+            made.first_token(action.lease, now=now + 5.0)  # type: ignore[union-attr]
+            now = last = now + 5.0
+    assert tries == sorted(tries)
+    assert tries[0] <= TRY_S + 0.25
+    assert tries[-1] > 4 * TRY_S
+    assert max(tries) <= TRY_S_MAX + 0.5
+    assert standing(made, now) != Standing.CONTRADICTED
+
+
+def test_an_engine_that_is_just_slow_is_not_shut_out_by_gauges_that_stand_still() -> None:
+    made = told_overloaded()
+    crowd(made, 30, 0.0)
+    now, came = 0.0, 0
+    began: list[tuple[float, int]] = []
+    while came < 30:
+        now += 0.5
+        assert now < 60.0
+        actions = made.expire(now=now) + made.observed("a", overloaded(now), now=now)
+        for at, lease in [each for each in began if each[0] <= now]:
+            began.remove((at, lease))
+            actions += made.first_token(lease, now=now)
+        came += len(actions)
+        began += [(now + 6.0, action.lease) for action in actions]  # type: ignore[union-attr]
+
+
+def test_what_may_only_go_where_nothing_else_does_tries_only_gauges_that_stand_still() -> None:
+    made = told_overloaded()
+    crowd(made, 3, 0.0, band=1)
+    for at in range(1, 20):
+        moves = made.observed("a", overloaded(at / 2, progress=float(at)), now=at / 2)
+        assert sent(moves + until(made, at / 2 + 0.4)) == []
+    tries = [each for at in range(20, 30) for each in sent(made.observed("a", overloaded(at / 2, 19.0), now=at / 2))]
+    assert len(tries) == 1
+
+
+def test_a_page_that_was_not_to_be_had_twice_counts_for_nothing_nor_do_the_others_it_told_of() -> None:
+    made = told_overloaded()
+    crowd(made, 20, 0.0)
+    assert sent(made.observed("a", None, now=0.5)) == [], "once may be an accident"
+    assert len(sent(made.observed("a", None, now=1.0))) == 20
+    assert standing(made, 1.0) == Standing.GONE
+    made.observed("a", Observation(1.5, running=20, waiting=0, progress=3.0), now=1.5)
+    assert standing(made, 1.5) == Standing.BELIEVED
+
+
+def test_a_page_that_does_not_move_while_answers_come_is_of_another_time() -> None:
+    made = scheduler(SETTINGS, a=4)
+    (first,) = made.arrived(request("first"), now=0.0)
+    made.first_token(first.lease, now=0.1)  # type: ignore[union-attr]
+    frozen = Observation(0.2, running=1, waiting=0, progress=5.0)
+    at = 0.2
+    while standing(made, at) != Standing.STILL:
+        made.observed("a", Observation(at, frozen.running, frozen.waiting, progress=frozen.progress), now=at)
+        made.progressed(first.lease, round(100 * at), now=at + 0.2)  # type: ignore[union-attr]
+        at += 0.5
+        assert at < STILL_S + 2.0
+    assert made.snapshot(now=at).endpoints[0].engine_running is None
+    made.observed("a", Observation(at, 1, 0, progress=99.0), now=at)
+    assert standing(made, at) == Standing.BELIEVED, "it moves again"
+
+
+def test_a_page_without_counters_may_show_the_same_for_long() -> None:
+    made = scheduler(SETTINGS, a=4)
+    (first,) = made.arrived(request("first"), now=0.0)
+    made.first_token(first.lease, now=0.1)  # type: ignore[union-attr]
+    for at in range(1, 20):
+        made.observed("a", Observation(float(at), running=1, waiting=0), now=float(at))
+        made.progressed(first.lease, 10 * at, now=at + 0.5)  # type: ignore[union-attr]
+    assert standing(made, 19.5) == Standing.BELIEVED
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+def test_what_was_contradicted_is_believed_again_once_it_shows_what_we_see(agrees: bool) -> None:
+    made = told_overloaded()
+    belief = made._pool["a"].ledger.belief
+    crowd(made, 1, 0.0)
+    for number in range(CONTRADICTED):
+        belief.began(0.1, 3.0 + number, in_time_s=1.0)
+    assert belief.doubt is Standing.CONTRADICTED
+    for at in range(20, 20 + AGREES):
+        assert belief.doubt is Standing.CONTRADICTED
+        waiting = 0 if agrees else 200
+        made.observed("a", Observation(float(at), running=1, waiting=waiting, progress=float(at)), now=float(at))
+    assert belief.doubt is (None if agrees else Standing.CONTRADICTED)
+
+
+def test_what_we_sent_ourselves_closes_an_endpoint_whatever_its_gauges_are_worth() -> None:
+    made = scheduler(SETTINGS, a=2)
+    for number in range(2):
+        assert sent(made.arrived(request(f"s{number}"), now=0.0))
+    made.observed("a", overloaded(0.1), now=0.1)
+    crowd(made, 2, 0.2)
+    assert sent(until(made, 30.0)) == []

@@ -1,0 +1,57 @@
+"""Where: taking turns, and the least loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.routing.policies.registry import POLICIES
+from penstock.core.routing.policies.round_robin import MODELS_MAX, RoundRobin
+from penstock.core.values.settings import EndpointSpec, HealthSettings
+from tests.core.drive import context, lease, policy_named
+
+
+def endpoints(**slots: int) -> list[Endpoint]:
+    return [
+        Endpoint(EndpointSpec(name=name, slots=count), index=at, health=HealthSettings(), stale_after_s=5.0)
+        for at, (name, count) in enumerate(slots.items())
+    ]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_chooses_one_of_those_it_was_given(policy: str) -> None:
+    some = endpoints(a=1, b=2, c=0)
+    router = policy_named(policy)
+    for at in range(9):
+        given = some[at % 3 :]
+        assert router.choose(given, context()) in given
+
+
+def test_round_robin_takes_turns_per_model_and_skips_who_is_closed() -> None:
+    a, b, c = some = endpoints(a=1, b=1, c=1)
+    router = RoundRobin()
+    assert [router.choose(some, context()).name for _ in range(4)] == ["a", "b", "c", "a"]
+    assert router.choose([a, c], context()) is c
+    assert router.choose([b, c], context(model="n")) is b
+
+
+def test_round_robin_remembers_a_bounded_number_of_models() -> None:
+    some, router = endpoints(a=1, b=1), RoundRobin()
+    for at in range(3 * MODELS_MAX):
+        router.choose(some, context(model=str(at)))
+    assert len(router._last) <= MODELS_MAX
+
+
+def test_least_loaded_counts_load_for_its_size_and_takes_turns_when_equal() -> None:
+    large, small = some = endpoints(large=10, small=2)
+    router = policy_named("least_loaded")
+    large.ledger.add(lease(1))
+    large.ledger.add(lease(2))
+    small.ledger.add(lease(3))
+    assert router.choose(some, context()) is large
+    large.ledger.add(lease(4))
+    large.ledger.add(lease(5))
+    large.ledger.add(lease(6))
+    assert router.choose(some, context()) is large
+    large.last_lease = 1
+    assert router.choose(some, context()) is small

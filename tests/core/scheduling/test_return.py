@@ -1,0 +1,130 @@
+"""Whoever returns is used at once and not stormed; whoever shows no movement is given nothing more."""
+
+from __future__ import annotations
+
+from penstock.core.endpoints.health import Presence
+from penstock.core.endpoints.ledger import FROZEN_S
+from penstock.core.explain.snapshot import STATES
+from penstock.core.scheduler import SchedulerSettings
+from penstock.core.values.actions import Action, Dispatch
+from penstock.core.values.observation import Observation
+from penstock.core.values.retry import Failure
+from penstock.core.values.settings import HealthSettings
+from penstock.sim.checks.invariants import CheckedScheduler
+from tests.core.drive import request, scheduler
+
+
+def dispatches(actions: list[Action]) -> list[Dispatch]:
+    return [action for action in actions if isinstance(action, Dispatch)]
+
+
+def state(made: CheckedScheduler, now: float) -> str:
+    found = made.snapshot(now=now).endpoints[0].state
+    assert found in STATES
+    return found
+
+
+def flood(made: CheckedScheduler, count: int, *, now: float, streamed: bool = False) -> list[Dispatch]:
+    return [
+        d for n in range(count) for d in dispatches(made.arrived(request(f"r{now}-{n}", streamed=streamed), now=now))
+    ]
+
+
+def test_an_endpoint_that_returns_gets_a_few_first_and_twice_as_many_each_round() -> None:
+    made = scheduler(a=16)
+    made.endpoint_down("a", now=0.0)
+    assert flood(made, 40, now=0.0) == []
+    batch = dispatches(made.endpoint_up("a", now=1.0))
+    rounds = []
+    now = 1.0
+    while batch:
+        rounds.append(len(batch))
+        now += 1.0
+        following: list[Dispatch] = []
+        for dispatch in batch:
+            following += dispatches(made.first_token(dispatch.lease, now=now))
+        batch = following
+    assert rounds == [2, 4, 8, 2]  # 16 in all; none of them ended yet
+    assert state(made, now) == "up"
+
+
+def test_a_failure_on_trial_ejects_at_once() -> None:
+    made = scheduler(SchedulerSettings(health=HealthSettings(panic_threshold=0.0)), a=4, b=4)
+    made.endpoint_down("b", now=0.0)
+    for lease in [d.lease for d in flood(made, 3, now=0.0)]:
+        made.failed(lease, Failure.SERVER_ERROR, now=0.0)
+    assert state(made, 0.5) == "ejected"
+    assert state(made, 1.5) == "up"
+    tried = dispatches(made.expire(now=1.5)) or flood(made, 1, now=1.5)
+    made.failed(tried[0].lease, Failure.SERVER_ERROR, now=1.6)
+    assert state(made, 3.5) == "ejected"  # for 2 s this time
+
+
+def test_where_nothing_may_wait_a_trial_refuses_nobody() -> None:
+    made = scheduler(SchedulerSettings(queue_enabled=False), a=4)
+    made.endpoint_down("a", now=0.0)
+    made.endpoint_up("a", now=1.0)
+    assert len(flood(made, 10, now=1.0)) == 10
+
+
+def test_a_restart_ends_an_ejection() -> None:
+    made = scheduler(SchedulerSettings(health=HealthSettings(eject_for_s=20.0, panic_threshold=0.0)), a=4)
+    made.observed("a", Observation(asked_s=0.1, running=1, waiting=0, started_s=10.0), now=0.1)
+    for lease in [d.lease for d in flood(made, 3, now=0.2)]:
+        made.failed(lease, Failure.SERVER_ERROR, now=0.2)
+    assert state(made, 1.0) == "ejected"
+    made.observed("a", Observation(asked_s=1.1, running=0, waiting=0, started_s=99.0), now=1.1)
+    assert state(made, 1.1) == "up"
+
+
+def test_a_probe_tells_how_it_is_away() -> None:
+    made = scheduler(a=4)
+    told = []
+    for presence in (Presence.LOADING, Presence.SLEEPING, Presence.STOPPING, Presence.HUNG, Presence.DOWN):
+        made.endpoint_down("a", presence=presence, now=1.0)
+        told.append(state(made, 1.0))
+    assert told == ["loading", "sleeping", "stopping", "hung", "down"]
+
+
+def test_who_takes_no_connection_but_still_streams_is_stopping_and_not_gone() -> None:
+    made = scheduler(a=4)
+    (dispatch,) = flood(made, 1, now=0.0, streamed=True)
+    made.first_token(dispatch.lease, now=1.0)
+    made.endpoint_down("a", now=2.0)
+    assert state(made, 2.0) == "stopping"
+    made.finished(dispatch.lease, now=3.0)
+    assert state(made, 3.0) == "down"
+
+
+def still(made: CheckedScheduler, *, until_s: int) -> None:
+    """Readings that never differ."""
+    for second in range(1, until_s):
+        reading = Observation(asked_s=float(second), running=1, waiting=2, progress=7.0)
+        made.observed("a", reading, now=second + 0.1)
+
+
+def test_a_queue_that_does_not_move_gets_nothing_more_until_it_moves() -> None:
+    made = scheduler(SchedulerSettings(stale_after_s=3.0), a=8)
+    (dispatch,) = flood(made, 1, now=0.5, streamed=True)
+    late = int(FROZEN_S) + 5
+    still(made, until_s=late)
+    assert state(made, late) == "stuck"
+    assert flood(made, 2, now=float(late)) == []
+    moved = made.first_token(dispatch.lease, now=late + 1.0)
+    assert len(dispatches(moved)) == 2
+    assert state(made, late + 1.0) == "up"
+
+
+def test_an_answer_that_does_not_stream_shows_nothing_and_is_not_held_against_it() -> None:
+    made = scheduler(SchedulerSettings(stale_after_s=3.0), a=8)
+    assert len(flood(made, 1, now=0.5)) == 1
+    late = int(FROZEN_S) + 5
+    still(made, until_s=late)
+    assert state(made, late) == "up"
+
+
+def test_gauges_that_are_not_to_be_had_say_nothing_of_movement() -> None:
+    made = scheduler(SchedulerSettings(stale_after_s=3.0), a=8)
+    assert len(flood(made, 1, now=0.5, streamed=True)) == 1
+    still(made, until_s=3)
+    assert state(made, FROZEN_S + 5) == "up"

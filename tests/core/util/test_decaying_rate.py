@@ -1,0 +1,40 @@
+"""Rates: found soon, forgotten, and not taken from a single moment."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from penstock.core.util.decaying_rate import SEEN_S_MIN, WINDOW_S, Rate
+
+
+def test_a_steady_rate_is_found_and_forgotten() -> None:
+    rate = Rate()
+    for at in range(600):
+        rate.note(at / 10)
+    assert rate.per_s(60.0) == pytest.approx(10.0, rel=0.05)
+    assert rate.per_s(200.0) < 0.01
+    assert rate.elapsed_s(60.0) == 60.0
+
+
+def test_amounts_count_for_what_they_are() -> None:
+    rate = Rate()
+    for at in range(600):
+        rate.note(at / 10, 5.0)
+    assert rate.per_s(60.0) == pytest.approx(50.0, rel=0.05)
+
+
+def test_before_anything_was_noted_it_is_none_and_not_measured() -> None:
+    rate = Rate()
+    assert (rate.per_s(5.0), rate.elapsed_s(5.0), rate.measured) == (0.0, 0.0, False)
+    rate.note(0.0)
+    assert rate.measured
+
+
+def test_many_events_in_one_moment_are_counted_each() -> None:
+    rate = Rate()
+    for _ in range(50):
+        rate.note(1.0)
+    window_s = WINDOW_S * -math.expm1(-SEEN_S_MIN / WINDOW_S)  # as if over two seconds, not over ten
+    assert rate.per_s(1.0) == pytest.approx(50 / window_s)

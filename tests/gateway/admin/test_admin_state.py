@@ -1,0 +1,328 @@
+"""What operators see and do: the state in a sentence, who waits and why, verbs that act and are written down."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.core.explain.snapshot import Snapshot
+from penstock.core.scheduler import Scheduler, SchedulerSettings
+from penstock.gateway.admin.episode import Episode
+from penstock.gateway.admin.events import EVENTS_MAX, EventLog, printable
+from penstock.gateway.admin.headline import seconds
+from penstock.gateway.admin.history import COARSE_S, FINE_SAMPLES, SAMPLES_MAX, History
+from penstock.gateway.admin.watch import LISTENERS_MAX
+from tests.gateway.conftest import Client, World, chat, request
+
+EVIL = "<script>alert(1)</script>"
+
+
+async def state(world: World) -> dict[str, Any]:
+    answer = await world.ask("GET", "/admin/state")
+    assert answer.status == 200
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def crowded(world: World, *, tenants: tuple[str, ...] = ("team-a", "team-b"), waiting: int = 3) -> list[Client]:
+    """One engine with one slot, taken; others wait."""
+    await world.engine(step_s=0.02)
+    await world.gateway(slots=1)
+    clients = [await world.client(request(body=chat(tokens=4000, stream=True), headers={"x-request-id": "first"}))]
+    await world.until(lambda: world.picture().running == 1)
+    for at in range(waiting):
+        headers = {"x-request-id": f"w{at}", "x-tenant-id": tenants[at % len(tenants)]}
+        clients.append(await world.client(request(body=chat(tokens=2, stream=True), headers=headers)))
+    await world.until(lambda: world.picture().waiting == waiting)
+    return clients
+
+
+async def verb(world: World, path: str, body: dict[str, Any] | None = None, *, status: int = 200) -> dict[str, Any]:
+    answer = await world.ask("POST", f"/admin/{path}", body or b"")
+    assert answer.status == status, answer
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def let_go(clients: list[Client]) -> None:
+    for client in clients:
+        client.hang_up()
+
+
+async def test_the_state_opens_with_a_sentence_that_says_who_waits_and_why(world: World) -> None:
+    clients = await crowded(world)
+    seen = await state(world)
+    assert seen["headline"].startswith("Holding 3, 2 from team-a: sim has all slots taken, 1 of 1 on 1 engine. Oldest ")
+    assert (seen["tone"], seen["waiting"], seen["running"]) == ("busy", 3, 1)
+    assert {(row["tenant"], row["waiting"]) for row in seen["tenants"] if row["waiting"]} == {
+        ("team-a", 2),
+        ("team-b", 1),
+    }
+    assert [row["cause"] for row in seen["requests"]["waiting"]] == ["slots_full"] * 3
+    assert seen["models"][0]["cause"] == seen["endpoints"][0]["closed"] == "slots_full"
+    assert b"hello" not in (await world.ask("GET", "/admin/state")).body  # nobody's prompt
+    await let_go(clients)
+
+
+async def test_a_waiting_request_is_explained(world: World) -> None:
+    clients = await crowded(world)
+    told = (await world.ask("GET", "/admin/requests/w1")).json()
+    assert (told["explanation"]["waits_for"], told["explanation"]["tenant"]) == ("slots_full", "team-b")
+    assert any("all slots were taken (slots_full)" in line for line in told["story"])
+    assert any(line.startswith("Waits now for slots_full (endpoints: 1 × slots_full)") for line in told["story"])
+    missing = await world.ask("GET", "/admin/requests/nobody")
+    assert (missing.status, missing.error()["code"]) == (404, "request_not_found")
+    await let_go(clients)
+
+
+async def test_an_answered_request_is_explained_with_what_decided_it(world: World) -> None:
+    await world.engine()
+    await world.gateway()
+    await world.ask(body=chat(), headers={"x-request-id": "done/1"})
+    told = (await world.ask("GET", "/admin/requests/done%2F1")).json()
+    assert (told["explanation"]["state"], told["explanation"]["output_tokens"]) == ("completed", 3)
+    assert told["story"][1] == "Waited 0 ms."
+    assert " one of 1 open: 0 of 4 slots taken" in told["story"][2]
+
+
+async def test_a_pause_holds_and_a_resume_lets_go(world: World) -> None:
+    await world.engine()
+    await world.gateway()
+    assert (await verb(world, "pause", {"model": "sim"}))["paused"] == ["sim"]
+    client = await world.streaming()
+    await world.until(lambda: world.picture().waiting == 1)
+    seen = await state(world)
+    assert seen["headline"].startswith("Paused: sim. Holding 1: sim is paused. Oldest ")
+    assert seen["tone"] == "bad"
+    await verb(world, "resume")
+    assert (await client.answer()).status == 200
+    assert (await state(world))["paused"] == []
+
+
+async def test_a_drain_refuses_newcomers_and_serves_who_waits(world: World) -> None:
+    await world.engine()
+    await world.gateway()
+    await verb(world, "drain", {"model": "sim"})
+    assert (await world.ask("GET", "/ready")).status == 200, "another model may be served"
+    await verb(world, "drain")
+    assert (await world.chat()).error()["code"] == "draining"
+    ready = await world.ask("GET", "/ready")
+    assert (ready.status, ready.json()["status"]) == (503, "draining")
+    assert "Nothing new is let in for anything." in (await state(world))["headline"]
+    await verb(world, "resume", {})
+    assert (await world.ask("GET", "/ready")).status == 200
+    assert (await world.chat()).status == 200
+
+
+async def test_a_misspelt_model_stops_nothing(world: World) -> None:
+    await world.engine()
+    await world.gateway()
+    for name in ("pause", "drain"):
+        await verb(world, name, {"modl": "sim"}, status=400)
+    assert (await world.chat()).status == 200
+
+
+async def test_a_bumped_request_goes_next_and_a_cancelled_one_is_refused(world: World) -> None:
+    clients = await crowded(world, tenants=("team-a",))
+    await verb(world, "requests/w2/bump")
+    await verb(world, "requests/w0/cancel")
+    refused = await clients[1].answer()
+    assert (refused.status, refused.error()["code"]) == (503, "operator")
+    await verb(world, "requests/first/cancel")
+    assert b'"code":"operator"' in (await clients[0].answer()).body
+    assert (await clients[3].answer()).status == (await clients[2].answer()).status == 200
+    before = (await world.ask("GET", "/admin/requests/w1")).json()["explanation"]["before"]
+    assert [(served["why"], served["requests"]) for served in before] == [("bumped", 1)]
+    assert (await verb(world, "requests/w0/bump", status=404))["error"]["code"] == "request_not_found"
+
+
+async def test_what_operators_do_stands_in_the_events_and_in_the_log(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    await world.engine()
+    await world.gateway()
+    await verb(world, "pause", {"model": "sim", "token": "secret"})
+    await verb(world, "pause", {"model": 7}, status=400)
+    await verb(world, "resume")
+    texts = [event["text"] for event in (await state(world))["events"] if event["kind"] == "operator"]
+    assert texts == [
+        "resume (by 127.0.0.1)",
+        "pause model=7 (by 127.0.0.1): refused, bad_request",
+        "pause model=sim (by 127.0.0.1)",
+    ]
+    assert [record.message for record in caplog.records if "operator: pause model=sim" in record.message]
+    assert "secret" not in caplog.text
+
+
+async def test_an_endpoint_that_dies_becomes_an_event(world: World) -> None:
+    engine = await world.engine()
+    await world.gateway()
+    world.gate._watch.tick()
+    await engine.close()
+    world.engines.remove(engine)
+    await world.until(lambda: world.picture().endpoints[0].state == "down")
+    world.gate._watch.tick()
+    seen = await state(world)
+    assert seen["events"][0]["text"].endswith(" is down")
+    assert "is down." in seen["headline"]
+    assert seen["tone"] == "bad"
+
+
+async def test_a_queue_is_an_event_when_it_begins_and_when_it_is_over(world: World) -> None:
+    clients = await crowded(world)
+    episode, picture = Episode(), world.picture()
+    began_s = world.gate.driver.now()
+    assert episode.look(picture, began_s) is None  # nobody has waited for long
+    later = msgspec.structs.replace(picture.bands[-2], waiting=3, oldest_wait_s=2.5)
+    long = msgspec.structs.replace(picture, bands=[later])
+    assert episode.look(long, began_s + 2.5) == "queue began: sim has all slots taken, 1 of 1 on 1 engine"
+    assert episode.look(long, began_s + 3.5) is None
+    over = episode.look(msgspec.structs.replace(picture, bands=[]), began_s + 12.0)
+    assert over == "queue over after 12.0 s: 3 waited at the most, the longest wait was 2.5 s"
+    await let_go(clients)
+
+
+# --- listeners --------------------------------------------------------------------------------------------------------
+
+
+async def frame(client: Client) -> dict[str, Any]:
+    piece = await client.piece()
+    data = next(line for line in piece.split(b"\n") if line.startswith(b"data: "))
+    found: dict[str, Any] = json.loads(data[6:])
+    return found
+
+
+async def test_listeners_get_a_frame_at_once_and_one_per_tick(world: World) -> None:
+    await world.engine()
+    await world.gateway()
+    clients = [await world.client(request("GET", "/admin/events")) for _ in range(2)]
+    for client in clients:
+        assert (await client.head()).header("content-type") == "text/event-stream"
+        assert (await frame(client))["headline"] == "Idle: nothing waits, nothing runs."
+    world.gate._watch.tick()
+    assert (await frame(clients[0]))["at"] == (await frame(clients[1]))["at"]  # encoded once
+    await let_go(clients)
+    await world.until(lambda: not world.gate._watch._listeners)
+
+
+async def test_a_listener_that_does_not_read_is_dropped(world: World) -> None:
+    await world.engine()
+    await world.gateway()
+    client = await world.client(request("GET", "/admin/events"))
+    await client.head()
+    watch = world.gate._watch
+    for _ in range(20_000):
+        if not watch._listeners:
+            break
+        watch.tick()
+        await asyncio.sleep(0)
+    assert not watch._listeners
+    client.hang_up()
+
+
+async def test_listeners_are_bounded(world: World) -> None:
+    await world.engine()
+    await world.gateway()
+    clients = [await world.client(request("GET", "/admin/events")) for _ in range(LISTENERS_MAX)]
+    for client in clients:
+        assert (await client.head()).status == 200
+    refused = await world.ask("GET", "/admin/events")
+    assert (refused.status, refused.error()["code"]) == (429, "overload")
+    await let_go(clients)
+
+
+async def test_a_gateway_that_stops_ends_its_listeners(world: World) -> None:
+    await world.engine()
+    gate = await world.gateway()
+    client = await world.client(request("GET", "/admin/events"))
+    await client.head()
+    await frame(client)
+    gate._watch.close()
+    while await client.piece():
+        pass
+    client.hang_up()
+
+
+# --- the page's files, and who may have them --------------------------------------------------------------------------
+
+
+async def test_the_page_comes_with_a_policy_that_lets_nothing_foreign_in(world: World) -> None:
+    await world.engine()
+    await world.gateway(admin={"token": "all-of-it"})
+    for path, kind in (("", "text/html"), ("page.js", "text/javascript"), ("page.css", "text/css")):
+        answer = await world.ask("GET", f"/admin/{path}")
+        assert (answer.status, (answer.header("content-type") or "").split(";")[0]) == (200, kind)
+        policy = answer.header("content-security-policy") or ""
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert b"http://" not in answer.body.replace(b"http://gpu-7:8000", b"")
+        assert b"https://" not in answer.body
+    assert (await world.ask("GET", "/admin")).header("location") == "admin/"
+    for path in ("state", "events", "history", "requests/x"):
+        assert (await world.ask("GET", f"/admin/{path}")).status == 401
+
+
+async def test_a_link_to_the_page_may_be_followed_from_anywhere_but_nothing_may_be_asked(world: World) -> None:
+    await world.engine()
+    await world.gateway()
+    foreign = {"sec-fetch-site": "cross-site"}
+    assert (await world.ask("GET", "/admin/", headers=foreign)).status == 200
+    assert (await world.ask("GET", "/admin/state", headers=foreign)).status == 403
+    assert (await world.ask("POST", "/admin/pause", headers=foreign)).status == 403
+
+
+# --- names that callers choose ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [EVIL, "x" * 10_000, "מִסְפָּר\u202eevil", "a b\tc"], ids=["script", "long", "rtl", "tab"])
+async def test_hostile_tenant_names_break_neither_state_nor_metrics_nor_log(
+    world: World, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    clients = await crowded(world, tenants=(name.encode().decode("latin-1"),), waiting=1)
+    answer = await world.ask("GET", "/admin/state")
+    assert len(answer.body) < 20_000
+    row = next(row for row in answer.json()["tenants"] if row["waiting"])
+    assert len(row["tenant"]) <= 200
+    assert row["tenant"].isprintable()
+    world.gate._watch.tick()
+    told = (await world.ask("GET", "/admin/requests/w0")).json()
+    assert all(line.isprintable() for line in told["story"])
+    assert (await world.ask("GET", "/metrics")).status == 200
+    assert all(record.getMessage().isprintable() and len(record.getMessage()) < 1_000 for record in caplog.records)
+    await let_go(clients)
+
+
+def test_a_text_stays_on_its_line() -> None:
+    assert printable("a\nb\u202ec\x1b[31m") == "a·b·c·[31m"
+    assert printable("x" * 1_000, 10) == "xxxxxxxxx…"
+    log = EventLog(wall=lambda: 7.0)
+    for at in range(EVENTS_MAX + 5):
+        log.note("queue", f"line {at}\r\n2026-01-01 INFO forged")
+    assert len(log.latest()) == EVENTS_MAX
+    assert log.latest(1)[0].text == f"line {EVENTS_MAX + 4}··2026-01-01 INFO forged"
+
+
+def test_durations_are_said_as_people_say_them() -> None:
+    assert [seconds(value) for value in (0.25, 4.24, 125, 7_500)] == ["250 ms", "4.2 s", "2 min 5 s", "2 h 5 min"]
+
+
+def test_the_history_keeps_an_hour_and_thins_what_is_old_without_losing_a_spike() -> None:
+    history = History()
+    for at in range(SAMPLES_MAX + 100):
+        history.add(_picture(waiting=99 if at == 200 else 1), float(at))
+    told: Any = history.curves()
+    assert len(told["fine"]["waiting"]) == FINE_SAMPLES
+    assert len(told["coarse"]["waiting"]) == (SAMPLES_MAX - FINE_SAMPLES) // COARSE_S
+    assert max(told["coarse"]["waiting"]) == 99
+
+
+def _picture(waiting: int) -> Snapshot:
+    empty = Scheduler(SchedulerSettings(), random=Random(1)).snapshot(now=0.0)
+    return msgspec.structs.replace(empty, waiting=waiting)

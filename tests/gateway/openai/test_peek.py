@@ -1,0 +1,54 @@
+"""What most bodies are is read in a shorter way, and says the same as the long one, which takes anything."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from penstock.gateway.openai.body import BadBody, peek, read_large
+from penstock.gateway.openai.fields import Fields, Peek, Plain, Text
+from tests.gateway.conftest import run
+
+SET_BY_ALL = [name for name in Plain.__struct_fields__ if name not in Text.__struct_fields__]
+VALUES = [
+    None, True, False, 0, 1, 7, -3, 2.5, 10**18, 10**30, "", "x", "7", [], {}, [1], {"n": 2}, {"max_new_tokens": 5},
+    {"include_usage": True}, "y" * 4000,
+]  # fmt: skip
+
+
+def _told(found: Peek) -> dict[str, object]:
+    return {name: getattr(found, name) for name in Peek.__struct_fields__ if name != "text"}
+
+
+def _either_way(body: bytes) -> tuple[object, object]:
+    ways: list[object] = []
+    for way in (peek, lambda raw: run(read_large(raw, pooled=False)).peek):
+        try:
+            ways.append(_told(way(body)))
+        except BadBody as problem:
+            ways.append((str(problem), problem.param))
+    return ways[0], ways[1]
+
+
+def test_both_ways_know_the_same_fields() -> None:
+    assert Plain.__struct_fields__ == Fields.__struct_fields__
+
+
+@pytest.mark.parametrize("name", SET_BY_ALL)
+def test_the_short_way_says_what_the_long_one_says(name: str) -> None:
+    for value in VALUES:
+        short, long = _either_way(json.dumps({"model": "m", "messages": [], name: value}).encode())
+        assert short == long, value
+
+
+def test_the_short_way_is_the_one_that_most_bodies_go() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 5, "user": "u"}
+    body |= {"stream_options": {"include_usage": True}, "temperature": 0.5, "tools": []}
+    found = peek(json.dumps(body).encode())
+    assert type(found.text) is Plain
+    assert found.stream_options == {"include_usage": True}
+    assert msgspec.structs.replace(found, text=None) == Peek(
+        "m", True, output_tokens_max=5, stream_options={"include_usage": True}, user="u"
+    )

@@ -1,0 +1,141 @@
+"""An engine that accepts and answers nothing: others are asked, nobody is answered twice, and who is asked is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+from penstock.core.endpoints.movement import ANSWERS_MIN
+from penstock.sim.fake_engine.server import EngineServer
+from tests.gateway.conftest import World, chat, fault, request
+
+FEW = ANSWERS_MIN + 2
+LATE_S = 6.0  # it takes 1.4 s; unnoticed it would take for ever
+
+
+def at(engine: EngineServer) -> str:
+    return engine.url.removeprefix("http://")
+
+
+async def warmed(world: World, *endpoints: str) -> None:
+    """Each engine has begun so many answers that what compiles would be compiled."""
+    answers = await asyncio.gather(*(world.chat(stream=True) for _ in range(FEW * len(endpoints))))
+    counts = [sum(answer.header("x-penstock-endpoint") == name for answer in answers) for name in endpoints]
+    assert min(counts) >= ANSWERS_MIN, counts
+
+
+async def pair(world: World, **settings: Any) -> tuple[EngineServer, EngineServer]:
+    first, second = [await world.engine() for _ in range(2)]
+    await world.gateway(slots=8, routing={"policy": "round_robin"}, **settings)
+    await warmed(world, at(first), at(second))
+    return first, second
+
+
+async def test_what_an_engine_begins_nothing_with_is_served_by_another(world: World) -> None:
+    bad, good = await pair(world)
+    fault(bad, "hang")
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    answers = await asyncio.gather(*(world.chat(stream=True) for _ in range(6)), *(world.chat() for _ in range(2)))
+    assert loop.time() - began_s < LATE_S
+    assert [answer.status for answer in answers] == [200] * 8
+    assert {answer.header("x-penstock-endpoint") for answer in answers} == {at(good)}
+    assert [len(answer.events()) for answer in answers[:6]] == [len(answers[0].events())] * 6, "nobody is told twice"
+    hung = sum(entry.outcome == "hung" for entry in bad.log.entries)
+    assert hung >= 3
+    assert await world.metric("penstock_requeues_total", reason="stuck") == hung
+    assert world.picture().endpoints[0].state == "stuck"
+    await world.until(lambda: bad.service.load == 0)  # the calls there were aborted
+    stories = [
+        (await world.ask("GET", f"/admin/requests/{answer.header('x-request-id')}")).json()["story"]
+        for answer in answers
+    ]
+    told = [line for story in stories for line in story if "showed no movement" in line]
+    assert len(told) == hung
+    seen = len(bad.log.entries)
+    assert {(await world.chat(stream=True)).header("x-penstock-endpoint") for _ in range(3)} == {at(good)}
+    assert len(bad.log.entries) == seen, "nothing new goes there"
+
+
+async def test_one_request_at_a_time_finds_out_that_it_moves_again(world: World) -> None:
+    bad, good = await pair(world)
+    fault(bad, "hang")
+    await asyncio.gather(*(world.chat(stream=True) for _ in range(2)))
+    assert world.picture().endpoints[0].state == "stuck"
+    fault(bad, "none")
+    async with asyncio.timeout(10.0):
+        while (await world.chat(stream=True)).header("x-penstock-endpoint") != at(bad):
+            pass
+    assert world.picture().endpoints[0].state == "up"
+    del good
+
+
+async def test_where_nobody_else_serves_the_model_it_is_waited_for(world: World) -> None:
+    lonely = await world.engine()
+    other = await world.engine(model="other")
+    await world.gateway(slots=8)
+    await asyncio.gather(*(world.chat(stream=True) for _ in range(FEW)))
+    fault(lonely, "hang", count=1)
+    client = await world.streaming()
+    await world.until(lambda: lonely.log.entries[-1].outcome == "hung")
+    asked = [world.soon(world.ask(body=chat() | {"model": "other"})) for _ in range(FEW)]
+    assert {(await task).status for task in asked} == {200}
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + 2.0
+    await world.until(lambda: loop.time() > until_s)
+    assert world.picture().endpoints[0].state == "up"
+    assert (await world.chat(stream=True)).status == 200
+    client.hang_up()
+    del other
+
+
+@contextlib.asynccontextmanager
+async def engine_process(*arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "penstock", "engine", "--port", "0", *arguments, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(30.0):
+            line = (await process.stdout.readline()).decode()
+        found = re.search(r"http://[\d.]+:\d+", line)
+        assert found is not None, line
+        yield process, found[0]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+        await process.wait()
+
+
+async def test_a_process_that_is_stopped_is_noticed_by_its_own_streams(world: World) -> None:
+    good = await world.engine()
+    process, url = await world.beside(engine_process("--step-ms", "20"))
+    endpoints = [{"url": url, "slots": 8}, {"url": good.url, "slots": 8}]
+    await world.gateway(endpoints=endpoints, routing={"policy": "round_robin"})
+    name = url.removeprefix("http://")
+    await world.until(lambda: all(endpoint.models for endpoint in world.picture().endpoints))
+    await warmed(world, name, at(good))
+    long = [await world.client(request(body=chat(tokens=150, stream=True))) for _ in range(4)]
+    heads = [await client.begun() for client in long]
+    there = [head.header("x-penstock-endpoint") == name for head in heads]
+    assert any(there)
+    os.kill(process.pid, signal.SIGSTOP)
+    loop = asyncio.get_running_loop()
+    stopped_s = loop.time()
+    answers = await asyncio.gather(*(world.chat(stream=True) for _ in range(8)))
+    assert loop.time() - stopped_s < LATE_S
+    assert {answer.header("x-penstock-endpoint") for answer in answers} == {at(good)}
+    assert world.picture().endpoints[0].state == "stuck"
+    os.kill(process.pid, signal.SIGCONT)
+    for client in long:  # what had begun goes on where it was
+        while await client.piece():
+            pass
+        assert client.seen.endswith(b"data: [DONE]\n\n")
+    await world.until(lambda: world.picture().endpoints[0].state == "up")

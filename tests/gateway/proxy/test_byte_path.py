@@ -1,0 +1,150 @@
+"""What holds along the way of the bytes: counted whatever their spelling, unpacked without holding others up."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.openai.answer import Answer
+from penstock.http.inflate import BadGzip, InflatesTooFar, TooMuchAtOnce, inflate
+from tests.gateway.conftest import CHAT, World, chat, request, run
+
+
+@given(st.lists(st.sampled_from([b"data: {}", b"data:{}", b"data: \xc3\xa4"]), max_size=9), st.integers(1, 7))
+def test_events_are_counted_with_and_without_a_space_and_however_they_are_cut(events: list[bytes], size: int) -> None:
+    answer = Answer(streamed=True, hides_usage=False)
+    stream = b"".join(event + b"\n\n" for event in events)
+    for at in range(0, len(stream), size):
+        assert answer.take(stream[at : at + size]) == stream[at : at + size]
+    assert answer.tokens == len(events)
+
+
+def test_what_a_model_says_of_data_is_no_event() -> None:
+    answer = Answer(streamed=True, hides_usage=False)
+    answer.take(b': data: x\n\ndata: {"content":"data: one\\ndata: two"}\r\n\r\n')
+    assert answer.tokens == 1
+
+
+@pytest.mark.parametrize("done", [b"data: [DONE]", b"data:[DONE]"])
+def test_a_stream_that_is_done_without_a_finish_reason_did_not_end_well(done: bytes) -> None:
+    answer = Answer(streamed=True, hides_usage=False)
+    answer.take(b'data: {"choices":[{"finish_reason":null}]}\n\n' + done + b"\n\n")
+    assert not answer.ended_well(CHAT)
+
+
+def unpacked(packed: bytes, bytes_max: int) -> bytes | None:
+    try:
+        return run(inflate(packed, bytes_max, lambda _: True))
+    except InflatesTooFar:
+        return None
+
+
+@given(st.binary(max_size=2000), st.integers(0, 40), st.integers(0, 9))
+def test_what_was_packed_is_unpacked(piece: bytes, times: int, level: int) -> None:
+    body = piece * times
+    assert unpacked(gzip.compress(body, level), len(body)) == body
+    if body:
+        assert unpacked(gzip.compress(body, level), len(body) - 1) is None
+
+
+def test_a_body_unpacks_to_a_hundred_times_its_size_at_most_beyond_a_megabyte() -> None:
+    assert unpacked(gzip.compress(bytes(1 << 20)), 1 << 30) == bytes(1 << 20)
+    assert unpacked(gzip.compress(bytes(2 << 20)), 1 << 30) is None
+
+
+def test_each_piece_is_counted_before_it_is_kept() -> None:
+    held: list[int] = []
+
+    def hold(size: int) -> bool:
+        held.append(size)
+        return sum(held) <= 300_000
+
+    with pytest.raises(TooMuchAtOnce):
+        run(inflate(gzip.compress(bytes(1 << 20)), 1 << 30, hold))
+    assert sum(held) <= 600_000
+
+
+@given(st.binary(max_size=200))
+def test_what_is_no_gzip_is_told_so(noise: bytes) -> None:
+    packed = gzip.compress(b"hello")
+    for bad in (noise, packed[:-1], packed + b"x", packed + packed, zlib.compress(b"hello")):
+        with pytest.raises(BadGzip, match="gzip"):
+            unpacked(bad, 1 << 20)
+
+
+async def test_a_large_packed_body_is_unpacked_in_steps_with_others_served_in_between(world: World) -> None:
+    await world.engine()
+    await world.gateway()
+    bomb = gzip.compress(b" " * (20 << 20) + json.dumps(chat()).encode(), 0)
+    large = await world.client(request(headers={"content-encoding": "gzip"}, body=bomb))
+    answered = world.soon(large.answer())
+    for _ in range(3):
+        assert (await world.ask("GET", "/health")).status == 200
+        assert not answered.done()
+    assert (await answered).status == 200
+
+
+async def test_who_goes_while_its_body_is_unpacked_is_forgotten(world: World) -> None:
+    engine = await world.engine()
+    await world.gateway()
+    client = await world.client(request(headers={"content-encoding": "gzip"}, body=gzip.compress(b" " * (20 << 20), 0)))
+    await world.until(lambda: world.gate.server.connections == 1)
+    client.hang_up()
+    await world.until(lambda: world.gate.server.connections == 0)
+    assert (await world.chat()).status == 200
+    assert len(engine.log.entries) == 1
+
+
+async def test_no_byte_of_many_streams_is_lost_changed_or_moved() -> None:
+    """A small run of the benchmark that does it at 50,000 events a second; three processes, checksums at both ends."""
+    benchmark = Path(__file__).parents[2] / "benchmarks" / "streams.py"
+    options = ("--streams", "64", "--rate", "6400", "--seconds", "0.5", "--json")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(benchmark), *options, stdout=asyncio.subprocess.PIPE
+    )
+    told, _ = await asyncio.wait_for(process.communicate(), 60)
+    figures = json.loads(told)
+    assert (process.returncode, figures["wrong_streams"], figures["completed"]) == (0, 0, 64)
+    assert figures["events"] == 64 * (50 + 4)
+
+
+async def test_a_bomb_is_refused_before_it_is_unpacked(world: World) -> None:
+    await world.engine()
+    await world.gateway()
+    body = gzip.compress(b" " * (20 << 20) + json.dumps(chat()).encode())
+    answer = await world.ask(body=body, headers={"content-encoding": "gzip"})
+    assert (answer.status, answer.error()["code"]) == (413, "request_too_large")
+    assert "100 times" in answer.error()["message"]
+    assert world.gate.server.bodies_bytes == 0
+
+
+async def test_an_encoding_that_is_given_twice_is_refused(world: World) -> None:
+    await world.engine()
+    await world.gateway()
+    twice = request(body=chat(), headers={"content-encoding": "identity"})
+    twice = twice.replace(
+        b"content-encoding: identity\r\n", b"content-encoding: identity\r\ncontent-encoding: gzip\r\n"
+    )
+    answer = await (await world.client(twice)).answer()
+    assert (answer.status, answer.error()["code"]) == (400, "bad_request")
+    assert world.seen() == []
+
+
+async def test_a_large_body_is_counted_until_its_answer_begins(world: World) -> None:
+    await world.engine(step_s=0.05)
+    await world.gateway()
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBOR" + "QUJD" * 200_000}}
+    body = chat(stream=True) | {"messages": [{"role": "user", "content": [picture]}]}
+    client = await world.client_for(body)
+    await world.until(lambda: world.seen())
+    assert world.gate.server.bodies_bytes >= 800_000
+    assert (await client.begun()).status == 200
+    await world.until(lambda: world.gate.server.bodies_bytes == 0)

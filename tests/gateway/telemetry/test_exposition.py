@@ -1,0 +1,151 @@
+"""The page for Prometheus: as the library prints it, in slices, and not more often than it may cost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+
+from penstock.config.load import from_mapping
+from penstock.core.scheduler import Scheduler
+from penstock.core.values.settings import EndpointSpec
+from penstock.gateway import settings_map
+from penstock.gateway.telemetry import exposition, series
+from penstock.gateway.telemetry.exposition import BURST_S, KEPT_S_MAX, TIME_SHARE, Levels, Page
+from penstock.gateway.telemetry.levels import ENDPOINTS_MAX
+from penstock.gateway.telemetry.metrics import MODEL_LINES_MAX, TENANTS_MAX, Metrics
+
+NAMES = st.text(st.characters(codec="utf-8"), max_size=12)
+NUMBERS = st.floats(allow_nan=True, allow_infinity=True) | st.integers(0, 10**9).map(float)
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@settings(max_examples=100)
+@given(NAMES, NUMBERS)
+def test_a_line_is_what_the_library_prints(name: str, value: float) -> None:
+    family = GaugeMetricFamily("level", "How it \\stands\nnow.", labels=["z", "a"])
+    family.add_metric([name, "x"], value)
+    registry = CollectorRegistry()
+    registry.register(type("Collector", (), {"collect": lambda _: [family], "describe": lambda _: []})())
+    levels = Levels("level", "How it \\stands\nnow.", ["z", "a"], lambda: [((name, "x"), value)])
+    assert "".join(levels.lines()).encode() == generate_latest(registry)
+    assert "".join(exposition.lines_of([family])).encode() == generate_latest(registry)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.one_of(st.sampled_from((0.0, 0.5, 1)), st.floats(0, 100))), st.lists(st.integers(0, 10**7)))
+def test_counters_and_histograms_print_line_by_line_what_they_collect(values: list[float], amounts: list[int]) -> None:
+    histogram = series.Histogram("wait_seconds", "Waits.", ["model", "band"], bounds=(0.001, 0.5, 1, 10))
+    counter = series.Counter("tokens", "Tokens.", ["kind"])
+    for value in values:
+        histogram.labels('a "quoted"\nname', "batch").observe(value)
+    for amount in amounts:
+        counter.labels("prompt").inc(amount)
+    registry = CollectorRegistry()
+    for one in (histogram, counter):
+        registry.register(one)
+    assert "".join([*histogram.lines(), *counter.lines()]).encode() == generate_latest(registry)
+
+
+def test_labels_beyond_the_bound_count_as_other() -> None:
+    counter = series.Counter("ends", "Ends.", ["model", "reason"], most=2)
+    for model in "abcabc":
+        counter.labels(model, "x").inc()
+    lines = [line for line in counter.lines() if not line.startswith("#")]
+    assert lines == [
+        'ends_total{model="a",reason="x"} 2.0\n',
+        'ends_total{model="b",reason="x"} 2.0\n',
+        'ends_total{model="other",reason="other"} 2.0\n',
+    ]
+
+
+@pytest.mark.parametrize("bands", [3, 8])
+def test_the_series_of_models_endpoints_and_tenants_are_bounded_in_sum(bands: int) -> None:
+    settings = from_mapping(
+        {
+            "bands": [{"name": f"b{n}"} for n in range(bands)],
+            "default_band": "b0",
+            "tenants": [{"name": f"t{n}"} for n in range(3_000)],
+        }
+    )
+    scheduler = Scheduler(settings_map.scheduler_settings(settings), random=Random(1))
+    for n in range(2_000):
+        scheduler.endpoint_added(EndpointSpec(f"e{n}", 1, frozenset({"m"}), {}, adaptive_slots=False), now=0.0)
+    metrics = Metrics(settings, snapshot=lambda: scheduler.snapshot(now=0.0), config_hash="x")
+    for n in range(2_000):
+        metrics.endpoint_added(f"e{n}")
+    metrics.models_known(f"m{n}" for n in range(2_000))
+    page = "".join(metrics.lines())
+    assert page.count("\n") < MODEL_LINES_MAX + 25_000
+    assert page.count("\npenstock_slots{") == ENDPOINTS_MAX
+    assert page.count("\npenstock_tenant_service_tokens_total{") == TENANTS_MAX + 1
+
+
+async def asked(page: Page) -> bytes:
+    future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    page.ask(future.set_result)
+    return await future
+
+
+async def test_who_asks_while_a_page_is_made_gets_the_same_one() -> None:
+    clock, made = Clock(), 0
+
+    def lines() -> Iterator[str]:
+        nonlocal made
+        made += 1
+        for n in range(1_000):
+            clock.now_s += 1e-4  # so a slice is forty of them, or what stands between two looks
+            yield f"{n}\n"
+
+    page = Page(lines, clock)
+    answers = await asyncio.gather(*[asked(page) for _ in range(5)])
+    assert made == 1
+    assert set(answers) == {"".join(f"{n}\n" for n in range(1_000)).encode()}
+
+
+async def test_a_page_is_made_in_slices() -> None:
+    clock, turns = Clock(), 0
+
+    def lines() -> Iterator[str]:
+        for n in range(10_000):
+            clock.now_s += 1e-4
+            yield f"{n}\n"
+
+    task = asyncio.ensure_future(asked(Page(lines, clock)))
+    while not task.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 100, "a second of work, and the loop went on to others between"
+
+
+async def test_pages_take_no_more_than_their_share_of_the_time() -> None:
+    clock, made = Clock(), 0
+
+    def lines() -> Iterator[str]:
+        nonlocal made
+        made += 1
+        clock.now_s += 0.05
+        yield f"{made}\n"
+
+    page = Page(lines, clock)
+    for _ in range(100):
+        await asked(page)
+    assert made == BURST_S / 0.05 + 1, "then the last one is given again"
+    clock.now_s += 2 * 0.05 / TIME_SHARE
+    await asked(page)
+    await asked(page)
+    assert made == BURST_S / 0.05 + 3
+    clock.now_s += KEPT_S_MAX
+    assert await asked(page) == b"%d\n" % made

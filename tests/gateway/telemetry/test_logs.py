@@ -1,0 +1,159 @@
+"""The log: lines for people or programs, one per event whatever names are in it, and never a secret."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock import logs
+from penstock.gateway.identity.callers import key_hash
+from tests.gateway.conftest import World, chat
+
+NASTY = "<script>alert(1)</script>\u202e\n{}" + "x" * 10_000
+PROMPT = "the prompt that nobody may read"
+KEY = "pk-" + "s" * 43
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    """What standard error would show."""
+    stream, root = io.StringIO(), logging.getLogger()
+    before, level = list(root.handlers), root.level
+    logs.configure("debug", stream)
+    yield stream
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+def lines(log: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.getvalue().splitlines()]
+
+
+def access(log: io.StringIO) -> list[dict[str, Any]]:
+    return [line for line in lines(log) if line["logger"] == "penstock.access"]
+
+
+async def test_a_request_is_one_line_when_it_is_over(world: World, log: io.StringIO) -> None:
+    engine = await world.engine()
+    logs.use("json")
+    await world.gateway(log={"access": True})
+    await world.chat_with({"x-request-id": "r1", "x-tenant-id": "team"}, content=PROMPT, tokens=4)
+    await world.ask(body=chat(model="nobody"), headers={"x-request-id": "r2"})
+    first, second = access(log)
+    times = {key: first.pop(key) for key in ("at", "message", "queue_ms", "ttft_ms", "total_ms")}
+    assert 0 <= times["queue_ms"] <= times["ttft_ms"] <= times["total_ms"] < 10_000
+    assert first == {
+        "level": "info",
+        "logger": "penstock.access",
+        "request_id": "r1",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "status": 200,
+        "model": "sim",
+        "tenant": "team",
+        "band": "standard",
+        "endpoint": engine.url[7:],
+        "outcome": "completed",
+        "reason": None,
+        "tokens": 4,
+    }
+    assert times["message"].startswith("request_id=r1 method=POST path=/v1/chat/completions status=200 model=sim ")
+    assert (second["request_id"], second["status"], second["reason"]) == ("r2", 404, "model_not_found")
+
+
+async def test_without_access_lines_there_are_none_and_a_reload_brings_them(world: World, log: io.StringIO) -> None:
+    await world.engine()
+    await world.gateway()
+    await world.chat()
+    assert "penstock.access" not in log.getvalue()
+    world.document["log"] = {"access": True, "format": "json"}
+    await world.gate.reload()
+    log.truncate(0)
+    log.seek(0)
+    await world.chat()
+    assert len(access(log)) == 1
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+async def test_names_from_outside_stay_on_their_line(world: World, log: io.StringIO, form: logs.Format) -> None:
+    await world.engine()
+    logs.use(form)
+    await world.gateway(log={"access": True})
+    headers = {"x-tenant-id": "<b>\u00e9\u00ff", "x-request-id": "a b", "x-penstock-band": "<i>"}
+    await world.ask(body={**chat(), "model": NASTY, "user": NASTY}, headers=headers)
+    await world.ask("POST", "/admin/pause", {"model": NASTY})
+    await world.ask("POST", "/admin/resume", {})
+    logging.getLogger("x").info("two\nlines\r%s", NASTY)
+    for line in log.getvalue().splitlines():
+        assert "\u202e" not in line
+        if form == "json":
+            json.loads(line)
+        else:
+            assert line[:2] == "20", line[:80]
+
+
+async def test_no_secret_is_in_any_log_page_or_metric(world: World, log: io.StringIO) -> None:
+    """Keys, tokens, prompts and answers; also where something goes wrong, and at the log's most talkative."""
+    engine = await world.engine()
+    secrets = {"engine": "engine-s3cret", "token": "admin-t0ken", "read": "read-t0ken", "caller": "callers-0wn"}
+    await world.gateway(
+        endpoints=[{"url": engine.url, "slots": 1, "api_key": secrets["engine"]}],
+        tenants=[{"name": "team", "keys": [key_hash(KEY)]}],
+        admin={"token": secrets["token"], "read_token": secrets["read"]},
+        log={"access": True},
+    )
+    with_key, admin = {"authorization": f"Bearer {KEY}"}, {"authorization": f"Bearer {secrets['token']}"}
+    assert (await world.chat_with(with_key, content=PROMPT)).status == 200
+    assert (await world.chat_with({"x-api-key": secrets["caller"]}, content=PROMPT)).status == 200
+    assert (await world.chat_with({"authorization": "Bearer pk-" + "w" * 43}, content=PROMPT)).status == 401
+    assert (await world.ask(body=b'{"model": 1, "messages": ["' + PROMPT.encode() + b'"]}')).status == 400
+    stream = await world.client_for(chat(PROMPT, tokens=400, stream=True), {**with_key, "x-request-id": "running"})
+    await stream.begun()
+    waiter = await world.client_for(chat(PROMPT), {**with_key, "x-request-id": "waiting"})
+    await world.until(lambda: world.picture().waiting == 1)
+    assert (await world.ask("GET", "/admin/state", headers={"authorization": "Bearer wrong-t0ken"})).status == 401
+    world.document["admin"] = {"token": secrets["token"], "read_token": "other-t0ken"}
+    world.document["retry"] = {"budget": "not-a-number"}
+    await world.ask("POST", "/admin/reload", headers=admin)
+    del world.document["retry"]
+    assert (await world.ask("POST", "/admin/reload", headers=admin)).status == 200
+    add = {"url": engine.url, "name": "again", "api_key": secrets["engine"]}
+    assert (await world.ask("POST", "/admin/endpoints", add, admin)).status == 409
+    pages = [
+        (await world.ask("GET", path, headers=admin)).body.decode()
+        for path in (
+            *("/admin/state", "/admin/history", "/admin/endpoints", "/admin/requests/waiting"),
+            *("/admin/requests/running", "/metrics", "/ready", "/version", "/v1/models", "/queue"),
+        )
+    ]
+    stream.hang_up()
+    assert (await waiter.answer()).status == 200
+    assert "retry.budget" in pages[0]
+    assert "not-a-number" not in pages[0], "it could be a secret, and whoever may look may look here"
+    text = "\n".join([*pages, log.getvalue()])
+    assert "waiting" in text, "something was said at all"
+    for secret in (PROMPT, KEY, key_hash(KEY)[7:], *secrets.values(), "w" * 43, "wrong-t0ken", "other-t0ken"):
+        assert secret not in text, secret
+
+
+async def test_nobody_writes_fields_of_the_access_log(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "penstock.access")
+    await world.engine()
+    await world.gateway(log={"access": True})
+    await world.ask(body=chat(), headers={"x-request-id": "a status=999 tenant=boss", "x-tenant-id": 'b "c" d=e'})
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "penstock.access"]
+    assert said.startswith('request_id="a status=999 tenant=boss" method=POST ')
+    assert ' tenant="b \\"c\\" d=e" ' in said
+    assert said.count(" status=") == 2
+    assert re.findall(r"(?: |^)(\w+)=(?:\"(?:[^\"\\]|\\.)*\"|\S+)", said)[:4] == [
+        "request_id",
+        "method",
+        "path",
+        "status",
+    ]

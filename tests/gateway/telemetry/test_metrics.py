@@ -1,0 +1,252 @@
+"""The page that Prometheus reads: every series is there from the start, and counts what happened."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.core.values.observation import Observation
+from penstock.core.values.outcome import Reason
+from penstock.gateway.openai.errors import STATUS
+from tests.gateway.conftest import CHAT, World, chat, fault
+
+# name: (type, labels), DESIGN §8 as far as it applies yet
+SERIES = {
+    "penstock_requests_total": ("counter", {"model", "band", "outcome", "reason"}),
+    "penstock_queued_requests": ("gauge", {"model", "band"}),
+    "penstock_queued_bytes": ("gauge", set()),
+    "penstock_queued_tokens": ("gauge", {"model", "band"}),
+    "penstock_oldest_wait_seconds": ("gauge", {"band"}),
+    "penstock_queue_wait_seconds_count": ("histogram", {"band", "outcome"}),
+    "penstock_dispatches_total": ("counter", {"endpoint"}),
+    "penstock_rejections_total": ("counter", {"reason"}),
+    "penstock_requeues_total": ("counter", {"reason"}),
+    "penstock_deadline_tries_total": ("counter", {"model"}),
+    "penstock_queue_cancellations_total": ("counter", set()),
+    "penstock_leases": ("gauge", {"endpoint"}),
+    "penstock_slots": ("gauge", {"endpoint"}),
+    "penstock_endpoint_up": ("gauge", {"endpoint"}),
+    "penstock_endpoint_waiting": ("gauge", {"endpoint"}),
+    "penstock_endpoint_running": ("gauge", {"endpoint"}),
+    "penstock_endpoint_kv_usage_ratio": ("gauge", {"endpoint"}),
+    "penstock_observation_age_seconds": ("gauge", {"endpoint"}),
+    "penstock_ttft_seconds_count": ("histogram", {"model", "band"}),
+    "penstock_request_seconds_count": ("histogram", {"model", "band"}),
+    "penstock_time_per_output_token_seconds_count": ("histogram", {"model", "band"}),
+    "penstock_tokens_total": ("counter", {"model", "kind"}),
+    "penstock_tenant_service_tokens_total": ("counter", {"tenant"}),
+    "penstock_overhead_seconds_count": ("histogram", set()),
+    "penstock_event_loop_lag_seconds": ("gauge", set()),
+    "penstock_config_info": ("gauge", {"hash"}),
+}
+ALIASES = {
+    "vllm_router:queued_requests": "gauge",
+    "vllm_router:queue_wait_seconds_count": "histogram",
+    "vllm_router:admissions_total": "counter",
+    "vllm_router:rejections_total": "counter",
+    "vllm_router:reservations": "gauge",
+    "vllm_router:queue_cancellations_total": "counter",
+}
+NOT_ZERO = {
+    "penstock_slots",
+    "penstock_endpoint_up",
+    "penstock_endpoint_state",
+    "penstock_config_info",
+    "penstock_observation_age_seconds",
+}
+
+
+async def families(world: World) -> list[Metric]:
+    answer = await world.ask("GET", "/metrics")
+    assert answer.status == 200
+    assert (answer.header("content-type") or "").startswith("text/plain; version=")
+    return list(text_string_to_metric_families(answer.body.decode()))
+
+
+async def test_every_series_is_there_before_any_engine_answered(world: World) -> None:
+    await world.gateway(endpoints=[{"url": "http://127.0.0.1:9", "name": "gone", "slots": 3}])
+    page = await families(world)
+    found = {sample.name: family.type for family in page for sample in family.samples}
+    labels = {sample.name: sample.labels.keys() for family in page for sample in family.samples}
+    for name, (kind, expected) in SERIES.items():
+        assert found[name] == kind, name
+        assert set(labels[name]) == expected, name
+    assert not [name for name in found if name.startswith("vllm_router")]
+    for family in page:
+        for sample in family.samples:
+            if sample.name not in NOT_ZERO and "lag" not in sample.name:
+                assert sample.value == 0, sample
+    assert await world.metric("penstock_slots", endpoint="gone") == 3
+    assert math.isnan(await world.metric("penstock_observation_age_seconds", endpoint="gone"))
+
+
+async def test_what_an_engine_that_was_read_does_not_tell_is_no_number(world: World) -> None:
+    engine = await world.engine()
+    endpoints = [{"url": engine.url, "name": "one"}]
+    gate = await world.gateway(endpoints=endpoints, observe={"interval": "60s", "fast_interval": "60s"})
+    driver = gate.driver
+    await world.until(lambda: driver.scheduler.snapshot(now=driver.now()).endpoints[0].kv_usage is not None)
+    assert await world.metric("penstock_endpoint_kv_usage_ratio", endpoint="one") == 0
+    reading = Observation(asked_s=driver.now(), waiting=0, running=0)
+    driver.tell(driver.scheduler.observed("one", reading, now=driver.now()))
+    assert await world.metric("penstock_endpoint_waiting", endpoint="one") == 0
+    assert math.isnan(await world.metric("penstock_endpoint_kv_usage_ratio", endpoint="one"))
+
+
+async def test_requests_are_counted_by_how_they_ended(world: World) -> None:
+    engine = await world.engine(step_s=0.01)
+    await world.gateway(slots=1, queue={"max_requests": 1})
+    name = engine.url.removeprefix("http://")
+    running = await world.streaming(tokens=60)
+    await running.begun()
+    waiter = world.soon(world.chat(tokens=1))
+    await world.until(lambda: world.picture().waiting == 1)
+
+    assert await world.metric("penstock_leases", endpoint=name) == 1
+    assert await world.metric("penstock_queued_requests", model="sim", band="standard") == 1
+    assert await world.metric("penstock_queued_bytes") == world.picture().waiting_bytes > 0
+    assert await world.metric("penstock_queued_tokens", model="sim", band="standard") > 0
+    assert (await world.chat()).status == 429
+    assert (await world.ask(body={**chat(), "model": "nobody"})).status == 404
+    while await running.piece():
+        pass
+    assert (await waiter).status == 200
+
+    ended = "penstock_requests_total"
+    assert await world.metric(ended, model="sim", band="standard", outcome="completed", reason="") == 2
+    assert await world.metric(ended, model="sim", outcome="rejected", reason="queue_full") == 1
+    assert await world.metric(ended, model="other", outcome="rejected", reason="model_not_found") == 1
+    assert await world.metric("penstock_rejections_total", reason="queue_full") == 1
+    assert await world.metric("penstock_rejections_total") == 2
+    assert await world.metric("penstock_dispatches_total", endpoint=name) == 2
+    assert await world.metric("penstock_ttft_seconds_count", model="sim", band="standard") == 1, "where it is seen"
+    assert await world.metric("penstock_time_per_output_token_seconds_count", model="sim") == 1
+    assert await world.metric("penstock_tokens_total", model="sim", kind="completion") == 61
+    assert await world.metric("penstock_tokens_total", model="sim", kind="prompt") > 0
+    assert await world.metric("penstock_tenant_service_tokens_total") == await world.metric("penstock_tokens_total")
+    assert await world.metric("penstock_request_seconds_count", model="sim") == 2
+    assert await world.metric("penstock_request_seconds_sum") >= 0.3
+    assert await world.metric("penstock_queue_wait_seconds_count", outcome="completed") == 2
+    assert 0 < await world.metric("penstock_queue_wait_seconds_sum", outcome="completed") < 2
+    assert await world.metric("penstock_overhead_seconds_count") == 2
+    assert await world.metric("penstock_leases") == await world.metric("penstock_queued_requests") == 0
+
+
+async def test_a_wait_that_ended_in_a_refusal_counts_in_full_although_it_was_sent_between(world: World) -> None:
+    engine = await world.engine()
+    await world.gateway(queue={"max_wait": 0.3})
+    fault(engine, "busy")
+    assert (await world.chat()).status == 503
+    assert await world.metric("penstock_queue_wait_seconds_count", outcome="evicted") == 1
+    waited_s = await world.metric("penstock_queue_wait_seconds_sum", outcome="evicted")
+    assert waited_s >= 0.25, "all of it but the moments at the engine"
+    assert await world.metric("penstock_requeues_total", reason="busy") == len(engine.log.entries)
+
+
+async def test_names_that_callers_make_up_are_no_labels(world: World) -> None:
+    await world.engine()
+    await world.gateway()
+    for n in range(20):
+        await world.ask(body={**chat(), "model": f"made-up-{n}"})
+        await world.ask(path=f"/made-up-{n}", body=chat())
+        await world.ask(body=chat(), headers={"x-penstock-band": f"made-up-{n}"})
+    page = (await world.ask("GET", "/metrics")).body
+    assert b"made-up" not in page
+
+
+async def test_calls_that_need_no_turn_are_counted_too(world: World) -> None:
+    await world.engine()
+    await world.gateway()
+    assert (await world.ask(path="/tokenize", body={"model": "sim", "prompt": "x"})).status == 200
+    assert (await world.ask(path="/tokenize", body={"model": "nobody", "prompt": "x"})).status == 404
+    assert await world.metric("penstock_requests_total", model="sim", outcome="completed") == 1
+    assert await world.metric("penstock_requests_total", model="other", outcome="rejected") == 1
+    assert await world.metric("penstock_rejections_total", reason="model_not_found") == 1
+
+
+async def test_the_engines_gauges_are_shown_as_observed(world: World) -> None:
+    engine = await world.engine()
+    fault(engine, "metrics_freeze", value={"running": 3, "waiting": 1, "kv_usage": 0.25})
+    await world.gateway(slots=8)
+    await world.until(lambda: world.picture().endpoints[0].engine_running == 3)
+    assert await world.metric("penstock_endpoint_running") == 3
+    assert await world.metric("penstock_endpoint_waiting") == 1
+    assert await world.metric("penstock_endpoint_kv_usage_ratio") == 0.25
+    assert 0 <= await world.metric("penstock_observation_age_seconds") < 2
+    assert await world.metric("penstock_endpoint_up") == 1
+    await engine.close()
+    await world.until(lambda: world.picture().endpoints[0].state == "down")
+    assert await world.metric("penstock_endpoint_up") == 0
+
+
+async def test_the_routers_names_are_there_for_who_asks(world: World) -> None:
+    await world.engine(step_s=0.01)
+    await world.gateway(slots=1, queue={"max_requests": 1}, metrics={"aliases": ["vllm_router"]})
+    found = {sample.name: family.type for family in await families(world) for sample in family.samples}
+    assert {name: found[name] for name in ALIASES} == ALIASES
+
+    running = await world.streaming(tokens=500)
+    await running.begun()
+    leaver = await world.streaming()
+    await world.until(lambda: world.picture().waiting == 1)
+    assert await world.metric("vllm_router:queued_requests") == 1
+    assert (await world.chat()).status == 429
+    leaver.hang_up()
+    await world.until(lambda: world.picture().waiting == 0)
+    running.hang_up()
+    await world.idle()
+    assert await world.metric("vllm_router:admissions_total") == 1
+    assert await world.metric("vllm_router:rejections_total", reason="queue_full") == 1
+    assert await world.metric("vllm_router:queue_cancellations_total") == 1
+    assert await world.metric("vllm_router:queue_wait_seconds_count") == 2
+    assert await world.metric("vllm_router:reservations") == 0
+
+
+async def test_the_routers_rejections_are_all_that_ended_with_429(world: World) -> None:
+    await world.engine(step_s=0.01)
+    limits = {"limits": {"queued": 1, "running": 1}}
+    await world.gateway(
+        slots=1,
+        queue={"max_requests": 1},
+        tenants=[{"name": "small", **limits}],
+        identity={"max_band": "interactive"},
+        metrics={"aliases": ["vllm_router"]},
+    )
+    running = await world.streaming(tokens=500)
+    await running.begun()
+    displaced = world.soon(world.chat_with({"X-Tenant-Id": "small"}))
+    await world.until(lambda: world.picture().waiting == 1)
+    assert (await world.chat_with({"X-Tenant-Id": "small"})).header("x-penstock-reason") == "tenant_limit"
+    urgent = world.soon(world.chat_with({"X-Penstock-Band": "interactive"}))
+    assert (await displaced).header("x-penstock-reason") == "displaced"
+    running.hang_up()
+    assert (await urgent).status == 200
+    for reason in ("tenant_limit", "displaced"):
+        assert await world.metric("vllm_router:rejections_total", reason=reason) == 1
+    assert await world.metric("vllm_router:rejections_total", reason="overload") == 0
+    page = await families(world)
+    told = {s.labels["reason"] for family in page for s in family.samples if s.name == "vllm_router:rejections_total"}
+    too_many = {str(reason) for reason in Reason if STATUS[reason] == 429}
+    assert told == too_many - {"endpoint_overloaded"} | {"pinned_overload"}
+
+
+async def test_a_pinned_endpoint_that_is_overloaded_is_counted_in_the_routers_word(world: World) -> None:
+    engine = await world.engine(step_s=0.01)
+    await world.gateway(slots=1, metrics={"aliases": ["vllm_router"]})
+    running = await world.streaming(tokens=500)
+    await running.begun()
+    refused = await world.ask(path=f"{CHAT}?id={engine.url.removeprefix('http://')}", body=chat())
+    assert (refused.status, refused.error()["code"]) == (429, "endpoint_overloaded")
+    running.hang_up()
+    assert await world.metric("vllm_router:rejections_total", reason="pinned_overload") == 1
+    assert await world.metric("penstock_rejections_total", reason="endpoint_overloaded") == 1
+
+
+@pytest.mark.parametrize("name", ['we"ird\\na me', "ünïcode", "{}"])
+async def test_a_model_of_any_name_leaves_the_page_readable(world: World, name: str) -> None:
+    await world.gateway(endpoints=[{"url": "http://127.0.0.1:9", "models": [name]}])
+    labels = [sample.labels.get("model") for family in await families(world) for sample in family.samples]
+    assert name in labels
