@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.config.load import ConfigError, from_mapping, load
 from penstock.config.values import TOKENS_KNOWN
-from penstock.core.dispatch.admission import Cause
 from penstock.core.explain.snapshot import STATES
+from penstock.core.values.cause import Cause
 from penstock.core.values.outcome import Outcome, Reason
 from penstock.core.values.retry import Failure
 from tests.gateway.conftest import World

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.cli import diagram
 from penstock.config.sections.policies import OWN
-from penstock.core.dispatch.admission import Cause
+from penstock.core.values.cause import Cause
 from penstock.core.values.lifecycle import State
 from penstock.core.values.outcome import Reason
 from penstock.core.values.retry import Failure

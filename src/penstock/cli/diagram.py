@@ -13,7 +13,7 @@ from pathlib import Path
 
 from penstock.config.model import DEFAULT_BANDS, Settings
 from penstock.config.sections.policies import OWN
-from penstock.core.dispatch.admission import Cause
+from penstock.core.values.cause import Cause
 from penstock.core.values.lifecycle import TERMINAL, TRANSITIONS, State
 from penstock.core.values.outcome import Reason
 from penstock.core.values.retry import Failure, RetryBudget, Verdict, final_reason, verdict

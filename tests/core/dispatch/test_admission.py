@@ -6,9 +6,10 @@ import math
 
 import pytest
 
-from penstock.core.dispatch.admission import Cause, closed, lifts_s, misfit
+from penstock.core.dispatch.admission import closed, lifts_s, misfit
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.queueing.entry import Entry
+from penstock.core.values.cause import Cause
 from penstock.core.values.observation import Observation
 from penstock.core.values.settings import AdmissionSettings, BandSettings, EndpointSpec, HealthSettings
 from tests.core.drive import lease, request, waiting_entry

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.dispatch.admission import Cause
 from penstock.core.endpoints.ledger import Ledger
 from penstock.core.endpoints.roles import Role, bootstrap_port_of, role_of
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action, Decode, Dispatch
+from penstock.core.values.cause import Cause
 from penstock.core.values.observation import Observation
 from penstock.core.values.request import Usage
 from penstock.core.values.retry import Failure

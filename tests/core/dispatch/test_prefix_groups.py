@@ -225,6 +225,6 @@ def test_followers_keep_what_the_checkers_ask_for_under_trouble() -> None:
     for seed in range(4):
         chaos = Chaos(seed, made, requests=200, trouble=0.1, operators=seed > 0)
         chaos.run()
-        trails = [entry.trail_of() for entry in chaos.scheduler._recorder.latest()]
+        trails = [chaos.scheduler._recorder.trail(entry) for entry in chaos.scheduler._recorder.latest()]
         followed += sum(trail.sent is not None and trail.sent.followed is not None for trail in trails)
     assert followed >= 5

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from penstock.core.dispatch.admission import Cause
 from penstock.core.explain.explanation import Explanation
 from penstock.core.explain.recorder import KEPT
 from penstock.core.explain.shares import SHOWN_MAX
 from penstock.core.scheduler import Scheduler, SchedulerSettings
+from penstock.core.values.cause import Cause
 from penstock.core.values.lifecycle import State
 from penstock.core.values.observation import Observation
 from penstock.core.values.outcome import Reason

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from penstock.core.dispatch.admission import Cause
-from penstock.core.routing.hit_prediction import Source
 from penstock.core.routing.hot_prefixes import FADE_S, PREFIXES_MAX, Heat
 from penstock.core.routing.session_table import SESSIONS_MAX, Homes
 from penstock.core.scheduler import Scheduler, SchedulerSettings
+from penstock.core.values.cause import Cause
+from penstock.core.values.located import Source
 from penstock.core.values.observation import Observation
 from penstock.core.values.request import Usage
 from penstock.core.values.retry import Failure

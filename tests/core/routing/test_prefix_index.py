@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from penstock.core.routing.hit_prediction import CHECKS_MIN, OFF_S, Source, Sources
-from penstock.core.routing.prefix_index import GENERATIONS, KEYS_MIN, Located, PrefixIndex
+from penstock.core.routing.hit_prediction import CHECKS_MIN, OFF_S, Sources
+from penstock.core.routing.prefix_index import GENERATIONS, KEYS_MIN, PrefixIndex
+from penstock.core.values.located import Located, Source
 from penstock.core.values.request import PREFIX_KEYS_MAX
 
 
@@ -145,7 +146,7 @@ def test_a_source_that_promises_too_much_is_not_believed_for_a_while_about_that_
 
 
 def test_keys_that_stand_for_more_and_more_are_counted_as_what_they_stand_for() -> None:
-    located = Located(PrefixIndex())
+    located = Located({})
     located.measured((1_000, 8_000), None)
     assert [located.tokens_at(keys) for keys in (1, 32, 33, PREFIX_KEYS_MAX)] == [64, 2_048, 34 * 64, 500 * 64]
     assert [located.keys_in(tokens) for tokens in (0, 64, 2_048, 34 * 64, 10**9)] == [0, 1, 32, 33, PREFIX_KEYS_MAX]

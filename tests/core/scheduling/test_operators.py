@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.dispatch.admission import Cause
 from penstock.core.dispatch.operator_pauses import STOPPED_MAX, TooManyStoppedError
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Abort, Dispatch
+from penstock.core.values.cause import Cause
 from penstock.core.values.lifecycle import State
 from penstock.core.values.observation import Observation
 from penstock.core.values.outcome import Reason

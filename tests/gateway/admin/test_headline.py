@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.dispatch.admission import Cause
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.values.cause import Cause
 from penstock.core.values.lifecycle import State
 from penstock.core.values.observation import Observation
 from penstock.core.values.settings import AdmissionSettings, BandSettings

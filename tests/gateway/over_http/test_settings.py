@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from penstock.core.dispatch.admission import Cause
 from penstock.core.endpoints.ledger import Ledger
+from penstock.core.values.cause import Cause
 from tests.gateway.conftest import Answer, Client, World, chat, fault, request
 
 ENDLESS = 20_000  # tokens: forty seconds

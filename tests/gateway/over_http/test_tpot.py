@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.dispatch.admission import Cause
+from penstock.core.values.cause import Cause
 from tests.gateway.conftest import CHAT, World, chat, request
 
 LIMITS: list[dict[str, Any]] = [

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 
 from penstock.core.dispatch import admission
-from penstock.core.dispatch.admission import Cause
 from penstock.core.dispatch.backfill import BYPASS_MAX, Overtaking
 from penstock.core.dispatch.prefill_stagger import Stagger
 from penstock.core.dispatch.under_share import Light
@@ -21,6 +20,7 @@ from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.queues import Queues
 from penstock.core.queueing.quotas import Tenants
 from penstock.core.routing.affinity_wait import Affinity
+from penstock.core.values.cause import Cause
 from penstock.core.values.settings import AdmissionSettings, BandSettings
 
 _MAY_BE_TOLD = (Cause.SLOTS_FULL, Cause.ENGINE_QUEUE, Cause.KV_FULL)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
-from penstock.core.dispatch.admission import Cause, Room
+from penstock.core.dispatch.admission import Room
 from penstock.core.dispatch.backfill import Overtaking
 from penstock.core.dispatch.candidates import Fit
 from penstock.core.dispatch.operator_pauses import Stops
@@ -28,6 +28,7 @@ from penstock.core.queueing.promised_shares import Promises
 from penstock.core.queueing.queues import Queues
 from penstock.core.queueing.quotas import Tenants
 from penstock.core.routing.affinity_wait import Affinity
+from penstock.core.values.cause import Cause
 
 WINDOW = 32  # requests looked at, in fair order, when the first ones do not fit
 

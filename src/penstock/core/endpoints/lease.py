@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.core.routing.hit_prediction import Source
-    from penstock.core.routing.last_sent import Sought
+    from penstock.core.values.located import Sought, Source
     from penstock.core.values.request import Key
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.core.dispatch.admission import Cause
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.roles import Role, Roles
+from penstock.core.values.cause import Cause
 from penstock.core.values.request import Request
 from penstock.core.values.settings import EndpointSpec, HealthSettings
 

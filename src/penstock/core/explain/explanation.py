@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.core.dispatch.admission import Cause
+from penstock.core.values.cause import Cause
 from penstock.core.values.lifecycle import State
 from penstock.core.values.outcome import Reason
 

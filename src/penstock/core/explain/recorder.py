@@ -1,6 +1,6 @@
 """Why did, or does, this request wait: what is kept of each request to answer that, and the answer.
 
-Every request carries a `Trail` while it is here, and the last `KEPT` that ended are kept with theirs. On the way only
+A request has a `Trail` here from its arrival on, and the last `KEPT` that ended are kept with theirs. On the way only
 references and numbers at hand are noted; whatever has to be worked out (durations per cause, who went before and why)
 is worked out when somebody asks. See docs/decisions/0008-explaining-a-wait.md for what that costs and leaves out.
 """
@@ -12,15 +12,15 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from penstock.core.dispatch.admission import Cause
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.explain.explanation import Candidate, Explanation, Requeued, Sent, Served, Waited
 from penstock.core.explain.shares import Meter, ModelMeter, Shares
 from penstock.core.explain.wait_causes import Stay, Stayed, Waits
 from penstock.core.queueing.entry import Entry
-from penstock.core.routing.prefix_index import NOWHERE
 from penstock.core.routing.router import Router
+from penstock.core.values.cause import Cause
 from penstock.core.values.lifecycle import State
+from penstock.core.values.located import NOWHERE
 from penstock.core.values.outcome import Reason
 from penstock.core.values.request import Usage
 from penstock.core.values.settings import AdmissionSettings
@@ -127,20 +127,20 @@ class Recorder:
         self._shares = shares
         self._bands = bands
         self._router = router
+        self._trails: dict[int, Trail] = {}  # by arrival number; ended ones as long as kept
         self._ended: deque[Entry] = deque()
         self._by_id: dict[str, Entry] = {}  # the latest of those that ended and had this id
-        self._sent: deque[tuple[Dispatched, Entry]] = deque(maxlen=DISPATCHES_KEPT)
+        self._sent: deque[tuple[Dispatched, Entry, Trail]] = deque(maxlen=DISPATCHES_KEPT)
         self._serial = 0
 
     # --- what happens (each request pays for all of it: benchmarks/snapshot.py) -----------------------------------
 
     def arrived(self, entry: Entry, now: float) -> None:
-        entry.trail = Trail(now, self._serial, self._bands[entry.request.band])
+        self._trails[entry.seq] = Trail(now, self._serial, self._bands[entry.request.band])
 
     def waits(self, entry: Entry, now: float) -> None:
         """It stays in the queue."""
-        trail = entry.trail
-        assert trail is not None
+        trail = self._trails[entry.seq]
         meter = trail.meter
         if meter is None:
             meter = trail.meter = self._shares.meter(entry)
@@ -151,8 +151,7 @@ class Recorder:
 
     def sent(self, entry: Entry, endpoints: Sequence[Endpoint], chosen: Endpoint, now: float) -> None:
         """It goes to an endpoint; nothing has counted it there yet."""
-        trail, shares = entry.trail, self._shares
-        assert trail is not None
+        trail, shares = self._trails[entry.seq], self._shares
         meter, model = trail.meter, trail.model
         if meter is None:
             meter = trail.meter = shares.meter(entry)
@@ -184,7 +183,7 @@ class Recorder:
             virtual=virtual,
             followed=entry.follows,
         )
-        self._sent.append((sent, entry))
+        self._sent.append((sent, entry, trail))
         meter.running += 1
         model.running += 1
         model.dispatched += 1
@@ -193,24 +192,22 @@ class Recorder:
         shares.add(meter, trail.counted, now)
 
     def first_byte(self, entry: Entry, now: float) -> None:
-        trail = entry.trail
-        assert trail is not None
+        trail = self._trails[entry.seq]
         trail.first_s = now
 
     def divided(self, entry: Entry, endpoint: str) -> None:
         """Only its prompt is computed where it was sent."""
-        if (sent := entry.trail_of().sent) is not None:
+        if (sent := self._trails[entry.seq].sent) is not None:
             sent.decode = endpoint
 
     def handed_over(self, entry: Entry, endpoint: str, now: float) -> None:
         """Its prompt is computed, and it goes on to who answers it."""
-        if (sent := entry.trail_of().sent) is not None:
+        if (sent := self._trails[entry.seq].sent) is not None:
             sent.decode, sent.decode_s = endpoint, now
 
     def released(self, entry: Entry) -> None:
         """It is at no endpoint any more."""
-        trail = entry.trail
-        assert trail is not None
+        trail = self._trails[entry.seq]
         assert trail.meter is not None
         assert trail.model is not None
         trail.meter.running -= 1
@@ -218,7 +215,7 @@ class Recorder:
 
     def requeued(self, entry: Entry, failure: str, endpoint: str, now: float) -> None:
         """It goes back to the queue, and counts for nothing."""
-        trail = entry.trail_of()
+        trail = self._trails[entry.seq]
         assert trail.meter is not None
         assert trail.sent is not None
         trail.requeues = [*(trail.requeues or ())[-STAYS_MAX:], (now, failure, endpoint)]
@@ -226,22 +223,22 @@ class Recorder:
         trail.counted = 0.0
 
     def bumped(self, entry: Entry) -> None:
-        entry.trail_of().bumped = True
+        self._trails[entry.seq].bumped = True
 
     def tried(self, entry: Entry) -> None:
         """It is about to be sent although it is forecast to miss its deadline."""
-        entry.trail_of().tried = True
+        self._trails[entry.seq].tried = True
         self._shares.model(entry.model).tried += 1
 
     def blamed(self, entry: Entry, reason: Reason) -> None:
         """Somebody ends it for a reason, before it is over."""
-        entry.trail_of().reason = reason
+        self._trails[entry.seq].reason = reason
 
     def reconfigured(
         self, bands: Sequence[str], settings: AdmissionSettings, entries: Iterable[Entry], now: float
     ) -> None:
         """Other settings, and bands maybe: who waits goes on waiting in another line."""
-        here = [(entry, entry.trail_of()) for entry in entries]
+        here = [(entry, self._trails[entry.seq]) for entry in entries]
         waiting = [(entry, trail) for entry, trail in here if entry.state is State.WAITING and trail.meter is not None]
         for entry, trail in waiting:
             self._leave(entry, trail, now)
@@ -260,8 +257,7 @@ class Recorder:
 
     def ended(self, entry: Entry, reason: Reason | None, usage: Usage | None, now: float) -> None:
         """It is over, and was settled."""
-        trail = entry.trail
-        assert trail is not None
+        trail = self._trails[entry.seq]
         if trail.stay is not None:
             self._leave(entry, trail, now)
         trail.ended_s = now
@@ -282,6 +278,7 @@ class Recorder:
         self._by_id[entry.request.id] = entry
         if len(self._ended) > KEPT:
             oldest = self._ended.popleft()
+            del self._trails[oldest.seq]
             if self._by_id.get(oldest.request.id) is oldest:
                 del self._by_id[oldest.request.id]
 
@@ -300,6 +297,10 @@ class Recorder:
 
     # --- what is told -------------------------------------------------------------------------------------------
 
+    def trail(self, entry: Entry) -> Trail:
+        """What is noted of a request that is here, or that ended and is kept."""
+        return self._trails[entry.seq]
+
     def find(self, request_id: str) -> Entry | None:
         """One that ended."""
         return self._by_id.get(request_id)
@@ -310,11 +311,11 @@ class Recorder:
 
     def cause(self, entry: Entry) -> Cause | None:
         """What a waiting request waits for, as last looked at."""
-        stay = entry.trail_of().stay
+        stay = self._trails[entry.seq].stay
         return stay.line.span.cause if stay is not None else None
 
     def explain(self, entry: Entry, *, estimated_wait_s: float | None, now: float) -> Explanation:
-        request, trail = entry.request, entry.trail_of()
+        request, trail = entry.request, self._trails[entry.seq]
         start_s, sent, waiting = trail.arrived_s, trail.sent, entry.state is State.WAITING
         before = self._before(entry)
         stays = trail.stays or []
@@ -342,7 +343,7 @@ class Recorder:
                 Served(tenant, band, why, count) for (tenant, band, why), count in before.most_common(SERVED_SHOWN)
             ],
             before_total=sum(before.values()),
-            sent=_sent(sent, entry) if sent is not None else None,
+            sent=_sent(sent, entry, trail) if sent is not None else None,
             first_byte_s=None if trail.first_s is None else trail.first_s - start_s,
             tried=trail.tried,
             requeues=[Requeued(at - start_s, where, what) for at, what, where in trail.requeues or ()],
@@ -352,16 +353,16 @@ class Recorder:
 
     def _before(self, entry: Entry) -> Counter[tuple[str, str, str]]:
         """Whom it saw go first, and why: by tenant, band and reason."""
-        trail = entry.trail_of()
+        trail = self._trails[entry.seq]
         until = trail.sent.serial if trail.sent is not None else self._serial + 1
         ended_s = trail.ended_s if trail.sent is None and trail.ended_s is not None else None
         served: Counter[tuple[str, str, str]] = Counter()
-        for sent, its in reversed(self._sent):
+        for sent, its, noted in reversed(self._sent):
             if sent.serial <= trail.serial:
                 break
             late = sent.serial >= until or (ended_s is not None and sent.at_s >= ended_s)
             if not late and its is not entry and its.request.model == entry.model:
-                served[its.request.tenant, its.trail_of().band, _why(sent, its, entry)] += 1
+                served[its.request.tenant, noted.band, _why(sent, its, noted, entry)] += 1
         return served
 
 
@@ -379,9 +380,9 @@ def _scores(endpoint: Endpoint, entry: Entry, score: float | None) -> Scores:
     return endpoint.name, len(ledger.leases), ledger.slots, ledger.prefill.outstanding_tokens, cached, score
 
 
-def _why(sent: Dispatched, other: Entry, entry: Entry) -> str:
+def _why(sent: Dispatched, other: Entry, noted: Trail, entry: Entry) -> str:
     """Why another one went before this one."""
-    if other.trail_of().bumped:
+    if noted.bumped:
         return "bumped"
     if other.request.band != entry.request.band:
         return "band" if other.request.band < entry.request.band else "promised"
@@ -400,10 +401,10 @@ def _seconds(stays: Iterable[Stayed]) -> dict[Cause, float]:
     return total
 
 
-def _sent(sent: Dispatched, entry: Entry) -> Sent:
+def _sent(sent: Dispatched, entry: Entry, trail: Trail) -> Sent:
     candidates = [Candidate(*candidate) for candidate in sent.candidates]
     return Sent(
-        at_s=sent.at_s - entry.trail_of().arrived_s,
+        at_s=sent.at_s - trail.arrived_s,
         endpoint=sent.endpoint,
         open_endpoints=sent.open_endpoints,
         candidates=candidates,
@@ -413,5 +414,5 @@ def _sent(sent: Dispatched, entry: Entry) -> Sent:
         overtaken=entry.bypassed,
         followed=sent.followed,
         decode_endpoint=sent.decode,
-        decode_at_s=None if sent.decode_s is None else sent.decode_s - entry.trail_of().arrived_s,
+        decode_at_s=None if sent.decode_s is None else sent.decode_s - trail.arrived_s,
     )

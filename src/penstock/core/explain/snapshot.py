@@ -14,7 +14,7 @@ from itertools import islice
 
 import msgspec
 
-from penstock.core.dispatch.admission import Cause, kv_tokens_free
+from penstock.core.dispatch.admission import kv_tokens_free
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.gauge_belief import Standing, why
 from penstock.core.endpoints.health import Presence
@@ -25,6 +25,7 @@ from penstock.core.explain.shares import ModelMeter, Shares, oldest_s
 from penstock.core.explain.wait_causes import Line, Waits
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
+from penstock.core.values.cause import Cause
 from penstock.core.values.lifecycle import State
 from penstock.core.values.outcome import Reason
 from penstock.core.values.rows import FlowSnapshot, SourceSnapshot, TenantSnapshot
@@ -382,7 +383,7 @@ def requests_now(bands: Sequence[Band], leases: Mapping[int, Entry], recorder: R
 
 
 def _row(entry: Entry, recorder: Recorder, now: float) -> RequestRow:
-    request, trail = entry.request, entry.trail_of()
+    request, trail = entry.request, recorder.trail(entry)
     ended_s, usage, sent = trail.ended_s, trail.usage, trail.sent
     return RequestRow(
         id=request.id,

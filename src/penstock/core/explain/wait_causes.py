@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import Counter
 
 from penstock.core.dispatch import admission
-from penstock.core.dispatch.admission import Cause
 from penstock.core.dispatch.candidates import Fit
 from penstock.core.dispatch.operator_pauses import Stops
 from penstock.core.dispatch.under_share import Light
@@ -25,6 +24,7 @@ from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.queues import Queues
 from penstock.core.queueing.quotas import Tenants
+from penstock.core.values.cause import Cause
 from penstock.core.values.settings import AdmissionSettings
 
 LOOK_S = 0.1  # a tenth of a second is nothing in a wait that somebody asks about

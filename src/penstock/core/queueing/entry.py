@@ -13,18 +13,15 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from penstock.core.routing.prefix_index import NOWHERE
 from penstock.core.values.lifecycle import TRANSITIONS, Event, State, after
+from penstock.core.values.located import NOWHERE, Sought, Source
 from penstock.core.values.request import Estimate, Key, Request, Usage
 
 if TYPE_CHECKING:
     from penstock.core.endpoints.endpoint import Endpoint
     from penstock.core.endpoints.lease import Lease
-    from penstock.core.explain.recorder import Trail
     from penstock.core.queueing.band import Band
     from penstock.core.queueing.fair_tree import Node
-    from penstock.core.routing.hit_prediction import Source
-    from penstock.core.routing.last_sent import Sought
 
 
 _NOTHING = Estimate(1, 1)
@@ -76,7 +73,6 @@ class Entry:
         "source",
         "state",
         "tenant",
-        "trail",
         "twin_computing",
         "uncached_tokens",
         "visit",
@@ -136,7 +132,6 @@ class Entry:
         self.follows: str | None = None  # the request it follows to its endpoint, out of its turn
         self.overtaken_from = 0  # where its leaf's count of such stood when it came
         self.whole = True  # its prompt is computed where it is answered; asked only where endpoints have roles
-        self.trail: Trail | None = None  # what is noted of it, for who asks why it waits
 
     def expect(self, estimate: Estimate) -> None:
         """It is estimated to be this large, and not known to be cached anywhere."""
@@ -172,11 +167,6 @@ class Entry:
         """Its flow, which it has from its appraisal on."""
         assert self.node is not None
         return self.node
-
-    def trail_of(self) -> Trail:
-        """What is noted of it, which begins with its arrival."""
-        assert self.trail is not None
-        return self.trail
 
     def presumed_usage(self) -> Usage:
         """What it cost, where no engine tells: its prompt as estimated, and what was seen of its answer.

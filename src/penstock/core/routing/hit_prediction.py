@@ -10,8 +10,8 @@ when it can't believe in less any more: where prompts are gone at once, nothing 
 from __future__ import annotations
 
 import math
-from enum import StrEnum
 
+from penstock.core.values.located import Source
 from penstock.core.values.rows import SourceSnapshot
 
 WRONG_TOKENS_SHARE = 0.2  # of the prompt: promised, and not there
@@ -19,14 +19,6 @@ WRONG_SHARE_MAX = 0.4  # of the last predictions or so
 CHECKS_MIN = 10  # fewer say nothing of a source
 LEARNING_RATE = 0.1  # about the last twenty predictions
 OFF_S = 60.0  # time for an index to be rebuilt, or for what it knew to be forgotten
-
-
-class Source(StrEnum):
-    """Who says where a prefix is cached."""
-
-    HISTORY = "history"  #: what we sent there
-    KV_EVENTS = "kv_events"  #: what the engine says it stores and drops
-    LMCACHE = "lmcache"  #: what LMCache's controller or coordinator answered
 
 
 class _Record:

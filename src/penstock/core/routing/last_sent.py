@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import islice
 
+from penstock.core.values.located import Sought
 from penstock.core.values.request import Key
 
 KEYS_MAX = 131_072  # remembered, those not used for the longest time forgotten first: some 10,000 prompts, 15 MB
@@ -32,17 +33,6 @@ def _depths() -> tuple[int, ...]:
 
 
 DEPTHS = _depths()
-
-
-class Sought:
-    """Where a prompt is looked for: how much of it, in keys or in tokens, and how long ago it was sent there."""
-
-    __slots__ = ("age", "amount", "endpoint")
-
-    def __init__(self, endpoint: int, amount: int, age: int) -> None:
-        self.endpoint = endpoint  #: its index in the pool
-        self.amount = amount
-        self.age = age  #: in doublings of the keys that were sent there since
 
 
 class Whereabouts:

@@ -13,26 +13,16 @@ one endpoint holds, 60 for each further one (`benchmarks/scheduler.py --index` f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
-from penstock.core.routing.hit_prediction import Source
-from penstock.core.values.request import PREFIX_CHUNK_BYTES, PREFIX_ENDS, Key, keys_within
+from penstock.core.values.located import Levels, bits_of
+from penstock.core.values.request import Key
 
 HISTORY_KEYS_MAX = 30_000  # per endpoint: 15 MB of prompts, 4 million tokens
 EXACT_KEYS_MAX = 131_072  # per endpoint: 2 million tokens in blocks of 16
 KEYS_MIN = 64
 GENERATIONS = 3  # young, old, and the one that is being dropped
 DROPS_PER_KEY = 2  # more than one: so the dropped generation is gone before the next one is
-
-Levels = list[tuple[int, int]]  # endpoints as bits, and how many of the leading blocks they hold
-
-
-def bits_of(bits: int) -> Iterator[int]:
-    """The numbers of the bits that are set."""
-    while bits:
-        low = bits & -bits
-        yield low.bit_length() - 1
-        bits ^= low
 
 
 def shared(one: Sequence[Key], other: Sequence[Key]) -> int:
@@ -71,6 +61,7 @@ class PrefixIndex:
         self._holders: dict[Key, int] = {}  # key -> bits
         self._held: dict[int, _Held] = {}  # endpoint -> its keys
         self._endpoint_of: dict[int, int] = {}  # number of a bit -> endpoint
+        self.bits: dict[int, int] = {}  # endpoint -> its bit in `levels`; of those it was ever told of
         self.version = 0  # another one whenever `levels` may answer otherwise
 
     def __len__(self) -> int:
@@ -138,6 +129,7 @@ class PrefixIndex:
         if endpoint in self._held:
             self.clear(endpoint)
             del self._endpoint_of[self._held.pop(endpoint).bit.bit_length() - 1]
+            del self.bits[endpoint]
 
     def since(self, endpoint: int, key: Key) -> int:
         """How many keys at most an endpoint stored or used since it did so with this one, by generations."""
@@ -185,8 +177,7 @@ class PrefixIndex:
 
     def bit(self, endpoint: int) -> int:
         """The endpoint in `levels`; 0 if nothing was ever told of it."""
-        held = self._held.get(endpoint)
-        return 0 if held is None else held.bit
+        return self.bits.get(endpoint, 0)
 
     def endpoint_of(self, number: int) -> int:
         """The endpoint whose bit has this number."""
@@ -199,6 +190,7 @@ class PrefixIndex:
         number = next(n for n in range(len(self._endpoint_of) + 1) if n not in self._endpoint_of)
         self._endpoint_of[number] = endpoint
         held = self._held[endpoint] = _Held(1 << number, self._keys_max)
+        self.bits[endpoint] = held.bit
         return held
 
     def _age(self, held: _Held) -> None:
@@ -212,65 +204,3 @@ class PrefixIndex:
             del self._holders[key]
         else:
             self._holders[key] = bits & ~bit
-
-
-class Located:
-    """Where a prompt is cached, as far as is known."""
-
-    __slots__ = ("_index", "_tokens_per_chunk", "_uneven", "levels", "said", "told", "version")
-
-    def __init__(self, index: PrefixIndex) -> None:
-        self._index = index
-        self.levels: Levels = []  # by our history
-        self.version = -1  # of our history, where that alone says all of this
-        self._tokens_per_chunk = 0.0
-        self._uneven = False  # keys stand for chunks that grow
-        self.told: dict[int, int] = {}  # tokens by endpoint index, from those who know better than our history
-        self.said: dict[int, Source] = {}  # and who they are
-
-    def measured(self, tokens_per_byte: tuple[int, int], chunk_bytes: int | None) -> None:
-        """Say how much of the prompt its keys stand for: tokens in so many bytes, and bytes per key."""
-        tokens, bytes_ = tokens_per_byte
-        self._uneven = chunk_bytes is None
-        self._tokens_per_chunk = tokens * (chunk_bytes or PREFIX_CHUNK_BYTES) / max(1, bytes_)
-
-    def tokens_at(self, depth: int) -> int:
-        """The tokens that so many leading keys stand for."""
-        return int((PREFIX_ENDS[depth - 1] if self._uneven and depth else depth) * self._tokens_per_chunk)
-
-    def keys_in(self, tokens: int) -> int:
-        """How many leading keys stand for so many tokens."""
-        chunks = round(tokens / self._tokens_per_chunk) if self._tokens_per_chunk else 0
-        return keys_within(chunks) if self._uneven else chunks
-
-    def tokens(self, endpoint: int) -> int:
-        """How many tokens of the prompt an endpoint is believed to hold."""
-        if endpoint in self.told:
-            return self.told[endpoint]
-        return self.tokens_at(self.depth(endpoint)) if self.levels else 0
-
-    def depth(self, endpoint: int) -> int:
-        """How many of its leading blocks it was sent, by our history."""
-        bit = self._index.bit(endpoint)
-        for bits, depth in self.levels:
-            if bits & bit:
-                return depth
-        return 0
-
-    @property
-    def most(self) -> int:
-        """The most that any endpoint holds."""
-        if not self.told:
-            return self.tokens_at(self.levels[-1][1]) if self.levels else 0
-        most = max(self.told.values())
-        for bits, depth in reversed(self.levels):
-            if any(self._index.endpoint_of(n) not in self.told for n in bits_of(bits)):
-                return max(most, self.tokens_at(depth))
-        return most
-
-    def leave_out(self, doubted: int) -> None:
-        """Forget what our history says of these endpoints (bits)."""
-        self.levels = [(bits & ~doubted, depth) for bits, depth in self.levels if bits & ~doubted]
-
-
-NOWHERE = Located(PrefixIndex(KEYS_MIN))

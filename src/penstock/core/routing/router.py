@@ -14,13 +14,14 @@ from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.pool import Pool
 from penstock.core.queueing.entry import Entry
-from penstock.core.routing.hit_prediction import Source, Sources
+from penstock.core.routing.hit_prediction import Sources
 from penstock.core.routing.hot_prefixes import Heat
-from penstock.core.routing.last_sent import Sought, Whereabouts
+from penstock.core.routing.last_sent import Whereabouts
 from penstock.core.routing.policies.base import Context
 from penstock.core.routing.policies.registry import POLICIES
-from penstock.core.routing.prefix_index import EXACT_KEYS_MAX, KEYS_MIN, NOWHERE, Located, PrefixIndex, bits_of, shared
+from penstock.core.routing.prefix_index import EXACT_KEYS_MAX, KEYS_MIN, PrefixIndex, shared
 from penstock.core.routing.session_table import Homes
+from penstock.core.values.located import NOWHERE, Located, Sought, Source, bits_of
 from penstock.core.values.request import Key, Request, Usage
 from penstock.core.values.settings import RoutingSettings
 
@@ -227,7 +228,7 @@ class Router:
         if endpoint is None or not self._policy.uses_prefix or not request.prefix:
             return
         self._whereabouts.failed(request.prefix, endpoint.index)
-        located = Located(self._history)
+        located = Located(self._history.bits)
         located.measured((entry.estimate.prompt_tokens, request.body_bytes), request.prefix_chunk_bytes)
         self._history.remove(endpoint.index, request.prefix[located.keys_in(lease.cached_tokens) :])
 
@@ -343,7 +344,7 @@ class Router:
             by_history = now >= sources.off_until_s and not self._doubted
             if by_history and entry.located.version == self._history.version:
                 return entry.located  # as last looked at, and nothing has happened since
-        located = Located(self._history)
+        located = Located(self._history.bits)
         if by_history:
             located.version = self._history.version
         if request.prefix:

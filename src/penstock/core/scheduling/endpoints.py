@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from penstock.core.dispatch.admission import Cause
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.health import Presence
 from penstock.core.endpoints.movement import CHECK_S, LATE_S, Movement
 from penstock.core.queueing.entry import Entry
-from penstock.core.routing.hit_prediction import Source
 from penstock.core.scheduling.requests import Requests
 from penstock.core.values.actions import Action
+from penstock.core.values.cause import Cause
 from penstock.core.values.lifecycle import State
+from penstock.core.values.located import Source
 from penstock.core.values.observation import Glimpse, Observation
 from penstock.core.values.outcome import Reason
 from penstock.core.values.settings import EndpointLimits, EndpointSpec

@@ -10,7 +10,6 @@ switched on, nothing is sent to an endpoint with more than its slots until so ma
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -18,9 +17,7 @@ from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.queues import Queues
 from penstock.core.values.lifecycle import State
-
-if TYPE_CHECKING:
-    from penstock.core.scheduler import SchedulerSettings
+from penstock.core.values.settings import SchedulerSettings
 
 
 class NeedsRestartError(ValueError):

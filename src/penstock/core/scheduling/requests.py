@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from penstock.core.dispatch.admission import Cause
 from penstock.core.dispatch.disaggregation import whole_usage
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.queueing.entry import Entry
@@ -12,6 +11,7 @@ from penstock.core.queueing.estimate import contents_of
 from penstock.core.scheduling.waiting import Waiting
 from penstock.core.values import retry
 from penstock.core.values.actions import Action, Decode, Evict, Requeue
+from penstock.core.values.cause import Cause
 from penstock.core.values.lifecycle import Event, State
 from penstock.core.values.outcome import Reason
 from penstock.core.values.request import WORK_PER_OUTPUT_TOKEN, Request, Usage

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.core.routing.hit_prediction import Source
+from penstock.core.values.located import Source
 from penstock.engines.kv_blocks import Changes, prompt_keys
 from penstock.gateway.kv_cache.lmcache import LmCache
 from penstock.gateway.kv_cache.tokenize_request import LATE_S, Question, question

@@ -1,0 +1,8 @@
+"""What do bodies and answers mean, in OpenAI's API and the engines' own?
+
+`routes.py` is the table of paths. Of a request: `body.py` (what scheduling must know of it), `fields.py`,
+`contents.py` (text, token ids, pictures, sounds), `forms.py` and `multipart.py`; large ones are read in steps by
+`scan.py` and changed by `splice.py`; `prefix_keys.py` makes the chain of hashes by which prompts that begin alike are
+known. Of an answer: `answer.py` (tokens and usage as it passes), `own_usage.py` (in an engine's own API),
+`stream_end.py` (did it end well). `errors.py` is the one table from reasons to statuses and error bodies.
+"""

@@ -18,16 +18,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Literal
 
-from penstock.core.dispatch.admission import Cause
 from penstock.core.dispatch.prefix_groups import OVERTAKEN_MAX
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.health import Presence
 from penstock.core.endpoints.roles import Role
 from penstock.core.queueing.entry import Entry
-from penstock.core.routing.hit_prediction import Source
 from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
+from penstock.core.values.cause import Cause
 from penstock.core.values.lifecycle import State
+from penstock.core.values.located import Source
 from penstock.core.values.observation import Observation
 from penstock.core.values.outcome import Outcome, Reason
 from penstock.core.values.request import Request, Usage
@@ -299,7 +299,7 @@ class CheckedScheduler(Scheduler):
                 assert len(endpoint.ledger.leases) < endpoint.slots, f"{endpoint} is full, and is given {entry.request}"
                 assert entry.request.pinned is not None or self._oracle._computes(entry, endpoint)
         if self._settings.queue_enabled and entry.request.pinned is None:
-            may_be_late = entry.trail_of().tried
+            may_be_late = self._recorder.trail(entry).tried
             assert may_be_late or now + self._forecast.first_token_s(entry, now) <= entry.deadline_s
             self._oracle.check_choice(entry, endpoints, now)
         if entry.follows is not None:

@@ -1,1 +1,5 @@
-"""Which flow is served next in a band: the queue tree, and one file per policy."""
+"""What does a request count for, when flows take turns? One file per policy behind one interface.
+
+`base.py` is the interface, `registry.py` the names in the settings; the tree that they serve is
+`queueing/fair_tree.py`.
+"""

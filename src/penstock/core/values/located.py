@@ -1,0 +1,99 @@
+"""Where is a prompt cached, as far as is known, and who says so?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+from penstock.core.values.request import PREFIX_CHUNK_BYTES, PREFIX_ENDS, keys_within
+
+Levels = list[tuple[int, int]]  # endpoints as bits, and how many of the leading blocks they hold
+
+
+def bits_of(bits: int) -> Iterator[int]:
+    """The numbers of the bits that are set."""
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low
+
+
+class Source(StrEnum):
+    """Who says where a prefix is cached."""
+
+    HISTORY = "history"  #: what we sent there
+    KV_EVENTS = "kv_events"  #: what the engine says it stores and drops
+    LMCACHE = "lmcache"  #: what LMCache's controller or coordinator answered
+
+
+class Located:
+    """Where a prompt is cached, as far as is known."""
+
+    __slots__ = ("_bits", "_tokens_per_chunk", "_uneven", "levels", "said", "told", "version")
+
+    def __init__(self, bits: dict[int, int]) -> None:
+        self._bits = bits  # of the endpoints that history knows, by their index; kept by the index of prefixes
+        self.levels: Levels = []  # by our history
+        self.version = -1  # of our history, where that alone says all of this
+        self._tokens_per_chunk = 0.0
+        self._uneven = False  # keys stand for chunks that grow
+        self.told: dict[int, int] = {}  # tokens by endpoint index, from those who know better than our history
+        self.said: dict[int, Source] = {}  # and who they are
+
+    def measured(self, tokens_per_byte: tuple[int, int], chunk_bytes: int | None) -> None:
+        """Say how much of the prompt its keys stand for: tokens in so many bytes, and bytes per key."""
+        tokens, bytes_ = tokens_per_byte
+        self._uneven = chunk_bytes is None
+        self._tokens_per_chunk = tokens * (chunk_bytes or PREFIX_CHUNK_BYTES) / max(1, bytes_)
+
+    def tokens_at(self, depth: int) -> int:
+        """The tokens that so many leading keys stand for."""
+        return int((PREFIX_ENDS[depth - 1] if self._uneven and depth else depth) * self._tokens_per_chunk)
+
+    def keys_in(self, tokens: int) -> int:
+        """How many leading keys stand for so many tokens."""
+        chunks = round(tokens / self._tokens_per_chunk) if self._tokens_per_chunk else 0
+        return keys_within(chunks) if self._uneven else chunks
+
+    def tokens(self, endpoint: int) -> int:
+        """How many tokens of the prompt an endpoint is believed to hold."""
+        if endpoint in self.told:
+            return self.told[endpoint]
+        return self.tokens_at(self.depth(endpoint)) if self.levels else 0
+
+    def depth(self, endpoint: int) -> int:
+        """How many of its leading blocks it was sent, by our history."""
+        bit = self._bits.get(endpoint, 0)
+        for bits, depth in self.levels:
+            if bits & bit:
+                return depth
+        return 0
+
+    @property
+    def most(self) -> int:
+        """The most that any endpoint holds."""
+        if not self.told:
+            return self.tokens_at(self.levels[-1][1]) if self.levels else 0
+        most = max(self.told.values())
+        for bits, depth in reversed(self.levels):
+            if any(bits & bit and endpoint not in self.told for endpoint, bit in self._bits.items()):
+                return max(most, self.tokens_at(depth))
+        return most
+
+    def leave_out(self, doubted: int) -> None:
+        """Forget what our history says of these endpoints (bits)."""
+        self.levels = [(bits & ~doubted, depth) for bits, depth in self.levels if bits & ~doubted]
+
+
+NOWHERE = Located({})
+
+
+class Sought:
+    """Where a prompt is looked for: how much of it, in keys or in tokens, and how long ago it was sent there."""
+
+    __slots__ = ("age", "amount", "endpoint")
+
+    def __init__(self, endpoint: int, amount: int, age: int) -> None:
+        self.endpoint = endpoint  #: its index in the pool
+        self.amount = amount
+        self.age = age  #: in doublings of the keys that were sent there since

@@ -1,0 +1,57 @@
+"""The rooms of the house: who may know whom in the core, how many files a room holds, and what each says of itself."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.tidy.test_imports import MODULES, SOURCE, imports, name_of
+
+ROOMS = ("util", "values", "endpoints", "queueing", "routing", "dispatch", "explain", "scheduling", "scheduler")
+FILES_MAX = 16  # what one looks over at a glance; the fullest rooms of well-kept houses hold a dozen or two
+OWN_KIND = {  # rooms whose files are all of one kind: what they hold is said once, not file by file
+    "penstock.config.sections",
+    "penstock.core.queueing.fairness",
+    "penstock.core.routing.policies",
+    "penstock.engines",
+    "penstock.sim.scenarios",
+    "penstock.cli",
+    "penstock.conformance",
+    "penstock.sim.lab",
+    "penstock",
+    "penstock.core",
+}
+PACKAGES = [path for path in MODULES if path.name == "__init__.py"]
+
+
+def _room(module: str) -> int:
+    return ROOMS.index(module.split(".")[2])
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if name_of(path).startswith("penstock.core.")], ids=name_of)
+def test_rooms_of_the_core_know_only_those_below_them(path: Path) -> None:
+    """What is imported for its type alone counts too: a reader has to know it all the same."""
+    for module, _ in imports(path):
+        if module.startswith("penstock.core."):
+            assert _room(module) <= _room(name_of(path)), f"{name_of(path)} knows {module}"
+
+
+def test_no_room_is_a_hall() -> None:
+    folders = Counter(path.parent for path in MODULES if path.name != "__init__.py")
+    for folder, files in folders.items():
+        assert files <= FILES_MAX, f"{folder.relative_to(SOURCE)} holds {files} files"
+
+
+@pytest.mark.parametrize("path", PACKAGES, ids=name_of)
+def test_a_room_opens_with_its_question_and_names_its_files(path: Path) -> None:
+    said = ast.get_docstring(ast.parse(path.read_text()))
+    assert said, name_of(path)
+    if name_of(path) in OWN_KIND:
+        return
+    here = {file.name for file in path.parent.glob("*.py")} - {"__init__.py"}
+    named = set(re.findall(r"`([a-z0-9_]+\.py)`", said))
+    assert here == named, f"not named: {here - named}; not there: {named - here}"
