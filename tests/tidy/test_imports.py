@@ -18,14 +18,14 @@ CORE_RANDOM = "penstock.core.scheduler"
 
 # A folder or file of the package, and what of the package it must not import.
 FORBIDDEN = {
-    "core": ("batch", "bootstrap", "cli", "clock", "config", "demo", "engines", "journal", "server", "settings", "sim"),
-    "config": ("bootstrap", "cli", "server", "sim"),
-    "settings": ("bootstrap", "cli", "server", "sim"),
-    "engines": ("bootstrap", "cli", "server", "sim"),
-    "journal": ("bootstrap", "cli", "server", "sim"),
-    "batch": ("bootstrap", "cli", "server", "sim"),
-    "server": ("bootstrap", "cli", "sim"),
-    "sim": ("batch", "bootstrap", "cli", "server"),
+    "core": ("batch", "cli", "clock", "config", "engines", "gateway", "http", "journal", "sim"),
+    "config": ("cli", "gateway", "http", "sim"),
+    "engines": ("cli", "gateway", "http", "sim"),
+    "http": ("batch", "cli", "config", "core", "engines", "gateway", "sim"),
+    "journal": ("cli", "gateway", "http", "sim"),
+    "batch": ("cli", "sim"),
+    "gateway": ("cli", "sim"),
+    "sim": ("batch", "cli", "gateway", "http"),
 }
 CLOCKLESS = (
     "core",
@@ -76,6 +76,13 @@ def test_dependencies_point_inward(place: str) -> None:
                 target = f"penstock.{other}"
                 assert imported != target, f"{name_of(path)} imports {imported}"
                 assert not imported.startswith(target + "."), f"{name_of(path)} imports {imported}"
+
+
+def test_batches_know_no_http_but_for_their_api() -> None:
+    for path in inside("batch"):
+        if "api" not in path.parts:
+            for module, _ in imports(path):
+                assert not module.startswith(("penstock.gateway", "penstock.http")), f"{name_of(path)} imports {module}"
 
 
 @pytest.mark.parametrize("path", inside("core"), ids=name_of)

@@ -11,7 +11,7 @@ timer) touches it and pumps again. So there is no "fast path" beside the queue, 
 whom nobody waits before is decided by the same pump with the same questions, and only spared the way in and out.
 
 How to read it. It only puts pieces together, in layers of `core/scheduling/`, each of which uses itself and those
-below it, never those above (a tidy test holds it): `parts` < `ends` < `sending` < `waiting` < `requests` <
+below it, never those above (a tidy test holds it): `state` < `ends` < `sending` < `waiting` < `requests` <
 `endpoints` < `operators` < this file, which answers questions and changes nothing. A fact is a public method of
 `requests`, `endpoints`, `operators` or (where time is the fact) `waiting`; read down from there.
 """
