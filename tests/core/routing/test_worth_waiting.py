@@ -10,9 +10,10 @@ import pytest
 from penstock.core.dispatch.backfill import BYPASS_MAX
 from penstock.core.queueing.entry import Entry
 from penstock.core.routing.affinity_wait import RECKONED_S
-from penstock.core.routing.last_sent import DEPTH_MIN, FORGOTTEN_AT_ONCE, FOUND, KEYS_MAX, Sought, Whereabouts
+from penstock.core.routing.last_sent import DEPTH_MIN, FORGOTTEN_AT_ONCE, FOUND, KEYS_MAX, Whereabouts
 from penstock.core.routing.policies.predicted_ttft import COLD
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.values.located import Sought
 from penstock.core.values.request import Estimate, Usage
 from penstock.core.values.settings import AdmissionSettings, RoutingSettings
 from penstock.sim.checks.invariants import CheckedScheduler
