@@ -23,7 +23,7 @@ from penstock.config.load import ConfigError, Flags, Settings, check, config_has
 from penstock.config.sections.roles import role_warnings
 from penstock.config.source import FILE_BYTES_MAX
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 NO_ENV: Mapping[str, str] = {}
 
 

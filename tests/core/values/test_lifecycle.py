@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core.values.lifecycle import TERMINAL, TRANSITIONS, Event, State, after, states_markdown
 
-PAGE = Path(__file__).parents[2] / "docs" / "states.md"
+PAGE = Path(__file__).parents[3] / "docs" / "states.md"
 
 
 def test_the_page_is_drawn_from_the_table() -> None:

@@ -105,7 +105,7 @@ async def test_who_goes_while_its_body_is_unpacked_is_forgotten(world: World) ->
 
 async def test_no_byte_of_many_streams_is_lost_changed_or_moved() -> None:
     """A small run of the benchmark that does it at 50,000 events a second; three processes, checksums at both ends."""
-    benchmark = Path(__file__).parents[2] / "benchmarks" / "streams.py"
+    benchmark = Path(__file__).parents[3] / "benchmarks" / "streams.py"
     options = ("--streams", "64", "--rate", "6400", "--seconds", "0.5", "--json")
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(benchmark), *options, stdout=asyncio.subprocess.PIPE

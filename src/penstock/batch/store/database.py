@@ -141,7 +141,7 @@ def _without_comments(text: str) -> str:
 
 
 def _folder() -> Any:
-    return files("penstock.batch") / "sql"
+    return files("penstock.batch.store") / "sql"
 
 
 def _read(name: str) -> str:
