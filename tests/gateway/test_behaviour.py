@@ -82,10 +82,8 @@ def response_header_rows(rows: list[Row]) -> None:
     refusals = {name.decode() for r in Reason for name, _ in wire.refusal(Api.OPENAI, r, "x", retry_after_s=1.0)[1]}
     named = {name for name, _ in rows}
     assert rates | refusals - {"content-type"} <= named
-    source = "".join(
     proxy = HERE.parents[1] / "src/penstock/gateway/proxy"
     source = "".join((proxy / f"{f}.py").read_text() for f in ("journey", "relay"))
-    )
     own = set(re.findall(r'\(b"(x-[a-z-]+)"', source))
     assert own <= named
     assert named <= own | rates | refusals
