@@ -10,7 +10,7 @@ import pytest
 
 from penstock.cli.batch import EXIT_ERRORS
 from penstock.cli.main import main
-from tests.batch.test_over_http import gateway, jsonl, line
+from tests.batch.test_batch import gateway, jsonl, line
 from tests.gateway.conftest import World
 
 

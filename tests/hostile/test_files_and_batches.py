@@ -17,7 +17,7 @@ from penstock.batch.store.sqlite import FILE, SqliteStore
 from penstock.batch.values import Quota
 from penstock.config.problems import ConfigError
 from penstock.gateway.serve import Gateway
-from tests.batch.test_over_http import FORM, Batches, form, gateway, jsonl, line
+from tests.batch.test_batch import FORM, Batches, form, gateway, jsonl, line
 from tests.gateway.conftest import World, request
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.batch.test_over_http import FORM, Batches, form, gateway, jsonl, line
+from tests.batch.test_batch import FORM, Batches, form, gateway, jsonl, line
 from tests.gateway.conftest import NOT_FOUND, World, chat, request
 from tests.gateway.raw_engine import Peer, RawEngine
 from tests.hostile.test_files_and_batches import bad_chunk, too_large
