@@ -25,9 +25,9 @@ from random import Random
 from unittest.mock import patch
 
 from penstock.core.dispatch import reserved_slots, under_share
-from penstock.core.dispatch.prefill_stagger import Stagger
+from penstock.core.dispatch.prefill_stagger import PrefillStagger
 from penstock.core.dispatch.reserved_slots import FREES_MAX
-from penstock.core.dispatch.under_share import Light
+from penstock.core.dispatch.under_share import UnderShare
 from penstock.sim.scenarios.base import (
     CHAT,
     ENGINE,
@@ -92,7 +92,7 @@ class Bought:
         return sum(self.kept) / len(self.kept)
 
 
-def frees_truly(world: World, of: Light, now: float) -> list[float]:
+def frees_truly(world: World, of: UnderShare, now: float) -> list[float]:
     """When the next slots will free, if every answer's length were known."""
     ends_s = []
     for endpoint in of._pool:
@@ -115,13 +115,13 @@ def one(way: Way, kind: Kind, slots: int, light_share: float, setup: Setup) -> R
     with ExitStack() as patches:
         patches.enter_context(patch.object(reserved_slots, "DEVIATIONS", way.deviations))
         squares_over_sum = property(lambda self: way.patience * self._squares / (self._seconds or 1e-9))
-        patches.enter_context(patch.object(Stagger, "patience_s", squares_over_sum))
+        patches.enter_context(patch.object(PrefillStagger, "patience_s", squares_over_sum))
         if way.by_rate:
             patches.enter_context(patch.object(under_share, "FORESEEN_SLOTS_MAX", 0))
         if way.ends_known:
             patches.enter_context(patch.object(World, "_begin", begun))
             known = lambda of, _model, now: frees_truly(worlds[-1], of, now)  # noqa: E731
-            patches.enter_context(patch.object(Light, "_frees_s", known))
+            patches.enter_context(patch.object(UnderShare, "_frees_s", known))
         pool = engines(slots=slots)
         variant = Variant(way.name, engines=pool, reserved_share=way.share, routing="predicted_ttft")
         return run(setup, variant, _streams(kind, slots=slots, light_share=light_share), warm_s=WARM_S)

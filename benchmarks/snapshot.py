@@ -25,7 +25,7 @@ from penstock.core.scheduler import Scheduler
 from penstock.core.values.lifecycle import Event
 from penstock.core.values.request import Request, Usage
 from penstock.gateway.admin.events import EventLog
-from penstock.gateway.admin.watch import Facts, Watch
+from penstock.gateway.admin.watch import GatewayFacts, Watch
 
 SHAPES = ((100, 10, 4), (10_000, 1_000, 64), (10_000, 1_000, 256), (10_000, 10_000, 64), (100_000, 1_000, 64))
 RUNS = 20
@@ -52,7 +52,7 @@ class _Clockwork:
 
 def page_s(bench: Bench) -> tuple[float, int]:
     """What an open page costs a second: a picture, made and encoded; and how large it is."""
-    watch = Watch(_Clockwork(bench), EventLog(), Facts(version="", config_hash=str, loop_lag_s=float))  # type: ignore[arg-type]
+    watch = Watch(_Clockwork(bench), EventLog(), GatewayFacts(version="", config_hash=str, loop_lag_s=float))  # type: ignore[arg-type]
     best, size = 1e9, 0
     for _ in range(RUNS):
         began = time.thread_time()

@@ -24,7 +24,7 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
-from penstock.sim.lab.cells import CELLS, LIGHT_ANSWER, QUEUE_MAX, WARM_S, Cell, Load
+from penstock.sim.lab.cells import CELLS, LIGHT_ANSWER, QUEUE_MAX, WARM_S, Cell, CellLoad
 from penstock.sim.lab.matrix import LIGHT_MAX, OF_THROUGH_MIN, OF_TOLD_MIN, PICTURE_SHARE, Way
 from penstock.sim.lab.pages import TRUE
 from penstock.sim.lab.strange import Strange
@@ -107,7 +107,7 @@ def _chosen(patterns: list[str]) -> Iterator[Wired]:
 
 
 def _can_be_wired(cell: Cell) -> bool:
-    return cell.load is not Load.OPEN and not (cell.documents or cell.foreign or cell.long_share)
+    return cell.load is not CellLoad.OPEN and not (cell.documents or cell.foreign or cell.long_share)
 
 
 # --- one cell ---------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ async def _way(cell: Cell, gate: Gateway, engines: list[_Engine], seconds: float
         _client(cell, gate.port, tally, random.Random(rng.getrandbits(64)), from_s, until_s)
         for _ in range(cell.clients_each * len(engines))
     ]
-    if cell.load is Load.FLOOD:
+    if cell.load is CellLoad.FLOOD:
         asking.append(_light(cell, gate.port, tally, random.Random(rng.getrandbits(64)), from_s, until_s))
     tasks = [asyncio.create_task(work) for work in (*asking, _look(engines, tally, from_s, until_s))]
     await asyncio.sleep(until_s - loop.time())
@@ -361,7 +361,7 @@ def _report(cell: Cell, tallies: dict[Way, Tally], seconds: float) -> bool:
     at_odds = cell.turnover_max < OF_THROUGH_MIN
     held = {
         "told": not of_told < OF_TOLD_MIN,
-        "through": cell.load is Load.FLOOD or at_odds or not of_through < OF_THROUGH_MIN,
+        "through": cell.load is CellLoad.FLOOD or at_odds or not of_through < OF_THROUGH_MIN,
         "queue": at_odds or queue <= QUEUE_MAX,
         "light": not light > LIGHT_MAX,
         "wrong": untold.refused <= through.refused,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.batch.eta import Outlook, Pace
+from penstock.batch.eta import Outlook, CompletionEta
 from penstock.batch.values import Batch
 
 
@@ -13,12 +13,12 @@ def batch(name: str, done: int, *, total: int = 1000, tenant: str = "a", deadlin
     )  # fmt: skip
 
 
-def look(pace: Pace, batches: list[Batch], at: float) -> list[Outlook]:
+def look(pace: CompletionEta, batches: list[Batch], at: float) -> list[Outlook]:
     return pace.look(batches, wall=at, now=at)
 
 
 def test_a_steady_pace_tells_the_end() -> None:
-    pace = Pace()
+    pace = CompletionEta()
     for second in range(61):
         [outlook] = look(pace, [batch("b", 2 * second)], float(second))
     assert abs(outlook.per_s - 2.0) < 0.1
@@ -28,7 +28,7 @@ def test_a_steady_pace_tells_the_end() -> None:
 
 
 def test_what_stands_before_a_batch_counts_and_other_tenants_do_not() -> None:
-    pace = Pace()
+    pace = CompletionEta()
     for second in range(61):
         rows = look(
             pace, [batch("first", second), batch("next", 0, deadline=700), batch("other", 0, tenant="b")], float(second)
@@ -44,20 +44,20 @@ def test_what_stands_before_a_batch_counts_and_other_tenants_do_not() -> None:
 
 
 def test_a_batch_that_stands_still_will_be_late_and_one_just_begun_is_given_time() -> None:
-    pace = Pace()
+    pace = CompletionEta()
     assert not look(pace, [batch("b", 0)], 0.0)[0].misses_window
     assert not look(pace, [batch("b", 0)], 30.0)[0].misses_window
     assert look(pace, [batch("b", 0)], 61.0)[0].misses_window
 
 
 def test_what_had_ended_before_we_looked_is_no_pace() -> None:
-    pace = Pace()
+    pace = CompletionEta()
     look(pace, [batch("b", 900)], 0.0)
     assert look(pace, [batch("b", 900)], 10.0)[0].per_s == 0.0
 
 
 def test_a_clock_set_back_by_half_a_day_changes_no_pace() -> None:
-    pace = Pace()
+    pace = CompletionEta()
     for second in range(61):
         put_back = 12 * 3600.0 if second > 30 else 0.0
         [outlook] = pace.look([batch("b", 2 * second)], wall=50_000.0 + second - put_back, now=float(second))

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.batch.input_file import PROBLEMS_MAX, Reader, read_line
-from penstock.batch.states import OPEN, TRANSITIONS, Event, Status, after, is_open, may
-from penstock.batch.values import NewItem, Problem
+from penstock.batch.input_file import PROBLEMS_MAX, InputReader, read_line
+from penstock.batch.states import OPEN, TRANSITIONS, BatchEvent, Status, after, is_open, may
+from penstock.batch.values import NewItem, LineProblem
 from penstock.batch.window import window_s
 
 CHAT = "/v1/chat/completions"
@@ -24,9 +24,9 @@ def file_of(*lines: dict[str, Any] | bytes) -> bytes:
     return b"".join((one if isinstance(one, bytes) else json.dumps(one).encode()) + b"\n" for one in lines)
 
 
-def read(data: bytes, *, step: int | None = None, **settings: Any) -> tuple[Reader, list[NewItem]]:
+def read(data: bytes, *, step: int | None = None, **settings: Any) -> tuple[InputReader, list[NewItem]]:
     items: list[NewItem] = []
-    reader = Reader(
+    reader = InputReader(
         urls=lambda url: url in (CHAT, "/v1/embeddings"),
         **{"lines_max": 100, "line_bytes_max": 10_000, "on_item": items.append, **settings},
     )
@@ -106,7 +106,7 @@ def test_all_wrong_lines_are_named_up_to_a_bound() -> None:
     assert problems(some) == [("invalid_json_line", n) for n in range(2, 21, 2)]
     many, _ = read(b"no\n" * (PROBLEMS_MAX + 500), lines_max=10_000)
     assert len(many.problems) == PROBLEMS_MAX + 1
-    assert many.problems[-1] == Problem(
+    assert many.problems[-1] == LineProblem(
         "more_errors", f"500 more lines have problems; only the first {PROBLEMS_MAX} are listed."
     )
 
@@ -141,5 +141,5 @@ def test_every_state_is_reached_and_those_that_are_left_are_open() -> None:
     reached = {Status.VALIDATING, *TRANSITIONS.values()}
     assert reached == set(Status)
     assert {status for status, _ in TRANSITIONS} == set(OPEN) == {status for status in Status if is_open(status)}
-    assert after(Status.VALIDATING, Event.VALID) is Status.IN_PROGRESS
-    assert not may(Status.COMPLETED, Event.CANCEL)
+    assert after(Status.VALIDATING, BatchEvent.VALID) is Status.IN_PROGRESS
+    assert not may(Status.COMPLETED, BatchEvent.CANCEL)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.batch.states import Event, ItemState, Status
+from penstock.batch.states import BatchEvent, ItemState, Status
 from penstock.batch.store.port import (
     CHUNK_BYTES,
     STEP_ROWS,
@@ -20,7 +20,7 @@ from penstock.batch.store.port import (
 )
 from penstock.batch.store.sql_store import FAR_S, KEEP_S
 from penstock.batch.store.sqlite import SqliteStore
-from penstock.batch.values import Batch, File, FileKind, Item, NewItem, Problem, Quota, Result
+from penstock.batch.values import Batch, File, FileKind, Item, NewItem, LineProblem, Quota, Result
 from tests.batch import postgres
 
 T = 1_800_000_000.0
@@ -88,7 +88,7 @@ def running(store: Store, name: str = "batch_1", *, items: int = 10, models: tup
     store.add_batch(a_batch(name), MANY)
     new = [NewItem(n, f"c{n}", models[n % len(models)], n % 3, n * 10, 9) for n in range(1, items + 1)]
     assert store.add_items(name, new)
-    begun = store.move(name, Event.VALID, T, total=items, models=models)
+    begun = store.move(name, BatchEvent.VALID, T, total=items, models=models)
     assert begun is not None
     store.beat("r", T + 100)
     return begun
@@ -181,7 +181,7 @@ def test_a_file_that_an_open_batch_reads_stays(store: Store) -> None:
     assert store.read("file-1", 0, 3) == b"xxx"
     [item] = store.claim("batch_1", "m", 1, "r")
     store.finish([done(item)], "r")
-    store.move("batch_1", Event.ALL_ENDED, T)
+    store.move("batch_1", BatchEvent.ALL_ENDED, T)
     while store.purge(T + 11):
         pass
     assert store.read("file-1", 0, 3) == b""
@@ -232,9 +232,9 @@ def test_counts_files_and_tokens_of_a_batch_that_ran(store: Store) -> None:
     begun = running(store, items=40)
     assert (begun.state, begun.total, begun.when().in_progress_at) == (Status.IN_PROGRESS, 40, int(T))
     items = store.claim("batch_1", "m", 100, "r")
-    assert store.move("batch_1", Event.ALL_ENDED, T) is None  # not yet
+    assert store.move("batch_1", BatchEvent.ALL_ENDED, T) is None  # not yet
     assert store.finish([done(item, well=item.line % 10 > 0) for item in items], "r") == [True] * 40
-    ended = store.move("batch_1", Event.ALL_ENDED, T + 5)
+    ended = store.move("batch_1", BatchEvent.ALL_ENDED, T + 5)
     assert ended is not None
     assert ended == found(store)
     assert (ended.state, ended.completed, ended.failed) == (Status.COMPLETED, 36, 4)
@@ -256,11 +256,11 @@ def test_counts_files_and_tokens_of_a_batch_that_ran(store: Store) -> None:
 
 def test_a_batch_that_is_no_good_runs_nothing(store: Store) -> None:
     store.add_batch(a_batch(total=3), MANY)
-    problem = Problem("invalid_json_line", "no", None, 2)
-    failed = store.move("batch_1", Event.INVALID, T, total=0, problems=[problem])
+    problem = LineProblem("invalid_json_line", "no", None, 2)
+    failed = store.move("batch_1", BatchEvent.INVALID, T, total=0, problems=[problem])
     assert failed is not None
     assert (failed.status, failed.total, failed.output_file, failed.error_file) == ("failed", 0, None, None)
-    assert msgspec.json.decode(failed.problems, type=list[Problem]) == [problem]
+    assert msgspec.json.decode(failed.problems, type=list[LineProblem]) == [problem]
     assert store.open_batches(10) == []
     assert not store.add_items("batch_1", [NewItem(1, "c", "m", 0, 0, 1)])
 
@@ -282,9 +282,9 @@ def test_open_batches_come_by_deadline_and_are_bounded_per_tenant(store: Store) 
 
 @pytest.mark.parametrize(
     ("event", "end", "status"),
-    [(Event.CANCEL, Event.STOPPED, Status.CANCELLED), (None, Event.WINDOW_OVER, Status.EXPIRED)],
+    [(BatchEvent.CANCEL, BatchEvent.STOPPED, Status.CANCELLED), (None, BatchEvent.WINDOW_OVER, Status.EXPIRED)],
 )
-def test_what_did_not_run_ends_in_the_error_file(store: Store, event: Event | None, end: Event, status: Status) -> None:
+def test_what_did_not_run_ends_in_the_error_file(store: Store, event: BatchEvent | None, end: BatchEvent, status: Status) -> None:
     items = STEP_ROWS + 20
     running(store, items=items)
     ran = store.claim("batch_1", "m", 15, "r")
@@ -294,7 +294,7 @@ def test_what_did_not_run_ends_in_the_error_file(store: Store, event: Event | No
         assert store.claim("batch_1", "m", 5, "r") == []  # nothing more is begun
     while store.end_pending("batch_1", "code", "text"):
         pass
-    assert store.move("batch_1", Event.ALL_ENDED, T) is None  # and will never be, whatever ends now
+    assert store.move("batch_1", BatchEvent.ALL_ENDED, T) is None  # and will never be, whatever ends now
     assert store.move("batch_1", end, T) is None  # five still run
     store.finish([done(item) for item in ran[10:]], "r")
     ended = store.move("batch_1", end, T)
@@ -309,11 +309,11 @@ def test_what_did_not_run_ends_in_the_error_file(store: Store, event: Event | No
 def test_a_batch_cancelled_while_it_is_read_has_no_items(store: Store) -> None:
     store.add_batch(a_batch(total=3), MANY)
     assert store.add_items("batch_1", [NewItem(1, "c", "m", 0, 0, 1)])
-    assert store.move("batch_1", Event.CANCEL, T) is not None
+    assert store.move("batch_1", BatchEvent.CANCEL, T) is not None
     assert not store.add_items("batch_1", [NewItem(2, "d", "m", 0, 0, 1)])
     assert store.clear_items("batch_1")
     assert not store.clear_items("batch_1")
-    ended = store.move("batch_1", Event.STOPPED, T, total=0)
+    ended = store.move("batch_1", BatchEvent.STOPPED, T, total=0)
     assert ended is not None
     assert (ended.status, ended.total, ended.error_file) == ("cancelled", 0, None)
 
@@ -321,7 +321,7 @@ def test_a_batch_cancelled_while_it_is_read_has_no_items(store: Store) -> None:
 def test_an_ended_batch_without_files_is_forgotten_in_time(store: Store) -> None:
     running(store, items=1)
     store.finish([done(item) for item in store.claim("batch_1", "m", 1, "r")], "r")
-    ended = store.move("batch_1", Event.ALL_ENDED, T)
+    ended = store.move("batch_1", BatchEvent.ALL_ENDED, T)
     assert ended is not None
     assert ended.output_file is not None
     assert store.delete_file("a", ended.output_file, T)
@@ -389,7 +389,7 @@ def test_one_runner_reads_a_batch_until_it_is_gone(store: Store) -> None:
     assert not store.take(batch, "s", T)
     assert store.take(batch, "r", T)
     assert store.take(batch, "s", T + 11)
-    store.move("batch_1", Event.CANCEL, T)
+    store.move("batch_1", BatchEvent.CANCEL, T)
     assert not store.take(batch, "s", T + 11)  # it is not what it was
 
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.conformance import shop
-from penstock.conformance.shop import PATIENT, Customer, Job
+from penstock.conformance.shop import PATIENT, Customer, ShopJob
 from penstock.core.queueing.estimate import Estimator
 from penstock.core.values.request import Contents, Estimate
 
-__all__ = ["PATIENT", "Customer", "Job", "Shop"]
+__all__ = ["PATIENT", "Customer", "ShopJob", "Shop"]
 
 
 class Wrong(Estimator):

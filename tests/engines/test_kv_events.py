@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.engines.kv_events import Batch, Cleared, Event, Removed, Stored, decode
+from penstock.engines.kv_events import EventBatch, Cleared, Event, Removed, Stored, decode
 
 STORED: dict[str, Any] = {
     "type": "BlockStored",
@@ -26,7 +26,7 @@ STORED: dict[str, Any] = {
 ARRAY = ["BlockStored", [11, -22], None, [1, 2, 3, 4], 2, None, "GPU", None, [None, None], 0, "full_attention"]
 
 
-def batch(*events: object, rank: object = 0) -> Batch:
+def batch(*events: object, rank: object = 0) -> EventBatch:
     read = decode(msgspec.msgpack.encode([1.5, list(events), rank]))
     assert read is not None
     return read
@@ -83,7 +83,7 @@ def test_an_adapter_that_has_only_a_number_is_kept_apart() -> None:
 
 def test_what_is_in_a_slower_tier_or_keeps_only_a_window_is_left_out_and_is_no_error() -> None:
     read = batch({**STORED, "medium": "CPU"}, {**STORED, "kv_cache_spec_kind": "sliding_window"})
-    assert read == Batch([], 0)
+    assert read == EventBatch([], 0)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_what_is_in_a_slower_tier_or_keeps_only_a_window_is_left_out_and_is_no_e
     ],
 )
 def test_an_event_that_makes_no_sense_is_left_out_and_counted(event: object) -> None:
-    assert batch(event, STORED) == Batch([Stored([11, -22], None, [1, 2, 3, 4], 2)], 0, strange=1)
+    assert batch(event, STORED) == EventBatch([Stored([11, -22], None, [1, 2, 3, 4], 2)], 0, strange=1)
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x93", msgspec.msgpack.encode({"ts": 1}), b"\x91" * 5000])

@@ -14,7 +14,7 @@ from penstock.core.values.observation import Observation
 from penstock.engines.base import Engine, PageReader
 from penstock.engines.page import LINE_BYTES_MAX, SAMPLES_MAX, Sample, Selector, number, total
 from penstock.engines.recognise import ENGINES, by_page
-from penstock.sim.engine.model import Engine as SimEngine
+from penstock.sim.engine.model import EngineModel as SimEngine
 from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.fake_engine import metrics
 

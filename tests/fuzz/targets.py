@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.batch.input_file import Reader
+from penstock.batch.input_file import InputReader
 from penstock.batch.values import NewItem
 from penstock.config.load import ConfigError, endpoints_from_text
 from penstock.gateway.openai import body as bodies
-from penstock.gateway.openai.answer import Answer
+from penstock.gateway.openai.answer import AnswerReader
 from penstock.gateway.openai.body import BadBody
 from penstock.gateway.openai.fields import Read
 from penstock.gateway.openai.forms import read_form
@@ -203,7 +203,7 @@ def stream(data: bytes) -> None:
     whole, pieces = cut(data)
     results = []
     for given in ([whole], pieces):
-        answer = Answer(streamed=True, hides_usage=False)
+        answer = AnswerReader(streamed=True, hides_usage=False)
         passed = b"".join([*map(answer.take, given), answer.rest()])
         assert passed == whole, "nothing is lost, changed or moved"
         results.append((answer.usage(), answer.tells_error(), answer.tells_abort(), answer.cut_off()))
@@ -302,7 +302,7 @@ def batch_lines(data: bytes) -> None:
     results = []
     for given in ([whole], pieces):
         items: list[NewItem] = []
-        reader = Reader(
+        reader = InputReader(
             urls=lambda url: url.startswith("/v1/"), lines_max=20, line_bytes_max=1_000, on_item=items.append
         )
         for piece in given:

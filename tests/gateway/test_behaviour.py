@@ -13,7 +13,7 @@ from penstock.core.values.retry import Failure, RetryBudget, Verdict, final_reas
 from penstock.core.values.rows import Allowance, Left
 from penstock.gateway.openai import errors as wire
 from penstock.gateway.openai.errors import Api
-from penstock.gateway.openai.routes import ROUTES, Kind, route
+from penstock.gateway.openai.routes import ROUTES, PathKind, route
 from penstock.gateway.proxy.app import REQUEST_ID_BYTES_MAX
 from penstock.gateway.proxy.headers import request_headers
 from penstock.gateway.proxy.heartbeat import INTERVAL_S_MAX
@@ -51,7 +51,7 @@ def paths(rows: list[Row]) -> None:
         known[prefix + "*"] = passed
     told = {path: (kind, api, events) for path, kind, api, events in rows}
     assert told == {path: (way.kind.value, way.api.value, yes(way.events)) for path, way in known.items()}
-    assert {way.kind for way in known.values()} == set(Kind)
+    assert {way.kind for way in known.values()} == set(PathKind)
 
 
 def request_header_rows(rows: list[Row]) -> None:

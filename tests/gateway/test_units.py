@@ -18,7 +18,7 @@ from penstock.gateway.openai.body import BadBody, peek, read_large
 from penstock.gateway.openai.errors import Api
 from penstock.gateway.openai.fields import Read
 from penstock.gateway.openai.forms import read_form
-from penstock.gateway.openai.routes import ROUTES, Kind, api_of, route
+from penstock.gateway.openai.routes import ROUTES, PathKind, api_of, route
 from penstock.gateway.openai.splice import Spliced, remove_in_bytes, set_in_bytes
 from penstock.gateway.openai.stream_end import TAIL_BYTES, ended_well
 from penstock.gateway.proxy.headers import request_headers, response_headers
@@ -291,7 +291,7 @@ def test_paths() -> None:
     assert route("/v1/images/../files") is None
     assert route("/v1/nothing") is None
     assert api_of("/v1/messages/what") is Api.ANTHROPIC
-    assert {path for path, found in ROUTES.items() if found.kind is Kind.DIRECT} == {
+    assert {path for path, found in ROUTES.items() if found.kind is PathKind.DIRECT} == {
         "/tokenize",
         "/detokenize",
         "/v1/messages/count_tokens",

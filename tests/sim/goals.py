@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cache
 
 from penstock.sim.scenarios.registry import SCENARIOS, Setup
-from penstock.sim.world.report import Result
+from penstock.sim.world.report import RunResult
 
 
 @cache
-def result(name: str, duration_s: float) -> Result:
+def result(name: str, duration_s: float) -> RunResult:
     return SCENARIOS[name].run(Setup(1, duration_s))
 
 

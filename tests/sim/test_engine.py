@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from penstock.sim.engine.model import (
-    Engine,
+    EngineModel,
     EngineConfig,
     EngineFullError,
     EngineRequest,
-    Gauges,
+    EngineGauges,
     Progress,
     PromptTooLongError,
 )
@@ -28,13 +28,13 @@ def ask(name: str, prompt: int = 16, output: int = 4, *, priority: int = 0, pref
     return EngineRequest(name, prompt, output, priority, hashes)
 
 
-def one_step(engine: Engine) -> list[Progress]:
+def one_step(engine: EngineModel) -> list[Progress]:
     due = engine.next_step_end()
     assert due is not None
     return engine.step(due)
 
 
-def run_dry(engine: Engine, steps_max: int = 100_000) -> list[Progress]:
+def run_dry(engine: EngineModel, steps_max: int = 100_000) -> list[Progress]:
     events: list[Progress] = []
     for _ in range(steps_max):
         if engine.next_step_end() is None:
@@ -49,7 +49,7 @@ def first_tokens(events: list[Progress]) -> list[str]:
 
 
 def test_an_idle_engine_starts_a_step_with_the_first_request_alone() -> None:
-    engine = Engine(STEP)
+    engine = EngineModel(STEP)
     assert engine.next_step_end() is None
     for number in range(24):
         engine.submit(ask(str(number)), 5.0)
@@ -59,7 +59,7 @@ def test_an_idle_engine_starts_a_step_with_the_first_request_alone() -> None:
 
 
 def test_each_running_request_gets_one_token_a_step() -> None:
-    engine = Engine(STEP)
+    engine = EngineModel(STEP)
     engine.submit(ask("a", output=3), 0.0)
     engine.submit(ask("b", output=3), 0.0)
     steps = [[(event.id, event.tokens) for event in one_step(engine)] for _ in range(4)]
@@ -68,7 +68,7 @@ def test_each_running_request_gets_one_token_a_step() -> None:
 
 
 def test_a_long_prompt_is_computed_in_chunks_of_the_budget_that_decoding_leaves() -> None:
-    engine = Engine(replace(STEP, max_num_batched_tokens=100))
+    engine = EngineModel(replace(STEP, max_num_batched_tokens=100))
     engine.submit(ask("short", 10, 50), 0.0)
     one_step(engine)
     engine.submit(ask("long", 400, 2), 1.0)
@@ -80,7 +80,7 @@ def test_a_long_prompt_is_computed_in_chunks_of_the_budget_that_decoding_leaves(
 
 def test_steps_take_longer_with_prefill_running_requests_and_context() -> None:
     config = EngineConfig(step_base_s=1.0, prefill_s_per_token=0.01, decode_s_per_running=0.1, kv_s_per_token=0.001)
-    engine = Engine(config)
+    engine = EngineModel(config)
     engine.submit(ask("a", 100, 3), 0.0)
     assert engine.next_step_end() == pytest.approx(1.0 + 100 * 0.01 + 0.1)
     engine.step(2.1)
@@ -92,7 +92,7 @@ def test_steps_take_longer_with_prefill_running_requests_and_context() -> None:
 
 def test_jitter_is_seeded_and_bounded() -> None:
     def ends(seed: int) -> list[float]:
-        engine = Engine(EngineConfig(step_base_s=1.0, decode_s_per_running=0, step_jitter=0.5), seed=seed)
+        engine = EngineModel(EngineConfig(step_base_s=1.0, decode_s_per_running=0, step_jitter=0.5), seed=seed)
         engine.submit(ask("a", 1, 50), 0.0)
         times = [0.0]
         while (due := engine.next_step_end()) is not None:
@@ -107,14 +107,14 @@ def test_jitter_is_seeded_and_bounded() -> None:
 
 @pytest.mark.parametrize(("by_priority", "order"), [(False, ["a", "b", "c", "d"]), (True, ["a", "d", "b", "c"])])
 def test_waiting_requests_are_served_in_order_of_arrival_or_of_priority(by_priority: bool, order: list[str]) -> None:
-    engine = Engine(replace(STEP, max_num_seqs=1, priority=by_priority))
+    engine = EngineModel(replace(STEP, max_num_seqs=1, priority=by_priority))
     for name, priority in (("a", 0), ("b", 0), ("c", 5), ("d", -5)):
         engine.submit(ask(name, priority=priority), 0.0)
     assert first_tokens(run_dry(engine)) == order
 
 
 def test_a_running_request_is_not_preempted_for_a_slot() -> None:
-    engine = Engine(replace(STEP, max_num_seqs=1, priority=True))
+    engine = EngineModel(replace(STEP, max_num_seqs=1, priority=True))
     engine.submit(ask("low", priority=9, output=5), 0.0)
     engine.submit(ask("high", priority=-9), 0.0)
     assert [event.id for event in run_dry(engine)] == ["low"] * 5 + ["high"] * 4
@@ -122,7 +122,7 @@ def test_a_running_request_is_not_preempted_for_a_slot() -> None:
 
 
 def test_slots_bound_what_runs() -> None:
-    engine = Engine(replace(STEP, max_num_seqs=3))
+    engine = EngineModel(replace(STEP, max_num_seqs=3))
     for number in range(10):
         engine.submit(ask(str(number)), 0.0)
     while engine.next_step_end() is not None:
@@ -132,7 +132,7 @@ def test_slots_bound_what_runs() -> None:
 
 
 def test_preemption_repeats_no_token_and_loses_none() -> None:
-    engine = Engine(replace(STEP, kv_blocks=6))  # 96 tokens; three times 16 + 40 do not fit
+    engine = EngineModel(replace(STEP, kv_blocks=6))  # 96 tokens; three times 16 + 40 do not fit
     for name in "abc":
         engine.submit(ask(name, 16, 40), 0.0)
     events = run_dry(engine)
@@ -143,7 +143,7 @@ def test_preemption_repeats_no_token_and_loses_none() -> None:
 
 
 def test_the_latest_of_the_lowest_priority_is_preempted_and_counts_as_waiting() -> None:
-    engine = Engine(replace(STEP, kv_blocks=6, priority=True))
+    engine = EngineModel(replace(STEP, kv_blocks=6, priority=True))
     engine.submit(ask("low", 16, 60, priority=5), 0.0)
     engine.submit(ask("high", 16, 60, priority=0), 0.0)
     waiting = 0
@@ -157,7 +157,7 @@ def test_the_latest_of_the_lowest_priority_is_preempted_and_counts_as_waiting() 
 
 
 def test_a_shared_prefix_is_found_by_whole_blocks() -> None:
-    engine = Engine(STEP)
+    engine = EngineModel(STEP)
     engine.submit(ask("a", 100, 1, prefix="p"), 0.0)
     engine.submit(ask("b", 70, 1, prefix="p"), 0.0)
     engine.submit(ask("c", 100, 1, prefix="q"), 0.0)
@@ -168,7 +168,7 @@ def test_a_shared_prefix_is_found_by_whole_blocks() -> None:
 
 
 def test_a_full_hit_still_computes_the_last_block() -> None:
-    engine = Engine(STEP)
+    engine = EngineModel(STEP)
     for name in "ab":
         engine.submit(ask(name, 64, 1, prefix="p"), 0.0)
     usage = [event.usage for event in run_dry(engine)]
@@ -176,7 +176,7 @@ def test_a_full_hit_still_computes_the_last_block() -> None:
 
 
 def test_requests_of_one_step_share_blocks_and_the_first_to_leave_takes_none_away() -> None:
-    engine = Engine(STEP)
+    engine = EngineModel(STEP)
     engine.submit(ask("x", 16, 1), 0.0)
     engine.submit(ask("a", 160, 1, prefix="p"), 0.0)
     engine.submit(ask("b", 160, 50, prefix="p"), 0.0)
@@ -189,7 +189,7 @@ def test_requests_of_one_step_share_blocks_and_the_first_to_leave_takes_none_awa
 
 
 def test_the_oldest_cached_blocks_are_given_up_first_and_told() -> None:
-    engine = Engine(replace(STEP, kv_blocks=8, kv_events=True))
+    engine = EngineModel(replace(STEP, kv_blocks=8, kv_events=True))
     for name in "pqr":
         engine.submit(ask(name, 48, 1, prefix=name), 0.0)
         run_dry(engine)
@@ -204,7 +204,7 @@ def test_the_oldest_cached_blocks_are_given_up_first_and_told() -> None:
 
 
 def test_chunks_tell_their_blocks_with_the_parent() -> None:
-    engine = Engine(replace(STEP, max_num_batched_tokens=64, kv_events=True))
+    engine = EngineModel(replace(STEP, max_num_batched_tokens=64, kv_events=True))
     engine.submit(ask("a", 128, 1, prefix="p"), 0.0)
     run_dry(engine)
     stored, _ = engine.take_kv_changes()
@@ -216,7 +216,7 @@ def test_chunks_tell_their_blocks_with_the_parent() -> None:
 
 
 def test_gauges_move_only_when_a_step_ends() -> None:
-    engine = Engine(STEP)
+    engine = EngineModel(STEP)
     engine.submit(ask("a", 160, 9), 0.0)
     one_step(engine)
     before = engine.gauges()
@@ -233,7 +233,7 @@ def test_gauges_move_only_when_a_step_ends() -> None:
 
 
 def test_an_engine_that_is_left_alone_reports_nothing_one_step_later() -> None:
-    engine = Engine(STEP)
+    engine = EngineModel(STEP)
     for name in "abc":
         engine.submit(ask(name), 0.0)
     one_step(engine)
@@ -247,7 +247,7 @@ def test_an_engine_that_is_left_alone_reports_nothing_one_step_later() -> None:
 
 
 def test_a_request_can_be_aborted_in_every_phase() -> None:
-    engine = Engine(replace(STEP, max_num_seqs=2, max_num_batched_tokens=32))
+    engine = EngineModel(replace(STEP, max_num_seqs=2, max_num_batched_tokens=32))
     engine.submit(ask("decoding", 16, 99), 0.0)
     one_step(engine)
     engine.submit(ask("prefilling", 999, 9), 1.0)
@@ -264,7 +264,7 @@ def test_a_request_can_be_aborted_in_every_phase() -> None:
 
 
 def test_what_could_never_fit_is_refused_at_once() -> None:
-    engine = Engine(replace(STEP, kv_blocks=10))
+    engine = EngineModel(replace(STEP, kv_blocks=10))
     with pytest.raises(PromptTooLongError, match="maximum context length is 160 tokens"):
         engine.submit(ask("a", 160), 0.0)
     engine.submit(ask("b", 159, 100), 0.0)
@@ -276,7 +276,7 @@ def test_what_could_never_fit_is_refused_at_once() -> None:
 
 
 def test_the_engine_takes_no_more_than_its_bound() -> None:
-    engine = Engine(replace(STEP, max_num_queued_reqs=2))
+    engine = EngineModel(replace(STEP, max_num_queued_reqs=2))
     engine.submit(ask("a"), 0.0)
     engine.submit(ask("b"), 0.0)
     with pytest.raises(EngineFullError):
@@ -284,7 +284,7 @@ def test_the_engine_takes_no_more_than_its_bound() -> None:
 
 
 def test_a_finished_request_tells_its_usage_and_when_it_started() -> None:
-    engine = Engine(replace(STEP, max_num_seqs=1))
+    engine = EngineModel(replace(STEP, max_num_seqs=1))
     engine.submit(ask("a", 20, 2), 0.0)
     engine.submit(EngineRequest("b", 30, 1, finish_reason="stop"), 0.0)
     end = run_dry(engine)[-1]
@@ -308,7 +308,7 @@ def test_other_impossible_settings_are_refused() -> None:
 
 
 def test_the_measured_profile_has_the_measured_pace() -> None:
-    engine = Engine(PROFILES["tiny-slow"])
+    engine = EngineModel(PROFILES["tiny-slow"])
     for number in range(8):
         engine.submit(ask(str(number), 1, 100), 0.0)
     while engine.gauges().running < 8:
@@ -321,7 +321,7 @@ def test_the_measured_profile_has_the_measured_pace() -> None:
     assert end - start == pytest.approx(0.013, rel=0.05)  # measured: about 13 ms at batch 8
 
 
-def wild_run(seed: int) -> tuple[list[object], Gauges]:
+def wild_run(seed: int) -> tuple[list[object], EngineGauges]:
     """A random life under pressure: few blocks, shared prefixes, aborts. Checks the books all along."""
     rng = random.Random(seed)
     config = EngineConfig(
@@ -332,7 +332,7 @@ def wild_run(seed: int) -> tuple[list[object], Gauges]:
         step_jitter=0.1,
         kv_events=True,
     )
-    engine = Engine(config, seed=seed)
+    engine = EngineModel(config, seed=seed)
     trace: list[object] = []
     wanted: dict[str, int] = {}
     got: Counter[str] = Counter()

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.sim.fake_engine import rooms as engine_rooms
-from penstock.sim.fake_engine.rooms import Kv, Rooms, fetch
+from penstock.sim.fake_engine.rooms import ComputedKv, Rooms, fetch
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ async def test_what_is_computed_in_a_room_is_told_to_who_asks_before_or_after(ro
         while 7 not in rooms._rooms:
             await asyncio.sleep(0)
         rooms.computed(7, (1, 2), 33)
-    assert await asking == Kv([1, 2], 33)
+    assert await asking == ComputedKv([1, 2], 33)
     assert not rooms._rooms
 
 
@@ -47,4 +47,4 @@ async def test_rooms_are_bounded_and_the_oldest_are_given_up(rooms: Rooms, monke
     for room in range(5):
         rooms.computed(room, (), room)
     assert list(rooms._rooms) == [3, 4]
-    assert await fetch("[127.0.0.1]", rooms.port, 4) == Kv([], 4)
+    assert await fetch("[127.0.0.1]", rooms.port, 4) == ComputedKv([], 4)

@@ -11,35 +11,35 @@ from msgspec import structs
 from penstock.cli.main import main
 from penstock.config.load import Settings
 from penstock.gateway.settings_map import scheduler_settings
-from penstock.sim.engine.values import Gauges
+from penstock.sim.engine.values import EngineGauges
 from penstock.sim.lab import pages
 from penstock.sim.lab.cells import CELLS, SMALL, Cell
 from penstock.sim.lab.matrix import Way, default_settings, run_cell, run_way
-from penstock.sim.lab.pages import Page, PageWays
+from penstock.sim.lab.pages import StrangePage, PageWays
 from penstock.sim.lab.strange import Strange, stalls, value_at
 
-BUSY = Gauges(running=8, waiting=4, kv_usage=0.5, generation_tokens_total=100)
+BUSY = EngineGauges(running=8, waiting=4, kv_usage=0.5, generation_tokens_total=100)
 
 
-def running(count: int) -> Gauges:
-    return Gauges(running=count, generation_tokens_total=10 * count)
+def running(count: int) -> EngineGauges:
+    return EngineGauges(running=count, generation_tokens_total=10 * count)
 
 
 # --- pages ------------------------------------------------------------------------------------------------------
 
 
 def test_a_true_page_says_what_is() -> None:
-    assert Page(pages.TRUE).read(BUSY, 5.0) is BUSY
+    assert StrangePage(pages.TRUE).read(BUSY, 5.0) is BUSY
 
 
 def test_a_late_page_shows_how_things_were() -> None:
-    page = Page(PageWays(late_s=2.0))
+    page = StrangePage(PageWays(late_s=2.0))
     said = [page.read(running(n), 0.5 * n) for n in range(10)]
     assert [gauges.running for gauges in said if gauges] == [0, 0, 0, 0, 0, 1, 2, 3, 4, 5]
 
 
 def test_a_page_that_froze_stays_as_it_was() -> None:
-    page = Page(PageWays(frozen=True, from_s=2.0))
+    page = StrangePage(PageWays(frozen=True, from_s=2.0))
     said = [page.read(running(n), float(n)) for n in range(5)]
     assert [gauges.generation_tokens_total for gauges in said if gauges] == [0, 10, 20, 20, 20]
 
@@ -57,19 +57,19 @@ def test_a_page_that_froze_stays_as_it_was() -> None:
     ],
 )
 def test_a_page_lies_in_its_own_way(ways: PageWays, runs: int, waits: int) -> None:
-    said = Page(ways).read(BUSY, 5.0)
+    said = StrangePage(ways).read(BUSY, 5.0)
     assert said is not None
     assert (runs, waits) == (said.running, said.waiting)
 
 
 def test_a_page_that_vanishes_was_there_before() -> None:
-    page = Page(pages.VANISHED)
+    page = StrangePage(pages.VANISHED)
     assert page.read(BUSY, 14.9) is not None
     assert page.read(BUSY, 15.1) is None
 
 
 def test_the_page_of_another_model_moves_without_us() -> None:
-    page = Page(pages.OTHER_MODEL, seed=1)
+    page = StrangePage(pages.OTHER_MODEL, seed=1)
     said = {gauges.running for n in range(50) if (gauges := page.read(BUSY, float(n)))}
     assert len(said) > 10
 

@@ -12,14 +12,14 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.core.values.settings import RoutingSettings
-from penstock.sim.engine.model import Engine
+from penstock.sim.engine.model import EngineModel
 from penstock.sim.traces.baselines import RIVALS, Rival
 from penstock.sim.traces.trace import TICK_S, Trace, TraceError, spread
 from penstock.sim.traces.trace_cli import engine
 from penstock.sim.traces.trace_run import Figures, Options, run
 from penstock.sim.traces.trace_source import TraceSource
 from penstock.sim.world.workload import Job
-from penstock.sim.world.world_values import EngineSpec, Node
+from penstock.sim.world.world_values import EngineSpec, EngineNode
 
 VTC = "arrival_s,tenant,prompt_tokens,output_tokens\n0.0,a,10,20\n0.5,b,30,40\n"
 AZURE = (
@@ -113,7 +113,7 @@ def test_requests_of_one_stamp_come_apart_inside_their_tick_and_stay_in_order(tm
 
 def rival(name: str, engines: int) -> Rival:
     specs = [EngineSpec(f"e{n}", engine("default"), 64) for n in range(engines)]
-    return RIVALS[name]([Node(spec, Engine(spec.config)) for spec in specs])
+    return RIVALS[name]([EngineNode(spec, EngineModel(spec.config)) for spec in specs])
 
 
 def send(made: Rival, number: int, *blocks: int) -> int:

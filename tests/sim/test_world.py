@@ -14,9 +14,9 @@ from penstock.core.values.settings import BandSettings
 from penstock.sim.engine.capacity import requests_per_s
 from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.world.report import jain, percentile, priced, service_between
-from penstock.sim.world.workload import Bursts, Constant, InFlight, Lognormal, OnOff, Poisson, Source, Stream, sources
+from penstock.sim.world.workload import Bursts, Constant, InFlight, Lognormal, OnOff, Poisson, ArrivalSource, Stream, sources
 from penstock.sim.world.world import World
-from penstock.sim.world.world_values import Death, EngineSpec, Journey, WorldSettings
+from penstock.sim.world.world_values import Death, EngineSpec, SimulatedJourney, WorldSettings
 
 CONFIG = EngineConfig(step_jitter=0.05)
 SHORT = (Lognormal(300, 1000), Lognormal(50, 150))
@@ -47,7 +47,7 @@ def world(
     return made
 
 
-def fate(journey: Journey) -> tuple[object, ...]:
+def fate(journey: SimulatedJourney) -> tuple[object, ...]:
     return journey.job.id, journey.dispatched_s, journey.first_s, journey.ended_s, journey.outcome, journey.queue_s
 
 
@@ -150,7 +150,7 @@ def test_the_formula_for_capacity_is_near_what_a_full_engine_does(prompt: int, o
 
 
 def test_leaving_one_stream_out_changes_nothing_about_the_others() -> None:
-    def jobs(source: Source) -> list[object]:
+    def jobs(source: ArrivalSource) -> list[object]:
         made = source.open_jobs()
         return [
             (job.at_s, job.prompt_tokens, job.output_tokens, job.body_bytes)

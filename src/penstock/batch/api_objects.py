@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.batch.states import Status
-from penstock.batch.values import Batch, File, FileKind, Problem
+from penstock.batch.values import Batch, File, FileKind, LineProblem
 
 EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
 CANCELLED = ("batch_cancelled", "This request was not executed because the batch was cancelled.")
@@ -33,7 +33,7 @@ def batch_object(batch: Batch) -> dict[str, object]:
     names = batch.names()
     times = msgspec.structs.asdict(batch.when())
     del times["expiring"]
-    problems = msgspec.json.decode(batch.problems, type=list[Problem])
+    problems = msgspec.json.decode(batch.problems, type=list[LineProblem])
     return {
         "id": batch.id,
         "object": "batch",

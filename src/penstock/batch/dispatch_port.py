@@ -24,7 +24,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     body: bytes
 
 
-class Answer(msgspec.Struct, frozen=True, gc=False):
+class ItemAnswer(msgspec.Struct, frozen=True, gc=False):
     """How it ended: an engine's answer, or a refusal of our own."""
 
     status: int
@@ -46,7 +46,7 @@ class Offer(Protocol):
 class Lane(Protocol):
     """The way to the engines."""
 
-    def offer(self, work: Work, *, sent: Callable[[bool], None], ended: Callable[[Answer], None]) -> Offer:
+    def offer(self, work: Work, *, sent: Callable[[bool], None], ended: Callable[[ItemAnswer], None]) -> Offer:
         """Let it wait its turn. `sent` tells when it goes to an engine (True) and when it waits again (False).
 
         Both may be called before this returns.

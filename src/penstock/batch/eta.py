@@ -42,7 +42,7 @@ class _Tenant:
         self.weight = 0.0
 
 
-class Pace:
+class CompletionEta:
     """Watches open batches."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from zlib import crc32
 
 import msgspec
 
-from penstock.batch.values import NewItem, Problem
+from penstock.batch.values import NewItem, LineProblem
 
 PROBLEMS_MAX = 1_000  # told; what is wrong with more lines is told as one number
 CUSTOM_ID_CHARACTERS_MAX = 512
@@ -51,7 +51,7 @@ class _Body(msgspec.Struct, gc=False):
     input: msgspec.Raw = msgspec.Raw()
 
 
-class Request(msgspec.Struct, frozen=True, gc=False):
+class ItemRequest(msgspec.Struct, frozen=True, gc=False):
     """A line, read."""
 
     custom_id: str
@@ -65,7 +65,7 @@ _line = msgspec.json.Decoder(_Line).decode
 _body = msgspec.json.Decoder(_Body).decode
 
 
-class Reader:
+class InputReader:
     """Reads one input file."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Reader:
         self._ended = False
         self.models: dict[str, int] = {}  # and the first line of each
         self.requests = 0
-        self.problems: list[Problem] = []
+        self.problems: list[LineProblem] = []
         self.more_problems = 0
 
     def feed(self, data: bytes) -> None:
@@ -110,7 +110,7 @@ class Reader:
             self._wrong(Wrong("empty_file", "The file is empty. A batch needs at least one request."), None)
         if self.more_problems:
             text = f"{self.more_problems} more lines have problems; only the first {PROBLEMS_MAX} are listed."
-            self.problems.append(Problem("more_errors", text))
+            self.problems.append(LineProblem("more_errors", text))
             self.more_problems = 0
 
     # --- lines ------------------------------------------------------------------------------------------------
@@ -170,12 +170,12 @@ class Reader:
 
     def _wrong(self, wrong: Wrong, line: int | None) -> None:
         if len(self.problems) < PROBLEMS_MAX:
-            self.problems.append(Problem(wrong.code, str(wrong), wrong.param, line))
+            self.problems.append(LineProblem(wrong.code, str(wrong), wrong.param, line))
         else:
             self.more_problems += 1
 
 
-def read_line(line: bytes, *, first: bool = False) -> Request:
+def read_line(line: bytes, *, first: bool = False) -> ItemRequest:
     """A line as a request. Raises `Wrong`."""
     if first and line.startswith(_BOM):
         raise Wrong("byte_order_mark", "The file begins with a byte order mark. Save it as UTF-8 without one.")
@@ -206,7 +206,7 @@ def read_line(line: bytes, *, first: bool = False) -> Request:
     if not body:
         raise Wrong("missing_required_parameter", "`body` is missing.", "body")
     model, prefix = _read_body(body)
-    return Request(custom_id, url, model, prefix, body)
+    return ItemRequest(custom_id, url, model, prefix, body)
 
 
 def _read_body(body: bytes) -> tuple[str, int]:

@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable
 
 from penstock.batch import api_objects
 from penstock.batch.dispatch_port import Lane
-from penstock.batch.eta import Outlook, Pace
-from penstock.batch.input_file import Reader
+from penstock.batch.eta import Outlook, CompletionEta
+from penstock.batch.input_file import InputReader
 from penstock.batch.runner import FAULT_S, LOOK_S, Runner
-from penstock.batch.states import Event, Status
+from penstock.batch.states import BatchEvent, Status
 from penstock.batch.store.port import CHUNK_BYTES, StoreError
 from penstock.batch.store.thread import StoreThread
-from penstock.batch.values import Batch, NewItem, Problem
+from penstock.batch.values import Batch, NewItem, LineProblem
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Keeper:
         self._claim_s = claim_s
         self._wall = wall  # for what people read and what outlives the process
         self._now = now
-        self._pace = Pace()
+        self._pace = CompletionEta()
         # Of open batches, in `now`, which nobody sets back: when the window is over, and since when no more is begun.
         self._due: dict[str, float] = {}
         self._ending: dict[str, float] = {}
@@ -133,14 +133,14 @@ class Keeper:
             if await self._store.do(lambda store: store.take(batch, self._runner.name, now)):
                 await self._validate(batch)
         elif batch.state is Status.CANCELLING:
-            await self._end(batch, Event.STOPPED, api_objects.CANCELLED)
+            await self._end(batch, BatchEvent.STOPPED, api_objects.CANCELLED)
         elif batch.left == 0 and not batch.when().expiring:
-            await self._store.do(lambda store: store.move(batch.id, Event.ALL_ENDED, now))
+            await self._store.do(lambda store: store.move(batch.id, BatchEvent.ALL_ENDED, now))
             self.wake()
         elif self._over(batch):
-            await self._end(batch, Event.WINDOW_OVER, api_objects.EXPIRED)
+            await self._end(batch, BatchEvent.WINDOW_OVER, api_objects.EXPIRED)
 
-    async def _end(self, batch: Batch, event: Event, why: tuple[str, str]) -> None:
+    async def _end(self, batch: Batch, event: BatchEvent, why: tuple[str, str]) -> None:
         """Let end what waits; what runs has `STOP_S`. Looked at again until nothing is left."""
         since = self._ending.setdefault(batch.id, self._now())
         self._runner.withdraw(batch.id, running=self._now() - since > STOP_S)
@@ -162,7 +162,7 @@ class Keeper:
             pass  # of a reading that was cut off
         file = await self._store.do(lambda store: store.file(batch.tenant, batch.input_file, 0.0))
         items: list[NewItem] = []
-        reader = Reader(
+        reader = InputReader(
             urls=self._lane.takes,
             lines_max=self._lines_max,
             line_bytes_max=self._line_bytes_max,
@@ -182,25 +182,25 @@ class Keeper:
         for model, line in reader.models.items():
             if not self._lane.serves(model):
                 text = f"The model `{model}` does not exist. GET /v1/models lists those that do."
-                reader.problems.append(Problem("model_not_found", text, "body.model", line))
+                reader.problems.append(LineProblem("model_not_found", text, "body.model", line))
         await self._begin(batch, reader)
 
-    async def _keep(self, batch: Batch, items: list[NewItem], reader: Reader) -> bool:
+    async def _keep(self, batch: Batch, items: list[NewItem], reader: InputReader) -> bool:
         some, items[:] = list(items), []
         if reader.problems or not some:
             return True  # nothing of it will run, but what else is wrong shall be told
         return await self._store.do(lambda store: store.add_items(batch.id, some))
 
-    async def _begin(self, batch: Batch, reader: Reader) -> None:
+    async def _begin(self, batch: Batch, reader: InputReader) -> None:
         now = self._wall()
         if reader.problems:
             while await self._store.do(lambda store: store.clear_items(batch.id)):
                 pass
             problems = sorted(reader.problems, key=lambda problem: problem.line or self._lines_max * 2)
-            await self._store.do(lambda store: store.move(batch.id, Event.INVALID, now, total=0, problems=problems))
+            await self._store.do(lambda store: store.move(batch.id, BatchEvent.INVALID, now, total=0, problems=problems))
         else:
             total, models = reader.requests, list(reader.models)
-            await self._store.do(lambda store: store.move(batch.id, Event.VALID, now, total=total, models=models))
+            await self._store.do(lambda store: store.move(batch.id, BatchEvent.VALID, now, total=total, models=models))
         self.wake()
 
     # --- upkeep -----------------------------------------------------------------------------------------------

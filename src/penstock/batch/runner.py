@@ -26,7 +26,7 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.batch import api_objects
-from penstock.batch.dispatch_port import Answer, Lane, Offer, Work
+from penstock.batch.dispatch_port import ItemAnswer, Lane, Offer, Work
 from penstock.batch.input_file import Wrong, read_line
 from penstock.batch.states import ItemState, Status
 from penstock.batch.store.port import Store, StoreError
@@ -55,7 +55,7 @@ _Key = tuple[str, int]  # batch and line
 _Stream = tuple[str, str]  # tenant and model
 
 
-class Held:
+class HeldItem:
     """An item that this runner holds."""
 
     __slots__ = ("attempts", "batch", "custom_id", "line", "offer", "over", "size", "stream", "waits", "work")
@@ -89,17 +89,17 @@ class Runner:
         self._lane = lane
         self._now = now
         self._batches: dict[str, Batch] = {}  # in progress, the earliest deadline first
-        self._held: dict[_Key, Held] = {}
+        self._held: dict[_Key, HeldItem] = {}
         self._held_bytes = 0
         self._by_stream: dict[_Stream, list[Batch]] = {}  # the same
         self._waiting: Counter[_Stream] = Counter()
         self._running: Counter[_Stream] = Counter()
-        self._ready: dict[_Stream, deque[Held]] = {}  # claimed, and not offered for want of room
+        self._ready: dict[_Stream, deque[HeldItem]] = {}  # claimed, and not offered for want of room
         self._offers: set[_Stream] = set()  # to be looked at in the next turn of the loop
         self._dry: dict[tuple[str, str], float] = {}  # batch and model, until when
         self._pauses: dict[_Stream, _Pause] = {}
-        self._results: list[tuple[Held, Result]] = []  # to be written
-        self._backs: list[tuple[Held, bool]] = []  # to be given back, and whether it was tried
+        self._results: list[tuple[HeldItem, Result]] = []  # to be written
+        self._backs: list[tuple[HeldItem, bool]] = []  # to be given back, and whether it was tried
         self._stopped = False
         self._wanted = asyncio.Event()  # room for more
         self._ended = asyncio.Event()  # something to write
@@ -219,7 +219,7 @@ class Runner:
 
     def _keep_ready(self, batch: Batch, stream: _Stream, item: Item, line: bytes) -> None:
         """Hold a claimed item until there is room for it."""
-        held = self._held[batch.id, item.line] = Held(batch.id, item, stream)
+        held = self._held[batch.id, item.line] = HeldItem(batch.id, item, stream)
         self._held_bytes += held.size
         try:
             body = read_line(line).body
@@ -251,7 +251,7 @@ class Runner:
             else:
                 self._submit(held)
 
-    def _may_offer(self, held: Held) -> bool:
+    def _may_offer(self, held: HeldItem) -> bool:
         stream, work = held.stream, held.work
         assert work is not None
         if self._now() < self._pause(stream).until_s:
@@ -261,7 +261,7 @@ class Runner:
             return not (waiting or self._running[stream])
         return waiting < max(1, (waiting + room) // 2)
 
-    def _submit(self, held: Held) -> None:
+    def _submit(self, held: HeldItem) -> None:
         work, held.work = held.work, None
         assert work is not None
         held.waits = True
@@ -276,7 +276,7 @@ class Runner:
 
     # --- what becomes of them -----------------------------------------------------------------------------------
 
-    def _sent(self, held: Held, *, sent: bool) -> None:
+    def _sent(self, held: HeldItem, *, sent: bool) -> None:
         if held.waits is sent:
             held.waits = not sent
             self._waiting[held.stream] += -1 if sent else 1
@@ -285,7 +285,7 @@ class Runner:
                 self._offer_soon(held.stream)
             self._wanted.set()
 
-    def _answered(self, held: Held, work: Work, answer: Answer) -> None:
+    def _answered(self, held: HeldItem, work: Work, answer: ItemAnswer) -> None:
         self._let_go(held)
         pause = self._pause(held.stream)
         if answer.status in (429, 503):
@@ -307,7 +307,7 @@ class Runner:
         else:
             self._put(held, _result(held, answer))
 
-    def _take_back(self, held: Held) -> None:
+    def _take_back(self, held: HeldItem) -> None:
         offer = held.offer
         if offer is None:  # it stands ready
             held.work = None
@@ -317,7 +317,7 @@ class Runner:
             offer.withdraw()
         self._give_back(held)
 
-    def _let_go(self, held: Held) -> None:
+    def _let_go(self, held: HeldItem) -> None:
         """It is no longer under way."""
         if held.waits:
             held.waits = False
@@ -328,14 +328,14 @@ class Runner:
         self._offer_soon(held.stream)
         self._wanted.set()
 
-    def _put(self, held: Held, result: Result) -> None:
+    def _put(self, held: HeldItem, result: Result) -> None:
         held.over = True
         held.size += len(result.text)
         self._held_bytes += len(result.text)
         self._results.append((held, result))
         self._ended.set()
 
-    def _give_back(self, held: Held, *, attempted: bool = False) -> None:
+    def _give_back(self, held: HeldItem, *, attempted: bool = False) -> None:
         held.over = True
         self._backs.append((held, attempted))
         self._ended.set()
@@ -397,7 +397,7 @@ class Runner:
         self.on_written()
 
 
-def _result(held: Held, answer: Answer) -> Result:
+def _result(held: HeldItem, answer: ItemAnswer) -> Result:
     if answer.too_large:
         text = api_objects.unanswered(
             held.batch, held.line, held.custom_id, "answer_too_large", "The answer is larger than is kept."

@@ -23,7 +23,7 @@ class Status(StrEnum):
     CANCELLED = "cancelled"  #: it was stopped, and what had run is kept
 
 
-class Event(StrEnum):
+class BatchEvent(StrEnum):
     """What moves a batch on."""
 
     VALID = "valid"
@@ -44,25 +44,25 @@ class ItemState(IntEnum):
     FAILED = 3  #: it is a line of the error file, run or not
 
 
-TRANSITIONS: dict[tuple[Status, Event], Status] = {
-    (Status.VALIDATING, Event.VALID): Status.IN_PROGRESS,
-    (Status.VALIDATING, Event.INVALID): Status.FAILED,
-    (Status.VALIDATING, Event.CANCEL): Status.CANCELLING,
-    (Status.IN_PROGRESS, Event.ALL_ENDED): Status.FINALIZING,
-    (Status.IN_PROGRESS, Event.WINDOW_OVER): Status.EXPIRED,
-    (Status.IN_PROGRESS, Event.CANCEL): Status.CANCELLING,
-    (Status.FINALIZING, Event.FILES_MADE): Status.COMPLETED,
-    (Status.CANCELLING, Event.STOPPED): Status.CANCELLED,
+TRANSITIONS: dict[tuple[Status, BatchEvent], Status] = {
+    (Status.VALIDATING, BatchEvent.VALID): Status.IN_PROGRESS,
+    (Status.VALIDATING, BatchEvent.INVALID): Status.FAILED,
+    (Status.VALIDATING, BatchEvent.CANCEL): Status.CANCELLING,
+    (Status.IN_PROGRESS, BatchEvent.ALL_ENDED): Status.FINALIZING,
+    (Status.IN_PROGRESS, BatchEvent.WINDOW_OVER): Status.EXPIRED,
+    (Status.IN_PROGRESS, BatchEvent.CANCEL): Status.CANCELLING,
+    (Status.FINALIZING, BatchEvent.FILES_MADE): Status.COMPLETED,
+    (Status.CANCELLING, BatchEvent.STOPPED): Status.CANCELLED,
 }
 OPEN = (Status.VALIDATING, Status.IN_PROGRESS, Status.FINALIZING, Status.CANCELLING)
 
 
-def after(status: Status, event: Event) -> Status:
+def after(status: Status, event: BatchEvent) -> Status:
     """The next status. A step that is not in the table is a KeyError: ours, never the caller's."""
     return TRANSITIONS[status, event]
 
 
-def may(status: Status, event: Event) -> bool:
+def may(status: Status, event: BatchEvent) -> bool:
     """Whether that can happen now."""
     return (status, event) in TRANSITIONS
 

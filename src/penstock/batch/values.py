@@ -46,7 +46,7 @@ class File(msgspec.Struct, frozen=True):
     batch: str | None
 
 
-class Problem(msgspec.Struct, frozen=True):
+class LineProblem(msgspec.Struct, frozen=True):
     """What is wrong with an input file, as the batch object tells it."""
 
     code: str

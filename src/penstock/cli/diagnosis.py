@@ -14,14 +14,14 @@ from enum import Enum
 import msgspec
 
 from penstock import clock
-from penstock.config.model import Endpoint
+from penstock.config.model import EndpointSection
 from penstock.core.values.observation import Observation
 from penstock.engines.base import Engine, Facts, Model, Priority
 from penstock.engines.recognise import ENGINES
 from penstock.gateway.endpoints import identify
 from penstock.gateway.endpoints.identify import Listing
-from penstock.gateway.endpoints.load_reader import Reader
-from penstock.gateway.endpoints.probe_client import Answer, Ask, asking
+from penstock.gateway.endpoints.load_reader import LoadReader
+from penstock.gateway.endpoints.probe_client import ProbeAnswer, Ask, asking
 from penstock.http.client.pool import Headers, Upstream, UpstreamException, UpstreamTimeouts
 
 AT_ONCE_MAX = 16
@@ -44,7 +44,7 @@ MOVES_LOOK_S = 0.5
 STANDS_IN = "while all its slots are busy it is not known how many requests wait inside it"
 
 
-class State(Enum):
+class FeatureState(Enum):
     """Of one thing that an engine may offer."""
 
     OFFERED = "offered"
@@ -53,17 +53,17 @@ class State(Enum):
     NEVER = "never"  #: that engine does not have it
 
 
-class Offer(msgspec.Struct, frozen=True):
+class EngineFeature(msgspec.Struct, frozen=True):
     """One thing that an engine may offer."""
 
     what: str  #: metrics, slots, cached_tokens, priority or kv_events
-    state: State
+    state: FeatureState
     detail: str = ""
     flag: str = ""  #: what brings it, where it is missing or unknown
     without: str = ""  #: what Penstock does without it
 
 
-class Served(msgspec.Struct, frozen=True):
+class ServedModel(msgspec.Struct, frozen=True):
     """One model or adapter."""
 
     name: str
@@ -80,9 +80,9 @@ class Report(msgspec.Struct, frozen=True):
     engine: str | None = None
     title: str = "?"
     version: str | None = None
-    models: list[Served] = []
+    models: list[ServedModel] = []
     slots: int | None = None
-    offers: list[Offer] = []
+    offers: list[EngineFeature] = []
 
 
 class Doctor:
@@ -92,11 +92,11 @@ class Doctor:
         self._timeout_s = timeout_s
         self._tries = tries
 
-    async def examine_all(self, endpoints: Sequence[Endpoint]) -> AsyncIterator[Report]:
+    async def examine_all(self, endpoints: Sequence[EndpointSection]) -> AsyncIterator[Report]:
         """One report each, as they come."""
         free = asyncio.Semaphore(AT_ONCE_MAX)
 
-        async def one(endpoint: Endpoint) -> Report:
+        async def one(endpoint: EndpointSection) -> Report:
             async with free:
                 return await self.examine(endpoint)
 
@@ -108,7 +108,7 @@ class Doctor:
             for task in tasks:
                 task.cancel()
 
-    async def examine(self, endpoint: Endpoint) -> Report:
+    async def examine(self, endpoint: EndpointSection) -> Report:
         """Ask one endpoint everything."""
         upstream = Upstream(endpoint.url, timeouts=UpstreamTimeouts(connect_s=self._timeout_s))
         ports: list[Upstream] = []
@@ -121,13 +121,13 @@ class Doctor:
             return asking(ports[-1], [], timeout_s=self._timeout_s)
 
         try:
-            return await self._examine(endpoint, upstream, headers, ask, Reader(ask, clock.now, ask_port))
+            return await self._examine(endpoint, upstream, headers, ask, LoadReader(ask, clock.now, ask_port))
         finally:
             for one in (upstream, *ports):
                 one.close()
 
     async def _examine(
-        self, endpoint: Endpoint, upstream: Upstream, headers: Headers, ask: Ask, reader: Reader
+        self, endpoint: EndpointSection, upstream: Upstream, headers: Headers, ask: Ask, reader: LoadReader
     ) -> Report:
         configured = ENGINES.get(endpoint.engine)
         listing, problem = await _listing(ask, configured)
@@ -182,14 +182,14 @@ async def _listing(ask: Ask, configured: Engine | None) -> tuple[Listing, str | 
     return listing, None
 
 
-def _said(answer: Answer) -> str:
+def _said(answer: ProbeAnswer) -> str:
     if answer.failure is None:
         return f"status {answer.status}" if answer.status != 200 else "something that is no such thing"
     error = answer.failure.error
     return f"{error.kind.value.replace('_', ' ')}: {error.detail}"
 
 
-def _wrong_models(endpoint: Endpoint, models: list[Model] | None) -> list[str]:
+def _wrong_models(endpoint: EndpointSection, models: list[Model] | None) -> list[str]:
     if models is None:
         told = "it does not list its models"
         return [] if endpoint.models != "auto" else [f"{told}: it is taken to serve any; better name them in `models`"]
@@ -199,12 +199,12 @@ def _wrong_models(endpoint: Endpoint, models: list[Model] | None) -> list[str]:
     return [f"`models` names `{name}`, which it does not serve" for name in endpoint.models if name not in listed]
 
 
-def _served(model: Model, facts: Facts) -> Served:
+def _served(model: Model, facts: Facts) -> ServedModel:
     parent = model.fields.get("parent")
-    return Served(model.id, identify.context_tokens(model, facts), parent if isinstance(parent, str) else None)
+    return ServedModel(model.id, identify.context_tokens(model, facts), parent if isinstance(parent, str) else None)
 
 
-async def _moves(reader: Reader, before: Observation) -> bool:
+async def _moves(reader: LoadReader, before: Observation) -> bool:
     """Whether the counters on its page have moved since, as they must after it answered."""
     for _ in range(MOVES_LOOKS):
         after = await reader.full()
@@ -215,14 +215,14 @@ async def _moves(reader: Reader, before: Observation) -> bool:
 
 
 def _offers(
-    endpoint: Endpoint,
+    endpoint: EndpointSection,
     engine: Engine,
     facts: Facts,
     reading: Observation | None,
     *,
     has_page: bool,
     moves: bool | None,
-) -> list[Offer]:
+) -> list[EngineFeature]:
     """Each thing that matters, in the order in which it does."""
     flags = engine.flags
     slots = facts.slots is not None or endpoint.slots != "auto"
@@ -244,7 +244,7 @@ def _offers(
     ]
 
 
-def _metrics(engine: Engine, facts: Facts, reading: Observation | None, *, has_page: bool, moves: bool | None) -> Offer:
+def _metrics(engine: Engine, facts: Facts, reading: Observation | None, *, has_page: bool, moves: bool | None) -> EngineFeature:
     if reading is None:
         has = facts.tells_load is not False and (engine.series is not None or bool(engine.load_path))
         return _offer("metrics", engine.flags, told=False, has=has)
@@ -252,22 +252,22 @@ def _metrics(engine: Engine, facts: Facts, reading: Observation | None, *, has_p
     if reading.kv_usage is not None:
         seen += f", KV {reading.kv_usage:.0%}"
     if moves is False:
-        return Offer("metrics", State.MISSING, f"{seen}; it does not move though it answers", "", NOT_BELIEVED)
+        return EngineFeature("metrics", FeatureState.MISSING, f"{seen}; it does not move though it answers", "", NOT_BELIEVED)
     if moves:
         seen += "; believed: it moved when it answered"
     if has_page or engine.load_leads:
-        return Offer("metrics", State.OFFERED, seen)
-    return Offer("metrics", State.MISSING, f"{seen}, by {engine.load_path}", engine.flags["metrics"], STANDS_IN)
+        return EngineFeature("metrics", FeatureState.OFFERED, seen)
+    return EngineFeature("metrics", FeatureState.MISSING, f"{seen}, by {engine.load_path}", engine.flags["metrics"], STANDS_IN)
 
 
-def _offer(what: str, flags: Mapping[str, str], *, told: bool | None, detail: str = "", has: bool = True) -> Offer:
+def _offer(what: str, flags: Mapping[str, str], *, told: bool | None, detail: str = "", has: bool = True) -> EngineFeature:
     if told:
-        return Offer(what, State.OFFERED, detail)
-    state = State.NEVER if not has else State.UNKNOWN if told is None else State.MISSING
-    return Offer(what, state, detail if has else "", flags.get(what, "") if has else "", WITHOUT[what])
+        return EngineFeature(what, FeatureState.OFFERED, detail)
+    state = FeatureState.NEVER if not has else FeatureState.UNKNOWN if told is None else FeatureState.MISSING
+    return EngineFeature(what, state, detail if has else "", flags.get(what, "") if has else "", WITHOUT[what])
 
 
-def _to_try(endpoint: Endpoint, models: list[Model]) -> str:
+def _to_try(endpoint: EndpointSection, models: list[Model]) -> str:
     return models[0].id if endpoint.models == "auto" else endpoint.models[0]
 
 

@@ -19,7 +19,7 @@ from penstock.core.values.outcome import Reason
 from penstock.core.values.retry import Failure, RetryBudget, Verdict, final_reason, verdict
 from penstock.engines.recognise import ENGINES
 from penstock.gateway.openai.errors import STATUS
-from penstock.gateway.openai.routes import ROUTES, Kind
+from penstock.gateway.openai.routes import ROUTES, PathKind
 
 INTRODUCTION = """\
 # The whole in one picture
@@ -59,7 +59,7 @@ def page() -> str:
 
 
 def _flow() -> Iterable[str]:
-    kinds = {kind: sum(route.kind is kind for route in ROUTES.values()) for kind in Kind}
+    kinds = {kind: sum(route.kind is kind for route in ROUTES.values()) for kind in PathKind}
     settings = Settings.model_fields
     bands = " > ".join(band.name for band in DEFAULT_BANDS)
     levels = " > ".join(settings["fairness"].default.levels)
@@ -67,7 +67,7 @@ def _flow() -> Iterable[str]:
     yield "flowchart TD"
     yield '    client(["client"])'
     yield "    subgraph gateway [Penstock]"
-    yield _box("door", "At the door", f"{kinds[Kind.QUEUED]} paths that are queued, {kinds[Kind.DIRECT]} that are not")
+    yield _box("door", "At the door", f"{kinds[PathKind.QUEUED]} paths that are queued, {kinds[PathKind.DIRECT]} that are not")
     yield _box("who", "Who is it", "key, tenant, user; band, price and share of the model")
     yield _box("direct", "Direct", "costs an engine next to nothing: no turn, no lease")
     yield "        subgraph scheduler [One scheduler, told facts, returns actions]"

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.cli.diagnosis import Doctor, Report, State
+from penstock.cli.diagnosis import Doctor, Report, FeatureState
 from penstock.config.load import ConfigError, Flags, load, require_endpoints
 from penstock.config.model import Settings
 from penstock.core.endpoints.roles import Role, one_sided, role_of
@@ -29,7 +29,7 @@ LABELS = {
     "kv_events": "KV events",
 }
 _COLUMNS = {"metrics": "load", "cached_tokens": "cached tokens", "priority": "priority", "kv_events": "KV events"}
-_MARKS = {State.OFFERED: "yes", State.MISSING: "no", State.UNKNOWN: "?", State.NEVER: "–"}
+_MARKS = {FeatureState.OFFERED: "yes", FeatureState.MISSING: "no", FeatureState.UNKNOWN: "?", FeatureState.NEVER: "–"}
 _NAMES_SHOWN_MAX = 8
 
 
@@ -120,7 +120,7 @@ def show(reports: Sequence[Report], problems: Sequence[str], *, tried: bool, con
     advice = _advice(reports)
     if advice:
         console.print("\n".join(["", "[bold]missing[/]", *_to_do(advice), ""]), soft_wrap=True)
-    if not tried and any(offer.what == "cached_tokens" and offer.state is State.UNKNOWN for offer in _offers(reports)):
+    if not tried and any(offer.what == "cached_tokens" and offer.state is FeatureState.UNKNOWN for offer in _offers(reports)):
         console.print("`?` under cached tokens: only an answer tells it; --try sends two short requests.")
     if not wrong:
         console.print(f"{len(reports)} endpoint{'s' if len(reports) > 1 else ''} can be used.")
@@ -157,8 +157,8 @@ def _advice(reports: Iterable[Report]) -> dict[tuple[str, str, str, str], list[s
     found: dict[tuple[str, str, str, str], list[str]] = {}
     for report in reports:
         for offer in report.offers:
-            if offer.flag and offer.state in (State.MISSING, State.UNKNOWN):
-                what = LABELS[offer.what] + ("" if offer.state is State.MISSING else " (not told)")
+            if offer.flag and offer.state in (FeatureState.MISSING, FeatureState.UNKNOWN):
+                what = LABELS[offer.what] + ("" if offer.state is FeatureState.MISSING else " (not told)")
                 found.setdefault((report.title, what, offer.flag, offer.without), []).append(report.name)
     return found
 

@@ -14,17 +14,17 @@ from pydantic import TypeAdapter, ValidationError
 
 from penstock.config import values
 from penstock.config.address import same_place
-from penstock.config.model import DEFAULT_BANDS, Band, Endpoint, Health, Observe, Queue, Settings, Tls
+from penstock.config.model import DEFAULT_BANDS, BandSection, EndpointSection, HealthSection, Observe, Queue, Settings, Tls
 from penstock.config.problems import Filled, Location, Problem, did_you_mean, show, unreadable, write_path, written_at
 from penstock.config.sections.batch import batch_checks
 from penstock.config.sections.discovery_checks import discovery_checks
 from penstock.config.sections.locality import contradictions
-from penstock.config.sections.models import Model, ModelPrices, model_prices
+from penstock.config.sections.models import ModelSection, ModelPrices, model_prices
 from penstock.config.sections.operation import Admin, Tracing, tracing_problem
-from penstock.config.sections.routing import Routing
+from penstock.config.sections.routing import RoutingSection
 from penstock.config.sections.routing import contradictions as routing_contradictions
 from penstock.config.sections.section import Section
-from penstock.config.sections.tenancy import ANONYMOUS, NAMES_WITHOUT_KEYS, Fairness, Identity, Prices, Tenant
+from penstock.config.sections.tenancy import ANONYMOUS, NAMES_WITHOUT_KEYS, FairnessSection, Identity, PricesSection, Tenant
 
 Found = Iterator[tuple[Location, Problem]]
 Document = Mapping[str, object]
@@ -95,7 +95,7 @@ def _tls(document: Document) -> Found:
 def _endpoints(document: Document) -> Found:
     urls: dict[tuple[str, str, str], int] = {}
     names: dict[str, int] = {}
-    for index, endpoint in enumerate(_items(Endpoint, document.get("endpoints"))):
+    for index, endpoint in enumerate(_items(EndpointSection, document.get("endpoints"))):
         if endpoint is None:
             continue
         place = same_place(endpoint.url)
@@ -113,11 +113,11 @@ def _models(document: Document) -> Found:
     if not isinstance(models, Mapping):
         return
     listed: dict[str, int] = {}
-    for index, endpoint in enumerate(_items(Endpoint, document.get("endpoints"))):
+    for index, endpoint in enumerate(_items(EndpointSection, document.get("endpoints"))):
         if endpoint is not None and endpoint.models != "auto":
             listed |= dict.fromkeys((model for model in endpoint.models if model not in listed), index)
-    fairness = _valid(Fairness, document.get("fairness"))
-    known = {name: model for name, raw in models.items() if (model := _valid(Model, raw)) is not None}
+    fairness = _valid(FairnessSection, document.get("fairness"))
+    known = {name: model for name, raw in models.items() if (model := _valid(ModelSection, raw)) is not None}
     for name, model in known.items():
         if model.says_nothing:
             yield _problem(("models", name), "says nothing", "give `to`, `band`, `weight` or `prices`")
@@ -141,7 +141,7 @@ def _models(document: Document) -> Found:
 
 def _bands(document: Document) -> Found:
     raw = document.get("bands")
-    bands = list(DEFAULT_BANDS) if raw is None else _items(Band, raw)
+    bands = list(DEFAULT_BANDS) if raw is None else _items(BandSection, raw)
     names: dict[str, int] = {}
     for index, band in enumerate(bands):
         if band is None:
@@ -175,7 +175,7 @@ def _bands(document: Document) -> Found:
 
 def _min_shares(document: Document) -> Found:
     total = 0.0
-    for index, band in enumerate(_items(Band, document.get("bands"))):
+    for index, band in enumerate(_items(BandSection, document.get("bands"))):
         if band is not None and band.min_share > band.ceiling:
             message = f"is more than the band's `ceiling` ({band.ceiling:g}) lets it have of any endpoint"
             yield _problem(("bands", index, "min_share"), message, "lower it, or raise `ceiling`")
@@ -188,22 +188,22 @@ def _min_shares(document: Document) -> Found:
 
 def _fairness(document: Document) -> Found:
     raw = document.get("fairness")
-    fairness = _valid(Fairness, {"levels": written_at(raw, ("levels",))})
+    fairness = _valid(FairnessSection, {"levels": written_at(raw, ("levels",))})
     levels = () if fairness is None else fairness.levels
     for index, level in enumerate(levels):
         if levels.index(level) < index:
             message = f"is the same as fairness.levels[{levels.index(level)}]"
             yield _problem(("fairness", "levels", index), message, "name each level once")
-    prices = _valid(Prices, written_at(raw, ("prices",)))
+    prices = _valid(PricesSection, written_at(raw, ("prices",)))
     if prices is not None and not any((prices.prompt, prices.cached_prompt, prices.completion)):
         yield _problem(("fairness", "prices"), "are all 0: at least one kind of token has to cost something")
 
 
 def _counts_tokens(document: Document) -> bool:
     """Whether what tokens cost decides anything, in any band; another package's policy may look at it."""
-    fairness = _valid(Fairness, document.get("fairness"))
+    fairness = _valid(FairnessSection, document.get("fairness"))
     raw = document.get("bands")
-    bands = list(DEFAULT_BANDS) if raw is None else _items(Band, raw)
+    bands = list(DEFAULT_BANDS) if raw is None else _items(BandSection, raw)
     if fairness is None or None in bands:
         return True  # which is told apart
     policies = {band.fairness.policy or fairness.policy for band in bands if band is not None}
@@ -254,7 +254,7 @@ def _is_band_name(value: object) -> bool:
 
 
 def _routing(document: Document) -> Found:
-    routing, queue = _valid(Routing, document.get("routing")), _valid(Queue, document.get("queue"))
+    routing, queue = _valid(RoutingSection, document.get("routing")), _valid(Queue, document.get("queue"))
     if routing is None or queue is None:
         return
     for location, message, suggestion in routing_contradictions(routing, queue.max_wait):
@@ -262,7 +262,7 @@ def _routing(document: Document) -> Found:
 
 
 def _health(document: Document) -> Found:
-    health = _valid(Health, document.get("health"))
+    health = _valid(HealthSection, document.get("health"))
     if health is not None and health.eject_for > health.eject_for_max:
         yield _longer(document, "health", "eject_for", "eject_for_max", health)
 

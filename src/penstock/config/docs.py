@@ -14,9 +14,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from penstock.config.explain import nested, sections
-from penstock.config.model import DEFAULT_BANDS, Band
+from penstock.config.model import DEFAULT_BANDS, BandSection
 from penstock.config.sections.section import Section
-from penstock.config.values import Kind
+from penstock.config.values import ValueKind
 
 INTRODUCTION = """\
 # Configuration
@@ -111,15 +111,15 @@ def bounds_of(field: FieldInfo) -> Iterator[tuple[str, float]]:
                 yield name, value
 
 
-def kind_of(field: FieldInfo) -> Kind | None:
-    return next((item for item in field.metadata if isinstance(item, Kind)), None)
+def kind_of(field: FieldInfo) -> ValueKind | None:
+    return next((item for item in field.metadata if isinstance(item, ValueKind)), None)
 
 
 def item_of(field: FieldInfo) -> str | None:
     """What one item of a list is called."""
     if get_origin(field.annotation) is not tuple:
         return None
-    return next((part.name for part in get_args(get_args(field.annotation)[0]) if isinstance(part, Kind)), None)
+    return next((part.name for part in get_args(get_args(field.annotation)[0]) if isinstance(part, ValueKind)), None)
 
 
 def choices_of(annotation: object) -> Iterator[str]:
@@ -132,13 +132,13 @@ def choices_of(annotation: object) -> Iterator[str]:
 
 def _default_bands(section: type[Section]) -> str:
     """The default list in full, since a list in the file replaces it as a whole."""
-    if section is not Band:
+    if section is not BandSection:
         return ""
     lines = "".join(f"  - {{{', '.join(_written(band))}}}\n" for band in DEFAULT_BANDS)
     return f"\nThe default:\n\n```yaml\nbands:\n{lines}```\n"
 
 
-def _written(band: Band) -> Iterator[str]:
+def _written(band: BandSection) -> Iterator[str]:
     for key, value in band.model_dump(include=band.model_fields_set).items():
         yield f"{key}: {str(value).lower() if isinstance(value, bool) else value}"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.config.model import Band, Settings
+from penstock.config.model import BandSection, Settings
 from penstock.config.sections.section import Section
 from penstock.core.queueing.fairness.registry import POLICIES as FAIRNESS
 
@@ -67,7 +67,7 @@ def _bands(settings: Settings) -> Iterator[str]:
                 yield f"{where}.{key} does nothing: `queue.{key}` is lower"
 
 
-def _max_wait(settings: Settings, band: Band) -> float:
+def _max_wait(settings: Settings, band: BandSection) -> float:
     return settings.queue.max_wait if band.max_wait is None else band.max_wait
 
 

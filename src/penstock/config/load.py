@@ -17,11 +17,11 @@ from penstock.config.explain import explain
 from penstock.config.layers import Flags, Merged, merge
 from penstock.config.model import (
     Admission,
-    Band,
-    Endpoint,
-    Health,
-    Limits,
-    Metrics,
+    BandSection,
+    EndpointSection,
+    HealthSection,
+    LimitsSection,
+    MetricsSection,
     Observe,
     Queue,
     Retry,
@@ -30,32 +30,32 @@ from penstock.config.model import (
     Tls,
 )
 from penstock.config.problems import ConfigError, Filled, Location, Problem, write_path
-from penstock.config.sections.models import Model, ModelPrices
-from penstock.config.sections.routing import Routing
+from penstock.config.sections.models import ModelSection, ModelPrices
+from penstock.config.sections.routing import RoutingSection
 from penstock.config.sections.section import Section
-from penstock.config.sections.tenancy import Accounting, Fairness, Identity, Prices, Tenant, TenantLimits
+from penstock.config.sections.tenancy import Accounting, FairnessSection, Identity, PricesSection, Tenant, TenantLimits
 from penstock.config.source import parse
 
 __all__ = [
     "Accounting",
     "Admission",
-    "Band",
+    "BandSection",
     "ConfigError",
-    "Endpoint",
-    "Fairness",
+    "EndpointSection",
+    "FairnessSection",
     "Flags",
-    "Health",
+    "HealthSection",
     "Identity",
-    "Limits",
-    "Metrics",
-    "Model",
+    "LimitsSection",
+    "MetricsSection",
+    "ModelSection",
     "ModelPrices",
     "Observe",
-    "Prices",
+    "PricesSection",
     "Problem",
     "Queue",
     "Retry",
-    "Routing",
+    "RoutingSection",
     "Section",
     "Settings",
     "Tenant",
@@ -84,7 +84,7 @@ def from_mapping(document: Mapping[str, object]) -> Settings:
     return _build(Merged(document=dict(document)))
 
 
-def endpoints_from_text(text: str, origin: str, env: Mapping[str, str]) -> tuple[Endpoint, ...]:
+def endpoints_from_text(text: str, origin: str, env: Mapping[str, str]) -> tuple[EndpointSection, ...]:
     """The endpoints that a YAML or JSON text lists, as entries of `endpoints` or as URLs. Raises `ConfigError`.
 
     `env` is what its writer may use, as credentials only: a variable in an address would be told to whoever is there.

@@ -13,20 +13,20 @@ from pydantic import BeforeValidator, Field, PrivateAttr, ValidationInfo, field_
 
 from penstock.config import values
 from penstock.config.address import host_and_port, split_listen
-from penstock.config.sections.batch import Batch
-from penstock.config.sections.discovery import SOURCES_MAX, Source
+from penstock.config.sections.batch import BatchSection
+from penstock.config.sections.discovery import SOURCES_MAX, SourceSection
 from penstock.config.sections.locality import Instance, KvEvents
-from penstock.config.sections.models import Model
+from penstock.config.sections.models import ModelSection
 from penstock.config.sections.operation import Admin, Log, Tracing
 from penstock.config.sections.policies import OrderingName, OrderingNameOrEmpty
-from penstock.config.sections.routing import Routing
+from penstock.config.sections.routing import RoutingSection
 from penstock.config.sections.section import Section, setting
 from penstock.config.sections.tenancy import (
     ANONYMOUS,
     Accounting,
     Anonymous,
     BandFairness,
-    Fairness,
+    FairnessSection,
     Identity,
     Tenant,
     band_fairness,
@@ -46,7 +46,7 @@ class Tls(Section):
     key: values.OptionalFile = setting(None, "Its private key, as a PEM file.")
 
 
-class Endpoint(Section):
+class EndpointSection(Section):
     """The engines to send to. None in the file is fine when `--endpoint` names them."""
 
     url: values.Url = Field(description="The engine's base URL, with a path prefix if it has one, but without `/v1`.")
@@ -134,7 +134,7 @@ class Queue(Section):
     )
 
 
-class Band(Section):
+class BandSection(Section):
     """Strict priority classes, highest first. A list in the file replaces the default one as a whole."""
 
     name: values.BandName = Field(description="A free name.")
@@ -222,7 +222,7 @@ class Retry(Section):
     )
 
 
-class Health(Section):
+class HealthSection(Section):
     """When an endpoint is taken out, and for how long."""
 
     probe_interval: values.Duration = setting(5.0, "The time between two health probes of an endpoint.", gt=0)
@@ -245,7 +245,7 @@ class Timeouts(Section):
     client_write: values.Duration = setting(60.0, "For a caller to take the next piece of an answer.", gt=0)
 
 
-class Limits(Section):
+class LimitsSection(Section):
     """What a caller may send."""
 
     max_body: values.Size = setting(64 * 2**20, "The largest body, after inflating.", gt=0)
@@ -265,7 +265,7 @@ class Observe(Section):
     fast_interval: values.Duration = setting(0.5, "While requests wait for an endpoint that is near its limit.", gt=0)
 
 
-class Metrics(Section):
+class MetricsSection(Section):
     """What `/metrics` shows."""
 
     aliases: Annotated[tuple[Literal["vllm_router"], ...], BeforeValidator(values.items(0, 1))] = setting(
@@ -274,20 +274,20 @@ class Metrics(Section):
 
 
 DEFAULT_BANDS = (
-    Band(name="interactive", max_engine_waiting=3),
-    Band(name="standard", max_engine_waiting=2),
-    Band(name="batch", max_engine_waiting=0, best_effort=True),
+    BandSection(name="interactive", max_engine_waiting=3),
+    BandSection(name="standard", max_engine_waiting=2),
+    BandSection(name="batch", max_engine_waiting=0, best_effort=True),
 )
 
 
-class Origins:
+class OriginsSection:
     """Where settings came from, beside what they are: two that say the same are equal, wherever they stood."""
 
     def __init__(self, find: Callable[[tuple[str, ...]], str | None] = lambda _: None) -> None:
         self.find = find
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Origins)
+        return isinstance(other, OriginsSection)
 
     def __hash__(self) -> int:
         return 0
@@ -296,7 +296,7 @@ class Origins:
 class Settings(Section):
     """Everything that can be set."""
 
-    _origins: Origins = PrivateAttr(default_factory=Origins)
+    _origins: OriginsSection = PrivateAttr(default_factory=OriginsSection)
 
     later = frozenset({"journal"})
 
@@ -304,35 +304,35 @@ class Settings(Section):
         "127.0.0.1:8080", "Where to listen. `:8080` is every interface; port 0 is any free port."
     )
     tls: Tls = Tls()
-    endpoints: Annotated[tuple[Endpoint, ...], BeforeValidator(values.items(0, ENDPOINTS_MAX))] = ()
-    discovery: Annotated[tuple[Source, ...], BeforeValidator(values.items(0, SOURCES_MAX))] = ()
-    models: Annotated[dict[values.ModelName, Model], BeforeValidator(values.items(0, MODELS_MAX))] = setting({}, "")
+    endpoints: Annotated[tuple[EndpointSection, ...], BeforeValidator(values.items(0, ENDPOINTS_MAX))] = ()
+    discovery: Annotated[tuple[SourceSection, ...], BeforeValidator(values.items(0, SOURCES_MAX))] = ()
+    models: Annotated[dict[values.ModelName, ModelSection], BeforeValidator(values.items(0, MODELS_MAX))] = setting({}, "")
     queue: Queue = Queue()
-    bands: Annotated[tuple[Band, ...], BeforeValidator(values.items(1, BANDS_MAX))] = DEFAULT_BANDS
+    bands: Annotated[tuple[BandSection, ...], BeforeValidator(values.items(1, BANDS_MAX))] = DEFAULT_BANDS
     default_band: values.BandName = setting("standard", "The band of requests that ask for none.")
-    fairness: Fairness = Fairness()
+    fairness: FairnessSection = FairnessSection()
     ordering: OrderingName = setting(
         "fcfs",
         "Which request of one flow goes first: the oldest, the one most pressed, or the shortest (with aging).",
     )
     admission: Admission = Admission()
-    routing: Routing = Routing()
+    routing: RoutingSection = RoutingSection()
     retry: Retry = Retry()
-    health: Health = Health()
+    health: HealthSection = HealthSection()
     timeouts: Timeouts = Timeouts()
-    limits: Limits = Limits()
+    limits: LimitsSection = LimitsSection()
     accounting: Accounting = Accounting()
     tenants: Annotated[tuple[Tenant, ...], BeforeValidator(values.items(0, TENANTS_MAX))] = ()
     identity: Identity = setting(Identity(), "", validate_default=True)
     observe: Observe = Observe()
-    metrics: Metrics = Metrics()
+    metrics: MetricsSection = MetricsSection()
     admin: Admin = Admin()
     state_dir: values.OptionalFile = setting(
         None,
         "The folder for what a gateway keeps for itself: its own admin token, by port. Default: `$STATE_DIRECTORY` "
         "(systemd), `$XDG_STATE_HOME/penstock`, or `~/.local/state/penstock`.",
     )
-    batch: Batch = Batch()
+    batch: BatchSection = BatchSection()
     log: Log = Log()
     tracing: Tracing = Tracing()
 
@@ -349,7 +349,7 @@ class Settings(Section):
 
     def with_origins(self, find: Callable[[tuple[str, ...]], str | None]) -> Settings:
         """The same, and where they came from."""
-        self._origins = Origins(find)
+        self._origins = OriginsSection(find)
         return self
 
     @property

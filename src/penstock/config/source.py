@@ -51,7 +51,7 @@ def _bound(n_nodes: int, depth: int, mark: yaml.Mark) -> None:
 
 
 @dataclass(slots=True)
-class Document:
+class SettingsText:
     """What a text says; what is wrong with it; and where a value is missing because of that."""
 
     value: object = None
@@ -59,7 +59,7 @@ class Document:
     unresolved: set[Location] = field(default_factory=set)
 
 
-def read_file(path: str, env: Mapping[str, str]) -> Document:
+def read_file(path: str, env: Mapping[str, str]) -> SettingsText:
     """Raises `ConfigError` for a file that cannot be read, or that is not YAML."""
     try:
         with Path(path).open("rb") as file:
@@ -80,14 +80,14 @@ def read_file(path: str, env: Mapping[str, str]) -> Document:
     return document
 
 
-def parse(text: str, origin: str, env: Mapping[str, str] | None) -> Document:
+def parse(text: str, origin: str, env: Mapping[str, str] | None) -> SettingsText:
     """The value of one YAML text. Without `env` a `$` is only a dollar sign."""
     references: list[re.Match[str]] = []
     if env is not None:
         text = _REFERENCE.sub(lambda match: _take_out(match, references), text)
     try:
         root = yaml.compose(text, Loader=_Loader)
-        document = Document()
+        document = SettingsText()
         if root is not None:
             document.value = _Walk(references, env or {}, document).value(root, ())
     except RecursionError:
@@ -130,7 +130,7 @@ def _describe(error: yaml.YAMLError) -> str:
 class _Walk:
     """From nodes to plain values: dicts with text keys, lists, text, numbers, booleans, None."""
 
-    def __init__(self, references: list[re.Match[str]], env: Mapping[str, str], document: Document) -> None:
+    def __init__(self, references: list[re.Match[str]], env: Mapping[str, str], document: SettingsText) -> None:
         self._references = references
         self._env = env
         self._document = document

@@ -1,6 +1,6 @@
 """Values: how are a number, a duration, a size, a name or an address written in the settings?
 
-Each type here is `Annotated` with the function that reads it and a `Kind` that names it in the reference.
+Each type here is `Annotated` with the function that reads it and a `ValueKind` that names it in the reference.
 Every scalar may also be given as text, because that is all an environment variable or `${VAR}` can hold.
 Booleans are never numbers, numbers are never booleans, and nothing is infinite.
 """
@@ -52,7 +52,7 @@ _BAND = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueKind:
     """What the reference calls a type, and how it writes a default of that type."""
 
     name: str
@@ -332,48 +332,48 @@ def write_size(n_bytes: float) -> str:
 
 
 _DURATION, _SIZE, _WHOLE = (
-    Kind("duration", write_duration),
-    Kind("size", write_size),
-    Kind("whole number", write_whole),
+    ValueKind("duration", write_duration),
+    ValueKind("size", write_size),
+    ValueKind("whole number", write_whole),
 )
 
 EngineName = Literal["auto", "vllm", "sglang", "tgi", "llamacpp", "trtllm", "lmdeploy", "ollama", "openai"]
-Number = Annotated[float, BeforeValidator(number), Kind("number")]
+Number = Annotated[float, BeforeValidator(number), ValueKind("number")]
 Whole = Annotated[int, BeforeValidator(whole), _WHOLE]
 Duration = Annotated[float, BeforeValidator(duration), _DURATION]
 Size = Annotated[int, BeforeValidator(size), _SIZE]
-Bool = Annotated[bool, BeforeValidator(boolean), Kind("true or false")]
-Name = Annotated[str, BeforeValidator(name), Kind("name")]
-ModelName = Annotated[str, BeforeValidator(model_name), Kind("model name")]
-BandName = Annotated[str, BeforeValidator(band_name), Kind("band name")]
-BandNameOrEmpty = Annotated[str, BeforeValidator(band_name_or_empty), Kind("band name")]
-HeaderName = Annotated[str, BeforeValidator(header_name), Kind("header name")]
-TenantName = Annotated[str, BeforeValidator(tenant_name), Kind("name")]
-Weight = Annotated[float, BeforeValidator(weight), Kind("number, more than 0")]
-KeyHash = Annotated[str, BeforeValidator(key_hash), Kind("`sha256:…`")]
-Network = Annotated[str, BeforeValidator(network), Kind("IP address or network")]
+Bool = Annotated[bool, BeforeValidator(boolean), ValueKind("true or false")]
+Name = Annotated[str, BeforeValidator(name), ValueKind("name")]
+ModelName = Annotated[str, BeforeValidator(model_name), ValueKind("model name")]
+BandName = Annotated[str, BeforeValidator(band_name), ValueKind("band name")]
+BandNameOrEmpty = Annotated[str, BeforeValidator(band_name_or_empty), ValueKind("band name")]
+HeaderName = Annotated[str, BeforeValidator(header_name), ValueKind("header name")]
+TenantName = Annotated[str, BeforeValidator(tenant_name), ValueKind("name")]
+Weight = Annotated[float, BeforeValidator(weight), ValueKind("number, more than 0")]
+KeyHash = Annotated[str, BeforeValidator(key_hash), ValueKind("`sha256:…`")]
+Network = Annotated[str, BeforeValidator(network), ValueKind("IP address or network")]
 ReservedSlots = Annotated[
-    float | Literal["auto"], PlainValidator(reserved_slots), Kind("`auto` or a number, at least 0, less than 1")
+    float | Literal["auto"], PlainValidator(reserved_slots), ValueKind("`auto` or a number, at least 0, less than 1")
 ]
 AffinityWait = Annotated[
-    float | Literal["auto"], PlainValidator(affinity_wait), Kind("`auto` or a duration, at least 0", write_duration)
+    float | Literal["auto"], PlainValidator(affinity_wait), ValueKind("`auto` or a duration, at least 0", write_duration)
 ]
-Label = Annotated[str, BeforeValidator(label), Kind("text")]
-Listen = Annotated[str, BeforeValidator(listen_address), Kind("`host:port`, `:port` or `[::1]:port`")]
-Url = Annotated[str, BeforeValidator(endpoint_url), Kind("URL")]
-Slots = Annotated[int | Literal["auto"], PlainValidator(slots), Kind("`auto` or a whole number ≥ 1")]
+Label = Annotated[str, BeforeValidator(label), ValueKind("text")]
+Listen = Annotated[str, BeforeValidator(listen_address), ValueKind("`host:port`, `:port` or `[::1]:port`")]
+Url = Annotated[str, BeforeValidator(endpoint_url), ValueKind("URL")]
+Slots = Annotated[int | Literal["auto"], PlainValidator(slots), ValueKind("`auto` or a whole number ≥ 1")]
 ServedModels = Annotated[
-    tuple[str, ...] | Literal["auto"], PlainValidator(served_models), Kind("`auto` or a list of names")
+    tuple[str, ...] | Literal["auto"], PlainValidator(served_models), ValueKind("`auto` or a list of names")
 ]
-OptionalFile = Annotated[str | None, BeforeValidator(optional(text)), Kind("file")]
-OptionalSecret = Annotated[SecretStr | None, BeforeValidator(optional(secret)), Kind("secret text")]
-OptionalAdminToken = Annotated[SecretStr | None, BeforeValidator(optional(admin_token)), Kind("secret text")]
-Origin = Annotated[str, BeforeValidator(origin), Kind("origin")]
-HostPattern = Annotated[str, BeforeValidator(host_pattern), Kind("host name or `*`")]
-VariableName = Annotated[str, BeforeValidator(variable_name), Kind("variable's name")]
+OptionalFile = Annotated[str | None, BeforeValidator(optional(text)), ValueKind("file")]
+OptionalSecret = Annotated[SecretStr | None, BeforeValidator(optional(secret)), ValueKind("secret text")]
+OptionalAdminToken = Annotated[SecretStr | None, BeforeValidator(optional(admin_token)), ValueKind("secret text")]
+Origin = Annotated[str, BeforeValidator(origin), ValueKind("origin")]
+HostPattern = Annotated[str, BeforeValidator(host_pattern), ValueKind("host name or `*`")]
+VariableName = Annotated[str, BeforeValidator(variable_name), ValueKind("variable's name")]
 OptionalDuration = Annotated[float | None, BeforeValidator(optional(duration)), _DURATION]
 OptionalSize = Annotated[int | None, BeforeValidator(optional(size)), _SIZE]
 OptionalWhole = Annotated[int | None, BeforeValidator(optional(whole)), _WHOLE]
-OptionalNumber = Annotated[float | None, BeforeValidator(optional(number)), Kind("number")]
-OptionalWeight = Annotated[float | None, BeforeValidator(optional(weight)), Kind("number, more than 0")]
-OptionalModelName = Annotated[str | None, BeforeValidator(optional(model_name)), Kind("model name")]
+OptionalNumber = Annotated[float | None, BeforeValidator(optional(number)), ValueKind("number")]
+OptionalWeight = Annotated[float | None, BeforeValidator(optional(weight)), ValueKind("number, more than 0")]
+OptionalModelName = Annotated[str | None, BeforeValidator(optional(model_name)), ValueKind("model name")]

@@ -55,7 +55,7 @@ class Customer:
 
 
 @dataclass
-class Job:
+class ShopJob:
     """One request, and what it will have cost."""
 
     request: Request
@@ -82,13 +82,13 @@ class Shop:
         self.random = Random(seed)
         self.scheduler = kind(settings, random=Random(seed))
         self.now = 0.0
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, ShopJob] = {}
         self.waiting: dict[Customer, int] = defaultdict(int)
-        self.in_flight: dict[tuple[str, ...], dict[str, Job]] = defaultdict(dict)
+        self.in_flight: dict[tuple[str, ...], dict[str, ShopJob]] = defaultdict(dict)
         self.served: dict[tuple[str, ...], float] = defaultdict(float)
-        self.dispatched: list[Job] = []
+        self.dispatched: list[ShopJob] = []
         self.refused: list[Action] = []
-        self.watch: Callable[[Job | None], None] = lambda _: None  # after each event; with each job, when it is sent
+        self.watch: Callable[[ShopJob | None], None] = lambda _: None  # after each event; with each job, when it is sent
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._made = 0
         self._slots = slots
@@ -154,7 +154,7 @@ class Shop:
             streamed=customer.streamed,
         )
         cost = 1.0 * (prompt - usage.cached_tokens) + 2.0 * output
-        self.jobs[request.id] = Job(request, customer, usage, cost)
+        self.jobs[request.id] = ShopJob(request, customer, usage, cost)
         self.waiting[customer] += 1
         self._tell(self.scheduler.arrived(request, now=self.now))
 
@@ -191,23 +191,23 @@ class Shop:
         self._at(ends_s, partial(self._cancelled if gives_up else self._finished, job))
         self.watch(job)
 
-    def _first_token(self, job: Job) -> None:
+    def _first_token(self, job: ShopJob) -> None:
         assert job.lease is not None
         self._tell(self.scheduler.first_token(job.lease, now=self.now))
 
-    def _progressed(self, job: Job, tokens: int) -> None:
+    def _progressed(self, job: ShopJob, tokens: int) -> None:
         assert job.lease is not None
         self._tell(self.scheduler.progressed(job.lease, tokens, now=self.now))
 
-    def _finished(self, job: Job) -> None:
+    def _finished(self, job: ShopJob) -> None:
         assert job.lease is not None
         self._forget(job)
         self._tell(self.scheduler.finished(job.lease, job.usage, now=self.now))
 
-    def _cancelled(self, job: Job) -> None:
+    def _cancelled(self, job: ShopJob) -> None:
         self._forget(job)
         self._tell(self.scheduler.cancelled(job.request.id, now=self.now))
 
-    def _forget(self, job: Job) -> None:
+    def _forget(self, job: ShopJob) -> None:
         del self.in_flight[job.customer.flow][job.request.id]
         del self.jobs[job.request.id]

@@ -34,7 +34,7 @@ from penstock.core.explain.snapshot import (
     tight,
 )
 from penstock.core.queueing.entry import Entry
-from penstock.core.queueing.position import Place, ranked
+from penstock.core.queueing.position import QueuePosition, ranked
 from penstock.core.scheduling.operators import Operators
 from penstock.core.scheduling.requests import AVOID_S, REFUSED_AVOID_S, REFUSED_AVOID_S_MAX
 from penstock.core.scheduling.sending import BAND_RANKS
@@ -109,12 +109,12 @@ class Scheduler(Operators):
         entry = self._entries.get(request_id)
         return None if entry is None or entry.state is not State.WAITING else self._estimated_wait_s(entry, now)
 
-    def places(self, request_ids: Iterable[str], *, now: float) -> dict[str, Place]:
+    def places(self, request_ids: Iterable[str], *, now: float) -> dict[str, QueuePosition]:
         """Where those of some requests that wait stand. Asked for many at once it costs little for each."""
         found = [self._entries.get(request_id) for request_id in request_ids]
         waiting: list[Entry] = [entry for entry in found if entry is not None and entry.state is State.WAITING]
         return {
-            entry.request.id: Place(
+            entry.request.id: QueuePosition(
                 position,
                 self._estimated_wait_s(entry, now, ahead=self._forecast.ahead(position - 1, ahead)),
                 now - entry.waits_since_s,

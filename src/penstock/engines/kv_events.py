@@ -55,7 +55,7 @@ class Cleared(msgspec.Struct, frozen=True, gc=False):
 Event = Stored | Removed | Cleared
 
 
-class Batch(msgspec.Struct, frozen=True, gc=False):
+class EventBatch(msgspec.Struct, frozen=True, gc=False):
     """One message."""
 
     events: Sequence[Event]
@@ -66,7 +66,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 _decode = msgspec.msgpack.Decoder().decode
 
 
-def decode(payload: bytes) -> Batch | None:
+def decode(payload: bytes) -> EventBatch | None:
     """The events of a message, None when it is no such message."""
     try:
         message = _decode(payload)
@@ -84,7 +84,7 @@ def decode(payload: bytes) -> Batch | None:
             events.append(event)
         elif fields is None or not _elsewhere(fields):
             strange += 1
-    return Batch(events, rank, strange)
+    return EventBatch(events, rank, strange)
 
 
 def _fields(raw: object) -> Mapping[str, Any] | None:

@@ -22,11 +22,11 @@ from penstock.gateway.admin.reload_verb import ReloadVerb
 from penstock.gateway.admin.requests import RequestVerbs
 from penstock.gateway.admin.routes import AdminRoutes
 from penstock.gateway.admin.verbs import EndpointVerbs
-from penstock.gateway.admin.watch import Facts, Watch
+from penstock.gateway.admin.watch import GatewayFacts, Watch
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.endpoints.discovery.base import Discovery
 from penstock.gateway.endpoints.discovery.sources import sources
-from penstock.gateway.endpoints.registry import SETTINGS, Endpoints
+from penstock.gateway.endpoints.registry import SETTINGS, EndpointRegistry
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.identity.origins import Origins
 from penstock.gateway.proxy.app import App
@@ -34,7 +34,7 @@ from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.heartbeat import Heartbeats
 from penstock.gateway.proxy.ties import Affinities
 from penstock.gateway.queueing import queueing
-from penstock.gateway.reload import Reload, Told
+from penstock.gateway.reload import Reload, Subscribers
 from penstock.gateway.serve import Gateway
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.http.server.server import HttpServer
@@ -52,7 +52,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
     )
     catalog = Catalog(settings_map.aliases(settings))
     locator = settings_map.locator(settings, driver, catalog)
-    endpoints = Endpoints(
+    endpoints = EndpointRegistry(
         driver=driver,
         metrics=metrics,
         catalog=catalog,
@@ -95,12 +95,12 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         affinities=affinities,
         heartbeats=heartbeats,
     )
-    app.tracer, app.witness = settings_map.tracer(settings), settings_map.witness(settings)
+    app.tracer, app.on_end = settings_map.tracer(settings), settings_map.on_end(settings)
     server = HttpServer(app, settings_map.server_limits(settings), wall_clock=clock.wall)
     reload = Reload(
         settings,
         read or (lambda: settings),
-        Told(
+        Subscribers(
             driver=driver,
             app=app,
             callers=callers,
@@ -117,7 +117,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
             events=events,
         ),
     )
-    facts = Facts(
+    facts = GatewayFacts(
         version=penstock.__version__,
         config_hash=lambda: reload.hash,
         loop_lag_s=lambda: metrics.loop_lag_s,

@@ -25,9 +25,9 @@ from penstock.gateway.admin.auth import AdminAuth
 from penstock.gateway.admin.events import EventLog
 from penstock.gateway.admin.own_token import OwnToken
 from penstock.gateway.endpoints.catalog import Catalog
-from penstock.gateway.endpoints.discovery.base import Discovery, Source
+from penstock.gateway.endpoints.discovery.base import Discovery, EndpointSource
 from penstock.gateway.endpoints.discovery.sources import sources
-from penstock.gateway.endpoints.registry import SETTINGS, Endpoints
+from penstock.gateway.endpoints.registry import SETTINGS, EndpointRegistry
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.identity.origins import Origins
 from penstock.gateway.proxy.app import App
@@ -62,7 +62,7 @@ class BusyError(Exception):
     """A reload is under way."""
 
 
-class Told(msgspec.Struct, frozen=True):
+class Subscribers(msgspec.Struct, frozen=True):
     """Everybody who is told."""
 
     driver: Driver
@@ -73,7 +73,7 @@ class Told(msgspec.Struct, frozen=True):
     server: HttpServer
     metrics: Metrics
     catalog: Catalog
-    endpoints: Endpoints
+    endpoints: EndpointRegistry
     discovery: Discovery
     auth: AdminAuth
     origins: Origins
@@ -84,7 +84,7 @@ class Told(msgspec.Struct, frozen=True):
 class Reload:
     """Knows the settings in force, where they came from, and who has to hear of others."""
 
-    def __init__(self, settings: Settings, read: Callable[[], Settings], told: Told) -> None:
+    def __init__(self, settings: Settings, read: Callable[[], Settings], told: Subscribers) -> None:
         self.settings = settings
         self.hash = config_hash(settings)
         self.tls: ssl.SSLContext | None = None  #: what callers' connections are encrypted with, once it listens
@@ -154,7 +154,7 @@ class Reload:
 
     # --- swap -----------------------------------------------------------------------------------------------------
 
-    def _swap(self, old: Settings, new: Settings, found: Sequence[Source]) -> None:
+    def _swap(self, old: Settings, new: Settings, found: Sequence[EndpointSource]) -> None:
         """Tell everybody. Who reads requests is told before the scheduler, whose actions are carried out at once."""
         told, driver = self.told, self.told.driver
         told.callers.reconfigured(new)
@@ -171,7 +171,7 @@ class Reload:
         told.metrics.reconfigured(new)
         told.metrics.reloaded(self.hash)
         told.app.reconfigured(new)
-        told.app.witness = settings_map.witness(new)
+        told.app.on_end = settings_map.on_end(new)
         logs.use(new.log.format)
         if old.tracing != new.tracing:
             self._retrace(settings_map.tracer(new))
@@ -197,7 +197,7 @@ class Reload:
         self.told.events.note("settings", f"reloaded {done.hash}: {few or 'nothing changed'}{more}")
 
 
-def _kept(old: Settings, new: Settings, found: Sequence[Source]) -> set[str]:
+def _kept(old: Settings, new: Settings, found: Sequence[EndpointSource]) -> set[str]:
     """The sources whose settings are what they were. Sources stand in the order of their settings."""
     return {source.name for entry, source in zip(new.discovery, found, strict=True) if entry in old.discovery}
 

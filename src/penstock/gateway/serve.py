@@ -9,12 +9,12 @@ import resource
 import signal
 
 from penstock.batch.api.wiring import BatchLane
-from penstock.config.model import Limits
+from penstock.config.model import LimitsSection
 from penstock.gateway import early_signals
 from penstock.gateway.admin.own_token import OwnToken
 from penstock.gateway.admin.watch import Watch
 from penstock.gateway.endpoints.discovery.base import Discovery
-from penstock.gateway.endpoints.registry import Endpoints
+from penstock.gateway.endpoints.registry import EndpointRegistry
 from penstock.gateway.large_blocks import give_large_blocks_back
 from penstock.gateway.proxy.app import App
 from penstock.gateway.proxy.driver import Driver
@@ -40,7 +40,7 @@ class Gateway:
         driver: Driver,
         server: HttpServer,
         metrics: Metrics,
-        endpoints: Endpoints,
+        endpoints: EndpointRegistry,
         discovery: Discovery,
         watch: Watch,
         own_token: OwnToken,
@@ -146,7 +146,7 @@ class Gateway:
             self._metrics.loop_lag_s = max(0.0, self.driver.now() - due_s)
 
 
-def _look_at_open_files(limits: Limits) -> None:
+def _look_at_open_files(limits: LimitsSection) -> None:
     """Take as many as the system allows, and say so where that is too few for all connections that are let in.
 
     A request that runs has two: one to its client, one to its engine. Who set nothing needs no warning: the system's

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from penstock.config.model import Endpoint, Settings
+from penstock.config.model import EndpointSection, Settings
 from penstock.config.sections.tenancy import ANONYMOUS
 from penstock.core.endpoints.roles import bootstrap_port_of
 from penstock.core.scheduler import SchedulerSettings
@@ -24,13 +24,13 @@ from penstock.engines.base import Model
 from penstock.engines.recognise import ENGINES
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.endpoints.observer import Observer, ObserveSettings
-from penstock.gateway.endpoints.registry import Parts
+from penstock.gateway.endpoints.registry import EndpointFactory
 from penstock.gateway.identity.caller import PART_OF
 from penstock.gateway.identity.callers import core_limits
 from penstock.gateway.kv_cache.lmcache import Controller, Coordinator, LmCache, Service
 from penstock.gateway.kv_cache.locator import Locator
 from penstock.gateway.proxy.driver import Driver
-from penstock.gateway.proxy.journey import Witness
+from penstock.gateway.proxy.journey import OnEnd
 from penstock.gateway.proxy.model_profiles import profiles
 from penstock.gateway.proxy.target import Target
 from penstock.gateway.telemetry import access_log
@@ -155,7 +155,7 @@ def tracer(settings: Settings) -> Tracer | None:
     return otlp(tracing.endpoint, sample=tracing.sample)
 
 
-def witness(settings: Settings) -> Witness | None:
+def on_end(settings: Settings) -> OnEnd | None:
     """Who hears of requests' ends, where anybody does."""
     return access_log.ended if settings.log.access else None
 
@@ -174,7 +174,7 @@ def locator(settings: Settings, driver: Driver, catalog: Catalog) -> Locator | N
     return Locator(driver, lmcache=lmcache, names_of=catalog.names_of)
 
 
-def endpoint_parts(settings: Settings, driver: Driver) -> Parts:
+def endpoint_parts(settings: Settings, driver: Driver) -> EndpointFactory:
     """How the parts of an endpoint are made, whenever it comes."""
     observe = ObserveSettings(
         interval_s=settings.observe.interval,
@@ -187,14 +187,14 @@ def endpoint_parts(settings: Settings, driver: Driver) -> Parts:
         between_bytes_s=settings.timeouts.between_bytes,
     )
 
-    def target(endpoint: Endpoint) -> Target:
+    def target(endpoint: EndpointSection) -> Target:
         key = endpoint.api_key
         upstream = Upstream(endpoint.url, timeouts=timeouts)
         port = bootstrap_port_of(endpoint.labels)
         place = None if port is None else (upstream.place[0], port)
         return Target(upstream, key.get_secret_value() if key is not None else None, place)
 
-    def observer(endpoint: Endpoint, target: Target, on_models: Callable[[str, list[Model]], None]) -> Observer:
+    def observer(endpoint: EndpointSection, target: Target, on_models: Callable[[str, list[Model]], None]) -> Observer:
         return Observer(
             endpoint.name,
             target,
@@ -205,7 +205,7 @@ def endpoint_parts(settings: Settings, driver: Driver) -> Parts:
             on_models=on_models,
         )
 
-    return Parts(
+    return EndpointFactory(
         target=target,
         observer=observer,
         observe=observe,

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from penstock.core.dispatch.backfill import BYPASS_MAX
-from penstock.core.dispatch.prefill_stagger import STEP_S, Stagger
+from penstock.core.dispatch.prefill_stagger import STEP_S, PrefillStagger
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
 from penstock.core.endpoints.prefill_backlog import TOKENS_PER_S as PREFILL_TOKENS_PER_S
@@ -28,7 +28,7 @@ class Case:
         specs = [EndpointSpec(f"e{at}", slots=64, models=frozenset({"m"})) for at in range(endpoints)]
         self.endpoints: list[Endpoint] = [self.pool.add(spec) for spec in specs]
         self.looks: list[tuple[str, float]] = []
-        self.stagger = Stagger(self.pool, lambda endpoint, when: self.looks.append((endpoint.name, when)))
+        self.stagger = PrefillStagger(self.pool, lambda endpoint, when: self.looks.append((endpoint.name, when)))
         for seconds in seen_s:
             self.stagger.sent(seconds)
 

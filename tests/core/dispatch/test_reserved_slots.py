@@ -8,12 +8,12 @@ from random import Random
 
 import pytest
 
-from penstock.core.dispatch.reserved_slots import MODELS_MAX, SHARE_MAX, Reserve, slots_reserved
+from penstock.core.dispatch.reserved_slots import MODELS_MAX, SHARE_MAX, ReservedSlots, slots_reserved
 
 
-def reserve_of(model: str = "m", *, every_s: float = 0.1) -> Reserve:
+def reserve_of(model: str = "m", *, every_s: float = 0.1) -> ReservedSlots:
     """A reserve that saw light arrivals for half a minute."""
-    reserve = Reserve(None)
+    reserve = ReservedSlots(None)
     for at in range(round(30.0 / every_s)):
         reserve.arrived(model, at * every_s)
     return reserve
@@ -26,7 +26,7 @@ def frees(*after_s: float) -> Callable[[str, float], list[float]]:
 def test_without_light_arrivals_nothing_is_kept() -> None:
     assert slots_reserved(0.0, [1.0], 64) == 0
     assert slots_reserved(0.04, [1.0], 64) == 0
-    assert Reserve(None).kept("m", 64, frees(1.0), 0.0) == 0
+    assert ReservedSlots(None).kept("m", 64, frees(1.0), 0.0) == 0
 
 
 def test_where_nothing_is_about_to_free_nothing_is_known() -> None:
@@ -39,7 +39,7 @@ def test_it_is_never_more_than_a_share_of_the_slots(slots: int) -> None:
 
 
 def test_a_fixed_share_is_what_was_asked_for_whatever_happens() -> None:
-    reserve = Reserve(0.1)
+    reserve = ReservedSlots(0.1)
     assert [reserve.kept("m", slots, frees(), 0.0) for slots in (9, 10, 64)] == [0, 1, 6]
 
 
@@ -75,7 +75,7 @@ def test_slots_about_to_free_make_it_smaller() -> None:
 
 
 def test_active_weight_fades_and_does_not_fall_at_once() -> None:
-    reserve = Reserve(None)
+    reserve = ReservedSlots(None)
     reserve.weight_seen(9.0, 0.0)
     reserve.weight_seen(1.0, 1.0)
     assert 8.0 < reserve.weight(1.0) < 9.0
@@ -83,7 +83,7 @@ def test_active_weight_fades_and_does_not_fall_at_once() -> None:
 
 
 def test_callers_who_invent_models_cost_a_bounded_amount_of_memory() -> None:
-    reserve = Reserve(None)
+    reserve = ReservedSlots(None)
     for at in range(3 * MODELS_MAX):
         reserve.arrived(f"m{at}", 0.0)
         reserve.freed(f"m{at}", 0.0)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
-from penstock.core.endpoints.net_in_flight import EVENTS_MAX, Since
+from penstock.core.endpoints.net_in_flight import EVENTS_MAX, NetInFlight
 
 
 def test_it_counts_what_a_list_of_all_events_would() -> None:
-    random, since = Random(1), Since()
+    random, since = Random(1), NetInFlight()
     events: list[tuple[float, int, int]] = []
     now = begun_s = 0.0
     for _ in range(2_000):
@@ -27,7 +27,7 @@ def test_it_counts_what_a_list_of_all_events_would() -> None:
 
 
 def test_too_many_are_not_remembered_and_that_is_told() -> None:
-    since = Since()
+    since = NetInFlight()
     told = [since.note(float(at), 1, 10) for at in range(2 * EVENTS_MAX)]
     assert told[:EVENTS_MAX] == [True] * EVENTS_MAX
     assert not told[EVENTS_MAX]

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from penstock.core.endpoints.lease import Lease
-from penstock.core.endpoints.prefill_backlog import Prefill
-from penstock.core.endpoints.running_evidence import BEST_KEPT_S, OVERDUE, WHOLE_AFTER, AtWork
+from penstock.core.endpoints.prefill_backlog import PrefillBacklog
+from penstock.core.endpoints.running_evidence import BEST_KEPT_S, OVERDUE, WHOLE_AFTER, RunningEvidence
 from tests.core.drive import lease
 
 STEP_S = 0.1
@@ -18,7 +18,7 @@ class Steps:
     """An engine of so many slots that is always full: each step, all of its requests get a token, some the last one."""
 
     def __init__(self, slots: int, tokens: int) -> None:
-        self.at_work = AtWork()
+        self.at_work = RunningEvidence()
         self.slots = slots
         self.tokens = tokens
         self.running: list[tuple[Lease, int]] = []
@@ -54,7 +54,7 @@ def test_a_full_engine_shows_all_its_slots_and_no_more_however_short_its_answers
 
 
 def test_a_first_token_is_overdue_when_others_took_a_third_of_the_time() -> None:
-    at_work, prefill = AtWork(), Prefill()
+    at_work, prefill = RunningEvidence(), PrefillBacklog()
     assert at_work.late_after_s() == math.inf, "nothing is known yet"
     first, second = lease(1, at=0.0, prompt=1), lease(2, at=0.0, prompt=1)
     for each in (first, second):
@@ -69,7 +69,7 @@ def test_a_first_token_is_overdue_when_others_took_a_third_of_the_time() -> None
 
 
 def test_a_long_prompt_that_is_computed_explains_a_wait() -> None:
-    at_work, prefill = AtWork(), Prefill()
+    at_work, prefill = RunningEvidence(), PrefillBacklog()
     first = lease(1, at=0.0, prompt=1)
     at_work.begun(first, 0.05)
     prefill.add(lease(2, at=0.0, prompt=40_000))
@@ -80,7 +80,7 @@ def test_a_long_prompt_that_is_computed_explains_a_wait() -> None:
 
 def test_what_waits_does_not_become_usual() -> None:
     """Only those sent while no more were there than ever ran at once tell how long a first token takes."""
-    at_work = AtWork()
+    at_work = RunningEvidence()
     for number in range(4):
         one = lease(number, at=0.0)
         at_work.sent(one, 1)
@@ -100,7 +100,7 @@ def test_what_waits_does_not_become_usual() -> None:
 
 
 def test_an_engine_that_answers_whole_what_was_asked_for_as_a_stream_is_found_out() -> None:
-    at_work = AtWork()
+    at_work = RunningEvidence()
     for number in range(WHOLE_AFTER):
         assert at_work.streams
         one = lease(number, at=float(number))
@@ -117,7 +117,7 @@ def test_an_engine_that_answers_whole_what_was_asked_for_as_a_stream_is_found_ou
 
 
 def test_one_that_came_whole_though_a_stream_was_asked_for_counts_as_whole() -> None:
-    at_work = AtWork()
+    at_work = RunningEvidence()
     for number in range(12):
         one = lease(number, at=0.0, streamed=False)  # what the ledger makes of it where nothing streams
         at_work.sent(one, 12)
@@ -129,7 +129,7 @@ def test_one_that_came_whole_though_a_stream_was_asked_for_counts_as_whole() -> 
 
 
 def test_a_stream_that_has_begun_shows_that_what_was_sent_before_it_runs() -> None:
-    at_work = AtWork()
+    at_work = RunningEvidence()
     whole, first, later, last = (lease(n, at=float(n), streamed=n in (2, 4)) for n in range(1, 5))
     for each in (whole, first, later, last):
         at_work.sent(each, each.serial)
@@ -148,7 +148,7 @@ def test_a_stream_that_has_begun_shows_that_what_was_sent_before_it_runs() -> No
 
 
 def test_a_whole_answer_that_no_stream_spoke_for_leaves_nothing_behind() -> None:
-    at_work = AtWork()
+    at_work = RunningEvidence()
     whole, stream = lease(1, at=1.0, streamed=False), lease(2, at=2.0)
     at_work.sent(whole, 1)
     at_work.ended(whole, 1.5)
@@ -159,7 +159,7 @@ def test_a_whole_answer_that_no_stream_spoke_for_leaves_nothing_behind() -> None
 
 
 def test_lengths_that_are_not_told_vary_and_are_no_queue() -> None:
-    at_work = AtWork()
+    at_work = RunningEvidence()
 
     def look(took_s: float, *, ends: int) -> tuple[float, float] | None:
         for number in range(ends):
@@ -176,7 +176,7 @@ def test_lengths_that_are_not_told_vary_and_are_no_queue() -> None:
 
 
 def test_those_at_work_stand_still_at_the_most_that_ran_lately() -> None:
-    at_work = AtWork()
+    at_work = RunningEvidence()
     at_work.running = 100
     assert at_work.look(0.0) == 100
     assert not at_work.stands(80)

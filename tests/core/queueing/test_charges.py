@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.queueing.charges import REFRESH_TOKENS, Account
+from penstock.core.queueing.charges import REFRESH_TOKENS, Charges
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import QueueTree
 from penstock.core.values.request import Usage
@@ -14,8 +14,8 @@ from penstock.core.values.settings import Prices
 from tests.core.drive import waiting_entry
 
 
-def flow(path: tuple[str, ...] = ("t",), weights: tuple[float, ...] = (1.0,)) -> tuple[QueueTree, Account, Entry]:
-    tree, account = QueueTree(), Account(["weighted_tokens"], Prices())
+def flow(path: tuple[str, ...] = ("t",), weights: tuple[float, ...] = (1.0,)) -> tuple[QueueTree, Charges, Entry]:
+    tree, account = QueueTree(), Charges(["weighted_tokens"], Prices())
     entry = waiting_entry("r", prompt_tokens=100, output_tokens=50)
     entry.node = tree.node(path, weights)
     entry.cost = account.estimated_cost(entry)
@@ -79,7 +79,7 @@ WEIGHTS = st.floats(0.1, 100)
 def test_in_the_end_every_level_was_charged_the_true_cost_over_its_weight(
     steps: list[tuple[int, str, Usage]], weights: tuple[float, float, float]
 ) -> None:
-    tree, account = QueueTree(), Account(["weighted_tokens"], Prices())
+    tree, account = QueueTree(), Charges(["weighted_tokens"], Prices())
     paths = [("a", "x"), ("a", "y"), ("b", "x")]
     nodes = [tree.node(path, (1.5, weights[at])) for at, path in enumerate(paths)]
     true = [0.0, 0.0, 0.0]

@@ -20,7 +20,7 @@ import pytest
 from msgspec import structs
 
 from penstock.core.values.settings import AdmissionSettings
-from tests.core.shop import PATIENT, Customer, Job, Shop
+from tests.core.shop import PATIENT, Customer, ShopJob, Shop
 
 Flow = tuple[str, ...]
 
@@ -38,7 +38,7 @@ class Bound:
         self._at_last: dict[Flow, dict[Flow, float]] = {}  # by who is ahead: its bound against each sibling
         shop.watch = self.event
 
-    def event(self, job: Job | None) -> None:
+    def event(self, job: ShopJob | None) -> None:
         if job is not None:
             entry = self.shop.scheduler._entries[job.request.id]
             self._charge_max = max(self._charge_max, job.cost, entry.cost)

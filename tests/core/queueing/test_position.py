@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.queueing.quotas import Tenants
+from penstock.core.queueing.quotas import Quotas
 from penstock.core.util.timers import Timers
 from penstock.core.values.rows import Allowance, Left
 from penstock.core.values.settings import Limits
@@ -74,7 +74,7 @@ def test_nothing_is_said_of_how_long_while_nothing_is_known() -> None:
 
 
 def test_an_allowance_tells_what_is_left_and_when_it_is_full_again() -> None:
-    tenants = Tenants({"a": Limits(requests_per_minute=60, tokens_per_minute=600), "b": Limits(running=1)})
+    tenants = Quotas({"a": Limits(requests_per_minute=60, tokens_per_minute=600), "b": Limits(running=1)})
     assert tenants.admit("a", tokens=100, now=0.0) is None
     assert tenants.allowance("a", 0.0) == Allowance(Left(60, 59, 1.0), Left(600, 500, 10.0))
     tenants.settle("a", reserved=100, used=700, now=0.0)

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.queueing.quotas import Bucket, Tenants
+from penstock.core.queueing.quotas import TokenBucket, Quotas
 from penstock.core.values.settings import Limits
 
 
-def one(**limits: int) -> Tenants:
-    return Tenants({"a": Limits(**limits)})
+def one(**limits: int) -> Quotas:
+    return Quotas({"a": Limits(**limits)})
 
 
-def refused(tenants: Tenants, tokens: int, now: float) -> tuple[str, float]:
+def refused(tenants: Quotas, tokens: int, now: float) -> tuple[str, float]:
     """Which limit, and when to come again."""
     reached = tenants.admit("a", tokens=tokens, now=now)
     assert reached is not None
@@ -73,7 +73,7 @@ def test_a_refund_leaves_no_trace() -> None:
 
 
 def test_a_refund_needs_no_rate_of_either_kind() -> None:
-    for tenants in (one(requests_per_minute=5), one(tokens_per_minute=5), one(running=5), Tenants({})):
+    for tenants in (one(requests_per_minute=5), one(tokens_per_minute=5), one(running=5), Quotas({})):
         before = tenants.snapshot(0.0)
         assert tenants.admit("a", tokens=3, now=0.0) is None
         tenants.refund("a", tokens=3, now=0.0)
@@ -92,7 +92,7 @@ def test_settling_corrects_in_both_directions_and_may_leave_a_debt() -> None:
 
 
 def test_nothing_is_hoarded_beyond_a_minutes_worth() -> None:
-    bucket = Bucket(60)
+    bucket = TokenBucket(60)
     bucket.take(60, 0.0)
     assert bucket.left(3_600.0) == 60.0
     bucket.take(-30, 3_600.0)
@@ -197,7 +197,7 @@ def test_counts_never_go_below_nothing_and_a_held_tenant_starts_nothing() -> Non
 
 
 def test_a_tenant_without_limits_is_not_even_known() -> None:
-    tenants = Tenants({"free": Limits(), "a": Limits(running=1)})
+    tenants = Quotas({"free": Limits(), "a": Limits(running=1)})
     for name in ("free", "stranger"):
         assert tenants.admit(name, tokens=10**9, now=0.0) is None
         tenants.settle(name, reserved=1, used=2, now=0.0)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from penstock.core.queueing.ttft_evidence import FRESH_S, KEPT, LAST, LAST_MIN, TRY_EVERY_S, FirstTokens
+from penstock.core.queueing.ttft_evidence import FRESH_S, KEPT, LAST, LAST_MIN, TRY_EVERY_S, TtftEvidence
 
 
-def told(*took_s: float, tokens: int = 1000, now: float = 0.0) -> FirstTokens:
-    made = FirstTokens()
+def told(*took_s: float, tokens: int = 1000, now: float = 0.0) -> TtftEvidence:
+    made = TtftEvidence()
     for seconds in took_s:
         made.came(tokens, seconds, now)
     return made
 
 
 def test_without_evidence_a_first_token_takes_no_time() -> None:
-    for made in (FirstTokens(), told(*[9.0] * (LAST_MIN - 1))):
+    for made in (TtftEvidence(), told(*[9.0] * (LAST_MIN - 1))):
         assert (made.at_best_s(1000, 0.0), made.mostly_s(1000, 0.0)) == (0.0, 0.0)
 
 
@@ -45,7 +45,7 @@ def test_long_prompts_do_not_speak_for_short_ones_but_short_ones_do_for_long() -
 
 
 def test_one_may_try_where_none_of_its_size_was_sent_for_a_while() -> None:
-    made = FirstTokens()
+    made = TtftEvidence()
     assert made.may_try(1000, 0.0)
     made.sent(1000, 0.0)
     assert not made.may_try(1000, TRY_EVERY_S / 2)

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from penstock.core.queueing.wait_forecast import MODELS_MAX, RETRY_AFTER_UNKNOWN_S, Forecast, retry_after_s
+from penstock.core.queueing.wait_forecast import MODELS_MAX, RETRY_AFTER_UNKNOWN_S, WaitForecast, retry_after_s
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Dispatch
 from penstock.core.values.request import Usage
 from penstock.core.values.settings import BandSettings, QueueBounds
 from tests.core.drive import ends, request, scheduler, sent, the_lease, until, waiting_entry
-from tests.core.shop import PATIENT, Customer, Job, Shop
+from tests.core.shop import PATIENT, Customer, ShopJob, Shop
 
 
 def test_retry_after_is_spread_and_bounded() -> None:
@@ -28,7 +28,7 @@ def test_retry_after_is_spread_and_bounded() -> None:
 
 
 def test_the_time_to_first_token_is_learned_per_model() -> None:
-    forecast = Forecast()
+    forecast = WaitForecast()
     assert forecast.first_token_s(waiting_entry("r"), 0.0) == 0.0
     for _ in range(100):
         forecast.first_token("m", 1, 2.0, 0.0)
@@ -47,7 +47,7 @@ def test_an_answer_that_does_not_stream_says_nothing_of_first_tokens() -> None:
 
 
 def test_callers_who_invent_models_cost_a_bounded_amount_of_memory() -> None:
-    forecast = Forecast()
+    forecast = WaitForecast()
     for at in range(3 * MODELS_MAX):
         entry = waiting_entry(str(at), model=f"m{at}")
         forecast.dispatched(entry, queued=True, now=0.0)
@@ -67,7 +67,7 @@ class Truth:
         self.errors: dict[str, list[float]] = {}
         shop.watch = self.event
 
-    def event(self, job: Job | None) -> None:
+    def event(self, job: ShopJob | None) -> None:
         now = self.shop.now
         if job is not None:
             at, foretold_s = self.foretold.pop(job.request.id, (0.0, 0.0))

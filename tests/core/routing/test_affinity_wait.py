@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from penstock.core.routing.hot_prefixes import FADE_S, PREFIXES_MAX, Heat
-from penstock.core.routing.session_table import SESSIONS_MAX, Homes
+from penstock.core.routing.hot_prefixes import FADE_S, PREFIXES_MAX, HotPrefixes
+from penstock.core.routing.session_table import SESSIONS_MAX, SessionTable
 from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.core.values.cause import Cause
 from penstock.core.values.located import Source
@@ -404,12 +404,12 @@ def test_a_cold_endpoint_gets_its_part_and_no_more() -> None:
 
 
 def test_sessions_and_heat_are_bounded() -> None:
-    homes = Homes()
+    homes = SessionTable()
     for at in range(SESSIONS_MAX + 10):
         homes.moved("m", str(at), "a")
     assert len(homes) == SESSIONS_MAX
     assert homes.get("m", "0") is None
-    heat = Heat()
+    heat = HotPrefixes()
     for at in range(PREFIXES_MAX + 10):
         heat.used(at, 0.0)
     assert len(heat._uses) == PREFIXES_MAX

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from penstock.core.routing.hit_prediction import CHECKS_MIN, OFF_S, Sources
+from penstock.core.routing.hit_prediction import CHECKS_MIN, OFF_S, HitPredictions
 from penstock.core.routing.prefix_index import GENERATIONS, KEYS_MIN, PrefixIndex
 from penstock.core.values.located import Located, Source
 from penstock.core.values.request import PREFIX_KEYS_MAX
@@ -121,7 +121,7 @@ def test_an_endpoint_that_holds_nothing_is_still_the_same_one() -> None:
 
 
 def test_a_source_that_promises_too_much_is_not_believed_for_a_while_about_that_endpoint() -> None:
-    sources = Sources()
+    sources = HitPredictions()
 
     def check(predicted: int, cached: int, *, endpoint: int = 0) -> None:
         sources.check(Source.LMCACHE, endpoint, predicted=predicted, cached=cached, prompt_tokens=1_000, now=100.0)

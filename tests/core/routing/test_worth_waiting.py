@@ -10,7 +10,7 @@ import pytest
 from penstock.core.dispatch.backfill import BYPASS_MAX
 from penstock.core.queueing.entry import Entry
 from penstock.core.routing.affinity_wait import RECKONED_S
-from penstock.core.routing.last_sent import DEPTH_MIN, FORGOTTEN_AT_ONCE, FOUND, KEYS_MAX, Whereabouts
+from penstock.core.routing.last_sent import DEPTH_MIN, FORGOTTEN_AT_ONCE, FOUND, KEYS_MAX, LastSent
 from penstock.core.routing.policies.predicted_ttft import COLD
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.located import Sought
@@ -208,14 +208,14 @@ def test_what_history_has_forgotten_is_still_looked_for_where_it_was() -> None:
 # --- whereabouts ------------------------------------------------------------------------------------------------------
 
 
-def place(known: Whereabouts, *keys: int) -> tuple[int, int]:
+def place(known: LastSent, *keys: int) -> tuple[int, int]:
     found = known.last(keys)
     assert found is not None
     return found.endpoint, found.amount
 
 
 def test_the_last_endpoint_of_the_deepest_known_part_counts() -> None:
-    known = Whereabouts()
+    known = LastSent()
     known.sent(range(10), 1)
     known.sent(range(5), 2)
     assert place(known, *range(12)) == (1, 10)
@@ -226,7 +226,7 @@ def test_the_last_endpoint_of_the_deepest_known_part_counts() -> None:
 
 @pytest.mark.parametrize("cause", ["cleared", "failed"])
 def test_what_can_be_nowhere_any_more_is_not_looked_for(cause: str) -> None:
-    known = Whereabouts()
+    known = LastSent()
     known.sent(range(10), 1)
     known.cleared(1) if cause == "cleared" else known.failed(range(10), 1)
     assert known.last(range(10)) is None
@@ -236,7 +236,7 @@ def test_what_can_be_nowhere_any_more_is_not_looked_for(cause: str) -> None:
 
 def test_whereabouts_that_are_full_cost_what_they_cost_while_they_filled() -> None:
     """To find the oldest key took up to a millisecond per prompt, because a dict passes all that were deleted."""
-    known, took = Whereabouts(), []
+    known, took = LastSent(), []
     for round_ in range(4):
         began_s = process_time()
         for at in range(KEYS_MAX // 8):
@@ -246,7 +246,7 @@ def test_whereabouts_that_are_full_cost_what_they_cost_while_they_filled() -> No
 
 
 def test_whereabouts_are_bounded() -> None:
-    known = Whereabouts()
+    known = LastSent()
     for at in range(KEYS_MAX):
         known.sent((at, -at - 1, at, -at - 1), 0)
     assert KEYS_MAX - FORGOTTEN_AT_ONCE <= len(known) <= KEYS_MAX
@@ -256,7 +256,7 @@ def test_whereabouts_are_bounded() -> None:
 
 def test_what_is_found_is_learned_by_how_much_was_sent_there_since() -> None:
     """An engine drops what rested longest."""
-    known = Whereabouts()
+    known = LastSent()
     known.sent(range(10), 0)
     soon = known.last(range(10))
     for at in range(1000):

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from penstock.core.util.decaying_rate import SEEN_S_MIN, WINDOW_S, Rate
+from penstock.core.util.decaying_rate import SEEN_S_MIN, WINDOW_S, DecayingRate
 
 
 def test_a_steady_rate_is_found_and_forgotten() -> None:
-    rate = Rate()
+    rate = DecayingRate()
     for at in range(600):
         rate.note(at / 10)
     assert rate.per_s(60.0) == pytest.approx(10.0, rel=0.05)
@@ -19,21 +19,21 @@ def test_a_steady_rate_is_found_and_forgotten() -> None:
 
 
 def test_amounts_count_for_what_they_are() -> None:
-    rate = Rate()
+    rate = DecayingRate()
     for at in range(600):
         rate.note(at / 10, 5.0)
     assert rate.per_s(60.0) == pytest.approx(50.0, rel=0.05)
 
 
 def test_before_anything_was_noted_it_is_none_and_not_measured() -> None:
-    rate = Rate()
+    rate = DecayingRate()
     assert (rate.per_s(5.0), rate.elapsed_s(5.0), rate.measured) == (0.0, 0.0, False)
     rate.note(0.0)
     assert rate.measured
 
 
 def test_many_events_in_one_moment_are_counted_each() -> None:
-    rate = Rate()
+    rate = DecayingRate()
     for _ in range(50):
         rate.note(1.0)
     window_s = WINDOW_S * -math.expm1(-SEEN_S_MIN / WINDOW_S)  # as if over two seconds, not over ten

@@ -17,11 +17,11 @@ import dns.rdatatype
 import dns.rrset
 import pytest
 
-from penstock.config.load import Endpoint
+from penstock.config.load import EndpointSection
 from penstock.config.sections.discovery import Dns, FileWatch
 from penstock.gateway.endpoints.discovery import base
 from penstock.gateway.endpoints.discovery import dns as dns_source
-from penstock.gateway.endpoints.discovery.base import Discovery, Source
+from penstock.gateway.endpoints.discovery.base import Discovery, EndpointSource
 from penstock.gateway.endpoints.discovery.dns import DnsSource
 from penstock.gateway.endpoints.discovery.file import FileSource
 
@@ -60,12 +60,12 @@ class Seen:
     """What a source told last, and how often."""
 
     def __init__(self) -> None:
-        self.endpoints: Sequence[Endpoint] = ()
+        self.endpoints: Sequence[EndpointSection] = ()
         self.told = 0
 
     def ranked(self, sources: Sequence[str], /) -> None: ...
 
-    def want(self, _: str, endpoints: Sequence[Endpoint], /) -> None:
+    def want(self, _: str, endpoints: Sequence[EndpointSection], /) -> None:
         self.endpoints = endpoints
         self.told += 1
 
@@ -79,7 +79,7 @@ class Seen:
 
 
 @asynccontextmanager
-async def watching(source: Source) -> AsyncIterator[Seen]:
+async def watching(source: EndpointSource) -> AsyncIterator[Seen]:
     seen = Seen()
     discovery = Discovery([source], seen)
     discovery.start()

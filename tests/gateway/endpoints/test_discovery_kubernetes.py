@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.config.load import Endpoint
+from penstock.config.load import EndpointSection
 from penstock.config.sections.discovery import Kubernetes
 from penstock.gateway.endpoints.discovery import base, kubernetes
 from penstock.gateway.endpoints.discovery.base import Discovery, SourceError
@@ -27,12 +27,12 @@ class Seen:
     """What a source told last."""
 
     def __init__(self) -> None:
-        self.endpoints: list[Endpoint] = []
+        self.endpoints: list[EndpointSection] = []
         self.told = 0
 
     def ranked(self, sources: Sequence[str], /) -> None: ...
 
-    def want(self, _: str, endpoints: Sequence[Endpoint], /) -> None:
+    def want(self, _: str, endpoints: Sequence[EndpointSection], /) -> None:
         self.endpoints = list(endpoints)
         self.told += 1
 

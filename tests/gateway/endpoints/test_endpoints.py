@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.cli.endpoint import add_arguments, run
-from penstock.config.load import Endpoint, from_mapping
+from penstock.config.load import EndpointSection, from_mapping
 from penstock.gateway.endpoints.registry import SETTINGS
 from tests.gateway.conftest import Answer, World
 
@@ -28,7 +28,7 @@ def state(world: World, name: str) -> str:
     return next(endpoint.state for endpoint in world.picture().endpoints if endpoint.name == name)
 
 
-def wanted(*documents: dict[str, Any]) -> tuple[Endpoint, ...]:
+def wanted(*documents: dict[str, Any]) -> tuple[EndpointSection, ...]:
     return from_mapping({"endpoints": list(documents)}).endpoints
 
 

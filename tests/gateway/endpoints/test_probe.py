@@ -12,7 +12,7 @@ from penstock.core.endpoints.health import Presence
 from penstock.gateway.endpoints import probe
 from penstock.gateway.endpoints.observer import ObserveSettings
 from penstock.gateway.endpoints.probe import HUNG_AFTER_S, Prober
-from penstock.gateway.endpoints.probe_client import Answer
+from penstock.gateway.endpoints.probe_client import ProbeAnswer
 from penstock.http.client.pool import UpstreamError, UpstreamErrorKind, UpstreamException
 from tests.gateway.conftest import World, chat, request
 from tests.gateway.raw_engine import Peer, RawEngine
@@ -21,40 +21,40 @@ TIMEOUT_S = 2.0
 NEVER = float("-inf")
 
 
-def silence(kind: UpstreamErrorKind = UpstreamErrorKind.FIRST_BYTE_TIMEOUT) -> Answer:
-    return Answer(0, failure=UpstreamException(UpstreamError(kind, "")))
+def silence(kind: UpstreamErrorKind = UpstreamErrorKind.FIRST_BYTE_TIMEOUT) -> ProbeAnswer:
+    return ProbeAnswer(0, failure=UpstreamException(UpstreamError(kind, "")))
 
 
-def judged(prober: Prober, answer: Answer, at: float = 0.0, *, moved_s: float = NEVER) -> Presence:
+def judged(prober: Prober, answer: ProbeAnswer, at: float = 0.0, *, moved_s: float = NEVER) -> Presence:
     return prober.judged(answer, asked_s=at, now=at + TIMEOUT_S, moved_s=moved_s)
 
 
 def test_what_an_answer_means_depends_on_what_was_before() -> None:
     prober = Prober(TIMEOUT_S)
     told = [
-        judged(prober, Answer(503)),  # it was never well
-        judged(prober, Answer(200)),
-        judged(prober, Answer(503)),
-        judged(prober, Answer(500, b"EngineCore encountered an issue")),
+        judged(prober, ProbeAnswer(503)),  # it was never well
+        judged(prober, ProbeAnswer(200)),
+        judged(prober, ProbeAnswer(503)),
+        judged(prober, ProbeAnswer(500, b"EngineCore encountered an issue")),
         judged(prober, silence(UpstreamErrorKind.CONNECT)),
-        judged(prober, Answer(503, b'{"error":{"code":503,"message":"Loading model"}}')),
-        judged(prober, Answer(404)),
-        judged(prober, Answer(503, b'{"error":{"code":503,"message":"Loading model"}}')),
+        judged(prober, ProbeAnswer(503, b'{"error":{"code":503,"message":"Loading model"}}')),
+        judged(prober, ProbeAnswer(404)),
+        judged(prober, ProbeAnswer(503, b'{"error":{"code":503,"message":"Loading model"}}')),
         judged(prober, silence(UpstreamErrorKind.RESET)),
-        judged(prober, Answer(503)),
+        judged(prober, ProbeAnswer(503)),
     ]
     assert told == ["loading", "up", "stopping", "stopping", "down", "loading", "up", "loading", "down", "loading"]
 
 
 def test_one_slow_answer_says_nothing_and_many_say_it_hangs() -> None:
     prober = Prober(TIMEOUT_S)
-    assert judged(prober, Answer(200)) is Presence.UP
+    assert judged(prober, ProbeAnswer(200)) is Presence.UP
     times = [0.0, 2.5, 5.0, 7.5, 10.0]
     told = [judged(prober, silence(), at) for at in times]
     assert told == ["up", "up", "up", "up", "hung"]
     assert times[-1] + TIMEOUT_S >= HUNG_AFTER_S
     assert judged(prober, silence(), 30.0) is Presence.HUNG
-    assert judged(prober, Answer(200), 31.0) is Presence.UP
+    assert judged(prober, ProbeAnswer(200), 31.0) is Presence.UP
 
 
 def test_an_engine_whose_answers_move_does_not_hang() -> None:

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.diagnosis import Doctor, Report, State
+from penstock.cli.diagnosis import Doctor, Report, FeatureState
 from penstock.cli.doctor import unserved
 from penstock.cli.main import main
-from penstock.config.model import Endpoint, Settings
+from penstock.config.model import EndpointSection, Settings
 from tests.gateway.engines import faces
 from tests.gateway.engines.conftest import Faces
 from tests.gateway.engines.faces import Route
 from tests.gateway.raw_engine import Peer
 
-Y, N, U, NEVER = State.OFFERED, State.MISSING, State.UNKNOWN, State.NEVER
+Y, N, U, NEVER = FeatureState.OFFERED, FeatureState.MISSING, FeatureState.UNKNOWN, FeatureState.NEVER
 
 # metrics, slots, cached tokens, priority, KV events
-FOUND: dict[str, tuple[dict[str, Route], str, str | None, list[State]]] = {
+FOUND: dict[str, tuple[dict[str, Route], str, str | None, list[FeatureState]]] = {
     "vllm": (faces.VLLM, "vLLM", "0.32.0", [Y, U, U, U, N]),
     "vllm in development mode": (faces.VLLM_DEV, "vLLM", "0.32.0", [Y, Y, U, Y, N]),
     "sglang": (faces.SGLANG, "SGLang", "0.5.23", [Y, Y, Y, Y, N]),
@@ -34,7 +34,7 @@ FOUND: dict[str, tuple[dict[str, Route], str, str | None, list[State]]] = {
 
 
 async def examine(url: str, *, tries: bool = False, timeout_s: float = 5.0, **settings: Any) -> Report:
-    return await Doctor(timeout_s=timeout_s, tries=tries).examine(Endpoint(url=url, **settings))
+    return await Doctor(timeout_s=timeout_s, tries=tries).examine(EndpointSection(url=url, **settings))
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -65,7 +65,7 @@ async def test_what_is_missing_comes_with_its_flag(world: Faces) -> None:
 
 
 @pytest.mark.parametrize(("details", "expected"), [(b'{"cached_tokens":0}', Y), (b"null", N)])
-async def test_a_trial_shows_what_only_an_answer_tells(world: Faces, details: bytes, expected: State) -> None:
+async def test_a_trial_shows_what_only_an_answer_tells(world: Faces, details: bytes, expected: FeatureState) -> None:
     async def serve(peer: Peer, request: bytes) -> None:
         await peer.send(faces.answer(200, b'{"usage":{"prompt_tokens":9,"prompt_tokens_details":%b}}' % details))
 

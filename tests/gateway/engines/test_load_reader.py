@@ -12,8 +12,8 @@ from penstock.engines.openai import OPENAI
 from penstock.engines.sglang import SGLANG
 from penstock.engines.trtllm import TRTLLM
 from penstock.engines.vllm import VLLM
-from penstock.gateway.endpoints.load_reader import GLIMPSE_INTERVAL_S, TRIES_BEFORE_GIVING_UP, Reader
-from penstock.gateway.endpoints.probe_client import Answer
+from penstock.gateway.endpoints.load_reader import GLIMPSE_INTERVAL_S, TRIES_BEFORE_GIVING_UP, LoadReader
+from penstock.gateway.endpoints.probe_client import ProbeAnswer
 from tests.gateway.engines import faces
 from tests.gateway.engines.faces import GOLDEN, Route
 
@@ -25,14 +25,14 @@ class Source:
         self.routes = routes
         self.asked: list[str] = []
         self.now_s = 100.0
-        self.reader = Reader(self._ask, lambda: self.now_s, lambda port: lambda path: self._ask(f":{port}{path}"))
+        self.reader = LoadReader(self._ask, lambda: self.now_s, lambda port: lambda path: self._ask(f":{port}{path}"))
         self.reader.use(engine)
 
-    async def _ask(self, path: str) -> Answer:
+    async def _ask(self, path: str) -> ProbeAnswer:
         self.asked.append(path)
         self.now_s += 1.0
         status, body, _ = self.routes.get(path, (404, b"", ""))
-        return Answer(status, body)
+        return ProbeAnswer(status, body)
 
 
 SGLANG_PAGE = faces.page("sglang-0.5.23-tp2-dp2-priority.facts")

@@ -15,7 +15,7 @@ from penstock.core.values.outcome import Reason
 from penstock.core.values.settings import Limits
 from penstock.gateway.identity.caller import Caller, Unauthorized
 from penstock.gateway.identity.callers import Callers, key_hash, new_key
-from penstock.gateway.identity.name_quota import IDLE_S, Names, safe_name
+from penstock.gateway.identity.name_quota import IDLE_S, NameQuota, safe_name
 
 ALICE, BOB, REVOKED = "pk-alice", "sk-an-older-key-of-bob", "pk-revoked"
 TENANTS: list[dict[str, object]] = [
@@ -245,7 +245,7 @@ def test_a_name_unseen_for_long_makes_room_and_a_busy_one_keeps_its_flow() -> No
 
 
 def test_a_million_users_of_one_key_are_so_many_flows_and_no_more() -> None:
-    names = Names(1_000)
+    names = NameQuota(1_000)
     assert sum(names.admit(n, n / 1_000) for n in range(1_000_000)) == 1_000 + 1_000
     assert len(names) == 1_000
 

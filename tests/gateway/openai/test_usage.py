@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.values.request import Usage
-from penstock.gateway.openai.answer import HEAD_BYTES, HELD_BYTES_MAX, Answer, read_usage
+from penstock.gateway.openai.answer import HEAD_BYTES, HELD_BYTES_MAX, AnswerReader, read_usage
 from penstock.gateway.openai.body import BadBody, peek
 from penstock.gateway.openai.splice import add_field, set_in_bytes
 from tests.gateway.conftest import CHAT, World, chat, request
@@ -225,8 +225,8 @@ def split(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[start:end] for start, end in pairwise(places)]
 
 
-def through(pieces: list[bytes], *, hides: bool) -> tuple[bytes, Answer]:
-    answer = Answer(streamed=True, hides_usage=hides)
+def through(pieces: list[bytes], *, hides: bool) -> tuple[bytes, AnswerReader]:
+    answer = AnswerReader(streamed=True, hides_usage=hides)
     return b"".join(answer.take(piece) for piece in pieces) + answer.rest(), answer
 
 
@@ -259,7 +259,7 @@ def test_whatever_passes_nothing_is_lost_but_whole_events_that_tell_usage(pieces
 
 
 def test_half_an_event_is_held_and_its_end_lets_it_go() -> None:
-    answer = Answer(streamed=True, hides_usage=True)
+    answer = AnswerReader(streamed=True, hides_usage=True)
     assert answer.take(b"data: one\n") == b""
     assert not answer.mid_event(), "the client saw nothing of it"
     assert answer.take(b"\ndata: tw") == b"data: one\n\n"
@@ -269,7 +269,7 @@ def test_half_an_event_is_held_and_its_end_lets_it_go() -> None:
 
 def test_an_event_too_large_to_hold_passes_as_it_comes() -> None:
     large = b"data: " + b"x" * HELD_BYTES_MAX
-    answer = Answer(streamed=True, hides_usage=True)
+    answer = AnswerReader(streamed=True, hides_usage=True)
     assert answer.take(large) == large
     hidden = b'data: {"choices":[],%b}\n\n' % USAGE
     assert answer.take(b"y\n\n" + hidden + b"data: [DONE]\n\n") == b"y\n\n"

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.openai.answer import Answer
+from penstock.gateway.openai.answer import AnswerReader
 from penstock.http.inflate import BadGzip, InflatesTooFar, TooMuchAtOnce, inflate
 from tests.gateway.conftest import CHAT, World, chat, request, run
 
 
 @given(st.lists(st.sampled_from([b"data: {}", b"data:{}", b"data: \xc3\xa4"]), max_size=9), st.integers(1, 7))
 def test_events_are_counted_with_and_without_a_space_and_however_they_are_cut(events: list[bytes], size: int) -> None:
-    answer = Answer(streamed=True, hides_usage=False)
+    answer = AnswerReader(streamed=True, hides_usage=False)
     stream = b"".join(event + b"\n\n" for event in events)
     for at in range(0, len(stream), size):
         assert answer.take(stream[at : at + size]) == stream[at : at + size]
@@ -28,14 +28,14 @@ def test_events_are_counted_with_and_without_a_space_and_however_they_are_cut(ev
 
 
 def test_what_a_model_says_of_data_is_no_event() -> None:
-    answer = Answer(streamed=True, hides_usage=False)
+    answer = AnswerReader(streamed=True, hides_usage=False)
     answer.take(b': data: x\n\ndata: {"content":"data: one\\ndata: two"}\r\n\r\n')
     assert answer.tokens == 1
 
 
 @pytest.mark.parametrize("done", [b"data: [DONE]", b"data:[DONE]"])
 def test_a_stream_that_is_done_without_a_finish_reason_did_not_end_well(done: bytes) -> None:
-    answer = Answer(streamed=True, hides_usage=False)
+    answer = AnswerReader(streamed=True, hides_usage=False)
     answer.take(b'data: {"choices":[{"finish_reason":null}]}\n\n' + done + b"\n\n")
     assert not answer.ended_well(CHAT)
 

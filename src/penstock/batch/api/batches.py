@@ -12,7 +12,7 @@ from penstock.batch.api.calls import ApiError, Owner, answer, page_size, query
 from penstock.batch.api.upload import keep_seconds
 from penstock.batch.eta import Outlook
 from penstock.batch.manager import Keeper
-from penstock.batch.states import Event, Status, may
+from penstock.batch.states import BatchEvent, Status, may
 from penstock.batch.store.thread import StoreThread
 from penstock.batch.values import Batch, Quota
 from penstock.batch.window import window_s
@@ -110,11 +110,11 @@ class Batches:
     async def cancel(self, exchange: Exchange, owner: Owner, name: str) -> None:
         batch = await self._find(owner, name)
         if batch.state not in (Status.CANCELLING, Status.CANCELLED):
-            if not may(batch.state, Event.CANCEL):
+            if not may(batch.state, BatchEvent.CANCEL):
                 text = f"The batch is {batch.status}, so it can't be cancelled."
                 raise ApiError(Reason.BAD_REQUEST, text, "batch_id")
             now = self._wall()
-            await self._store.do(lambda store: store.move(name, Event.CANCEL, now))
+            await self._store.do(lambda store: store.move(name, BatchEvent.CANCEL, now))
             self._keeper.wake()
             batch = await self._find(owner, name)
         answer(exchange, self._shown(batch))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from penstock.batch.dispatch_port import Answer, Work
+from penstock.batch.dispatch_port import ItemAnswer, Work
 from penstock.core.values.actions import Dispatch, Requeue
 from penstock.core.values.request import Usage
 from penstock.gateway.identity.caller import Caller
 from penstock.gateway.openai.answer import read_usage
 from penstock.gateway.openai.errors import Api
-from penstock.gateway.openai.routes import Kind, route
+from penstock.gateway.openai.routes import PathKind, route
 from penstock.gateway.proxy.journey import QueuedJourney
 from penstock.http.server.server import Exchange, Header
 
@@ -28,7 +28,7 @@ class InnerExchange(Exchange):
     __slots__ = ("_ended_fn", "_pieces", "_reason", "_retry_after_s", "_sent_fn", "_size", "caller")
 
     def __init__(
-        self, work: Work, caller: Caller, sent: Callable[[bool], None], ended: Callable[[Answer], None]
+        self, work: Work, caller: Caller, sent: Callable[[bool], None], ended: Callable[[ItemAnswer], None]
     ) -> None:
         self._connection = None
         self._held_bytes = 0
@@ -107,7 +107,7 @@ class InnerExchange(Exchange):
         usage: Usage | None = read_usage(body) if self.status < 400 else None
         name = self.lookup[b"x-request-id"].decode()
         self.on_disconnect = self.on_pause = self.on_resume = None
-        self._ended_fn(Answer(self.status, body, name, usage, self._reason, self._retry_after_s, too_large))
+        self._ended_fn(ItemAnswer(self.status, body, name, usage, self._reason, self._retry_after_s, too_large))
 
     # --- from the runner --------------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class GatewayLane:
         self._knows = knows
         self._aliases = aliases
 
-    def offer(self, work: Work, *, sent: Callable[[bool], None], ended: Callable[[Answer], None]) -> InnerExchange:
+    def offer(self, work: Work, *, sent: Callable[[bool], None], ended: Callable[[ItemAnswer], None]) -> InnerExchange:
         exchange = InnerExchange(work, self._caller(work.tenant, work.user), sent, ended)
         self._submit(exchange, exchange.caller, ItemJourney)
         return exchange
@@ -167,7 +167,7 @@ class GatewayLane:
         found = route(path)
         return (
             found is not None
-            and found.kind is Kind.QUEUED
+            and found.kind is PathKind.QUEUED
             and found.api is Api.OPENAI
             and not path.startswith(("/v1/audio/", "/v1/images/"))
         )

@@ -10,7 +10,7 @@ import msgspec
 from penstock.batch import api_objects
 from penstock.batch.api.calls import ApiError, Owner, answer, page_size, query
 from penstock.batch.api.upload import FORM_BYTES_MAX, Upload
-from penstock.batch.input_file import Reader
+from penstock.batch.input_file import InputReader
 from penstock.batch.states import ItemState
 from penstock.batch.store.port import CHUNK_BYTES
 from penstock.batch.store.thread import StoreThread
@@ -54,7 +54,7 @@ class Files:
     def upload(self, exchange: Exchange, owner: Owner) -> Upload:
         """A file that is about to come."""
         rules = self._rules
-        reader = Reader(urls=self._urls, lines_max=rules.lines_max, line_bytes_max=rules.line_bytes_max)
+        reader = InputReader(urls=self._urls, lines_max=rules.lines_max, line_bytes_max=rules.line_bytes_max)
         return Upload(
             exchange,
             self._store,

@@ -15,10 +15,10 @@ import msgspec
 
 from penstock.batch import api_objects
 from penstock.batch.api.calls import ApiError, answer
-from penstock.batch.input_file import Reader
+from penstock.batch.input_file import InputReader
 from penstock.batch.store.port import CHUNK_BYTES, Store, StoreError
 from penstock.batch.store.thread import StoreThread
-from penstock.batch.values import File, FileKind, FileState, Problem, Quota
+from penstock.batch.values import File, FileKind, FileState, LineProblem, Quota
 from penstock.core.values.outcome import Reason
 from penstock.gateway.openai.multipart import BadForm, Form
 from penstock.http.server.server import Exchange
@@ -43,7 +43,7 @@ class Upload:
         runner: str,
         quota: Quota,
         keep_s: float,
-        reader: Reader,
+        reader: InputReader,
         now: float,
     ) -> None:
         self._exchange = exchange
@@ -188,7 +188,7 @@ def keep_seconds(seconds: object, name: str) -> float:
     return float(seconds)
 
 
-def _told(problems: list[Problem]) -> str:
+def _told(problems: list[LineProblem]) -> str:
     """The first problems, in a text."""
     told = [f"line {p.line}: {p.message}" if p.line is not None else p.message for p in problems[:DETAILS_MAX]]
     more = len(problems) - len(told)

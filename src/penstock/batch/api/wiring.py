@@ -23,7 +23,7 @@ from penstock.batch.store.sqlite import SqliteStore
 from penstock.batch.store.thread import StoreThread
 from penstock.batch.values import Quota
 from penstock.config.problems import ConfigError, Problem
-from penstock.config.sections.batch import Batch
+from penstock.config.sections.batch import BatchSection
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.telemetry.metrics import Metrics
@@ -52,7 +52,7 @@ class BatchLane:
         await self.keeper.close()
 
 
-def batch_lane(settings: Batch, lane: GatewayLane, driver: Driver, callers: Callers, metrics: Metrics) -> BatchLane:
+def batch_lane(settings: BatchSection, lane: GatewayLane, driver: Driver, callers: Callers, metrics: Metrics) -> BatchLane:
     """The batch lane of a gateway. ConfigError where its folder can't be used."""
     limits = settings.limits
     quota = Quota(files=limits.files, bytes=limits.bytes, batches=limits.batches, items=limits.items)
@@ -77,7 +77,7 @@ def batch_lane(settings: Batch, lane: GatewayLane, driver: Driver, callers: Call
     return BatchLane(BatchRoutes(calls, callers, files, batches, now=driver.now), calls, keeper)
 
 
-def _opening(settings: Batch) -> Callable[[], Store]:
+def _opening(settings: BatchSection) -> Callable[[], Store]:
     """How to open the store.
 
     A folder is tried at once: one that can't be used is a mistake in the settings. A database that is away, a file that

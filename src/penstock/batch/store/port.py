@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from penstock.batch.states import Event, ItemState
-from penstock.batch.values import Batch, File, Item, NewItem, Problem, Quota, Result
+from penstock.batch.states import BatchEvent, ItemState
+from penstock.batch.values import Batch, File, Item, NewItem, LineProblem, Quota, Result
 
 CHUNK_BYTES = 64 * 1024  # an item is read with the chunks it lies in: larger ones would be read for little
 PAGE_LINES = 16  # of results read at once, each up to an answer's size
@@ -100,12 +100,12 @@ class Store(Protocol):
     def move(
         self,
         batch: str,
-        event: Event,
+        event: BatchEvent,
         now: float,
         *,
         total: int | None = None,
         models: Sequence[str] | None = None,
-        problems: Sequence[Problem] = (),
+        problems: Sequence[LineProblem] = (),
     ) -> Batch | None:
         """Change the status by the table, if it may change so; a batch that ends gets its files in the same step.
 

@@ -8,17 +8,17 @@ from typing import Any
 import msgspec
 
 from penstock.batch import api_objects
-from penstock.batch.states import Event, ItemState, Status, after, is_open, may
+from penstock.batch.states import BatchEvent, ItemState, Status, after, is_open, may
 from penstock.batch.store.database import Database
 from penstock.batch.store.port import CHUNK_BYTES, PAGE_LINES, STEP_ROWS, InUseError, QuotaError, StoreError
-from penstock.batch.values import Batch, File, FileKind, FileState, Item, NewItem, Problem, Quota, Result
+from penstock.batch.values import Batch, File, FileKind, FileState, Item, NewItem, LineProblem, Quota, Result
 
 KEEP_S = 30 * 86_400.0  # ended batches stay in lists for so long, when their files are gone
 UPLOAD_S_MAX = 86_400.0  # an upload by nobody we know that is older than that was cut off with its gateway
 FAR_S = 86_400.0  # a claim that is good for longer was made before the clock was set back
 ERASED_CHUNKS = 64
 RUNNER_KEPT_S = 3_600.0
-_ENDS = (Event.ALL_ENDED, Event.WINDOW_OVER, Event.STOPPED)
+_ENDS = (BatchEvent.ALL_ENDED, BatchEvent.WINDOW_OVER, BatchEvent.STOPPED)
 
 
 class SqlStore:
@@ -161,12 +161,12 @@ class SqlStore:
     def move(
         self,
         batch: str,
-        event: Event,
+        event: BatchEvent,
         now: float,
         *,
         total: int | None = None,
         models: Sequence[str] | None = None,
-        problems: Sequence[Problem] = (),
+        problems: Sequence[LineProblem] = (),
     ) -> Batch | None:
         with self.database.transaction():
             found = self._to_change(batch)
@@ -176,12 +176,12 @@ class SqlStore:
                 found = msgspec.structs.replace(found, total=total)
             if event in _ENDS and found.left:
                 return None
-            if event is Event.ALL_ENDED and found.when().expiring:
+            if event is BatchEvent.ALL_ENDED and found.when().expiring:
                 return None
             status = after(found.state, event)
             marks: dict[str, Any] = {f"{status}_at": int(now)}
             if status is Status.FINALIZING:
-                status = after(status, Event.FILES_MADE)
+                status = after(status, BatchEvent.FILES_MADE)
                 marks[f"{status}_at"] = int(now)
             changed = msgspec.structs.replace(
                 found,

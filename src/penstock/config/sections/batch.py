@@ -25,7 +25,7 @@ class BatchLimits(Section):
     max_line: values.Size = setting(4 * 2**20, "The longest line of a file.", ge=1_000, le=64 * 2**20)
 
 
-class Batch(Section):
+class BatchSection(Section):
     """Files and batches, OpenAI's API in front of engines that have none. Their requests run in the lowest band.
 
     `data` switches them on, or with `store: postgres` the database's `url`.
@@ -53,7 +53,7 @@ class Batch(Section):
 
 def batch_checks(document: Mapping[str, object]) -> Iterator[tuple[Location, Problem]]:
     try:
-        batch = Batch.model_validate(document.get("batch"))
+        batch = BatchSection.model_validate(document.get("batch"))
     except ValidationError:
         return
     if batch.store == "postgres":

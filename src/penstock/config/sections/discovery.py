@@ -63,20 +63,20 @@ def _selector(value: object) -> str:
 
 
 _label_key = _matching(_LABEL_KEY, "a label's key")
-HostName = Annotated[str, BeforeValidator(_matching(_HOST, "a host name")), values.Kind("host name")]
+HostName = Annotated[str, BeforeValidator(_matching(_HOST, "a host name")), values.ValueKind("host name")]
 OptionalObjectName = Annotated[
     str | None,
     BeforeValidator(values.optional(_matching(_OBJECT, "the name of a Kubernetes object"))),
-    values.Kind("name"),
+    values.ValueKind("name"),
 ]
-LabelKey = Annotated[str, BeforeValidator(_label_key), values.Kind("label key")]
-OptionalLabelKey = Annotated[str | None, BeforeValidator(values.optional(_label_key)), values.Kind("label key")]
-OptionalPort = Annotated[int | None, BeforeValidator(values.optional(values.whole)), values.Kind("whole number")]
-OptionalAddress = Annotated[str | None, BeforeValidator(values.optional(listen_address)), values.Kind("`host:port`")]
-OptionalUrl = Annotated[str | None, BeforeValidator(values.optional(endpoint_url)), values.Kind("URL")]
-FilePath = Annotated[str, BeforeValidator(_path), values.Kind("file")]
-PortOrName = Annotated[str, BeforeValidator(_port_or_name), values.Kind("port's number or name")]
-Selector = Annotated[str, BeforeValidator(_selector), values.Kind("label selector")]
+LabelKey = Annotated[str, BeforeValidator(_label_key), values.ValueKind("label key")]
+OptionalLabelKey = Annotated[str | None, BeforeValidator(values.optional(_label_key)), values.ValueKind("label key")]
+OptionalPort = Annotated[int | None, BeforeValidator(values.optional(values.whole)), values.ValueKind("whole number")]
+OptionalAddress = Annotated[str | None, BeforeValidator(values.optional(listen_address)), values.ValueKind("`host:port`")]
+OptionalUrl = Annotated[str | None, BeforeValidator(values.optional(endpoint_url)), values.ValueKind("URL")]
+FilePath = Annotated[str, BeforeValidator(_path), values.ValueKind("file")]
+PortOrName = Annotated[str, BeforeValidator(_port_or_name), values.ValueKind("port's number or name")]
+Selector = Annotated[str, BeforeValidator(_selector), values.ValueKind("label selector")]
 
 
 class Template(Section):
@@ -153,7 +153,7 @@ def _short_dns(value: object) -> object:
     return {"name": name, "port": port} if colon else {"name": value}
 
 
-class Source(Section):
+class SourceSection(Section):
     """Where endpoints are found that are not listed. Each entry has one of these."""
 
     dns: Annotated[Dns | None, BeforeValidator(_short_dns)] = setting(None, "")

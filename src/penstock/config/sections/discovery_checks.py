@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pydantic import ValidationError
 
 from penstock.config.problems import Location, Problem, listing, unreadable, write_path
-from penstock.config.sections.discovery import Dns, Kubernetes, Source
+from penstock.config.sections.discovery import Dns, Kubernetes, SourceSection
 
 Found = Iterator[tuple[Location, Problem]]
 
@@ -19,13 +19,13 @@ def discovery_checks(document: Mapping[str, object]) -> Found:
         if not isinstance(item, Mapping):
             continue
         at: Location = ("discovery", index)
-        kinds = Source.given(item)
+        kinds = SourceSection.given(item)
         if len(kinds) != 1:
             found = f"has {listing(kinds).replace(' or ', ' and ')}" if kinds else "is empty"
-            yield _problem(at, f"{found}: expected one of {listing(list(Source.model_fields))}")
+            yield _problem(at, f"{found}: expected one of {listing(list(SourceSection.model_fields))}")
             continue
         try:
-            source = Source.model_validate({kinds[0]: item[kinds[0]]})
+            source = SourceSection.model_validate({kinds[0]: item[kinds[0]]})
         except ValidationError:
             continue
         if source.dns is not None:

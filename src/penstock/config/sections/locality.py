@@ -34,12 +34,12 @@ def kv_events(value: object) -> str:
     return f"tcp://{address}"
 
 
-KvEvents = Annotated[str, BeforeValidator(kv_events), values.Kind("`off`, `auto` or `tcp://host:port`")]
-Instance = Annotated[str | None, BeforeValidator(values.optional(values.name)), values.Kind("name")]
-OptionalUrl = Annotated[str | None, BeforeValidator(values.optional(endpoint_url)), values.Kind("URL")]
+KvEvents = Annotated[str, BeforeValidator(kv_events), values.ValueKind("`off`, `auto` or `tcp://host:port`")]
+Instance = Annotated[str | None, BeforeValidator(values.optional(values.name)), values.ValueKind("name")]
+OptionalUrl = Annotated[str | None, BeforeValidator(values.optional(endpoint_url)), values.ValueKind("URL")]
 
 
-class LmCache(Section):
+class LmCacheSection(Section):
     """LMCache's services, with `locality: lmcache`. One is enough; of two, the longer match counts."""
 
     coordinator: OptionalUrl = setting(None, "Its coordinator, which lists everybody who holds a chunk.")
@@ -67,7 +67,7 @@ def contradictions(document: Mapping[str, object]) -> Found:
         for place in published:
             yield place, f"are not listened to with `locality: {locality}`", "write `locality: kv_events`"
     services = _mapping(routing.get("lmcache"))
-    asked = [key for key in LmCache.model_fields if services.get(key) not in (None, "")]
+    asked = [key for key in LmCacheSection.model_fields if services.get(key) not in (None, "")]
     if locality == "lmcache":
         if not asked:
             message = "names neither a coordinator nor a controller"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.config import values
 from penstock.config.sections.section import Section, setting
-from penstock.config.sections.tenancy import Prices
+from penstock.config.sections.tenancy import PricesSection
 
 
 class ModelPrices(Section):
@@ -15,7 +15,7 @@ class ModelPrices(Section):
     completion: values.OptionalNumber = setting(None, "A generated token.", ge=0)
 
 
-class Model(Section):
+class ModelSection(Section):
     """What holds for one model. An entry with `to` is an alias, another name for that model: callers ask for
     `models.<name>`, engines see `to`. An entry without `to` is about a model that engines serve under this name. What
     an alias does not say holds as for the model it stands for.
@@ -35,10 +35,10 @@ class Model(Section):
     @property
     def says_nothing(self) -> bool:
         """Whether leaving the entry out would change nothing."""
-        return self == Model()
+        return self == ModelSection()
 
 
-def model_prices(model: Model, usual: Prices) -> dict[str, float]:
+def model_prices(model: ModelSection, usual: PricesSection) -> dict[str, float]:
     """What a model's tokens cost, by kind: its own prices, and `fairness.prices` where it has none."""
     own: dict[str, float] = model.prices.model_dump(exclude_none=True)
     return usual.model_dump() | own

@@ -11,7 +11,7 @@ from penstock.config import values
 from penstock.config.address import endpoint_url
 from penstock.config.sections.section import Section, setting
 
-OptionalUrl = Annotated[str | None, BeforeValidator(values.optional(endpoint_url)), values.Kind("URL")]
+OptionalUrl = Annotated[str | None, BeforeValidator(values.optional(endpoint_url)), values.ValueKind("URL")]
 
 
 class Admin(Section):

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from penstock.config.problems import Refused, did_you_mean, listing, show
-from penstock.config.values import Kind
+from penstock.config.values import ValueKind
 from penstock.core.queueing.fairness.registry import POLICIES as FAIRNESS
 from penstock.core.queueing.ordering import ORDERINGS
 from penstock.core.routing.other_packages import OutsideFairness, OutsideRouting, Trouble, outside_order
@@ -146,8 +146,8 @@ def _package(point: EntryPoint) -> str:
     return f"the package `{point.dist.name}`" if point.dist is not None else "a package"
 
 
-def _kind(decision: str) -> Kind:
-    return Kind("policy", choices=lambda: names(decision))
+def _kind(decision: str) -> ValueKind:
+    return ValueKind("policy", choices=lambda: names(decision))
 
 
 def _or_empty(read: Callable[[object], str]) -> Callable[[object], str]:

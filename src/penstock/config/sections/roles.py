@@ -5,7 +5,7 @@ Labels are free, and endpoints may still be found or added, so what looks wrong 
 
 from __future__ import annotations
 
-from penstock.config.model import Endpoint, Settings
+from penstock.config.model import EndpointSection, Settings
 from penstock.core.endpoints.roles import BOOTSTRAP_LABEL, LABELS, Role, bootstrap_port_of, one_sided, role_of
 
 _ANY = ""  # the models that endpoints are asked for
@@ -33,7 +33,7 @@ def role_warnings(settings: Settings) -> list[str]:
     return warnings
 
 
-def _meeting_warnings(index: int, endpoint: Endpoint) -> list[str]:
+def _meeting_warnings(index: int, endpoint: EndpointSection) -> list[str]:
     said, where = endpoint.labels.get(BOOTSTRAP_LABEL), f"endpoints[{index}].labels.{BOOTSTRAP_LABEL}"
     if said is not None and bootstrap_port_of(endpoint.labels) is None:
         prefills = role_of(endpoint.labels) is Role.PREFILL

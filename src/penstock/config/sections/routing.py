@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, PlainValidator
 
 from penstock.config import values
 from penstock.config.problems import Refused, show
-from penstock.config.sections.locality import LmCache
+from penstock.config.sections.locality import LmCacheSection
 from penstock.config.sections.policies import RoutingName, traits
 from penstock.config.sections.section import Section, setting
 
@@ -68,14 +68,14 @@ def write_price_weight(seconds: float) -> str:
     return "inf" if seconds == math.inf else values.write_duration(seconds)
 
 
-PriceWeight = Annotated[float, BeforeValidator(price_weight), values.Kind("`inf` or a duration", write_price_weight)]
-Threshold = Annotated[float, PlainValidator(threshold), values.Kind("`inf` or a number, more than 0")]
-OptionalHeader = Annotated[str | None, BeforeValidator(values.optional(values.header_name)), values.Kind("header name")]
-OptionalCookie = Annotated[str | None, BeforeValidator(values.optional(cookie_name)), values.Kind("cookie name")]
-OptionalField = Annotated[str | None, BeforeValidator(values.optional(field_name)), values.Kind("field name")]
+PriceWeight = Annotated[float, BeforeValidator(price_weight), values.ValueKind("`inf` or a duration", write_price_weight)]
+Threshold = Annotated[float, PlainValidator(threshold), values.ValueKind("`inf` or a number, more than 0")]
+OptionalHeader = Annotated[str | None, BeforeValidator(values.optional(values.header_name)), values.ValueKind("header name")]
+OptionalCookie = Annotated[str | None, BeforeValidator(values.optional(cookie_name)), values.ValueKind("cookie name")]
+OptionalField = Annotated[str | None, BeforeValidator(values.optional(field_name)), values.ValueKind("field name")]
 
 
-class Session(Section):
+class SessionSection(Section):
     """What tells which session a request belongs to: the first of these that it has."""
 
     header: OptionalHeader = setting("x-session-id", "The header that names it.")
@@ -88,11 +88,11 @@ class Session(Section):
     )
 
 
-class Routing(Section):
+class RoutingSection(Section):
     """Which of the endpoints that may be sent a request gets it."""
 
     policy: RoutingName = setting("predicted_ttft", "How it is chosen: see docs/policies.")
-    session: Session = Session()
+    session: SessionSection = SessionSection()
     affinity_escape: values.Duration = setting(
         2.0,
         "With `policy: predicted_ttft`: how much later the first token may come from an endpoint that holds the "
@@ -138,15 +138,15 @@ class Routing(Section):
         "our estimate, are computed apart from their answers; a decode endpoint computes shorter ones itself.",
         ge=0,
     )
-    lmcache: LmCache = LmCache()
+    lmcache: LmCacheSection = LmCacheSection()
 
 
 Contradiction = tuple[tuple[str | int, ...], str, str | None]
 
 
-def contradictions(routing: Routing, max_wait_s: float) -> Iterator[Contradiction]:
+def contradictions(routing: RoutingSection, max_wait_s: float) -> Iterator[Contradiction]:
     """Where, what, and what instead: settings that would do nothing, or never end well. Defaults may be written out."""
-    policy, session, usual = routing.policy, routing.session, Routing()
+    policy, session, usual = routing.policy, routing.session, RoutingSection()
     if policy == "session" and session.header is None and session.cookie is None and session.body is None:
         yield ("session",), "names nothing that tells a session", "give a header, a cookie or a field of the body"
     if session.strict and policy != "session":

@@ -20,7 +20,7 @@ PROXIES_MAX = 1_000
 HOSTS_MAX = 1_000
 
 
-class Prices(Section):
+class PricesSection(Section):
     """What a token costs in the account of its flow, by kind. At least one kind has to cost something."""
 
     prompt: values.Number = setting(1.0, "A prompt token that the engine has to compute.", ge=0)
@@ -28,7 +28,7 @@ class Prices(Section):
     completion: values.Number = setting(2.0, "A generated token.", ge=0)
 
 
-class Fairness(Section):
+class FairnessSection(Section):
     """How service is divided between the flows of one band."""
 
     policy: FairnessName = setting(
@@ -42,7 +42,7 @@ class Fairness(Section):
             "users of each. Every level once.",
         )
     )
-    prices: Prices = Prices()
+    prices: PricesSection = PricesSection()
 
 
 class BandFairness(Section):

@@ -11,7 +11,7 @@ overtakes, which is the K * c_max in the bound of fairness (DESIGN §4.2).
 from __future__ import annotations
 
 from penstock.core.endpoints.endpoint import Endpoint
-from penstock.core.queueing.charges import Account
+from penstock.core.queueing.charges import Charges
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import lead
 from penstock.core.values.lifecycle import TERMINAL, State
@@ -20,16 +20,16 @@ BYPASS_MAX = 32  # times one request may be overtaken by others that fit; then r
 EPSILON = 1e-9  # of sums of the same costs, made in another order
 
 
-class Overtaking:
+class Backfill:
     """What one turn of the pump has come across, and who has been overtaken too often."""
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: Charges) -> None:
         self._account = account
         self.passed: list[Entry] = []  # in this turn: requests that did not fit
         self.kept: set[Endpoint] = set()  # in this turn: endpoints whose room is kept for some of them
         self._starved: list[Entry] = []  # overtaken as often as may be: room is kept for those of them that wait
 
-    def reconfigured(self, account: Account) -> None:
+    def reconfigured(self, account: Charges) -> None:
         """Service may be counted in another way from now on."""
         self._account = account
 

@@ -9,17 +9,17 @@ import math
 from collections.abc import Callable
 
 from penstock.core.dispatch import admission
-from penstock.core.dispatch.backfill import BYPASS_MAX, Overtaking
-from penstock.core.dispatch.prefill_stagger import Stagger
-from penstock.core.dispatch.under_share import Light
+from penstock.core.dispatch.backfill import BYPASS_MAX, Backfill
+from penstock.core.dispatch.prefill_stagger import PrefillStagger
+from penstock.core.dispatch.under_share import UnderShare
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
 from penstock.core.endpoints.roles import Role
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.queues import Queues
-from penstock.core.queueing.quotas import Tenants
-from penstock.core.routing.affinity_wait import Affinity
+from penstock.core.queueing.quotas import Quotas
+from penstock.core.routing.affinity_wait import AffinityWait
 from penstock.core.values.cause import Cause
 from penstock.core.values.settings import AdmissionSettings, BandSettings
 
@@ -27,7 +27,7 @@ _MAY_BE_TOLD = (Cause.SLOTS_FULL, Cause.ENGINE_QUEUE, Cause.KV_FULL)
 UNBOUNDED = (math.inf, math.inf)
 
 
-class Fit:
+class CandidateFilter:
     """Asks endpoints for requests."""
 
     def __init__(
@@ -36,11 +36,11 @@ class Fit:
         pool: Pool,
         settings: AdmissionSettings,
         *,
-        tenants: Tenants,
-        light: Light,
-        overtaking: Overtaking,
-        affinity: Affinity,
-        stagger: Stagger,
+        tenants: Quotas,
+        light: UnderShare,
+        overtaking: Backfill,
+        affinity: AffinityWait,
+        stagger: PrefillStagger,
         look_again: Callable[[Endpoint, float], None],
     ) -> None:
         self._queues = queues

@@ -19,7 +19,7 @@ from penstock.core.queueing.entry import Entry
 from penstock.core.values.request import Usage
 
 
-class Pending:
+class PendingDecodes:
     """The decode leases whose prompts are being computed, by their requests' arrival numbers."""
 
     def __init__(self, pool: Pool) -> None:

@@ -13,7 +13,7 @@ class TooManyStoppedError(ValueError):
     """So many models are stopped that no further one can be: stop all."""
 
 
-class Stops:
+class OperatorPauses:
     """Models that are stopped; None stands for all."""
 
     __slots__ = ("drained", "paused")

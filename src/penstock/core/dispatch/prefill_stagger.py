@@ -29,7 +29,7 @@ KEPT = 0.98  # of what was learned, per long prompt sent: about the last fifty
 STEP_S = 0.005  # nothing is looked at again sooner: an engine's step takes longer
 
 
-class Stagger:
+class PrefillStagger:
     """How long the prompts of heavy flows take, and which endpoints are soon done with theirs."""
 
     def __init__(self, pool: Pool, look_again: Callable[[Endpoint, float], None]) -> None:

@@ -8,32 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.core.dispatch.backfill import Overtaking
-from penstock.core.dispatch.candidates import Fit
-from penstock.core.dispatch.prefix_groups import Group, Grouping
-from penstock.core.dispatch.under_share import Light
+from penstock.core.dispatch.backfill import Backfill
+from penstock.core.dispatch.candidates import CandidateFilter
+from penstock.core.dispatch.prefix_groups import PrefixGroup, PrefixGroups
+from penstock.core.dispatch.under_share import UnderShare
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.queueing.band import Band
-from penstock.core.queueing.capped_flows import Held
+from penstock.core.queueing.capped_flows import CappedFlows
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import top
-from penstock.core.queueing.quotas import Tenants
-from penstock.core.routing.affinity_wait import Affinity
+from penstock.core.queueing.quotas import Quotas
+from penstock.core.routing.affinity_wait import AffinityWait
 
 
-class Followers:
+class PrefixFollowers:
     """Finds followers."""
 
     def __init__(
         self,
-        grouping: Grouping,
+        grouping: PrefixGroups,
         *,
-        tenants: Tenants,
-        held: Held,
-        light: Light,
-        fit: Fit,
-        overtaking: Overtaking,
-        affinity: Affinity,
+        tenants: Quotas,
+        held: CappedFlows,
+        light: UnderShare,
+        fit: CandidateFilter,
+        overtaking: Backfill,
+        affinity: AffinityWait,
         look: Callable[[Entry, float], bool],
     ) -> None:
         self._grouping = grouping
@@ -85,7 +85,7 @@ class Followers:
                 candidate.passed_over()
         return None
 
-    def _may_follow(self, entry: Entry, group: Group, models: list[str], now: float) -> bool:
+    def _may_follow(self, entry: Entry, group: PrefixGroup, models: list[str], now: float) -> bool:
         """Whether it may go out of its turn, has room there, and no better place to go to."""
         if self._tenants.held(entry.account):
             return False

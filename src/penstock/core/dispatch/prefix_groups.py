@@ -15,7 +15,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 
 from penstock.core.endpoints.endpoint import Endpoint
-from penstock.core.queueing.charges import Account
+from penstock.core.queueing.charges import Charges
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.estimate import BYTES_PER_TOKEN
 from penstock.core.queueing.fair_tree import Node
@@ -33,7 +33,7 @@ EPSILON = 1e-9
 Flows = dict[Node, dict[int, Entry]]  # flow -> by arrival number
 
 
-class Group:
+class PrefixGroup:
     """Who went to an endpoint in its turn, and how many may follow it."""
 
     __slots__ = ("endpoint", "found", "keys", "leader", "left", "until_s")
@@ -44,10 +44,10 @@ class Group:
         self.keys = keys  # that followers are found by, the deepest first
         self.left = left
         self.until_s = until_s
-        self.found: list[Candidate] | None = None  # who may follow it, while nobody comes or goes who might
+        self.found: list[PossibleFollower] | None = None  # who may follow it, while nobody comes or goes who might
 
 
-class Candidate:
+class PossibleFollower:
     """One who may follow, as it is found by one key."""
 
     __slots__ = ("_flows", "again", "entry")
@@ -67,18 +67,18 @@ class Candidate:
             flows[node] = own
 
 
-class Grouping:
+class PrefixGroups:
     """The waiting by how their prompts begin, and the group of each endpoint."""
 
-    def __init__(self, settings: RoutingSettings, account: Account, *, by_arrival: Sequence[bool]) -> None:
+    def __init__(self, settings: RoutingSettings, account: Charges, *, by_arrival: Sequence[bool]) -> None:
         self._waiting: dict[Key, Entry | Flows] = {}  # by key: the only one, as of most, or all of them
-        self._groups: dict[Endpoint, Group] = {}
-        self._led: dict[Key, dict[Group, None]] = {}  # the groups whose followers are found by a key
+        self._groups: dict[Endpoint, PrefixGroup] = {}
+        self._led: dict[Key, dict[PrefixGroup, None]] = {}  # the groups whose followers are found by a key
         self._depths: dict[int | None, tuple[int, ...]] = {}  # by bytes per key, which the edge fixes: one or two
         self.reconfigured(settings, account, (), by_arrival=by_arrival)
 
     def reconfigured(
-        self, settings: RoutingSettings, account: Account, waiting: Iterable[Entry], *, by_arrival: Sequence[bool]
+        self, settings: RoutingSettings, account: Charges, waiting: Iterable[Entry], *, by_arrival: Sequence[bool]
     ) -> None:
         """Other settings, and those that wait may stand in other flows now."""
         self._account = account
@@ -147,7 +147,7 @@ class Grouping:
         elif self.size and entry.request.prefix and (self._has_siblings(entry) or self.group(endpoint, now) is None):
             keys = self._keys(entry.request)[::-1]
             self.gone(endpoint)
-            self._groups[endpoint] = group = Group(endpoint, entry.request, keys, self.size, now + GROUP_S)
+            self._groups[endpoint] = group = PrefixGroup(endpoint, entry.request, keys, self.size, now + GROUP_S)
             for key in keys:
                 self._led.setdefault(key, {})[group] = None
 
@@ -164,12 +164,12 @@ class Grouping:
 
     # --- who may follow -----------------------------------------------------------------------------------------
 
-    def group(self, endpoint: Endpoint, now: float) -> Group | None:
+    def group(self, endpoint: Endpoint, now: float) -> PrefixGroup | None:
         """The group that may still grow there."""
         group = self._groups.get(endpoint)
         return group if group is not None and group.left > 0 and now < group.until_s else None
 
-    def candidates(self, group: Group) -> list[Candidate]:
+    def candidates(self, group: PrefixGroup) -> list[PossibleFollower]:
         """Of each flow the one that waits longest, those first who share most with the leader.
 
         They are looked for again when somebody comes or goes who is found by one of the keys, or each time, where
@@ -177,7 +177,7 @@ class Grouping:
         """
         if group.found is not None:
             return group.found
-        found: list[Candidate] = []
+        found: list[PossibleFollower] = []
         looked_at, by_turns, waiting = 0, False, self._waiting
         for key in group.keys:
             waits = waiting.get(key)
@@ -187,7 +187,7 @@ class Grouping:
                 again = _among(waits, found)
                 if not again and looked_at < CANDIDATES_MAX:
                     looked_at += 1
-                    found.append(Candidate(waits, None))
+                    found.append(PossibleFollower(waits, None))
                 continue
             left = CANDIDATES_MAX - looked_at
             by_turns = by_turns or len(waits) > 1
@@ -198,7 +198,7 @@ class Grouping:
                 for entry in own.values():
                     again = _among(entry, found)
                     looked_at += not again
-                    found.append(Candidate(entry, waits, again=again))
+                    found.append(PossibleFollower(entry, waits, again=again))
                     break  # the one that waits longest
         if not by_turns:
             group.found = found = [candidate for candidate in found if not candidate.again]
@@ -263,7 +263,7 @@ class Grouping:
         return tuple(depths[1:])
 
 
-def _among(entry: Entry, found: list[Candidate]) -> bool:
+def _among(entry: Entry, found: list[PossibleFollower]) -> bool:
     """Whether it was found already, by another key."""
     for candidate in found:  # noqa: SIM110  # a loop costs less than a generator
         if candidate.entry is entry:

@@ -12,22 +12,22 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 from penstock.core.dispatch.admission import Room
-from penstock.core.dispatch.backfill import Overtaking
-from penstock.core.dispatch.candidates import Fit
-from penstock.core.dispatch.operator_pauses import Stops
-from penstock.core.dispatch.prefill_stagger import Stagger
-from penstock.core.dispatch.prefix_followers import Followers
-from penstock.core.dispatch.under_share import Light
+from penstock.core.dispatch.backfill import Backfill
+from penstock.core.dispatch.candidates import CandidateFilter
+from penstock.core.dispatch.operator_pauses import OperatorPauses
+from penstock.core.dispatch.prefill_stagger import PrefillStagger
+from penstock.core.dispatch.prefix_followers import PrefixFollowers
+from penstock.core.dispatch.under_share import UnderShare
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
 from penstock.core.queueing.band import Band
-from penstock.core.queueing.capped_flows import HELD_MAX, Held
+from penstock.core.queueing.capped_flows import HELD_MAX, CappedFlows
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import Node, top
-from penstock.core.queueing.promised_shares import Promises
+from penstock.core.queueing.promised_shares import PromisedShares
 from penstock.core.queueing.queues import Queues
-from penstock.core.queueing.quotas import Tenants
-from penstock.core.routing.affinity_wait import Affinity
+from penstock.core.queueing.quotas import Quotas
+from penstock.core.routing.affinity_wait import AffinityWait
 from penstock.core.values.cause import Cause
 
 WINDOW = 32  # requests looked at, in fair order, when the first ones do not fit
@@ -42,17 +42,17 @@ class Pump:
         self,
         queues: Queues,
         pool: Pool,
-        tenants: Tenants,
+        tenants: Quotas,
         *,
-        stops: Stops,
-        affinity: Affinity,
-        held: Held,
-        light: Light,
-        overtaking: Overtaking,
-        fit: Fit,
-        followers: Followers,
-        stagger: Stagger,
-        promises: Promises,
+        stops: OperatorPauses,
+        affinity: AffinityWait,
+        held: CappedFlows,
+        light: UnderShare,
+        overtaking: Backfill,
+        fit: CandidateFilter,
+        followers: PrefixFollowers,
+        stagger: PrefillStagger,
+        promises: PromisedShares,
         look: Callable[[Entry, float], bool],
     ) -> None:
         self._queues = queues

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from penstock.core.util.decaying_rate import WINDOW_S, Rate
+from penstock.core.util.decaying_rate import WINDOW_S, DecayingRate
 
 DEVIATIONS = 3.0  # of a Poisson stream: few arrivals in a hundred may miss, and small means have long tails
 LIGHT_MIN = 0.5  # of a request within the window: less is none
@@ -37,13 +37,13 @@ def slots_reserved(arrivals_per_s: float, frees_s: Sequence[float], slots: int) 
     return min(math.ceil(wanted), int(slots * SHARE_MAX))
 
 
-class Reserve:
+class ReservedSlots:
     """Measures, per model, how often light flows come and how often slots free; says how many slots to keep."""
 
     def __init__(self, share: float | None) -> None:
         self.share = share  # None: measured
-        self._arrivals: dict[str, Rate] = {}
-        self._freed: dict[str, Rate] = {}
+        self._arrivals: dict[str, DecayingRate] = {}
+        self._freed: dict[str, DecayingRate] = {}
         self._kept: dict[str, tuple[int, int, float]] = {}  # what was computed for so many slots, and is good until
         self._weight = 0.0
         self._weight_at_s = 0.0
@@ -101,13 +101,13 @@ class Reserve:
         return self._kept.get(model, (0, 0, 0.0))[0]
 
 
-def _of(rates: dict[str, Rate], model: str) -> Rate:
+def _of(rates: dict[str, DecayingRate], model: str) -> DecayingRate:
     """A model's rate; the one that was not noted for the longest time makes room for a new one."""
     rate = rates.get(model)
     if rate is not None and len(rates) == 1:
         return rate
     rates.pop(model, None)
-    rates[model] = rate = rate or Rate()
+    rates[model] = rate = rate or DecayingRate()
     if len(rates) > MODELS_MAX:
         del rates[next(iter(rates))]
     return rate

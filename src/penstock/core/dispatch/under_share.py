@@ -11,16 +11,16 @@ import math
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from penstock.core.dispatch.backfill import Overtaking
-from penstock.core.dispatch.reserved_slots import FREES_MAX, Reserve
+from penstock.core.dispatch.backfill import Backfill
+from penstock.core.dispatch.reserved_slots import FREES_MAX, ReservedSlots
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
 from penstock.core.queueing.band import Band
-from penstock.core.queueing.capped_flows import HELD_MAX, Held
+from penstock.core.queueing.capped_flows import HELD_MAX, CappedFlows
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import Node, in_fair_order, top
 from penstock.core.queueing.queues import Queues
-from penstock.core.queueing.quotas import Tenants
+from penstock.core.queueing.quotas import Quotas
 
 RESERVE_REVIEW_S = 1.0  # how often a reserve is looked at again; light arrivals are forgotten over ten seconds
 FORESEEN_SLOTS_MAX = 64  # of a pool whose leases' ends are foreseen one by one; rates are exact enough beyond
@@ -29,18 +29,18 @@ LIGHT_WAITING_MAX = 3  # requests of a light flow that wait: more is a backlog, 
 DEMAND_PLAY = 2.0  # a handful of requests of very different sizes is easily twice its mean
 
 
-class Light:
+class UnderShare:
     """Tells light flows from others by what they ask for and get, and says what is kept for them."""
 
     def __init__(
         self,
         queues: Queues,
         pool: Pool,
-        reserve: Reserve,
+        reserve: ReservedSlots,
         *,
-        tenants: Tenants,
-        held: Held,
-        overtaking: Overtaking,
+        tenants: Quotas,
+        held: CappedFlows,
+        overtaking: Backfill,
         look_again: Callable[[Endpoint, float], None],
     ) -> None:
         self._queues = queues

@@ -17,7 +17,7 @@ STEPS = 2.0  # the one that it is in, and the one that has begun when the hang-u
 STEPS_S_MIN = 0.05  # these, and the way there
 
 
-class GivenUp:
+class AbandonedSlots:
     """Slots of one engine that are not free yet."""
 
     __slots__ = ("_slots", "lingers")

@@ -63,7 +63,7 @@ def why(standing: Standing, base: Observation | None, now: float) -> str:
     return f"it last showed anything new {now - base.asked_s:.0f} s ago ({seen})"
 
 
-class Belief:
+class GaugeBelief:
     """What the gauges of one endpoint are worth. The ledger tells it what happens, and asks."""
 
     __slots__ = (

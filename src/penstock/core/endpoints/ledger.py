@@ -19,13 +19,13 @@ import math
 
 import msgspec
 
-from penstock.core.endpoints.abandoned_slots import GivenUp
-from penstock.core.endpoints.gauge_belief import IN_TIME_S, Belief, Standing
+from penstock.core.endpoints.abandoned_slots import AbandonedSlots
+from penstock.core.endpoints.gauge_belief import IN_TIME_S, GaugeBelief, Standing
 from penstock.core.endpoints.lease import Lease
-from penstock.core.endpoints.net_in_flight import Since
-from penstock.core.endpoints.prefill_backlog import Prefill
-from penstock.core.endpoints.running_evidence import OVERDUE, AtWork
-from penstock.core.endpoints.tpot import Pace
+from penstock.core.endpoints.net_in_flight import NetInFlight
+from penstock.core.endpoints.prefill_backlog import PrefillBacklog
+from penstock.core.endpoints.running_evidence import OVERDUE, RunningEvidence
+from penstock.core.endpoints.tpot import Tpot
 from penstock.core.values.observation import Glimpse, Observation
 
 OWN_QUEUE_MIN = 4  # requests of ours: fewer run at once in any engine, so none of them waits for another
@@ -45,12 +45,12 @@ class Ledger:
         self.pending = 0  # of these, how many were not sent yet, and how many tokens they will take
         self.pending_tokens = 0
         self.unseen: dict[int, Lease] = {}  # the part of them the engine is not known to have taken in
-        self.prefill = Prefill()  #: the prompts before it
-        self.pace = Pace(self.prefill)  #: of its output
-        self.at_work = AtWork()  #: what our own answers show of how many it runs
-        self.belief = Belief()  #: whether its gauges are believed
+        self.prefill = PrefillBacklog()  #: the prompts before it
+        self.pace = Tpot(self.prefill)  #: of its output
+        self.at_work = RunningEvidence()  #: what our own answers show of how many it runs
+        self.belief = GaugeBelief()  #: whether its gauges are believed
         self.streams = 0  # leases of requests that stream
-        self.given_up = GivenUp()  #: slots that it still works in for nobody
+        self.given_up = AbandonedSlots()  #: slots that it still works in for nobody
         self.life_s = -math.inf  #: when an answer last showed that the engine works
         self.base: Observation | None = None  # the last reading that moved
         self._last: Observation | None = (
@@ -60,7 +60,7 @@ class Ledger:
         self._moved_s = -math.inf
         self._sure_until_s = -math.inf  # so long the base is credible, whatever is read or happens until then
         self.stale_after_s = stale_after_s
-        self._since = Since()  # what we sent, less what ended, since the base was asked
+        self._since = NetInFlight()  # what we sent, less what ended, since the base was asked
         self._entered = 0  # own requests seen to begin since the base was asked, less those that ended
         self._entered_max = 0
         self._foreign = 0.0
@@ -330,7 +330,7 @@ class Ledger:
             lease.epoch = self.epoch
         self.reserved = sum(lease.first_token_s is None for lease in self.leases.values())
         self.streams = sum(lease.streamed and not lease.pending for lease in self.leases.values())
-        self.at_work = AtWork()
+        self.at_work = RunningEvidence()
         self.at_work.running = sum(lease.first_token_s is not None for lease in self.leases.values())
         self.prefill.restarted(previous_asked_s)
         self._foreign = 0.0

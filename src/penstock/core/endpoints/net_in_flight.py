@@ -11,7 +11,7 @@ EVENTS_MAX = 8192  # remembered against one reading; past that the reading is to
 FORGOTTEN_AT_ONCE = 1024  # of those that are too many: one at a time would move all others each time
 
 
-class Since:
+class NetInFlight:
     """Leases and tokens that came since a moment, less those that went."""
 
     __slots__ = ("_leases", "_leases_before", "_tokens", "_tokens_before", "_when", "leases", "tokens")

@@ -36,7 +36,7 @@ BEST_KEPT = 0.999  # of the highest speed, per sample: one that a queue in the e
 EPSILON = 1e-9  # what rounding may take from a whole step
 
 
-class Prefill:
+class PrefillBacklog:
     """The prompts before one engine, and its speed."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ import math
 from collections import deque
 
 from penstock.core.endpoints.lease import Lease
-from penstock.core.endpoints.prefill_backlog import Prefill
+from penstock.core.endpoints.prefill_backlog import PrefillBacklog
 
 WINDOW_STEPS = 0.75  # of a step: less than one, so that those who ended in it ran at once
 STEPS_TO_BEGIN = 2.0  # that a first token takes at most where nothing waits: the rest of one step, and a whole one
@@ -43,7 +43,7 @@ WHOLE_SHARE = 0.02  # of its time: the first token came with the last one
 WHOLE_AFTER = 3  # such answers in a row
 
 
-class AtWork:
+class RunningEvidence:
     """What the answers of one engine process show."""
 
     __slots__ = (
@@ -242,7 +242,7 @@ class AtWork:
         """After how long a first token is overdue; infinity while it is not known what is usual."""
         return max((SURELY_OVERDUE if sure else OVERDUE) * self.usual_s, OVERDUE_S_MIN)
 
-    def overdue(self, prefill: Prefill, now: float, *, sure: bool = False) -> int:
+    def overdue(self, prefill: PrefillBacklog, now: float, *, sure: bool = False) -> int:
         """Streams that should have begun: they wait for a slot. None where prompts explain the wait. `sure`: though
         somebody else says that none waits.
         """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from penstock.core.endpoints.lease import Lease
-from penstock.core.endpoints.prefill_backlog import Prefill
+from penstock.core.endpoints.prefill_backlog import PrefillBacklog
 from penstock.core.values.observation import Observation
 
 TOKENS_MIN = 8  # fewer say more about the network's buffers than about the engine
@@ -19,10 +19,10 @@ LIMIT_KEPT_S = 10.0  # of what a limit is held against; eight tokens of a second
 KEPT_S = 60.0  # a slow endpoint is given nothing, and answers that do not stream tell nothing: so it is forgotten
 
 
-class Pace:
+class Tpot:
     """The time per output token of one endpoint."""
 
-    def __init__(self, prefill: Prefill) -> None:
+    def __init__(self, prefill: PrefillBacklog) -> None:
         self._prefill = prefill
         self._pace_s: float | None = None
         self._between_s: float | None = None  # the same, without the time in which prompts were computed

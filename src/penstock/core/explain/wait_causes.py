@@ -14,16 +14,16 @@ from __future__ import annotations
 from collections import Counter
 
 from penstock.core.dispatch import admission
-from penstock.core.dispatch.candidates import Fit
-from penstock.core.dispatch.operator_pauses import Stops
-from penstock.core.dispatch.under_share import Light
+from penstock.core.dispatch.candidates import CandidateFilter
+from penstock.core.dispatch.operator_pauses import OperatorPauses
+from penstock.core.dispatch.under_share import UnderShare
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
 from penstock.core.endpoints.roles import Role
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.queues import Queues
-from penstock.core.queueing.quotas import Tenants
+from penstock.core.queueing.quotas import Quotas
 from penstock.core.values.cause import Cause
 from penstock.core.values.settings import AdmissionSettings
 
@@ -100,10 +100,10 @@ class Waits:
         queues: Queues,
         pool: Pool,
         *,
-        light: Light,
-        fit: Fit,
-        tenants: Tenants,
-        stops: Stops,
+        light: UnderShare,
+        fit: CandidateFilter,
+        tenants: Quotas,
+        stops: OperatorPauses,
         settings: AdmissionSettings,
     ) -> None:
         self._queues = queues

@@ -9,15 +9,15 @@ from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import Node, QueueTree
 from penstock.core.queueing.queues import Queues
-from penstock.core.queueing.quotas import Tenants
+from penstock.core.queueing.quotas import Quotas
 
 HELD_MAX = 1_024  # looked at to find a request that may be sent, where held ones stand between all others
 
 
-class Held:
+class CappedFlows:
     """The flows that are held, and who is next in fair order but for these."""
 
-    def __init__(self, queues: Queues, tenants: Tenants, *, tenant_level: int | None) -> None:
+    def __init__(self, queues: Queues, tenants: Quotas, *, tenant_level: int | None) -> None:
         self._queues = queues
         self._tenants = tenants
         self._tenant_level = tenant_level

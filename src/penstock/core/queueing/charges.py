@@ -20,7 +20,7 @@ REFRESH_TOKENS = 64  # an answer longer than estimated is charged in steps of th
 PRICED_MAX = 4_096  # policies made for prices of models: as many as models may have, and those of some reloads
 
 
-class Account:
+class Charges:
     """Charges entries to their flows, by the policy of their band and the prices of their model."""
 
     def __init__(self, policies: Sequence[str], prices: Prices) -> None:

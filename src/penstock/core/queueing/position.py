@@ -16,7 +16,7 @@ from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry, Leaf
 
 
-class Place(msgspec.Struct, frozen=True):
+class QueuePosition(msgspec.Struct, frozen=True):
     """One waiting request's place."""
 
     position: int  #: 1 is the next of its flow

@@ -16,7 +16,7 @@ from penstock.core.queueing.queues import Queues
 CREDIT_REQUESTS_MAX = 64.0  # what may be saved up or owed, in requests of the size at hand
 
 
-class Promises:
+class PromisedShares:
     """Credits of the bands that have a share."""
 
     def __init__(self, queues: Queues) -> None:

@@ -26,7 +26,7 @@ MINUTE_S = 60.0
 SHOWN_MAX = 50  # tenants in a snapshot; the others are counted
 
 
-class Bucket:
+class TokenBucket:
     """An allowance that refills at a steady rate up to one minute's worth."""
 
     __slots__ = ("_at_s", "_level", "_rate_per_s", "size")
@@ -69,11 +69,11 @@ class _Account:
         self.queued = 0
         self.queued_bytes = 0
         self.queued_tokens = 0
-        self.requests = None if limits.requests_per_minute is None else Bucket(limits.requests_per_minute)
-        self.tokens = None if limits.tokens_per_minute is None else Bucket(limits.tokens_per_minute)
+        self.requests = None if limits.requests_per_minute is None else TokenBucket(limits.requests_per_minute)
+        self.tokens = None if limits.tokens_per_minute is None else TokenBucket(limits.tokens_per_minute)
 
 
-class Tenants:
+class Quotas:
     """The accounts of all tenants that have limits. For any other tenant every call says yes."""
 
     def __init__(self, limits: Mapping[str, Limits]) -> None:

@@ -33,7 +33,7 @@ class _Size:
         self.sent_s = -math.inf  # when one was last sent
 
 
-class FirstTokens:
+class TtftEvidence:
     """First tokens of one model's answers."""
 
     def __init__(self) -> None:

@@ -23,8 +23,8 @@ import math
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import Node
-from penstock.core.queueing.ttft_evidence import FirstTokens
-from penstock.core.util.decaying_rate import WINDOW_S, Rate
+from penstock.core.queueing.ttft_evidence import TtftEvidence
+from penstock.core.util.decaying_rate import WINDOW_S, DecayingRate
 
 RATE_MIN = 1e-3  # of work per second; below, nothing was sent for minutes
 RATE_TRUSTED_S = 3.0  # of queueing; less holds too few dispatches
@@ -42,8 +42,8 @@ class _Model:
     __slots__ = ("at_s", "drain", "first_tokens", "refused_s", "scarce_until_s", "seconds", "work")
 
     def __init__(self) -> None:
-        self.drain = Rate()
-        self.first_tokens = FirstTokens()
+        self.drain = DecayingRate()
+        self.first_tokens = TtftEvidence()
         self.refused_s = 0.0  # the longest deadline that was refused for want of room,
         self.scarce_until_s = -math.inf  # and until when that is news
         self.seconds = 0.0  # that leases lasted which ended lately, fading; as of `at_s`
@@ -51,7 +51,7 @@ class _Model:
         self.at_s = -math.inf
 
 
-class Forecast:
+class WaitForecast:
     """Learns how fast work is taken up, and says how long a request will wait."""
 
     def __init__(self, *, by_request: bool = False) -> None:
@@ -71,14 +71,14 @@ class Forecast:
         learned.first_tokens.sent(entry.uncached_tokens, now)
         if not queued:
             if learned.drain.measured:
-                learned.drain = Rate()
+                learned.drain = DecayingRate()
         else:
             learned.drain.note(now, self._size(entry))
 
     def resumed(self, model: str | None) -> None:
         """Sending goes on after a pause, for a model or for all: what was measured meanwhile says nothing."""
         for learned in self._models.values() if model is None else filter(None, [self._models.get(model)]):
-            learned.drain = Rate()
+            learned.drain = DecayingRate()
 
     def first_token(self, model: str, prompt_tokens: int, after_s: float, now: float) -> None:
         """The first token of a prompt of which so much was to be computed came that long after the dispatch."""

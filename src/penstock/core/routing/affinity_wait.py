@@ -31,7 +31,7 @@ RECKONED_S = (
 HELD_IN_ALL = 128  # likewise: each turn of the pump passes all of them, at about half a microsecond each
 
 
-class Affinity:
+class AffinityWait:
     """Which of the endpoints that have room for a request it may go to now."""
 
     def __init__(self, router: Router, queues: Queues, look_again: Callable[[Endpoint, float], None]) -> None:

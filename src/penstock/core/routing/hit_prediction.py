@@ -30,7 +30,7 @@ class _Record:
         self.off_until_s = 0.0
 
 
-class Sources:
+class HitPredictions:
     """The records of all sources, per endpoint."""
 
     def __init__(self) -> None:

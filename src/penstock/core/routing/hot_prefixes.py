@@ -19,7 +19,7 @@ LARGE_TOKENS = 4_000  # about a second's work; what takes longer has to be share
 PREFIXES_MAX = 4_096  # counted at a time
 
 
-class Heat:
+class HotPrefixes:
     """Uses of prefixes, of late."""
 
     def __init__(self) -> None:

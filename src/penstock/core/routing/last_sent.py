@@ -35,7 +35,7 @@ def _depths() -> tuple[int, ...]:
 DEPTHS = _depths()
 
 
-class Whereabouts:
+class LastSent:
     """Key → the endpoint that a prompt with it was sent to last, and how many keys had been sent there by then."""
 
     def __init__(self) -> None:

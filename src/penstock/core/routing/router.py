@@ -14,13 +14,13 @@ from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.pool import Pool
 from penstock.core.queueing.entry import Entry
-from penstock.core.routing.hit_prediction import Sources
-from penstock.core.routing.hot_prefixes import Heat
-from penstock.core.routing.last_sent import Whereabouts
+from penstock.core.routing.hit_prediction import HitPredictions
+from penstock.core.routing.hot_prefixes import HotPrefixes
+from penstock.core.routing.last_sent import LastSent
 from penstock.core.routing.policies.base import Context
 from penstock.core.routing.policies.registry import POLICIES
 from penstock.core.routing.prefix_index import EXACT_KEYS_MAX, KEYS_MIN, PrefixIndex, shared
-from penstock.core.routing.session_table import Homes
+from penstock.core.routing.session_table import SessionTable
 from penstock.core.values.located import NOWHERE, Located, Sought, Source, bits_of
 from penstock.core.values.request import Key, Request, Usage
 from penstock.core.values.settings import RoutingSettings
@@ -33,13 +33,13 @@ class Router:
 
     def __init__(self, policy: str, settings: RoutingSettings, pool: Pool, *, draw: Callable[[], float]) -> None:
         self._draw = draw
-        self.sources = Sources()
+        self.sources = HitPredictions()
         self._pool = pool
         self._history = PrefixIndex()
         self._exact = PrefixIndex(EXACT_KEYS_MAX)
-        self._homes = Homes()
-        self._heat = Heat()
-        self._whereabouts = Whereabouts()
+        self._homes = SessionTable()
+        self._heat = HotPrefixes()
+        self._whereabouts = LastSent()
         self._doubted: dict[int, Endpoint] = {}  # did not answer, and may be other processes by now
         self._decided: Context | None = None
         self._choose_policy(policy, settings)

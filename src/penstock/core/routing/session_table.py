@@ -7,7 +7,7 @@ from collections import OrderedDict
 SESSIONS_MAX = 100_000  # about 25 MB; one that is forgotten is at home where its hash says
 
 
-class Homes:
+class SessionTable:
     """Session, per model → endpoint."""
 
     def __init__(self) -> None:

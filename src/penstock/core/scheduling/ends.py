@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.wait_forecast import retry_after_s
-from penstock.core.scheduling.state import Parts
+from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values import retry
 from penstock.core.values.actions import Action, Evict, Fail, Reject
 from penstock.core.values.lifecycle import Event, State
@@ -16,7 +16,7 @@ from penstock.core.values.request import Usage
 from penstock.core.values.retry import Failure
 
 
-class Ends(Parts):
+class Ends(SchedulerState):
     """Ends of requests."""
 
     def _refuse(self, entry: Entry, reason: Reason, now: float, after_s: float | None = None) -> Reject:

@@ -9,42 +9,42 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from penstock.core.dispatch.backfill import Overtaking
-from penstock.core.dispatch.candidates import Fit
-from penstock.core.dispatch.disaggregation import Pending
-from penstock.core.dispatch.operator_pauses import Stops
-from penstock.core.dispatch.prefill_stagger import Stagger
-from penstock.core.dispatch.prefix_followers import Followers
-from penstock.core.dispatch.prefix_groups import Grouping
+from penstock.core.dispatch.backfill import Backfill
+from penstock.core.dispatch.candidates import CandidateFilter
+from penstock.core.dispatch.disaggregation import PendingDecodes
+from penstock.core.dispatch.operator_pauses import OperatorPauses
+from penstock.core.dispatch.prefill_stagger import PrefillStagger
+from penstock.core.dispatch.prefix_followers import PrefixFollowers
+from penstock.core.dispatch.prefix_groups import PrefixGroups
 from penstock.core.dispatch.pump import Pump
-from penstock.core.dispatch.reserved_slots import Reserve
-from penstock.core.dispatch.under_share import Light
+from penstock.core.dispatch.reserved_slots import ReservedSlots
+from penstock.core.dispatch.under_share import UnderShare
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
 from penstock.core.explain.recorder import Recorder
 from penstock.core.explain.shares import Shares
 from penstock.core.explain.wait_causes import Waits
 from penstock.core.queueing.band import Band
-from penstock.core.queueing.capped_flows import Held
-from penstock.core.queueing.charges import Account
+from penstock.core.queueing.capped_flows import CappedFlows
+from penstock.core.queueing.charges import Charges
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.estimate import Estimator
 from penstock.core.queueing.fair_tree import QueueTree
 from penstock.core.queueing.ordering import ORDERINGS
-from penstock.core.queueing.promised_shares import Promises
+from penstock.core.queueing.promised_shares import PromisedShares
 from penstock.core.queueing.queues import Queues
-from penstock.core.queueing.quotas import Tenants
-from penstock.core.queueing.wait_forecast import Forecast
-from penstock.core.routing.affinity_wait import Affinity
+from penstock.core.queueing.quotas import Quotas
+from penstock.core.queueing.wait_forecast import WaitForecast
+from penstock.core.routing.affinity_wait import AffinityWait
 from penstock.core.routing.router import Router
 from penstock.core.util.timers import Timers
 from penstock.core.values import retry
 from penstock.core.values.settings import SchedulerSettings
 
 
-def account_of(settings: SchedulerSettings) -> Account:
+def account_of(settings: SchedulerSettings) -> Charges:
     """Who charges, by the policy of each band."""
-    return Account([settings.fairness_of(band) for band in settings.bands], settings.prices)
+    return Charges([settings.fairness_of(band) for band in settings.bands], settings.prices)
 
 
 def keys_of(settings: SchedulerSettings) -> list[Callable[[Entry, float], float]]:
@@ -57,7 +57,7 @@ def by_arrival(settings: SchedulerSettings) -> list[bool]:
     return [settings.ordering_of(band) == "fcfs" for band in settings.bands]
 
 
-class Parts:
+class SchedulerState:
     """The parts of a scheduler."""
 
     def __init__(self, settings: SchedulerSettings, draw: Callable[[], float]) -> None:
@@ -66,16 +66,16 @@ class Parts:
         self._queues = Queues(settings.bands, settings.bounds)
         self._pool = Pool(settings.health, stale_after_s=settings.stale_after_s)
         self._account = account_of(settings)
-        self._reserve = Reserve(self._reserved_share())
-        self._tenants = Tenants(settings.tenants)
-        self._stops = Stops()
+        self._reserve = ReservedSlots(self._reserved_share())
+        self._tenants = Quotas(settings.tenants)
+        self._stops = OperatorPauses()
         self._router = Router(settings.routing, settings.router, self._pool, draw=draw)
-        self._affinity = Affinity(self._router, self._queues, self._look_again)
-        self._grouping = Grouping(settings.router, self._account, by_arrival=by_arrival(settings))
-        self._stagger = Stagger(self._pool, self._look_again)
-        self._overtaking = Overtaking(self._account)
-        self._held = Held(self._queues, self._tenants, tenant_level=settings.tenant_level)
-        self._light = Light(
+        self._affinity = AffinityWait(self._router, self._queues, self._look_again)
+        self._grouping = PrefixGroups(settings.router, self._account, by_arrival=by_arrival(settings))
+        self._stagger = PrefillStagger(self._pool, self._look_again)
+        self._overtaking = Backfill(self._account)
+        self._held = CappedFlows(self._queues, self._tenants, tenant_level=settings.tenant_level)
+        self._light = UnderShare(
             self._queues,
             self._pool,
             self._reserve,
@@ -84,7 +84,7 @@ class Parts:
             overtaking=self._overtaking,
             look_again=self._look_again,
         )
-        self._fit = Fit(
+        self._fit = CandidateFilter(
             self._queues,
             self._pool,
             settings.admission,
@@ -95,7 +95,7 @@ class Parts:
             stagger=self._stagger,
             look_again=self._look_again,
         )
-        self._followers = Followers(
+        self._followers = PrefixFollowers(
             self._grouping,
             tenants=self._tenants,
             held=self._held,
@@ -105,7 +105,7 @@ class Parts:
             affinity=self._affinity,
             look=self._look,
         )
-        self._promises = Promises(self._queues)
+        self._promises = PromisedShares(self._queues)
         self._pump = Pump(
             self._queues,
             self._pool,
@@ -134,12 +134,12 @@ class Parts:
         self._recorder = Recorder(self._waits, self._shares, [band.name for band in settings.bands], self._router)
         self._keys = keys_of(settings)
         self._estimator = Estimator()
-        self._forecast = Forecast(by_request=self._account.by_request)
+        self._forecast = WaitForecast(by_request=self._account.by_request)
         self._budget = retry.RetryBudget(settings.retry_budget)
         self._timers: Timers[int | str] = Timers()  # an arrival number, or an endpoint's name
         self._entries: dict[str, Entry] = {}  # every request that has not ended
         self._leases: dict[int, Entry] = {}  # every lease that was not released, but for pending ones
-        self._pending = Pending(self._pool)
+        self._pending = PendingDecodes(self._pool)
         self._seq = 0
         self._lease_serial = 0
         self.paced = self._has_pace_limit()

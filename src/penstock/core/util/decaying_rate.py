@@ -14,7 +14,7 @@ WINDOW_S = (
 SEEN_S_MIN = 2.0  # a rate over less would take one burst for a habit
 
 
-class Rate:
+class DecayingRate:
     """One rate."""
 
     __slots__ = ("_at", "_count", "_since")

@@ -23,7 +23,7 @@ SHOWN_FIELDS = ("model", "name", "slots", "url")  # of what an operator sent: th
 Kind = Literal["start", "operator", "endpoint", "queue", "settings"]
 
 
-class Event(msgspec.Struct, frozen=True):
+class LoggedEvent(msgspec.Struct, frozen=True):
     """One line."""
 
     serial: int
@@ -37,17 +37,17 @@ class EventLog:
 
     def __init__(self, *, wall: Callable[[], float] = clock.wall) -> None:
         self._wall = wall
-        self._events: deque[Event] = deque(maxlen=EVENTS_MAX)
+        self._events: deque[LoggedEvent] = deque(maxlen=EVENTS_MAX)
         self._serial = 0
 
     def note(self, kind: Kind, text: str) -> None:
         """Add a line, here and to the log."""
         text = printable(text)
         self._serial += 1
-        self._events.append(Event(self._serial, self._wall(), kind, text))
+        self._events.append(LoggedEvent(self._serial, self._wall(), kind, text))
         logger.info("%s: %s", kind, text)
 
-    def latest(self, count: int = EVENTS_MAX) -> list[Event]:
+    def latest(self, count: int = EVENTS_MAX) -> list[LoggedEvent]:
         """The last ones first."""
         return list(self._events)[: -count - 1 : -1]
 

@@ -14,7 +14,7 @@ from penstock.config import values
 from penstock.config.load import ConfigError, from_mapping
 from penstock.config.problems import Refused
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer, body_of
-from penstock.gateway.endpoints.registry import Endpoints
+from penstock.gateway.endpoints.registry import EndpointRegistry
 from penstock.gateway.proxy.driver import Driver
 from penstock.http.server.server import Exchange
 
@@ -24,7 +24,7 @@ LIST = "/admin/endpoints"
 class EndpointVerbs:
     """The verbs, as handlers of routes."""
 
-    def __init__(self, endpoints: Endpoints, driver: Driver) -> None:
+    def __init__(self, endpoints: EndpointRegistry, driver: Driver) -> None:
         self._endpoints = endpoints
         self._driver = driver
 

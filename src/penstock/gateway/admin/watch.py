@@ -44,7 +44,7 @@ _SSE_HEADERS = [
 ]
 
 
-class Facts(msgspec.Struct, frozen=True):
+class GatewayFacts(msgspec.Struct, frozen=True):
     """What the page shows that the scheduler does not know."""
 
     version: str
@@ -58,7 +58,7 @@ class Facts(msgspec.Struct, frozen=True):
 class Watch:
     """Takes the picture, and shows it."""
 
-    def __init__(self, driver: Driver, events: EventLog, facts: Facts) -> None:
+    def __init__(self, driver: Driver, events: EventLog, facts: GatewayFacts) -> None:
         self._driver = driver
         self._events = events
         self._facts = facts

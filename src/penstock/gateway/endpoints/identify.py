@@ -15,7 +15,7 @@ from penstock.config.values import MODEL_CHARACTERS_MAX
 from penstock.engines import recognise
 from penstock.engines.base import Engine, Facts, Model
 from penstock.engines.openai import OPENAI
-from penstock.gateway.endpoints.probe_client import Answer, Ask
+from penstock.gateway.endpoints.probe_client import ProbeAnswer, Ask
 from penstock.http.client.values import UpstreamErrorKind
 
 MODELS_MAX = 10_000
@@ -34,7 +34,7 @@ async def list_models(ask: Ask, engine: Engine) -> Listing:
     return listing_of(await ask(engine.models_path))
 
 
-def listing_of(answer: Answer) -> Listing:
+def listing_of(answer: ProbeAnswer) -> Listing:
     """What an answer to that question says. Entries without a usable name, and those beyond the bound, are left out."""
     failure = answer.failure
     if failure is not None and failure.error.kind is UpstreamErrorKind.PROTOCOL:

@@ -17,14 +17,14 @@ from penstock.core.endpoints.ledger import restarted_between
 from penstock.core.values.observation import Glimpse, Observation
 from penstock.engines import orca
 from penstock.engines.base import Engine, Facts, Load, PageReader
-from penstock.gateway.endpoints.probe_client import Answer, Ask
+from penstock.gateway.endpoints.probe_client import ProbeAnswer, Ask
 
 AskPort = Callable[[int], Ask]  #: the same host at another port
 GLIMPSE_INTERVAL_S = 0.05  # an engine's gauges move once per step: more often they say the same
 TRIES_BEFORE_GIVING_UP = 3  # a cheap look that was never there is asked for no more until the engine restarts
 
 
-class Reader:
+class LoadReader:
     """Reads one endpoint. `use` starts over, with a new engine process."""
 
     def __init__(self, ask: Ask, now: Callable[[], float], ask_port: AskPort) -> None:
@@ -131,7 +131,7 @@ class Reader:
             return reading
         return msgspec.structs.replace(reading, in_all=in_all)
 
-    async def _get(self, path: str) -> Answer:
+    async def _get(self, path: str) -> ProbeAnswer:
         if not path.startswith(":"):
             return await self._ask(path)
         port, slash, rest = path[1:].partition("/")

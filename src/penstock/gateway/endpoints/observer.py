@@ -21,7 +21,7 @@ from penstock.engines.base import Engine, Facts, Model
 from penstock.engines.openai import OPENAI
 from penstock.gateway.endpoints import identify
 from penstock.gateway.endpoints.identify import Listing
-from penstock.gateway.endpoints.load_reader import Reader
+from penstock.gateway.endpoints.load_reader import LoadReader
 from penstock.gateway.endpoints.probe import Prober
 from penstock.gateway.endpoints.probe_client import LIST_BYTES_MAX, Ask, asking
 from penstock.gateway.proxy.driver import Driver
@@ -69,7 +69,7 @@ class Observer:
         self._ask_list = asking(
             target.upstream, target.own_headers(), timeout_s=settings.timeout_s, bytes_max=LIST_BYTES_MAX
         )
-        self._reader = Reader(self._ask, driver.now, self._ask_port)
+        self._reader = LoadReader(self._ask, driver.now, self._ask_port)
         self._ports: dict[int, Upstream] = {}  # of the same host, for an engine whose page is at another one
         self._full_due_s = 0.0
         self._probes = target.upstream.unpooled()  # a kept connection still answers when nobody takes new ones

@@ -9,7 +9,7 @@ of its own, got nothing for longer than any step takes, and no answer under way 
 from __future__ import annotations
 
 from penstock.core.endpoints.health import Presence
-from penstock.gateway.endpoints.probe_client import Answer
+from penstock.gateway.endpoints.probe_client import ProbeAnswer
 from penstock.http.client.pool import UpstreamErrorKind
 
 HUNG_AFTER_S = 10.0  # an engine's HTTP side answers within milliseconds even while a step takes seconds
@@ -34,7 +34,7 @@ class Prober:
         """Whether the last probe got no answer in time: ask again soon."""
         return self._silent_probes > 0
 
-    def judged(self, answer: Answer, *, asked_s: float, now: float, moved_s: float) -> Presence:
+    def judged(self, answer: ProbeAnswer, *, asked_s: float, now: float, moved_s: float) -> Presence:
         """What the engine's answer to a probe says. `moved_s`: when it last showed otherwise that it works."""
         failure = answer.failure
         if failure is not None and failure.error.kind in _NO_ANSWER:

@@ -12,7 +12,7 @@ ANSWER_BYTES_MAX = 4 << 20
 LIST_BYTES_MAX = 16 << 20  # of models: real entries have some 500 bytes, and adapters are many
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ProbeAnswer(msgspec.Struct, frozen=True):
     """What came back. Status 0: nothing did, and `failure` says why."""
 
     status: int
@@ -43,17 +43,17 @@ class Answer(msgspec.Struct, frozen=True):
             return None
 
 
-Ask = Callable[[str], Awaitable[Answer]]
+Ask = Callable[[str], Awaitable[ProbeAnswer]]
 
 
 def asking(upstream: Upstream, headers: Headers, *, timeout_s: float, bytes_max: int = ANSWER_BYTES_MAX) -> Ask:
     """Ask one endpoint. Never raises for what the engine does."""
 
-    async def ask(path: str) -> Answer:
+    async def ask(path: str) -> ProbeAnswer:
         try:
             answer = await upstream.fetch("GET", path, headers=headers, timeout_s=timeout_s, bytes_max=bytes_max)
         except UpstreamException as failure:
-            return Answer(0, failure=failure)
-        return Answer(answer.status, answer.body)
+            return ProbeAnswer(0, failure=failure)
+        return ProbeAnswer(answer.status, answer.body)
 
     return ask

@@ -21,7 +21,7 @@ from typing import Literal
 import msgspec
 
 from penstock.config.address import same_place
-from penstock.config.model import ENDPOINTS_MAX, Endpoint
+from penstock.config.model import ENDPOINTS_MAX, EndpointSection
 from penstock.core.values.settings import EndpointLimits, EndpointSpec
 from penstock.engines.base import Model
 from penstock.gateway.endpoints.catalog import Catalog
@@ -50,7 +50,7 @@ FOLLOWED = (
 )
 
 
-def limits_of(endpoint: Endpoint) -> EndpointLimits:
+def limits_of(endpoint: EndpointSection) -> EndpointLimits:
     """An endpoint's own thresholds, as the scheduler knows them."""
     return EndpointLimits(
         kv_usage_max=endpoint.max_kv_usage,
@@ -60,11 +60,11 @@ def limits_of(endpoint: Endpoint) -> EndpointLimits:
     )
 
 
-class Parts(msgspec.Struct, frozen=True):
+class EndpointFactory(msgspec.Struct, frozen=True):
     """How the parts of one endpoint are made."""
 
-    target: Callable[[Endpoint], Target]
-    observer: Callable[[Endpoint, Target, Callable[[str, list[Model]], None]], Observer]
+    target: Callable[[EndpointSection], Target]
+    observer: Callable[[EndpointSection, Target, Callable[[str, list[Model]], None]], Observer]
     observe: ObserveSettings
     timeouts: UpstreamTimeouts
     slots_initial: int
@@ -87,7 +87,7 @@ class _Member:
 
     __slots__ = ("drained", "leave_at_s", "observer", "source", "spec", "target", "task")
 
-    def __init__(self, spec: Endpoint, source: str, target: Target, observer: Observer) -> None:
+    def __init__(self, spec: EndpointSection, source: str, target: Target, observer: Observer) -> None:
         self.spec = spec
         self.source = source
         self.target = target
@@ -97,11 +97,11 @@ class _Member:
         self.leave_at_s: float | None = None
 
 
-class Endpoints:
+class EndpointRegistry:
     """All endpoints of a running gateway. `targets` is shared with whoever sends to them."""
 
     def __init__(
-        self, *, driver: Driver, metrics: Metrics, catalog: Catalog, parts: Parts, locator: Locator | None = None
+        self, *, driver: Driver, metrics: Metrics, catalog: Catalog, parts: EndpointFactory, locator: Locator | None = None
     ) -> None:
         self._driver = driver
         self._metrics = metrics
@@ -110,7 +110,7 @@ class Endpoints:
         self.locator = locator
         self.targets: dict[str, Target] = {}
         self._members: dict[str, _Member] = {}
-        self._wanted: dict[str, list[Endpoint]] = {OPERATOR: [], SETTINGS: []}  # in order of precedence
+        self._wanted: dict[str, list[EndpointSection]] = {OPERATOR: [], SETTINGS: []}  # in order of precedence
         self._kept_out: set[str] = set()  # removed by hand although a source names them
         self._dropped = 0  # wanted, but too many or named twice, as last said in the log
         self._cut: list[Target] = []  # replaced under their name: closed when what runs there has ended
@@ -145,7 +145,7 @@ class Endpoints:
         for target in (*self.targets.values(), *self._cut):
             target.upstream.close()
 
-    def reconfigured(self, parts: Parts) -> None:
+    def reconfigured(self, parts: EndpointFactory) -> None:
         """Make what comes like this, and tell what is there as much of it as it can follow."""
         self._parts = parts
         for member in self._members.values():
@@ -176,12 +176,12 @@ class Endpoints:
         self._wanted = {source: self._wanted.get(source, []) for source in (OPERATOR, SETTINGS, *sources)}
         self._reconcile()
 
-    def want(self, source: str, endpoints: Iterable[Endpoint], /) -> None:
+    def want(self, source: str, endpoints: Iterable[EndpointSection], /) -> None:
         """This is all that a source wants from now on."""
         self._wanted[source] = list(endpoints)
         self._reconcile()
 
-    def add(self, endpoint: Endpoint) -> None:
+    def add(self, endpoint: EndpointSection) -> None:
         """By hand. A ValueError says why not."""
         name, place = endpoint.name, same_place(endpoint.url)
         for other in self._members.values():
@@ -243,9 +243,9 @@ class Endpoints:
                 member.source = source
                 self._update(member, endpoint)
 
-    def _merged(self) -> dict[str, tuple[str, Endpoint]]:
+    def _merged(self) -> dict[str, tuple[str, EndpointSection]]:
         """All that is wanted, by name. A name or an address that comes twice counts once: the first stands."""
-        merged: dict[str, tuple[str, Endpoint]] = {}
+        merged: dict[str, tuple[str, EndpointSection]] = {}
         places: set[tuple[str, str, str]] = set()
         dropped: list[str] = []
         for source, endpoints in self._wanted.items():
@@ -264,7 +264,7 @@ class Endpoints:
         self._dropped = len(dropped)
         return merged
 
-    def _update(self, member: _Member, endpoint: Endpoint) -> None:
+    def _update(self, member: _Member, endpoint: EndpointSection) -> None:
         before = member.spec
         followed = {key: getattr(endpoint, key) for key in FOLLOWED}
         if before.model_copy(update=followed) != endpoint:
@@ -283,7 +283,7 @@ class Endpoints:
         )
         self._driver.tell(changed)
 
-    def _enter(self, source: str, endpoint: Endpoint) -> _Member:
+    def _enter(self, source: str, endpoint: EndpointSection) -> _Member:
         name = endpoint.name
         models = None if endpoint.models == "auto" else frozenset(endpoint.models)
         target = self._parts.target(endpoint)
@@ -331,7 +331,7 @@ class Endpoints:
         if not member.drained:
             self._tell_resumed(member.spec.name)
 
-    def _replace(self, member: _Member, endpoint: Endpoint) -> None:
+    def _replace(self, member: _Member, endpoint: EndpointSection) -> None:
         """Something else under the same name. What runs at the old one ends there."""
         logger.info("endpoint %s is now %s", endpoint.name, endpoint.url)
         self._cut.append(member.target)

@@ -7,7 +7,7 @@ import msgspec
 from penstock.core.queueing.fair_tree import PART_PREFIX
 from penstock.core.values.outcome import Reason
 from penstock.core.values.settings import Limits
-from penstock.gateway.identity.name_quota import Names
+from penstock.gateway.identity.name_quota import NameQuota
 
 PART_OF = PART_PREFIX + "{}"  # a part that many share, by whose it is: no name from outside begins with a space
 
@@ -65,7 +65,7 @@ class Unauthorized(msgspec.Struct, frozen=True):
     reason: Reason = Reason.UNAUTHORIZED
 
 
-class Known(msgspec.Struct, frozen=True):
+class TenantProfile(msgspec.Struct, frozen=True):
     """A tenant of the settings, or the default for all others."""
 
     name: str
@@ -73,7 +73,7 @@ class Known(msgspec.Struct, frozen=True):
     band_max: int
     limits: Limits | None
     has_keys: bool
-    users: Names
+    users: NameQuota
     label: str
     capped: bool = False  #: its highest band is its own setting
     part: str = ""  #: as of a `Caller`
@@ -83,5 +83,5 @@ class Key(msgspec.Struct, frozen=True):
     """A key that is known here."""
 
     digest: bytes
-    owner: Known
+    owner: TenantProfile
     user: str  #: who uses it, where nobody is named

@@ -24,8 +24,8 @@ from penstock.config.model import Settings
 from penstock.config.sections.tenancy import ANONYMOUS, OTHER, Tenant, TenantLimits
 from penstock.core.values.outcome import Reason
 from penstock.core.values.settings import Limits
-from penstock.gateway.identity.caller import Caller, Key, Known, Unauthorized
-from penstock.gateway.identity.name_quota import Names, Quotas, safe_name
+from penstock.gateway.identity.caller import Caller, Key, TenantProfile, Unauthorized
+from penstock.gateway.identity.name_quota import NameQuota, NameQuotas, safe_name
 from penstock.gateway.identity.origins import within
 
 KEY_PREFIX = "pk-"
@@ -54,9 +54,9 @@ class Callers:
     """Tells callers apart, by the settings."""
 
     def __init__(self, settings: Settings) -> None:
-        self._tenants: dict[str, Known] = {}
-        self._dynamic = Quotas(settings.identity.max_dynamic)
-        self._dynamic_users = Quotas(settings.identity.max_dynamic)  # of all tenants that are not listed, together
+        self._tenants: dict[str, TenantProfile] = {}
+        self._dynamic = NameQuotas(settings.identity.max_dynamic)
+        self._dynamic_users = NameQuotas(settings.identity.max_dynamic)  # of all tenants that are not listed, together
         self.reconfigured(settings)
 
     def reconfigured(self, settings: Settings) -> None:
@@ -191,7 +191,7 @@ class Callers:
 
     # --- who ------------------------------------------------------------------------------------------------
 
-    def _claimed(self, header: Header, peer: str, now: float) -> Known:
+    def _claimed(self, header: Header, peer: str, now: float) -> TenantProfile:
         """Who a caller without a key is, by the name it gives."""
         name = _first_name(header, self._tenant_headers) or ANONYMOUS
         known, trusted = self._tenants.get(name), self._trusted(peer)
@@ -210,17 +210,17 @@ class Callers:
             verdict = self._trusted_peers[peer] = within(peer, self._networks)
         return verdict
 
-    def _user(self, header: Header, field: object, tenant: Known, key: Key | None, now: float) -> str:
+    def _user(self, header: Header, field: object, tenant: TenantProfile, key: Key | None, now: float) -> str:
         name = _first_name(header, self._user_headers) or (safe_name(field) if isinstance(field, str) else "")
         if not name:
             return "" if key is None else key.user
         return name if tenant.users.admit((tenant.name, name), now) else OTHER
 
-    def _known(self, tenant: Tenant, users_max: int) -> Known:
+    def _known(self, tenant: Tenant, users_max: int) -> TenantProfile:
         before = self._tenants.get(tenant.name)
-        users = Names(users_max) if before is None else before.users
+        users = NameQuota(users_max) if before is None else before.users
         users.limit = users_max
-        return Known(
+        return TenantProfile(
             name=tenant.name,
             weight=tenant.weight,
             band_max=self._ranks[tenant.max_band] if tenant.max_band else self._band_max,
@@ -232,7 +232,7 @@ class Callers:
             part=self._part if tenant.name == ANONYMOUS else "",
         )
 
-    def _unlisted(self, name: str, now: float, *, trusted: bool) -> Known:
+    def _unlisted(self, name: str, now: float, *, trusted: bool) -> TenantProfile:
         """Who has a name that no tenant has: a tenant of its own if a trusted proxy says so, else in `anonymous`."""
         names = self._dynamic.trusted if trusted else self._dynamic.untrusted
         if name not in (ANONYMOUS, OTHER) and not names.admit(name, now):
@@ -242,9 +242,9 @@ class Callers:
             return listed
         if trusted and name not in (ANONYMOUS, OTHER):
             users = self._dynamic_users.trusted
-            return Known(name, 1.0, self._band_max, None, has_keys=False, users=users, label=OTHER)
+            return TenantProfile(name, 1.0, self._band_max, None, has_keys=False, users=users, label=OTHER)
         shared = self._tenants.get(ANONYMOUS)
-        return Known(
+        return TenantProfile(
             name,
             self._part_weight,
             self._band_max if shared is None else shared.band_max,
@@ -258,7 +258,7 @@ class Callers:
 
     # --- what -----------------------------------------------------------------------------------------------
 
-    def _granted(self, tenant: Known, band_max: int, model_band: int | None) -> int:
+    def _granted(self, tenant: TenantProfile, band_max: int, model_band: int | None) -> int:
         """The band that a caller has without asking.
 
         A model's band is given, not asked for, so what a caller may ask for at most does not lower it; but for who is

@@ -35,12 +35,12 @@ def safe_name(value: bytes | str | None) -> str:
     return f"{kept}~{hashlib.sha256(raw).hexdigest()[:_HASH_CHARACTERS]}"
 
 
-class Quotas:
+class NameQuotas:
     """Names that are not listed: those that trusted proxies give, and all others. Neither takes the other's room."""
 
     def __init__(self, limit: int) -> None:
-        self.trusted = Names(limit)
-        self.untrusted = Names(limit)
+        self.trusted = NameQuota(limit)
+        self.untrusted = NameQuota(limit)
 
     def __len__(self) -> int:
         return len(self.trusted) + len(self.untrusted)
@@ -54,7 +54,7 @@ class Quotas:
         self.trusted.limit = self.untrusted.limit = limit
 
 
-class Names:
+class NameQuota:
     """Up to `limit` names at a time, first come first served; one not seen for `IDLE_S` makes room."""
 
     def __init__(self, limit: int) -> None:

@@ -19,7 +19,7 @@ import zmq.asyncio
 from penstock.engines.kv_blocks import RANKS_MAX, Changes, EndpointBlocks
 from penstock.engines.kv_events import Event
 from penstock.gateway.endpoints.probe_client import asking
-from penstock.gateway.kv_cache.kv_stream import Address, KvStream, Lost
+from penstock.gateway.kv_cache.kv_stream import PublisherAddress, KvStream, Lost
 from penstock.http.client.pool import Headers, Upstream
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class KvSource:
             await asyncio.sleep(pause_s)
             pause_s = pause_after(pause_s, loop.time() - began_s)
 
-    async def _follow(self, addresses: Sequence[Address]) -> bool:
+    async def _follow(self, addresses: Sequence[PublisherAddress]) -> bool:
         """Listen to all ranks until one of them is lost. Whether anybody was there."""
         streams = [KvStream(at, self._context, take=self._take, forget=self._forget) for at in addresses]
         try:
@@ -105,17 +105,17 @@ class KvSource:
 
     # --- where ------------------------------------------------------------------------------------------------
 
-    async def addresses(self) -> list[Address]:
+    async def addresses(self) -> list[PublisherAddress]:
         told = [
-            Address(rank, self._at(port), None if replay is None else self._at(replay))
+            PublisherAddress(rank, self._at(port), None if replay is None else self._at(replay))
             for rank, port, replay in await self._publishers()
         ]
         if self._setting == AUTO:
-            return told or [Address(0, self._at(DEFAULT_PORT), self._at(DEFAULT_PORT + 1))]
+            return told or [PublisherAddress(0, self._at(DEFAULT_PORT), self._at(DEFAULT_PORT + 1))]
         if any(address.events == self._setting for address in told):
             return told
         host, _, port = self._setting.rpartition(":")
-        return [Address(0, self._setting, f"{host}:{int(port) + 1}")]
+        return [PublisherAddress(0, self._setting, f"{host}:{int(port) + 1}")]
 
     def _at(self, port: int) -> str:
         return f"tcp://[{self._host}]:{port}" if ":" in self._host else f"tcp://{self._host}:{port}"

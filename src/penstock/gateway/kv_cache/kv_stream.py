@@ -42,7 +42,7 @@ _EVENTS = (
 )
 
 
-class Address(msgspec.Struct, frozen=True):
+class PublisherAddress(msgspec.Struct, frozen=True):
     """Where one data-parallel rank of an engine publishes, and where it replays."""
 
     rank: int
@@ -59,7 +59,7 @@ class KvStream:
 
     def __init__(
         self,
-        address: Address,
+        address: PublisherAddress,
         context: zmq.asyncio.Context,
         *,
         take: Callable[[int, Sequence[Event]], None],

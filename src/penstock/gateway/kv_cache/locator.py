@@ -27,7 +27,7 @@ from penstock.gateway.proxy.target import Target
 if TYPE_CHECKING:
     import zmq.asyncio
 
-    from penstock.config.model import Endpoint
+    from penstock.config.model import EndpointSection
     from penstock.gateway.kv_cache.kv_source import KvSource  # needs an extra
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class Locator:
 
     # --- endpoints ------------------------------------------------------------------------------------------------
 
-    def endpoint_added(self, endpoint: Endpoint, target: Target) -> None:
+    def endpoint_added(self, endpoint: EndpointSection, target: Target) -> None:
         """The scheduler knows it already."""
         name = endpoint.name
         self._targets[name] = target
@@ -122,7 +122,7 @@ class Locator:
     def _follow(self, name: str) -> None:
         self._following[name] = asyncio.get_running_loop().create_task(self.sources[name].run())
 
-    def _source(self, endpoint: Endpoint, target: Target) -> KvSource:
+    def _source(self, endpoint: EndpointSection, target: Target) -> KvSource:
         import zmq.asyncio  # noqa: PLC0415  (an extra)
 
         from penstock.gateway.kv_cache.kv_source import KvSource  # noqa: PLC0415

@@ -40,7 +40,7 @@ _SPLIT = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")  # an event ends with an empty 
 _decode = msgspec.json.Decoder(UsageFields).decode
 
 
-class Answer:
+class AnswerReader:
     """One answer on its way through."""
 
     __slots__ = ("_done", "_held", "_hides_usage", "_lines", "_streamed", "_tail", "head", "tokens")

@@ -10,7 +10,7 @@ import msgspec
 from penstock.gateway.openai.errors import Api
 
 
-class Kind(Enum):
+class PathKind(Enum):
     """How a path is served."""
 
     QUEUED = "queued"  #: waits its turn and holds a lease while it is answered
@@ -20,7 +20,7 @@ class Kind(Enum):
 class Route(msgspec.Struct, frozen=True):
     """One pass-through path."""
 
-    kind: Kind
+    kind: PathKind
     api: Api = Api.OPENAI
     streams: bool = False  #: streams by its path alone, whatever the body says
     streams_unless: bool = False  #: streams unless the body says that it shall not
@@ -30,22 +30,22 @@ class Route(msgspec.Struct, frozen=True):
     needs_model: bool = False  #: False: where no model is named, the only one served is meant
 
 
-_OPENAI = Route(Kind.QUEUED, needs_model=True)
-_COMPLETIONS = Route(Kind.QUEUED, events=True, needs_model=True, tells_usage=True)
-_QUEUED = Route(Kind.QUEUED)  # an engine's own
-_POOLED = Route(Kind.QUEUED, needs_model=True, pooled=True)
-_OWN_POOLED = Route(Kind.QUEUED, pooled=True)
-_DIRECT = Route(Kind.DIRECT)
-_EVENTS = Route(Kind.QUEUED, events=True)  # an engine's own, that may stream
-_OLLAMA_POOLED = Route(Kind.QUEUED, Api.OLLAMA, needs_model=True, pooled=True)
-_OLLAMA_STREAM = Route(Kind.QUEUED, Api.OLLAMA, streams_unless=True, needs_model=True)
+_OPENAI = Route(PathKind.QUEUED, needs_model=True)
+_COMPLETIONS = Route(PathKind.QUEUED, events=True, needs_model=True, tells_usage=True)
+_QUEUED = Route(PathKind.QUEUED)  # an engine's own
+_POOLED = Route(PathKind.QUEUED, needs_model=True, pooled=True)
+_OWN_POOLED = Route(PathKind.QUEUED, pooled=True)
+_DIRECT = Route(PathKind.DIRECT)
+_EVENTS = Route(PathKind.QUEUED, events=True)  # an engine's own, that may stream
+_OLLAMA_POOLED = Route(PathKind.QUEUED, Api.OLLAMA, needs_model=True, pooled=True)
+_OLLAMA_STREAM = Route(PathKind.QUEUED, Api.OLLAMA, streams_unless=True, needs_model=True)
 
 ROUTES: dict[str, Route] = {
     "/v1/chat/completions": _COMPLETIONS,
     "/v1/completions": _COMPLETIONS,
-    "/v1/responses": Route(Kind.QUEUED, events=True, needs_model=True),
-    "/v1/messages": Route(Kind.QUEUED, Api.ANTHROPIC, events=True, needs_model=True),
-    "/v1/messages/count_tokens": Route(Kind.DIRECT, Api.ANTHROPIC, needs_model=True),
+    "/v1/responses": Route(PathKind.QUEUED, events=True, needs_model=True),
+    "/v1/messages": Route(PathKind.QUEUED, Api.ANTHROPIC, events=True, needs_model=True),
+    "/v1/messages/count_tokens": Route(PathKind.DIRECT, Api.ANTHROPIC, needs_model=True),
     "/v1/embeddings": _POOLED,
     "/v1/rerank": _POOLED,
     "/rerank": _OWN_POOLED,
@@ -74,8 +74,8 @@ ROUTES: dict[str, Route] = {
     "/api/embeddings": _OLLAMA_POOLED,
     "/tokenize": _DIRECT,
     "/detokenize": _DIRECT,
-    "/generate": Route(Kind.QUEUED, Api.TGI),
-    "/generate_stream": Route(Kind.QUEUED, Api.TGI, streams=True, events=True),
+    "/generate": Route(PathKind.QUEUED, Api.TGI),
+    "/generate_stream": Route(PathKind.QUEUED, Api.TGI, streams=True, events=True),
 }
 _PREFIXES = ("/v1/audio/", "/v1/images/")
 

@@ -54,7 +54,7 @@ class Malformed(Exception):  # noqa: N818 - it says what it is
     """The bytes are no JSON object, or one that is too deep or too wide; the text says which."""
 
 
-class Fields:
+class FoundFields:
     """The top-level fields of a body: where their values stand, in order; a name may be given several times."""
 
     __slots__ = ("begin", "cuts", "spans")
@@ -70,10 +70,10 @@ class Fields:
         return None if spans is None else spans[-1]
 
 
-def scan(body: bytes) -> Generator[None, None, Fields]:
+def scan(body: bytes) -> Generator[None, None, FoundFields]:
     """The fields of a body. Yields between steps. Raises `Malformed`, and UnicodeDecodeError."""
     yield from _check_utf8(body)
-    fields = Fields()
+    fields = FoundFields()
     at = yield from _skip(_SPACE, body, 0)
     if body[at : at + 1] != b"{":
         raise Malformed("The body is not a JSON object.")

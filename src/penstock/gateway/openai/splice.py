@@ -33,7 +33,7 @@ class Spliced:
     def __init__(
         self,
         data: bytes,
-        fields: scan.Fields | None,
+        fields: scan.FoundFields | None,
         model: scan.Span | None = None,
         edits: Mapping[scan.Span, bytes] | None = None,
     ) -> None:

@@ -28,14 +28,14 @@ from penstock.gateway.openai import errors
 from penstock.gateway.openai.body import BadBody
 from penstock.gateway.openai.fields import Peek, Read
 from penstock.gateway.openai.forms import read_form
-from penstock.gateway.openai.routes import Kind, Route, api_of, route
+from penstock.gateway.openai.routes import PathKind, Route, api_of, route
 from penstock.gateway.openai.scan import ONE_STEP_BYTES
 from penstock.gateway.openai.splice import Spliced
 from penstock.gateway.proxy.direct import DirectJourney
 from penstock.gateway.proxy.disagg import sequential
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.heartbeat import Heartbeats
-from penstock.gateway.proxy.journey import QueuedJourney, Witness
+from penstock.gateway.proxy.journey import QueuedJourney, OnEnd
 from penstock.gateway.proxy.model_profiles import PLAIN, Profile, profiles
 from penstock.gateway.proxy.slices import Slices
 from penstock.gateway.proxy.stored_answers import StoredAnswers
@@ -47,7 +47,7 @@ from penstock.http.inflate import BadGzip, InflatesTooFar, TooMuchAtOnce, inflat
 from penstock.http.server.server import Exchange, Header, Refusal
 
 if TYPE_CHECKING:
-    from penstock.gateway.telemetry.tracing import Trace, Tracer  # needs an extra
+    from penstock.gateway.telemetry.tracing import RequestTrace, Tracer  # needs an extra
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class App:
         self._locator = locator
         self._affinities = affinities
         self.tracer: Tracer | None = None  #: of queued requests; may change at any time
-        self.witness: Witness | None = None  #: of their ends
+        self.on_end: OnEnd | None = None  #: of their ends
         self._serial = itertools.count(1)
         self._slices = Slices()
         own = OwnPaths(
@@ -302,7 +302,7 @@ class App:
         except _Refused as refused:
             self._refuse(exchange, refused.reason, str(refused), param=refused.param)
             return
-        if passed.kind is Kind.DIRECT:
+        if passed.kind is PathKind.DIRECT:
             if self._driver.draining:
                 self._refuse(exchange, Reason.DRAINING)
                 return
@@ -371,7 +371,7 @@ class App:
             heartbeats=self._heartbeats if request.streamed and passed.events else None,
             remember=self._remembering(caller) if exchange.target_path == RESPONSES_PATH else None,
             trace=None if self.tracer is None else _traced(self.tracer, exchange, request),
-            witness=self.witness,
+            on_end=self.on_end,
         ).begin()
         if self._locator is not None and search is not None:
             self._locator.begin(request.id, search)
@@ -474,6 +474,6 @@ def _broken(exchange: Exchange, failure: Exception) -> None:
     raise failure
 
 
-def _traced(tracer: Tracer, exchange: Exchange, request: Request) -> Trace:
+def _traced(tracer: Tracer, exchange: Exchange, request: Request) -> RequestTrace:
     parent, state = exchange.header(b"traceparent"), exchange.header(b"tracestate")
     return tracer.begin(request, method=exchange.method, path=exchange.target_path, parent=parent, state=state)

@@ -14,7 +14,7 @@ import asyncio
 import re
 from typing import Protocol
 
-from penstock.core.queueing.position import Place
+from penstock.core.queueing.position import QueuePosition
 from penstock.core.util.timers import Timers
 from penstock.gateway.openai.errors import Api
 from penstock.gateway.proxy.driver import Driver
@@ -34,7 +34,7 @@ class Waiter(Protocol):
 
     @property
     def beating(self) -> bool: ...
-    def heartbeat(self, place: Place | None, /) -> None: ...
+    def heartbeat(self, place: QueuePosition | None, /) -> None: ...
 
 
 class _Pulse:
@@ -112,7 +112,7 @@ class Heartbeats:
         self._arm()
 
 
-def heartbeat_event(api: Api, place: Place | None) -> bytes:
+def heartbeat_event(api: Api, place: QueuePosition | None) -> bytes:
     """What is sent: a comment, which every client skips, and for Anthropic's the event they know."""
     if place is None:
         told = b": an engine has it"

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from penstock.core.queueing.position import Place
+from penstock.core.queueing.position import QueuePosition
 from penstock.core.values.actions import Abort, Decode, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.values.outcome import Outcome, Reason
 from penstock.core.values.request import Request, Usage
@@ -35,11 +35,11 @@ from penstock.http.client.pool import Call, Headers, Sink
 from penstock.http.server.server import Exchange
 
 if TYPE_CHECKING:
-    from penstock.gateway.telemetry.tracing import Trace  # needs an extra
+    from penstock.gateway.telemetry.tracing import RequestTrace  # needs an extra
 
 logger = logging.getLogger(__name__)
 
-Witness = Callable[["QueuedJourney", Outcome, Reason | None], None]
+OnEnd = Callable[["QueuedJourney", Outcome, Reason | None], None]
 
 PROGRESS_TOKENS = 32  # an answer's growth is told to the scheduler in such steps,
 PROGRESS_TOKENS_PACED = 8  # and in these where a limit on the time per output token is held against it
@@ -67,7 +67,7 @@ class QueuedJourney(Relay):
         "_trace",
         "_usage",
         "_waiting_since_s",
-        "_witness",
+        "_on_end",
         "api",
         "band",
         "caller",
@@ -95,8 +95,8 @@ class QueuedJourney(Relay):
         ranks_itself: bool = False,
         heartbeats: Heartbeats | None = None,
         remember: Callable[[bytes, str], bool] | None = None,
-        trace: Trace | None = None,
-        witness: Witness | None = None,
+        trace: RequestTrace | None = None,
+        on_end: OnEnd | None = None,
     ) -> None:
         super().__init__(exchange, body, request.model)
         self.request = request
@@ -124,7 +124,7 @@ class QueuedJourney(Relay):
         self.first_s: float | None = None
         self._usage: Usage | None = None
         self._trace = trace
-        self._witness = witness  # of ends, for the access log
+        self._on_end = on_end  # of ends, for the access log
 
     def begin(self) -> None:
         """Tell the scheduler that the request is here."""
@@ -369,7 +369,7 @@ class QueuedJourney(Relay):
         """Whether it is in the queue."""
         return self._lease is None
 
-    def heartbeat(self, place: Place | None, /) -> None:
+    def heartbeat(self, place: QueuePosition | None, /) -> None:
         """Tell the waiting client where it stands."""
         self._plain = True
         self.beat(heartbeat_event(self.api, place))
@@ -387,8 +387,8 @@ class QueuedJourney(Relay):
         if self._trace is not None:
             status, usage = self.exchange.status, self._usage
             self._trace.ended(outcome, reason, band=self.band, status=status, usage=usage)
-        if self._witness is not None:
-            self._witness(self, outcome, reason)
+        if self._on_end is not None:
+            self._on_end(self, outcome, reason)
 
 
 class _Gone:

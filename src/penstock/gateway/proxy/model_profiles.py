@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.config.model import Settings
-from penstock.config.sections.models import Model, ModelPrices, model_prices
+from penstock.config.sections.models import ModelSection, ModelPrices, model_prices
 from penstock.core.values.settings import Prices
 
 
@@ -35,12 +35,12 @@ def profiles(settings: Settings) -> dict[str, Profile]:
     return found
 
 
-def _with_target(model: Model, target: Model | None) -> Model:
+def _with_target(model: ModelSection, target: ModelSection | None) -> ModelSection:
     """An alias, with what it does not say itself filled in from its model's own entry."""
     if target is None:
         return model
     prices = target.prices.model_dump(exclude_none=True) | model.prices.model_dump(exclude_none=True)
-    return Model(
+    return ModelSection(
         to=model.to,
         band=model.band or target.band,
         weight=target.weight if model.weight is None else model.weight,

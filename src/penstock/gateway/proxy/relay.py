@@ -14,7 +14,7 @@ from penstock.core.values.retry import Failure
 from penstock.engines import orca
 from penstock.engines.base import Engine
 from penstock.gateway.openai import errors
-from penstock.gateway.openai.answer import Answer
+from penstock.gateway.openai.answer import AnswerReader
 from penstock.gateway.openai.routes import api_of
 from penstock.gateway.openai.splice import Body, Spliced
 from penstock.gateway.openai.stream_end import aborted, ends_itself, line_tells_error, stillborn, tells_error
@@ -44,7 +44,7 @@ FAILURES: dict[UpstreamErrorKind, Failure] = {
 }
 
 
-_NO_ANSWER = Answer(streamed=False, hides_usage=False)  # until one begins
+_NO_ANSWER = AnswerReader(streamed=False, hides_usage=False)  # until one begins
 
 
 class Relay:
@@ -255,7 +255,7 @@ class Relay:
         self._committed = True
         self.body = b""  # it is sent nowhere else
         self.exchange.let_go()
-        self._answer = Answer(streamed=self._sse or self._lines, hides_usage=self.hides_usage(), lines=self._lines)
+        self._answer = AnswerReader(streamed=self._sse or self._lines, hides_usage=self.hides_usage(), lines=self._lines)
         data = self._answer.take(data)
         if self._beating:
             self.exchange.write(data)

@@ -10,7 +10,7 @@ from collections import OrderedDict
 
 import msgspec
 
-from penstock.config.sections.routing import Routing, by_cache, by_session
+from penstock.config.sections.routing import RoutingSection, by_cache, by_session
 from penstock.gateway.openai import prefix_keys
 from penstock.gateway.openai.fields import Peek, field_reader
 from penstock.gateway.openai.splice import Body, Spliced
@@ -71,11 +71,11 @@ class Responses:
 class Affinities:
     """Reads ties as the settings say."""
 
-    def __init__(self, routing: Routing) -> None:
+    def __init__(self, routing: RoutingSection) -> None:
         self.responses = Responses()
         self.reconfigured(routing)
 
-    def reconfigured(self, routing: Routing) -> None:
+    def reconfigured(self, routing: RoutingSection) -> None:
         """Read them as these say from now on. Which endpoint made which answer stays known."""
         session = routing.session
         self._reads_prefix = by_cache(routing.policy)

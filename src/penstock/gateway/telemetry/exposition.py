@@ -26,7 +26,7 @@ KEPT_S_MAX = 15.0  # Prometheus asks every 15 s or more rarely, as people set it
 _EXACT_MAX = 1e6  # from there on Go writes exponents
 
 
-class Source(Protocol):
+class SeriesSource(Protocol):
     """Something that has series."""
 
     def lines(self) -> Iterator[str]: ...

@@ -20,9 +20,9 @@ from penstock.core.values.outcome import Outcome, Reason
 from penstock.core.values.request import Usage
 from penstock.core.values.retry import Failure
 from penstock.gateway.openai.errors import STATUS
-from penstock.gateway.telemetry.exposition import Levels, Source
+from penstock.gateway.telemetry.exposition import Levels, SeriesSource
 from penstock.gateway.telemetry.levels import ENDPOINTS_MAX, Collected, Gauges, RouterAliases
-from penstock.gateway.telemetry.series import OTHER, Count, Counter, Histogram, Times
+from penstock.gateway.telemetry.series import OTHER, Count, Counter, Histogram, HistogramSeries
 
 if TYPE_CHECKING:
     from penstock.gateway.proxy.disagg.base import Division
@@ -49,7 +49,7 @@ class _Line:
 
     __slots__ = ("completed", "pace", "request_time", "ttft", "wait")
 
-    def __init__(self, completed: Count, wait: Times, ttft: Times, request_time: Times, pace: Times) -> None:
+    def __init__(self, completed: Count, wait: HistogramSeries, ttft: HistogramSeries, request_time: HistogramSeries, pace: HistogramSeries) -> None:
         self.completed = completed
         self.wait = wait
         self.ttft = ttft
@@ -67,7 +67,7 @@ class Metrics:
         snapshot: Callable[[], Snapshot],
         config_hash: str,
     ) -> None:
-        self._sources: list[Source] = []
+        self._sources: list[SeriesSource] = []
         self._bands: list[str] = []  # shared with the gauges
         self._models: set[str] = set()
         self._lines: dict[tuple[str, str], _Line] = {}

@@ -70,7 +70,7 @@ class Counter:
         yield family
 
 
-class Times:
+class HistogramSeries:
     """One series of a histogram."""
 
     __slots__ = ("_bounds", "counts", "sum")
@@ -97,15 +97,15 @@ class Histogram:
         self._bounds = bounds
         self._most = most
         self._le = [str(floatToGoString(bound)) for bound in (*bounds, math.inf)]  # type: ignore[no-untyped-call]
-        self._series: dict[tuple[str, ...], Times] = {}
+        self._series: dict[tuple[str, ...], HistogramSeries] = {}
 
-    def labels(self, *values: str) -> Times:
+    def labels(self, *values: str) -> HistogramSeries:
         found = self._series.get(values)
         if found is None:
             assert len(values) == len(self._names)
             if len(self._series) >= self._most:
                 values = (OTHER,) * len(values)
-            found = self._series.setdefault(values, Times(self._bounds))
+            found = self._series.setdefault(values, HistogramSeries(self._bounds))
         return found
 
     def lines(self) -> Iterator[str]:

@@ -69,9 +69,9 @@ class Tracer:
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("penstock", penstock.__version__)
 
-    def begin(self, request: Request, *, method: str, path: str, parent: bytes | None, state: bytes | None) -> Trace:
+    def begin(self, request: Request, *, method: str, path: str, parent: bytes | None, state: bytes | None) -> RequestTrace:
         """A request came, and is about to be queued."""
-        return Trace(self._tracer, request, method=method, path=path, parent=_context(parent, state))
+        return RequestTrace(self._tracer, request, method=method, path=path, parent=_context(parent, state))
 
     async def close(self) -> None:
         """Send what waits to be sent, within a time."""
@@ -93,7 +93,7 @@ def otlp(endpoint: str, *, sample: float) -> Tracer:
     return Tracer(processor, sample=sample)
 
 
-class Trace:
+class RequestTrace:
     """The spans of one request. It is told what happens, in the order in which it does."""
 
     __slots__ = ("_call", "_model", "_operation", "_root", "_tracer")

@@ -28,7 +28,7 @@ WRITE_BYTES_MAX: Final = 1024 * 1024  # of a large body at a time: more, or its 
 _HEAD, _PAYLOAD, _BODY, _DONE = 0, 1, 2, 3  # what of the answer is awaited: its head, first payload, rest, nothing
 
 
-class Pool(Protocol):
+class ConnectionOwner(Protocol):
     """What a connection needs of the pool that owns it."""
 
     timeouts: UpstreamTimeouts
@@ -78,7 +78,7 @@ class UpstreamConnection:
     transport: asyncio.Transport
     _parser: httptools.HttpResponseParser | None
 
-    def __init__(self, pool: Pool, call: Call) -> None:
+    def __init__(self, pool: ConnectionOwner, call: Call) -> None:
         self._pool = pool
         self.call: Call | None = call
         call.connection = self

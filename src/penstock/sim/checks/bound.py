@@ -21,8 +21,8 @@ from itertools import combinations
 from penstock.core.dispatch.backfill import BYPASS_MAX
 from penstock.core.values.actions import Dispatch
 from penstock.sim.world.report import priced
-from penstock.sim.world.world import Watch, World
-from penstock.sim.world.world_values import Journey
+from penstock.sim.world.world import WorldObserver, World
+from penstock.sim.world.world_values import SimulatedJourney
 
 
 @dataclass
@@ -58,7 +58,7 @@ class _Pair:
 READINGS = ("stated", "grouped", "strict", "peak")
 
 
-class BoundWatch(Watch):
+class BoundWatch(WorldObserver):
     """Counts pair checks, and those that fail."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class BoundWatch(Watch):
         self._pairs: dict[tuple[str, str], _Pair] = {}
         self._changed = False
 
-    def dispatched(self, world: World, journey: Journey, action: Dispatch) -> None:
+    def dispatched(self, world: World, journey: SimulatedJourney, action: Dispatch) -> None:
         job = journey.job
         tenant = self._tenants.setdefault(job.stream.tenant, _Tenant(job.stream.weight))
         cost = priced(job.prompt_tokens, job.output_tokens)
@@ -82,7 +82,7 @@ class BoundWatch(Watch):
         self._errors[job.id] = abs(cost - estimate)
         self._changed = True
 
-    def ended(self, world: World, journey: Journey) -> None:  # noqa: ARG002
+    def ended(self, world: World, journey: SimulatedJourney) -> None:  # noqa: ARG002
         error = self._errors.pop(journey.job.id, None)
         if error is not None:
             self._tenants[journey.job.stream.tenant].error -= error

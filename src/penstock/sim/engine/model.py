@@ -22,18 +22,18 @@ from penstock.sim.engine.values import (
     BlocksStored,
     EngineFullError,
     EngineRequest,
-    Gauges,
+    EngineGauges,
     Progress,
     PromptTooLongError,
-    Usage,
+    EngineUsage,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "BlocksStored", "Engine", "EngineConfig", "EngineFullError", "EngineRequest", "Gauges", "Progress",
-    "PromptTooLongError", "Usage",
+    "BlocksStored", "EngineModel", "EngineConfig", "EngineFullError", "EngineRequest", "EngineGauges", "Progress",
+    "PromptTooLongError", "EngineUsage",
 ]  # fmt: skip
 
 
@@ -89,11 +89,11 @@ class _Sequence:
         self.computed = self.chunk = self.room = self.private = self.published = 0
         self.shared: list[int] = []
 
-    def usage(self) -> Usage:
-        return Usage(self.request.prompt_tokens, self.cached or 0, self.said)
+    def usage(self) -> EngineUsage:
+        return EngineUsage(self.request.prompt_tokens, self.cached or 0, self.said)
 
 
-class Engine:
+class EngineModel:
     """One engine. The owner calls `submit` and `abort` at any time, and `step` when a step is due."""
 
     def __init__(self, config: EngineConfig | None = None, *, seed: int = 0) -> None:
@@ -111,7 +111,7 @@ class Engine:
         self._step_end: float | None = None
         self._arrivals = 0
         self._stored: list[BlocksStored] = []
-        self._gauges = Gauges()
+        self._gauges = EngineGauges()
         self._prompt_tokens = self._generation_tokens = self._finished = self._steps = 0
         self._queries = self._hits = self._preemptions = self._first_tokens = 0
         self._first_token_s = 0.0
@@ -120,7 +120,7 @@ class Engine:
 
     # what can be asked -----------------------------------------------------------------------------
 
-    def gauges(self) -> Gauges:
+    def gauges(self) -> EngineGauges:
         """The frozen picture of the last step's end."""
         return self._gauges
 
@@ -237,8 +237,8 @@ class Engine:
 
     # inside ----------------------------------------------------------------------------------------
 
-    def _picture(self) -> Gauges:
-        return Gauges(
+    def _picture(self) -> EngineGauges:
+        return EngineGauges(
             running=len(self._running),
             waiting=self._waiting,
             kv_usage=self.pool.used / self.pool.total,

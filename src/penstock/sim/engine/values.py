@@ -29,7 +29,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     transferred: bool = False  # its prompt's KV comes from another engine, all but the last token
 
 
-class Usage(msgspec.Struct, frozen=True, gc=False):
+class EngineUsage(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
@@ -42,7 +42,7 @@ class Progress(msgspec.Struct, frozen=True):
     tokens: int
     first: bool = False
     finish_reason: str | None = None
-    usage: Usage | None = None
+    usage: EngineUsage | None = None
     started_at: float | None = None  # when it was first given a slot
 
     @property
@@ -50,7 +50,7 @@ class Progress(msgspec.Struct, frozen=True):
         return self.finish_reason is not None
 
 
-class Gauges(msgspec.Struct, frozen=True, gc=False):
+class EngineGauges(msgspec.Struct, frozen=True, gc=False):
     """What the engine tells about itself, as of the end of its last step."""
 
     running: int = 0

@@ -15,7 +15,7 @@ from penstock.sim.fake_engine.calls import CallError, bad_request
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.sim.fake_engine.http import Connection, HttpRequest
+    from penstock.sim.fake_engine.http import EngineConnection, HttpRequest
 
 
 class _Named(msgspec.Struct):
@@ -37,7 +37,7 @@ class Adapters:
         for name, path in self._paths.items():
             yield model | {"id": name, "root": path, "parent": model["id"], "max_model_len": None}
 
-    def load(self, request: HttpRequest, connection: Connection) -> None:
+    def load(self, request: HttpRequest, connection: EngineConnection) -> None:
         try:
             adapter = _read(request.body)
         except CallError as refusal:
@@ -46,7 +46,7 @@ class Adapters:
         self._paths[adapter.lora_name] = adapter.lora_path
         connection.respond(200, f"Success: LoRA adapter '{adapter.lora_name}' added successfully.".encode())
 
-    def unload(self, request: HttpRequest, connection: Connection) -> None:
+    def unload(self, request: HttpRequest, connection: EngineConnection) -> None:
         try:
             name = _read(request.body).lora_name
         except CallError as refusal:

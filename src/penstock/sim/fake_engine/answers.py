@@ -14,7 +14,7 @@ import msgspec
 from penstock.sim.fake_engine import text as engine_text
 
 if TYPE_CHECKING:
-    from penstock.sim.engine.model import Usage
+    from penstock.sim.engine.model import EngineUsage
 
 encode = msgspec.json.encode
 _MARK = "\x01"  # where the word goes
@@ -22,7 +22,7 @@ _MARK_JSON = encode(_MARK)[1:-1]
 DONE = b"data: [DONE]\n\n"
 
 
-def openai_usage(usage: Usage) -> dict[str, Any]:
+def openai_usage(usage: EngineUsage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
@@ -69,10 +69,10 @@ class Answer:
     def token(self, index: int) -> bytes:
         return self._before + engine_text.word(self.start + index) + self._after
 
-    def last(self, index: int, reason: str | None, usage: Usage) -> bytes:
+    def last(self, index: int, reason: str | None, usage: EngineUsage) -> bytes:
         raise NotImplementedError
 
-    def whole(self, reason: str | None, usage: Usage) -> bytes:
+    def whole(self, reason: str | None, usage: EngineUsage) -> bytes:
         raise NotImplementedError
 
 
@@ -91,14 +91,14 @@ class ChatAnswer(Answer):
     def head(self) -> bytes:
         return _data(self._chunk({"role": "assistant", "content": ""}, None))
 
-    def last(self, index: int, reason: str | None, usage: Usage) -> bytes:
+    def last(self, index: int, reason: str | None, usage: EngineUsage) -> bytes:
         word = engine_text.word(self.start + index).decode()
         end = _data(self._chunk({"content": word}, reason))
         if self.include_usage and self.tells_usage:
             end += _data(self._envelope("chat.completion.chunk") | {"choices": [], "usage": openai_usage(usage)})
         return end + DONE
 
-    def whole(self, reason: str | None, usage: Usage) -> bytes:
+    def whole(self, reason: str | None, usage: EngineUsage) -> bytes:
         message = {"role": "assistant", "content": self.text(usage.completion_tokens), "tool_calls": []}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
         answer = self._envelope("chat.completion") | {"choices": [choice]} | self._counts(openai_usage(usage))
@@ -122,13 +122,13 @@ class CompletionAnswer(Answer):
             "choices": choices,
         }
 
-    def last(self, index: int, reason: str | None, usage: Usage) -> bytes:
+    def last(self, index: int, reason: str | None, usage: EngineUsage) -> bytes:
         end = _data(self._chunk(engine_text.word(self.start + index).decode(), reason))
         if self.include_usage and self.tells_usage:
             end += _data(self._envelope([]) | {"usage": openai_usage(usage)})
         return end + DONE
 
-    def whole(self, reason: str | None, usage: Usage) -> bytes:
+    def whole(self, reason: str | None, usage: EngineUsage) -> bytes:
         chunk = self._chunk(self.text(usage.completion_tokens), reason)
         return encode(chunk | self._counts(openai_usage(usage)) | self.transfer)
 
@@ -152,7 +152,7 @@ class ResponsesAnswer(Answer):
     def _part(self, text: str) -> dict[str, Any]:
         return {"type": "output_text", "text": text, "annotations": []}
 
-    def _response(self, status: str, reason: str | None = None, usage: Usage | None = None) -> dict[str, Any]:
+    def _response(self, status: str, reason: str | None = None, usage: EngineUsage | None = None) -> dict[str, Any]:
         cut_short = {"reason": "max_output_tokens"} if reason == "length" else None
         return {
             "id": self.id,
@@ -203,7 +203,7 @@ class ResponsesAnswer(Answer):
     def token(self, index: int) -> bytes:
         return self._events(4 + index, self._delta(index))
 
-    def last(self, index: int, reason: str | None, usage: Usage) -> bytes:
+    def last(self, index: int, reason: str | None, usage: EngineUsage) -> bytes:
         text = self.text(usage.completion_tokens)
         final = self._final(reason, usage)
         return self._events(
@@ -215,10 +215,10 @@ class ResponsesAnswer(Answer):
             {"type": "response.completed", "response": final},
         )
 
-    def _final(self, reason: str | None, usage: Usage) -> dict[str, Any]:
+    def _final(self, reason: str | None, usage: EngineUsage) -> dict[str, Any]:
         return self._response("incomplete" if reason == "length" else "completed", reason, usage)
 
-    def whole(self, reason: str | None, usage: Usage) -> bytes:
+    def whole(self, reason: str | None, usage: EngineUsage) -> bytes:
         return encode(self._final(reason, usage))
 
 
@@ -244,7 +244,7 @@ class MessagesAnswer(Answer):
     def _stop_reason(self, reason: str | None) -> str | None:
         return None if reason is None else "max_tokens" if reason == "length" else "end_turn"
 
-    def _usage(self, usage: Usage) -> dict[str, int]:
+    def _usage(self, usage: EngineUsage) -> dict[str, int]:
         return {
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,  # Anthropic counts them apart
             "cache_read_input_tokens": usage.cached_tokens,
@@ -258,7 +258,7 @@ class MessagesAnswer(Answer):
             {"type": "content_block_start", "index": 0, "content_block": block}
         )
 
-    def last(self, index: int, reason: str | None, usage: Usage) -> bytes:
+    def last(self, index: int, reason: str | None, usage: EngineUsage) -> bytes:
         delta = {"stop_reason": self._stop_reason(reason), "stop_sequence": None}
         return (
             self.token(index)
@@ -267,7 +267,7 @@ class MessagesAnswer(Answer):
             + _event({"type": "message_stop"})
         )
 
-    def whole(self, reason: str | None, usage: Usage) -> bytes:
+    def whole(self, reason: str | None, usage: EngineUsage) -> bytes:
         text = self.text(usage.completion_tokens)
         return encode(self._message(text, self._stop_reason(reason), self._usage(usage)))
 
@@ -279,7 +279,7 @@ class PooledAnswer(Answer):
         super().__init__(answer_id, **facts)
         self._result = result
 
-    def whole(self, reason: str | None, usage: Usage) -> bytes:  # noqa: ARG002
+    def whole(self, reason: str | None, usage: EngineUsage) -> bytes:  # noqa: ARG002
         counts = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
         named = {"id": self.id, "created": self.created, "model": self.model}
         return encode(named | self._result | self._counts(counts))

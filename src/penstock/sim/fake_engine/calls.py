@@ -1,6 +1,6 @@
 """Reading a call: what does this HTTP body ask of the engine?
 
-Turns a path and a body into a `Call`: the prompt's bytes, how many tokens to say, and the answer
+Turns a path and a body into a `EngineCall`: the prompt's bytes, how many tokens to say, and the answer
 that says them. Everything a caller can get wrong is a `CallError` with vLLM's status, type and words.
 """
 
@@ -107,7 +107,7 @@ class _Body(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Body)
 
 
-class Call(msgspec.Struct):
+class EngineCall(msgspec.Struct):
     """One inference request, understood."""
 
     model: str
@@ -132,7 +132,7 @@ class CallReader:
         self._context_tokens_max = context_tokens_max
         self._rng = rng
 
-    def read(self, path: str, raw: bytes, *, answer_id: str, created: int, priority: str | None) -> Call:
+    def read(self, path: str, raw: bytes, *, answer_id: str, created: int, priority: str | None) -> EngineCall:
         body = self._decode(raw)
         model = self._served(body)
         if body.stream_options is not None and not body.stream:
@@ -152,7 +152,7 @@ class CallReader:
             if kind is MessagesAnswer:
                 facts["prompt_tokens"] = engine_text.token_count(prompt)
             answer = kind(answer_id, **facts)
-        return Call(
+        return EngineCall(
             model=model,
             prompt=prompt,
             prompt_tokens=engine_text.token_count(prompt),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.sim.engine.values import Usage
+from penstock.sim.engine.values import EngineUsage
 from penstock.sim.fake_engine.answers import DONE
 from penstock.sim.fake_engine.calls import broken
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.sim.engine.model import Progress
-    from penstock.sim.fake_engine.calls import Call
-    from penstock.sim.fake_engine.http import Connection
+    from penstock.sim.fake_engine.calls import EngineCall
+    from penstock.sim.fake_engine.http import EngineConnection
     from penstock.sim.fake_engine.log import Fault, LogEntry
 
 
-class Exchange:
+class EngineExchange:
     """A call under way. `leave` is called exactly once, when nothing more will be written."""
 
     __slots__ = (
@@ -33,10 +33,10 @@ class Exchange:
     def __init__(
         self,
         engine_id: str,
-        connection: Connection,
-        call: Call,
+        connection: EngineConnection,
+        call: EngineCall,
         entry: LogEntry,
-        leave: Callable[[Exchange], None],
+        leave: Callable[[EngineExchange], None],
     ) -> None:
         self.engine_id = engine_id
         self.entry = entry
@@ -141,7 +141,7 @@ class Exchange:
     def _abort(self) -> None:
         """As vLLM does when it is told to stop: what runs ends as `abort`, what waits with no word of it."""
         self._close("aborted")
-        last = self._answer.last(self._sent, "abort", Usage(0, 0, self._sent)) if self._error_after else DONE
+        last = self._answer.last(self._sent, "abort", EngineUsage(0, 0, self._sent)) if self._error_after else DONE
         self._connection.chunk(last)
         self._connection.end()
 

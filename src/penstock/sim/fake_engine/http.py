@@ -41,10 +41,10 @@ class HttpRequest(msgspec.Struct):
     keep_alive: bool
 
 
-class Connection(asyncio.Protocol):
+class EngineConnection(asyncio.Protocol):
     """One client. The handler owns the answer until `respond` or `end` was called, or `on_gone` fired."""
 
-    def __init__(self, handle: Callable[[HttpRequest, Connection], None], peers: set[Connection]) -> None:
+    def __init__(self, handle: Callable[[HttpRequest, EngineConnection], None], peers: set[EngineConnection]) -> None:
         self.paused = False  # the client reads too slowly
         self.on_gone: Callable[[], None] | None = None
         self.on_writable: Callable[[], None] | None = None

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.sim.engine.model import EngineConfig, Gauges
+    from penstock.sim.engine.model import EngineConfig, EngineGauges
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def render(
-    gauges: Gauges,
+    gauges: EngineGauges,
     *,
     model: str,
     config: EngineConfig,

@@ -22,7 +22,7 @@ WAIT_S = 300.0  # SGLang's for the other side
 LINE_BYTES_MAX = 16 << 20  # a million hashes
 
 
-class Kv(msgspec.Struct, frozen=True):
+class ComputedKv(msgspec.Struct, frozen=True):
     """What was computed of a prompt."""
 
     hashes: list[int]
@@ -33,7 +33,7 @@ class Rooms:
     """The bootstrap server of an engine that computes prompts for others."""
 
     def __init__(self) -> None:
-        self._rooms: dict[int, asyncio.Future[Kv]] = {}
+        self._rooms: dict[int, asyncio.Future[ComputedKv]] = {}
         self._server: asyncio.Server | None = None
         self.port = 0
 
@@ -53,14 +53,14 @@ class Rooms:
         """A room's prompt is computed."""
         future = self._room(room)
         if not future.done():
-            future.set_result(Kv(list(hashes), prompt_tokens))
+            future.set_result(ComputedKv(list(hashes), prompt_tokens))
 
     def gave_up(self, room: int) -> None:
         """A room's prompt will not be computed, or nobody wants it any more."""
         if (future := self._rooms.pop(room, None)) is not None:
             future.cancel()
 
-    def _room(self, room: int) -> asyncio.Future[Kv]:
+    def _room(self, room: int) -> asyncio.Future[ComputedKv]:
         if room not in self._rooms:
             if len(self._rooms) >= ROOMS_MAX:
                 self.gave_up(next(iter(self._rooms)))
@@ -83,14 +83,14 @@ class Rooms:
             writer.close()
 
 
-async def fetch(host: str, port: int, room: int) -> Kv | None:
+async def fetch(host: str, port: int, room: int) -> ComputedKv | None:
     """What was computed in a room, once it is; None where that is not to be had."""
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(WAIT_S):
             reader, writer = await asyncio.open_connection(host.strip("[]"), port, limit=LINE_BYTES_MAX)
             writer.write(b"%d\n" % room)
-            return msgspec.json.decode(await reader.readline(), type=Kv)
+            return msgspec.json.decode(await reader.readline(), type=ComputedKv)
     except (TimeoutError, ValueError, OSError):
         return None
     finally:

@@ -22,19 +22,19 @@ from penstock.sim.engine.profiles import PROFILES, EngineConfig
 from penstock.sim.fake_engine import metrics
 from penstock.sim.fake_engine import text as engine_text
 from penstock.sim.fake_engine.calls import INFERENCE_PATHS, CallError, bad_request
-from penstock.sim.fake_engine.http import Connection, HttpRequest
+from penstock.sim.fake_engine.http import EngineConnection, HttpRequest
 from penstock.sim.fake_engine.kv_events import KvEventsError, KvPublisher
 from penstock.sim.fake_engine.log import METRICS_FAULTS, Fault, FaultError, ways_of
 from penstock.sim.fake_engine.rooms import Rooms
 from penstock.sim.fake_engine.service import ServedEngine
 from penstock.sim.fake_engine.transfer import HELD_S
-from penstock.sim.lab.pages import PAGES, Page, PageWays
+from penstock.sim.lab.pages import PAGES, StrangePage, PageWays
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    Handler = Callable[[HttpRequest, Connection], None]
+    Handler = Callable[[HttpRequest, EngineConnection], None]
 
 VERSION = "0.32.0+sim"  # the vLLM release whose wire this follows
 DIE_DELAY_S = 0.01  # so that the one who set the fault has its answer
@@ -68,8 +68,8 @@ class EngineServer:
         self._kv_endpoint = kv_events
         self._kv_replay = kv_replay
         self._hard_exit = hard_exit
-        self._peers: set[Connection] = set()
-        self._page, self._page_since_s = Page(), 0.0  # what a fault of `/metrics` makes of the gauges
+        self._peers: set[EngineConnection] = set()
+        self._page, self._page_since_s = StrangePage(), 0.0  # what a fault of `/metrics` makes of the gauges
         self._listener: asyncio.Server | None = None
         self._started_unix_s = time.time()
         self._routes = self._make_routes()
@@ -91,7 +91,7 @@ class EngineServer:
             if self.rooms is not None:
                 await self.rooms.start(host, self._bootstrap_port)
             self._listener = await loop.create_server(
-                lambda: Connection(self._handle, self._peers), host, port, backlog=4096
+                lambda: EngineConnection(self._handle, self._peers), host, port, backlog=4096
             )
         except OSError:
             await self.close()
@@ -137,7 +137,7 @@ class EngineServer:
             "/sim/log": {"GET": self._show_log, "DELETE": self._clear_log},
         }
 
-    def _handle(self, request: HttpRequest, connection: Connection) -> None:
+    def _handle(self, request: HttpRequest, connection: EngineConnection) -> None:
         methods = self._routes.get(request.path)
         if methods is None:
             connection.respond_json(404, {"detail": "Not Found"})
@@ -146,7 +146,7 @@ class EngineServer:
         else:
             handler(request, connection)
 
-    def _models(self, _: HttpRequest, connection: Connection) -> None:
+    def _models(self, _: HttpRequest, connection: EngineConnection) -> None:
         model = {
             "id": self.model,
             "object": "model",
@@ -158,18 +158,18 @@ class EngineServer:
         }
         connection.respond_json(200, {"object": "list", "data": [model, *self.service.adapters.listed(model)]})
 
-    def _load(self, _: HttpRequest, connection: Connection) -> None:
+    def _load(self, _: HttpRequest, connection: EngineConnection) -> None:
         connection.respond_json(200, {"server_load": self.service.load})
 
-    def _kv_event_sources(self, _: HttpRequest, connection: Connection) -> None:
+    def _kv_event_sources(self, _: HttpRequest, connection: EngineConnection) -> None:
         connection.respond_json(200, {} if self.kv is None else self.kv.sources)
 
-    def _count_tokens(self, request: HttpRequest, connection: Connection) -> None:
+    def _count_tokens(self, request: HttpRequest, connection: EngineConnection) -> None:
         prompt = self._read_prompt(request, connection)
         if prompt is not None:
             connection.respond_json(200, {"input_tokens": engine_text.token_count(prompt)})
 
-    def _tokenize(self, request: HttpRequest, connection: Connection) -> None:
+    def _tokenize(self, request: HttpRequest, connection: EngineConnection) -> None:
         prompt = self._read_prompt(request, connection)
         if prompt is not None:
             tokens = engine_text.tokenize(prompt)
@@ -177,21 +177,21 @@ class EngineServer:
             answer: dict[str, Any] = {"count": len(tokens), "max_model_len": length, "tokens": tokens}
             connection.respond_json(200, answer)
 
-    def _read_prompt(self, request: HttpRequest, connection: Connection) -> bytes | None:
+    def _read_prompt(self, request: HttpRequest, connection: EngineConnection) -> bytes | None:
         try:
             return self.service.reader.prompt(request.path, request.body)
         except CallError as refusal:
             connection.respond(refusal.status, refusal.body(request.path))
             return None
 
-    def _detokenize(self, request: HttpRequest, connection: Connection) -> None:
+    def _detokenize(self, request: HttpRequest, connection: EngineConnection) -> None:
         try:
             tokens = msgspec.json.decode(request.body, type=dict[str, Any]).get("tokens")
             connection.respond_json(200, {"prompt": engine_text.detokenize(tokens or [])})
         except (msgspec.DecodeError, UnicodeDecodeError, AttributeError, TypeError, OverflowError) as error:
             connection.respond(400, bad_request(str(error), "tokens").body())
 
-    def _metrics(self, _: HttpRequest, connection: Connection) -> None:
+    def _metrics(self, _: HttpRequest, connection: EngineConnection) -> None:
         fault = self.faults.for_metrics()
         gauges = self.engine.gauges()
         if fault is not None:
@@ -215,7 +215,7 @@ class EngineServer:
         )
         connection.respond(200, page, metrics.CONTENT_TYPE)
 
-    def _reset_prefix_cache(self, _: HttpRequest, connection: Connection) -> None:
+    def _reset_prefix_cache(self, _: HttpRequest, connection: EngineConnection) -> None:
         if not self.engine.reset_prefix_cache():
             connection.respond_json(409, {"detail": "requests are running"})
             return
@@ -225,7 +225,7 @@ class EngineServer:
 
     # faults and log --------------------------------------------------------------------------------
 
-    def _set_fault(self, request: HttpRequest, connection: Connection) -> None:
+    def _set_fault(self, request: HttpRequest, connection: EngineConnection) -> None:
         try:
             self.set_fault(self.faults.read(request.body))
         except FaultError as error:
@@ -243,7 +243,7 @@ class EngineServer:
         self.faults.set(fault, asyncio.get_running_loop().time())
 
     def _use_page(self, ways: PageWays) -> None:
-        self._page, self._page_since_s = Page(ways, self._seed), asyncio.get_running_loop().time()
+        self._page, self._page_since_s = StrangePage(ways, self._seed), asyncio.get_running_loop().time()
         if not ways.from_s:
             self._page.read(self.engine.gauges(), 0.0)  # what freezes, freezes now
 
@@ -256,10 +256,10 @@ class EngineServer:
         for connection in tuple(self._peers):
             connection.reset()
 
-    def _show_faults(self, _: HttpRequest, connection: Connection) -> None:
+    def _show_faults(self, _: HttpRequest, connection: EngineConnection) -> None:
         connection.respond_json(200, {"faults": self.faults.active()})
 
-    def _show_log(self, _: HttpRequest, connection: Connection) -> None:
+    def _show_log(self, _: HttpRequest, connection: EngineConnection) -> None:
         log = self.log
         connection.respond_json(
             200,
@@ -272,7 +272,7 @@ class EngineServer:
             },
         )
 
-    def _clear_log(self, _: HttpRequest, connection: Connection) -> None:
+    def _clear_log(self, _: HttpRequest, connection: EngineConnection) -> None:
         self.log.clear()
         connection.respond_json(200, {})
 

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from penstock.sim.engine.model import Engine, EngineConfig, EngineFullError, EngineRequest, PromptTooLongError
+from penstock.sim.engine.model import EngineModel, EngineConfig, EngineFullError, EngineRequest, PromptTooLongError
 from penstock.sim.fake_engine import text
 from penstock.sim.fake_engine.adapters import Adapters
 from penstock.sim.fake_engine.calls import CallError, CallReader, bad_request, broken, busy, no_kv
-from penstock.sim.fake_engine.exchange import Exchange
+from penstock.sim.fake_engine.exchange import EngineExchange
 from penstock.sim.fake_engine.log import Fault, Faults, LogEntry, RequestLog
 from penstock.sim.fake_engine.rooms import Rooms, fetch
 from penstock.sim.fake_engine.transfer import Transfers
 
 if TYPE_CHECKING:
     from penstock.sim.engine.model import Progress
-    from penstock.sim.fake_engine.calls import Call
-    from penstock.sim.fake_engine.http import Connection, HttpRequest
+    from penstock.sim.fake_engine.calls import EngineCall
+    from penstock.sim.fake_engine.http import EngineConnection, HttpRequest
     from penstock.sim.fake_engine.kv_events import KvPublisher
 
 CATCH_UP_S = 0.05  # a timer this late is made up for; later, the machine was busy and time is lost
@@ -47,7 +47,7 @@ class ServedEngine:
     ) -> None:
         self.config = config
         self.adapters = Adapters()
-        self.engine = Engine(config, seed=seed)
+        self.engine = EngineModel(config, seed=seed)
         self.reader = CallReader(
             model=model,
             adapters=self.adapters,
@@ -64,9 +64,9 @@ class ServedEngine:
         self._room_of: dict[str, tuple[int, tuple[int, ...], int]] = {}  # and for whom: room, hashes, tokens
         self._fetching: set[asyncio.Task[None]] = set()  # those whose prompts are computed elsewhere
         self._requests = 0
-        self._exchanges: dict[str, Exchange] = {}  # those the engine still works on
-        self._open: set[Exchange] = set()  # those still owed bytes
-        self._hung: set[Connection] = set()
+        self._exchanges: dict[str, EngineExchange] = {}  # those the engine still works on
+        self._open: set[EngineExchange] = set()  # those still owed bytes
+        self._hung: set[EngineConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop
 
@@ -91,7 +91,7 @@ class ServedEngine:
         """Requests open at the HTTP layer; unlike the gauges this moves at once."""
         return len(self._open) + len(self._hung) + len(self._fetching)
 
-    def hang(self, connection: Connection) -> None:
+    def hang(self, connection: EngineConnection) -> None:
         """Never answer."""
         self._hung.add(connection)
         connection.on_gone = lambda: self._hung.discard(connection)
@@ -137,7 +137,7 @@ class ServedEngine:
             self._drop(exchange)
         exchange.progress(event, unix_s)
 
-    def _drop(self, exchange: Exchange) -> None:
+    def _drop(self, exchange: EngineExchange) -> None:
         """The engine has nothing more to do with it."""
         del self._exchanges[exchange.engine_id]
         if self._rooms is not None and exchange.engine_id in self._room_of:
@@ -145,7 +145,7 @@ class ServedEngine:
         if self.kv is not None:
             self.kv.left(exchange.engine_id)
 
-    def _leave(self, exchange: Exchange) -> None:
+    def _leave(self, exchange: EngineExchange) -> None:
         """Nothing more will be written for it."""
         self._open.discard(exchange)
         if exchange.engine_id in self._exchanges:
@@ -160,7 +160,7 @@ class ServedEngine:
 
     # inference -------------------------------------------------------------------------------------
 
-    def infer(self, request: HttpRequest, connection: Connection) -> None:
+    def infer(self, request: HttpRequest, connection: EngineConnection) -> None:
         now = time.time()
         entry = self.log.open(path=request.path, headers=request.headers, body=request.body, arrived=now)
         fault = self.faults.for_inference()
@@ -182,14 +182,14 @@ class ServedEngine:
 
         connection.on_gone = gone
 
-    def _enter(self, request: HttpRequest, connection: Connection, entry: LogEntry, fault: Fault | None) -> None:
+    def _enter(self, request: HttpRequest, connection: EngineConnection, entry: LogEntry, fault: Fault | None) -> None:
         connection.on_gone = None
         try:
             self._submit(request, connection, entry, fault)
         except CallError as refusal:
             _refuse(refusal, request, connection, entry)
 
-    def _misbehave(self, fault: Fault, entry: LogEntry, connection: Connection) -> bool:
+    def _misbehave(self, fault: Fault, entry: LogEntry, connection: EngineConnection) -> bool:
         """Faults that leave the engine out of it. True: there will be no answer."""
         if fault.kind == "refuse":
             entry.outcome, entry.finished = "refused", time.time()
@@ -205,7 +205,7 @@ class ServedEngine:
             return True
         return False
 
-    def _submit(self, request: HttpRequest, connection: Connection, entry: LogEntry, fault: Fault | None) -> None:
+    def _submit(self, request: HttpRequest, connection: EngineConnection, entry: LogEntry, fault: Fault | None) -> None:
         self._requests += 1
         engine_id = f"{self._tag}{self._requests:08x}"
         priority = request.headers.get("x-vllm-priority")
@@ -244,9 +244,9 @@ class ServedEngine:
     async def _go_on(
         self,
         asked: EngineRequest,
-        call: Call,
+        call: EngineCall,
         request: HttpRequest,
-        connection: Connection,
+        connection: EngineConnection,
         *,
         entry: LogEntry,
         fault: Fault | None,
@@ -274,7 +274,7 @@ class ServedEngine:
             _refuse(refusal, request, connection, entry)
 
     def _begin(
-        self, engine_request: EngineRequest, call: Call, connection: Connection, entry: LogEntry, fault: Fault | None
+        self, engine_request: EngineRequest, call: EngineCall, connection: EngineConnection, entry: LogEntry, fault: Fault | None
     ) -> None:
         """Give it to the model."""
         engine_id = engine_request.id
@@ -288,7 +288,7 @@ class ServedEngine:
             raise busy() from error
         if self.kv is not None:
             self.kv.joined(engine_id, text.tokenize(call.prompt), call.cache_salt)
-        exchange = Exchange(engine_id, connection, call, entry, self._leave)
+        exchange = EngineExchange(engine_id, connection, call, entry, self._leave)
         exchange.lacks(self.faults.for_answer())
         if fault is not None:
             exchange.misbehave(fault)
@@ -296,7 +296,7 @@ class ServedEngine:
         self._open.add(exchange)
         self._arm()
 
-    def _transfer(self, call: Call, engine_id: str, hashes: tuple[int, ...], entry: LogEntry) -> bool:
+    def _transfer(self, call: EngineCall, engine_id: str, hashes: tuple[int, ...], entry: LogEntry) -> bool:
         """Whether the prompt's KV comes from another engine; or promise this one's to another."""
         if self._transfers is None or not call.kv_transfer:
             return False
@@ -312,7 +312,7 @@ class ServedEngine:
         return comes
 
 
-def _refuse(refusal: CallError, request: HttpRequest, connection: Connection, entry: LogEntry) -> None:
+def _refuse(refusal: CallError, request: HttpRequest, connection: EngineConnection, entry: LogEntry) -> None:
     entry.status = refusal.status
     entry.finished = time.time()
     entry.outcome = {500: "error", 503: "busy"}.get(refusal.status, "rejected")

@@ -32,7 +32,7 @@ LONG_PROMPT: Final = 8_000  # tokens
 ANSWERS_PER_S_MAX: Final = 1_000  # more than a gateway in Python sends, and than any engine of this size answers
 
 
-class Load(StrEnum):
+class CellLoad(StrEnum):
     """What is asked of an engine."""
 
     CLOSED = "closed"  #: so many clients, each asks again when it was answered
@@ -51,7 +51,7 @@ class Cell:
     prompt: int = 100
     strange: Strange = PLAIN
     others: tuple[Strange, ...] = ()  #: more engines of the same size
-    load: Load = Load.CLOSED
+    load: CellLoad = CellLoad.CLOSED
     clients: float = 1.5  #: per slot, in a closed loop
     streamed: bool = True  #: what clients ask for
     half_whole: bool = False  #: every other client of a closed loop does not ask for a stream
@@ -72,7 +72,7 @@ class Cell:
     @property
     def clients_each(self) -> int:
         """Clients for each engine. Some always wait, also at a small engine, unless they are to be too few."""
-        if self.load is Load.FLOOD:
+        if self.load is CellLoad.FLOOD:
             return round(FLOOD_CLIENTS * self.slots)
         clients = max(1, round(self.clients * self.slots))
         return clients if self.clients < 1.0 else max(clients, self.slots + CLIENTS_MORE)
@@ -117,7 +117,7 @@ class Cell:
     @property
     def measured_s(self) -> float:
         """How long a run is looked at, after the warm-up."""
-        if self.load is Load.FLOOD:
+        if self.load is CellLoad.FLOOD:
             return min(WINDOW_S_MAX, max(self.window_s, LIGHT_SAMPLES / self.light_per_s))
         if self.step_s is not None and self.slots / self.step_s > TOKENS_PER_S_DEAR:
             return self.window_s / 2
@@ -173,13 +173,13 @@ def _pages() -> Iterator[Cell]:
             name = _sized(slots, step_s, answer)
             yield replace(plain, name=f"pages/{page}/{name}")
             yield replace(plain, name=f"pages/{page}/whole/{name}", streamed=False)
-            yield replace(plain, name=f"flood/{page}/{name}", load=Load.FLOOD)
+            yield replace(plain, name=f"flood/{page}/{name}", load=CellLoad.FLOOD)
 
 
 def _floods() -> Iterator[Cell]:
     sizes = (*SIZES, (8, 0.1, 500), (8, 0.02, 20), (32, 0.2, 100), (64, 0.05, 2000), (200, 0.05, 60), (512, 0.05, 100))
     for slots, step_s, answer in sizes:
-        plain = Cell(f"flood/plain/{_sized(slots, step_s, answer)}", slots, step_s, answer, load=Load.FLOOD)
+        plain = Cell(f"flood/plain/{_sized(slots, step_s, answer)}", slots, step_s, answer, load=CellLoad.FLOOD)
         yield plain
         yield replace(plain, name=f"flood/whole/{_sized(slots, step_s, answer)}", streamed=False)
 
@@ -191,7 +191,7 @@ def _odd() -> Iterator[Cell]:
                 name = f"{oddity}/{_sized(slots, step_s, answer)}"
                 plain = Cell(f"{group}/{name}", slots, step_s, answer, strange=strange, window_s=40.0)
                 yield plain
-                yield replace(plain, name=f"flood/{name}", load=Load.FLOOD)
+                yield replace(plain, name=f"flood/{name}", load=CellLoad.FLOOD)
     for slots, step_s, answer in SIZES:
         name = _sized(slots, step_s, answer)
         jumpy = Strange(speeds=stalls(5.0, 2.0, step_s, WINDOW_S_MAX))
@@ -210,14 +210,14 @@ def _odd() -> Iterator[Cell]:
 def _deadlines() -> Iterator[Cell]:
     for share in (0.3, 0.7, 0.95):
         for slots, step_s, answer in SIZES:
-            plain = Cell("", slots, step_s, answer, load=Load.OPEN, share=share, deadline_s=1.0, window_s=60.0)
+            plain = Cell("", slots, step_s, answer, load=CellLoad.OPEN, share=share, deadline_s=1.0, window_s=60.0)
             name = f"{share:.0%}/{_sized(slots, step_s, answer)}"
             yield replace(plain, name=f"deadlines/{name}")
             jumpy = Strange(speeds=stalls(10.0, 2.0, step_s, WINDOW_S_MAX))
             yield replace(plain, name=f"deadlines/stalls/{name}", strange=jumpy)
             slow = Strange(speeds=((15.0, 20.0), (25.0, 1.0)))
             yield replace(plain, name=f"deadlines/slow-spell/{name}", strange=slow)
-        long = Cell("", 64, None, 100, 300, load=Load.OPEN, share=share, long_share=0.08, window_s=60.0)
+        long = Cell("", 64, None, 100, 300, load=CellLoad.OPEN, share=share, long_share=0.08, window_s=60.0)
         yield replace(long, name=f"deadlines/long-prompts/{share:.0%}", deadline_s=1.0)
         yield replace(long, name=f"deadlines/tight/{share:.0%}", long_share=0.0, deadline_s=0.2)
 
@@ -232,7 +232,7 @@ def _pairs() -> Iterator[Cell]:
             yield replace(plain, name=f"pairs/{page}/{name}", strange=Strange(page=PAGES[page]))
         yield replace(plain, name=f"pairs/slower-4x/{name}", strange=Strange(speeds=((0.0, 4.0),)))
         stands = Strange(speeds=((15.0, 5.0 / step_s), (15.0 + step_s, 1.0)))
-        half = replace(plain, load=Load.OPEN, share=0.4, strange=stands, late_share_max=0.02)
+        half = replace(plain, load=CellLoad.OPEN, share=0.4, strange=stands, late_share_max=0.02)
         yield replace(half, name=f"pairs/stands-5s/{name}")
 
 

@@ -13,7 +13,7 @@ from multiprocessing import get_context
 import msgspec
 
 from penstock.sim.lab.cells import CELLS, Cell
-from penstock.sim.lab.matrix import Row, run_cell
+from penstock.sim.lab.matrix import CellRow, run_cell
 
 EXIT_OK, EXIT_MISSED = 0, 1
 JOBS_MAX = 64
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace, seeds: list[int]) -> int:
     asked = [(cell, seed) for cell in cells(args) for seed in seeds]
     if not args.json:
         print(HEAD, flush=True)
-    missed: list[Row] = []
+    missed: list[CellRow] = []
     for row in _rows(asked, args):
         if row.missed:
             missed.append(row)
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace, seeds: list[int]) -> int:
     return EXIT_MISSED if missed else EXIT_OK
 
 
-def _rows(asked: list[tuple[Cell, int]], args: argparse.Namespace) -> Iterator[Row]:
+def _rows(asked: list[tuple[Cell, int]], args: argparse.Namespace) -> Iterator[CellRow]:
     """In the order of `asked`, as they are done."""
     if args.jobs == 1:
         for cell, seed in asked:
@@ -96,11 +96,11 @@ def _rows(asked: list[tuple[Cell, int]], args: argparse.Namespace) -> Iterator[R
             raise
 
 
-def _run_named(name: str, seed: int, checked: bool) -> Row:  # noqa: FBT001  (called by position, across processes)
+def _run_named(name: str, seed: int, checked: bool) -> CellRow:  # noqa: FBT001  (called by position, across processes)
     return run_cell(CELLS[name], seed, checked=checked)
 
 
-def line(row: Row) -> str:
+def line(row: CellRow) -> str:
     """A row of the table."""
     refused = ", ".join(f"{count} {reason}" for reason, count in sorted(row.reasons.items()))
     said = chain([f"missed: {', '.join(row.missed)}"] if row.missed else [], [refused] if refused else [])

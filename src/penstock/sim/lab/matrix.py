@@ -20,12 +20,12 @@ from msgspec import structs
 
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.settings import BandSettings
-from penstock.sim.lab.cells import LIGHT_ANSWER, LONG_PROMPT, QUEUE_MAX, WARM_S, Cell, Load
+from penstock.sim.lab.cells import LIGHT_ANSWER, LONG_PROMPT, QUEUE_MAX, WARM_S, Cell, CellLoad
 from penstock.sim.scenarios.base import STANDARD
 from penstock.sim.world.report import done_per_s, percentile, ratio, ttfts
-from penstock.sim.world.workload import Constant, InFlight, Job, Lengths, Lognormal, Poisson, Source, Stream
+from penstock.sim.world.workload import Constant, InFlight, Job, Lengths, Lognormal, Poisson, ArrivalSource, Stream
 from penstock.sim.world.world import World
-from penstock.sim.world.world_values import EngineSpec, Journey, WorldSettings
+from penstock.sim.world.world_values import EngineSpec, SimulatedJourney, WorldSettings
 
 OF_TOLD_MIN, OF_THROUGH_MIN = 0.95, 0.93
 AT_ODDS_MIN = 0.95  # of what can be had with a short queue, where that is less
@@ -48,7 +48,7 @@ class Way(StrEnum):
     THROUGH = "through"
 
 
-class Run(msgspec.Struct, frozen=True):
+class CellRun(msgspec.Struct, frozen=True):
     """What came of one way."""
 
     tokens_per_s: float
@@ -62,7 +62,7 @@ class Run(msgspec.Struct, frozen=True):
     reasons: dict[str, int]
 
 
-class Row(msgspec.Struct, frozen=True):
+class CellRow(msgspec.Struct, frozen=True):
     """What came of a cell. Ratios are of the untold gateway to the others; NaN where there is nothing to compare."""
 
     cell: str
@@ -82,7 +82,7 @@ class Row(msgspec.Struct, frozen=True):
     cpu_s: float
 
 
-def run_cell(cell: Cell, seed: int, *, checked: bool = False) -> Row:
+def run_cell(cell: Cell, seed: int, *, checked: bool = False) -> CellRow:
     """Run a cell in all three ways and compare."""
     began_s = time.process_time()
     untold, told, through = (run_way(cell, way, seed, checked=checked) for way in Way)
@@ -91,7 +91,7 @@ def run_cell(cell: Cell, seed: int, *, checked: bool = False) -> Row:
     light_of_told = ratio(untold.light_p99_s, told.light_p99_s)
     wrong = len(untold.refused & through.in_time)
     if (
-        cell.load is not Load.OPEN
+        cell.load is not CellLoad.OPEN
     ):  # a closed loop's n-th request is another one in each way: only their number compares
         wrong = max(0, len(untold.refused) - through.outside)
     in_time = len(through.in_time)
@@ -99,13 +99,13 @@ def run_cell(cell: Cell, seed: int, *, checked: bool = False) -> Row:
     of_through_min = cell.turnover_max * AT_ODDS_MIN if at_odds else OF_THROUGH_MIN
     held = {
         "told": cell.deadline_s is not None or not of_told < OF_TOLD_MIN,
-        "through": cell.load is Load.FLOOD or cell.deadline_s is not None or not of_through < of_through_min,
+        "through": cell.load is CellLoad.FLOOD or cell.deadline_s is not None or not of_through < of_through_min,
         "queue": at_odds or untold.queue_p99 <= QUEUE_MAX,
         "light": not light_of_told > LIGHT_MAX,
         "wrong": wrong <= (WRONG_SHARE_MAX * in_time if cell.deadline_s is not None else 0),
         "late": cell.late_share_max is None or untold.late_share <= cell.late_share_max,
     }
-    return Row(
+    return CellRow(
         cell=cell.name,
         seed=seed,
         tokens_per_s=untold.tokens_per_s,
@@ -124,7 +124,7 @@ def run_cell(cell: Cell, seed: int, *, checked: bool = False) -> Row:
     )
 
 
-def run_way(cell: Cell, way: Way, seed: int, *, checked: bool = False) -> Run:
+def run_way(cell: Cell, way: Way, seed: int, *, checked: bool = False) -> CellRun:
     """Run a cell in one way."""
     end_s = WARM_S + cell.measured_s
     told = cell.slots if way is Way.TOLD else None
@@ -162,7 +162,7 @@ def default_settings(*, queue_enabled: bool = True) -> SchedulerSettings:
 # --- who asks for what ------------------------------------------------------------------------------------------
 
 
-class _Prompts(Source):
+class _Prompts(ArrivalSource):
     """Requests of a cell: some have long prompts, carry a picture, or begin with one of a few documents."""
 
     def __init__(self, stream: Stream, number: int, random: Random, cell: Cell) -> None:
@@ -190,25 +190,25 @@ class _Prompts(Source):
         return job
 
 
-def _sources(cell: Cell, seed: int) -> list[Source]:
+def _sources(cell: Cell, seed: int) -> list[ArrivalSource]:
     random = Random(seed)
     engines = len(cell.engines)
     clients = engines * cell.clients_each
     heavy = Stream(
         HEAVY,
-        Poisson(cell.share * engines * cell.capacity_per_s) if cell.load is Load.OPEN else InFlight(clients),
+        Poisson(cell.share * engines * cell.capacity_per_s) if cell.load is CellLoad.OPEN else InFlight(clients),
         _lengths(cell.prompt),
         _lengths(cell.answer),
         band=STANDARD,
         streamed=cell.streamed,
         deadline_s=cell.deadline_s,
     )
-    made: list[Source] = [_Prompts(heavy, 0, Random(random.getrandbits(64)), cell)]
+    made: list[ArrivalSource] = [_Prompts(heavy, 0, Random(random.getrandbits(64)), cell)]
     if cell.half_whole:
         halves = [replace(heavy, arrivals=InFlight(clients - clients // 2))]
         halves += [replace(heavy, arrivals=InFlight(clients // 2), streamed=False)]
         made = [_Prompts(half, n, Random(random.getrandbits(64)), cell) for n, half in enumerate(halves)]
-    if cell.load is Load.FLOOD:
+    if cell.load is CellLoad.FLOOD:
         light = Stream(
             LIGHT,
             Poisson(engines * cell.light_per_s),
@@ -218,11 +218,11 @@ def _sources(cell: Cell, seed: int) -> list[Source]:
             streamed=cell.streamed,
             start_s=WARM_S / 2,
         )
-        made.append(Source(light, 1, Random(random.getrandbits(64))))
+        made.append(ArrivalSource(light, 1, Random(random.getrandbits(64))))
     if cell.foreign:
         foreign = InFlight(max(1, round(engines * cell.slots * cell.foreign)))
         past = Stream(FOREIGN, foreign, Constant(cell.prompt), _lengths(cell.answer), bypass=True)
-        made.append(Source(past, 2, Random(random.getrandbits(64))))
+        made.append(ArrivalSource(past, 2, Random(random.getrandbits(64))))
     return made
 
 
@@ -245,7 +245,7 @@ def _note_beyond(world: World, slots: int, into: list[float]) -> None:
     into += [float(max(0, node.engine.in_engine - slots)) for node in world.nodes.values()]
 
 
-def _figures(world: World, cell: Cell, beyond: list[float], end_s: float) -> Run:
+def _figures(world: World, cell: Cell, beyond: list[float], end_s: float) -> CellRun:
     done = [journey for journey in world.done if journey.job.stream.tenant != FOREIGN]
     light = [j for j in done if j.job.stream.tenant == LIGHT and j.job.at_s >= WARM_S]
     refused = [j for j in done if j.outcome in ("rejected", "evicted", "failed")]
@@ -256,7 +256,7 @@ def _figures(world: World, cell: Cell, beyond: list[float], end_s: float) -> Run
     waits = ttfts((j for j in done if j.job.at_s >= WARM_S), end_s) if cell.late_share_max is not None else []
     tokens = partial(done_per_s, world.samples, WARM_S, end_s, keep=lambda _: True)
     late = [j for j in done if j.outcome and not _in_time(j)]
-    return Run(
+    return CellRun(
         tokens_per_s=tokens(worth=lambda prompt, output: output),  # noqa: ARG005
         queue_p99=percentile(beyond, 0.99),
         light_p99_s=percentile(ttfts(light, end_s), 0.99),
@@ -269,7 +269,7 @@ def _figures(world: World, cell: Cell, beyond: list[float], end_s: float) -> Run
     )
 
 
-def _in_time(journey: Journey) -> bool:
+def _in_time(journey: SimulatedJourney) -> bool:
     """Whether it had its first token in time, and no end but a good one since."""
     if journey.first_s is None or journey.outcome not in ("", "completed"):
         return False

@@ -14,7 +14,7 @@ from random import Random
 
 from msgspec import structs
 
-from penstock.sim.engine.values import Gauges
+from penstock.sim.engine.values import EngineGauges
 
 GAUGES_KEPT = 4096  # of a late page: more than half an hour of them, twice a second
 
@@ -76,14 +76,14 @@ PAGES = {
 }
 
 
-class Page:
+class StrangePage:
     """The metrics page of one engine."""
 
     def __init__(self, ways: PageWays = TRUE, seed: int = 0) -> None:
         self._ways = ways
         self._random = Random(seed)
-        self._kept: deque[tuple[float, Gauges]] = deque(maxlen=GAUGES_KEPT)
-        self._frozen: Gauges | None = None
+        self._kept: deque[tuple[float, EngineGauges]] = deque(maxlen=GAUGES_KEPT)
+        self._frozen: EngineGauges | None = None
         self._other = 20.0  # requests on the other model's engine
 
     @property
@@ -96,7 +96,7 @@ class Page:
         """Whether it is another model's, and says so."""
         return self._ways.of_another
 
-    def read(self, true: Gauges, now: float) -> Gauges | None:
+    def read(self, true: EngineGauges, now: float) -> EngineGauges | None:
         """What it says now, where `true` is so."""
         ways = self._ways
         if ways is TRUE:
@@ -113,12 +113,12 @@ class Page:
             said = self._of_another(said)
         return _changed(said, ways)
 
-    def _as_it_was(self, then: float) -> Gauges:
+    def _as_it_was(self, then: float) -> EngineGauges:
         while len(self._kept) > 1 and self._kept[1][0] <= then:
             self._kept.popleft()
         return self._kept[0][1]
 
-    def _frozen_at(self, true: Gauges) -> Gauges:
+    def _frozen_at(self, true: EngineGauges) -> EngineGauges:
         if self._frozen is None:
             ways = self._ways
             shown = (ways.frozen_running, ways.frozen_waiting, ways.frozen_kv_usage)
@@ -127,14 +127,14 @@ class Page:
             self._frozen = structs.replace(true, **set_to)
         return self._frozen
 
-    def _of_another(self, true: Gauges) -> Gauges:
+    def _of_another(self, true: EngineGauges) -> EngineGauges:
         """A load that wanders between none and 80, of which 40 run; its counters move as the true ones do."""
         self._other = min(80.0, max(0.0, self._other + self._random.uniform(-8.0, 8.0)))
         there = math.floor(self._other)
         return structs.replace(true, running=min(40, there), waiting=max(0, there - 40))
 
 
-def _changed(said: Gauges, ways: PageWays) -> Gauges:
+def _changed(said: EngineGauges, ways: PageWays) -> EngineGauges:
     running = math.floor(said.running * ways.running_times) + ways.running_more
     waiting = math.floor(said.waiting * ways.waiting_times) + ways.waiting_more
     if ways.queue_as_running:

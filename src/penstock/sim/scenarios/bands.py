@@ -20,13 +20,13 @@ from penstock.sim.scenarios.base import (
     load,
     run,
 )
-from penstock.sim.world.report import Line, Measure, Result, at_least, at_most, ratio, service_between
+from penstock.sim.world.report import ReportLine, Measure, RunResult, at_least, at_most, ratio, service_between
 from penstock.sim.world.workload import Bursts, Constant, InFlight, Lognormal, Stream
-from penstock.sim.world.world import Watch, World
-from penstock.sim.world.world_values import Journey
+from penstock.sim.world.world import WorldObserver, World
+from penstock.sim.world.world_values import SimulatedJourney
 
 
-def priorities(setup: Setup) -> Result:
+def priorities(setup: Setup) -> RunResult:
     """30 low ones wait, then 5 high ones come: these are the next five served. And a day of both."""
     low = Stream("low", Bursts(38, 1e9), Constant(300), Constant(300), band=STANDARD)
     high = Stream("high", Bursts(5, 1e9), Constant(300), Constant(300), band=INTERACTIVE, start_s=1.0)
@@ -50,10 +50,10 @@ def priorities(setup: Setup) -> Result:
         Measure("p99 TTFT of high beside low / alone", ratio(both.ttft_p99_s(is_high), alone.ttft_p99_s(is_high))),
     )
     lines = tuple(each.line(who, who.__eq__) for each in (alone, both) for who in ("high", "low"))
-    return Result("priorities", setup.seed, setup.duration_s, measures, tuple(line for line in lines if line.requests))
+    return RunResult("priorities", setup.seed, setup.duration_s, measures, tuple(line for line in lines if line.requests))
 
 
-class BatchWatch(Watch):
+class BatchWatch(WorldObserver):
     """Looks at the engine each time a batch request is sent, and once a second at all idle slots."""
 
     def __init__(self, warm_s: float) -> None:
@@ -64,7 +64,7 @@ class BatchWatch(Watch):
         self.slots = 0
         self.idle = 0
 
-    def dispatched(self, world: World, journey: Journey, action: Dispatch) -> None:
+    def dispatched(self, world: World, journey: SimulatedJourney, action: Dispatch) -> None:
         if journey.job.stream.band != BATCH:
             return
         self.sent += 1
@@ -87,12 +87,12 @@ SHARE_PLAY = 0.02  # what one long answer more or less makes in a minute
 SHORT: Kind = (Lognormal(50, 100), Lognormal(20, 40))
 
 
-def promised_share(setup: Setup) -> Result:
+def promised_share(setup: Setup) -> RunResult:
     """Batch work that was promised a fifth, from the first minute on, beside people who take all they can."""
     pool = engines(1, slots=8)
     bands = (*BANDS[:BATCH], structs.replace(BANDS[BATCH], min_share=PROMISED))
     measures: list[Measure] = []
-    lines: list[Line] = []
+    lines: list[ReportLine] = []
     for name, people, batch in (
         ("short batch beside long", LONG_ANSWERS, SHORT),
         ("long batch beside short", SHORT, LONG_ANSWERS),
@@ -118,10 +118,10 @@ def promised_share(setup: Setup) -> Result:
             )
         )
         lines += [done.line(who, who.__eq__) for who in ("people", "batch")]
-    return Result("promised_share", setup.seed, 62.0, tuple(measures), tuple(lines))
+    return RunResult("promised_share", setup.seed, 62.0, tuple(measures), tuple(lines))
 
 
-def batch_band(setup: Setup) -> Result:
+def batch_band(setup: Setup) -> RunResult:
     """Interactive work at 40 % of capacity, and more batch work than there is room for."""
     pool = engines()
     interactive = load("people", CHAT, 0.4 * capacity_per_s(pool, CHAT), band=INTERACTIVE)
@@ -143,4 +143,4 @@ def batch_band(setup: Setup) -> Result:
         ),
     )
     lines = tuple(each.line(who, who.__eq__) for each in (alone, both) for who in ("people", "batch"))
-    return Result("batch_band", setup.seed, setup.duration_s, measures, tuple(line for line in lines if line.requests))
+    return RunResult("batch_band", setup.seed, setup.duration_s, measures, tuple(line for line in lines if line.requests))

@@ -21,10 +21,10 @@ from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.settings import AdmissionSettings, BandSettings
 from penstock.sim.engine.capacity import requests_per_s, work_s
 from penstock.sim.engine.profiles import PROFILES
-from penstock.sim.world.report import Line, Result, done_per_s, journeys_between, percentile, ttfts
+from penstock.sim.world.report import ReportLine, RunResult, done_per_s, journeys_between, percentile, ttfts
 from penstock.sim.world.workload import Lognormal, Poisson, Stream, sources
-from penstock.sim.world.world import Watch, World
-from penstock.sim.world.world_values import Death, EngineSpec, Freeze, Journey, Spell, WorldSettings
+from penstock.sim.world.world import WorldObserver, World
+from penstock.sim.world.world_values import Death, EngineSpec, Freeze, SimulatedJourney, Spell, WorldSettings
 
 ENGINE = replace(PROFILES["default"], step_jitter=0.05)
 CHAT = (Lognormal(1155, 4142), Lognormal(211, 601, 4000))
@@ -57,7 +57,7 @@ class Scenario:
     name: str
     about: str
     duration_s: float  #: simulated, where nothing else is asked for
-    run: Callable[[Setup], Result]
+    run: Callable[[Setup], RunResult]
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Run:
     def end_s(self) -> float:
         return self.world.settings.duration_s
 
-    def journeys(self, keep: Callable[[str], bool] = lambda _: True) -> list[Journey]:
+    def journeys(self, keep: Callable[[str], bool] = lambda _: True) -> list[SimulatedJourney]:
         """Of the tenants asked for, those that came after the warm-up."""
         return journeys_between(self.world.done, self.warm_s, self.end_s, lambda j: keep(j.job.stream.tenant))
 
@@ -120,10 +120,10 @@ class Run:
         worth = partial(work_s, specs[0].config)
         return done_per_s(self.world.samples, self.warm_s, self.end_s, keep=lambda _: True, worth=worth) / len(specs)
 
-    def line(self, group: str, keep: Callable[[str], bool] = lambda _: True) -> Line:
+    def line(self, group: str, keep: Callable[[str], bool] = lambda _: True) -> ReportLine:
         journeys = self.journeys(keep)
         waits = ttfts(journeys, self.end_s)
-        return Line(
+        return ReportLine(
             variant=self.variant.name,
             group=group,
             requests=len(journeys),
@@ -159,7 +159,7 @@ def run(
     streams: tuple[Stream, ...],
     *,
     warm_s: float,
-    watch: Watch | None = None,
+    watch: WorldObserver | None = None,
 ) -> Run:
     """Run one variant to the end."""
     world_settings = WorldSettings(
@@ -177,7 +177,7 @@ def run(
     world = World(
         world_settings,
         sources(streams, setup.seed, without=variant.without),
-        watch=watch or Watch(),
+        watch=watch or WorldObserver(),
         progress=partial(setup.progress, variant.name) if setup.progress is not None else None,
     )
     world.run()

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.sim.scenarios.base import CHAT, LONG_PROMPTS, Run, Setup, Variant, capacity_per_s, engines, load, run
-from penstock.sim.world.report import Line, Measure, Result, at_most, ratio
+from penstock.sim.world.report import ReportLine, Measure, RunResult, at_most, ratio
 from penstock.sim.world.workload import Stream
-from penstock.sim.world.world_values import Journey, Spell
+from penstock.sim.world.world_values import SimulatedJourney, Spell
 
 DEADLINES_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # for the first token; with nobody else it takes 0.03 to 0.5 s
 LOADS = (0.3, 0.7, 0.95)
@@ -22,10 +22,10 @@ JUMP_FACTOR = 10.0  # steps of a tenth to two seconds: an engine that compiles, 
 WRONG_MAX = 0.01
 
 
-def deadlines(setup: Setup) -> Result:
+def deadlines(setup: Setup) -> RunResult:
     """Chats with deadlines of 0.2 to 5 s, one request in twelve a document, and engines that stall now and then."""
     measures: list[Measure] = []
-    lines: list[Line] = []
+    lines: list[ReportLine] = []
     jumps = tuple(
         Spell(JUMP_EVERY_S * (number + 1), JUMP_S, JUMP_FACTOR)
         for number in range(int(setup.duration_s // JUMP_EVERY_S))
@@ -39,7 +39,7 @@ def deadlines(setup: Setup) -> Result:
             oracle = run(setup, Variant(f"{name}, nobody refused", spells=spells), free, warm_s=0.0)
             measures += _judged(name, done, oracle)
             lines += [each.line("all") for each in (oracle, done)]
-    return Result("deadlines", setup.seed, setup.duration_s, tuple(measures), tuple(lines))
+    return RunResult("deadlines", setup.seed, setup.duration_s, tuple(measures), tuple(lines))
 
 
 def _streams(part: float) -> tuple[Stream, ...]:
@@ -72,5 +72,5 @@ def _judged(name: str, done: Run, oracle: Run) -> list[Measure]:
     ]
 
 
-def _in_time(journey: Journey, within_s: float) -> bool:
+def _in_time(journey: SimulatedJourney, within_s: float) -> bool:
     return journey.first_s is not None and journey.first_s - journey.job.at_s <= within_s

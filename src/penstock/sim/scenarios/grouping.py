@@ -19,8 +19,8 @@ from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.settings import Prices, RoutingSettings
 from penstock.sim.checks.bound import BoundWatch
 from penstock.sim.scenarios.base import ENGINE, Run, Setup, Variant
-from penstock.sim.world.report import Measure, Result, at_least, at_most, jain, percentile, service_between, ttfts
-from penstock.sim.world.workload import Constant, InFlight, Job, Lognormal, Source, Stream
+from penstock.sim.world.report import Measure, RunResult, at_least, at_most, jain, percentile, service_between, ttfts
+from penstock.sim.world.workload import Constant, InFlight, Job, Lognormal, ArrivalSource, Stream
 from penstock.sim.world.world import World
 from penstock.sim.world.world_values import EngineSpec, WorldSettings
 
@@ -34,7 +34,7 @@ OUTPUT = Lognormal(100, 300, 1_000)
 FULL = Prices(prompt=1.0, cached_prompt=1.0, completion=2.0)
 
 
-class Readers(Source):
+class Readers(ArrivalSource):
     """A stream whose prompts begin with one of a few documents (or each with one of its own), and go on a little."""
 
     def __init__(self, stream: Stream, number: int, random: Random, *, shared: bool) -> None:
@@ -56,7 +56,7 @@ class Readers(Source):
         return structs.replace(plain, prompt_tokens=grown, body_bytes=size, blocks=blocks, block_tokens=BLOCK_TOKENS)
 
 
-def grouping(setup: Setup) -> Result:
+def grouping(setup: Setup) -> RunResult:
     """With followers and without; priced as usual, and with cached tokens at full price, where the bound is checked."""
     measures: list[Measure] = []
     runs: list[Run] = []
@@ -74,7 +74,7 @@ def grouping(setup: Setup) -> Result:
         for done in runs
         for group in ("sharing", "alone")
     ]
-    return Result("grouping", setup.seed, setup.duration_s, tuple(measures), tuple(lines))
+    return RunResult("grouping", setup.seed, setup.duration_s, tuple(measures), tuple(lines))
 
 
 def _measures(done: Run, setup: Setup, name: str, watch: BoundWatch | None) -> list[Measure]:

@@ -22,9 +22,9 @@ from penstock.sim.scenarios.base import (
     load,
     run,
 )
-from penstock.sim.world.report import Goal, Measure, Result, at_least, at_most, percentile, ratio
+from penstock.sim.world.report import Goal, Measure, RunResult, at_least, at_most, percentile, ratio
 from penstock.sim.world.workload import Poisson, Stream
-from penstock.sim.world.world import Watch, World
+from penstock.sim.world.world import WorldObserver, World
 
 FLOOD = "flood"
 LIGHT_TENANTS = 8
@@ -54,7 +54,7 @@ def compare(
     slots: int,
     light_share: float,
     variants: tuple[Variant, ...],
-    watches: Mapping[str, Watch] | None = None,
+    watches: Mapping[str, WorldObserver] | None = None,
 ) -> list[Run]:
     """The light ones alone, beside the flood without a queue, and beside it in these variants."""
     watches = watches or {}
@@ -83,12 +83,12 @@ def _measures(runs: list[Run], goals: Mapping[str, tuple[Goal | None, Goal | Non
     return tuple(measures)
 
 
-def _result(name: str, setup: Setup, runs: list[Run], measures: tuple[Measure, ...]) -> Result:
+def _result(name: str, setup: Setup, runs: list[Run], measures: tuple[Measure, ...]) -> RunResult:
     lines = [run.line(group, keep) for run in runs for group, keep in (("light", is_light), (FLOOD, is_flood))]
-    return Result(name, setup.seed, setup.duration_s, measures, tuple(line for line in lines if line.requests))
+    return RunResult(name, setup.seed, setup.duration_s, measures, tuple(line for line in lines if line.requests))
 
 
-class SlotsWatch(Watch):
+class SlotsWatch(WorldObserver):
     """What the scheduler believes the engines' size to be, once a second."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class SlotsWatch(Watch):
         self.seen += [endpoint.slots for endpoint in world.scheduler.snapshot(now=world.now).endpoints]
 
 
-def _flood(name: str, kind: Kind, setup: Setup, *others: Variant, routing: str = "least_loaded") -> Result:
+def _flood(name: str, kind: Kind, setup: Setup, *others: Variant, routing: str = "least_loaded") -> RunResult:
     known = Variant("penstock", engines=engines(), routing=routing)
     unknown = Variant("slots unknown", engines=engines(tell=False), routing=routing)
     watch = SlotsWatch()
@@ -117,11 +117,11 @@ def _flood(name: str, kind: Kind, setup: Setup, *others: Variant, routing: str =
     return _result(name, setup, runs, _measures(runs, goals) + found)
 
 
-def flood(setup: Setup) -> Result:
+def flood(setup: Setup) -> RunResult:
     return _flood("flood", LONG_ANSWERS, setup)
 
 
-def flood_prompts(setup: Setup) -> Result:
+def flood_prompts(setup: Setup) -> RunResult:
     """Routed by the time to the first token, for that is what prompts before an endpoint are worth; by load to compare.
 
     With the default prefill budget, and with a smaller one.
@@ -134,7 +134,7 @@ def flood_prompts(setup: Setup) -> Result:
     return _flood("flood_prompts", LONG_PROMPTS, setup, *others, routing=routing)
 
 
-def flood_small(setup: Setup) -> Result:
+def flood_small(setup: Setup) -> RunResult:
     """Two engines of 8 slots, light ones at a third of capacity: the frontier of isolation against throughput."""
     small = engines(slots=8)
     fixed = tuple(
@@ -149,7 +149,7 @@ SIZES = (4, 8, 64, 256)
 LAGS_S = (0.05, 1.0, 5.0)  # between readings
 
 
-def unknown_size(setup: Setup) -> Result:
+def unknown_size(setup: Setup) -> RunResult:
     """Nobody tells how many the engines run: is it found out, whatever it is, and however old the gauges are?"""
     measures: list[Measure] = []
     lines = []
@@ -173,14 +173,14 @@ def unknown_size(setup: Setup) -> Result:
             measures.append(Measure(f"slots found, p10 of the second half: {name}", percentile(watch.seen[half:], 0.1)))
             measures.append(Measure(f"slots found, p90 of the second half: {name}", percentile(watch.seen[half:], 0.9)))
         lines += [run.line("light", is_light) for run in runs]
-    return Result("unknown_size", setup.seed, setup.duration_s, tuple(measures), tuple(lines))
+    return RunResult("unknown_size", setup.seed, setup.duration_s, tuple(measures), tuple(lines))
 
 
 STALE_LOAD = 0.85
 BYPASS = 0.17
 
 
-def stale_gauges(setup: Setup) -> Result:
+def stale_gauges(setup: Setup) -> RunResult:
     """Gauges read every 5 s against every 50 ms, at 85 % load, with and without traffic that passes us by."""
     pool = engines()
     per_s = STALE_LOAD * capacity_per_s(pool, CHAT)
@@ -201,4 +201,4 @@ def stale_gauges(setup: Setup) -> Result:
         p99s = [each.ttft_p99_s(lambda tenant: tenant == "chat") for each in runs]
         measures.append(Measure(f"p99 TTFT, 5 s / 50 ms: {name}", ratio(p99s[1], p99s[0]), at_most(1.15)))
         lines += [each.line("chat", lambda tenant: tenant == "chat") for each in runs]
-    return Result("stale_gauges", setup.seed, setup.duration_s, tuple(measures), tuple(lines))
+    return RunResult("stale_gauges", setup.seed, setup.duration_s, tuple(measures), tuple(lines))

@@ -11,7 +11,7 @@ from random import Random
 
 from penstock.sim.checks.bound import BoundWatch
 from penstock.sim.scenarios.base import CHAT, ENGINE, STANDARD, Kind, Run, Setup, Variant, capacity_per_s, engines, run
-from penstock.sim.world.report import Measure, Result, at_least, at_most, jain, service_between
+from penstock.sim.world.report import Measure, RunResult, at_least, at_most, jain, service_between
 from penstock.sim.world.workload import Constant, InFlight, Lengths, Lognormal, Poisson, Stream
 from penstock.sim.world.world_values import EngineSpec
 
@@ -39,16 +39,16 @@ def _off(shares: dict[str, float], fair: dict[str, float]) -> float:
     return max(abs(shares.get(tenant, 0.0) * total / part - 1.0) for tenant, part in fair.items())
 
 
-def _result(runs: list[Run], setup: Setup, name: str, measures: list[Measure]) -> Result:
+def _result(runs: list[Run], setup: Setup, name: str, measures: list[Measure]) -> RunResult:
     lines = [
         each.line(tenant, tenant.__eq__)
         for each in runs
         for tenant in dict.fromkeys(journey.job.stream.tenant for journey in each.world.done)
     ]
-    return Result(name, setup.seed, setup.duration_s, tuple(measures), tuple(lines))
+    return RunResult(name, setup.seed, setup.duration_s, tuple(measures), tuple(lines))
 
 
-def weights(setup: Setup) -> Result:
+def weights(setup: Setup) -> RunResult:
     """Three backlogged tenants with weights 1, 2 and 4."""
     fair = {"one": 1.0, "two": 2.0, "four": 4.0}
     streams = tuple(_backlogged(tenant, CHAT, weight=weight) for tenant, weight in fair.items())
@@ -65,7 +65,7 @@ def weights(setup: Setup) -> Result:
     return _result([done], setup, "weights", measures)
 
 
-def users(setup: Setup) -> Result:
+def users(setup: Setup) -> RunResult:
     """A tenant with two users beside one with a single user: users share their tenant's part."""
     streams = (
         _backlogged("firm", CHAT, user="ann"),
@@ -92,7 +92,7 @@ def users(setup: Setup) -> Result:
 SIZES = (1, 2, 4, 8)
 
 
-def mixed_sizes(setup: Setup) -> Result:
+def mixed_sizes(setup: Setup) -> RunResult:
     """Four backlogged tenants whose requests differ eightfold in size, under each policy."""
     streams = []
     for size in SIZES:
@@ -113,7 +113,7 @@ def mixed_sizes(setup: Setup) -> Result:
 SCARCE_TOKENS = 20_000
 
 
-def scarce_memory(setup: Setup) -> Result:
+def scarce_memory(setup: Setup) -> RunResult:
     """An engine with memory for two large requests or twenty small: small ones often fit where a large one does not.
 
     Who sends large ones has few of them waiting at a time, so that none waits long enough to be overtaken often.
@@ -144,7 +144,7 @@ def _windows(setup: Setup) -> list[float]:
 IDLE_S = (10.0, 60.0, 300.0)
 
 
-def returning_tenant(setup: Setup) -> Result:
+def returning_tenant(setup: Setup) -> RunResult:
     """Two backlogged tenants, and a third that comes back after having been idle."""
     measures: list[Measure] = []
     runs: list[Run] = []
@@ -178,7 +178,7 @@ class OneOf:
         return self.long if random.random() < self.long_share else self.short
 
 
-def estimates_wrong(setup: Setup) -> Result:
+def estimates_wrong(setup: Setup) -> RunResult:
     """One tenant in eight whose estimates are wrong by 10x: by its bodies' size, or by its answers' length."""
     plain = _backlogged("plain", CHAT)
     neighbours = tuple(replace(plain, tenant=f"plain-{number}") for number in range(7))

@@ -14,7 +14,7 @@ from penstock import clock
 from penstock.sim.lab import lab_cli
 from penstock.sim.scenarios.registry import SCENARIOS, Scenario, Setup
 from penstock.sim.traces import trace_cli
-from penstock.sim.world.report import Result, show
+from penstock.sim.world.report import RunResult, show
 
 EXIT_OK, EXIT_MISSED, EXIT_USAGE = 0, 1, 2
 SEEDS_MAX = 100
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 def _simulate(scenario: Scenario, seeds: list[int], args: argparse.Namespace) -> bool:
     duration_s = args.duration if args.duration is not None else scenario.duration_s
     line = ProgressLine(scenario.name, shown=sys.stderr.isatty())
-    results: list[Result] = []
+    results: list[RunResult] = []
     for seed in seeds:
         line.seed = seed
         results.append(scenario.run(Setup(seed, duration_s, checked=args.check, progress=line.tell)))

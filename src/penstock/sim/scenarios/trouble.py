@@ -22,9 +22,9 @@ from penstock.sim.scenarios.base import (
     load,
     run,
 )
-from penstock.sim.world.report import Measure, Result, at_least, at_most, percentile, ratio
+from penstock.sim.world.report import Measure, RunResult, at_least, at_most, percentile, ratio
 from penstock.sim.world.workload import Poisson, Stream
-from penstock.sim.world.world_values import Death, Freeze, Journey
+from penstock.sim.world.world_values import Death, Freeze, SimulatedJourney
 
 OVERLOAD_TIMES = 1.75
 SHED_TARGET_S = 5.0
@@ -33,7 +33,7 @@ DEADLINE_S = 5.0  # for the first token; the p99 at 85 % load is near 1 s
 ESTIMATES_S = (5.0, 60.0)  # waits that Retry-After is judged by
 
 
-def overload(setup: Setup) -> Result:
+def overload(setup: Setup) -> RunResult:
     """1.75 times what the engines can do, each request with a deadline for its first token; then without."""
     per_s = OVERLOAD_TIMES * capacity_per_s(engines(), CHAT)
     tenants = [load(f"tenant-{number}", CHAT, per_s / 4) for number in range(4)]
@@ -56,10 +56,10 @@ def overload(setup: Setup) -> Result:
         Measure("Retry-After, p90 relative error, max_wait 600 s", percentile(unlimited, 0.9)),
     )
     lines = tuple(each.line("all") for each in (through, ours, plain, patient))
-    return Result("overload", setup.seed, setup.duration_s, measures, lines)
+    return RunResult("overload", setup.seed, setup.duration_s, measures, lines)
 
 
-def _first_tokens(done: Run) -> list[Journey]:
+def _first_tokens(done: Run) -> list[SimulatedJourney]:
     return [j for j in done.world.done if j.first_s is not None and done.warm_s <= j.first_s < done.end_s]
 
 
@@ -83,7 +83,7 @@ def _estimate_errors(done: Run) -> list[float]:
     ]
 
 
-def shedding(setup: Setup) -> Result:
+def shedding(setup: Setup) -> RunResult:
     """A flood of best-effort work at 1.5 times capacity, beside a light tenant in its band and people above it."""
     capacity = capacity_per_s(engines(), CHAT)
     streams = (
@@ -111,14 +111,14 @@ def shedding(setup: Setup) -> Result:
     )
     groups = ("flood", "light", "people")
     lines = tuple(done.line(name, partial(eq, name)) for done in (plain, shed) for name in groups)
-    return Result("shedding", setup.seed, setup.duration_s, measures, lines)
+    return RunResult("shedding", setup.seed, setup.duration_s, measures, lines)
 
 
 def _waits_s(done: Run, tenant: str) -> list[float]:
     return [j.queue_s for j in done.journeys(lambda name: name == tenant) if j.dispatched_s is not None]
 
 
-def engine_death(setup: Setup) -> Result:
+def engine_death(setup: Setup) -> RunResult:
     """Three engines at 60 % load; one dies for 20 s. Nobody who had no byte yet may notice more than a wait."""
     pool = engines(3)
     streams = (load("chat", CHAT, 0.6 * capacity_per_s(pool, CHAT)),)
@@ -138,10 +138,10 @@ def engine_death(setup: Setup) -> Result:
         Measure("leases that nobody holds", leaked(done), at_most(0)),
         Measure("p99 TTFT / nobody dies", ratio(done.ttft_p99_s(), calm.ttft_p99_s())),
     )
-    return Result("engine_death", setup.seed, setup.duration_s, measures, tuple(x.line("all") for x in (calm, done)))
+    return RunResult("engine_death", setup.seed, setup.duration_s, measures, tuple(x.line("all") for x in (calm, done)))
 
 
-def frozen_engine(setup: Setup) -> Result:
+def frozen_engine(setup: Setup) -> RunResult:
     """Two engines at 40 % load; one stands still for 5 s, its gauges answering, and goes on. Then one that only falls
     silent over long prompts, which is none of that.
     """
@@ -165,15 +165,15 @@ def frozen_engine(setup: Setup) -> Result:
         Measure("leases that nobody holds", leaked(done), at_most(0)),
     )
     lines = tuple(each.line("all") for each in (calm, done, long))
-    return Result("frozen_engine", setup.seed, setup.duration_s, measures, lines)
+    return RunResult("frozen_engine", setup.seed, setup.duration_s, measures, lines)
 
 
-def _later(journeys: list[Journey], than_s: float) -> float:
+def _later(journeys: list[SimulatedJourney], than_s: float) -> float:
     """The share of requests whose first token took longer."""
     return ratio(sum(j.first_s is None or j.first_s - j.job.at_s > than_s for j in journeys), len(journeys))
 
 
-def cancel_storm(setup: Setup) -> Result:
+def cancel_storm(setup: Setup) -> RunResult:
     """Twice the capacity, and half of all clients hang up: while waiting, on the way, and while they are served."""
     per_s = 2.0 * capacity_per_s(engines(), CHAT)
     arrivals = Poisson(per_s / 2)
@@ -189,7 +189,7 @@ def cancel_storm(setup: Setup) -> Result:
         Measure("requests in engines that nobody waits for", _orphans(done), at_most(0)),
         Measure("throughput / pass-through", ratio(done.utilisation(), through.utilisation())),
     )
-    return Result("cancel_storm", setup.seed, setup.duration_s, measures, tuple(x.line("all") for x in (through, done)))
+    return RunResult("cancel_storm", setup.seed, setup.duration_s, measures, tuple(x.line("all") for x in (through, done)))
 
 
 def leaked(done: Run) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.world.workload import Job
-from penstock.sim.world.world_values import Node
+from penstock.sim.world.world_values import EngineNode
 
 CHARACTERS_PER_TOKEN = 4
 
@@ -20,7 +20,7 @@ CHARACTERS_PER_TOKEN = 4
 class Rival:
     """Knows what it sent where, and what of it is still there."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[EngineNode]) -> None:
         self.nodes = nodes
         self.requests = [0] * len(nodes)  # under way
         self.prefill_tokens = [0] * len(nodes)  # uncached ones as predicted, until the first token
@@ -119,7 +119,7 @@ class SglangCacheAware(Rival):
     SMALLEST_TREE = False  # where nothing matches: the engine with the smallest tree, or the least loaded one
     TREE_CHARACTERS = 67_108_864
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[EngineNode]) -> None:
         super().__init__(nodes)
         self._tree: ApproximateTree | None = None
 
@@ -159,7 +159,7 @@ class LlmdAffinity(Rival):
     MATCH = 0.8
     PENALTY_S = 18.0
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[EngineNode]) -> None:
         super().__init__(nodes)
         config = nodes[0].spec.config
         self._tokens_per_s = _peak_prefill(config)
@@ -190,7 +190,7 @@ class DynamoCost(Rival):
     Overlap is what the engine really holds, as its KV events would say. Scales and weights are its defaults.
     """
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[EngineNode]) -> None:
         super().__init__(nodes)
         self._blocks: list[Counter[int]] = [Counter() for _ in nodes]  # held by what is under way
         self._own: list[float] = [0.0] * len(nodes)  # blocks of prompts without hashes
@@ -236,7 +236,7 @@ def _peak_prefill(config: EngineConfig) -> float:
     return tokens / (config.step_s or config.step_base_s + config.prefill_s_per_token * tokens)
 
 
-RIVALS: dict[str, Callable[[Sequence[Node]], Rival]] = {
+RIVALS: dict[str, Callable[[Sequence[EngineNode]], Rival]] = {
     "round_robin_passthrough": RoundRobinPassthrough,
     "least_requests": LeastRequests,
     "sglang_cache_aware": SglangCacheAware,

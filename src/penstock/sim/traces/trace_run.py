@@ -24,7 +24,7 @@ from penstock.sim.traces.trace_source import TraceSource
 from penstock.sim.traces.trace_tenants import TenantFigures, TenantWatch
 from penstock.sim.world.report import percentile
 from penstock.sim.world.world import World
-from penstock.sim.world.world_values import EngineSpec, Journey, WorldSettings
+from penstock.sim.world.world_values import EngineSpec, SimulatedJourney, WorldSettings
 
 END_S_MAX = 360_000.0  # a hundred hours: a trace that takes longer was meant to be sped up
 LATE_S_MAX = 36_000.0  # after the last arrival; what is not done by then counts with its wait so far
@@ -135,7 +135,7 @@ class _Outcomes:
         self.requests = self.completed = 0
         self._waiting: list[float] = []  # since when, of those that are not done at the end
 
-    def take(self, journey: Journey) -> None:
+    def take(self, journey: SimulatedJourney) -> None:
         self.requests += 1
         self.completed += journey.outcome == "completed"
         if journey.first_s is None:

@@ -14,8 +14,8 @@ from itertools import combinations
 import msgspec
 
 from penstock.sim.world.report import jain, percentile, priced
-from penstock.sim.world.world import Watch, World
-from penstock.sim.world.world_values import Journey
+from penstock.sim.world.world import WorldObserver, World
+from penstock.sim.world.world_values import SimulatedJourney
 
 WINDOW_S = 60
 COMPARED_MAX = 64  # tenants: pairs grow with their square
@@ -33,7 +33,7 @@ class TenantFigures(msgspec.Struct, frozen=True):
     priced_tokens_per_s: float
 
 
-class TenantWatch(Watch):
+class TenantWatch(WorldObserver):
     """Looks on, second by second, who waits and what was done for whom."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class TenantWatch(Watch):
         self._jains: list[float] = []
         self._priced = 0.0
 
-    def ended(self, world: World, journey: Journey) -> None:  # noqa: ARG002
+    def ended(self, world: World, journey: SimulatedJourney) -> None:  # noqa: ARG002
         if journey.first_s is not None:
             self._ttft_s.setdefault(journey.job.stream.tenant, array("d")).append(journey.first_s - journey.job.at_s)
 

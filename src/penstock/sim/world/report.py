@@ -14,7 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from penstock.sim.world.world_values import Journey, Sample, Who
+from penstock.sim.world.world_values import SimulatedJourney, Sample, Who
 
 PROMPT_PRICE = 1.0
 OUTPUT_PRICE = 2.0
@@ -53,7 +53,7 @@ class Measure(msgspec.Struct, frozen=True):
         return self.goal is None or self.goal.met(self.value)
 
 
-class Line(msgspec.Struct, frozen=True):
+class ReportLine(msgspec.Struct, frozen=True):
     """One group of requests in one variant."""
 
     variant: str
@@ -67,14 +67,14 @@ class Line(msgspec.Struct, frozen=True):
     priced_tokens_per_s: float
 
 
-class Result(msgspec.Struct, frozen=True):
+class RunResult(msgspec.Struct, frozen=True):
     """A scenario with one seed."""
 
     scenario: str
     seed: int
     duration_s: float
     measures: tuple[Measure, ...]
-    lines: tuple[Line, ...] = ()
+    lines: tuple[ReportLine, ...] = ()
 
     @property
     def met(self) -> bool:
@@ -109,15 +109,15 @@ def ratio(value: float, base: float) -> float:
     return value / base if base else math.nan
 
 
-Keep = Callable[[Journey], bool]
+Keep = Callable[[SimulatedJourney], bool]
 
 
-def journeys_between(done: Iterable[Journey], from_s: float, to_s: float, keep: Keep) -> list[Journey]:
+def journeys_between(done: Iterable[SimulatedJourney], from_s: float, to_s: float, keep: Keep) -> list[SimulatedJourney]:
     """Those that arrived within the window and were to be served."""
     return [j for j in done if from_s <= j.job.at_s < to_s and keep(j)]
 
 
-def ttfts(journeys: Iterable[Journey], end_s: float) -> list[float]:
+def ttfts(journeys: Iterable[SimulatedJourney], end_s: float) -> list[float]:
     """Times to first token. Who still waits at the end counts with the wait so far: a lower bound."""
     found: list[float] = []
     for journey in journeys:
@@ -162,7 +162,7 @@ def done_per_s(
 # --- tables -----------------------------------------------------------------------------------------------------
 
 
-def show(results: Sequence[Result], console: Console, *, about: str = "", lines: bool = True) -> None:
+def show(results: Sequence[RunResult], console: Console, *, about: str = "", lines: bool = True) -> None:
     """Print one scenario's results: the figures for all seeds, and the groups of the first."""
     first = results[0]
     table = Table(title=f"{first.scenario}: {about}" if about else first.scenario, title_justify="left")
@@ -181,7 +181,7 @@ def show(results: Sequence[Result], console: Console, *, about: str = "", lines:
         console.print(_lines_table(first))
 
 
-def _lines_table(result: Result) -> Table:
+def _lines_table(result: RunResult) -> Table:
     table = Table(title=f"seed {result.seed}, {result.duration_s:g} simulated seconds", title_justify="left")
     for name in ("variant", "who"):
         table.add_column(name)

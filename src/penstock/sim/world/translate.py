@@ -6,7 +6,7 @@ from penstock.core.values.observation import Observation
 from penstock.core.values.request import Contents, Request
 from penstock.core.values.settings import EndpointSpec
 from penstock.sim.world.workload import Job
-from penstock.sim.world.world_values import EngineSpec, Node
+from penstock.sim.world.world_values import EngineSpec, EngineNode
 
 SLOTS_INITIAL = 16  # where the scheduler is not told an engine's size
 
@@ -41,7 +41,7 @@ def request(job: Job) -> Request:
     )
 
 
-def observation(node: Node, asked_s: float) -> Observation | None:
+def observation(node: EngineNode, asked_s: float) -> Observation | None:
     """What its page says now; None where there is no page."""
     gauges, config = node.page.read(node.engine.gauges(), asked_s), node.spec.config
     if gauges is None:

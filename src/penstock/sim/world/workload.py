@@ -165,7 +165,7 @@ class Stream:
     bypass: bool = False  #: goes to an engine directly: the gateway does not see it
 
 
-class Source:
+class ArrivalSource:
     """Makes a stream's jobs, in order."""
 
     def __init__(self, stream: Stream, number: int, random: Random) -> None:
@@ -207,8 +207,8 @@ class Source:
         )
 
 
-def sources(streams: tuple[Stream, ...], seed: int, *, without: frozenset[str] = frozenset()) -> list[Source]:
+def sources(streams: tuple[Stream, ...], seed: int, *, without: frozenset[str] = frozenset()) -> list[ArrivalSource]:
     """One source per stream; those of the tenants named in `without` are left out."""
     random = Random(seed)
-    made = [Source(stream, number, Random(random.getrandbits(64))) for number, stream in enumerate(streams)]
+    made = [ArrivalSource(stream, number, Random(random.getrandbits(64))) for number, stream in enumerate(streams)]
     return [source for source in made if source.stream.tenant not in without]

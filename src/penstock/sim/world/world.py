@@ -22,23 +22,23 @@ from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Requeu
 from penstock.core.values.observation import Observation
 from penstock.core.values.request import Usage
 from penstock.core.values.retry import Failure
-from penstock.sim.engine.model import Engine, EngineFullError, EngineRequest, Progress, PromptTooLongError
-from penstock.sim.lab.pages import Page
+from penstock.sim.engine.model import EngineModel, EngineFullError, EngineRequest, Progress, PromptTooLongError
+from penstock.sim.lab.pages import StrangePage
 from penstock.sim.lab.strange import PLAIN, value_at
 from penstock.sim.traces.baselines import Rival, RoundRobinPassthrough
 from penstock.sim.world import translate
-from penstock.sim.world.workload import InFlight, Job, Source
-from penstock.sim.world.world_values import Journey, Node, Sample, Service, Who, WorldSettings
+from penstock.sim.world.workload import InFlight, Job, ArrivalSource
+from penstock.sim.world.world_values import SimulatedJourney, EngineNode, Sample, TokensDone, Who, WorldSettings
 
 EXPIRIES_MAX = 1000  # calls of `expire` between two events; more would be a busy loop
 PROGRESS_EVERY = 64  # tokens of one answer between two reports of it
 
 
-class Watch:
+class WorldObserver:
     """Looks on while a world runs. Override what is of interest."""
 
-    def dispatched(self, world: World, journey: Journey, action: Dispatch) -> None: ...
-    def ended(self, world: World, journey: Journey) -> None: ...
+    def dispatched(self, world: World, journey: SimulatedJourney, action: Dispatch) -> None: ...
+    def ended(self, world: World, journey: SimulatedJourney) -> None: ...
     def settled(self, world: World) -> None:
         """All that followed from one fact was carried out."""
 
@@ -52,34 +52,34 @@ class World:
     def __init__(
         self,
         settings: WorldSettings,
-        sources: Iterable[Source],
+        sources: Iterable[ArrivalSource],
         *,
-        sink: Callable[[Journey], None] | None = None,
-        watch: Watch | None = None,
+        sink: Callable[[SimulatedJourney], None] | None = None,
+        watch: WorldObserver | None = None,
         progress: Callable[[float, float], None] | None = None,
-        rival: Callable[[Sequence[Node]], Rival] = RoundRobinPassthrough,
+        rival: Callable[[Sequence[EngineNode]], Rival] = RoundRobinPassthrough,
     ) -> None:
         self.settings = settings
         self.now = 0.0
         self.scheduler = _scheduler(settings)
-        self.done: list[Journey] = []  # only where no sink was given
+        self.done: list[SimulatedJourney] = []  # only where no sink was given
         self.samples: list[Sample] = []
-        self.service: dict[Who, Service] = {}
-        self.journeys: dict[str, Journey] = {}
+        self.service: dict[Who, TokensDone] = {}
+        self.journeys: dict[str, SimulatedJourney] = {}
         self.waiting: Counter[str] = Counter()  # per tenant, in the gateway's queue
         self.events = 0
         self._sink = sink or self.done.append
-        self._watch = watch or Watch()
+        self._watch = watch or WorldObserver()
         self._progress = progress  # told how far it is, and of how much
         self._moved: dict[str, None] = {}  # engines whose streams have come further since time was last let pass
         self._sources = list(sources)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._open_sources = 0  # that have more to send
         self.nodes = {
-            spec.name: Node(
+            spec.name: EngineNode(
                 spec,
-                Engine(spec.config, seed=settings.seed * 1000 + number),
-                Page(spec.strange.page, seed=settings.seed * 1000 + number),
+                EngineModel(spec.config, seed=settings.seed * 1000 + number),
+                StrangePage(spec.strange.page, seed=settings.seed * 1000 + number),
             )
             for number, spec in enumerate(settings.engines)
         }
@@ -149,7 +149,7 @@ class World:
 
     # --- clients ------------------------------------------------------------------------------------------------
 
-    def _next_of(self, source: Source, following: Callable[[], Job]) -> None:
+    def _next_of(self, source: ArrivalSource, following: Callable[[], Job]) -> None:
         try:
             job = following()
         except StopIteration:
@@ -157,16 +157,16 @@ class World:
             return
         self.at(job.at_s, partial(self._open_arrival, source, following, job))
 
-    def _open_arrival(self, source: Source, following: Callable[[], Job], job: Job) -> None:
+    def _open_arrival(self, source: ArrivalSource, following: Callable[[], Job], job: Job) -> None:
         self._next_of(source, following)
         self._arrive(job, source)
 
-    def _again(self, source: Source) -> None:
+    def _again(self, source: ArrivalSource) -> None:
         if self.now < source.stream.end_s:
             self._arrive(source.job(self.now), source)
 
-    def _arrive(self, job: Job, source: Source) -> None:
-        journey = self.journeys[job.id] = Journey(job, source)
+    def _arrive(self, job: Job, source: ArrivalSource) -> None:
+        journey = self.journeys[job.id] = SimulatedJourney(job, source)
         if job.hangs_up_s is not None:
             self.at(job.hangs_up_s, partial(self._hang_up, journey))
         if job.stream.bypass:
@@ -179,7 +179,7 @@ class World:
             self._wait(journey, waits=True)
             journey.estimate_s = self.scheduler.wait_s(job.id, now=self.now)
 
-    def _hang_up(self, journey: Journey) -> None:
+    def _hang_up(self, journey: SimulatedJourney) -> None:
         if journey.outcome:
             return
         node = journey.node
@@ -188,7 +188,7 @@ class World:
         self._end(journey, "cancelled", "client_gone")
         self._tell(self.scheduler.cancelled(journey.job.id, now=self.now))
 
-    def _end(self, journey: Journey, outcome: str, reason: str = "", retry_after_s: float | None = None) -> None:
+    def _end(self, journey: SimulatedJourney, outcome: str, reason: str = "", retry_after_s: float | None = None) -> None:
         journey.outcome = outcome
         journey.reason = reason
         journey.retry_after_s = retry_after_s
@@ -205,7 +205,7 @@ class World:
         self._watch.ended(self, journey)
         self._sink(journey)
 
-    def _wait(self, journey: Journey, *, waits: bool) -> None:
+    def _wait(self, journey: SimulatedJourney, *, waits: bool) -> None:
         if journey.waits != waits:
             journey.waits = waits
             self.waiting[journey.job.stream.tenant] += 1 if waits else -1
@@ -241,7 +241,7 @@ class World:
                 self._end(journey, str(action.outcome), str(action.reason), action.retry_after_s)
         self._watch.settled(self)
 
-    def _fail(self, journey: Journey, lease: int, failure: Failure) -> None:
+    def _fail(self, journey: SimulatedJourney, lease: int, failure: Failure) -> None:
         """Report a failed dispatch, if it is still the journey's own."""
         if journey.outcome or journey.lease != lease:
             return
@@ -253,17 +253,17 @@ class World:
 
     # --- engines ------------------------------------------------------------------------------------------------
 
-    def _send(self, journey: Journey, node: Node, life: int, lease: int) -> None:
+    def _send(self, journey: SimulatedJourney, node: EngineNode, life: int, lease: int) -> None:
         door_s = value_at(node.spec.strange.doors, self.now, 0.0)
         self.at(self.now + self.settings.network_s + door_s, partial(self._submit, journey, node, life, lease))
 
-    def _freeze(self, node: Node, until_s: float) -> None:
+    def _freeze(self, node: EngineNode, until_s: float) -> None:
         node.frozen_until_s = until_s
 
-    def _change_speed(self, node: Node, factor: float) -> None:
+    def _change_speed(self, node: EngineNode, factor: float) -> None:
         node.engine.slow_factor = factor
 
-    def _submit(self, journey: Journey, node: Node, life: int, lease: int) -> None:
+    def _submit(self, journey: SimulatedJourney, node: EngineNode, life: int, lease: int) -> None:
         job = journey.job
         if journey.outcome:
             return  # hung up on the way
@@ -289,24 +289,24 @@ class World:
         node.journeys[job.id] = journey
         self._run_engine(node)
 
-    def _abort_at(self, node: Node, life: int, request_id: str) -> None:
+    def _abort_at(self, node: EngineNode, life: int, request_id: str) -> None:
         if node.life == life and node.journeys.pop(request_id, None) is not None:
             node.engine.abort(request_id, self.now)
 
-    def _run_engine(self, node: Node) -> None:
+    def _run_engine(self, node: EngineNode) -> None:
         end_s = node.engine.next_step_end()
         if end_s is not None and not node.stepping:
             node.stepping = True
             self.at(end_s, partial(self._step, node, node.life))
 
-    def _step(self, node: Node, life: int) -> None:
+    def _step(self, node: EngineNode, life: int) -> None:
         if node.life != life:
             return
         if self.now < node.frozen_until_s:
             self.at(node.frozen_until_s, partial(self._step, node, life))
             return
         node.stepping = False
-        heard: list[tuple[Journey, int, int, Progress]] = []
+        heard: list[tuple[SimulatedJourney, int, int, Progress]] = []
         journeys = node.journeys
         for progress in node.engine.step(self.now):
             journey = journeys[progress.id]
@@ -327,7 +327,7 @@ class World:
             self.at(self.now + self.settings.network_s, partial(self._hear, heard))
         self._run_engine(node)
 
-    def _prefilled(self, journey: Journey, lease: int, progress: Progress) -> None:
+    def _prefilled(self, journey: SimulatedJourney, lease: int, progress: Progress) -> None:
         if journey.outcome or journey.lease != lease or progress.usage is None:
             return
         journey.node = None
@@ -335,7 +335,7 @@ class World:
         usage = Usage(used.prompt_tokens, used.completion_tokens, used.cached_tokens, cached_told=True)
         self._tell(self.scheduler.prefilled(lease, usage, now=self.now))
 
-    def _hear(self, heard: list[tuple[Journey, int, int, Progress]]) -> None:
+    def _hear(self, heard: list[tuple[SimulatedJourney, int, int, Progress]]) -> None:
         """What a step made arrives at the gateway."""
         scheduler, now = self.scheduler, self.now
         for journey, lease, tokens, progress in heard:
@@ -364,30 +364,30 @@ class World:
             elif seen and not progress.first:
                 self._tell(scheduler.progressed(journey.lease, tokens, now=now))
 
-    def _serve(self, journey: Journey) -> Service:
+    def _serve(self, journey: SimulatedJourney) -> TokensDone:
         stream = journey.job.stream
-        return self.service.setdefault((stream.tenant, stream.user), Service())
+        return self.service.setdefault((stream.tenant, stream.user), TokensDone())
 
     def _slow_down(self, factor: float) -> None:
         for node in self.nodes.values():
             node.engine.slow_factor = factor
 
-    def _die(self, node: Node) -> None:
+    def _die(self, node: EngineNode) -> None:
         node.alive, node.stepping = False, False
         node.life += 1
         lost, node.journeys = node.journeys, {}
         for journey in lost.values():
             self.at(self.now + self.settings.network_s, partial(self._lose, journey, journey.lease))
 
-    def _lose(self, journey: Journey, lease: int) -> None:
+    def _lose(self, journey: SimulatedJourney, lease: int) -> None:
         broken = journey.first_s is not None and journey.job.stream.streamed
         self._fail(journey, lease, Failure.BROKEN if broken else Failure.RESET)
 
-    def _revive(self, node: Node) -> None:
-        node.engine = Engine(node.spec.config, seed=self.settings.seed * 1000 + 500 + node.life)
+    def _revive(self, node: EngineNode) -> None:
+        node.engine = EngineModel(node.spec.config, seed=self.settings.seed * 1000 + 500 + node.life)
         node.alive, node.started_s = True, self.now + 1.0
 
-    def _probe(self, node: Node) -> None:
+    def _probe(self, node: EngineNode) -> None:
         scheduler = self.scheduler
         tell = scheduler.endpoint_up if node.alive else scheduler.endpoint_down
         self._tell(tell(node.spec.name, now=self.now))
@@ -395,7 +395,7 @@ class World:
 
     # --- gauges and measurements --------------------------------------------------------------------------------
 
-    def _ask_gauges(self, node: Node) -> None:
+    def _ask_gauges(self, node: EngineNode) -> None:
         """Ask now; the engine looks half-way, the answer comes after the whole way."""
         asked_s, way_s = self.now, self.settings.scrape_answer_s
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.core.scheduler import SchedulerSettings
-from penstock.sim.engine.model import Engine
+from penstock.sim.engine.model import EngineModel
 from penstock.sim.engine.profiles import EngineConfig
-from penstock.sim.lab.pages import Page
+from penstock.sim.lab.pages import StrangePage
 from penstock.sim.lab.strange import PLAIN, Strange
-from penstock.sim.world.workload import Job, Source
+from penstock.sim.world.workload import Job, ArrivalSource
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class WorldSettings:
     checked: bool = False  #: check the invariants after every fact
 
 
-class Journey:
+class SimulatedJourney:
     """One request on its way, and what became of it."""
 
     __slots__ = (
@@ -78,10 +78,10 @@ class Journey:
         "prefills", "queue_s", "reason", "requeues", "retry_after_s", "source", "transferred", "waits",
     )  # fmt: skip
 
-    def __init__(self, job: Job, source: Source) -> None:
+    def __init__(self, job: Job, source: ArrivalSource) -> None:
         self.job = job
         self.source = source
-        self.node: Node | None = None
+        self.node: EngineNode | None = None
         self.lease = 0
         self.queue_s = 0.0
         self.dispatched_s: float | None = None
@@ -99,7 +99,7 @@ class Journey:
 
 
 @dataclass
-class Service:
+class TokensDone:
     """Tokens done for one tenant and user."""
 
     prompt_tokens: int = 0
@@ -111,15 +111,15 @@ Sample = tuple[float, dict[Who, tuple[int, int]]]  # when, prompt and output tok
 
 
 @dataclass
-class Node:
+class EngineNode:
     """An engine in the world."""
 
     spec: EngineSpec
-    engine: Engine
-    page: Page = field(default_factory=Page)
+    engine: EngineModel
+    page: StrangePage = field(default_factory=StrangePage)
     alive: bool = True
     life: int = 0  #: which process it is; what was meant for an earlier one is void
     started_s: float = 1.0
     stepping: bool = False
     frozen_until_s: float = 0.0
-    journeys: dict[str, Journey] = field(default_factory=dict)
+    journeys: dict[str, SimulatedJourney] = field(default_factory=dict)

@@ -6,8 +6,8 @@ LMCache's look-ups, or our history where nothing better is configured or known.
 
 from __future__ import annotations
 
-from penstock.core.routing.policies.prefix import Prefix
+from penstock.core.routing.policies.prefix import PrefixAware
 
 
-class Kv(Prefix):
+class KvAware(PrefixAware):
     """Longest cached prefix first."""

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.routing.policies.base import Context
-from penstock.core.routing.policies.kv import Kv
+from penstock.core.routing.policies.kv import KvAware
 
 
-class LoadBalancedKv(Kv):
+class LoadBalancedKv(KvAware):
     """`kv`, below a threshold of imbalance."""
 
     def __init__(self, threshold: float) -> None:

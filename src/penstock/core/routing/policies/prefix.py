@@ -15,7 +15,7 @@ from penstock.core.routing.policies.base import LOAD, Context, RoutingPolicy
 HELD: Final = "tokens held"
 
 
-class Prefix(RoutingPolicy):
+class PrefixAware(RoutingPolicy):
     """Longest match first."""
 
     uses_prefix = True

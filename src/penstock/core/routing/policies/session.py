@@ -20,7 +20,7 @@ _PRIME = (1 << 61) - 1
 _MASK = (1 << 64) - 1
 
 
-class Session(RoutingPolicy):
+class SessionAffinity(RoutingPolicy):
     """Home first; a home by hash for those that have none."""
 
     uses_session = True

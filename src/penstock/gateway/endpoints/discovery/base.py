@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
-from penstock.config.model import Endpoint
+from penstock.config.model import EndpointSection
 from penstock.config.problems import Refused
 from penstock.config.sections.discovery import Template
 
@@ -22,14 +22,14 @@ logger = logging.getLogger(__name__)
 PAUSE_S = 0.2
 PAUSE_S_MAX = 10.0  # an API server that comes back is asked within that
 
-Found = Callable[[Sequence[Endpoint]], None]
+Found = Callable[[Sequence[EndpointSection]], None]
 
 
 class SourceError(Exception):
     """A source can't say what is there. The message is for the operator; what was told before stands."""
 
 
-class Source(Protocol):
+class EndpointSource(Protocol):
     """Where endpoints are found."""
 
     @property
@@ -46,14 +46,14 @@ class Registry(Protocol):
     def ranked(self, sources: Sequence[str], /) -> None:
         """These sources there are, and where two want different things under one name, the first of them stands."""
 
-    def want(self, source: str, endpoints: Sequence[Endpoint], /) -> None:
+    def want(self, source: str, endpoints: Sequence[EndpointSection], /) -> None:
         """This is all that a source wants from now on."""
 
 
 class Discovery:
     """Keeps all sources going."""
 
-    def __init__(self, sources: Iterable[Source], registry: Registry) -> None:
+    def __init__(self, sources: Iterable[EndpointSource], registry: Registry) -> None:
         self._sources = {source.name: source for source in sources}
         self._registry = registry
         registry.ranked(tuple(self._sources))
@@ -64,7 +64,7 @@ class Discovery:
         for source in self._sources.values():
             self._begin(source)
 
-    def reconfigured(self, sources: Iterable[Source], *, kept: Collection[str]) -> None:
+    def reconfigured(self, sources: Iterable[EndpointSource], *, kept: Collection[str]) -> None:
         """These from now on; those that are `kept` (by name) did not change and go on. Who is gone wants nothing."""
         before, self._sources = self._sources, {}
         for source in sources:
@@ -82,7 +82,7 @@ class Discovery:
             self._end(name)
         await asyncio.gather(*self._ending, return_exceptions=True)
 
-    def _begin(self, source: Source) -> None:
+    def _begin(self, source: EndpointSource) -> None:
         self._tasks[source.name] = asyncio.get_running_loop().create_task(self._keep(source))
 
     def _end(self, name: str) -> None:
@@ -92,11 +92,11 @@ class Discovery:
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
 
-    async def _keep(self, source: Source) -> None:
+    async def _keep(self, source: EndpointSource) -> None:
         failures = 0
         told = ""
 
-        def found(endpoints: Sequence[Endpoint]) -> None:
+        def found(endpoints: Sequence[EndpointSection]) -> None:
             nonlocal failures, told
             failures, told = 0, ""
             self._registry.want(source.name, endpoints)
@@ -114,12 +114,12 @@ class Discovery:
             await asyncio.sleep(min(PAUSE_S * 2 ** (failures - 1), PAUSE_S_MAX) * random.uniform(0.5, 1.0))
 
 
-def described(template: Template, host: str, port: int, *, name: str | None = None, **more: object) -> Endpoint | None:
+def described(template: Template, host: str, port: int, *, name: str | None = None, **more: object) -> EndpointSection | None:
     """An endpoint that a source found, as if the settings had listed it; None where it can't be one."""
     address = f"[{host}]" if ":" in host else host
     given = {key: getattr(template, key) for key in ("engine", "models", "slots", "api_key", "labels", "kv_events")}
     try:
-        return Endpoint.model_validate(
+        return EndpointSection.model_validate(
             {**given, "url": f"{template.scheme}://{address}:{port}", "name": name or "", **more}
         )
     except (ValueError, Refused) as error:

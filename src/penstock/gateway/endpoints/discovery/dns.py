@@ -13,7 +13,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from penstock.config.address import split_listen
-from penstock.config.model import Endpoint
+from penstock.config.model import EndpointSection
 from penstock.config.sections.discovery import Dns
 from penstock.gateway.endpoints.discovery.base import Found, SourceError, described
 
@@ -47,7 +47,7 @@ class DnsSource:
             found(self._take_in(places))
             await asyncio.sleep(max(REFRESH_S_MIN, min(self._settings.refresh, keep_s)))
 
-    def _take_in(self, places: Places) -> list[Endpoint]:
+    def _take_in(self, places: Places) -> list[EndpointSection]:
         missing = {place: count + 1 for place, count in self._missing.items() if place not in places}
         kept = {place: count for place, count in missing.items() if count < MISSES_MAX}
         self._missing = dict.fromkeys(places, 0) | kept

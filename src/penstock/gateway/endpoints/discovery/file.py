@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from penstock.config.load import ConfigError, endpoints_from_text
-from penstock.config.model import Endpoint
+from penstock.config.model import EndpointSection
 from penstock.config.sections.discovery import FileWatch
 from penstock.config.source import FILE_BYTES_MAX
 from penstock.gateway.endpoints.discovery.base import Found, SourceError
@@ -58,7 +58,7 @@ class FileSource:
         except OSError as error:
             raise SourceError(f"cannot be read: {(error.strerror or str(error)).lower()}") from None
 
-    def _endpoints(self, content: bytes) -> tuple[Endpoint, ...]:
+    def _endpoints(self, content: bytes) -> tuple[EndpointSection, ...]:
         if len(content) > FILE_BYTES_MAX:
             raise SourceError(f"is larger than {FILE_BYTES_MAX >> 20} MiB")
         try:

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from penstock.config.model import Endpoint
+from penstock.config.model import EndpointSection
 from penstock.config.sections.discovery import Kubernetes
 from penstock.gateway.endpoints.discovery.base import PAUSE_S, PAUSE_S_MAX, Found, SourceError
 from penstock.gateway.endpoints.discovery.kubernetes_access import Access
@@ -24,12 +24,12 @@ from penstock.gateway.endpoints.discovery.kubernetes_cache import Cache, Relist
 from penstock.gateway.endpoints.discovery.kubernetes_objects import (
     SERVICE_LABEL,
     Bookmark,
-    Event,
+    WatchEvent,
     Pod,
     PodList,
     Slice,
     SliceList,
-    Status,
+    ApiStatus,
 )
 from penstock.http.client.pool import Headers, Upstream, UpstreamError, UpstreamException, UpstreamTimeouts
 
@@ -80,9 +80,9 @@ class KubernetesSource:
             upstream.close()
 
 
-def _endpoints(objects: Iterable[Pod | Slice], settings: Kubernetes) -> list[Endpoint]:
+def _endpoints(objects: Iterable[Pod | Slice], settings: Kubernetes) -> list[EndpointSection]:
     """All of them, each once: a pod may stand in two slices, or have addresses of two families."""
-    by_name: dict[str, Endpoint] = {}
+    by_name: dict[str, EndpointSection] = {}
     for each in objects:
         for endpoint in each.endpoints(settings):
             known = by_name.get(endpoint.name)
@@ -189,11 +189,11 @@ class _Follower:
         news = False
         try:
             for line in lines:
-                event = msgspec.json.decode(line, type=Event)
+                event = msgspec.json.decode(line, type=WatchEvent)
                 if event.type == "BOOKMARK":
                     self._cache.passed(msgspec.json.decode(event.object, type=Bookmark).metadata.resource_version)
                 elif event.type == "ERROR":
-                    status = msgspec.json.decode(event.object, type=Status)
+                    status = msgspec.json.decode(event.object, type=ApiStatus)
                     raise Relist(f"{status.code} {status.reason or status.message or 'an error'}")
                 else:
                     found = msgspec.json.decode(event.object, type=self._object_type)
@@ -247,7 +247,7 @@ class _Lines:
 
 def _refused(status: int, body: bytes, path: str) -> str:
     try:
-        message = msgspec.json.decode(body, type=Status).message or ""
+        message = msgspec.json.decode(body, type=ApiStatus).message or ""
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         message = ""
     hint = "; the account needs the verbs list and watch there" if status == 403 else ""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from penstock.config.model import Endpoint
+from penstock.config.model import EndpointSection
 from penstock.config.sections.discovery import Kubernetes
 from penstock.gateway.endpoints.discovery.base import described
 
@@ -66,7 +66,7 @@ class Pod(_Part, frozen=True):
     spec: _PodSpec = _PodSpec()
     status: _PodStatus = _PodStatus()
 
-    def endpoints(self, settings: Kubernetes) -> Iterator[Endpoint]:
+    def endpoints(self, settings: Kubernetes) -> Iterator[EndpointSection]:
         """The endpoint it stands for, if it is ready."""
         is_ready = any(c.type == "Ready" and c.status == "True" for c in self.status.conditions or ())
         port = self._port(settings.port)
@@ -114,7 +114,7 @@ class Slice(_Part, frozen=True):
     endpoints_: list[_SliceEndpoint] | None = msgspec.field(name="endpoints", default=None)
     ports: list[_SlicePort] | None = None
 
-    def endpoints(self, settings: Kubernetes) -> Iterator[Endpoint]:
+    def endpoints(self, settings: Kubernetes) -> Iterator[EndpointSection]:
         """Those that are ready."""
         port = self._port(settings.port)
         if self.metadata.deletion_timestamp is not None or port is None:
@@ -137,7 +137,7 @@ class Slice(_Part, frozen=True):
 
 def _endpoint(
     settings: Kubernetes, host: str, port: int, name: str | None, meta: Meta, *, zone: str | None = None
-) -> Iterator[Endpoint]:
+) -> Iterator[EndpointSection]:
     more: dict[str, object] = {}
     own = meta.labels or {}
     copied = {key: own[key] for key in settings.copy_labels if key in own}
@@ -171,14 +171,14 @@ class SliceList(_Part, frozen=True):
     items: list[Slice] | None = None
 
 
-class Event(_Part, frozen=True):
+class WatchEvent(_Part, frozen=True):
     """One line of a watch; the object is read when its type is known."""
 
     type: str
     object: msgspec.Raw
 
 
-class Status(_Part, frozen=True):
+class ApiStatus(_Part, frozen=True):
     """What an ERROR event carries, and an answer that is no success."""
 
     code: int | None = None

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from penstock.config.problems import ConfigError, Problem
 from penstock.config.sections import discovery
-from penstock.gateway.endpoints.discovery.base import Source, SourceError
+from penstock.gateway.endpoints.discovery.base import EndpointSource, SourceError
 from penstock.gateway.endpoints.discovery.dns import DnsSource
 from penstock.gateway.endpoints.discovery.file import FileSource
 from penstock.gateway.endpoints.discovery.kubernetes import KubernetesSource
 from penstock.gateway.endpoints.discovery.kubernetes_access import Access
 
 
-def sources(settings: Sequence[discovery.Source], env: Mapping[str, str]) -> list[Source]:
+def sources(settings: Sequence[discovery.SourceSection], env: Mapping[str, str]) -> list[EndpointSource]:
     """One per entry. Raises `ConfigError` where an entry has no meaning where we run."""
-    found: list[Source] = []
+    found: list[EndpointSource] = []
     names: set[str] = set()
     for index, entry in enumerate(settings):
         source = _source(entry, index, env)
@@ -26,7 +26,7 @@ def sources(settings: Sequence[discovery.Source], env: Mapping[str, str]) -> lis
     return found
 
 
-def _source(entry: discovery.Source, index: int, env: Mapping[str, str]) -> Source:
+def _source(entry: discovery.SourceSection, index: int, env: Mapping[str, str]) -> EndpointSource:
     if entry.dns is not None:
         return DnsSource(entry.dns)
     if entry.file is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.core.values.retry import Failure
-from penstock.gateway.openai.answer import Answer
+from penstock.gateway.openai.answer import AnswerReader
 from penstock.gateway.openai.splice import set_fields
 from penstock.gateway.proxy.disagg.base import Division
 from penstock.gateway.proxy.relay import ERROR_BODY_BYTES_MAX
@@ -44,7 +44,7 @@ class Meeting(Division):
         assert dispatch.decode is not None
         self._decode = dispatch.decode  # the endpoint that answers
         self._head: tuple[int, Headers] = (0, [])
-        self._heard = Answer(streamed=False, hides_usage=False)
+        self._heard = AnswerReader(streamed=False, hides_usage=False)
         self._body = bytearray()  # of a refusal
         self._computing = True  # nobody told yet that the prompt is computed
         self._target: Target | None = None  # the first one,
@@ -86,7 +86,7 @@ class Meeting(Division):
     def on_response(self, status: int, headers: Headers, /) -> None:
         self._head = (status, headers)
         streamed = any(name.lower() == b"content-type" and value[:17].lower() == SSE for name, value in headers)
-        self._heard = Answer(streamed=streamed, hides_usage=False)
+        self._heard = AnswerReader(streamed=streamed, hides_usage=False)
 
     def on_data(self, data: bytes, /) -> None:
         if self._head[0] < 300:
