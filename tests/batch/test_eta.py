@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.batch.eta import Outlook, CompletionEta
+from penstock.batch.eta import CompletionEta, Outlook
 from penstock.batch.values import Batch
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.batch.input_file import PROBLEMS_MAX, InputReader, read_line
 from penstock.batch.states import OPEN, TRANSITIONS, BatchEvent, Status, after, is_open, may
-from penstock.batch.values import NewItem, LineProblem
+from penstock.batch.values import LineProblem, NewItem
 from penstock.batch.window import window_s
 
 CHAT = "/v1/chat/completions"

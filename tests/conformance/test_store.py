@@ -20,7 +20,7 @@ from penstock.batch.store.port import (
 )
 from penstock.batch.store.sql_store import FAR_S, KEEP_S
 from penstock.batch.store.sqlite import SqliteStore
-from penstock.batch.values import Batch, File, FileKind, Item, NewItem, LineProblem, Quota, Result
+from penstock.batch.values import Batch, File, FileKind, Item, LineProblem, NewItem, Quota, Result
 from tests.batch import postgres
 
 T = 1_800_000_000.0
@@ -284,7 +284,9 @@ def test_open_batches_come_by_deadline_and_are_bounded_per_tenant(store: Store) 
     ("event", "end", "status"),
     [(BatchEvent.CANCEL, BatchEvent.STOPPED, Status.CANCELLED), (None, BatchEvent.WINDOW_OVER, Status.EXPIRED)],
 )
-def test_what_did_not_run_ends_in_the_error_file(store: Store, event: BatchEvent | None, end: BatchEvent, status: Status) -> None:
+def test_what_did_not_run_ends_in_the_error_file(
+    store: Store, event: BatchEvent | None, end: BatchEvent, status: Status
+) -> None:
     items = STEP_ROWS + 20
     running(store, items=items)
     ran = store.claim("batch_1", "m", 15, "r")

@@ -10,7 +10,7 @@ from penstock.conformance.shop import PATIENT, Customer, ShopJob
 from penstock.core.queueing.estimate import Estimator
 from penstock.core.values.request import Contents, Estimate
 
-__all__ = ["PATIENT", "Customer", "ShopJob", "Shop"]
+__all__ = ["PATIENT", "Customer", "Shop", "ShopJob"]
 
 
 class Wrong(Estimator):

@@ -87,13 +87,13 @@ class ServesTheLatest(CheckedScheduler):
 class ForgetsToSettle(CheckedScheduler):
     def __init__(self, settings: SchedulerSettings, *, random: Random) -> None:
         super().__init__(settings, random=random)
-        self._account.settle = lambda tree, entry, usage: 0.0  # type: ignore[method-assign]
+        self._charges.settle = lambda tree, entry, usage: 0.0  # type: ignore[method-assign]
 
 
 class ForgetsHolds(CheckedScheduler):
     def __init__(self, settings: SchedulerSettings, *, random: Random) -> None:
         super().__init__(settings, random=random)
-        self._held.let_go = lambda tenant: None  # type: ignore[method-assign]
+        self._capped.let_go = lambda tenant: None  # type: ignore[method-assign]
 
 
 class ForgetsFlows(CheckedScheduler):

@@ -205,7 +205,7 @@ def test_nothing_is_kept_of_those_who_were_overtaken_and_went_away() -> None:
             assert len(sent(made.arrived(request(f"small{now}-{at}"), now=now))) == 1
         assert made._entries[f"large{now}"].bypassed == BYPASS_MAX
         made.cancelled(f"large{now}", now=now)
-    assert len(made._overtaking._starved) == 1, "the last one, until there is another"
+    assert len(made._backfill._starved) == 1, "the last one, until there is another"
 
 
 def test_what_does_not_fit_is_looked_at_again_when_the_reading_is_too_old() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.engines.kv_events import EventBatch, Cleared, Event, Removed, Stored, decode
+from penstock.engines.kv_events import Cleared, Event, EventBatch, Removed, Stored, decode
 
 STORED: dict[str, Any] = {
     "type": "BlockStored",

@@ -508,7 +508,7 @@ def kept(gate: Gateway) -> dict[str, object]:
         "located": told.app._locator is told.endpoints.locator,
         "timeouts": member.target.upstream.timeouts,
         "hash": gate.reload.hash,
-        "witness": told.app.witness,
+        "witness": told.app.on_end,
         "traced": told.app.tracer is not None,
         "aliased": told.metrics._with_aliases,
     }

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from penstock.sim.engine.model import (
-    EngineModel,
     EngineConfig,
     EngineFullError,
-    EngineRequest,
     EngineGauges,
+    EngineModel,
+    EngineRequest,
     Progress,
     PromptTooLongError,
 )

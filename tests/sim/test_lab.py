@@ -15,7 +15,7 @@ from penstock.sim.engine.values import EngineGauges
 from penstock.sim.lab import pages
 from penstock.sim.lab.cells import CELLS, SMALL, Cell
 from penstock.sim.lab.matrix import Way, default_settings, run_cell, run_way
-from penstock.sim.lab.pages import StrangePage, PageWays
+from penstock.sim.lab.pages import PageWays, StrangePage
 from penstock.sim.lab.strange import Strange, stalls, value_at
 
 BUSY = EngineGauges(running=8, waiting=4, kv_usage=0.5, generation_tokens_total=100)

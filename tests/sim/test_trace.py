@@ -19,7 +19,7 @@ from penstock.sim.traces.trace_cli import engine
 from penstock.sim.traces.trace_run import Figures, Options, run
 from penstock.sim.traces.trace_source import TraceSource
 from penstock.sim.world.workload import Job
-from penstock.sim.world.world_values import EngineSpec, EngineNode
+from penstock.sim.world.world_values import EngineNode, EngineSpec
 
 VTC = "arrival_s,tenant,prompt_tokens,output_tokens\n0.0,a,10,20\n0.5,b,30,40\n"
 AZURE = (

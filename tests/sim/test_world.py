@@ -14,7 +14,17 @@ from penstock.core.values.settings import BandSettings
 from penstock.sim.engine.capacity import requests_per_s
 from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.world.report import jain, percentile, priced, service_between
-from penstock.sim.world.workload import Bursts, Constant, InFlight, Lognormal, OnOff, Poisson, ArrivalSource, Stream, sources
+from penstock.sim.world.workload import (
+    ArrivalSource,
+    Bursts,
+    Constant,
+    InFlight,
+    Lognormal,
+    OnOff,
+    Poisson,
+    Stream,
+    sources,
+)
 from penstock.sim.world.world import World
 from penstock.sim.world.world_values import Death, EngineSpec, SimulatedJourney, WorldSettings
 

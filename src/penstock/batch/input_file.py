@@ -17,7 +17,7 @@ from zlib import crc32
 
 import msgspec
 
-from penstock.batch.values import NewItem, LineProblem
+from penstock.batch.values import LineProblem, NewItem
 
 PROBLEMS_MAX = 1_000  # told; what is wrong with more lines is told as one number
 CUSTOM_ID_CHARACTERS_MAX = 512

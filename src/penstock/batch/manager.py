@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable
 
 from penstock.batch import api_objects
 from penstock.batch.dispatch_port import Lane
-from penstock.batch.eta import Outlook, CompletionEta
+from penstock.batch.eta import CompletionEta, Outlook
 from penstock.batch.input_file import InputReader
 from penstock.batch.runner import FAULT_S, LOOK_S, Runner
 from penstock.batch.states import BatchEvent, Status
 from penstock.batch.store.port import CHUNK_BYTES, StoreError
 from penstock.batch.store.thread import StoreThread
-from penstock.batch.values import Batch, NewItem, LineProblem
+from penstock.batch.values import Batch, LineProblem, NewItem
 
 logger = logging.getLogger(__name__)
 
@@ -197,7 +197,9 @@ class Keeper:
             while await self._store.do(lambda store: store.clear_items(batch.id)):
                 pass
             problems = sorted(reader.problems, key=lambda problem: problem.line or self._lines_max * 2)
-            await self._store.do(lambda store: store.move(batch.id, BatchEvent.INVALID, now, total=0, problems=problems))
+            await self._store.do(
+                lambda store: store.move(batch.id, BatchEvent.INVALID, now, total=0, problems=problems)
+            )
         else:
             total, models = reader.requests, list(reader.models)
             await self._store.do(lambda store: store.move(batch.id, BatchEvent.VALID, now, total=total, models=models))

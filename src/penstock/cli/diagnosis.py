@@ -21,7 +21,7 @@ from penstock.engines.recognise import ENGINES
 from penstock.gateway.endpoints import identify
 from penstock.gateway.endpoints.identify import Listing
 from penstock.gateway.endpoints.load_reader import LoadReader
-from penstock.gateway.endpoints.probe_client import ProbeAnswer, Ask, asking
+from penstock.gateway.endpoints.probe_client import Ask, ProbeAnswer, asking
 from penstock.http.client.pool import Headers, Upstream, UpstreamException, UpstreamTimeouts
 
 AT_ONCE_MAX = 16
@@ -244,7 +244,9 @@ def _offers(
     ]
 
 
-def _metrics(engine: Engine, facts: Facts, reading: Observation | None, *, has_page: bool, moves: bool | None) -> EngineFeature:
+def _metrics(
+    engine: Engine, facts: Facts, reading: Observation | None, *, has_page: bool, moves: bool | None
+) -> EngineFeature:
     if reading is None:
         has = facts.tells_load is not False and (engine.series is not None or bool(engine.load_path))
         return _offer("metrics", engine.flags, told=False, has=has)
@@ -252,15 +254,21 @@ def _metrics(engine: Engine, facts: Facts, reading: Observation | None, *, has_p
     if reading.kv_usage is not None:
         seen += f", KV {reading.kv_usage:.0%}"
     if moves is False:
-        return EngineFeature("metrics", FeatureState.MISSING, f"{seen}; it does not move though it answers", "", NOT_BELIEVED)
+        return EngineFeature(
+            "metrics", FeatureState.MISSING, f"{seen}; it does not move though it answers", "", NOT_BELIEVED
+        )
     if moves:
         seen += "; believed: it moved when it answered"
     if has_page or engine.load_leads:
         return EngineFeature("metrics", FeatureState.OFFERED, seen)
-    return EngineFeature("metrics", FeatureState.MISSING, f"{seen}, by {engine.load_path}", engine.flags["metrics"], STANDS_IN)
+    return EngineFeature(
+        "metrics", FeatureState.MISSING, f"{seen}, by {engine.load_path}", engine.flags["metrics"], STANDS_IN
+    )
 
 
-def _offer(what: str, flags: Mapping[str, str], *, told: bool | None, detail: str = "", has: bool = True) -> EngineFeature:
+def _offer(
+    what: str, flags: Mapping[str, str], *, told: bool | None, detail: str = "", has: bool = True
+) -> EngineFeature:
     if told:
         return EngineFeature(what, FeatureState.OFFERED, detail)
     state = FeatureState.NEVER if not has else FeatureState.UNKNOWN if told is None else FeatureState.MISSING

@@ -67,7 +67,9 @@ def _flow() -> Iterable[str]:
     yield "flowchart TD"
     yield '    client(["client"])'
     yield "    subgraph gateway [Penstock]"
-    yield _box("door", "At the door", f"{kinds[PathKind.QUEUED]} paths that are queued, {kinds[PathKind.DIRECT]} that are not")
+    yield _box(
+        "door", "At the door", f"{kinds[PathKind.QUEUED]} paths that are queued, {kinds[PathKind.DIRECT]} that are not"
+    )
     yield _box("who", "Who is it", "key, tenant, user; band, price and share of the model")
     yield _box("direct", "Direct", "costs an engine next to nothing: no turn, no lease")
     yield "        subgraph scheduler [One scheduler, told facts, returns actions]"

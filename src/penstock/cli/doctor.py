@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.cli.diagnosis import Doctor, Report, FeatureState
+from penstock.cli.diagnosis import Doctor, FeatureState, Report
 from penstock.config.load import ConfigError, Flags, load, require_endpoints
 from penstock.config.model import Settings
 from penstock.core.endpoints.roles import Role, one_sided, role_of
@@ -120,7 +120,9 @@ def show(reports: Sequence[Report], problems: Sequence[str], *, tried: bool, con
     advice = _advice(reports)
     if advice:
         console.print("\n".join(["", "[bold]missing[/]", *_to_do(advice), ""]), soft_wrap=True)
-    if not tried and any(offer.what == "cached_tokens" and offer.state is FeatureState.UNKNOWN for offer in _offers(reports)):
+    if not tried and any(
+        offer.what == "cached_tokens" and offer.state is FeatureState.UNKNOWN for offer in _offers(reports)
+    ):
         console.print("`?` under cached tokens: only an answer tells it; --try sends two short requests.")
     if not wrong:
         console.print(f"{len(reports)} endpoint{'s' if len(reports) > 1 else ''} can be used.")

@@ -14,17 +14,33 @@ from pydantic import TypeAdapter, ValidationError
 
 from penstock.config import values
 from penstock.config.address import same_place
-from penstock.config.model import DEFAULT_BANDS, BandSection, EndpointSection, HealthSection, Observe, Queue, Settings, Tls
+from penstock.config.model import (
+    DEFAULT_BANDS,
+    BandSection,
+    EndpointSection,
+    HealthSection,
+    Observe,
+    Queue,
+    Settings,
+    Tls,
+)
 from penstock.config.problems import Filled, Location, Problem, did_you_mean, show, unreadable, write_path, written_at
 from penstock.config.sections.batch import batch_checks
 from penstock.config.sections.discovery_checks import discovery_checks
 from penstock.config.sections.locality import contradictions
-from penstock.config.sections.models import ModelSection, ModelPrices, model_prices
+from penstock.config.sections.models import ModelPrices, ModelSection, model_prices
 from penstock.config.sections.operation import Admin, Tracing, tracing_problem
 from penstock.config.sections.routing import RoutingSection
 from penstock.config.sections.routing import contradictions as routing_contradictions
 from penstock.config.sections.section import Section
-from penstock.config.sections.tenancy import ANONYMOUS, NAMES_WITHOUT_KEYS, FairnessSection, Identity, PricesSection, Tenant
+from penstock.config.sections.tenancy import (
+    ANONYMOUS,
+    NAMES_WITHOUT_KEYS,
+    FairnessSection,
+    Identity,
+    PricesSection,
+    Tenant,
+)
 
 Found = Iterator[tuple[Location, Problem]]
 Document = Mapping[str, object]

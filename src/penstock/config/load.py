@@ -30,7 +30,7 @@ from penstock.config.model import (
     Tls,
 )
 from penstock.config.problems import ConfigError, Filled, Location, Problem, write_path
-from penstock.config.sections.models import ModelSection, ModelPrices
+from penstock.config.sections.models import ModelPrices, ModelSection
 from penstock.config.sections.routing import RoutingSection
 from penstock.config.sections.section import Section
 from penstock.config.sections.tenancy import Accounting, FairnessSection, Identity, PricesSection, Tenant, TenantLimits
@@ -48,8 +48,8 @@ __all__ = [
     "Identity",
     "LimitsSection",
     "MetricsSection",
-    "ModelSection",
     "ModelPrices",
+    "ModelSection",
     "Observe",
     "PricesSection",
     "Problem",

@@ -306,7 +306,9 @@ class Settings(Section):
     tls: Tls = Tls()
     endpoints: Annotated[tuple[EndpointSection, ...], BeforeValidator(values.items(0, ENDPOINTS_MAX))] = ()
     discovery: Annotated[tuple[SourceSection, ...], BeforeValidator(values.items(0, SOURCES_MAX))] = ()
-    models: Annotated[dict[values.ModelName, ModelSection], BeforeValidator(values.items(0, MODELS_MAX))] = setting({}, "")
+    models: Annotated[dict[values.ModelName, ModelSection], BeforeValidator(values.items(0, MODELS_MAX))] = setting(
+        {}, ""
+    )
     queue: Queue = Queue()
     bands: Annotated[tuple[BandSection, ...], BeforeValidator(values.items(1, BANDS_MAX))] = DEFAULT_BANDS
     default_band: values.BandName = setting("standard", "The band of requests that ask for none.")

@@ -356,7 +356,9 @@ ReservedSlots = Annotated[
     float | Literal["auto"], PlainValidator(reserved_slots), ValueKind("`auto` or a number, at least 0, less than 1")
 ]
 AffinityWait = Annotated[
-    float | Literal["auto"], PlainValidator(affinity_wait), ValueKind("`auto` or a duration, at least 0", write_duration)
+    float | Literal["auto"],
+    PlainValidator(affinity_wait),
+    ValueKind("`auto` or a duration, at least 0", write_duration),
 ]
 Label = Annotated[str, BeforeValidator(label), ValueKind("text")]
 Listen = Annotated[str, BeforeValidator(listen_address), ValueKind("`host:port`, `:port` or `[::1]:port`")]

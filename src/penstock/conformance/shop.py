@@ -88,7 +88,9 @@ class Shop:
         self.served: dict[tuple[str, ...], float] = defaultdict(float)
         self.dispatched: list[ShopJob] = []
         self.refused: list[Action] = []
-        self.watch: Callable[[ShopJob | None], None] = lambda _: None  # after each event; with each job, when it is sent
+        self.watch: Callable[[ShopJob | None], None] = lambda _: (
+            None
+        )  # after each event; with each job, when it is sent
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._made = 0
         self._slots = slots

@@ -60,7 +60,7 @@ class Scheduler(Operators):
         """
         queue = self._settings.queue_enabled
         room = self._queues.room(band) if queue else self._pool.free_slots(model)
-        return int(min(room, self._tenants.room(tenant, now)))
+        return int(min(room, self._quotas.room(tenant, now)))
 
     def least_loaded(self, model: str, *, but: Collection[str] = (), now: float) -> str | None:
         """Where to send something that needs neither queue nor lease (tokenizing); None when nobody else is alive."""
@@ -124,7 +124,7 @@ class Scheduler(Operators):
 
     def allowance(self, tenant: str, *, now: float) -> Allowance | None:
         """What a tenant has left of its rates; None where it has none."""
-        return self._tenants.allowance(tenant, now)
+        return self._quotas.allowance(tenant, now)
 
     def explain(self, request_id: str, *, now: float) -> Explanation | None:
         """Why a request waits or waited: any that has not ended, and those that did lately. None: not known."""
@@ -143,11 +143,11 @@ class Scheduler(Operators):
         flows, flows_more = self._shares.flows(names, now)
         limits = self._settings.admission
         models, models_more = models_now(queues.bands, self._pool, self._shares, self._waits, settings=limits, now=now)
-        tenants = self._tenants.snapshot(now)
+        tenants = self._quotas.snapshot(now)
         return Snapshot(
             draining=self._draining,
-            paused=stopped_models(self._stops.paused),
-            drained=stopped_models(self._stops.drained),
+            paused=stopped_models(self._pauses.paused),
+            drained=stopped_models(self._pauses.drained),
             waiting=queues.waiting,
             waiting_bytes=queues.bytes,
             waiting_tokens=queues.tokens,
@@ -157,7 +157,7 @@ class Scheduler(Operators):
             bands=[band_now(band, self._shares.share_of_band(band.rank), now) for band in queues.bands],
             queues=queues_of(queues.bands),
             tenants=tenants,
-            tenants_more=len(self._tenants) - len(tenants),
+            tenants_more=len(self._quotas) - len(tenants),
             models=models,
             models_more=models_more,
             flows=flows,

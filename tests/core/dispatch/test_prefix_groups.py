@@ -194,7 +194,7 @@ def test_settings_may_change_while_siblings_wait() -> None:
     made.reconfigured(settings(group=0, fairness="round_robin"), now=2.0)
     made.reconfigured(settings(group=1), now=3.0)
     assert drained_in_order(made, lease) == ["b1", "b2", "a1", "a2"], "the leader was forgotten; then one each"
-    assert not made._grouping._waiting
+    assert not made._groups._waiting
 
 
 # --- siblings whose prefix is being computed --------------------------------------------------------------------------

@@ -138,7 +138,7 @@ def test_arrivals_that_leave_again_while_their_tenant_is_held_leave_nothing_behi
     for at in range(100):
         made.arrived(request(str(at), tenant="limited", band=1), now=0.0)
         made.cancelled(str(at), now=0.0)
-    assert len(made._held.flows["limited"]) <= 2
+    assert len(made._capped.flows["limited"]) <= 2
 
 
 def test_a_failed_request_of_a_held_tenant_goes_out_again() -> None:
@@ -286,7 +286,7 @@ def test_slots_are_not_kept_where_all_stand_in_one_line() -> None:
 def test_a_measured_reserve_that_nobody_needs_any_more_is_given_up_by_time_alone() -> None:
     made = scheduler(SchedulerSettings(admission=PLENTY, wait_s_max=1e6), a=16)
     for _ in range(100):
-        made._reserve.arrived("m", 0.0)
+        made._reserved.arrived("m", 0.0)
     crowded(made, slots=16)
     assert made._pool["a"].ledger.load(1.0) < 16
     until(made, 100.0)

@@ -20,7 +20,7 @@ import pytest
 from msgspec import structs
 
 from penstock.core.values.settings import AdmissionSettings
-from tests.core.shop import PATIENT, Customer, ShopJob, Shop
+from tests.core.shop import PATIENT, Customer, Shop, ShopJob
 
 Flow = tuple[str, ...]
 
@@ -175,7 +175,7 @@ def test_a_reserve_for_light_flows_hardly_loosens_the_bound_of_the_heavy_ones() 
     shop = Shop([*MIXED, light], slots=(32, 32), settings=structs.replace(PATIENT, admission=admission))
     bound = FromAnyStart(shop)
     shop.run(60.0)
-    assert shop.scheduler._reserve.light_come("m", shop.now)
+    assert shop.scheduler._reserved.light_come("m", shop.now)
     assert bound.worst <= 1.5
 
 

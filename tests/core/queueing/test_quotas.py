@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.queueing.quotas import TokenBucket, Quotas
+from penstock.core.queueing.quotas import Quotas, TokenBucket
 from penstock.core.values.settings import Limits
 
 

@@ -16,7 +16,7 @@ from penstock.core.values.actions import Dispatch
 from penstock.core.values.request import Usage
 from penstock.core.values.settings import BandSettings, QueueBounds
 from tests.core.drive import ends, request, scheduler, sent, the_lease, until, waiting_entry
-from tests.core.shop import PATIENT, Customer, ShopJob, Shop
+from tests.core.shop import PATIENT, Customer, Shop, ShopJob
 
 
 def test_retry_after_is_spread_and_bounded() -> None:

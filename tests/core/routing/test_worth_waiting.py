@@ -197,12 +197,12 @@ def test_what_history_has_forgotten_is_still_looked_for_where_it_was() -> None:
     made._router._history.clear(made._pool[home].index)
     for at in range(3):
         made.arrived(prompt(f"load{at}", 1_000 + at, pinned=home), now=5.0)
-    sought = made._router._whereabouts.last(TALK)
+    sought = made._router._last_sent.last(TALK)
     assert sought is not None
     actions = made.arrived(prompt("second", *TALK, 1), now=6.0)
     assert sent(actions) == [("second", home)], "though it is the one with more to do"
     made.finished(the_lease(actions), Usage(12_928, 40, 0, cached_told=True), now=9.0)
-    assert made._router._whereabouts.found[sought.age] < FOUND, "it was not there"
+    assert made._router._last_sent.found[sought.age] < FOUND, "it was not there"
 
 
 # --- whereabouts ------------------------------------------------------------------------------------------------------

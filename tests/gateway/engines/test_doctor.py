@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.diagnosis import Doctor, Report, FeatureState
+from penstock.cli.diagnosis import Doctor, FeatureState, Report
 from penstock.cli.doctor import unserved
 from penstock.cli.main import main
 from penstock.config.model import EndpointSection, Settings

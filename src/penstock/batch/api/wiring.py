@@ -52,7 +52,9 @@ class BatchLane:
         await self.keeper.close()
 
 
-def batch_lane(settings: BatchSection, lane: GatewayLane, driver: Driver, callers: Callers, metrics: Metrics) -> BatchLane:
+def batch_lane(
+    settings: BatchSection, lane: GatewayLane, driver: Driver, callers: Callers, metrics: Metrics
+) -> BatchLane:
     """The batch lane of a gateway. ConfigError where its folder can't be used."""
     limits = settings.limits
     quota = Quota(files=limits.files, bytes=limits.bytes, batches=limits.batches, items=limits.items)

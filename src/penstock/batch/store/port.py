@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from penstock.batch.states import BatchEvent, ItemState
-from penstock.batch.values import Batch, File, Item, NewItem, LineProblem, Quota, Result
+from penstock.batch.values import Batch, File, Item, LineProblem, NewItem, Quota, Result
 
 CHUNK_BYTES = 64 * 1024  # an item is read with the chunks it lies in: larger ones would be read for little
 PAGE_LINES = 16  # of results read at once, each up to an answer's size

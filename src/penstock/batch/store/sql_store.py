@@ -11,7 +11,7 @@ from penstock.batch import api_objects
 from penstock.batch.states import BatchEvent, ItemState, Status, after, is_open, may
 from penstock.batch.store.database import Database
 from penstock.batch.store.port import CHUNK_BYTES, PAGE_LINES, STEP_ROWS, InUseError, QuotaError, StoreError
-from penstock.batch.values import Batch, File, FileKind, FileState, Item, NewItem, LineProblem, Quota, Result
+from penstock.batch.values import Batch, File, FileKind, FileState, Item, LineProblem, NewItem, Quota, Result
 
 KEEP_S = 30 * 86_400.0  # ended batches stay in lists for so long, when their files are gone
 UPLOAD_S_MAX = 86_400.0  # an upload by nobody we know that is older than that was cut off with its gateway

@@ -72,7 +72,9 @@ OptionalObjectName = Annotated[
 LabelKey = Annotated[str, BeforeValidator(_label_key), values.ValueKind("label key")]
 OptionalLabelKey = Annotated[str | None, BeforeValidator(values.optional(_label_key)), values.ValueKind("label key")]
 OptionalPort = Annotated[int | None, BeforeValidator(values.optional(values.whole)), values.ValueKind("whole number")]
-OptionalAddress = Annotated[str | None, BeforeValidator(values.optional(listen_address)), values.ValueKind("`host:port`")]
+OptionalAddress = Annotated[
+    str | None, BeforeValidator(values.optional(listen_address)), values.ValueKind("`host:port`")
+]
 OptionalUrl = Annotated[str | None, BeforeValidator(values.optional(endpoint_url)), values.ValueKind("URL")]
 FilePath = Annotated[str, BeforeValidator(_path), values.ValueKind("file")]
 PortOrName = Annotated[str, BeforeValidator(_port_or_name), values.ValueKind("port's number or name")]

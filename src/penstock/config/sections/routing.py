@@ -68,9 +68,13 @@ def write_price_weight(seconds: float) -> str:
     return "inf" if seconds == math.inf else values.write_duration(seconds)
 
 
-PriceWeight = Annotated[float, BeforeValidator(price_weight), values.ValueKind("`inf` or a duration", write_price_weight)]
+PriceWeight = Annotated[
+    float, BeforeValidator(price_weight), values.ValueKind("`inf` or a duration", write_price_weight)
+]
 Threshold = Annotated[float, PlainValidator(threshold), values.ValueKind("`inf` or a number, more than 0")]
-OptionalHeader = Annotated[str | None, BeforeValidator(values.optional(values.header_name)), values.ValueKind("header name")]
+OptionalHeader = Annotated[
+    str | None, BeforeValidator(values.optional(values.header_name)), values.ValueKind("header name")
+]
 OptionalCookie = Annotated[str | None, BeforeValidator(values.optional(cookie_name)), values.ValueKind("cookie name")]
 OptionalField = Annotated[str | None, BeforeValidator(values.optional(field_name)), values.ValueKind("field name")]
 

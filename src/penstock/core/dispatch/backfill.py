@@ -23,15 +23,15 @@ EPSILON = 1e-9  # of sums of the same costs, made in another order
 class Backfill:
     """What one turn of the pump has come across, and who has been overtaken too often."""
 
-    def __init__(self, account: Charges) -> None:
-        self._account = account
+    def __init__(self, charges: Charges) -> None:
+        self._charges = charges
         self.passed: list[Entry] = []  # in this turn: requests that did not fit
         self.kept: set[Endpoint] = set()  # in this turn: endpoints whose room is kept for some of them
         self._starved: list[Entry] = []  # overtaken as often as may be: room is kept for those of them that wait
 
     def reconfigured(self, account: Charges) -> None:
         """Service may be counted in another way from now on."""
-        self._account = account
+        self._charges = account
 
     def begin(self) -> None:
         """A turn begins."""
@@ -55,7 +55,7 @@ class Backfill:
 
     def in_bound(self, entry: Entry, endpoints: list[Endpoint], others: list[Entry], now: float) -> list[Endpoint]:
         """Where it may go before `others` whose turn it is, and who could go there, too."""
-        node, may_lead = entry.node_of(), (BYPASS_MAX - 1) * self._account.full_cost(entry) + EPSILON
+        node, may_lead = entry.node_of(), (BYPASS_MAX - 1) * self._charges.full_cost(entry) + EPSILON
         for other in others:
             if other.request.band == entry.request.band and lead(node, other.node_of()) > may_lead:
                 model = other.request.model
@@ -66,7 +66,7 @@ class Backfill:
 
     def too_far(self, entry: Entry, other: Entry) -> bool:
         """Whether its flow is as far ahead of another's as it may be, if not further."""
-        may_lead = (BYPASS_MAX - 1) * self._account.full_cost(entry) + EPSILON
+        may_lead = (BYPASS_MAX - 1) * self._charges.full_cost(entry) + EPSILON
         return other.request.band == entry.request.band and lead(entry.node_of(), other.node_of()) > may_lead
 
     def found(self, endpoints: list[Endpoint]) -> None:

@@ -36,9 +36,9 @@ class CandidateFilter:
         pool: Pool,
         settings: AdmissionSettings,
         *,
-        tenants: Quotas,
-        light: UnderShare,
-        overtaking: Backfill,
+        quotas: Quotas,
+        under_share: UnderShare,
+        backfill: Backfill,
         affinity: AffinityWait,
         stagger: PrefillStagger,
         look_again: Callable[[Endpoint, float], None],
@@ -46,9 +46,9 @@ class CandidateFilter:
         self._queues = queues
         self._pool = pool
         self.settings = settings
-        self._tenants = tenants
-        self._light = light
-        self._overtaking = overtaking
+        self._quotas = quotas
+        self._under_share = under_share
+        self._backfill = backfill
         self._affinity = affinity
         self._stagger = stagger
         self._look_again = look_again
@@ -113,7 +113,7 @@ class CandidateFilter:
 
     def fitting(self, entry: Entry, endpoints: list[Endpoint], now: float) -> list[Endpoint]:
         """The endpoints, of those that are open, with room for this very request."""
-        if self._tenants.held(entry.account):
+        if self._quotas.held(entry.account):
             return []
         model = entry.model
         prompt_tokens = entry.estimate.prompt_tokens
@@ -121,7 +121,7 @@ class CandidateFilter:
         cached = entry.cached_tokens > 0
         avoid = entry.avoid is not None
         fitting: list[Endpoint] = []
-        modest = self._light.is_modest(entry, now)
+        modest = self._under_share.is_modest(entry, now)
         if self._pool.roles.any:
             endpoints = self._computing(entry, endpoints, now)
         for endpoint in self.serving(model, endpoints):
@@ -150,9 +150,9 @@ class CandidateFilter:
 
     def partners(self, entry: Entry, now: float) -> list[Endpoint]:
         """The decode endpoints that have room for a divided request now."""
-        model, modest, found = entry.model, self._light.is_modest(entry, now), []
+        model, modest, found = entry.model, self._under_share.is_modest(entry, now), []
         for endpoint in self._queues.bands[entry.request.band].open:
-            if endpoint.role is not Role.DECODE or endpoint in self._overtaking.kept or not endpoint.serves(model):
+            if endpoint.role is not Role.DECODE or endpoint in self._backfill.kept or not endpoint.serves(model):
                 continue
             if entry.estimated_tokens > (endpoint.modest_room if modest else endpoint.room)[1]:
                 continue

@@ -26,29 +26,29 @@ class PrefixFollowers:
 
     def __init__(
         self,
-        grouping: PrefixGroups,
+        groups: PrefixGroups,
         *,
-        tenants: Quotas,
-        held: CappedFlows,
-        light: UnderShare,
-        fit: CandidateFilter,
-        overtaking: Backfill,
+        quotas: Quotas,
+        capped: CappedFlows,
+        under_share: UnderShare,
+        candidates: CandidateFilter,
+        backfill: Backfill,
         affinity: AffinityWait,
         look: Callable[[Entry, float], bool],
     ) -> None:
-        self._grouping = grouping
-        self._tenants = tenants
-        self._held = held
-        self._light = light
-        self._fit = fit
-        self._overtaking = overtaking
+        self._groups = groups
+        self._quotas = quotas
+        self._capped = capped
+        self._under_share = under_share
+        self._candidates = candidates
+        self._backfill = backfill
         self._affinity = affinity
         self._look = look
 
     @property
     def any(self) -> bool:
         """Whether anybody waits who could follow, and anybody was sent who could be followed."""
-        return self._grouping.any
+        return self._groups.any
 
     def next(
         self, band: Band, models: list[str], scarce: list[str], free: list[Endpoint], now: float
@@ -58,23 +58,23 @@ class PrefixFollowers:
         Of the `scarce` models the last slots are kept for flows under their share.
         """
         head: Entry | None = None
-        grouping = self._grouping
+        grouping = self._groups
         for endpoint in free:
             group = grouping.group(endpoint, now)
             if group is None:
                 continue
             candidates = grouping.candidates(group)
-            if not candidates or self._overtaking.room_is_kept(endpoint, now):
+            if not candidates or self._backfill.room_is_kept(endpoint, now):
                 continue  # as mostly
             for candidate in candidates:
                 entry, model = candidate.entry, candidate.entry.model
                 if (
                     not candidate.again
                     and model in models
-                    and (model not in scarce or self._light.under_share(top(entry.node_of()), model, now))
+                    and (model not in scarce or self._under_share.under_share(top(entry.node_of()), model, now))
                     and entry.request.band == band.rank
                 ):
-                    head = head or self._held.head(band, models)
+                    head = head or self._capped.head(band, models)
                     if entry is head:
                         break  # it is its turn
                     if self._may_follow(entry, group, models, now):
@@ -87,16 +87,16 @@ class PrefixFollowers:
 
     def _may_follow(self, entry: Entry, group: PrefixGroup, models: list[str], now: float) -> bool:
         """Whether it may go out of its turn, has room there, and no better place to go to."""
-        if self._tenants.held(entry.account):
+        if self._quotas.held(entry.account):
             return False
-        if not self._grouping.in_order(entry) or not self._grouping.in_bound(entry, models):
+        if not self._groups.in_order(entry) or not self._groups.in_bound(entry, models):
             return False
         self._look(entry, now)
         return self._affinity.at_home(entry, group.endpoint, now) and bool(
-            self._fit.fitting(entry, [group.endpoint], now)
+            self._candidates.fitting(entry, [group.endpoint], now)
         )
 
     def _passed(self, head: Entry, free: list[Endpoint], now: float) -> None:
         """Somebody goes before the one whose turn it is: it is overtaken if it would not fit anyway."""
-        if not self._fit.fitting(head, free, now) and not (head.choosy and self._affinity.holds(head, now)):
-            self._overtaking.passes(head)
+        if not self._candidates.fitting(head, free, now) and not (head.choosy and self._affinity.holds(head, now)):
+            self._backfill.passes(head)

@@ -70,18 +70,18 @@ class PossibleFollower:
 class PrefixGroups:
     """The waiting by how their prompts begin, and the group of each endpoint."""
 
-    def __init__(self, settings: RoutingSettings, account: Charges, *, by_arrival: Sequence[bool]) -> None:
+    def __init__(self, settings: RoutingSettings, charges: Charges, *, by_arrival: Sequence[bool]) -> None:
         self._waiting: dict[Key, Entry | Flows] = {}  # by key: the only one, as of most, or all of them
         self._groups: dict[Endpoint, PrefixGroup] = {}
         self._led: dict[Key, dict[PrefixGroup, None]] = {}  # the groups whose followers are found by a key
         self._depths: dict[int | None, tuple[int, ...]] = {}  # by bytes per key, which the edge fixes: one or two
-        self.reconfigured(settings, account, (), by_arrival=by_arrival)
+        self.reconfigured(settings, charges, (), by_arrival=by_arrival)
 
     def reconfigured(
         self, settings: RoutingSettings, account: Charges, waiting: Iterable[Entry], *, by_arrival: Sequence[bool]
     ) -> None:
         """Other settings, and those that wait may stand in other flows now."""
-        self._account = account
+        self._charges = account
         self.size = settings.prefix_group
         self._tokens_min = settings.prefix_group_tokens
         self._by_arrival = by_arrival  # by band
@@ -206,7 +206,7 @@ class PrefixGroups:
 
     def in_bound(self, entry: Entry, models: Collection[str]) -> bool:
         """Whether its flow may be served now, out of its turn, with regard to all who wait for one of the models."""
-        may_lead = (self.size - 1) * self._account.full_cost(entry) + EPSILON
+        may_lead = (self.size - 1) * self._charges.full_cost(entry) + EPSILON
         node = entry.node_of()
         while (parent := node.parent) is not None:
             if node.held:

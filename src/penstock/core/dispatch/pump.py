@@ -42,41 +42,41 @@ class Pump:
         self,
         queues: Queues,
         pool: Pool,
-        tenants: Quotas,
+        quotas: Quotas,
         *,
-        stops: OperatorPauses,
+        pauses: OperatorPauses,
         affinity: AffinityWait,
-        held: CappedFlows,
-        light: UnderShare,
-        overtaking: Backfill,
-        fit: CandidateFilter,
+        capped: CappedFlows,
+        under_share: UnderShare,
+        backfill: Backfill,
+        candidates: CandidateFilter,
         followers: PrefixFollowers,
         stagger: PrefillStagger,
-        promises: PromisedShares,
+        promised: PromisedShares,
         look: Callable[[Entry, float], bool],
     ) -> None:
         self._queues = queues
         self._pool = pool
-        self._tenants = tenants
-        self._stops = stops
+        self._quotas = quotas
+        self._pauses = pauses
         self._affinity = affinity
-        self._held = held
-        self._light = light
-        self._overtaking = overtaking
-        self._fit = fit
+        self._capped = capped
+        self._under_share = under_share
+        self._backfill = backfill
+        self._candidates = candidates
         self._followers = followers
         self._stagger = stagger
-        self._promises = promises
+        self._promised = promised
         self._look = look  # again who holds its prompt's prefix; True: by now more of it is held
 
     def next(self, now: float) -> Found | None:
         """The request to send next and the endpoints it may go to."""
-        self._overtaking.begin()
+        self._backfill.begin()
         self._stagger.begin()
         for band in self._turns():
             found = self._next_of(band, now)
             if found is not None:
-                self._overtaking.found(found[1])
+                self._backfill.found(found[1])
                 return found
         return None
 
@@ -100,20 +100,20 @@ class Pump:
         request = entry.request
         band = self._queues.bands[request.band]
         if band.unchecked:
-            self._fit.check_open(band, now)
+            self._candidates.check_open(band, now)
         if (
             (entry.choosy and not self._affinity.plain(entry))
             or self._pool.roles.any
             or not band.open
-            or not self._stops.sends(request.model)
+            or not self._pauses.sends(request.model)
         ):
             return []
-        self._overtaking.begin()
+        self._backfill.begin()
         self._stagger.begin()
         free = list(band.open)
-        if self._light.kept_back(request.model, band, free, now):
+        if self._under_share.kept_back(request.model, band, free, now):
             return []
-        return self._fit.fitting(entry, free, now)
+        return self._candidates.fitting(entry, free, now)
 
     def may_go(self, entry: Entry, now: float) -> bool:
         """Whether a newcomer changes what can be sent: nobody else could be a moment ago, and it opens no way for them.
@@ -123,35 +123,37 @@ class Pump:
         band, model = self._queues.bands[entry.request.band], entry.model
         if band.unchecked:
             return True
-        self._overtaking.begin()
-        free = self._fit.serving(model, list(band.open))
-        if not free or not self._light.kept_back(model, band, free, now):
+        self._backfill.begin()
+        free = self._candidates.serving(model, list(band.open))
+        if not free or not self._under_share.kept_back(model, band, free, now):
             return bool(free)
-        return self._light.under_share(top(entry.node_of()), model, now)
+        return self._under_share.under_share(top(entry.node_of()), model, now)
 
     # --- turns ------------------------------------------------------------------------------------------------
 
     def _turns(self) -> list[Band]:
         """Bands with work: first those that are owed of their promised share, then by rank."""
         turns = [band for band in self._queues.bands if band.tree.root.waiting]
-        return self._promises.owed() + turns
+        return self._promised.owed() + turns
 
     def _next_of(self, band: Band, now: float) -> Found | None:
         if band.unchecked:
-            self._fit.check_open(band, now)
+            self._candidates.check_open(band, now)
         if not band.open:
             return None
-        free = self._overtaking.not_kept(list(band.open))
-        models = [m for m in band.tree.root.backlog if self._stops.sends(m) and self._fit.anybody_serves(m, free)]
+        free = self._backfill.not_kept(list(band.open))
+        models = [
+            m for m in band.tree.root.backlog if self._pauses.sends(m) and self._candidates.anybody_serves(m, free)
+        ]
         if band.bumped:
             found = self._first_fit(_of_models(band.bumped, models), free, now, bumped=True)
             if found is not None:
                 return found
-        scarce = [model for model in models if self._light.kept_back(model, band, free, now)]
+        scarce = [model for model in models if self._under_share.kept_back(model, band, free, now)]
         if self._followers.any and (follower := self._followers.next(band, models, scarce, free, now)) is not None:
             return follower[0], [follower[1]]
         for model in scarce:
-            found = self._first_fit(self._light.in_order(band, model, now), free, now)
+            found = self._first_fit(self._under_share.in_order(band, model, now), free, now)
             if found is not None:
                 return found
         if scarce:
@@ -160,18 +162,20 @@ class Pump:
 
     def _in_turn(self, band: Band, models: list[str], free: list[Endpoint], now: float) -> Found | None:
         """The head of the fair order, or, where it does not fit the room that is left, who may overtake it."""
-        head = self._held.head(band, models)
+        head = self._capped.head(band, models)
         if head is None:
             return None  # all flows are held
-        free_to_head = self._overtaking.not_kept(free)
-        endpoints = self._fit.fitting(head, free_to_head, now)
+        free_to_head = self._backfill.not_kept(free)
+        endpoints = self._candidates.fitting(head, free_to_head, now)
         if not endpoints and head.request.prefix and self._look(head, now):
-            endpoints = self._fit.fitting(head, free_to_head, now)
+            endpoints = self._candidates.fitting(head, free_to_head, now)
         if endpoints and (allowed := self._in_bound(head, endpoints, None, now)):  # of a scarce model some were passed
             return head, allowed
         found = None
-        if self._light.is_modest(head, now):  # it leaves room for light flows, which may stand far behind it by now
-            found = self._first_fit(self._light.in_order(band, head.request.model, now), free, now, head=head)
+        if self._under_share.is_modest(
+            head, now
+        ):  # it leaves room for light flows, which may stand far behind it by now
+            found = self._first_fit(self._under_share.in_order(band, head.request.model, now), free, now, head=head)
         return found or self._overtake(band, models, free, now)
 
     def _overtake(self, band: Band, models: list[str], free: list[Endpoint], now: float) -> Found | None:
@@ -212,7 +216,7 @@ class Pump:
             if entry.held_for and self._affinity.surely_held(entry, free, now):
                 held.append(entry)
                 continue
-            if self._tenants.held(entry.account):
+            if self._quotas.held(entry.account):
                 continue
             if looked_at >= WINDOW:
                 break
@@ -222,7 +226,7 @@ class Pump:
             if looked_at == 1:  # most lines end with the first one
                 prefill_room, kv_room = _largest_room(free)
             if entry.uncached_tokens <= prefill_room and entry.estimated_tokens <= kv_room:
-                endpoints = self._fit.fitting(entry, self._overtaking.not_kept(free), now)
+                endpoints = self._candidates.fitting(entry, self._backfill.not_kept(free), now)
                 allowed = endpoints if bumped else self._in_bound(entry, endpoints, head, now)
                 if allowed and held and not bumped and (found := self._pressed(entry, held, free, now)) is not None:
                     return found
@@ -237,26 +241,26 @@ class Pump:
                     held.append(entry)
                 continue  # nobody overtakes it: it waits for an endpoint of its own
             looked_at += 1
-            self._overtaking.passes(entry)
-            self._overtaking.keep(entry, free, now)
+            self._backfill.passes(entry)
+            self._backfill.keep(entry, free, now)
         return None
 
     def _pressed(self, entry: Entry, held: list[Entry], free: list[Endpoint], now: float) -> Found | None:
         """The first of those that are held by whom the flow of another may not pass again: it goes instead."""
         for other in held:
-            if self._overtaking.too_far(entry, other) and self._affinity.only(other, now) is None:
+            if self._backfill.too_far(entry, other) and self._affinity.only(other, now) is None:
                 self._affinity.let_go(other)
-                endpoints = self._fit.fitting(other, self._overtaking.not_kept(free), now)
+                endpoints = self._candidates.fitting(other, self._backfill.not_kept(free), now)
                 if endpoints:
                     return other, endpoints
         return None
 
     def _in_bound(self, entry: Entry, endpoints: list[Endpoint], head: Entry | None, now: float) -> list[Endpoint]:
         """Where it may go with regard to how far its flow is ahead of those who would be overtaken."""
-        overtaken = self._overtaking.passed
+        overtaken = self._backfill.passed
         if head is not None and not (head.choosy and self._affinity.holds(head, now)):
             overtaken = [head, *overtaken]
-        return self._overtaking.in_bound(entry, endpoints, overtaken, now) if overtaken and endpoints else endpoints
+        return self._backfill.in_bound(entry, endpoints, overtaken, now) if overtaken and endpoints else endpoints
 
 
 def _of_models(entries: Mapping[int, Entry], models: list[str]) -> Iterator[Entry]:

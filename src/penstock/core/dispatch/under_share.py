@@ -36,19 +36,19 @@ class UnderShare:
         self,
         queues: Queues,
         pool: Pool,
-        reserve: ReservedSlots,
+        reserved: ReservedSlots,
         *,
-        tenants: Quotas,
-        held: CappedFlows,
-        overtaking: Backfill,
+        quotas: Quotas,
+        capped: CappedFlows,
+        backfill: Backfill,
         look_again: Callable[[Endpoint, float], None],
     ) -> None:
         self._queues = queues
         self._pool = pool
-        self._reserve = reserve
-        self._tenants = tenants
-        self._held = held
-        self._overtaking = overtaking
+        self._reserved = reserved
+        self._quotas = quotas
+        self._capped = capped
+        self._backfill = backfill
         self._look_again = look_again
         self._work = 0.0  # sent, fading
         self._work_s = 0.0
@@ -63,7 +63,7 @@ class UnderShare:
             return  # all requests stand in one flow
         node.demand = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S) + entry.work
         node.demand_s = now
-        self._reserve.weight_seen(node.parent.active_weight + (0.0 if node.active else node.weight), now)
+        self._reserved.weight_seen(node.parent.active_weight + (0.0 if node.active else node.weight), now)
 
     def arrived(self, entry: Entry, now: float) -> None:
         """It is about to join its flow: note whether it is what slots are kept for."""
@@ -72,7 +72,7 @@ class UnderShare:
             self._queues.bands[entry.request.band].note_light(node, model)
             crowded = any(model in band.tree.root.backlog for band in self._queues.bands)
             if crowded and node.waiting <= LIGHT_WAITING_MAX:
-                self._reserve.arrived(model, now)
+                self._reserved.arrived(model, now)
 
     def returned(self, entry: Entry, now: float) -> None:
         """It is about to join its flow again: slots are kept for it as for a newcomer, but it came only once."""
@@ -124,7 +124,7 @@ class UnderShare:
 
         What counts is what its flow asked for of late: where prompts or memory are scarce, a flood holds few slots.
         """
-        if not self._reserve.light_come(entry.model, now):
+        if not self._reserved.light_come(entry.model, now):
             return False
         node = top(entry.node_of())
         return node.parent is None or not self.asked_little(node, now)
@@ -135,10 +135,10 @@ class UnderShare:
         They are remembered from their arrival, for they need not be among the first: a flood that is held back falls
         behind its fair share of the tokens, and then stands before the light flows for whom the slots are kept.
         """
-        head = self._held.head(band, [model])
-        if head is not None and self._tenants.held(head.account):  # its flow is shared with others
+        head = self._capped.head(band, [model])
+        if head is not None and self._quotas.held(head.account):  # its flow is shared with others
             line = islice(band.tree.in_order([model]), HELD_MAX)
-            head = next((x for x in line if not self._tenants.held(x.account)), None)
+            head = next((x for x in line if not self._quotas.held(x.account)), None)
         first = top(head.node_of()) if head is not None else None
         if first is not None and self.under_share(first, model, now):
             yield from band.tree.in_order([model], first)
@@ -150,7 +150,7 @@ class UnderShare:
 
     def _part(self, node: Node, parent: Node, now: float) -> float:
         """The share that a flow's weight gives it among those active lately."""
-        active, lately = parent.active_weight, self._reserve.weight(now)
+        active, lately = parent.active_weight, self._reserved.weight(now)
         if not (node.waiting or node.in_flight):
             active += node.weight
         return node.weight / (active if active > lately else lately)
@@ -171,14 +171,14 @@ class UnderShare:
 
     def kept(self, model: str, now: float) -> int:
         """Slots of a model that only flows under their share may use."""
-        return self._reserve.kept(model, self._pool.slots(model), self._frees_s, now)
+        return self._reserved.kept(model, self._pool.slots(model), self._frees_s, now)
 
     def kept_back(self, model: str, band: Band, endpoints: list[Endpoint], now: float) -> bool:
         """Whether the slots that are left for a model are kept for flows under their share."""
         kept = self.kept(model, now)
         if kept <= 0:
             return False
-        if self._pool.uniform and not self._overtaking.kept:
+        if self._pool.uniform and not self._backfill.kept:
             free = band.free_slots
         else:
             free = sum(band.open[e] for e in endpoints if e.serves(model))
@@ -200,7 +200,7 @@ class UnderShare:
             step_s = max(step_s, pace_s)
             if foreseen and pace_s > 0:
                 ends_s += [lease.ends_s(pace_s, now) - now for lease in endpoint.ledger.leases.values()]
-        per_s = self._reserve.freed_per_s(model, now)
+        per_s = self._reserved.freed_per_s(model, now)
         if not ends_s and per_s > 0:
             ends_s = [(k + 1) / per_s for k in range(FREES_MAX)]
         return [max(end_s, step_s) for end_s in sorted(ends_s)[:FREES_MAX]]

@@ -100,18 +100,18 @@ class Waits:
         queues: Queues,
         pool: Pool,
         *,
-        light: UnderShare,
-        fit: CandidateFilter,
-        tenants: Quotas,
-        stops: OperatorPauses,
+        under_share: UnderShare,
+        candidates: CandidateFilter,
+        quotas: Quotas,
+        pauses: OperatorPauses,
         settings: AdmissionSettings,
     ) -> None:
         self._queues = queues
         self._pool = pool
-        self._light = light
-        self._fit = fit
-        self._tenants = tenants
-        self._stops = stops
+        self._under_share = under_share
+        self._candidates = candidates
+        self._quotas = quotas
+        self._pauses = pauses
         self._settings = settings
         self._lines: dict[tuple[int, str, str | None], Line] = {}
         self._round_s = 0.0
@@ -119,7 +119,7 @@ class Waits:
     def enter(self, entry: Entry, now: float) -> Stay | None:
         """A request waits from now on. None where there are too many lines to tell them apart."""
         request = entry.request
-        tenant = entry.account if entry.account in self._tenants.capped else None
+        tenant = entry.account if entry.account in self._quotas.capped else None
         key = (request.band, request.model, tenant)
         line = self._lines.get(key)
         if line is None:
@@ -176,9 +176,9 @@ class Waits:
 
     def cause(self, band: Band, model: str, tenant: str | None, now: float) -> Cause:
         """What keeps the first of a line from being sent."""
-        if not self._stops.sends(model):
+        if not self._pauses.sends(model):
             return Cause.PAUSED
-        if tenant is not None and self._tenants.held(tenant):
+        if tenant is not None and self._quotas.held(tenant):
             return Cause.TENANT_CAP
         closed, free = self.endpoints(band, model)
         if (free or not _OUT.issuperset(closed)) and self._higher(band, model):
@@ -231,13 +231,13 @@ class Waits:
         causes = [cause for cause in misfits if cause is not None]
         if len(causes) == len(misfits):
             return dominant(Counter(causes))
-        is_kept = self._light.kept(model, now) > 0 or self._light.is_modest(head, now)
+        is_kept = self._under_share.kept(model, now) > 0 or self._under_share.is_modest(head, now)
         return Cause.CLASS_SHARE if is_kept else Cause.TURN
 
     def _misfit(self, head: Entry, endpoint: Endpoint, now: float) -> Cause | None:
         cause = admission.misfit(head, endpoint, self._settings, now=now)
         divides = endpoint.role is Role.PREFILL and not head.whole
-        return Cause.KV_FULL if cause is None and divides and not self._fit.partners(head, now) else cause
+        return Cause.KV_FULL if cause is None and divides and not self._candidates.partners(head, now) else cause
 
     def _look_at(self, line: Line, now: float) -> None:
         cause = self.cause(line.band, line.model, line.tenant, now)

@@ -17,9 +17,9 @@ HELD_MAX = 1_024  # looked at to find a request that may be sent, where held one
 class CappedFlows:
     """The flows that are held, and who is next in fair order but for these."""
 
-    def __init__(self, queues: Queues, tenants: Quotas, *, tenant_level: int | None) -> None:
+    def __init__(self, queues: Queues, quotas: Quotas, *, tenant_level: int | None) -> None:
         self._queues = queues
-        self._tenants = tenants
+        self._quotas = quotas
         self._tenant_level = tenant_level
         self.flows: dict[str, list[tuple[QueueTree, Node]]] = {}  # by tenant
 
@@ -54,6 +54,6 @@ class CappedFlows:
     def head(self, band: Band, models: list[str]) -> Entry | None:
         """Who is next in fair order. Flows of tenants that run all they may are held when they are met here."""
         head = band.tree.head(models)
-        while head is not None and self._tenants.held(head.account) and self.hold(head):
+        while head is not None and self._quotas.held(head.account) and self.hold(head):
             head = band.tree.head(models)
         return head

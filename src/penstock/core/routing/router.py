@@ -37,9 +37,9 @@ class Router:
         self._pool = pool
         self._history = PrefixIndex()
         self._exact = PrefixIndex(EXACT_KEYS_MAX)
-        self._homes = SessionTable()
-        self._heat = HotPrefixes()
-        self._whereabouts = LastSent()
+        self._sessions = SessionTable()
+        self._hot = HotPrefixes()
+        self._last_sent = LastSent()
         self._doubted: dict[int, Endpoint] = {}  # did not answer, and may be other processes by now
         self._decided: Context | None = None
         self._choose_policy(policy, settings)
@@ -80,12 +80,12 @@ class Router:
             if prefix:
                 entry.sought = sought if sought is not None and sought.endpoint == chosen.index else None
                 if policy.weighs_load:
-                    self._whereabouts.sent(prefix, chosen.index)
+                    self._last_sent.sent(prefix, chosen.index)
                 if located.levels:
                     depth = located.depth(chosen.index)
                     entry.twin_computing = bool(depth) and _being_computed(prefix[depth - 1], depth, chosen)
                     entry.keys_since = self._history.since(chosen.index, prefix[depth - 1]) if depth else 0
-                    self._heat.used(prefix[located.levels[-1][1] - 1], now)
+                    self._hot.used(prefix[located.levels[-1][1] - 1], now)
                 self._history.store(chosen.index, prefix)
         else:
             if entry.cached_tokens:  # believed under another policy, before the settings changed
@@ -93,7 +93,7 @@ class Router:
                 entry.believe_cached(0)
             chosen = self._chosen(entry, NOWHERE, None, endpoints, now)
         if request.session is not None and policy.uses_session:
-            self._homes.moved(request.model, request.session, chosen.name)
+            self._sessions.moved(request.model, request.session, chosen.name)
         return chosen
 
     def _chosen(
@@ -184,7 +184,7 @@ class Router:
         """Where its session lives, while that one is alive and may compute its prompt."""
         if request.session is None or not self._policy.uses_session:
             return None
-        name = self._homes.get(request.model, request.session)
+        name = self._sessions.get(request.model, request.session)
         home = None if name is None else self.alive(name, request, now)
         return home if home is not None and self._pool.roles.computes(home, request.model, whole=whole) else None
 
@@ -203,7 +203,7 @@ class Router:
         if lease.epoch != endpoint.ledger.epoch:
             return
         if lease.sought is not None:
-            self._whereabouts.learn(lease.sought, usage.cached_tokens)
+            self._last_sent.learn(lease.sought, usage.cached_tokens)
         predicted = lease.cached_tokens
         if lease.source is Source.HISTORY:  # which knows shares; tokens were estimated
             predicted = round(predicted * usage.prompt_tokens / max(1, predicted + lease.prompt_tokens))
@@ -227,7 +227,7 @@ class Router:
         request = entry.request
         if endpoint is None or not self._policy.uses_prefix or not request.prefix:
             return
-        self._whereabouts.failed(request.prefix, endpoint.index)
+        self._last_sent.failed(request.prefix, endpoint.index)
         located = Located(self._history.bits)
         located.measured((entry.estimate.prompt_tokens, request.body_bytes), request.prefix_chunk_bytes)
         self._history.remove(endpoint.index, request.prefix[located.keys_in(lease.cached_tokens) :])
@@ -260,14 +260,14 @@ class Router:
         """Its gauges were read: another process answers there, with an empty cache, or still the same."""
         if restarted:
             self._history.clear(endpoint.index)
-            self._whereabouts.cleared(endpoint.index)
+            self._last_sent.cleared(endpoint.index)
             self.sources.forget(endpoint.index)
         self._doubted.pop(endpoint.index, None)
 
     def gone(self, endpoint: Endpoint) -> None:
         """The endpoint is no longer one of ours."""
         self._history.forget(endpoint.index)
-        self._whereabouts.cleared(endpoint.index)
+        self._last_sent.cleared(endpoint.index)
         self._exact.forget(endpoint.index)
         self.sources.forget(endpoint.index)
         self._doubted.pop(endpoint.index, None)
@@ -278,7 +278,7 @@ class Router:
         request = entry.request
         matched, common = self._telling(request, located, now) if located.most else (located.told, 0)
         if sought is not None:
-            tokens = self._whereabouts.expected(sought) - common
+            tokens = self._last_sent.expected(sought) - common
             if tokens > max(matched.values(), default=0):
                 matched = {**matched, sought.endpoint: tokens}
         return Context(
@@ -300,7 +300,7 @@ class Router:
         """Where one like it was sent last, and how much of it that may hold, if nobody is known to hold as much."""
         if not self._policy.weighs_load or located.told or now < self.sources.off_until_s:
             return None
-        last = self._whereabouts.last(request.prefix, beyond=located.levels[-1][1] if located.levels else 0)
+        last = self._last_sent.last(request.prefix, beyond=located.levels[-1][1] if located.levels else 0)
         if last is None or last.endpoint in self._doubted:
             return None
         tokens = located.tokens_at(last.amount)
@@ -322,7 +322,7 @@ class Router:
             common = sorted(held.values(), reverse=True)[half - 1] if len(held) >= half else 0
             return {index: tokens - common for index, tokens in held.items() if tokens > common}, common
         bits, depth = located.levels[-1]
-        if self._heat.hot(request.prefix[depth - 1], located.tokens_at(depth), bits.bit_count(), now):
+        if self._hot.hot(request.prefix[depth - 1], located.tokens_at(depth), bits.bit_count(), now):
             return {}, 0
         telling: list[tuple[int, int]] = []
         holders, common = 0, 0

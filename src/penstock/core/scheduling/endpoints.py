@@ -93,7 +93,7 @@ class Endpoints(Requests):
         self._queues.forget(endpoint)
         self._router.gone(endpoint)
         self._affinity.used(endpoint)
-        self._grouping.gone(endpoint)
+        self._groups.gone(endpoint)
         self._timers.cancel(name)
         self._health_changed(now)
         return self._pumped(now)
@@ -227,7 +227,7 @@ class Endpoints(Requests):
             return False
         others = [e for e in self._usable(entry, now) if e.movement.stuck_s is None and not entry.shuns(e.name, now)]
         if not self._settings.queue_enabled and (
-            self._tenants.held(entry.account) or not self._stops.sends(entry.model)
+            self._quotas.held(entry.account) or not self._pauses.sends(entry.model)
         ):
             return False
         return bool(others)

@@ -30,7 +30,7 @@ class Ends(SchedulerState):
         if entry.state is not State.REJECTED:
             entry.move(Event.REFUSED)
         after_s = self._retry_after_s(entry, reason, now)
-        self._tenants.refund(entry.account, tokens=entry.estimated_tokens, now=now)
+        self._quotas.refund(entry.account, tokens=entry.estimated_tokens, now=now)
         self._recorder.ended(entry, reason, None, now)
         self._forget(entry)
         actions.append(Reject(entry.request.id, reason, after_s))
@@ -52,14 +52,14 @@ class Ends(SchedulerState):
     def _end(self, entry: Entry, usage: Usage | None, now: float, reason: Reason | None = None) -> None:
         """An admitted request is over: settle what it was charged. None: it used nothing."""
         used = 0
-        self._promises.settle(entry, 0.0 if usage is None else usage.work)
+        self._promised.settle(entry, 0.0 if usage is None else usage.work)
         if usage is None:
-            self._account.refund(self._tree(entry), entry)
+            self._charges.refund(self._tree(entry), entry)
         else:
-            self._account.settle(self._tree(entry), entry, usage)
+            self._charges.settle(self._tree(entry), entry, usage)
             used = usage.prompt_tokens + usage.completion_tokens
         self._recorder.ended(entry, reason, usage, now)
-        self._tenants.settle(entry.account, reserved=entry.estimated_tokens, used=used, now=now)
+        self._quotas.settle(entry.account, reserved=entry.estimated_tokens, used=used, now=now)
         self._forget(entry)
 
     def _forget(self, entry: Entry) -> None:
@@ -69,12 +69,12 @@ class Ends(SchedulerState):
     def _unqueue(self, entry: Entry, event: Event, now: float) -> None:
         self._queues.remove(entry, event)
         entry.waited_s += now - entry.queued_since_s
-        self._tenants.unqueued(entry.account, entry.request.body_bytes, entry.estimate.prompt_tokens)
+        self._quotas.unqueued(entry.account, entry.request.body_bytes, entry.estimate.prompt_tokens)
         self._timers.cancel(entry.seq)
         if entry.choosy:
             self._affinity.left(entry)
         if entry.siblings:
-            self._grouping.left(entry)
+            self._groups.left(entry)
 
     def _retry_after_s(self, entry: Entry, reason: Reason, now: float) -> float | None:
         if reason in _NO_RETRY_AFTER:

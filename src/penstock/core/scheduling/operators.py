@@ -19,18 +19,18 @@ class Operators(Endpoints):
 
     def paused(self, model: str | None, *, now: float) -> list[Action]:
         """Nothing of this model (None: of any) is sent until `resumed`; who comes waits."""
-        self._stops.pause(model)
+        self._pauses.pause(model)
         self._waits.look(now, at_once=True)
         return []
 
     def drained(self, model: str | None, *, now: float) -> list[Action]:  # noqa: ARG002
         """Nothing new of this model (None: of any) is let in until `resumed`; who waits is served."""
-        self._stops.drain(model)
+        self._pauses.drain(model)
         return []
 
     def resumed(self, model: str | None, *, now: float) -> list[Action]:
         """Take a pause and a drain back; None: all of them."""
-        self._stops.resume(model)
+        self._pauses.resume(model)
         self._forecast.resumed(model)
         return self._pumped(now)
 
@@ -67,15 +67,15 @@ class Operators(Endpoints):
         self._router.reconfigured(settings.routing, settings.router)
         self._rearrange(before)
         waiting = [entry for entry in self._entries.values() if entry.state is State.WAITING]
-        self._grouping.reconfigured(settings.router, self._account, waiting, by_arrival=by_arrival(settings))
-        self._reserve.share = self._reserved_share()
-        self._tenants.reconfigured(settings.tenants, self._entries.values(), now)
+        self._groups.reconfigured(settings.router, self._charges, waiting, by_arrival=by_arrival(settings))
+        self._reserved.share = self._reserved_share()
+        self._quotas.reconfigured(settings.tenants, self._entries.values(), now)
         self._pool.reconfigured(settings.health, stale_after_s=settings.stale_after_s)
-        self._fit.settings = settings.admission
-        self._overtaking.reconfigured(self._account)
-        self._promises.reconfigured()
-        self._held.let_all_go()
-        self._light.judged_anew(now)
+        self._candidates.settings = settings.admission
+        self._backfill.reconfigured(self._charges)
+        self._promised.reconfigured()
+        self._capped.let_all_go()
+        self._under_share.judged_anew(now)
         self._recorder.reconfigured(
             [band.name for band in settings.bands], settings.admission, self._entries.values(), now
         )
@@ -90,14 +90,14 @@ class Operators(Endpoints):
         settings, entries, bands = self._settings, self._entries.values(), self._queues.bands
         heirs = self._queues.rearrange(settings.bands, settings.bounds)
         changed = compared(before, settings, bands, heirs)
-        self._account = account_of(settings)
-        self._forecast.reconfigured(by_request=self._account.by_request)
+        self._charges = account_of(settings)
+        self._forecast.reconfigured(by_request=self._charges.by_request)
         self._keys = keys_of(settings)
         for entry in entries:
             old = bands[entry.request.band]
             rank = heirs.get(old, old).rank
             if old in changed.recounted:
-                self._account.recounted(entry, rank)
+                self._charges.recounted(entry, rank)
             if entry.state is State.WAITING:
                 self._affinity.reconfigured(entry)
                 if old in changed.reordered:
@@ -118,4 +118,4 @@ class Operators(Endpoints):
         """Find its place in another tree, with all that is known of its flow."""
         before = top(entry.node_of())
         self._place(entry, band)
-        self._light.moved(before, top(entry.node_of()))
+        self._under_share.moved(before, top(entry.node_of()))

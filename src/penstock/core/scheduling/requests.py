@@ -32,12 +32,12 @@ class Requests(Waiting):
         self._seq += 1
         entry = Entry(request, self._seq)
         self._recorder.arrived(entry, now)
-        admits = not self._draining and self._stops.admits(request.model)
+        admits = not self._draining and self._pauses.admits(request.model)
         refusal = self._unservable(request, now) if admits else Reason.DRAINING
         if refusal is not None:
             return [self._refuse(entry, refusal, now)]
         self._appraise(entry, now)
-        limit = self._tenants.admit(entry.account, tokens=entry.estimated_tokens, now=now)
+        limit = self._quotas.admit(entry.account, tokens=entry.estimated_tokens, now=now)
         if limit is not None:
             return [self._refuse(entry, Reason.TENANT_LIMIT, now, limit.retry_after_s)]
         self._entries[request.id] = entry
@@ -47,10 +47,10 @@ class Requests(Waiting):
         if request.pinned is not None or not self._settings.queue_enabled:
             self._send_or_refuse(entry, now, actions)
             return actions
-        self._light.asked(entry, now)
+        self._under_share.asked(entry, now)
         if not self._queues.waiting and (endpoints := self._alone(entry, now)):
             return [self._dispatch_alone(entry, endpoints, now)]
-        self._light.arrived(entry, now)
+        self._under_share.arrived(entry, now)
         self._enqueue(entry, now)
         if self._pump.may_go(entry, now):
             self._hand_out(now, actions)
@@ -88,9 +88,9 @@ class Requests(Waiting):
         entry = self._leases[lease]
         held = entry.held()
         entry.output_seen = max(entry.output_seen, output_tokens)
-        look = self._account.progressed(self._tree(entry), entry)
+        look = self._charges.progressed(self._tree(entry), entry)
         if look:
-            self._promises.settle(entry, entry.uncached_tokens + WORK_PER_OUTPUT_TOKEN * entry.charged_output)
+            self._promised.settle(entry, entry.uncached_tokens + WORK_PER_OUTPUT_TOKEN * entry.charged_output)
         endpoint = self._pool.holder(held)
         if endpoint is not None:
             endpoint.ledger.progressed(held, output_tokens, now)
@@ -234,12 +234,12 @@ class Requests(Waiting):
         reason = Reason.NO_ENDPOINT
         if request.pinned is not None and (pinned := self._pool[request.pinned]).health.up:
             reason = Reason.DRAINING if pinned.drained else Reason.ENDPOINT_OVERLOADED
-        if not self._stops.sends(request.model):
+        if not self._pauses.sends(request.model):
             endpoints, reason = [], Reason.NO_ENDPOINT
-        elif self._tenants.held(entry.account):
+        elif self._quotas.held(entry.account):
             endpoints, reason = [], Reason.TENANT_LIMIT
         if request.pinned is not None and self._settings.queue_enabled:
-            endpoints = [e for e in endpoints if self._fit.open_to(e, entry, now)]
+            endpoints = [e for e in endpoints if self._candidates.open_to(e, entry, now)]
         if endpoints:
             actions.append(self._dispatch(entry, endpoints, now))
         elif reason is Reason.NO_ENDPOINT and request.pinned is None and self._pool.telling:
@@ -256,8 +256,8 @@ class Requests(Waiting):
 
         `failure`: None where that one shows no movement.
         """
-        self._account.refund(self._tree(entry), entry)
-        self._promises.settle(entry, 0.0)
+        self._charges.refund(self._tree(entry), entry)
+        self._promised.settle(entry, 0.0)
         cause = Cause.STUCK if failure is None else failure
         self._recorder.requeued(entry, cause, endpoint.name if endpoint is not None else "", now)
         if endpoint is not None:
@@ -268,9 +268,9 @@ class Requests(Waiting):
             entry.avoid[endpoint.name] = now + avoid_s
         over = self._draining and self._queue_until_s is None
         elsewhere: list[Endpoint] = []
-        if not self._settings.queue_enabled and not over and self._stops.sends(entry.model):
+        if not self._settings.queue_enabled and not over and self._pauses.sends(entry.model):
             elsewhere = [e for e in self._usable(entry, now) if not entry.shuns(e.name, now)]
-            if self._tenants.held(entry.account):
+            if self._quotas.held(entry.account):
                 elsewhere = []
         if not self._settings.queue_enabled and not over and not elsewhere:
             assert failure is not None, "what can't wait is taken back only where it can go elsewhere"
@@ -288,10 +288,10 @@ class Requests(Waiting):
             actions.append(Evict(entry.request.id, reason, self._retry_after_s(entry, reason, now)))
         else:
             self._router.look(entry, now)
-            self._light.returned(entry, now)
+            self._under_share.returned(entry, now)
             self._enqueue(entry, now)
             self._arm(entry, now)
-            self._grouping.waits(entry)
+            self._groups.waits(entry)
             self._recorder.waits(entry, now)
 
     def _verdict(self, entry: Entry, failure: Failure, endpoint: Endpoint | None, now: float) -> Verdict:

@@ -62,10 +62,10 @@ class Sending(Ends):
         """
         for band in self._queues.bands:
             for model in band.tree.models():
-                if not self._stops.sends(model):
+                if not self._pauses.sends(model):
                     continue
                 for entry in list(band.tree.in_order([model])):
-                    if self._tenants.held(entry.account):
+                    if self._quotas.held(entry.account):
                         continue
                     endpoints = self._usable(entry, now)
                     if not endpoints and not self._pool.roles.any:
@@ -97,10 +97,10 @@ class Sending(Ends):
         """Send it as if it had joined the queue and left it in the same moment."""
         entry.visit += 1
         self._tree(entry).serve_at_once(entry.node_of())
-        self._light.sent(entry, now)
-        self._promises.sent(entry)
+        self._under_share.sent(entry, now)
+        self._promised.sent(entry)
         dispatch = self._dispatch(entry, endpoints, now)
-        self._grouping.sent(entry, self._pool[dispatch.endpoint], now)
+        self._groups.sent(entry, self._pool[dispatch.endpoint], now)
         return dispatch
 
     def _dispatch(self, entry: Entry, endpoints: list[Endpoint], now: float) -> Dispatch:
@@ -109,7 +109,7 @@ class Sending(Ends):
         chosen = self._router.choose(entry, endpoints, now)
         divides = chosen.role is Role.PREFILL and not entry.whole
         partners = self._partners(entry, now) if divides else []
-        entry.cost = self._account.estimated_cost(entry)
+        entry.cost = self._charges.estimated_cost(entry)
         band = self._queues.bands[request.band]
         if entry.seq in band.entries:
             self._leave_queue(entry, band, chosen, now)
@@ -118,9 +118,9 @@ class Sending(Ends):
         self._recorder.sent(entry, endpoints, chosen, now)
         entry.follows = None
         tree.lent(node)
-        self._account.dispatched(tree, entry)
-        if self._tenants.started(entry.account):
-            self._held.hold(entry)
+        self._charges.dispatched(tree, entry)
+        if self._quotas.started(entry.account):
+            self._capped.hold(entry)
         self._lease_serial += 1
         lease = Lease(
             self._lease_serial,
@@ -161,15 +161,15 @@ class Sending(Ends):
 
     def _leave_queue(self, entry: Entry, band: Band, chosen: Endpoint, now: float) -> None:
         """It waited, and goes to an endpoint."""
-        self._grouping.sent(entry, chosen, now)
+        self._groups.sent(entry, chosen, now)
         if entry.follows is None:
             if entry.seq not in band.bumped:  # else it is out of turn, and says nothing of how far turns have come
                 band.tree.serve(entry)
             codel.leaves(band.settings, entry, now)
         self._unqueue(entry, Event.DISPATCHED, now)
-        self._light.sent(entry, now)
-        self._promises.sent(entry)
-        if self._light.is_modest(entry, now):
+        self._under_share.sent(entry, now)
+        self._promised.sent(entry)
+        if self._under_share.is_modest(entry, now):
             self._stagger.sent(entry.uncached_tokens / chosen.ledger.prefill.rate)
 
     def _usable(self, entry: Entry, now: float) -> list[Endpoint]:
@@ -182,7 +182,7 @@ class Sending(Ends):
     def _partners(self, entry: Entry, now: float) -> list[Endpoint]:
         """The decode endpoints that may be leased for it: those with room, or where slots do not limit, the well."""
         if self._settings.queue_enabled:
-            return self._fit.partners(entry, now)
+            return self._candidates.partners(entry, now)
         usable = self._pool.usable(entry.request, now, whole=True)
         return [e for e in usable if e.role is Role.DECODE]
 
@@ -203,9 +203,9 @@ class Sending(Ends):
             self._queues.touch(answering)
         self._recorder.released(entry)
         self._tree(entry).returned(entry.node_of())
-        if self._tenants.ended(entry.account):
-            self._held.let_go(entry.account)
-        self._reserve.freed(entry.model, now)
+        if self._quotas.ended(entry.account):
+            self._capped.let_go(entry.account)
+        self._reserved.freed(entry.model, now)
         endpoint = self._pool.holder(lease)
         if endpoint is not None:
             endpoint.ledger.remove(lease, now, given_up=given_up)

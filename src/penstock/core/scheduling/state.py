@@ -65,76 +65,76 @@ class SchedulerState:
         self._draw = draw
         self._queues = Queues(settings.bands, settings.bounds)
         self._pool = Pool(settings.health, stale_after_s=settings.stale_after_s)
-        self._account = account_of(settings)
-        self._reserve = ReservedSlots(self._reserved_share())
-        self._tenants = Quotas(settings.tenants)
-        self._stops = OperatorPauses()
+        self._charges = account_of(settings)
+        self._reserved = ReservedSlots(self._reserved_share())
+        self._quotas = Quotas(settings.tenants)
+        self._pauses = OperatorPauses()
         self._router = Router(settings.routing, settings.router, self._pool, draw=draw)
         self._affinity = AffinityWait(self._router, self._queues, self._look_again)
-        self._grouping = PrefixGroups(settings.router, self._account, by_arrival=by_arrival(settings))
+        self._groups = PrefixGroups(settings.router, self._charges, by_arrival=by_arrival(settings))
         self._stagger = PrefillStagger(self._pool, self._look_again)
-        self._overtaking = Backfill(self._account)
-        self._held = CappedFlows(self._queues, self._tenants, tenant_level=settings.tenant_level)
-        self._light = UnderShare(
+        self._backfill = Backfill(self._charges)
+        self._capped = CappedFlows(self._queues, self._quotas, tenant_level=settings.tenant_level)
+        self._under_share = UnderShare(
             self._queues,
             self._pool,
-            self._reserve,
-            tenants=self._tenants,
-            held=self._held,
-            overtaking=self._overtaking,
+            self._reserved,
+            quotas=self._quotas,
+            capped=self._capped,
+            backfill=self._backfill,
             look_again=self._look_again,
         )
-        self._fit = CandidateFilter(
+        self._candidates = CandidateFilter(
             self._queues,
             self._pool,
             settings.admission,
-            tenants=self._tenants,
-            light=self._light,
-            overtaking=self._overtaking,
+            quotas=self._quotas,
+            under_share=self._under_share,
+            backfill=self._backfill,
             affinity=self._affinity,
             stagger=self._stagger,
             look_again=self._look_again,
         )
         self._followers = PrefixFollowers(
-            self._grouping,
-            tenants=self._tenants,
-            held=self._held,
-            light=self._light,
-            fit=self._fit,
-            overtaking=self._overtaking,
+            self._groups,
+            quotas=self._quotas,
+            capped=self._capped,
+            under_share=self._under_share,
+            candidates=self._candidates,
+            backfill=self._backfill,
             affinity=self._affinity,
             look=self._look,
         )
-        self._promises = PromisedShares(self._queues)
+        self._promised = PromisedShares(self._queues)
         self._pump = Pump(
             self._queues,
             self._pool,
-            self._tenants,
-            stops=self._stops,
+            self._quotas,
+            pauses=self._pauses,
             affinity=self._affinity,
-            held=self._held,
-            light=self._light,
-            overtaking=self._overtaking,
-            fit=self._fit,
+            capped=self._capped,
+            under_share=self._under_share,
+            backfill=self._backfill,
+            candidates=self._candidates,
             followers=self._followers,
             stagger=self._stagger,
-            promises=self._promises,
+            promised=self._promised,
             look=self._look,
         )
         self._shares = Shares(len(settings.bands), tenant_level=settings.tenant_level)
         self._waits = Waits(
             self._queues,
             self._pool,
-            light=self._light,
-            fit=self._fit,
-            tenants=self._tenants,
-            stops=self._stops,
+            under_share=self._under_share,
+            candidates=self._candidates,
+            quotas=self._quotas,
+            pauses=self._pauses,
             settings=settings.admission,
         )
         self._recorder = Recorder(self._waits, self._shares, [band.name for band in settings.bands], self._router)
         self._keys = keys_of(settings)
         self._estimator = Estimator()
-        self._forecast = WaitForecast(by_request=self._account.by_request)
+        self._forecast = WaitForecast(by_request=self._charges.by_request)
         self._budget = retry.RetryBudget(settings.retry_budget)
         self._timers: Timers[int | str] = Timers()  # an arrival number, or an endpoint's name
         self._entries: dict[str, Entry] = {}  # every request that has not ended
@@ -167,7 +167,7 @@ class SchedulerState:
     def _place(self, entry: Entry, band: Band) -> None:
         """Find its flow in a band's tree, which has not counted what it was charged so far."""
         request = entry.request
-        path, weights = (request.flow, request.weights) if self._account.of_band(band.rank).uses_flows else ((), ())
+        path, weights = (request.flow, request.weights) if self._charges.of_band(band.rank).uses_flows else ((), ())
         entry.node = band.tree.node(path, weights)
         if entry.charged:
             band.tree.charge(entry.node, entry.charged)
@@ -191,7 +191,7 @@ class SchedulerState:
 
     def _reserved_share(self) -> float | None:
         # Where all stand in one line nobody is under a share, and what is kept would be used by nobody.
-        return self._settings.admission.reserved_share if self._account.uses_flows else 0.0
+        return self._settings.admission.reserved_share if self._charges.uses_flows else 0.0
 
     def _has_pace_limit(self) -> bool:
         bands_s = [band.time_per_output_token_s_max for band in self._settings.bands]

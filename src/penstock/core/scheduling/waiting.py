@@ -53,7 +53,7 @@ class Waiting(Sending):
         """It found nothing open: may it wait, and would that help?"""
         band = self._queues.bands[entry.request.band]
         reason = self._too_long(entry, band, now)
-        if self._tenants.over_queued(entry.account) is not None:
+        if self._quotas.over_queued(entry.account) is not None:
             reason = Reason.TENANT_LIMIT
         elif reason is None and (band.over_bounds() or not self._make_room(entry, now, actions)):
             reason = Reason.QUEUE_FULL
@@ -62,7 +62,7 @@ class Waiting(Sending):
             self._reject(entry, reason, now, actions)
         else:
             self._arm(entry, now)
-            self._grouping.waits(entry)
+            self._groups.waits(entry)
             self._recorder.waits(entry, now)
 
     def _too_long(self, entry: Entry, band: Band, now: float) -> Reason | None:
@@ -88,9 +88,9 @@ class Waiting(Sending):
         entry.queued_since_s = now
         self._queues.push(entry)
         codel.entered(self._queues.bands[entry.request.band].settings, entry, now)
-        self._tenants.queued(entry.account, entry.request.body_bytes, entry.estimate.prompt_tokens)
-        if self._tenants.held(entry.account):
-            self._held.hold(entry)
+        self._quotas.queued(entry.account, entry.request.body_bytes, entry.estimate.prompt_tokens)
+        if self._quotas.held(entry.account):
+            self._capped.hold(entry)
 
     def _arm(self, entry: Entry, now: float) -> None:
         """See to it that nobody waits longer than it may, or than it helps."""

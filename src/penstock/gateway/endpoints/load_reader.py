@@ -17,7 +17,7 @@ from penstock.core.endpoints.ledger import restarted_between
 from penstock.core.values.observation import Glimpse, Observation
 from penstock.engines import orca
 from penstock.engines.base import Engine, Facts, Load, PageReader
-from penstock.gateway.endpoints.probe_client import ProbeAnswer, Ask
+from penstock.gateway.endpoints.probe_client import Ask, ProbeAnswer
 
 AskPort = Callable[[int], Ask]  #: the same host at another port
 GLIMPSE_INTERVAL_S = 0.05  # an engine's gauges move once per step: more often they say the same

@@ -101,7 +101,13 @@ class EndpointRegistry:
     """All endpoints of a running gateway. `targets` is shared with whoever sends to them."""
 
     def __init__(
-        self, *, driver: Driver, metrics: Metrics, catalog: Catalog, parts: EndpointFactory, locator: Locator | None = None
+        self,
+        *,
+        driver: Driver,
+        metrics: Metrics,
+        catalog: Catalog,
+        parts: EndpointFactory,
+        locator: Locator | None = None,
     ) -> None:
         self._driver = driver
         self._metrics = metrics

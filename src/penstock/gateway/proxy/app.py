@@ -35,7 +35,7 @@ from penstock.gateway.proxy.direct import DirectJourney
 from penstock.gateway.proxy.disagg import sequential
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.heartbeat import Heartbeats
-from penstock.gateway.proxy.journey import QueuedJourney, OnEnd
+from penstock.gateway.proxy.journey import OnEnd, QueuedJourney
 from penstock.gateway.proxy.model_profiles import PLAIN, Profile, profiles
 from penstock.gateway.proxy.slices import Slices
 from penstock.gateway.proxy.stored_answers import StoredAnswers

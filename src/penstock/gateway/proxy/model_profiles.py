@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.config.model import Settings
-from penstock.config.sections.models import ModelSection, ModelPrices, model_prices
+from penstock.config.sections.models import ModelPrices, ModelSection, model_prices
 from penstock.core.values.settings import Prices
 
 

@@ -255,7 +255,9 @@ class Relay:
         self._committed = True
         self.body = b""  # it is sent nowhere else
         self.exchange.let_go()
-        self._answer = AnswerReader(streamed=self._sse or self._lines, hides_usage=self.hides_usage(), lines=self._lines)
+        self._answer = AnswerReader(
+            streamed=self._sse or self._lines, hides_usage=self.hides_usage(), lines=self._lines
+        )
         data = self._answer.take(data)
         if self._beating:
             self.exchange.write(data)

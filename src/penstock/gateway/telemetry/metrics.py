@@ -49,7 +49,14 @@ class _Line:
 
     __slots__ = ("completed", "pace", "request_time", "ttft", "wait")
 
-    def __init__(self, completed: Count, wait: HistogramSeries, ttft: HistogramSeries, request_time: HistogramSeries, pace: HistogramSeries) -> None:
+    def __init__(
+        self,
+        completed: Count,
+        wait: HistogramSeries,
+        ttft: HistogramSeries,
+        request_time: HistogramSeries,
+        pace: HistogramSeries,
+    ) -> None:
         self.completed = completed
         self.wait = wait
         self.ttft = ttft

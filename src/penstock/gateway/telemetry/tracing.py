@@ -69,7 +69,9 @@ class Tracer:
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("penstock", penstock.__version__)
 
-    def begin(self, request: Request, *, method: str, path: str, parent: bytes | None, state: bytes | None) -> RequestTrace:
+    def begin(
+        self, request: Request, *, method: str, path: str, parent: bytes | None, state: bytes | None
+    ) -> RequestTrace:
         """A request came, and is about to be queued."""
         return RequestTrace(self._tracer, request, method=method, path=path, parent=_context(parent, state))
 

@@ -21,7 +21,7 @@ from itertools import combinations
 from penstock.core.dispatch.backfill import BYPASS_MAX
 from penstock.core.values.actions import Dispatch
 from penstock.sim.world.report import priced
-from penstock.sim.world.world import WorldObserver, World
+from penstock.sim.world.world import World, WorldObserver
 from penstock.sim.world.world_values import SimulatedJourney
 
 

@@ -294,7 +294,7 @@ class CheckedScheduler(Scheduler):
         if self._settings.queue_enabled:
             for endpoint in endpoints:
                 assert endpoint.serves(entry.request.model)
-                assert self._stops.sends(entry.request.model), f"{entry.request} is sent, and its model is paused"
+                assert self._pauses.sends(entry.request.model), f"{entry.request} is sent, and its model is paused"
                 assert self._oracle.healthy(endpoint, now), f"{endpoint} is not well, and is given {entry.request}"
                 assert len(endpoint.ledger.leases) < endpoint.slots, f"{endpoint} is full, and is given {entry.request}"
                 assert entry.request.pinned is not None or self._oracle._computes(entry, endpoint)
@@ -339,7 +339,7 @@ class CheckedScheduler(Scheduler):
         super()._end(entry, usage, now, reason)
         true_cost = 0.0
         if usage is not None:
-            true_cost = self._account.policy(entry).cost(
+            true_cost = self._charges.policy(entry).cost(
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=usage.cached_tokens,
                 completion_tokens=usage.completion_tokens,
@@ -418,7 +418,7 @@ class CheckedScheduler(Scheduler):
                 tokens[entry.request.model] += entry.estimate.prompt_tokens
             assert (band.tokens, band.tokens_of) == (sum(tokens.values()), tokens)
             assert band.tree.waiting == len(own)
-        found = [1 if isinstance(x, Entry) else sum(map(len, x.values())) for x in self._grouping._waiting.values()]
+        found = [1 if isinstance(x, Entry) else sum(map(len, x.values())) for x in self._groups._waiting.values()]
         siblings = sum(len(entry.siblings) for entry in entries)
         assert siblings == sum(found), "those who wait are found by their prefixes, and nobody else"
         assert len(self._entries) == len(self.books.requests) == len(waiting) + len(self._leases)
@@ -455,12 +455,12 @@ class CheckedScheduler(Scheduler):
     def _check_tenants(self) -> None:
         running = Counter([self.books.requests[d.request_id].tenant for d in self.books.leases.values()])
         waiting = [self.books.requests[request_id] for request_id in self.books.waiting]
-        for seen in self._tenants.snapshot(0.0, most=len(self._tenants)):
+        for seen in self._quotas.snapshot(0.0, most=len(self._quotas)):
             own = [request for request in waiting if request.tenant == seen.name]
             assert seen.running == running[seen.name]
             assert (seen.queued, seen.queued_bytes) == (len(own), sum(request.body_bytes for request in own))
             assert seen.queued_tokens == sum(self._entries[request.id].estimate.prompt_tokens for request in own)
             assert seen.limits.running is None or seen.running <= max(seen.limits.running, self._ran[seen.name])
-        for tenant, flows in self._held.flows.items():
-            assert self._tenants.held(tenant), f"{tenant} may run more, and its flows are held"
+        for tenant, flows in self._capped.flows.items():
+            assert self._quotas.held(tenant), f"{tenant} may run more, and its flows are held"
             assert all(node.held for _, node in flows)

@@ -50,7 +50,7 @@ class Oracle:
             self._check_follower(entry, endpoints, now)
             self._check_strict(entry, endpoints, now)
             return
-        passed = set(scheduler._overtaking.passed)  # they were counted as overtaken just now, by this very choice
+        passed = set(scheduler._backfill.passed)  # they were counted as overtaken just now, by this very choice
         expected = self._choice(now, known=True, discount=passed)
         assert expected is not None, f"at {now} {entry.request} is sent, and nobody may be"
         assert expected[0] is entry, f"at {now} {entry.request} is sent before {expected[0].request}"
@@ -78,7 +78,7 @@ class Oracle:
         """It goes before its turn: to where one with the same prefix went, within the bound, at nobody's cost."""
         scheduler, (endpoint,) = self._scheduler, endpoints
         band, router = scheduler._queues.bands[entry.request.band], scheduler._settings.router
-        group = scheduler._grouping._groups[endpoint]
+        group = scheduler._groups._groups[endpoint]
         assert 0 < group.left <= router.prefix_group
         assert group.leader.id == entry.follows
         depth = entry.request.keys_of(entry.request.chunks_of(router.prefix_group_tokens * BYTES_PER_TOKEN))
@@ -90,14 +90,16 @@ class Oracle:
         assert not _any_held(entry)
         preferred = scheduler._router.preferred(entry, now)
         assert not preferred or endpoint in preferred
-        passed = scheduler._overtaking.passed
+        passed = scheduler._backfill.passed
         waiting = [x for x in band.entries.values() if x.bypassed >= BYPASS_MAX and x not in passed]
         kept = [x for x in waiting if endpoint.serves(x.request.model) and not x.shuns(endpoint.name, now)]
         assert not kept, f"{entry.request} takes room that is kept for {kept[0].request}"
-        free = [e for e in band.open if e not in scheduler._overtaking.kept]
+        free = [e for e in band.open if e not in scheduler._backfill.kept]
         if self._kept_back(entry.request.model, free, now, known=True):
-            assert scheduler._light.under_share(_top(entry), entry.request.model, now), "the slot was kept for others"
-        cost = scheduler._account.full_cost(entry)
+            assert scheduler._under_share.under_share(_top(entry), entry.request.model, now), (
+                "the slot was kept for others"
+            )
+        cost = scheduler._charges.full_cost(entry)
         line = list(self._order(band, [endpoint]))
         for level, node in enumerate(_path(entry)):
             rivals = [_path(x)[level] for x in line if _path(x)[:level] == _path(entry)[:level]]
@@ -211,7 +213,7 @@ class Oracle:
 
     def _in_bound(self, entry: Entry, endpoint: Endpoint, passed: list[Entry], now: float) -> bool:
         """Whether its flow, once it is sent there, is at most K such requests ahead of those it overtakes there."""
-        cost = self._scheduler._account.full_cost(entry)
+        cost = self._scheduler._charges.full_cost(entry)
         for other in (x for x in passed if x.request.band == entry.request.band):
             if endpoint.serves(other.request.model) and not other.shuns(endpoint.name, now):
                 parting = next(((n, m) for n, m in zip(_path(entry), _path(other), strict=False) if n is not m), None)
@@ -226,7 +228,7 @@ class Oracle:
         line = [entry for entry in order if entry.request.model == model]
         flows = [*(_top(entry) for entry in line[:1]), *band.light_flows(model)]
         times = (now,) if known else (now, now - RESERVE_REVIEW_S - ROUNDING_S)
-        judge = self._scheduler._light.under_share
+        judge = self._scheduler._under_share.under_share
         light = {flow for flow in flows if all(judge(flow, model, when) for when in times)}
         return [entry for entry in line if _top(entry) in light]
 
@@ -238,7 +240,7 @@ class Oracle:
 
     def _sendable(self, band: Band) -> list[str]:
         """The models that requests wait for, but for those that an operator has paused."""
-        paused = self._scheduler._stops.paused
+        paused = self._scheduler._pauses.paused
         return [] if None in paused else [model for model in band.tree.models() if model not in paused]
 
     # --- single questions ---------------------------------------------------------------------------------------
@@ -250,7 +252,7 @@ class Oracle:
         between, no more is claimed than that it never keeps more than its limit, and nothing where none are light.
         """
         scheduler = self._scheduler
-        reserve, slots = scheduler._reserve, scheduler._pool.slots(model)
+        reserve, slots = scheduler._reserved, scheduler._pool.slots(model)
         answering = [e for e in scheduler._pool if e.role is not Role.PREFILL]
         assert slots == sum(e.slots for e in answering if e.in_service and e.serves(model))
         kept = reserve.kept_lately(model) if reserve.share is None else int(reserve.share * slots)
@@ -278,7 +280,7 @@ class Oracle:
         """Whether a heavy prompt leaves light requests another endpoint that is soon done computing; where nobody asked
         just now, that one has to have been so for a while, for time alone may have done it.
         """
-        passed = self._scheduler._overtaking.passed
+        passed = self._scheduler._backfill.passed
         overtaken = entry.bypassed - (known and entry in passed)  # counted just now, by this very choice
         if not self._is_modest(entry, now, known=known) or overtaken >= BYPASS_MAX:
             return True
@@ -303,7 +305,7 @@ class Oracle:
 
     def _known_open(self, entry: Entry) -> list[Endpoint]:
         scheduler = self._scheduler
-        return [e for e in scheduler._queues.bands[entry.request.band].open if e not in scheduler._overtaking.kept]
+        return [e for e in scheduler._queues.bands[entry.request.band].open if e not in scheduler._backfill.kept]
 
     def _answered(
         self, entry: Entry, fitting: list[Endpoint], free: list[Endpoint], now: float, *, known: bool = True
@@ -334,14 +336,14 @@ class Oracle:
         """Whether it has to leave room for light flows; where nobody asked just now: whether it may have to."""
         model = entry.request.model
         if known:
-            light_come = self._scheduler._reserve.light_come(model, now)
+            light_come = self._scheduler._reserved.light_come(model, now)
             top = _top(entry)
-            return light_come and (top.parent is None or not self._scheduler._light.asked_little(top, now))
+            return light_come and (top.parent is None or not self._scheduler._under_share.asked_little(top, now))
         return self._light_come(model, now)
 
     def _light_come(self, model: str, now: float) -> bool:
         """Whether light flows were seen at all in the last minute or so."""
-        reserve = self._scheduler._reserve
+        reserve = self._scheduler._reserved
         arrivals = reserve._arrivals.get(model)
         return reserve.share is None and arrivals is not None and arrivals.per_s(now) > 0.001
 

@@ -21,19 +21,26 @@ from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.engine.values import (
     BlocksStored,
     EngineFullError,
-    EngineRequest,
     EngineGauges,
+    EngineRequest,
+    EngineUsage,
     Progress,
     PromptTooLongError,
-    EngineUsage,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "BlocksStored", "EngineModel", "EngineConfig", "EngineFullError", "EngineRequest", "EngineGauges", "Progress",
-    "PromptTooLongError", "EngineUsage",
+    "BlocksStored",
+    "EngineConfig",
+    "EngineFullError",
+    "EngineGauges",
+    "EngineModel",
+    "EngineRequest",
+    "EngineUsage",
+    "Progress",
+    "PromptTooLongError",
 ]  # fmt: skip
 
 

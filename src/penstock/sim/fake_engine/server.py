@@ -28,7 +28,7 @@ from penstock.sim.fake_engine.log import METRICS_FAULTS, Fault, FaultError, ways
 from penstock.sim.fake_engine.rooms import Rooms
 from penstock.sim.fake_engine.service import ServedEngine
 from penstock.sim.fake_engine.transfer import HELD_S
-from penstock.sim.lab.pages import PAGES, StrangePage, PageWays
+from penstock.sim.lab.pages import PAGES, PageWays, StrangePage
 
 if TYPE_CHECKING:
     import argparse

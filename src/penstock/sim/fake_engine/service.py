@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from penstock.sim.engine.model import EngineModel, EngineConfig, EngineFullError, EngineRequest, PromptTooLongError
+from penstock.sim.engine.model import EngineConfig, EngineFullError, EngineModel, EngineRequest, PromptTooLongError
 from penstock.sim.fake_engine import text
 from penstock.sim.fake_engine.adapters import Adapters
 from penstock.sim.fake_engine.calls import CallError, CallReader, bad_request, broken, busy, no_kv
@@ -274,7 +274,12 @@ class ServedEngine:
             _refuse(refusal, request, connection, entry)
 
     def _begin(
-        self, engine_request: EngineRequest, call: EngineCall, connection: EngineConnection, entry: LogEntry, fault: Fault | None
+        self,
+        engine_request: EngineRequest,
+        call: EngineCall,
+        connection: EngineConnection,
+        entry: LogEntry,
+        fault: Fault | None,
     ) -> None:
         """Give it to the model."""
         engine_id = engine_request.id

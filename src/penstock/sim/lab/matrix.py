@@ -23,7 +23,7 @@ from penstock.core.values.settings import BandSettings
 from penstock.sim.lab.cells import LIGHT_ANSWER, LONG_PROMPT, QUEUE_MAX, WARM_S, Cell, CellLoad
 from penstock.sim.scenarios.base import STANDARD
 from penstock.sim.world.report import done_per_s, percentile, ratio, ttfts
-from penstock.sim.world.workload import Constant, InFlight, Job, Lengths, Lognormal, Poisson, ArrivalSource, Stream
+from penstock.sim.world.workload import ArrivalSource, Constant, InFlight, Job, Lengths, Lognormal, Poisson, Stream
 from penstock.sim.world.world import World
 from penstock.sim.world.world_values import EngineSpec, SimulatedJourney, WorldSettings
 

@@ -20,9 +20,9 @@ from penstock.sim.scenarios.base import (
     load,
     run,
 )
-from penstock.sim.world.report import ReportLine, Measure, RunResult, at_least, at_most, ratio, service_between
+from penstock.sim.world.report import Measure, ReportLine, RunResult, at_least, at_most, ratio, service_between
 from penstock.sim.world.workload import Bursts, Constant, InFlight, Lognormal, Stream
-from penstock.sim.world.world import WorldObserver, World
+from penstock.sim.world.world import World, WorldObserver
 from penstock.sim.world.world_values import SimulatedJourney
 
 
@@ -50,7 +50,9 @@ def priorities(setup: Setup) -> RunResult:
         Measure("p99 TTFT of high beside low / alone", ratio(both.ttft_p99_s(is_high), alone.ttft_p99_s(is_high))),
     )
     lines = tuple(each.line(who, who.__eq__) for each in (alone, both) for who in ("high", "low"))
-    return RunResult("priorities", setup.seed, setup.duration_s, measures, tuple(line for line in lines if line.requests))
+    return RunResult(
+        "priorities", setup.seed, setup.duration_s, measures, tuple(line for line in lines if line.requests)
+    )
 
 
 class BatchWatch(WorldObserver):
@@ -143,4 +145,6 @@ def batch_band(setup: Setup) -> RunResult:
         ),
     )
     lines = tuple(each.line(who, who.__eq__) for each in (alone, both) for who in ("people", "batch"))
-    return RunResult("batch_band", setup.seed, setup.duration_s, measures, tuple(line for line in lines if line.requests))
+    return RunResult(
+        "batch_band", setup.seed, setup.duration_s, measures, tuple(line for line in lines if line.requests)
+    )

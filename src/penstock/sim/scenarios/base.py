@@ -23,7 +23,7 @@ from penstock.sim.engine.capacity import requests_per_s, work_s
 from penstock.sim.engine.profiles import PROFILES
 from penstock.sim.world.report import ReportLine, RunResult, done_per_s, journeys_between, percentile, ttfts
 from penstock.sim.world.workload import Lognormal, Poisson, Stream, sources
-from penstock.sim.world.world import WorldObserver, World
+from penstock.sim.world.world import World, WorldObserver
 from penstock.sim.world.world_values import Death, EngineSpec, Freeze, SimulatedJourney, Spell, WorldSettings
 
 ENGINE = replace(PROFILES["default"], step_jitter=0.05)

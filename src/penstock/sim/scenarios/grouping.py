@@ -20,7 +20,7 @@ from penstock.core.values.settings import Prices, RoutingSettings
 from penstock.sim.checks.bound import BoundWatch
 from penstock.sim.scenarios.base import ENGINE, Run, Setup, Variant
 from penstock.sim.world.report import Measure, RunResult, at_least, at_most, jain, percentile, service_between, ttfts
-from penstock.sim.world.workload import Constant, InFlight, Job, Lognormal, ArrivalSource, Stream
+from penstock.sim.world.workload import ArrivalSource, Constant, InFlight, Job, Lognormal, Stream
 from penstock.sim.world.world import World
 from penstock.sim.world.world_values import EngineSpec, WorldSettings
 

@@ -24,7 +24,7 @@ from penstock.sim.scenarios.base import (
 )
 from penstock.sim.world.report import Goal, Measure, RunResult, at_least, at_most, percentile, ratio
 from penstock.sim.world.workload import Poisson, Stream
-from penstock.sim.world.world import WorldObserver, World
+from penstock.sim.world.world import World, WorldObserver
 
 FLOOD = "flood"
 LIGHT_TENANTS = 8

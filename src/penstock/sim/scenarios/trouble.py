@@ -189,7 +189,9 @@ def cancel_storm(setup: Setup) -> RunResult:
         Measure("requests in engines that nobody waits for", _orphans(done), at_most(0)),
         Measure("throughput / pass-through", ratio(done.utilisation(), through.utilisation())),
     )
-    return RunResult("cancel_storm", setup.seed, setup.duration_s, measures, tuple(x.line("all") for x in (through, done)))
+    return RunResult(
+        "cancel_storm", setup.seed, setup.duration_s, measures, tuple(x.line("all") for x in (through, done))
+    )
 
 
 def leaked(done: Run) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 
 from penstock.sim.traces.trace import BLOCK_TOKENS, Row, Trace, spread
-from penstock.sim.world.workload import BYTES_PER_TOKEN, BYTES_SPREAD, Constant, Job, ArrivalSource, Stream
+from penstock.sim.world.workload import BYTES_PER_TOKEN, BYTES_SPREAD, ArrivalSource, Constant, Job, Stream
 
 TENANTS_MAX = 10_000  # named apart; the rest are one
 KNOWN_BLOCKS_MAX = 5_000_000  # of a cache without end; a trace with more of them gets no such figure

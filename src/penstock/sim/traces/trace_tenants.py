@@ -14,7 +14,7 @@ from itertools import combinations
 import msgspec
 
 from penstock.sim.world.report import jain, percentile, priced
-from penstock.sim.world.world import WorldObserver, World
+from penstock.sim.world.world import World, WorldObserver
 from penstock.sim.world.world_values import SimulatedJourney
 
 WINDOW_S = 60

@@ -14,7 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from penstock.sim.world.world_values import SimulatedJourney, Sample, Who
+from penstock.sim.world.world_values import Sample, SimulatedJourney, Who
 
 PROMPT_PRICE = 1.0
 OUTPUT_PRICE = 2.0
@@ -112,7 +112,9 @@ def ratio(value: float, base: float) -> float:
 Keep = Callable[[SimulatedJourney], bool]
 
 
-def journeys_between(done: Iterable[SimulatedJourney], from_s: float, to_s: float, keep: Keep) -> list[SimulatedJourney]:
+def journeys_between(
+    done: Iterable[SimulatedJourney], from_s: float, to_s: float, keep: Keep
+) -> list[SimulatedJourney]:
     """Those that arrived within the window and were to be served."""
     return [j for j in done if from_s <= j.job.at_s < to_s and keep(j)]
 

@@ -6,7 +6,7 @@ from penstock.core.values.observation import Observation
 from penstock.core.values.request import Contents, Request
 from penstock.core.values.settings import EndpointSpec
 from penstock.sim.world.workload import Job
-from penstock.sim.world.world_values import EngineSpec, EngineNode
+from penstock.sim.world.world_values import EngineNode, EngineSpec
 
 SLOTS_INITIAL = 16  # where the scheduler is not told an engine's size
 

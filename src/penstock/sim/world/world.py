@@ -22,13 +22,13 @@ from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Requeu
 from penstock.core.values.observation import Observation
 from penstock.core.values.request import Usage
 from penstock.core.values.retry import Failure
-from penstock.sim.engine.model import EngineModel, EngineFullError, EngineRequest, Progress, PromptTooLongError
+from penstock.sim.engine.model import EngineFullError, EngineModel, EngineRequest, Progress, PromptTooLongError
 from penstock.sim.lab.pages import StrangePage
 from penstock.sim.lab.strange import PLAIN, value_at
 from penstock.sim.traces.baselines import Rival, RoundRobinPassthrough
 from penstock.sim.world import translate
-from penstock.sim.world.workload import InFlight, Job, ArrivalSource
-from penstock.sim.world.world_values import SimulatedJourney, EngineNode, Sample, TokensDone, Who, WorldSettings
+from penstock.sim.world.workload import ArrivalSource, InFlight, Job
+from penstock.sim.world.world_values import EngineNode, Sample, SimulatedJourney, TokensDone, Who, WorldSettings
 
 EXPIRIES_MAX = 1000  # calls of `expire` between two events; more would be a busy loop
 PROGRESS_EVERY = 64  # tokens of one answer between two reports of it
@@ -188,7 +188,9 @@ class World:
         self._end(journey, "cancelled", "client_gone")
         self._tell(self.scheduler.cancelled(journey.job.id, now=self.now))
 
-    def _end(self, journey: SimulatedJourney, outcome: str, reason: str = "", retry_after_s: float | None = None) -> None:
+    def _end(
+        self, journey: SimulatedJourney, outcome: str, reason: str = "", retry_after_s: float | None = None
+    ) -> None:
         journey.outcome = outcome
         journey.reason = reason
         journey.retry_after_s = retry_after_s

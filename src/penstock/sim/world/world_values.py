@@ -9,7 +9,7 @@ from penstock.sim.engine.model import EngineModel
 from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.lab.pages import StrangePage
 from penstock.sim.lab.strange import PLAIN, Strange
-from penstock.sim.world.workload import Job, ArrivalSource
+from penstock.sim.world.workload import ArrivalSource, Job
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,9 @@ class Discovery:
             await asyncio.sleep(min(PAUSE_S * 2 ** (failures - 1), PAUSE_S_MAX) * random.uniform(0.5, 1.0))
 
 
-def described(template: Template, host: str, port: int, *, name: str | None = None, **more: object) -> EndpointSection | None:
+def described(
+    template: Template, host: str, port: int, *, name: str | None = None, **more: object
+) -> EndpointSection | None:
     """An endpoint that a source found, as if the settings had listed it; None where it can't be one."""
     address = f"[{host}]" if ":" in host else host
     given = {key: getattr(template, key) for key in ("engine", "models", "slots", "api_key", "labels", "kv_events")}

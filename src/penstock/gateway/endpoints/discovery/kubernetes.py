@@ -23,13 +23,13 @@ from penstock.gateway.endpoints.discovery.kubernetes_access import Access
 from penstock.gateway.endpoints.discovery.kubernetes_cache import Cache, Relist
 from penstock.gateway.endpoints.discovery.kubernetes_objects import (
     SERVICE_LABEL,
+    ApiStatus,
     Bookmark,
-    WatchEvent,
     Pod,
     PodList,
     Slice,
     SliceList,
-    ApiStatus,
+    WatchEvent,
 )
 from penstock.http.client.pool import Headers, Upstream, UpstreamError, UpstreamException, UpstreamTimeouts
 
