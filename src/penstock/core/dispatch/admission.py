@@ -29,12 +29,14 @@ def closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, 
     belief = endpoint.ledger.belief
     if belief.closed_s is None or cause not in _TOLD or _closed_by_own(endpoint, band, settings, now):
         return cause
-    stands = belief.kv_stood_s if cause is Cause.KV_FULL else belief.stood_s
-    return (
-        None
-        if belief.may_try(now, stands_s=-math.inf if _would_wait(cause, endpoint, band, now) else stands)
-        else cause
-    )
+    stands_s = -math.inf if _would_wait(cause, endpoint, band, now) else _stands_s(cause, endpoint)
+    return None if belief.may_try(now, stands_s=stands_s) else cause
+
+
+def _stands_s(cause: Cause, endpoint: Endpoint) -> float:
+    """Since when the gauges that close it have stood still."""
+    belief = endpoint.ledger.belief
+    return belief.kv_stood_s if cause is Cause.KV_FULL else belief.stood_s
 
 
 def _would_wait(cause: Cause, endpoint: Endpoint, band: BandSettings, now: float) -> bool:
@@ -129,13 +131,8 @@ def kv_tokens_free(endpoint: Endpoint, settings: AdmissionSettings, *, now: floa
     return (endpoint.admission(settings).kv_usage_max - kv_usage) * capacity
 
 
-def modest_room(endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> Room:
-    """The room of an endpoint for flows over their share while light ones come."""
-    return modest(room(endpoint, settings, now=now), endpoint)
-
-
 def modest(room: Room, endpoint: Endpoint) -> Room:
-    """Of that room, what is for flows over their share while light ones come: an engine computes prompts first come,
+    """Of an endpoint's room, what is for flows over their share while light ones come: an engine computes prompts first come,
     first served, so what a heavy flow has put before it is what a light request waits for.
     """
     ledger, (prefill_tokens, tokens) = endpoint.ledger, room
@@ -179,6 +176,8 @@ def lifts_s(cause: Cause, endpoint: Endpoint, *, now: float) -> float:
     review_s = endpoint.ledger.review_s(now)
     if cause is Cause.ENGINE_QUEUE and (filled_s := endpoint.fills_until_s(now)) > now:
         review_s = min(review_s, filled_s)
-    if cause in _TOLD and (try_s := endpoint.ledger.belief.try_s) > now:
-        review_s = min(review_s, try_s)
+    if cause in _TOLD:
+        belief = endpoint.ledger.belief
+        tries_s = (belief.try_s, belief.may_try_s(stands_s=_stands_s(cause, endpoint)))
+        review_s = min([review_s, *(try_s for try_s in tries_s if try_s > now)])
     return min(review_s, endpoint.ledger.pace.forgotten_s(now)) if cause is Cause.PACE else review_s

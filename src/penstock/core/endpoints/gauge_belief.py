@@ -156,9 +156,11 @@ class GaugeBelief:
 
     def may_try(self, now: float, *, stands_s: float) -> bool:
         """Whether a request may be sent against what they say. `stands_s`: since when that must have stood still."""
-        if self.closed_s is None or now < self._try_s or self.outstanding >= self._width:
-            return False
-        return now >= stands_s + TRY_S
+        return now >= self.may_try_s(stands_s=stands_s)
+
+    def may_try_s(self, *, stands_s: float) -> float:
+        """When time alone allows it; infinity: it does not."""
+        return max(self.try_s, stands_s + TRY_S)
 
     @property
     def try_s(self) -> float:

@@ -179,6 +179,8 @@ class Oracle:
         lines += [[x for x in order if x.request.model == model] for model in plain if len(plain) > 1]
         if not known:  # in which line who stands is not sure: claim nothing that any of them could be in the way of
             passed += [x for x in order if not self._places(x, free, kept, now, known=False)]
+            for entry in passed:
+                self._keep(entry, free, kept, now, bypassed=entry.bypassed)
         for number, line in enumerate(lines):
             looked_at, ahead = 0, set[tuple[Node, str]]()
             for entry in line:
@@ -199,9 +201,13 @@ class Oracle:
                     continue
                 looked_at += 1
                 passed.append(entry)
-                if entry.bypassed - (entry in discount) >= BYPASS_MAX:
-                    kept.update(e for e in free if e.serves(entry.request.model) and not entry.shuns(e.name, now))
+                self._keep(entry, free, kept, now, bypassed=entry.bypassed - (entry in discount))
         return None
+
+    def _keep(self, entry: Entry, free: list[Endpoint], kept: set[Endpoint], now: float, *, bypassed: int) -> None:
+        """What was overtaken as often as may be has room kept for it."""
+        if bypassed >= BYPASS_MAX:
+            kept.update(e for e in free if e.serves(entry.request.model) and not entry.shuns(e.name, now))
 
     def _places(
         self, entry: Entry, free: list[Endpoint], kept: set[Endpoint], now: float, *, known: bool
@@ -268,13 +274,19 @@ class Oracle:
             return False
         if not self._computes(entry, endpoint):
             return False
-        room = admission.modest_room if self._is_modest(entry, now, known=known) else admission.room
-        prefill_tokens, tokens = room(endpoint, self._scheduler._settings.admission, now=now)
+        prefill_tokens, tokens = self._room(entry, endpoint, now, known=known)
         prompt_alone = endpoint.role is Role.PREFILL and not entry.whole
         needed = entry.estimate.prompt_tokens if prompt_alone else entry.estimated_tokens
         if entry.uncached_at(endpoint.index) > prefill_tokens or needed > tokens:
             return False
         return self._leaves_one_clear(entry, endpoint, now, known=known)
+
+    def _room(self, entry: Entry, endpoint: Endpoint, now: float, *, known: bool) -> admission.Room:
+        """The room that an endpoint has for a request; where it is tried against its gauges, these do not count."""
+        settings, band = self._scheduler._settings.admission, self._scheduler._queues.bands[entry.request.band]
+        tried = admission.told_only(endpoint, band.settings, settings, None, now=now)
+        room = admission.room(endpoint, settings, tried=tried, now=now)
+        return admission.modest(room, endpoint) if self._is_modest(entry, now, known=known) else room
 
     def _leaves_one_clear(self, entry: Entry, endpoint: Endpoint, now: float, *, known: bool) -> bool:
         """Whether a heavy prompt leaves light requests another endpoint that is soon done computing; where nobody asked
@@ -311,11 +323,9 @@ class Oracle:
         self, entry: Entry, fitting: list[Endpoint], free: list[Endpoint], now: float, *, known: bool = True
     ) -> list[Endpoint]:
         """Without prefill endpoints where none of those that are free would answer what they compute."""
-        room = admission.modest_room if self._is_modest(entry, now, known=known) else admission.room
-        settings = self._scheduler._settings.admission
         for e in free:
             answers = e.role is Role.DECODE and e.serves(entry.request.model) and not entry.shuns(e.name, now)
-            if answers and entry.estimated_tokens <= room(e, settings, now=now)[1]:
+            if answers and entry.estimated_tokens <= self._room(entry, e, now, known=known)[1]:
                 return fitting
         return [e for e in fitting if e.role is not Role.PREFILL]
 
