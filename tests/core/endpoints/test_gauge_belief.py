@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from penstock.core.endpoints.gauge_belief import AGREES, CONTRADICTED, STILL_S, TRY_S, TRY_S_MAX, Standing
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.values.actions import Action
 from penstock.core.values.observation import Observation
 from penstock.core.values.settings import BandSettings
 from penstock.sim.checks.invariants import CheckedScheduler
@@ -168,13 +169,13 @@ def test_what_we_sent_ourselves_closes_an_endpoint_whatever_its_gauges_are_worth
 
 
 def test_a_try_that_waits_for_gauges_to_stand_still_is_armed_for_that_moment() -> None:
-    """Their memory gauge still moved when the endpoint closed: nothing else need happen by the time it has stood still."""
+    """The memory gauge still moved when the endpoint closed: nothing else need happen until it has stood still."""
     made = scheduler(SETTINGS, a=64)
     full = Observation(0.0, running=2, waiting=0, kv_usage=0.99, progress=1.0)
     made.observed("a", full, now=0.0)
     crowd(made, 2, 0.5)
     made.observed("a", replace(full, asked_s=1.0, kv_usage=0.98, progress=2.0), now=1.0)
-    now, actions = 1.0, []
+    now, actions = 1.0, list[Action]()
     while not sent(actions):
         due_s = made.next_deadline()
         assert due_s is not None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.core.endpoints.movement import ANSWERS_MIN, CHECK_S, IDLE_S, PATIENCE_S, STEPS, TRY_S
 from penstock.core.scheduler import SchedulerSettings
@@ -306,3 +308,94 @@ def test_nothing_is_looked_at_while_nothing_runs() -> None:
     shop = Shop()
     shop.go_on(5.0)
     assert shop.made.next_deadline() in (None, math.inf)
+
+
+# --- answers that do not stream -----------------------------------------------------------------------------------
+
+ANSWER_S = 1.0
+
+
+class Whole(Shop):
+    """The same with answers that do not stream: each takes `answer_s`. `tells`: whose gauges move while they work."""
+
+    def __init__(self, *, answer_s: float = ANSWER_S, tells: str = "ab", prompt_tokens: int = 0) -> None:
+        super().__init__(warm=False)
+        self.answer_s, self.tells, self.prompt_tokens = answer_s, tells, prompt_tokens
+        self.steps = 0.0
+        self.sent_s: dict[str, float] = {}
+        self.serve(10.0, "a", "b")
+
+    def serve(self, for_s: float, *moving: str, every_s: float = 0.25, gauges: str = "ab") -> None:
+        """Requests come; who moves answers them, and shows it once a second, if its page is to be had at all."""
+        until_s, ask_s, read_s = self.now + for_s, self.now, self.now
+        while self.now < until_s:
+            self.now = round(self.now + 0.05, 6)
+            if self.now >= ask_s:
+                name = self.ask(streamed=False, prompt_tokens=self.prompt_tokens)
+                self.sent_s[name], ask_s = self.now, ask_s + every_s
+            for name, dispatch in list(self.at.items()):
+                if dispatch.endpoint in moving and self.now >= self.sent_s[name] + self.answer_s:
+                    self.finish(name)
+            if self.now >= read_s:
+                read_s += 1.0
+                for endpoint in set(self.tells) & set(gauges):
+                    here = sum(d.endpoint == endpoint for d in self.at.values())
+                    self.steps += endpoint in moving
+                    reading = Observation(self.now, here, 0, progress=self.steps if endpoint in moving else 0.0)
+                    if endpoint in moving or self.last.get(endpoint) is None:
+                        self.last[endpoint] = reading
+                    else:
+                        reading = replace(self.last[endpoint], asked_s=self.now)
+                    self.carry_out(self.made.observed(endpoint, reading, now=self.now))
+            while (due_s := self.made.next_deadline()) is not None and due_s <= self.now:
+                self.carry_out(self.made.expire(now=self.now))
+
+    @functools.cached_property
+    def last(self) -> dict[str, Observation]:
+        return {}
+
+
+@pytest.mark.parametrize("gauges", ["ab", "b"], ids=["its page stands still", "its page is not to be had"])
+def test_whole_answers_that_stop_with_the_gauges_close_their_endpoint_within_two_seconds(gauges: str) -> None:
+    shop = Whole()
+    shop.serve(2.5, "b", gauges=gauges)
+    assert shop.state() == "stuck"
+    assert shop.taken_back
+    assert {dispatch.endpoint for name, dispatch in shop.at.items() if name in shop.taken_back} <= {"b"}
+    shop.serve(3.0, "a", "b")
+    assert shop.state() == "up"
+
+
+def test_long_whole_answers_after_short_ones_are_waited_for_where_the_gauges_move() -> None:
+    shop = Whole()
+    shop.answer_s = 40.0
+    shop.serve(60.0, "a", "b", every_s=5.0)
+    assert shop.taken_back == []
+
+
+def test_where_no_gauge_tells_whole_answers_may_take_twice_the_longest_of_late() -> None:
+    shop = Whole(tells="", answer_s=6.0)
+    shop.serve(5.0, "b")  # the last ones ended three or four seconds before that
+    assert shop.state() == "up"
+    shop.serve(10.0, "b")
+    assert shop.state() == "stuck"
+
+
+def test_where_all_whole_answers_stop_at_once_nobody_is_blamed() -> None:
+    shop = Whole()
+    shop.serve(20.0)
+    assert [shop.state("a"), shop.state("b"), shop.taken_back] == ["up", "up", []]
+
+
+def test_a_page_that_stands_still_while_whole_answers_come_is_no_witness() -> None:
+    shop = Whole(answer_s=3.0)
+    shop.serve(30.0, "a", "b", gauges="")
+    assert shop.taken_back == []
+
+
+def test_a_long_prompt_of_a_whole_answer_takes_its_time() -> None:
+    shop = Whole()
+    shop.serve(2.0, "a", "b", every_s=100.0)  # nothing else is under way
+    shop.prompt_tokens = 50_000
+    shop.serve(8.0, every_s=100.0)
+    assert shop.taken_back == []

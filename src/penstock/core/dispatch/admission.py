@@ -132,8 +132,8 @@ def kv_tokens_free(endpoint: Endpoint, settings: AdmissionSettings, *, now: floa
 
 
 def modest(room: Room, endpoint: Endpoint) -> Room:
-    """Of an endpoint's room, what is for flows over their share while light ones come: an engine computes prompts first come,
-    first served, so what a heavy flow has put before it is what a light request waits for.
+    """Of an endpoint's room, what is for flows over their share while light ones come: an engine computes prompts first
+    come, first served, so what a heavy flow has put before it is what a light request waits for.
     """
     ledger, (prefill_tokens, tokens) = endpoint.ledger, room
     if outstanding := ledger.prefill.outstanding_tokens:

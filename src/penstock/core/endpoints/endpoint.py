@@ -115,7 +115,7 @@ class Endpoint:
 
     def first_token(self, lease: Lease, now: float) -> None:
         """It has taken a request in and computed its prompt."""
-        self.movement.began(self.ledger, now)
+        self.movement.began(lease, self.ledger, now)
         self.ledger.first_token(lease, now)
         self.health.answered(self.slots)
 

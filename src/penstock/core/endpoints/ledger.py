@@ -20,7 +20,7 @@ import math
 import msgspec
 
 from penstock.core.endpoints.abandoned_slots import AbandonedSlots
-from penstock.core.endpoints.gauge_belief import IN_TIME_S, GaugeBelief, Standing
+from penstock.core.endpoints.gauge_belief import IN_TIME_S, OTHERS_MIN, OTHERS_SHARE, GaugeBelief, Standing
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.net_in_flight import NetInFlight
 from penstock.core.endpoints.prefill_backlog import PrefillBacklog
@@ -31,6 +31,7 @@ from penstock.core.values.observation import Glimpse, Observation
 OWN_QUEUE_MIN = 4  # requests of ours: fewer run at once in any engine, so none of them waits for another
 FOREIGN_DECAY_S = 30.0  # a neighbour's load is forgotten over about a long answer's time
 FROZEN_S = 30.0  # longer than the longest standstill measured on a busy engine (11 s), shorter than patience
+READ_KEPT = 0.9  # of the longest time between two readings, per reading: a single late one is soon forgotten
 REVIEW_S = 1.0  # how often a fading estimate of others' load is looked at again; it halves in 20 s
 
 
@@ -58,6 +59,7 @@ class Ledger:
         )
         self.asked_s = -math.inf  # of the last reading, moved or not
         self._moved_s = -math.inf
+        self._read_every_s = 0.0  # how often it is read, about
         self._sure_until_s = -math.inf  # so long the base is credible, whatever is read or happens until then
         self.stale_after_s = stale_after_s
         self._since = NetInFlight()  # what we sent, less what ended, since the base was asked
@@ -246,6 +248,8 @@ class Ledger:
         if reading.asked_s <= self.asked_s or not reading.sane():
             return False  # answered out of order, or nonsense, which says as little as no answer
         previous_asked_s, self.asked_s = self.asked_s, reading.asked_s
+        if previous_asked_s > -math.inf:
+            self._read_every_s = max(READ_KEPT * self._read_every_s, reading.asked_s - previous_asked_s)
         self._judged_anew()
         base = self.base
         self._at_the_door = 0.0
@@ -353,6 +357,25 @@ class Ledger:
     def moved_s(self) -> float:
         """When the engine last showed that it works, by an answer or by its gauges."""
         return max(self.life_s, self._moved_s)
+
+    def shows_life(self, now: float) -> bool:
+        """Whether its gauges tell if it works: counters that move, and about as many requests as we have there. Not
+        when answers went on and a page that was asked for later did not move, or did not come although it was due.
+        """
+        last, base = self._last, self.base
+        if last is None or last.progress is None or self.belief.doubt not in (None, Standing.GONE):
+            return False
+        if self.life_s > self._moved_s and not self.asked_s <= self.life_s <= self.asked_s + self._read_every_s:
+            return False
+        if base is None or not self.credible(now):
+            return True
+        missing = self.own_at_reading - base.running - base.waiting
+        return missing <= max(OTHERS_MIN, OTHERS_SHARE * self.own_at_reading)
+
+    def unseen_s(self, since_s: float, now: float) -> float:
+        """For how long since then gauges should have shown something new: they were asked, or are overdue."""
+        overdue_s = now - self.asked_s - self._read_every_s
+        return max(0.0, self.asked_s - since_s, min(overdue_s, now - since_s))
 
     @property
     def own_at_reading(self) -> int:

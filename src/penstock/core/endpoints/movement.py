@@ -19,12 +19,17 @@ Nor is anything judged unless another endpoint of the same models moves, or is i
 rather us, or the network, and there is nowhere else to ask. While it is stuck one request is let through at a time,
 after 1 s, 2 s, 4 s …, for what has nothing to show can't show that it moves again.
 
-Answers that do not stream show nothing until they end, and an endpoint that has only such is not judged.
+Answers that do not stream show nothing until they end, which may be long. *Answering*: an endpoint has such answers
+under way, and none has ended. Where its gauges have moved with our answers so far, they tell the one who works from the
+one who does not: it is silent while no answer ends and a page that was asked for since shows nothing new, or does not
+come although it is due. Then its patience is that of above (docs/decisions/0036). Where gauges tell nothing, or only of
+others' requests, nothing may have ended for twice the longest time that an answer took of late, or should take.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.ledger import Ledger
@@ -35,10 +40,13 @@ PATIENCE_S = 1.0  # longer than a step of most engines, shorter than what a pers
 STEPS = 20.0
 GAPS = 3.0  # silences of late: the next one may be a longer prompt's
 GAP_HALVES_S = 60.0
+WHOLE_GAP_STAYS = 0.1  # ten times as long: how a page comes to what it shows does not change with the load
 ANSWERS_MIN = 8  # begun since it came; what compiles does so for the first few
 IDLE_S = 60.0  # shorter than the five minutes after which Ollama puts a model away
 PROMPT_TIMES = 2.0  # what a prompt is predicted to take
 TOKENS_PER_S_UNKNOWN = 100.0  # a small CPU's prefill: until the speed is known, the slowest that is in use
+ANSWER_TIMES = 2.0  # the longest answer of late, where answers alone tell
+UNSEEN_S = 0.5  # that gauges show nothing new: a few steps, and more than a page takes to come
 TRY_S = 1.0
 TRY_S_MAX = 30.0
 DISTRUST_MAX = 16.0
@@ -49,6 +57,7 @@ class Movement:
     """Whether one engine process moves. Asked at each look; told of each answer that begins, or comes whole."""
 
     __slots__ = (
+        "_answer_s",
         "_answers",
         "_begins_nothing",
         "_begun_s",
@@ -57,10 +66,14 @@ class Movement:
         "_distrust_s",
         "_forgiven_s",
         "_gaps_s",
+        "_prompt_speed",
         "_ref_s",
         "_start_gap_s",
         "_tried_s",
         "_tries",
+        "_unseen_s",
+        "_whole_gap_s",
+        "_whole_since_s",
         "silent_since_s",
         "strain",
         "stuck_s",
@@ -76,7 +89,12 @@ class Movement:
         self._ref_s: float | None = None  # when it last moved while streams were under way there
         self._decode_gap_s = 0.0  # the longest silence of late that ended by itself
         self._start_gap_s = 0.0
+        self._whole_gap_s = 0.0
         self._gaps_s = 0.0  # when these were last looked at
+        self._whole_since_s = -math.inf  # since when answers are under way, none has ended and no gauge has moved,
+        self._unseen_s = 0.0  # and for how long of that gauges should have shown something
+        self._answer_s = 0.0  # the longest that an answer which does not stream took of late
+        self._prompt_speed = 0.0  # the fastest that one was computed, and answered, of late
         self._distrust = 1.0  # what its patience is multiplied by
         self._distrust_s = 0.0
         self._forgiven_s = -math.inf  # silences before count for nothing
@@ -85,8 +103,11 @@ class Movement:
 
     # --- facts ----------------------------------------------------------------------------------------------------
 
-    def began(self, ledger: Ledger, now: float) -> None:
+    def began(self, lease: Lease, ledger: Ledger, now: float) -> None:
         """An answer begins, or one that does not stream is there; told before the ledger is."""
+        if not lease.streamed and (took_s := now - lease.dispatched_s) > 0.0:
+            self._answer_s = max(self._answer_s, took_s)
+            self._prompt_speed = max(self._prompt_speed, lease.prompt_tokens / took_s)
         if self.stuck_s is None and self.warm:
             oldest = _oldest_awaited(ledger)
             if oldest is not None and ledger.moved_s > oldest.dispatched_s - IDLE_S:
@@ -100,6 +121,8 @@ class Movement:
         """It shows that it works, if only by an error."""
         if self.stuck_s is not None:
             self.stuck_s = None
+            self._whole_gap_s = max(self._whole_gap_s, self._unseen_s)
+            self._unseen_s = 0.0
             self._distrust, self._distrust_s = min(2.0 * self._distrusted(now), DISTRUST_MAX), now
             self.forgive(now)
 
@@ -122,6 +145,9 @@ class Movement:
         self._gaps_s = now
         self._decode_gap_s *= kept
         self._start_gap_s *= kept
+        self._whole_gap_s *= kept**WHOLE_GAP_STAYS
+        self._answer_s *= kept
+        self._prompt_speed *= kept
         moved_s = ledger.moved_s
         decoding = len(ledger.leases) > ledger.reserved
         if not decoding:
@@ -132,9 +158,11 @@ class Movement:
             if self.stuck_s is None:
                 self._decode_gap_s = max(self._decode_gap_s, moved_s - self._ref_s)
             self._ref_s = moved_s
-        if self.stuck_s is not None and decoding and moved_s > self.stuck_s and not self._begins_nothing:
+        owes = decoding or self._whole_since_s > -math.inf
+        if self.stuck_s is not None and owes and moved_s > self.stuck_s and not self._begins_nothing:
             self.moves(now)
         self.strain = 0.0
+        self._look_whole(ledger, now)
         if not self.warm:
             return
         if decoding and self._ref_s is not None:
@@ -145,6 +173,29 @@ class Movement:
             goes_on = decoding and moved_s > since_s
             patience_s = self._patience_s(ledger, self._start_gap_s, now, times=2.0 if goes_on else 1.0)
             self._strain(since_s, patience_s, now, begins_nothing=goes_on)
+
+    def _look_whole(self, ledger: Ledger, now: float) -> None:
+        """The silence of answers that do not stream."""
+        oldest = _oldest_whole(ledger)
+        if oldest is None:
+            if self.stuck_s is None:
+                self._whole_since_s, self._unseen_s = -math.inf, 0.0
+            return
+        by_gauges = ledger.shows_life(now)
+        sign_s = ledger.moved_s if by_gauges else ledger.life_s
+        since_s = max(oldest.dispatched_s, sign_s, self._forgiven_s)
+        if since_s > self._whole_since_s:
+            if self.stuck_s is None:
+                self._whole_gap_s = max(self._whole_gap_s, self._unseen_s)
+            self._whole_since_s, self._unseen_s = since_s, 0.0
+        if by_gauges and self.stuck_s is None:
+            self._unseen_s = max(self._unseen_s, ledger.unseen_s(since_s, now))
+        if not self.warm or sign_s <= oldest.dispatched_s - IDLE_S:
+            return
+        if not by_gauges or self._unseen_s >= UNSEEN_S:
+            self._strain(
+                since_s, self._whole_patience_s(ledger, now, by_gauges=by_gauges), now, begins_nothing=not by_gauges
+            )
 
     def found_stuck(self, now: float) -> None:
         """Its silence was too long."""
@@ -170,7 +221,11 @@ class Movement:
         """
         since_s = max(lease.dispatched_s, self.silent_since_s, self._forgiven_s)
         invested_s = max(0.0, self.silent_since_s - lease.dispatched_s)
-        return now - since_s >= max(self._patience_s(ledger, self._start_gap_s, now), invested_s)
+        if lease.streamed:
+            patience_s = self._patience_s(ledger, self._start_gap_s, now)
+        else:
+            patience_s = self._whole_patience_s(ledger, now, by_gauges=not self._begins_nothing)
+        return now - since_s >= max(patience_s, invested_s)
 
     def gave_up(self, lease: Lease, now: float) -> None:
         """It was taken back. If it was let through to find out, the next one comes later."""
@@ -194,6 +249,19 @@ class Movement:
         usual_s = max(PATIENCE_S, STEPS * ledger.pace.time_per_output_token_s(now)) * times
         return self._distrusted(now) * max(usual_s, GAPS * gap_s, PROMPT_TIMES * longest / speed)
 
+    def _whole_patience_s(self, ledger: Ledger, now: float, *, by_gauges: bool) -> float:
+        """For answers that do not stream: prompts and lengths count, for nothing is seen of either until they end."""
+        prefill, step_s = ledger.prefill, ledger.at_work.step_s
+        speed = prefill.rate if prefill.rate_known else max(TOKENS_PER_S_UNKNOWN, self._prompt_speed)
+        longest = prompts = answer = 0
+        for lease in _whole(ledger):
+            longest, prompts = max(longest, lease.prompt_tokens), prompts + lease.prompt_tokens
+            answer = max(answer, lease.output_tokens)
+        patience_s = max(PATIENCE_S, STEPS * step_s, GAPS * self._whole_gap_s, PROMPT_TIMES * longest / speed)
+        if not by_gauges:
+            patience_s = max(patience_s, ANSWER_TIMES * max(self._answer_s, prompts / speed + answer * step_s))
+        return self._distrusted(now) * patience_s
+
     def _distrusted(self, now: float) -> float:
         return max(1.0, self._distrust * math.exp2((self._distrust_s - now) / DISTRUST_HALVES_S))
 
@@ -204,6 +272,17 @@ def _oldest_awaited(ledger: Ledger) -> Lease | None:
         if lease.streamed and not lease.pending:
             return lease
     return None
+
+
+def _whole(ledger: Ledger) -> Iterator[Lease]:
+    """What was sent there that does not stream, and has not been answered; the one that was sent first, first."""
+    if ledger.streams == len(ledger.leases):
+        return iter(())
+    return (x for x in ledger.leases.values() if not (x.streamed or x.pending or x.first_token_s is not None))
+
+
+def _oldest_whole(ledger: Ledger) -> Lease | None:
+    return next(_whole(ledger), None)
 
 
 def _has_room(ledger: Ledger, now: float) -> bool:

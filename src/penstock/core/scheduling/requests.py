@@ -126,7 +126,7 @@ class Requests(Waiting):
             return self._pumped(now)
         if held.first_token_s is None:  # it did not stream, or was of no bytes
             endpoint.health.answered(endpoint.slots)
-            endpoint.movement.began(endpoint.ledger, now)
+            endpoint.movement.began(held, endpoint.ledger, now)
         self._look_at(endpoint, now)
         self._well(endpoint, now)
         return self._pumped(now)
