@@ -155,6 +155,35 @@ def test_what_cannot_be_in_time_any_more_is_not_sent() -> None:
     assert sent(actions) == [("in time", "a")]
 
 
+def test_what_is_probably_late_is_sent_where_nobody_else_waits_for_the_slot() -> None:
+    """After a stall most of the last first tokens took seconds, and deadlines were refused for want of room."""
+    for others in (False, True):
+        made = scheduler(a=1)
+        lease = the_lease(made.arrived(request("first"), now=0.0))
+        made.arrived(request("r", deadline_s=10.0), now=0.0)
+        if others:
+            made.arrived(request("other"), now=0.0)
+        for took_s in [5.0] * 9 + [0.1]:
+            made._forecast.first_token("m", 1, took_s, 6.0)
+        made._forecast.refused("m", 20.0, 6.0)
+        actions = made.finished(lease, now=6.0)
+        assert sent(actions) == [("other" if others else "r", "a")]
+
+
+def test_a_stall_while_a_queue_was_measured_refuses_nobody_whom_the_slots_would_serve() -> None:
+    """Leases last 0.1 s, and a queue was sent from three times in ten seconds, for the engine stood still meanwhile."""
+    made = scheduler(a=10)
+    for at in range(10):
+        made._forecast.lease_ended(waiting_entry(str(at)), 0.1, 9.0 + at / 10)
+    for at in range(10):
+        made.arrived(request(f"first{at}"), now=9.9)
+    for at in range(3):
+        made._forecast.dispatched(waiting_entry(f"w{at}"), queued=True, now=5.0 * at)
+    for at in range(20):
+        made.arrived(request(f"ahead{at}"), now=10.0)
+    assert ends(made.arrived(request("r", deadline_s=12.0), now=10.0)) == []
+
+
 def test_who_waits_past_its_deadline_is_told_at_once() -> None:
     made = scheduler(SchedulerSettings(bands=(BandSettings("b", deadline_s=5.0),)), a=1)
     made.arrived(request("first"), now=0.0)

@@ -190,12 +190,12 @@ class WaitForecast:
         learned = self._models.get(model)
         if learned is None:
             return None
-        drain = learned.drain.per_s(now)
-        if drain > RATE_MIN and learned.drain.elapsed_s(now) >= RATE_TRUSTED_S:
-            return drain
+        drain, by_slots = learned.drain.per_s(now), 0.0
         if learned.seconds > 0 and learned.work > 0 and slots > 0 and learned.at_s >= since_s:
-            return slots * learned.work / learned.seconds
-        return drain if drain > RATE_MIN else None
+            by_slots = slots * learned.work / learned.seconds
+        if drain > RATE_MIN and learned.drain.elapsed_s(now) >= RATE_TRUSTED_S:
+            return max(drain, by_slots) if since_s > -math.inf else drain
+        return by_slots or (drain if drain > RATE_MIN else None)
 
     def _of(self, model: str) -> _Model:
         learned = self._models.get(model)

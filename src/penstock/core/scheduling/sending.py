@@ -85,10 +85,11 @@ class Sending(Ends):
         left_s = entry.deadline_s - now
         if left_s <= 0.0:
             return False
-        if self._forecast.first_token_s(entry, now) <= left_s:
-            return True
+        forecast = self._forecast
         others_wait = sum([band.tree.root.backlog.get(entry.model, 0) for band in self._queues.bands]) > 1
-        if others_wait or self._forecast.soonest_s(entry, now) <= left_s or not self._forecast.may_try(entry, now):
+        if (forecast.first_token_s(entry, now) if others_wait else forecast.soonest_s(entry, now)) <= left_s:
+            return True
+        if others_wait or not forecast.may_try(entry, now):
             return False
         self._recorder.tried(entry)
         return True

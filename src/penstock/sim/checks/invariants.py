@@ -300,7 +300,10 @@ class CheckedScheduler(Scheduler):
                 assert entry.request.pinned is not None or self._oracle._computes(entry, endpoint)
         if self._settings.queue_enabled and entry.request.pinned is None:
             may_be_late = self._recorder.trail(entry).tried
-            assert may_be_late or now + self._forecast.first_token_s(entry, now) <= entry.deadline_s
+            waiting = [x for band in self._queues.bands for x in band.entries.values() if x is not entry]
+            crowded = any(x.request.model == entry.request.model for x in waiting)
+            needs_s = self._forecast.first_token_s if crowded else self._forecast.soonest_s
+            assert may_be_late or now + needs_s(entry, now) <= entry.deadline_s
             self._oracle.check_choice(entry, endpoints, now)
         if entry.follows is not None:
             self._note_overtaken(entry)
