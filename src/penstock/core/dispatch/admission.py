@@ -179,5 +179,5 @@ def lifts_s(cause: Cause, endpoint: Endpoint, *, now: float) -> float:
     if cause in _TOLD:
         belief = endpoint.ledger.belief
         tries_s = (belief.try_s, belief.may_try_s(stands_s=_stands_s(cause, endpoint)))
-        review_s = min([review_s, *(try_s for try_s in tries_s if try_s > now)])
+        review_s = min([review_s, *[try_s for try_s in tries_s if try_s > now]])
     return min(review_s, endpoint.ledger.pace.forgotten_s(now)) if cause is Cause.PACE else review_s

@@ -29,7 +29,6 @@ others' requests, nothing may have ended for twice the longest time that an answ
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.ledger import Ledger
@@ -274,15 +273,16 @@ def _oldest_awaited(ledger: Ledger) -> Lease | None:
     return None
 
 
-def _whole(ledger: Ledger) -> Iterator[Lease]:
+def _whole(ledger: Ledger) -> list[Lease]:
     """What was sent there that does not stream, and has not been answered; the one that was sent first, first."""
     if ledger.streams == len(ledger.leases):
-        return iter(())
-    return (x for x in ledger.leases.values() if not (x.streamed or x.pending or x.first_token_s is not None))
+        return []
+    return [x for x in ledger.leases.values() if not (x.streamed or x.pending or x.first_token_s is not None)]
 
 
 def _oldest_whole(ledger: Ledger) -> Lease | None:
-    return next(_whole(ledger), None)
+    whole = _whole(ledger)
+    return whole[0] if whole else None
 
 
 def _has_room(ledger: Ledger, now: float) -> bool:
