@@ -183,7 +183,8 @@ class GaugeBelief:
 
     def undecided(self) -> None:
         """A try is over, and nothing tells whether it waited. Any engine runs a few at a time."""
-        self._width = max(self._width, min(self._width + 1, TRIES_UNDECIDED))
+        if self._width < TRIES_UNDECIDED:
+            self._width += 1
 
     def _forget(self) -> None:
         self.closed_s, self._try_s = None, math.inf
