@@ -1,4 +1,4 @@
-"""How are the lines of a head put together, and none of them into two?"""
+"""How are header lines joined to a head, so that no value can smuggle in a line of its own?"""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ _CR: Final = 0x0D
 
 
 def head_of(lines: list[bytes]) -> bytes:
-    """The head of a message, its blank line included. Raises ValueError where a line break is inside of a line.
+    """Returns the head of a message, with its blank line. Raises ValueError if one of the `lines` holds a line break.
 
-    Looked for in a join of its own: two searches for a byte (an int; Python tries that first, and a failure costs more
-    than the search) cost a tenth of counting the line breaks of the head.
+    `lines` is used up. The search runs over a join of its own: searching twice for one byte costs a tenth of counting
+    the line breaks of the finished head. The byte is an int because Python tries that first, and failing costs more
+    than searching.
     """
     flat = b"".join(lines)
     if _LF in flat or _CR in flat:

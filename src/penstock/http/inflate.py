@@ -1,7 +1,7 @@
-"""How much is in a gzip body? Unpacked in steps, and each piece counted before it is kept.
+"""How is a gzip body unpacked without being flooded by it? In steps, and each piece is counted before it is kept.
 
-A kilobyte may hold a megabyte, so three things bound it: what one body may be, what it may be beside its packed size,
-and what all bodies in memory may be together.
+A kilobyte may unpack to a megabyte, so there are three bounds: the size of one body, its size as a multiple of the
+packed one, and the size of all bodies in memory together.
 """
 
 from __future__ import annotations
@@ -11,24 +11,28 @@ from collections.abc import Callable, Generator
 from io import BytesIO
 
 RATIO_MAX = 100  # text packs to a tenth, the same sentence again and again to a fiftieth
-RATIO_FREE_BYTES = 1024 * 1024  # so much may come of however little
-_STEP_BYTES = 256 * 1024  # half a millisecond
+RATIO_FREE_BYTES = 1024 * 1024  # up to this size the ratio does not count
+_STEP_BYTES = 256 * 1024  # takes half a millisecond
 
 
 class BadGzip(Exception):  # noqa: N818 - it says what it is
-    """The body is not what its encoding says; the text says why, to the caller."""
+    """The body is not valid gzip. The text says why, and is shown to the caller."""
 
 
 class InflatesTooFar(Exception):  # noqa: N818
-    """There is more in it than a body may be; the text says how much may be."""
+    """The body unpacks to more than is allowed. The text names the limit."""
 
 
 class TooMuchAtOnce(Exception):  # noqa: N818
-    """All bodies together are more than are kept."""
+    """This body and all others in memory together would be too many bytes."""
 
 
 def inflate(body: bytes, bytes_max: int, hold: Callable[[int], bool]) -> Generator[None, None, bytes]:
-    """What is in a gzip body. `hold` counts bytes before they are kept; False: they are too many."""
+    """Unpack a gzip body step by step: yields after each step, returns the whole content at the end.
+
+    `hold` is asked with each piece's size before the piece is kept; it returns False when that is too much. Raises
+    `BadGzip`, `InflatesTooFar` (over `bytes_max` or over the ratio) or `TooMuchAtOnce` (`hold` said no).
+    """
     ratio_max = max(RATIO_FREE_BYTES, RATIO_MAX * len(body))
     inflater = zlib.decompressobj(wbits=31)
     whole, packed, at, size = BytesIO(), memoryview(body), 0, 0

@@ -1,7 +1,7 @@
-"""A call to an engine: what does its sender give, see and get to know?
+"""What does the sender of a request to an engine give, and what does it get back?
 
-Where the answer goes, and the handle to abort or pause. A call belongs to whoever sent it; its sink hears `on_end` or
-`on_error` exactly once, and nothing more after an abort.
+The sender gives a `Sink`, where the answer goes, and gets a `Call`, the handle to abort or pause the answer. A call
+belongs to its sender. Its sink hears `on_end` or `on_error` exactly once, and nothing after an abort.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from penstock.http.client.values import Headers, UpstreamError
 
 
-#: A body to be sent: as it is, or the pieces of a large one.
+#: A request's body: whole, or the pieces of a large one.
 Payload = bytes | list[bytes | memoryview]
 
 
 class Sink(Protocol):
-    """Where an answer goes: `on_response`, then data, then exactly one of `on_end` and `on_error`.
+    """Where an answer goes: `on_response`, then `on_data` any number of times, then one of `on_end` and `on_error`.
 
-    `on_error` may come at any time, also first. Headers are as the engine sent them, hop-by-hop ones too;
-    the list is the sink's to keep. Nothing is called before `send` returned, nor after `Call.abort`.
+    `on_error` may come at any time, also first. `headers` are as the engine sent them, hop-by-hop ones included, and
+    the list is the sink's to keep. Nothing is called before `send` has returned, nor after `Call.abort`.
     """
 
     def on_response(self, status: int, headers: Headers, /) -> None: ...
@@ -33,7 +33,7 @@ class Sink(Protocol):
 
 
 class _Silence:
-    """The sink of a call that is over: so no callback needs to ask whether it is."""
+    """The sink of a call that is over, so that no callback has to ask whether its call still runs."""
 
     def on_response(self, status: int, headers: Headers, /) -> None: ...
     def on_data(self, data: bytes, /) -> None: ...
@@ -45,7 +45,7 @@ _SILENCE: Final = _Silence()
 
 
 class Carrier(Protocol):
-    """The connection as its call sees it."""
+    """What a call needs of the connection that carries it."""
 
     transport: asyncio.Transport
     is_open: bool
@@ -56,7 +56,7 @@ class Carrier(Protocol):
 
 
 class Call:
-    """One request on its way. Its sender may abort it at any time, and pause what comes back."""
+    """One request on its way to an engine. Its sender may abort it, or pause its answer, at any time."""
 
     __slots__ = ("body", "connection", "head", "is_head_request", "paused", "sink")
 
@@ -69,14 +69,21 @@ class Call:
         self.paused = False
 
     def abort(self) -> None:
-        """Close the connection, so that the engine stops its work. No callback follows. Idempotent."""
+        """Close the connection, so that the engine stops working on the request.
+
+        No callback of the sink follows. A second call does nothing.
+        """
         connection = self.connection
         self.end()
         if connection is not None:
             connection.close()
 
     def hang_up(self, on_closed: Callable[[], None]) -> None:
-        """The same, and be told, once, when the engine has seen it or has had its time to; maybe at once."""
+        """Abort as `abort` does, but in an orderly way that the engine can confirm.
+
+        `on_closed` is called once, maybe before this returns: when the engine has closed its side, or has had long
+        enough to do so.
+        """
         connection = self.connection
         self.end()
         if connection is None:
@@ -85,20 +92,20 @@ class Call:
             connection.hang_up(on_closed)
 
     def pause(self) -> None:
-        """Stop reading from the engine. What was already read is still delivered: one read, 256 KiB at most."""
+        """Stop reading the answer. What was already read is still delivered: one read, 256 KiB at most."""
         self.paused = True
         if self.connection is not None and self.connection.is_open:
             self.connection.transport.pause_reading()
 
     def resume(self) -> None:
-        """Read on."""
+        """Read the answer on after `pause`."""
         self.paused = False
         if self.connection is not None and self.connection.is_open:
             self.connection.heard = True
             self.connection.transport.resume_reading()
 
     def end(self) -> Sink:
-        """Let go of everything; the sink is handed out for its last callback."""
+        """Let go of everything the call holds. Returns its sink, for the last callback."""
         sink, self.sink = self.sink, _SILENCE
         self.connection = None
         self.head = b""

@@ -1,10 +1,10 @@
-"""One connection to an engine: how is a request written, and its answer read?
+"""How is a request written to an engine's connection, and its answer read?
 
-A connection carries one request at a time. httptools finds the borders of the answer; what it cannot know is
-decided here: how much head is too much, that the answer to HEAD has no body, that some bodies end with the
-connection, that bytes nobody asked for make a connection unfit for reuse. Everything is a callback: no task,
-coroutine or timer per request or chunk. Sinks are called only after the parser has returned, so they may abort
-or pause in any callback; all payload of one read reaches them in one piece. A connection belongs to its pool.
+A connection carries one request at a time and belongs to its pool. httptools finds the borders of the answer; this
+file decides what the parser cannot know: how large a head may be, that the answer to HEAD has no body, that some
+bodies end with the connection, that bytes nobody asked for make a connection unfit for reuse. Everything is a
+callback: there is no task, coroutine or timer per request or chunk. Sinks are called only after the parser has
+returned, so they may abort or pause in any callback; all payload of one read reaches its sink in one piece.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from penstock.http.client.call import Call
     from penstock.http.client.values import Headers, UpstreamLimits, UpstreamTimeouts
 
-JOIN_BYTES_MAX: Final = 4096  # up to here one copy is cheaper than a second buffer in the transport
-CLOSING_S: Final = 0.1  # an engine's front end closes within a turn of its loop, some 10 ms where it is busy
-WRITE_BYTES_MAX: Final = 1024 * 1024  # of a large body at a time: more, or its encryption, would hold up others
-_HEAD, _PAYLOAD, _BODY, _DONE = 0, 1, 2, 3  # what of the answer is awaited: its head, first payload, rest, nothing
+JOIN_BYTES_MAX: Final = 4096  # up to this size one copy is cheaper than a second buffer in the transport
+CLOSING_S: Final = 0.1  # an engine's front end closes within a turn of its loop: some 10 ms when it is busy
+WRITE_BYTES_MAX: Final = 1024 * 1024  # written of a large body at a time: encrypting more would hold up other requests
+_HEAD, _PAYLOAD, _BODY, _DONE = 0, 1, 2, 3  # what of the answer comes next: its head, first payload, rest, nothing
 
 
 class ConnectionOwner(Protocol):
-    """What a connection needs of the pool that owns it."""
+    """What a connection needs of the pool that owns it: bounds, a clock, and news to be told."""
 
     timeouts: UpstreamTimeouts
     limits: UpstreamLimits
@@ -46,7 +46,7 @@ class _RefusedError(Exception):
 
 
 class UpstreamConnection:
-    """A socket to an engine, the parser on it, and the call it carries, if any."""
+    """A socket to an engine, the parser on the socket, and the call that it carries, if any."""
 
     __slots__ = (
         "_closing",
@@ -84,11 +84,11 @@ class UpstreamConnection:
         call.connection = self
         self.connecting: asyncio.Task[None] | None = None
         self.is_open = self.is_closed = False
-        self._on_closed: Callable[[], None] | None = None  # the engine has seen that it was hung up on
+        self._on_closed: Callable[[], None] | None = None  # called when the engine has seen our hang-up
         self._closing: asyncio.TimerHandle | None = None
         self.heard = True  # something happened since the pool last looked
         self.idle_since = self._quiet_since = self._stale_until = 0.0
-        self._headers: Headers = []  # of the head, or the trailers, being read
+        self._headers: Headers = []  # of the head, or of the trailers, being read
         self._response: Headers = []
         self._pieces: list[bytes] = []  # the payload of one read
         self.on_body = self._pieces.append  # the parser's callback for payload, without a Python frame
@@ -101,7 +101,11 @@ class UpstreamConnection:
     # --- What the pool does with it
 
     def start(self, call: Call, stale_until: float) -> None:
-        """Write a request. Lost without an answer before `stale_until`, the connection was stale."""
+        """Write the request of `call`.
+
+        If the connection is lost before `stale_until` (a loop time) without a byte of an answer, it was stale, and the
+        pool sends the request again.
+        """
         self.call = call
         call.connection = self
         self._stale_until = stale_until
@@ -125,7 +129,7 @@ class UpstreamConnection:
             self.transport.writelines((call.head, body))
 
     def close(self) -> None:
-        """Drop the socket at once, unsent bytes too: to flush them would wait for a peer that may not read."""
+        """Drop the socket at once, with its unsent bytes: flushing them would wait for an engine that may not read."""
         self.call = None
         self._unsent.clear()
         if self.is_closed:
@@ -144,9 +148,10 @@ class UpstreamConnection:
                 on_closed()
 
     def hang_up(self, on_closed: Callable[[], None]) -> None:
-        """Say that the answer is not wanted any more, and tell when the engine has seen it: it closes its side, too.
+        """Close our side, because the answer is no longer wanted; the engine confirms by closing its side.
 
-        An engine that keeps its side open is given `CLOSING_S`; one that was not sent the whole request, none.
+        `on_closed` is called once the engine has closed, or after `CLOSING_S`. It is called at once if the engine was
+        not sent the whole request, or the connection can't be closed by halves (TLS).
         """
         transport = self.transport if self.is_open else None
         if (
@@ -167,23 +172,23 @@ class UpstreamConnection:
         transport.write_eof()
 
     def fail(self, kind: UpstreamErrorKind, detail: str) -> None:
-        """End the call with an error, and the connection with it."""
+        """Close the connection and end its call, if any, with an error of this `kind`."""
         call = self.call
         self.close()
         if call is not None:
             call.end().on_error(UpstreamError(kind, detail))
 
     def lose(self, detail: str) -> None:
-        """End the call as one whose connection was lost."""
+        """Close the connection and end its call as lost: RESET if no byte of the answer came, else BROKEN."""
         self.fail(UpstreamErrorKind.RESET if self._is_silent else UpstreamErrorKind.BROKEN, detail)
 
     def give_up(self, detail: str) -> None:
-        """End the call as one that timed out, unless an answer has begun."""
+        """End the call as timed out before the first byte, unless payload of its answer has come."""
         if self.call is not None and self._phase <= _PAYLOAD:
             self.fail(UpstreamErrorKind.FIRST_BYTE_TIMEOUT, detail)
 
     def check(self, now: float) -> None:
-        """Time out what was quiet for too long. `heard` saves a look at the clock per chunk."""
+        """Time out a call that was quiet for too long; `now` is a loop time. `heard` saves reading a clock per chunk."""
         call = self.call
         if call is None:
             return
@@ -201,7 +206,7 @@ class UpstreamConnection:
     # --- What the event loop tells it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's behaves like one without being a subclass
         self._parser = httptools.HttpResponseParser(self)
         if self.call is None:
             self.transport.abort()
@@ -228,7 +233,7 @@ class UpstreamConnection:
             self._fresh_head = False
             self._overhead_bytes = 0
             call.head = b""
-            call.body = b""  # an answer has begun: there will be no retry
+            call.body = b""  # an answer has begun, so the request is never sent again
             call.sink.on_response(self._status, self._response)
         pieces = self._pieces
         if pieces:
@@ -250,7 +255,7 @@ class UpstreamConnection:
             self.fail(UpstreamErrorKind.PROTOCOL, refusal)
 
     def pause_writing(self) -> None:
-        """No caller is held back, for what is written is in memory anyway; but a large body goes piece by piece."""
+        """Only a large body stops being written here. Callers aren't held back: what they give is in memory anyway."""
         self._write_paused = True
 
     def resume_writing(self) -> None:
@@ -259,7 +264,7 @@ class UpstreamConnection:
             self._write_on()
 
     def _write_on(self) -> None:
-        """Write a piece of a large body; the next one when that is out, or in the loop's next turn."""
+        """Write a piece of a large body. The next follows in the loop's next turn, or when the buffer has drained."""
         if self._unsent and not self._write_paused and self.is_open:
             self.transport.write(self._unsent.pop())
             if self._unsent and not self._write_paused:
@@ -270,7 +275,7 @@ class UpstreamConnection:
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost(str(error or "closed by the engine"), is_orderly=error is None)
-        self._parser = None  # it holds our methods: a cycle
+        self._parser = None  # the parser holds our methods: a reference cycle
 
     # --- What the parser tells it
 
@@ -295,7 +300,7 @@ class UpstreamConnection:
         self._fresh_head = True
         assert self.call is not None
         if self.call.is_head_request:
-            self._phase = _DONE  # and not for reuse: the parser, and maybe the engine, believes in a body
+            self._phase = _DONE  # and the connection is not reused: parser, and maybe engine, expect a body to follow
             self._keep_alive = False
         else:
             self._phase = _PAYLOAD
@@ -310,17 +315,17 @@ class UpstreamConnection:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a part of an answer has come."""
+        """True if payload of an answer has come and more is expected."""
         return self.call is not None and self._phase == _BODY
 
     @property
     def is_paused(self) -> bool:
-        """Whether the rest is left unread for now."""
+        """True if the sender of the call has paused its answer."""
         return self.call is not None and self.call.paused
 
     @property
     def _is_silent(self) -> bool:
-        """Not one byte came for this call."""
+        """True if not one byte came for this call."""
         return self._phase == _HEAD and not self._overhead_bytes
 
     def _hold(self) -> None:
@@ -332,12 +337,15 @@ class UpstreamConnection:
         if len(headers) > limits.header_count_max:
             raise _RefusedError(f"more than {limits.header_count_max} header lines")
         if self._overhead_bytes <= limits.header_bytes_max:
-            return  # all that was read is less, so the head is
+            return  # the head is no larger than all that was read
         if sum(len(name) + len(value) + 4 for name, value in headers) > limits.header_bytes_max:
             raise _RefusedError(f"a head of more than {limits.header_bytes_max} bytes")
 
     def _excess(self) -> str:
-        """What is too much of bytes that carry no payload. One read may pass, so memory stays bounded."""
+        """What is too much in the bytes that carry no payload; empty if nothing is.
+
+        The check comes after a read, so at most one read passes unchecked, and memory stays bounded.
+        """
         limits = self._pool.limits
         if self._overhead_bytes > limits.header_bytes_max:
             return f"more than {limits.header_bytes_max} bytes without payload"
@@ -362,7 +370,7 @@ class UpstreamConnection:
         call.end().on_end()
 
     def _lost(self, detail: str, *, is_orderly: bool) -> None:
-        """The table from the end of a connection to the end of its call."""
+        """The connection has ended: decide how its call ends. `is_orderly` if the engine closed it without an error."""
         call = self.call
         if call is None:
             self.close()
@@ -376,7 +384,11 @@ class UpstreamConnection:
 
 
 def _is_framed(headers: Headers) -> bool:
-    """Does the body say where it ends? The parser refuses bad or doubled lengths, and a length with a coding."""
+    """True if the body says where it ends, False if it ends with the connection.
+
+    The parser itself refuses bad or repeated lengths, and a length beside a coding. Raises _RefusedError for any other
+    coding than chunked.
+    """
     is_framed = False
     for name, value in headers:
         size = len(name)

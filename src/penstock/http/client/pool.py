@@ -1,11 +1,11 @@
-"""The transport: how do bytes get to an engine and back?
+"""How do requests get to an engine and their answers back, over connections that are used again?
 
-One `Upstream` per endpoint: a pool of HTTP/1.1 connections, the youngest used first. `send` writes a request
-at once, on an idle connection or a new one, and tells its sink what comes back. Idle connections are closed
-before an engine would close them, and dropped the moment an engine does; a request that still meets a stale
-one, and heard nothing, is sent once more on a new one. Headers are written as they are given; those of one hop
-are the caller's to leave out, and `Host` and the body's framing are added here. How many connections are open
-is bounded by who sends (a lease each), how many stay idle by the limits.
+There is one `Upstream` per endpoint: a pool of HTTP/1.1 connections, the one used last is used first. `send` writes a
+request at once, on an idle connection or a new one, and its sink gets what comes back. Idle connections are closed
+before the engine would close them, and dropped the moment the engine does. A request that still meets a stale
+connection, and hears nothing, is sent once more on a new one. Headers are written as given: the caller leaves out those
+that belong to one hop, and the pool adds `Host` and the framing of the body. Leases bound how many connections are
+open (one each), `UpstreamLimits` how many stay idle.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ __all__ = [
     "UpstreamTimeouts",
 ]
 
-STALE_S: Final = 1.0  # a stale connection tells within a round trip; later, the engine died on this very request
+STALE_S: Final = 1.0  # a stale connection shows within a round trip; one lost later died with this very request
 
 
 class UpstreamException(Exception):  # noqa: N818 - the error is the value it carries
-    """`fetch` got no whole answer."""
+    """`fetch` got no whole answer; `error` says why."""
 
     def __init__(self, error: UpstreamError) -> None:
         super().__init__(f"{error.kind.value}: {error.detail}")
@@ -58,7 +58,7 @@ class UpstreamException(Exception):  # noqa: N818 - the error is the value it ca
 
 
 class Upstream:
-    """One endpoint's connections. Made and used on one event loop."""
+    """The connections to one endpoint. Made and used on one event loop. ValueError for a `url` that is not http(s)."""
 
     def __init__(
         self,
@@ -86,16 +86,16 @@ class Upstream:
 
     @property
     def place(self) -> tuple[str, int]:
-        """Host and port."""
+        """The endpoint's host and port."""
         return self._address.host, self._address.port
 
     def retime(self, timeouts: UpstreamTimeouts) -> None:
-        """Other time-outs, also for what is under way."""
+        """Use these `timeouts` from now on, also for calls under way."""
         self.timeouts = timeouts
         self._tick_s = timeouts.tick_s
 
     def at_port(self, port: int) -> Upstream:
-        """Another one to the same host, without this one's path prefix."""
+        """Returns a new `Upstream` to another `port` of the same host, without this one's path prefix."""
         address = self._address
         host = f"[{address.host}]" if ":" in address.host else address.host
         scheme = "https" if address.is_tls else "http"
@@ -108,7 +108,7 @@ class Upstream:
         )
 
     def unpooled(self) -> Upstream:
-        """Another one to the same place, with a new connection for every request."""
+        """Returns a new `Upstream` to the same endpoint that makes a new connection for every request."""
         address = self._address
         return Upstream(
             f"{'https' if address.is_tls else 'http'}://{address.authority}{address.prefix}",
@@ -119,12 +119,15 @@ class Upstream:
         )
 
     def give_up(self, detail: str) -> None:
-        """End every call that has no payload yet as if it had timed out: the engine is known to answer nothing."""
+        """End every call without payload yet as if it had timed out: it is known that the engine answers nothing."""
         for connection in tuple(self._open):
             connection.give_up(detail)
 
     def send(self, method: str, target: str, headers: Sequence[tuple[bytes, bytes]], body: Payload, sink: Sink) -> Call:
-        """Send a request, and return at once. A request line or header with a line break is a ValueError."""
+        """Send a request without waiting; what comes back goes to `sink`. Returns the handle to abort or pause it.
+
+        Raises ValueError if a header holds a line break, or the method or target a space.
+        """
         call = Call(self._head(method, target, headers, body), body, sink, is_head_request=method == "HEAD")
         self._requests_total += 1
         now = self.time()
@@ -148,7 +151,11 @@ class Upstream:
         timeout_s: float,
         bytes_max: int | None = None,
     ) -> Response:
-        """A whole answer, or `UpstreamException`; for probes and metrics. Cancelled, it closes its connection."""
+        """Returns a whole answer, of any status. For probes and metrics.
+
+        Raises UpstreamException if there is none within `timeout_s`, or if its body exceeds `bytes_max` (None: the
+        pool's limit). Cancelling it closes the connection.
+        """
         collector = _Collector(
             self._loop.create_future(), self.limits.fetch_bytes_max if bytes_max is None else bytes_max
         )
@@ -161,10 +168,10 @@ class Upstream:
             raise UpstreamException(UpstreamError(kind, f"not complete within {timeout_s:g} s")) from None
         finally:
             call.abort()
-            del collector  # its error knows this frame, and what came would stay until somebody looks for garbage
+            del collector  # its error refers to this frame: the answer would stay in memory until a garbage collection
 
     def close(self) -> None:
-        """Close every connection. Calls still on their way end with an error; later ones fail at once."""
+        """Close every connection. Calls under way end with an error; later ones fail at once."""
         self._is_closed = True
         for connection in tuple(self._open):
             connection.lose("the endpoint was closed")
@@ -176,17 +183,17 @@ class Upstream:
 
     @property
     def busy(self) -> bool:
-        """Whether any call is on its way."""
+        """True if any call is under way."""
         return bool(self._connecting) or len(self._open) > len(self._idle)
 
     @property
     def waits_for_clients(self) -> bool:
-        """Whether answers are under way, and none is read because their readers take no more."""
+        """True if answers have begun and every one of them is paused: the engine waits for our clients."""
         begun = [connection for connection in self._open if connection.has_begun]
         return bool(begun) and all(connection.is_paused for connection in begun)
 
     def statistics(self) -> UpstreamStatistics:
-        """How many connections there are, and how many there were."""
+        """How many connections there are now, and totals since the start."""
         return UpstreamStatistics(
             connecting=len(self._connecting),
             active=len(self._open) - len(self._idle),
@@ -196,9 +203,10 @@ class Upstream:
             retries_total=self._retries_total,
         )
 
-    # --- What a connection asks of its pool
+    # --- What a connection tells its pool
 
     def opened(self, connection: UpstreamConnection, /) -> None:
+        """`connection` is made: watch it for time-outs."""
         self._connects_total += 1
         self._connecting.discard(connection)
         self._open.add(connection)
@@ -206,6 +214,7 @@ class Upstream:
             self._timer = self._loop.call_later(self._tick_s, self._tick)
 
     def release(self, connection: UpstreamConnection, /) -> None:
+        """`connection` has carried a whole answer: keep it for the next request, or close it if enough are idle."""
         if self._is_closed or len(self._idle) >= self.limits.idle_connections_max:
             connection.close()
             return
@@ -213,11 +222,13 @@ class Upstream:
         self._idle.append(connection)
 
     def forget(self, connection: UpstreamConnection, /) -> None:
+        """`connection` is closed: use it no more."""
         self._open.discard(connection)
         if connection in self._idle:  # a list of at most `idle_connections_max`
             self._idle.remove(connection)
 
     def retry(self, call: Call, /) -> None:
+        """`call` met a stale connection: send it once more, on a new one."""
         self._retries_total += 1
         self._connect(call)
 
@@ -240,12 +251,12 @@ class Upstream:
 
         def connected(_: asyncio.Task[None]) -> None:
             self._connecting.discard(connection)
-            connection.connecting = None  # one that was cancelled knows the frame, and so this connection and its call
+            connection.connecting = None  # a cancelled task refers to its frame, and so to this connection and its call
 
         task.add_done_callback(connected)
 
     async def _open_connection(self, connection: UpstreamConnection) -> None:
-        """A task per new connection, not per request; from `connection_made` on, callbacks do the rest."""
+        """Connect; a task per new connection, not per request. From `connection_made` on, callbacks do the rest."""
         if self._is_closed:
             connection.fail(UpstreamErrorKind.CONNECT, "the endpoint was closed")
             return
@@ -266,7 +277,7 @@ class Upstream:
             connection.fail(UpstreamErrorKind.CONNECT, str(error) or type(error).__name__)
 
     def _tick(self) -> None:
-        """Look at every connection; one timer per endpoint instead of one per request, and none when idle."""
+        """Check every connection. One timer per endpoint instead of one per request; none while no socket is open."""
         self._timer = self._loop.call_later(self._tick_s, self._tick) if self._open else None
         now = self.time()
         while self._idle and now - self._idle[0].idle_since >= self.timeouts.idle_s:
@@ -276,7 +287,7 @@ class Upstream:
 
 
 class _Collector:
-    """A sink that keeps the whole answer, up to a bound."""
+    """A sink that keeps the whole answer, up to `bytes_max`, and completes a future with it."""
 
     def __init__(self, answer: asyncio.Future[Response], bytes_max: int) -> None:
         self.answer = answer
@@ -291,7 +302,7 @@ class _Collector:
 
     def on_data(self, data: bytes, /) -> None:
         if self.answer.done():
-            return  # it was too much before
+            return  # the body was too large already
         if len(self._body) + len(data) > self._bytes_max:
             self.on_error(UpstreamError(UpstreamErrorKind.PROTOCOL, f"a body of more than {self._bytes_max} bytes"))
         else:

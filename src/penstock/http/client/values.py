@@ -1,4 +1,4 @@
-"""The values around the transport: how long and how much it may take, what can go wrong, where an endpoint is."""
+"""How long may a call to an engine take, how much may its answer be, what can go wrong, and where is the endpoint?"""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class UpstreamErrorKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class UpstreamError:
-    """What went wrong with a call: a kind to decide by, a detail for people."""
+    """What went wrong with a call: `kind` to decide by, `detail` for people."""
 
     kind: UpstreamErrorKind
     detail: str
@@ -38,27 +38,30 @@ class UpstreamError:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamTimeouts:
-    """What is watched on an open connection is looked at once per tick: never early, late by a tick at most."""
+    """How long a call may stand still at each stage, in seconds.
+
+    Open connections are checked once per tick, so a time-out fires never early and at most a tick late.
+    """
 
     connect_s: float = 5.0
     first_byte_s: float = 600.0  # from the request being written to the first payload of the answer
-    between_bytes_s: float = 120.0  # time spent paused does not count
-    idle_s: float = 4.0  # vLLM and SGLang close at 5 s
+    between_bytes_s: float = 120.0  # while we read: time spent paused does not count
+    idle_s: float = 4.0  # an idle connection is closed then: vLLM and SGLang close theirs at 5 s
 
     @property
     def tick_s(self) -> float:
-        """An eighth of the shortest, half a second at most."""
+        """How often open connections are checked: an eighth of the shortest time-out, at most every half second."""
         return min(self.first_byte_s, self.between_bytes_s, self.idle_s, 4.0) / 8
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamLimits:
-    """Bounds on what an engine may make us hold."""
+    """How much an engine may make us hold in memory."""
 
-    header_bytes_max: int = 65536  # and for what carries no payload: interim answers, chunk lines, trailers
+    header_bytes_max: int = 65536  # also of whatever else carries no payload: interim answers, chunk lines, trailers
     header_count_max: int = 256
     idle_connections_max: int = 256
-    fetch_bytes_max: int = 16 * 1024 * 1024
+    fetch_bytes_max: int = 16 * 1024 * 1024  # the body of a `fetch`; streamed answers have no bound, they aren't kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamStatistics:
-    """The picture of one pool now, and its totals."""
+    """How many connections of one pool are in which state now, and totals since the start."""
 
     connecting: int
     active: int
@@ -94,6 +97,7 @@ class Address:
 
     @staticmethod
     def of(url: str) -> Address:
+        """Take an endpoint's `url` apart. Raises ValueError if it is not a plain http(s) URL: the text says why."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"not an http(s) URL with a host: {url!r}")

@@ -1,7 +1,7 @@
 """How do clients reach us, whatever they do?
 
-Start with `server.py` (listen, count, drain, stop). `listener.py` takes connections in beside thousands that are busy;
-`connection.py` says what a connection does next; `reader.py` turns bytes into one request at a time within
+Start with `server.py` (listen, count, drain, stop). `listener.py` takes new connections in beside thousands that are
+busy; `connection.py` says what a connection does next; `reader.py` turns bytes into one request at a time within
 `limits.py`; `exchange.py` is one request and its answer, as the gateway sees it. `timer.py`: one timer per connection;
-`turns.py`: who may be read from next where many send large bodies.
+`turns.py`: which connection is read next when many send large bodies.
 """

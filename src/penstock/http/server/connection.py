@@ -1,9 +1,10 @@
 """What does one client connection do next, whatever its client does?
 
-Requests come one at a time from the reader. What a client sends ahead of a running exchange is kept up to a
-bound, then reading stops; without pipelining reading stays on, so that a hang-up is noticed at once. Early answers
-linger, so that a reset does not destroy them. One timer per connection serves every deadline, re-armed when it
-fires too early. A handler is called from here, never from inside the parser.
+Requests come one at a time from the reader. Bytes that a client sends ahead of a running exchange (pipelining) are
+kept up to a bound, then reading stops. Without pipelining reading stays on, so that a hang-up is noticed at once. After
+an answer that is sent before the request was read to its end, the connection lingers: it discards the rest, so that a
+reset does not destroy the answer. One timer serves every deadline of the connection. The handler is called from here,
+never from inside the parser.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ if TYPE_CHECKING:
 
 # Where a connection is in its request.
 _IDLE: Final = 0  # no byte of a request yet
-_HEAD: Final = 1
-_BODY: Final = 2
+_HEAD: Final = 1  # bytes of a head
+_BODY: Final = 2  # the head is whole, the body is not
 _BUSY: Final = 3  # the request is whole, the response is not
 _LINGER: Final = 4  # answered early: what the client still sends is discarded
-_CLOSING: Final = 5
+_CLOSING: Final = 5  # nothing is read; what is written may still go out
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-_HUNG_UP: Final = getattr(select, "POLLRDHUP", select.POLLHUP)  # where it exists it is told behind unread bytes, too
+_HUNG_UP: Final = getattr(select, "POLLRDHUP", select.POLLHUP)  # POLLRDHUP shows a hang-up behind unread bytes, too
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
 class Connection:
-    """One client connection."""
+    """One client connection: the asyncio protocol, the reader on it, and the exchange under way, if any."""
 
     __slots__ = (
         "_body_paused",
@@ -74,17 +75,17 @@ class Connection:
         self._exchange: Exchange | None = None
         self._state = _IDLE
         self._parsing = False
-        self._received_s = 0.0  # the first byte of the request being read
-        # What the client sent ahead of the running exchange, and from where it is unread.
+        self._received_s = 0.0  # loop time of the first byte of the request being read
+        # What the client sent ahead of the running exchange, and the offset of its first unread byte.
         self._rest = b""
         self._rest_at = 0
         self._reading_paused = False
         self._write_paused = False
-        self._stalled_bytes = sys.maxsize  # output that waited when we last looked
-        self._linger_bytes = 0
+        self._stalled_bytes = sys.maxsize  # output that waited when the write deadline was last checked
+        self._linger_bytes = 0  # discarded so far
         self._body_paused = False  # by the handler, which takes the body piece by piece
-        self._turn_paused = False  # others' bodies are read first
-        self._counted_bytes = 0  # of the body under way, in the server's sum
+        self._turn_paused = False  # the bodies of other connections are read first
+        self._counted_bytes = 0  # of the body being read, in the server's sum
         self._timer = DeadlineTimer(loop, self._expired)
 
     # ---- what the transport tells us
@@ -100,7 +101,7 @@ class Connection:
         if refusal is not None:
             self._state = _BODY
             self._refuse(Refusal.TOO_MANY_CONNECTIONS, refusal)
-            self._close()  # at once: a place for lingering is what we are short of
+            self._close()  # without lingering: connections are what we are short of
             return
         self._arm(limits.keepalive_timeout_s)  # a client that is slow to ask must not find its connection gone
 
@@ -116,7 +117,7 @@ class Connection:
 
     def eof_received(self) -> None:
         if self._exchange is not None:
-            self.abort()  # a client that sends no more is one that went away
+            self.abort()  # a client that closes its half while it waits for an answer has gone away
         else:
             self._close()
 
@@ -158,12 +159,13 @@ class Connection:
     # ---- what the exchange and the server tell us
 
     def closes_after_response(self) -> bool:
-        """Decided when the response's head is written: it says so in a header."""
+        """True if the connection closes after this response. Asked once, when the response's head is written."""
         if self._state != _BUSY or self.server.draining:
             self.keep_alive = False  # not _BUSY: the request is not whole, so the next one's start is unknown
         return not self.keep_alive
 
     def response_ended(self) -> None:
+        """Called by the exchange: the response is written. Read the next request, linger, or close."""
         self._exchange = None
         if self._state != _BUSY:
             self._linger()
@@ -174,7 +176,7 @@ class Connection:
             self._to_idle()
 
     def break_off(self, *, reset: bool) -> None:
-        """Close in the middle of a response; by a reset where nothing else tells that it is incomplete."""
+        """Close in the middle of a response. `reset` where closing marks its end: otherwise no cut would show."""
         self._exchange = None
         if not reset:
             self._close()
@@ -184,12 +186,12 @@ class Connection:
             self.abort()
 
     def drain(self) -> None:
-        """Close now if no request is under way; else the response will."""
+        """Close now if no request is under way; otherwise the connection closes after the response."""
         if self._state == _IDLE and not self._rest:
             self._close()
 
     def abort(self) -> None:
-        """Close without waiting for anything; the exchange learns of it as of a hang-up."""
+        """Close without waiting for anything. To the exchange it looks like a hang-up of the client."""
         self._state = _CLOSING
         if self._transport is not None:
             self._transport.abort()
@@ -203,7 +205,7 @@ class Connection:
     # ---- reading
 
     def _parse(self, data: bytes, at: int) -> None:
-        """Read request by request, until the data is used up or an exchange keeps the rest waiting."""
+        """Read request by request from `data[at:]`, until it is used up or a running exchange makes the rest wait."""
         size = len(data)
         reader = self._reader
         self._parsing = True
@@ -225,7 +227,7 @@ class Connection:
             self._refuse(error.refusal, error.detail)
             return
         except BaseException:
-            self.abort()  # a handler's fault, told to the loop; the client must not hang for it
+            self.abort()  # a fault of the handler goes to the loop's error log; the client must not hang for it
             raise
         finally:
             self._parsing = False
@@ -238,19 +240,19 @@ class Connection:
                 self.server.turns.read(self, size)
 
     def _await_more(self, reader: RequestReader) -> None:
-        """A read ended in the middle of a request."""
+        """A read ended in the middle of a request: set the deadline for the rest."""
         limits = self._limits
         if self._state == _HEAD:
             self._timer.set(self._received_s + limits.header_timeout_s)
         elif self._exchange is not None and self._exchange.on_body is not None:
-            self._arm(limits.body_timeout_s)  # of any size, so only a standstill is too long
+            self._arm(limits.body_timeout_s)  # such a body may be of any size, so only a standstill is too long
         else:
             deadline_s = self._loop.time() + limits.body_timeout_s
             self._timer.set(min(deadline_s, self._received_s + limits.body_timeout_total_s))
             self._count(reader.body_bytes)
 
     def _begin(self, reader: RequestReader) -> None:
-        """The head is whole: show it to the handler, and judge what is to follow."""
+        """The head is whole: show it to the handler, and decide whether the body may follow."""
         assert self._transport is not None
         exchange = Exchange(self, self._transport)
         reader.read_head(exchange)
@@ -279,7 +281,7 @@ class Connection:
             self._stream.write(_CONTINUE)
 
     def _count(self, body_bytes: int) -> None:
-        """Add what was read of a body to the server's sum. Where that is too much, the slowest sender has to go."""
+        """Tell the server that `body_bytes` of this body have been read. While all are too many, refuse the slowest."""
         server = self.server
         more, self._counted_bytes = body_bytes - self._counted_bytes, body_bytes
         if body_bytes:
@@ -295,21 +297,23 @@ class Connection:
         self._counted_bytes = 0
 
     def body_bytes_per_s(self, now: float) -> float:
-        """How fast its body has come so far."""
+        """How fast the body has come so far, in bytes per second."""
         return self._counted_bytes / max(now - self._received_s, self._limits.body_rate_from_s)
 
     def too_many_bytes(self) -> None:
-        """All bodies that are under way are too much together, and this one is to make room."""
+        """Refuse the request being read: all bodies together are too many bytes, and this one makes room."""
         self._uncount()
         self._refuse(Refusal.TOO_MANY_BYTES, "too much is being sent at once, and this is the slowest")
 
     def pause_body(self) -> None:
+        """Stop reading the body: the handler takes no more for now. Still looks for a client that hung up."""
         if self._state == _BODY and not self._body_paused:
             self._body_paused = True
             self._stream.pause_reading()
             self._arm(self._limits.gone_look_s)
 
     def resume_body(self) -> None:
+        """Read the body on after `pause_body`."""
         if not self._body_paused:
             return
         self._body_paused = False
@@ -320,12 +324,13 @@ class Connection:
                 self._arm(self._limits.body_timeout_s)
 
     def pause_turn(self) -> None:
-        """Others' bodies are read first."""
+        """Stop reading until `resume_turn`: the bodies of other connections are read first."""
         if self._transport is not None and not self._transport.is_closing():
             self._turn_paused = True
             self._transport.pause_reading()
 
     def resume_turn(self) -> None:
+        """Read on, unless something else keeps the connection paused."""
         if self._turn_paused:
             self._turn_paused = False
             if self._transport is not None and not (
@@ -338,7 +343,7 @@ class Connection:
         exchange = self._exchange
         assert exchange is not None
         exchange.body = reader.take_body()
-        if self._counted_bytes:  # from here on it is the exchange's
+        if self._counted_bytes:  # from here on the exchange counts the body
             self._uncount()
             exchange.hold(len(exchange.body))
         self._state = _BUSY
@@ -347,7 +352,7 @@ class Connection:
         self.server.handler.complete(exchange)
 
     def _keep(self, data: bytes, at: int = 0) -> None:
-        """Keep what came ahead of its turn; stop reading when it is much."""
+        """Keep what came ahead of its turn (`data[at:]`). Stop reading when that exceeds `pipelined_bytes_max`."""
         if self._state == _LINGER:
             self._discard(len(data) - at)
         elif self._state != _CLOSING:
@@ -361,7 +366,7 @@ class Connection:
                     self._arm(self._limits.gone_look_s)
 
     def _resume(self) -> None:
-        """Go on with what was kept, now that the exchange before it is over."""
+        """Parse what was kept, now that the exchange before it is over."""
         if self._state != _IDLE or self._write_paused or not self._rest or self._stream.is_closing():
             return
         data, at = self._rest, self._rest_at
@@ -379,14 +384,14 @@ class Connection:
         return self._transport
 
     def _refuse(self, refusal: Refusal, detail: str) -> None:
-        """Answer in the handler's words, and close."""
+        """Answer as the handler words it, then close. If a response has begun already, only close."""
         exchange = self._exchange
         if exchange is not None and exchange.started:
             self.abort()
             return
         try:
             status, headers, body = self.server.handler.refused(exchange, refusal, detail)
-            if exchange is None:  # its head could not be read: a stand-in to answer with
+            if exchange is None:  # the head could not be read: a stand-in to answer with
                 exchange = self._exchange = Exchange(self, self._stream)
             self._state = _BODY  # what may still come is discarded
             exchange.respond(status, headers, body)
@@ -395,7 +400,10 @@ class Connection:
             raise
 
     def _linger(self) -> None:
-        """The answer is out before the request was in: close in a way that does not destroy the answer."""
+        """The response is sent before the request was read to its end: discard the rest for a while, then close.
+
+        Closing at once would make the kernel send a reset, which can destroy the response on its way.
+        """
         self._state = _LINGER
         self.resume_body()
         self.resume_turn()
@@ -411,7 +419,7 @@ class Connection:
             self._close()
 
     def _close(self) -> None:
-        """Send what is written, then close; a client that does not take it is cut off."""
+        """Send what is written, then close. A client that does not read it is cut off after `write_timeout_s`."""
         if self._state == _CLOSING or self._transport is None:
             return
         self._state = _CLOSING
@@ -422,9 +430,9 @@ class Connection:
     # ---- time
 
     def _to_idle(self) -> None:
-        """Wait for the next request, or take the one that is already here."""
+        """Wait for the next request, or parse the one that was kept."""
         if self._write_paused:
-            return  # the client must read first; the write deadline is running
+            return  # the client must read its response first; the write deadline is running
         self._stalled_bytes = sys.maxsize
         self._arm(self._limits.keepalive_timeout_s)
         if self._rest and not self._parsing:
@@ -434,7 +442,7 @@ class Connection:
         self._timer.set(self._loop.time() + wait_s)
 
     def _expired(self) -> None:
-        """The deadline has passed: of a write, of the next request, of a head or body, or of a close."""
+        """The deadline has passed. The state tells which it was: of a write, an idle wait, a head, a body, a close."""
         state = self._state
         waiting_bytes = self._stream.get_write_buffer_size()
         if waiting_bytes and (self._write_paused or state in (_IDLE, _LINGER, _CLOSING)):
@@ -453,7 +461,7 @@ class Connection:
             self.abort()
 
     def _look_for_client(self) -> None:
-        """Reading has stopped, so no hang-up is told to us: ask the kernel."""
+        """Ask the kernel whether the client is still there: while reading is stopped, the loop reports no hang-up."""
         if self._reading_paused or self._body_paused or self._turn_paused:
             poller = select.poll()
             poller.register(self._stream.get_extra_info("socket").fileno(), _HUNG_UP)

@@ -1,10 +1,10 @@
 """What does the gateway see of one request, and how does it answer?
 
-An `Exchange` is one request with its response: what came, and the verbs to answer with. Either `respond` once,
-or `start`, `write` …, `end`. Nothing here waits. When the client hangs up first, `on_disconnect` is called
-once and every later verb does nothing, so a relay needs no checks of its own. The server owns what belongs to
-the connection: `connection`, `keep-alive`, `content-length` and `transfer-encoding` among the given headers are
-left out and written as the framing needs; all others go out in the order and case given.
+An `Exchange` is one request with its response: what came, and the verbs to answer with. Call either `respond` once,
+or `start`, `write` …, `end`. Nothing here waits. When the client hangs up first, `on_disconnect` is called once and
+every later verb does nothing, so a relay needs no checks of its own. The server owns the headers that belong to the
+connection: `connection`, `keep-alive`, `content-length` and `transfer-encoding` are dropped from the given headers and
+written as the framing needs; all others go out in the order and case given.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 Header = tuple[bytes, bytes]
 
-# How the end of a response body is told.
+# How the client learns where the response body ends.
 _NO_BODY: Final = 0
 _LENGTH: Final = 1
 _CHUNKED: Final = 2
 _CLOSE: Final = 3
 
-_JOIN_BYTES_MAX: Final = 16 * 1024  # up to here one copy is cheaper than a write of several pieces
+_JOIN_BYTES_MAX: Final = 16 * 1024  # up to this size one copy is cheaper than a write of several pieces
 _BODYLESS: Final = frozenset({204, 304})
 _SERVER_OWNED: Final = frozenset({b"connection", b"keep-alive", b"content-length", b"transfer-encoding"})
 _LOOKED_AT_SIZES: Final = frozenset(len(name) for name in (*_SERVER_OWNED, b"date"))
@@ -37,21 +37,22 @@ _STATUS_LINES: Final = {int(status): b"HTTP/1.1 %d %b" % (status, status.phrase.
 
 
 class Handler(Protocol):
-    """The gateway, as this server sees it. All three are called from the loop and must not block."""
+    """The gateway, as the server sees it. All three methods are called from the loop and must not block."""
 
     def begin(self, exchange: Exchange) -> int | None:
-        """The head is here, the body is not. May respond at once: then the body is never read.
+        """The head of `exchange` has been read, the body has not. May respond at once; then the body is never read.
 
-        Returns this request's own limit on body bytes, None for the server's.
+        Returns the limit on this request's body in bytes; None means the server's own limit.
         """
 
     def complete(self, exchange: Exchange) -> None:
-        """The whole body is here. Not called for a request that `begin` answered, or that was refused."""
+        """The whole body has been read. Not called for a request that `begin` answered, or that was refused."""
 
     def refused(self, exchange: Exchange | None, refusal: Refusal, detail: str) -> tuple[int, Sequence[Header], bytes]:
-        """The answer to a request that the server refuses; None when its head could not be read.
+        """Returns the answer (status, headers, body) to a request that the server refuses.
 
-        For an exchange that `begin` has seen, this is the last call about it.
+        `exchange` is None if the head of the request could not be read. For an exchange that `begin` has seen, this is
+        the last call. `detail` is a sentence for people.
         """
 
 
@@ -88,74 +89,82 @@ class Exchange:
         self._transport = transport
         self._framing = _NO_BODY
         self._left_bytes = 0
-        self._held_bytes = 0  # of its body, in the server's sum
+        self._held_bytes = 0  # bytes of the request's body that count in the server's sum
         # The head, filled in by the reader.
         self.method = ""
-        self.target_path = ""  # percent-encoded, as it came
+        self.target_path = ""  # percent-encoded, as the client sent it
         self.query = ""
         self.headers: list[Header] = []  # names in the order and case they came
         self.lookup: dict[bytes, bytes] = {}  # lower-case name to first value
         self.http_version = "1.1"
-        self.body = b""  # whole from Handler.complete on
+        self.body = b""  # the request's, whole from Handler.complete on
         self.peer = connection.peer
-        self.note: object = None  # the handler's own, from begin to complete
+        self.note: object = None  # for the handler's own use, from begin to complete
         self.started = False
-        self.status = 0  # that of the response, once it has begun
+        self.status = 0  # of the response, once it has begun; before that 0
         self.ended = False
-        # Set in Handler.begin: takes the body as it comes, of any size; `body` stays empty. It must not raise.
+        # Set in Handler.begin: takes the request's body in pieces, at any size; `body` stays empty. It must not raise.
         self.on_body: Callable[[bytes], None] | None = None
-        # The client is gone before end(): at most once, never after end() or abort().
+        # The client has hung up before end(). Called at most once, never after end() or abort().
         self.on_disconnect: Callable[[], None] | None = None
-        # The exchange is over, in whatever way: answered, refused by the server, broken off, or its client gone. Once,
-        # and before on_disconnect: who holds something for the exchange lets go of it here.
+        # The exchange is over, however it ended: answered, refused by the server, broken off, or the client gone.
+        # Called once, before on_disconnect: the place to let go of what is held for the exchange.
         self.on_over: Callable[[], None] | None = None
-        # The write buffer is over, or under, its marks. No on_resume follows an on_disconnect.
+        # The write buffer has risen above its upper mark, or fallen below its lower one. No on_resume follows an
+        # on_disconnect.
         self.on_pause: Callable[[], None] | None = None
         self.on_resume: Callable[[], None] | None = None
 
     def repeats(self, name: bytes) -> bool:
-        """Whether a header is given more than once; `name` in lower case."""
+        """True if the request has the header `name` (in lower case) more than once."""
         return len(self.lookup) != len(self.headers) and sum(given.lower() == name for given, _ in self.headers) > 1
 
     def header(self, name: bytes) -> bytes | None:
-        """The first value of a header; `name` in lower case."""
+        """The first value of the header `name` (in lower case); None if the request has no such header."""
         return self.lookup.get(name)
 
     def pause_body(self) -> None:
-        """Take no more of the body for now. What was read already may still come."""
+        """Read no more of the request's body for now. `on_body` may still be called with what was already read."""
         if self._connection is not None:
             self._connection.pause_body()
 
     def resume_body(self) -> None:
+        """Read on after `pause_body`."""
         if self._connection is not None:
             self._connection.resume_body()
 
     def hold(self, body_bytes: int) -> bool:
-        """Count bytes that are kept of its body until the exchange is over; False when all together are too many."""
+        """Count `body_bytes` that are kept of the request's body, until `let_go` or the end of the exchange.
+
+        Returns False if the bodies of all clients together are now too many bytes; they are counted all the same.
+        """
         connection = self._connection
         if connection is None:
-            return True  # nothing is kept of it any more
+            return True  # nothing is kept for an exchange that is over
         self._held_bytes += body_bytes
         return connection.server.hold(body_bytes)
 
     def let_go(self) -> None:
-        """Nothing is kept of its body any more."""
+        """Stop counting the request's body: nothing of it is kept any more."""
         if self._held_bytes and self._connection is not None:
             self._connection.server.hold(-self._held_bytes)
             self._held_bytes = 0
 
     @property
     def over(self) -> bool:
-        """The response has ended, or never will."""
+        """True once the response has ended, or can't be sent any more. Every verb does nothing then."""
         return self._connection is None
 
     @property
     def gone(self) -> bool:
-        """The exchange is over without an ended response."""
+        """True if the exchange is over without a whole response."""
         return self._connection is None and not self.ended
 
     def respond(self, status: int, headers: Sequence[Header], body: bytes) -> None:
-        """Send a whole response."""
+        """Send a whole response and end the exchange. `body` is left out where HTTP allows none (HEAD, 204, 304).
+
+        Raises ValueError if a header holds a line break.
+        """
         connection = self._connection
         if connection is None:
             return
@@ -173,7 +182,10 @@ class Exchange:
         self._over(connection)
 
     def start(self, status: int, headers: Sequence[Header], *, length: int | None) -> None:
-        """Begin a response whose body follows in pieces; None for a length that is not known yet."""
+        """Begin a response whose body follows in pieces. `length` is that of the body in bytes, None if unknown.
+
+        Raises ValueError if a header holds a line break.
+        """
         connection = self._connection
         if connection is None:
             return
@@ -197,7 +209,7 @@ class Exchange:
         self._transport.write(head)
 
     def write(self, data: bytes) -> None:
-        """Send a piece of the body of a started response."""
+        """Send `data`, the next piece of the body of a started response. Empty pieces are skipped."""
         if self._connection is None or not data:
             return
         assert self.started, "write() before start()"
@@ -215,7 +227,7 @@ class Exchange:
             self._transport.write(data)
 
     def end(self) -> None:
-        """The body is whole. With a piece of the promised length missing, the same as `abort`."""
+        """End the response: its body is whole. If bytes of the length given to `start` are missing, `abort` instead."""
         connection = self._connection
         if connection is None:
             return
@@ -228,7 +240,7 @@ class Exchange:
         self._over(connection)
 
     def abort(self) -> None:
-        """Break off: what was written goes out, then the connection closes and the body stays incomplete."""
+        """Break the response off: send what is written, then close the connection, so the client sees a cut body."""
         connection = self._connection
         if connection is None:
             return
@@ -237,7 +249,7 @@ class Exchange:
         connection.break_off(reset=self.started and self._framing == _CLOSE)
 
     def disconnected(self) -> None:
-        """The connection tells that its client is gone."""
+        """Called by the connection: the client has hung up."""
         if self._connection is None:
             return
         callback = self.on_disconnect
@@ -251,7 +263,7 @@ class Exchange:
         connection.response_ended()
 
     def _detach(self) -> None:
-        """Forget the connection and the callbacks: what they hold must not outlive the exchange."""
+        """End the exchange: forget the connection and the callbacks, so that nothing they hold outlives it."""
         self.let_go()
         self._connection = None
         over = self.on_over

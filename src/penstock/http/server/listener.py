@@ -1,12 +1,12 @@
-"""How do new connections come in beside thousands that are busy? Several with every turn of the loop.
+"""How do new connections come in beside thousands that are busy? Several in every turn of the loop.
 
-uvloop's own server takes one connection a turn. While 500 streams run, or some hundred requests are answered at once, a
-turn takes tens of milliseconds, so the last of 200 newcomers waits for seconds before its first byte is read, and
-nothing says so: its client believes to be connected. Here a turn takes up to `ACCEPTS_MAX` of them. That is the
-newcomers' part of a turn: at some 40 µs each it is a few milliseconds, which is also all that a flood of connections
-can cost those who are connected.
+uvloop's own server accepts one connection per turn. While 500 streams run, or some hundred requests are answered at
+once, a turn takes tens of milliseconds, so the last of 200 new connections waits for seconds before its first byte is
+read. Nothing shows that wait: the client sees itself connected. Here one turn accepts up to `ACCEPTS_MAX` connections.
+At some 40 µs each that is a few milliseconds, which is also the most that a flood of new connections can cost the
+established ones in a turn.
 
-Where no file can be opened for another one, the newcomers wait in the kernel's line, and an operator is told.
+When the process can open no more files, new connections wait in the kernel's queue, and the log tells the operator.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ACCEPTS_MAX = 64  # in one turn of the loop
-PAUSE_S = 0.5  # without a file to open: until somebody may have left
-TOLD_S = 10.0  # how often that is told
+PAUSE_S = 0.5  # after running out of files: by then some connection may have closed
+TOLD_S = 10.0  # at most this often the log says so
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _GONE = (errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 class Listener:
-    """The sockets listened on."""
+    """Accepts connections on the listening sockets and starts the protocol (and TLS) on each."""
 
     def __init__(
         self,
@@ -47,14 +47,17 @@ class Listener:
         self._ssl = ssl
         self._handshake_timeout_s = handshake_timeout_s if ssl else None
         self._shutdown_timeout_s = shutdown_timeout_s if ssl else None
-        self._beginnings: set[asyncio.Task[None]] = set()  # bounded by the handshakes' time-out and by open files
+        self._beginnings: set[asyncio.Task[None]] = set()  # bounded by the handshake time-out and by open files
         self._pause: asyncio.TimerHandle | None = None
         self._told_s = -TOLD_S
         self.sockets: list[socket.socket] = []
         self.port = 0
 
     async def listen(self, host: str, port: int, backlog: int) -> None:
-        """Listen on every address that a host has; an empty one means all of this machine's. OSError: one is taken."""
+        """Listen on every address of `host`; an empty `host` means all addresses of this machine.
+
+        Raises OSError if one of them can't be bound; then none is listened on.
+        """
         found = await self._loop.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
         )
@@ -70,7 +73,7 @@ class Listener:
         self._watch()
 
     def close(self) -> None:
-        """Take no new connection. What was taken begins all the same."""
+        """Accept no more connections. Those already accepted still start."""
         if self._pause is not None:
             self._pause.cancel()
             self._pause = None
@@ -80,7 +83,7 @@ class Listener:
             one.close()
 
     async def end(self) -> None:
-        """Break off what has not begun yet."""
+        """Cancel the accepted connections that have not started yet (their TLS handshake is under way)."""
         beginnings = tuple(self._beginnings)
         for task in beginnings:
             task.cancel()
@@ -92,7 +95,7 @@ class Listener:
             self._loop.add_reader(one, self._accept, one)
 
     def _accept(self, listening: socket.socket) -> None:
-        """The newcomers' part of a turn."""
+        """Accept what waits on one socket, up to `ACCEPTS_MAX`: the part of a turn that new connections get."""
         for _ in range(ACCEPTS_MAX):
             try:
                 accepted, _ = listening.accept()
@@ -105,7 +108,7 @@ class Listener:
                     raise
                 self._wait_for_files(error)
                 return
-            accepted.setblocking(False)  # noqa: FBT003 - the socket's own
+            accepted.setblocking(False)  # noqa: FBT003 - the socket API's own signature
             task = self._loop.create_task(self._begin(accepted))
             self._beginnings.add(task)
             task.add_done_callback(self._beginnings.discard)
@@ -119,7 +122,7 @@ class Listener:
                 ssl_handshake_timeout=self._handshake_timeout_s,
                 ssl_shutdown_timeout=self._shutdown_timeout_s,
             )
-        except (OSError, TimeoutError, asyncio.CancelledError):  # no TLS, or gone before it was agreed on
+        except (OSError, TimeoutError, asyncio.CancelledError):  # no TLS, or the client left during the handshake
             accepted.close()
 
     def _wait_for_files(self, error: OSError) -> None:
@@ -137,10 +140,10 @@ def _bound(family: int, kind: int, protocol: int, address: tuple[object, ...]) -
     made = socket.socket(family, kind, protocol)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # the accepted ones have it from here
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets inherit this
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.setblocking(False)  # noqa: FBT003 - the socket's own
+        made.setblocking(False)  # noqa: FBT003 - the socket API's own signature
         made.bind(address)
     except OSError as error:
         made.close()

@@ -1,9 +1,9 @@
-"""How do bytes become one request at a time, and no more of it than we allow?
+"""How do bytes become one request at a time, and no more of a request than we allow?
 
-llhttp (through httptools) judges every byte; this reader bounds what it gets. A head, and a chunked body, always
-end in CRLF CRLF, and a body of known length ends by count: so the parser is fed only up to the next place where a
-message can end, and never sees the next request before its turn. That gives in-order pipelining without a queue
-of half-read requests, and no scan of our own decides what a request is.
+llhttp (through httptools) judges every byte; this reader bounds what the parser gets. A head, and a chunked body,
+always end in CRLF CRLF, and a body of known length ends by count. So the parser is fed only up to the next place where
+a message can end, and never sees the next request before its turn. That gives in-order pipelining without a queue of
+half-read requests, and no scan of our own decides what a request is.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
     from penstock.http.server.exchange import Exchange, Header
 
-_HASH: Final = 0x23  # as a number: `bytes in bytes` tries that first, and fails slowly
-_COPIED_BYTES_MAX: Final = 32 * 1024  # below, a copy costs less than a view
+_HASH: Final = 0x23  # a number, because `bytes in bytes` tries a number first, and fails slowly
+_COPIED_BYTES_MAX: Final = 32 * 1024  # below this, a copy costs less than a view
 _BLANK_LINE: Final = b"\r\n\r\n"
-_VERSION_BYTES: Final = 16  # of a request line's end, more than ` HTTP/1.1` and its line break
-_FRAMING_PER_BODY_BYTE: Final = 8  # chunks of one byte cost 6 on the wire
-_PIECES_MAX: Final = 64  # of a body, kept as they came: a join copies less, but a body that drips weighs more
-_PIECES_BYTES_MAX: Final = 1024 * 1024  # kept so: to join more at a time would hold up others
+_VERSION_BYTES: Final = 16  # kept of a request line's end: more than ` HTTP/1.1` and its line break
+_FRAMING_PER_BODY_BYTE: Final = 8  # a chunk of one byte costs 6 bytes on the wire
+_PIECES_MAX: Final = 64  # pieces of a body, kept as they came: joining late copies less, but small pieces weigh more
+_PIECES_BYTES_MAX: Final = 1024 * 1024  # in those pieces: joining more in one go would hold up other connections
 
 
 class RefusedError(Exception):
-    """The request breaks a bound or the protocol."""
+    """The request breaks a bound or the protocol: `refusal` names which, `detail` is a sentence for people."""
 
     def __init__(self, refusal: Refusal, detail: str) -> None:
         super().__init__(detail)
@@ -39,9 +39,10 @@ class RefusedError(Exception):
 
 
 class RequestReader:
-    """The request being read on one connection.
+    """Reads the requests of one connection, one after another.
 
-    After each `feed`, either `head_done` is set (call `read_head`), or `body_done`, or more bytes are needed.
+    After each `feed`, either `head_done` is True (call `read_head` next), or `body_done` is (call `take_body`), or more
+    bytes are needed.
     """
 
     __slots__ = (
@@ -78,34 +79,37 @@ class RequestReader:
         self._tail = b""  # the end of the last read, where a blank line may have begun
         self._in_head = True
         self._in_line = True  # the request line is not whole yet
-        self._line = b""  # what is known of its end
-        self._is_http = False
+        self._line = b""  # the last bytes of it that were read
+        self._is_http = False  # the request line names HTTP
         self._head_bytes = 0
         self._url = b""
         self._headers: list[Header] = []
         self._upgrade = False
         self._chunked = False
-        self._body: BytesIO | None = None  # what came before the pieces, where they were too many: it grows in place
+        self._body: BytesIO | None = None  # what came before `_pieces`, once they were too many: it grows in place
         self._pieces: list[bytes] = []
         self._pieces_bytes = 0
         self._body_bytes = 0
         self._sink: Callable[[bytes], None] | None = None  # takes this request's body as it comes
-        self._wire_bytes = 0  # of a chunked body with its framing
-        self.body_left_bytes = 0  # of a body of known length
+        self._wire_bytes = 0  # of a chunked body, framing included
+        self.body_left_bytes = 0  # still to come of a body of known length
         self.body_bytes_max = limits.body_bytes_max
         self.head_done = False
         self.body_done = False
         self.keep_alive = True
 
     def close(self) -> None:
-        """Let go of the parser, which holds our bound methods: a cycle."""
+        """Let go of the parser (it holds our bound methods: a reference cycle) and of what was read of a body."""
         self._parser = None
         self._body = None
         self._pieces.clear()
         self._sink = None
 
     def feed(self, data: bytes, at: int) -> int:
-        """Read on from `at`; returns where it stopped. Raises RefusedError."""
+        """Read on from `data[at:]`. Returns the offset of the first byte that was not read.
+
+        Raises RefusedError if the request breaks a bound, or is not HTTP/1.1.
+        """
         end = self._feed_end(data, at)
         size = end - at
         if self._in_head:
@@ -136,7 +140,7 @@ class RequestReader:
         return end
 
     def _read_line(self, data: bytes, at: int, end: int) -> None:
-        """Whether the request line names HTTP. The parser takes RTSP and others for it, and does not tell."""
+        """Find out whether the request line names HTTP: the parser accepts RTSP and others without telling."""
         stop = data.find(b"\n", at, end)
         while stop >= 0:
             line = (self._line + data[max(at, stop - _VERSION_BYTES) : stop]).rstrip()
@@ -149,11 +153,11 @@ class RequestReader:
         self._line = (self._line + data[max(at, end - _VERSION_BYTES) : end])[-_VERSION_BYTES:]
 
     def remember_tail(self, data: bytes) -> None:
-        """A read ended in the middle of a request."""
+        """Remember the end of `data`, a read that ended in the middle of a request: a blank line may have begun."""
         self._tail = (self._tail + data[-3:])[-3:]
 
     def _feed_end(self, data: bytes, at: int) -> int:
-        """The next place where a head or a body can end, else the end of the data. One too early does no harm."""
+        """The next offset where a head or a body can end, else the end of `data`. Stopping too early does no harm."""
         if not self._in_head and not self._chunked:
             return min(len(data), at + self.body_left_bytes)
         tail = self._tail
@@ -164,12 +168,15 @@ class RequestReader:
                 return at + split + 4 - len(tail)
         found = data.find(_BLANK_LINE, at)
         if found < 0:
-            return len(data)  # the tail stays: these bytes may be too few to hold the next one
+            return len(data)  # the old tail stays: these bytes may be too few to make a new one
         self._tail = b""
         return found + 4
 
     def read_head(self, exchange: Exchange) -> None:
-        """Fill in what the head says, and make ready for the body, if there is one. Raises RefusedError."""
+        """Fill in `exchange` from the head, and make ready for the body, if there is one.
+
+        Raises RefusedError if the head is not acceptable, though llhttp let it pass.
+        """
         parser = self._parser
         assert parser is not None
         headers, self._headers = self._headers, []
@@ -206,20 +213,20 @@ class RequestReader:
 
     @property
     def body_bytes(self) -> int:
-        """So much of the body is kept here."""
+        """How many bytes of the body are kept here; 0 if a sink takes them."""
         return 0 if self._sink is not None else self._body_bytes
 
     def pour(self, sink: Callable[[bytes], None]) -> None:
-        """Hand this request's body over piece by piece instead of keeping it."""
+        """Hand the pieces of this request's body to `sink` as they come, instead of keeping them."""
         self._sink = sink
 
     @property
     def expects_body(self) -> bool:
-        """After `read_head`: a body follows."""
+        """True if a body follows the head. Valid after `read_head`."""
         return not self._in_head
 
     def take_body(self) -> bytes:
-        """The whole body; the next request's head is read from here on."""
+        """Returns the whole body, empty if there was none or a sink took it. The next `feed` reads the next head."""
         pieces = self._pieces
         whole, self._body = self._body, None
         if whole is None:
@@ -235,7 +242,7 @@ class RequestReader:
         return body
 
     def _parse_on_after_upgrade(self) -> None:
-        """An upgrade that is ignored (h2c) may leave a body, which llhttp no longer reads: give it a new start."""
+        """Start a new parser after an upgrade that we ignore (h2c): a body may follow, and the old one stops there."""
         self._upgrade = False
         self._parser = httptools.HttpRequestParser(self)
         if not self._in_head:
@@ -263,7 +270,7 @@ class RequestReader:
     def on_body(self, data: bytes) -> None:
         self._body_bytes += len(data)
         if self._body_bytes > self.body_bytes_max:
-            # The parser wraps what a callback raises, so it is kept as well.
+            # The parser wraps what a callback raises, so we keep the error itself as well.
             self._refused = RefusedError(Refusal.REQUEST_TOO_LARGE, "the body is too large")
             raise self._refused
         if self._sink is not None:
@@ -283,7 +290,7 @@ class RequestReader:
 
 
 def _fault(version: str, headers: list[Header], lookup: dict[bytes, bytes], coding: bytes | None) -> str | None:
-    """What is wrong with a head that llhttp lets pass."""
+    """What is wrong with a head that llhttp let pass; None if nothing is."""
     if version not in {"1.1", "1.0"}:
         return "only HTTP/1.1 and HTTP/1.0 are spoken here"
     if version == "1.1" and b"host" not in lookup:
@@ -296,7 +303,7 @@ def _fault(version: str, headers: list[Header], lookup: dict[bytes, bytes], codi
 
 
 def _path_of_absolute(target: str) -> str:
-    """The path of `http://host/path`; empty for any other form that is not a path."""
+    """The path of a target like `http://host/path`; empty if `target` is anything else."""
     scheme, separator, rest = target.partition("://")
     if not separator or scheme.lower() not in {"http", "https"}:
         return ""

@@ -1,10 +1,9 @@
 """How do clients reach the gateway? Penstock's own HTTP/1.1 server: listen, count, drain, stop.
 
-It is push-style on asyncio protocols: the handler is called back, and no task or coroutine is made per request
-or per chunk, because the gateway has to cost as little as a native proxy. The parts: `http1_limits` (bounds and
-refusals), `http1_listener` (newcomers), `http1_exchange` (one request and its response), `http1_reader` (bytes to one
-request at a time), `http1_connection` (what a client's connection does next), `http1_timer` (its one deadline).
-The road not taken is ASGI: its coroutine, scope and message dictionaries cost more than the rest of a request.
+The server works by callbacks on asyncio protocols: the handler is called back, and no task or coroutine is made per
+request or per chunk, because the gateway has to cost as little as a native proxy. Bounded here: the number of
+connections, in all and per client address, and the bytes of all bodies together. The road not taken is ASGI: its
+coroutine, scope and message dictionaries cost more than the rest of a request.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Exchange", "Handler", "Header", "HttpServer", "Refusal", "ServerLimits"]
 
-_ABORT_WAIT_S_MAX = 5.0  # aborted connections are gone within a turn of the loop; this is for a broken one
+_ABORT_WAIT_S_MAX = 5.0  # aborted connections close within a turn of the loop; this bounds the wait for a stuck one
 
 
 class HttpServer:
@@ -44,8 +43,8 @@ class HttpServer:
         self.limits = limits or ServerLimits()
         self.draining = False
         self.turns = ReadTurns()
-        self.bodies_bytes = 0  # kept of bodies: from the second read until an answer begins, or the exchange is over
-        self.receiving: dict[Connection, None] = {}  # the connections that bodies are read on
+        self.bodies_bytes = 0  # of bodies in memory: each counts from its second read until its exchange lets it go
+        self.receiving: dict[Connection, None] = {}  # connections that a counted body is being read on
         self._wall_clock = wall_clock
         self._connections: set[Connection] = set()
         self._of_address: Counter[str] = Counter()
@@ -56,7 +55,7 @@ class HttpServer:
         self._date_line = b""
 
     async def start(self, host: str, port: int, *, ssl: tls.SSLContext | None = None, backlog: int = 2048) -> None:
-        """Listen; port 0 takes a free one."""
+        """Listen on `host` and `port`; port 0 takes a free one. Raises OSError if the address is taken."""
         loop = asyncio.get_running_loop()
         listener = Listener(
             lambda: cast("asyncio.Protocol", Connection(self, loop)),
@@ -69,17 +68,17 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port listened on."""
+        """The port listened on, which is the chosen one after `start` with port 0."""
         assert self._listener is not None
         return self._listener.port
 
     @property
     def connections(self) -> int:
-        """How many connections are open, those about to close included."""
+        """How many connections are open, including those about to close."""
         return len(self._connections)
 
     def stop_accepting(self) -> None:
-        """Take no new connection, close the idle ones; the busy ones close after their response."""
+        """Accept no more connections and close the idle ones. Busy ones close after their response."""
         self.draining = True
         if self._listener is not None:
             self._listener.close()
@@ -87,7 +86,7 @@ class HttpServer:
             connection.drain()
 
     async def wait_closed(self, timeout_s: float) -> None:
-        """Wait until every connection has closed; after the time-out abort those that are left."""
+        """Wait until every connection has closed. After `timeout_s` abort those that are left."""
         self.stop_accepting()
         if await self._emptied(timeout_s):
             return
@@ -107,7 +106,7 @@ class HttpServer:
     # ---- for the connections
 
     def opened(self, connection: Connection) -> str | None:
-        """Count a new connection. Why it is one too many, None when it is not."""
+        """Count a new connection. Returns None if it may stay, else why it may not. Either way `closed` must follow."""
         address, limits = connection.peer[0], self.limits
         refusal = "too many connections" if len(self._connections) >= limits.connections_max else None
         most = limits.connections_per_address_max
@@ -119,12 +118,12 @@ class HttpServer:
         return refusal
 
     def hold(self, body_bytes: int) -> bool:
-        """Count bytes of bodies that are kept, or let go (negative); False when they are too many."""
+        """Count `body_bytes` of a body in memory; negative when it is let go. Returns False if all are now too many."""
         self.bodies_bytes += body_bytes
         return self.bodies_bytes <= self.limits.bodies_bytes_max
 
     def closed(self, connection: Connection) -> None:
-        """A connection is gone."""
+        """A connection has closed: count it no more. A second call for the same connection does nothing."""
         if connection not in self._connections:
             return
         self._connections.discard(connection)
@@ -136,15 +135,16 @@ class HttpServer:
             self._empty.set()
 
     def slowest_body(self) -> Connection:
-        """Of the connections that send a body, the one that has sent the least for its time; of equals the youngest.
+        """The connection whose body comes in slowest, in bytes per second; of equals the youngest.
 
-        So who drips makes room for who sends, and nobody can hold all the room there is.
+        It is the one to refuse when bodies are too many bytes together: a client that drips makes room for those that
+        send, so no client can occupy all of it by being slow. There must be one in `receiving`.
         """
         now = asyncio.get_running_loop().time()
         return min(reversed(self.receiving), key=lambda connection: connection.body_bytes_per_s(now))
 
     def date_line(self) -> bytes:
-        """The `date` header, made once a second."""
+        """The `date` header line, made once a second."""
         now_s = int(self._wall_clock())
         if now_s != self._date_s:
             self._date_s = now_s

@@ -1,7 +1,7 @@
-"""When does a connection run out of time? One timer per connection, whatever it is waiting for.
+"""When does a connection run out of time? One timer per connection, whatever the connection waits for.
 
-A deadline moves with nearly every request, and mostly later. So setting one is an assignment: the timer that is
-already running fires too early, looks again, and re-arms itself. Only an earlier deadline costs a new timer.
+A deadline moves with nearly every request, and mostly to a later time. So setting a deadline is an assignment: the
+timer that already runs fires too early, looks again, and re-arms itself. Only an earlier deadline costs a new timer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TOO_EARLY_S: Final = 0.001  # the resolution of uvloop's clock
 
 
 class DeadlineTimer:
-    """Calls back once when the deadline that was set last has passed."""
+    """Calls `expired` when the deadline that was set last has passed. Times are loop times, in seconds."""
 
     __slots__ = ("_expired", "_fires_s", "_loop", "_timer", "deadline_s")
 
@@ -29,7 +29,7 @@ class DeadlineTimer:
         self.deadline_s = math.inf
 
     def set(self, deadline_s: float) -> None:
-        """Move the deadline, a loop time."""
+        """Move the deadline to `deadline_s`, a loop time. Replaces the one set before."""
         self.deadline_s = deadline_s
         if self._timer is not None:
             if self._fires_s <= deadline_s:
@@ -39,11 +39,11 @@ class DeadlineTimer:
         self._timer = self._loop.call_at(deadline_s, self._fired)
 
     def clear(self) -> None:
-        """There is no deadline for now."""
+        """Forget the deadline. A later `set` is allowed."""
         self.deadline_s = math.inf
 
     def close(self) -> None:
-        """There will be none again."""
+        """Cancel the timer for good and let go of the callback."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

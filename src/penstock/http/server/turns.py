@@ -1,8 +1,9 @@
-"""Who may be read from next, where many send large bodies at once?
+"""Which connection is read next, when many clients send large bodies at once?
 
-A socket is read for as long as bytes are there, up to 32 times in one turn of the event loop: 8 MiB from one fast
-client, and as much from the next one, before anybody else's token gets through. So what all bodies that are longer than
-a read may bring in one turn is bounded; what is over it is paused, and goes on in a later turn, one after another.
+The event loop reads a socket as long as there are bytes, up to 32 times in one turn: 8 MiB from one fast client, and
+as much from the next one, before the token of any answer gets through. So there is a bound on what all large bodies
+(those of more than one read) may bring in one turn. The connections over it are paused and go on in later turns, one
+per turn, in the order they were paused.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from penstock.http.server.connection import Connection
 
-_TURN_BYTES: Final = 512 * 1024  # a millisecond of reading and parsing
+_TURN_BYTES: Final = 512 * 1024  # takes a millisecond to read and parse
 
 
 class ReadTurns:
-    """The connections of one server whose bodies are longer than a read."""
+    """Shares the turns of the loop among a server's connections whose bodies take more than one read."""
 
     __slots__ = ("_bytes", "_paused", "_turning")
 
     def __init__(self) -> None:
-        self._bytes = 0  # read in this turn
+        self._bytes = 0  # read in this turn, from all connections
         self._paused: deque[Connection] = deque()
-        self._turning = False  # the next turn will be heard of
+        self._turning = False  # True: `_turn` is called in the next turn of the loop
 
     def read(self, connection: Connection, size: int) -> None:
-        """So much of a body came, and more is to come."""
+        """Count `size` bytes of a body that goes on. Pauses the connection if this turn has brought too many."""
         self._bytes += size
         if not self._turning:
             self._turning = True
