@@ -1,4 +1,4 @@
-"""Same-prefix grouping (S4.11): those whose prompts begin alike go together, and turns stay fair."""
+"""Prefix groups (docs/design.md#s4, point 11): those whose prompts begin alike go together, and turns stay fair."""
 
 from __future__ import annotations
 

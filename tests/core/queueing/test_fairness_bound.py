@@ -1,4 +1,4 @@
-"""The bound of DESIGN §4.2, checked for every pair of sibling flows at every event, with true costs known here.
+"""The bound (docs/design.md#fairness), checked for every pair of sibling flows at every event, true costs known here.
 
 W_f is what was dispatched for f, by what it will truly have cost. While f and g are backlogged and none is ahead in
 tag, f is served next only if its tag is the lesser; a tag is W less the error E of what is in flight. So right after

@@ -1,4 +1,4 @@
-"""Waiting for the right endpoint, and not too long (S1.3, S1.4)."""
+"""Waiting for the right endpoint, and not too long (docs/design.md#s1, points 3 and 4)."""
 
 from __future__ import annotations
 

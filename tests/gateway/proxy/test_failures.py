@@ -1,4 +1,4 @@
-"""Each way an engine can fail, and each moment a client can leave, has the outcome that DESIGN §4.11 defines."""
+"""Each way an engine can fail, and each moment a client can leave, has the outcome of docs/design.md#failure."""
 
 from __future__ import annotations
 

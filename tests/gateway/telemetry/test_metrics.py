@@ -13,7 +13,7 @@ from penstock.core.values.outcome import Reason
 from penstock.gateway.openai.errors import STATUS
 from tests.gateway.conftest import CHAT, World, chat, fault
 
-# name: (type, labels), DESIGN §8 as far as it applies yet
+# name: (type, labels), docs/design.md#metrics
 SERIES = {
     "penstock_requests_total": ("counter", {"model", "band", "outcome", "reason"}),
     "penstock_queued_requests": ("gauge", {"model", "band"}),

@@ -1,4 +1,4 @@
-"""May this endpoint take a request of this band now, and this very request (DESIGN §4.4).
+"""May this endpoint take a request of this band now, and this very request (docs/design.md#admission).
 
 An endpoint is *open* when all conditions hold. Each condition that does not hold has a name, and the first one is
 the answer to "why does this request wait". A condition that time alone will lift also says when to ask again.

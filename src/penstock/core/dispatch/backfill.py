@@ -1,11 +1,12 @@
-"""Who was overtaken by requests that fit where it does not, how often, and what room is then kept for it (DESIGN §4.9).
+"""Who was overtaken by requests that fit where it does not, how often, and what room is then kept for it.
 
 Within a turn of the pump it is noted who was passed over; when somebody is found, all of them count as overtaken. One
-that was overtaken as often as may be has room kept for it: wherever it may go, nobody else goes until it fits.
+that was overtaken as often as may be has room kept for it: wherever it may go, nobody else goes until it fits
+(docs/design.md#group-dispatch).
 
 To count how often each request is overtaken is not enough: a flow with few waiting at a time begins anew with each of
 them, and would fall behind without end. So no flow gets more than as many of its own requests ahead of those it
-overtakes, which is the K * c_max in the bound of fairness (DESIGN §4.2).
+overtakes, which is the K * c_max in the bound of fairness (docs/design.md#fairness).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Who goes out of its turn because its prompt begins like that of the last one sent somewhere in its turn (S4.11)?
+"""Who goes out of its turn because its prompt begins like that of the last one sent somewhere in its turn?
 
 `prefix_groups.py` knows who may follow whom, and how fair that is; this asks it for every endpoint that is open. A
-follower has to have room there, no better place to go to, and nobody for whom that room is kept.
+follower has to have room there, no better place to go to, and nobody for whom that room is kept
+(docs/design.md#group-dispatch).
 """
 
 from __future__ import annotations

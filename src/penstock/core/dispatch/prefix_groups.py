@@ -1,4 +1,4 @@
-"""Which of those who wait may follow a request to its endpoint, because their prompts begin alike (S4.11)?
+"""Which of those who wait may follow a request to its endpoint, because their prompts begin alike?
 
 A prompt's cache is worth most right after it was filled. Who is sent in its turn leads a *group*: up to K waiting
 requests whose prompts share at least `prefix_group_tokens` with its own may go to the same endpoint before others' turn
@@ -6,7 +6,8 @@ comes, whenever that endpoint is open to them, until the next one goes there in 
 
 Turns stay fair: a flow may be ahead of the one whose turn it is by K of its requests at their full price, so the bound
 of fairness grows by K * c_max. In its own flow a request is overtaken by followers a limited number of times, and only
-where arrival is the order. Who waits is found by keys at depths that double, those who share most first.
+where arrival is the order. Who waits is found by keys at depths that double, those who share most first
+(docs/design.md#group-dispatch).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Which request is sent next, and to which endpoints may it go: bands, turns, room, in that order.
 
-The head of the fair order goes first. When it does not fit the room that is left (DESIGN §4.9: its prompt, its KV
-memory), those behind it may overtake it, within a window, so many times, and by so much; then room is kept for it.
+The head of the fair order goes first. When it does not fit the room that is left (its prompt, its KV memory), those
+behind it may overtake it, within a window, so many times, and by so much; then room is kept for it
+(docs/design.md#group-dispatch).
 When the slots that are left are kept for flows under their fair share, only such flows are looked for.
 """
 

@@ -1,4 +1,4 @@
-"""Which flows are light, and which slots are kept for them (DESIGN §4.4, `reserve`).
+"""Which flows are light, and which slots are kept for them (docs/design.md#admission).
 
 A flow is light while it takes no more than its fair share: of the slots, or of the work that was asked for and sent of
 late. When the slots that are left for a model are kept (`reserved_slots.py` says how many), only requests of such flows

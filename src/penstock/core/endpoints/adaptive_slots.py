@@ -1,4 +1,4 @@
-"""How many requests an endpoint is sent at a time, where nobody says: found by trying (DESIGN §4.6).
+"""How many requests an endpoint is sent at a time, where nobody says: found by trying (docs/design.md#slots).
 
 Additive increase, multiplicative decrease on what the engine's queue shows (D. Chiu, R. Jain 1989; as TCP does with
 loss). Two things show an engine's size: what it is seen to run, it can run; and what waits in it for longer than a step

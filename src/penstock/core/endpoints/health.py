@@ -1,4 +1,4 @@
-"""May an endpoint be used at all: the probe's verdict, and what its answers say (DESIGN §4.11).
+"""May an endpoint be used at all: the probe's verdict, and what its answers say (docs/design.md#failure).
 
 Three separate things. *Presence*: a probe, or a refused connection, found nobody there, or somebody who can't serve
 now (loading, sleeping, stopping, hung); only a probe brings it back. *Ejected*: it answered several requests in a row

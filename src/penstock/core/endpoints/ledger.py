@@ -1,4 +1,4 @@
-"""How loaded is an endpoint: the ledger of our own leases decides, observations correct it (DESIGN §4.4).
+"""How loaded is an endpoint: the ledger of our own leases decides, observations correct it (docs/design.md#load).
 
 Everyday picture: a car park whose display is minutes old. We know each car we sent in and each that came back out
 to us; the display adds the cars of others. So load = what the display said + ours in − ours out since it was read,

@@ -1,4 +1,4 @@
-"""How many prompt tokens has an engine still to compute, and how fast does it compute them (DESIGN §4.4, `prefill`)?
+"""How many prompt tokens has an engine still to compute, and how fast does it compute them (docs/design.md#admission)?
 
 An engine computes prompts in the order in which they come, so the first of those that were sent is the one that gets
 further. A prompt is done with at its first token. Until then it gets further by time in steps, where the speed is

@@ -1,4 +1,4 @@
-"""Which best-effort requests are shed because of overload: those of flows whose queue stands (DESIGN §4.10).
+"""Which best-effort requests are shed because of overload: those of flows whose queue stands (docs/design.md#overload).
 
 After CoDel (RFC 8289; K. Nichols, V. Jacobson): a queue that empties now and then is a good one, however long; one
 whose shortest wait stays above a *target* for a whole *interval* only makes everybody late. As in FQ-CoDel (RFC 8290)

@@ -1,7 +1,7 @@
 """How a request can end: one closed list of outcomes and reasons.
 
 An outcome says at which point of its life a request ended, a reason says why. The reason is the same word in an
-error body's `code`, in the `x-penstock-reason` header and in the metrics' `reason` label (DESIGN §7).
+error body's `code`, in the `x-penstock-reason` header and in the metrics' `reason` label (docs/design.md#outcomes).
 """
 
 from __future__ import annotations

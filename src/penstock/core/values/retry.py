@@ -1,9 +1,9 @@
 """What a failed dispatch means: back to the queue for free, back at the price of an attempt, or the end.
 
-The rules of DESIGN §4.11. A refusal (429, 503) before the first byte costs nothing but time in the queue. A lost
-connection or an engine's error spends one of the request's attempts and one of a budget that all requests share: of
-those sent in the last ten seconds, or under way where these are more, a share may be tried again, and ten in any case
-(`docs/decisions/0041`), so a broken pool is not hit three times as hard.
+The rules of docs/design.md#failure. A refusal (429, 503) before the first byte costs nothing but time in the queue. A
+lost connection or an engine's error spends one of the request's attempts and one of a budget that all requests share:
+of those sent in the last ten seconds, or under way where these are more, a share may be tried again, and ten in any
+case (`docs/decisions/0041`), so a broken pool is not hit three times as hard.
 An endpoint that does not have the model (any more) costs no engine any work, and spends nothing either: the request is
 bounded by going to each endpoint but once. After the first byte nothing can be taken back.
 """

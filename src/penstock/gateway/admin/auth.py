@@ -1,4 +1,4 @@
-"""Who may look at /admin, and who may change things there (DESIGN §6, `admin`).
+"""Who may look at /admin, and who may change things there (docs/decisions/0050).
 
 Two tokens: one for everything, one that only reads. With neither, the gateway has one of its own, which only who may
 read its file knows (`gateway/admin/own_token.py`). Without a token nobody changes anything; where none is set, and it

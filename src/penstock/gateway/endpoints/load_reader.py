@@ -3,7 +3,7 @@
 Sources are fused so that one reading never mixes two moments of the same number: where an engine has the cheap look,
 running, waiting and memory always come from there, and the page brings only its counters. The time of a reading is when
 it was asked for. A page that is slow, dead or nonsense is no reading: it neither opens nor closes anything by itself
-(DESIGN §4.4).
+(docs/design.md#load).
 """
 
 from __future__ import annotations

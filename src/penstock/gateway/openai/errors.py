@@ -1,4 +1,4 @@
-"""What does the outside see of an outcome: one table from reasons to status, error body, headers (DESIGN §5, §7).
+"""What does the outside see of an outcome (docs/design.md#outcomes): its status, error body, headers.
 
 An error that Penstock makes has the shape of the API that was called, so that each client's own library understands
 it. `code` in the body, the `x-penstock-reason` header and the metrics' `reason` label are the same word.

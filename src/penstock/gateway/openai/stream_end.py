@@ -1,7 +1,7 @@
 """How did a stream end: what do its last events say?
 
-`[DONE]` is no proof of success (DESIGN §4.11): engines send it after an error event, too, and after an abort. The
-last few events tell, so only the stream's tail is kept and looked at, once, at the end. The patterns are safe
+`[DONE]` is no proof of success (docs/design.md#failure): engines send it after an error event, too, and after an abort.
+The last few events tell, so only the stream's tail is kept and looked at, once, at the end. The patterns are safe
 against what a model says: inside of JSON its quotes and line breaks are escaped.
 
 A `[DONE]` without any finish reason is a failure where the engine is known to give one; some engines never do, and work

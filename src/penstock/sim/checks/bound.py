@@ -1,7 +1,7 @@
 """Does the stated bound of fairness hold? Checked for each pair of tenants, whenever something changed.
 
 For two tenants that have been backlogged together since t0, let D be the difference of their dispatched service per
-weight, counted by what each request truly costs. The bound of DESIGN §4.2 says how far D may be from balance:
+weight, counted by what each request truly costs. The bound (docs/design.md#fairness) on how far D is from balance:
 B = (c_max + E_f) / w_f + (c_max + E_g) / w_g, with c_max the largest single charge and E what the estimates of the
 requests in flight are off by. Over any interval within, D moves by at most B at its start plus B at its end. All
 intervals are checked at once: it suffices to remember the tightest limits that any start left behind.

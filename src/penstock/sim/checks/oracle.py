@@ -2,7 +2,7 @@
 
 The pump keeps heaps, remembers which endpoints are open and arms timers; this asks everybody every time and changes
 nothing. Where the two differ one of them is wrong. It is used twice: a dispatch must be the choice made here, and when
-the scheduler is done there must be nobody left to choose, which is what work-conserving means (DESIGN §4.4).
+the scheduler is done nobody may be left to choose, which is what work-conserving means (docs/design.md#admission).
 """
 
 from __future__ import annotations

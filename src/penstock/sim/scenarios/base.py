@@ -8,7 +8,7 @@ Chosen once, for plausibility, and kept:
 - *long answers*: short prompts (mean 300), answers of 600 tokens on average, p99 1500.
 - *long prompts*: documents of 6000 tokens on average, p99 16000, and answers of 100.
 
-Bodies hold four bytes a token, give or take 15 %. Settings are the defaults of DESIGN §6 unless a scenario says so.
+Bodies hold four bytes a token, give or take 15 %. Settings are the defaults unless a scenario says so.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Routing: the endpoint with the least load for its size.
 
-Load is the ledger's (own leases, corrected by observations, DESIGN §4.4), so a burst between two readings spreads
+Load is the ledger's (own leases corrected by readings, docs/design.md#load), so a burst between two readings spreads
 instead of herding. Endpoints that are equally loaded take turns: so one that comes late is not given all that the
 others were given before.
 """

@@ -1,4 +1,4 @@
-"""Routing: where the first token comes soonest, and the others suffer least (DESIGN §4.7).
+"""Routing: where the first token comes soonest, and the others suffer least (docs/design.md#routing).
 
 Cost of an endpoint, in seconds: the prompt tokens before it (sent, not computed) and this request's own uncached ones,
 over the prefill rate learned there, plus a part of the slow-down of decoding that one more request causes.

@@ -1,0 +1,135 @@
+"""The documentation's own promises: what is cited is there, and pages of one kind have one form."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+CITING = sorted(
+    chain(
+        PAGES,
+        ROOT.glob("*.md"),
+        *((ROOT / folder).rglob("*.py") for folder in ("src", "tests", "benchmarks", "scripts")),
+    )
+)
+_CITED = re.compile(r"docs/([a-z0-9/_-]+\.md)(?:#([a-z0-9_-]+))?")
+_LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)")
+# Section marks and numbered points of papers that are not in the repository.
+_ELSEWHERE = re.compile(r"§|\bS[1-5]\.\d|\bDESIGN\b")
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@cache
+def headings(page: Path) -> frozenset[str]:
+    """The anchors of a page, as the site makes them of its headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^#+ +(.+)$", text, flags=re.MULTILINE)
+    plain = (re.sub(r"[^\w\s-]", "", title.replace("`", "")).strip().lower() for title in found)
+    return frozenset(re.sub(r"[\s-]+", "-", title) for title in plain)
+
+
+def test_no_reference_leads_out_of_the_repository() -> None:
+    own = Path(__file__)
+    found = [
+        f"{name_of(path)}:{number}: cite a heading of docs/design.md instead of {line.strip()!r}"
+        for path in CITING
+        if path != own
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if _ELSEWHERE.search(line)
+    ]
+    assert found == []
+
+
+def test_a_page_or_heading_that_is_cited_is_there() -> None:
+    missing = []
+    for path in CITING:
+        for page, heading in _CITED.findall(path.read_text()):
+            if not (DOCS / page).exists():
+                missing.append(f"{name_of(path)} cites docs/{page}, which is not there")
+            elif heading and heading not in headings(DOCS / page):
+                missing.append(f"{name_of(path)} cites docs/{page}#{heading}; it has {sorted(headings(DOCS / page))}")
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, *ROOT.glob("*.md")], ids=name_of)
+def test_links_lead_to_pages_and_headings(page: Path) -> None:
+    for target, heading in _LINK.findall(page.read_text()):
+        other = (page.parent / target) if target else page
+        assert other.exists(), f"{name_of(page)} links to {target}, which is not there"
+        if heading and other.suffix == ".md":
+            assert heading in headings(other), f"{name_of(page)} links to {target}#{heading}, which is not there"
+
+
+def test_a_citation_is_seen() -> None:
+    """A test that looks at nothing passes too."""
+    citing = [path for path in CITING if path.suffix == ".py" and "docs/design.md#" in path.read_text()]
+    assert len(citing) > 20
+    assert "group-dispatch" in headings(DOCS / "design.md")
+    assert "s4" in headings(DOCS / "design.md")
+
+
+# -- decisions ---------------------------------------------------------------------------------------------------------
+
+DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
+_STATE = re.compile(
+    r"State: (accepted|superseded by \[(\d{4})\]\(\2-[a-z0-9-]+\.md\)) · Date: \d{4}-\d\d-\d\d( · \S.*)?"
+)
+PARTS = ("Context", "Decision", "Figures", "Not taken", "Given up", "Since then")
+NEEDED = ("Context", "Decision", "Given up")
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
+def test_a_decision_has_the_form_of_all(page: Path) -> None:
+    lines = page.read_text().splitlines()
+    number = page.name[:4]
+    assert re.fullmatch(rf"# {number}: \S.*", lines[0]), f"{page.name} begins with `# {number}: title`"
+    assert _STATE.fullmatch(lines[2]), (
+        f"{page.name}: line 3 is `State: accepted · Date: YYYY-MM-DD`, or `State: superseded by [NNNN](page) · …`"
+    )
+    parts = [found.group(1) for line in lines if (found := re.match(r"\*\*([^*]+?)\.\*\*", line))]
+    assert set(parts) <= set(PARTS), f"{page.name}: paragraphs may open with {PARTS} in bold; others in italics"
+    assert [part for part in parts if part in NEEDED] == list(NEEDED), f"{page.name} has {NEEDED}, in this order, once"
+    assert not [line for line in lines if re.match(r"\*\*(?![^*]+?\.\*\*)", line)], f"{page.name}: `**Part.** Text`"
+    assert not [line for line in lines if line.startswith("##")], f"{page.name} has no further headings"
+
+
+def test_the_index_names_each_decision_once_by_its_title() -> None:
+    index = (DOCS / "decisions/README.md").read_text()
+    named = dict(re.findall(r"^- \[(.+)\]\((\d[^)]+)\)", index, flags=re.MULTILINE))
+    titles = {page.read_text().splitlines()[0].removeprefix("# "): page.name for page in DECISIONS}
+    assert titles == named, "a decision stands in docs/decisions/README.md under its topic: `- [NNNN: title](page)`"
+
+
+# -- the site ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_page_is_in_the_navigation_and_decisions_come_last() -> None:
+    settings = (ROOT / "mkdocs.yml").read_text()
+    listed = re.findall(r"([a-z0-9_/-]+\.md|[a-z0-9_/-]*README\.md)\s*$", settings, flags=re.MULTILINE)
+    pages = {str(page.relative_to(DOCS)) for page in PAGES if page not in DECISIONS}
+    assert set(listed) == pages, "each page of docs/ stands in `nav` of mkdocs.yml, decisions under their index"
+    assert listed[-1] == "decisions/README.md"
+
+
+_FILE = re.compile(r"`((?:[a-z0-9_]+/)+[a-z0-9_]+\.py)`")
+_BASES = ("", "src/penstock", "src/penstock/core", "src/penstock/gateway", "tests")
+
+
+@pytest.mark.parametrize("page", [*PAGES, *ROOT.glob("*.md")], ids=name_of)
+def test_a_file_that_a_page_names_is_there(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        return  # history: it names what was there
+    missing = [
+        file for file in _FILE.findall(page.read_text()) if not any((ROOT / base / file).exists() for base in _BASES)
+    ]
+    assert missing == [], f"{name_of(page)} names files that are not there"
