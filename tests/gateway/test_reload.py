@@ -71,6 +71,24 @@ async def test_five_hundred_streams_run_on_and_new_weights_rule_within_a_second(
     assert {entry.outcome for entry in calm.log.entries} == {"finished"}
 
 
+async def test_new_weights_are_shown_at_once_as_the_tree_divides_by_them(world: World) -> None:
+    def weighing(runs: float, waits: float, anonymous: float) -> dict[str, Any]:
+        tenants = [{"name": "runs", "weight": runs}, {"name": "waits", "weight": waits}]
+        return {"tenants": tenants, "identity": {"anonymous": {"weight": anonymous}}}
+
+    await world.engine(step_s=0.2)
+    await world.gateway(slots=1, **weighing(1, 1, 1))
+    clients: list[Client] = []
+    for tenant in ("runs", "waits", "somebody"):
+        clients.append(await world.client_for(chat(tokens=50), {"x-tenant-id": tenant}))
+        await world.until(lambda: sum(flow.running + flow.waiting for flow in world.picture().flows) == len(clients))
+    await reloaded(world, **weighing(3, 4, 5))
+    state = (await world.ask("GET", "/admin/state")).json()
+    assert {flow["tenant"]: flow["weight"] for flow in state["tenants"]} == {"runs": 3, "waits": 4, "somebody": 5}
+    for client in clients:
+        client.hang_up()
+
+
 async def rest_of(stream: Client) -> bytes:
     while await stream.piece():
         pass

@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.core.explain.explanation import Explanation
 from penstock.core.explain.recorder import KEPT
@@ -204,6 +205,25 @@ def test_shares_follow_the_weights_of_those_who_wait() -> None:
     assert flows["b"].fair_share == pytest.approx(1 / 3, abs=0.03)
     assert (flows["a"].waiting + flows["b"].waiting, flows["a"].oldest_wait_s) == (30, 3.0)
     assert flows["x"].fair_share is None  # it has all it asked for
+
+
+def test_new_weights_are_told_at_once_of_who_waits_who_runs_and_who_was_served() -> None:
+    settings = SchedulerSettings(tenant_weights={"running": 2.0, "waiting": 2.0, "served": 2.0})
+    made = scheduler(settings, a=1)
+    made.finished(the_lease(made.arrived(request("s", tenant="served", weights=(2.0,)), now=0.0)), now=0.0)
+    the_lease(made.arrived(request("r", tenant="running", weights=(2.0,)), now=0.0))
+    made.arrived(request("w", tenant="waiting", weights=(2.0,)), now=0.0)
+    made.arrived(request("o", tenant="other"), now=0.0)
+    assert weights(made) == {"served": 2.0, "running": 2.0, "waiting": 2.0, "other": 1.0}
+
+    made.reconfigured(replace(settings, tenant_weights={"running": 3.0, "waiting": 4.0, "served": 5.0}), now=1.0)
+    assert weights(made) == {"served": 5.0, "running": 3.0, "waiting": 4.0, "other": 1.0}
+    (waiting,) = [flow for flow in made.snapshot(now=1.0).flows if flow.tenant == "waiting"]
+    assert waiting.fair_share == pytest.approx(4 / (3 + 4 + 1))
+
+
+def weights(made: CheckedScheduler) -> dict[str, float]:
+    return {flow.tenant: flow.weight for flow in made.snapshot(now=1.0).flows}
 
 
 def test_a_model_says_what_keeps_it_and_at_how_many_endpoints() -> None:

@@ -13,6 +13,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.fair_tree import Path, QueueTree
+from penstock.core.queueing.queues import Queues
 from penstock.core.values.rows import FlowSnapshot
 
 SHARE_WINDOW_S = 60.0  # long enough for some long answers, short enough to follow a change of weights
@@ -28,13 +30,13 @@ SHOWN_MAX = 50  # tenants in a snapshot; the others are counted
 class Meter:
     """What one tenant has in one band."""
 
-    __slots__ = ("band", "entries", "got", "part", "running", "tenant", "weight")
+    __slots__ = ("band", "entries", "got", "part", "path", "running", "tenant")
 
     def __init__(self, tenant: str, band: int) -> None:
         self.tenant = tenant
         self.band = band
         self.part = ""  # whose part it shares with others; "": it has its own
-        self.weight = 1.0  # of its part
+        self.path: Path = ()  # where its part stands in the band's tree, which knows what it weighs
         self.entries: dict[int, Entry] = {}  # that wait, in order of entering
         self.running = 0
         self.got = 0.0  # service, in the scale of the moment
@@ -77,12 +79,13 @@ class ModelMeter:
 class Shares:
     """All meters."""
 
-    def __init__(self, bands: int, *, tenant_level: int | None) -> None:
-        self._tenant_level = tenant_level
+    def __init__(self, queues: Queues, *, tenant_level: int | None) -> None:
+        self._queues = queues
+        self._depth = 0 if tenant_level is None else tenant_level + 1
         self._meters: dict[tuple[int, str], Meter] = {}
         self._models: dict[str, ModelMeter] = {}
-        self._waiting: list[dict[Meter, None]] = [{} for _ in range(bands)]  # those with requests that wait
-        self._got = [0.0] * bands
+        self._waiting: list[dict[Meter, None]] = [{} for _ in queues.bands]  # those with requests that wait
+        self._got = [0.0] * len(queues.bands)
         self._epoch_s = self._scaled_s = -math.inf
         self._scale = 1.0
 
@@ -96,9 +99,7 @@ class Shares:
                 self._forget_some()
             meter = self._meters[key] = Meter(request.tenant, request.band)
         meter.part = request.account
-        level = self._tenant_level
-        if level is not None and level < len(request.weights):
-            meter.weight = request.weights[level]
+        meter.path = request.flow[: self._depth]
         return meter
 
     def model(self, name: str) -> ModelMeter:
@@ -176,33 +177,35 @@ class Shares:
 
     def _flow(self, meter: Meter, band: str, fair_unit: float, all_got: float, now: float) -> FlowSnapshot:
         oldest = next(iter(meter.entries.values()), None)
+        weight = self._queues.bands[meter.band].tree.weight(meter.path)
         total = self._got[meter.band]
         others_wait = len(self._waiting[meter.band]) > bool(meter.entries)
         return FlowSnapshot(
             tenant=meter.tenant,
             band=band,
-            weight=meter.weight,
+            weight=weight,
             waiting=len(meter.entries),
             running=meter.running,
             oldest_wait_s=now - oldest.waits_since_s if oldest is not None else 0.0,
             share=min(max(meter.got / total, 0.0), 1.0) if total > 0 else 0.0,
             share_of_all=min(max(meter.got / all_got, 0.0), 1.0) if all_got > 0 else 0.0,
             is_alone=not others_wait and (total <= 0 or meter.got >= ALONE_SHARE * total),
-            fair_share=min(fair_unit * meter.weight, 1.0) if meter.entries else None,
+            fair_share=min(fair_unit * weight, 1.0) if meter.entries else None,
         )
 
     def _fair_units(self, others: list[Meter]) -> list[float]:
         """Per band, what a weight of 1 is due: what those who ask for less leave, by weight among the rest."""
-        weights = [_weight(band) for band in self._waiting]
-        got = [sum([meter.got for meter in band]) for band in self._waiting]
-        all_weights = [
-            _weight([*waiting, *[meter for meter in others if meter.band == band and meter.running]])
-            for band, waiting in enumerate(self._waiting)
-        ]
-        return [
-            max(mine / total / weight if total > 0 else 0.0, 1.0 / all_weight) if weight > 0 else 0.0
-            for mine, total, weight, all_weight in zip(got, self._got, weights, all_weights, strict=True)
-        ]
+        units = []
+        for band, waiting in enumerate(self._waiting):
+            tree = self._queues.bands[band].tree
+            parts: set[str] = set()  # that counted
+            weight = _weight(tree, waiting, parts)
+            running = [meter for meter in others if meter.band == band and meter.running]
+            all_weight = weight + _weight(tree, running, parts)
+            got, total = sum([meter.got for meter in waiting]), self._got[band]
+            share = got / total / weight if total > 0 and weight > 0 else 0.0
+            units.append(max(share, 1.0 / all_weight) if weight > 0 else 0.0)
+        return units
 
     def _rescale(self, now: float) -> None:
         factor = math.exp((self._epoch_s - now) / SHARE_WINDOW_S)
@@ -224,16 +227,16 @@ def oldest_s(entries: Iterable[Entry], now: float) -> float:
     return max((now - entry.waits_since_s for entry in entries), default=0.0)
 
 
-def _weight(meters: Iterable[Meter]) -> float:
-    """Of some meters together; those that share a part have its weight once."""
-    own = 0.0
-    parts: dict[str, float] = {}
+def _weight(tree: QueueTree, meters: Iterable[Meter], parts: set[str]) -> float:
+    """What some meters weigh together. A part that several share counts once; those in `parts` have counted already."""
+    total = 0.0
     for meter in meters:
         if meter.part:
-            parts[meter.part] = meter.weight
-        else:
-            own += meter.weight
-    return own + sum(parts.values())
+            if meter.part in parts:
+                continue
+            parts.add(meter.part)
+        total += tree.weight(meter.path)
+    return total
 
 
 def _backlog(meter: Meter) -> tuple[int, float]:

@@ -152,6 +152,7 @@ class QueueTree:
 
     def __init__(self) -> None:
         self.root = Node("", None, 1.0, 0)
+        self._weights: dict[int, Mapping[str, float]] = {}  # by level, as settings give them: for flows not remembered
         self._created = 0
         self._nodes = 0
         self._sweep_at = NODES_SWEEP_MIN
@@ -190,6 +191,16 @@ class QueueTree:
                 child.weight = weight
             node = child
         return node
+
+    def weight(self, path: Path) -> float:
+        """What the flow or group at the end of a path weighs; of one that is forgotten, what it would weigh again."""
+        node = self.root
+        for name in path:
+            child = node.children.get(name)
+            if child is None:
+                return self._weights.get(len(path) - 1, {}).get(path[-1], 1.0)
+            node = child
+        return node.weight
 
     def push(self, entry: Entry) -> None:
         """Let an entry wait in its flow's leaf."""
@@ -306,6 +317,7 @@ class QueueTree:
 
         A part that many share stands beside the others of its level, and who shares it one below, each as much.
         """
+        self._weights[level] = weights
         for parent in _parents(self.root, level):
             for child in parent.children.values():
                 weight = weights.get(child.name, 1.0)

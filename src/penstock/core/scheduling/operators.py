@@ -109,10 +109,7 @@ class Operators(Endpoints):
             entry.wait_s_max = max(entry.wait_s_max, self._wait_s_max(self._queues.bands[entry.request.band]))
         for band in changed.reordered:
             band.tree.rekeyed()
-        for band in self._queues.bands:
-            for name, weights in (("tenant", settings.tenant_weights), ("model", settings.model_weights)):
-                if name in settings.levels:
-                    band.tree.reweigh(settings.levels.index(name), weights)
+        self._reweigh()
 
     def _move(self, entry: Entry, band: Band) -> None:
         """Find its place in another tree, with all that is known of its flow."""

@@ -121,7 +121,8 @@ class SchedulerState:
             promised=self._promised,
             look=self._look,
         )
-        self._shares = Shares(len(settings.bands), tenant_level=settings.tenant_level)
+        self._reweigh()
+        self._shares = Shares(self._queues, tenant_level=settings.tenant_level)
         self._waits = Waits(
             self._queues,
             self._pool,
@@ -147,6 +148,14 @@ class SchedulerState:
         self._draining = False
         self._queue_until_s: float | None = None
         self._stop_at_s: float | None = None
+
+    def _reweigh(self) -> None:
+        """Tell the trees what the settings' flows weigh. Nobody else keeps a weight."""
+        settings = self._settings
+        for band in self._queues.bands:
+            for name, weights in (("tenant", settings.tenant_weights), ("model", settings.model_weights)):
+                if name in settings.levels:
+                    band.tree.reweigh(settings.levels.index(name), weights)
 
     def _tree(self, entry: Entry) -> QueueTree:
         return self._queues.bands[entry.request.band].tree
