@@ -1,4 +1,4 @@
-"""Which models are served: the union of what the endpoints list, as `GET /v1/models` shows it."""
+"""Which models are served? The union of what the endpoints list, as `GET /v1/models` shows it."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from penstock.engines.base import Model
 
 
 class Catalog:
-    """Model entries by endpoint, and the aliases that callers may use instead."""
+    """The model entries of each endpoint, and the aliases that callers may use instead of a model's name."""
 
     def __init__(self, aliases: Mapping[str, str]) -> None:
         self.aliases = aliases
         self._listed: dict[str, list[Model]] = {}
 
     def listed(self, endpoint: str, models: list[Model]) -> None:
-        """An endpoint told what it serves."""
+        """`endpoint` told that it serves these `models`; replaces what was known of it."""
         self._listed[endpoint] = models
 
     def configured(self, endpoint: str, names: Iterable[str]) -> None:
-        """The settings say what it serves; its own entries replace these when it lists them."""
+        """The settings say that `endpoint` serves models of these `names`; its own list replaces them when it comes."""
         self._listed[endpoint] = [
             Model(name, {"id": name, "object": "model", "created": 0, "owned_by": "penstock"}) for name in names
         ]
 
     def forgotten(self, endpoint: str) -> None:
-        """The endpoint is gone, and with it what only it served."""
+        """`endpoint` is gone, and with it the models that no other endpoint serves."""
         self._listed.pop(endpoint, None)
 
     def entries(self) -> list[dict[str, object]]:
-        """One entry per name. What several replicas list is shown once, with the least context length of them."""
+        """Returns one entry per name, aliases last. A model of several endpoints has their least context length."""
         found: dict[str, dict[str, object]] = {}
         for models in self._listed.values():
             for model in models:
@@ -43,7 +43,7 @@ class Catalog:
         return list(found.values())
 
     def names_of(self, model: str) -> list[str]:
-        """Under which names engines know a model themselves: its own, and that of what it was loaded from."""
+        """Returns the names under which engines know `model`: its own first, then those it was loaded from."""
         names = {model: None}
         for models in self._listed.values():
             for listed in models:
@@ -52,4 +52,5 @@ class Catalog:
         return list(names)
 
     def entry(self, name: str) -> dict[str, object] | None:
+        """Returns the entry of a model or alias; None if no endpoint serves it."""
         return next((entry for entry in self.entries() if entry["id"] == name), None)

@@ -1,8 +1,8 @@
-"""What is an endpoint: which engine, which models, how much at a time?
+"""What is an endpoint: which engine, which models, how many requests at a time?
 
-Asked when it is first met and again after every restart; the models on every probe, for they come and go (LoRA adapters
-are loaded and unloaded at run time). Each question costs one small GET, and one that an engine has no answer to costs
-nothing but itself.
+The engine is asked when the endpoint is first met and again after every restart. Its models are asked for with every
+probe, because they come and go (LoRA adapters are loaded and unloaded at run time). Each question is one small GET; a
+question that the engine has no answer to costs no more than that.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ MODELS_MAX = 10_000
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """The answer to "which models do you serve?". None: no answer that makes sense."""
+    """The answer to "which models do you serve?"."""
 
-    models: list[Model] | None
-    absent: bool = False  #: it has no such list
-    trouble: str = ""  #: what an operator should know of it
+    models: list[Model] | None  #: None: no answer, or none that makes sense
+    absent: bool = False  #: the engine answered that it has no such list
+    trouble: str = ""  #: what an operator should know about the answer; empty if nothing
 
 
 async def list_models(ask: Ask, engine: Engine) -> Listing:
-    """The models and adapters it serves now."""
+    """Ask which models and adapters an engine serves now. Returns a `Listing`, also when there is no answer."""
     return listing_of(await ask(engine.models_path))
 
 
 def listing_of(answer: ProbeAnswer) -> Listing:
-    """What an answer to that question says. Entries without a usable name, and those beyond the bound, are left out."""
+    """Read a list of models from `answer`. Entries without a usable name, and those beyond the bound, are left out."""
     failure = answer.failure
     if failure is not None and failure.error.kind is UpstreamErrorKind.PROTOCOL:
         return Listing(None, trouble=f"its model list can't be read: {failure}")
@@ -53,7 +53,10 @@ def listing_of(answer: ProbeAnswer) -> Listing:
 
 
 async def which_engine(ask: Ask, listing: Listing) -> Engine | None:
-    """Which engine answers there; None when it can't be told now, because it did not answer all that matters."""
+    """Find out which engine answers at an endpoint. Returns None if a question that matters got no answer: ask later.
+
+    An engine that answers them all and is not recognised is taken for one of the plain OpenAI kind.
+    """
     if listing.models is None and not listing.absent:
         return None
     if listing.models and (found := recognise.by_models(listing.models)):
@@ -72,10 +75,10 @@ async def which_engine(ask: Ask, listing: Listing) -> Engine | None:
 
 
 async def learn_facts(ask: Ask, engine: Engine, *, changing: bool = False) -> tuple[Facts, bool]:
-    """What it tells of itself, and whether it said all it has to say: what stays silent may speak another time.
+    """Ask an engine for what it tells of itself. Returns the facts, and True if each question got an answer.
 
-    `changing`: only what may have changed while it runs. All questions are asked at once: an endpoint is not used
-    before they are answered when it is first met, and on a busy machine each takes its time.
+    `changing` asks only for what may change while the engine runs. All questions are sent at once: a new endpoint is
+    not used before they are answered, and on a busy machine each answer takes its time.
     """
     documents = [document for document in engine.documents if document.changes or not changing]
     answers = await asyncio.gather(*(ask(document.path) for document in documents))
@@ -89,16 +92,19 @@ async def learn_facts(ask: Ask, engine: Engine, *, changing: bool = False) -> tu
 
 
 def context_tokens(model: Model, facts: Facts) -> int | None:
-    """How many tokens a request for it may have, prompt and answer together."""
+    """How many tokens a request for `model` may have, prompt and answer together; None if the engine does not say."""
     told = model.fields.get("max_model_len")
     if type(told) is not int:
-        meta = model.fields.get("meta")  # llama.cpp's: of one slot
+        meta = model.fields.get("meta")  # llama.cpp tells it here, for one slot
         told = meta.get("n_ctx") if isinstance(meta, dict) else None
     return told if type(told) is int and told > 0 else facts.context_tokens
 
 
 def listed(listing: Listing, facts: Facts) -> list[Model] | None:
-    """The models, each with its context length where it is known; those from facts where there is no list."""
+    """Returns the models, each with its context length where it is known; None if they are not known.
+
+    An engine that has no list may name its models in `facts`.
+    """
     models = listing.models
     if models is None and listing.absent and facts.models:
         models = [Model(name, {"id": name, "object": "model", "created": 0}) for name in facts.models]

@@ -1,9 +1,10 @@
-"""How loaded is an endpoint: its page, the cheaper look between two of them, and what its answers say, as one reading.
+"""How loaded is an endpoint? Its metrics page, its cheaper load path, and the load headers of its answers, as one
+reading.
 
-Sources are fused so that one reading never mixes two moments of the same number: where an engine has the cheap look,
+The sources are fused so that a reading never mixes two moments of the same number: where an engine has a load path,
 running, waiting and memory always come from there, and the page brings only its counters. The time of a reading is when
-it was asked for. A page that is slow, dead or nonsense is no reading: it neither opens nor closes anything by itself
-(docs/design.md#load).
+it was asked for. A page that is slow, dead or nonsense gives no reading: by itself it neither opens nor closes the
+endpoint (docs/design.md#load).
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from penstock.engines import orca
 from penstock.engines.base import Engine, Facts, Load, PageReader
 from penstock.gateway.endpoints.probe_client import Ask, ProbeAnswer
 
-AskPort = Callable[[int], Ask]  #: the same host at another port
-GLIMPSE_INTERVAL_S = 0.05  # an engine's gauges move once per step: more often they say the same
-TRIES_BEFORE_GIVING_UP = 3  # a cheap look that was never there is asked for no more until the engine restarts
+AskPort = Callable[[int], Ask]  #: how to ask the same host at another port
+GLIMPSE_INTERVAL_S = 0.05  # an engine's gauges move once per step: reading them more often brings nothing new
+TRIES_BEFORE_GIVING_UP = 3  # then a path that never answered is not asked for again until the engine restarts
 
 
 class LoadReader:
-    """Reads one endpoint. `use` starts over, with a new engine process."""
+    """Reads the load of one endpoint. Call `use` before anything else, and again after the engine has restarted."""
 
     def __init__(self, ask: Ask, now: Callable[[], float], ask_port: AskPort) -> None:
         self._ask = ask
@@ -33,20 +34,20 @@ class LoadReader:
         self._now = now
         self._pages: PageReader | None = None
         self._engine: Engine | None = None
-        self._metrics_at = ""  # where a page was found
+        self._metrics_at = ""  # the path where a page was found; empty: look at all that the engine may have
         self._load_path = ""
         self._load_misses = 0
         self._door_path = ""
         self._door_misses = 0
         self._last: Observation | None = None
         self._heard_s = -math.inf
-        self._took_s = 0.0  # how long the engine takes to answer, at least that
+        self._took_s = 0.0  # how long the engine took to answer with its last page
         self.facts = Facts()  #: what the last page told besides load
-        self.unsaid = False  #: it answered the last time, and could not tell its load: no news, and no failure
-        self.restarted = False  #: the last full reading was of another process than the one before
+        self.unsaid = False  #: the engine answered the last time, but without its load: no news, and no failure
+        self.restarted = False  #: the last full reading came from another process than the one before
 
     def use(self, engine: Engine) -> None:
-        """Which engine it is, from now on."""
+        """The endpoint is now a new process of this `engine`: forget what was read of the one before."""
         self._engine = engine
         self._pages = PageReader(engine) if engine.series is not None else None
         self._metrics_at = ""
@@ -59,21 +60,21 @@ class LoadReader:
 
     @property
     def reads(self) -> bool:
-        """Whether there is anything to read."""
+        """True if this engine has anything to read its load from."""
         return self._pages is not None or bool(self._load_path)
 
     @property
     def has_page(self) -> bool:
-        """Whether a metrics page was found that makes sense."""
+        """True if a metrics page was found that makes sense."""
         return bool(self._metrics_at)
 
     @property
     def _cheap(self) -> bool:
-        """Whether there is something cheaper than the page that tells as much."""
+        """True if the load path has answered: it is cheaper than the page and tells as much."""
         return bool(self._load_path) and self._load_misses < 0
 
     async def full(self) -> Observation | None:
-        """All its signals."""
+        """Read every signal of the engine. Returns None if no load could be read; see `unsaid` and `restarted`."""
         assert self._engine is not None
         asked_s = self._now()
         self.unsaid = False
@@ -89,7 +90,10 @@ class LoadReader:
         return reading
 
     async def fast(self) -> Observation | None:
-        """The few that admission needs, with the counters of the last page."""
+        """Read only the signals that admission needs, with the counters of the last page. None as for `full`.
+
+        Where the engine has nothing cheaper than its page, this is a full reading.
+        """
         assert self._engine is not None
         asked_s = self._now()
         if not (self._cheap and (self._engine.load_leads or self._last is None)):
@@ -98,7 +102,10 @@ class LoadReader:
         return _fused(self._last, await self._load(), asked_s=asked_s)
 
     def heard(self, header: bytes) -> Glimpse | None:
-        """What a load header of an answer says (ORCA). It was written when the answer was, so about now."""
+        """Read the load header of an answer (ORCA), which the engine wrote about now.
+
+        Returns None if the header makes no sense, or comes so soon after the last that it can bring nothing new.
+        """
         asked_s = self._now() - self._took_s
         if asked_s < self._heard_s + GLIMPSE_INTERVAL_S or (load := orca.load(header)) is None:
             return None
@@ -119,7 +126,10 @@ class LoadReader:
         return None
 
     async def _with_door(self, reading: Observation) -> Observation:
-        """The reading with the number of requests at the engine's door. One that says 0 beside work does not count."""
+        """Add the number of requests that the engine's HTTP side has, waiting at its door included.
+
+        A count of 0 while the engine has work is a miss; after some misses it is not asked for again.
+        """
         assert self._engine is not None
         assert self._engine.door is not None
         answer = await self._ask(self._door_path)
@@ -153,7 +163,10 @@ class LoadReader:
 
 
 def _fused(page: Observation | None, load: Load | None, *, asked_s: float) -> Observation | None:
-    """One reading of both: numbers that the cheap look tells, and the page's counters."""
+    """One reading of both: the numbers of `load`, and the counters of `page`, which may be an older one.
+
+    Without usable numbers from `load`, the page counts if it was asked for just now; otherwise returns None.
+    """
     if load is None or load.running is None or load.waiting is None:
         return page if page is None or page.asked_s == asked_s else None
     if page is None:

@@ -1,9 +1,8 @@
-"""What do the engines say of themselves: probes, model lists and gauges, asked for again and again.
+"""What do the engines say of themselves? Probes, model lists and gauges, asked for again and again.
 
-Two loops per endpoint, so that a metrics page which hangs never delays the probe that tells whether the engine is
-alive. What to ask and how to read it is the engine's own (`engines/`); `identify.py` finds out which engine it is and
-what it serves, again after every restart, and `load_reader.py` reads its load. Gauges are read every `interval`, and
-every
+There are two loops per endpoint, so that a metrics page which hangs never delays the probe that tells whether the
+engine is alive. What to ask and how to read it is a value in `engines/`; `identify.py` finds out which engine it is and
+what it serves, again after every restart; `load_reader.py` reads its load. Gauges are read every `interval`, and every
 `fast_interval` while requests wait for an endpoint near its limit.
 """
 
@@ -31,12 +30,12 @@ from penstock.http.client.pool import Upstream, UpstreamException, UpstreamTimeo
 logger = logging.getLogger(__name__)
 
 FACTS_TRIES_MAX = 5  # vLLM's first `/server_info` takes seconds on a busy machine, the second one milliseconds
-DOWN_PROBE_S = 0.5  # a dead endpoint is asked more often than a live one: its return is worth a cheap connect
+DOWN_PROBE_S = 0.5  # a dead endpoint is probed more often than a live one: to see its return is worth a cheap connect
 GONE = (Presence.DOWN, Presence.LOADING)
 
 
 class ObserveSettings(msgspec.Struct, frozen=True):
-    """How often, and how long to wait for an answer (seconds)."""
+    """How often an endpoint is asked, and how long an answer may take; in seconds."""
 
     interval_s: float = 1.0
     fast_interval_s: float = 0.5
@@ -45,7 +44,11 @@ class ObserveSettings(msgspec.Struct, frozen=True):
 
 
 class Observer:
-    """Asks one endpoint, and tells the scheduler."""
+    """Asks one endpoint, and tells the scheduler.
+
+    `engine` is the configured one, None if it is to be found out. `asks_models` is False if the settings name the
+    models; `on_models` is called with each list that the endpoint tells.
+    """
 
     def __init__(
         self,
@@ -70,21 +73,21 @@ class Observer:
             target.upstream, target.own_headers(), timeout_s=settings.timeout_s, bytes_max=LIST_BYTES_MAX
         )
         self._reader = LoadReader(self._ask, driver.now, self._ask_port)
-        self._ports: dict[int, Upstream] = {}  # of the same host, for an engine whose page is at another one
+        self._ports: dict[int, Upstream] = {}  # other ports of the same host, for an engine whose page is there
         self._full_due_s = 0.0
-        self._probes = target.upstream.unpooled()  # a kept connection still answers when nobody takes new ones
+        self._probes = target.upstream.unpooled()  # a kept connection may answer while new ones are refused
         self._probe_ask = asking(self._probes, target.own_headers(), timeout_s=settings.timeout_s)
         self._prober = Prober(settings.timeout_s)
         self._poked = asyncio.Event()
-        self._look = asyncio.Event()  # what can be read became known, or somebody waits who did not
-        self._met = False  # what can be read became known since the last look
-        self._told: list[str] | None = None
-        self._told_slots: int | None = None
-        self._list_trouble = ""  # the last that was logged
+        self._look = asyncio.Event()  # set when the engine became known, or requests begin to wait: read gauges again
+        self._met = False  # the engine became known since the gauges were last read
+        self._told: list[str] | None = None  # the names of the models that the endpoint told last
+        self._told_slots: int | None = None  # what the scheduler was told last
+        self._list_trouble = ""  # what was logged last about the list of models
         self.engine: Engine | None = None  #: None until it is known
         self.facts = Facts()
-        self._facts_tries = 0  # how often they are still asked for, all of them, because a question got no answer
-        self._is_new = True  # not asked yet what it is, or restarted since
+        self._facts_tries = 0  # how often all facts are still asked for, because a question got no answer
+        self._is_new = True  # the engine was not asked yet what it is, or has restarted since
         target.heard_load = self._heard
         target.unreachable = self.poke
         target.disowned = self.ask_again
@@ -92,7 +95,7 @@ class Observer:
             self._use(engine)
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Ask the endpoint until cancelled, then close the connections made for asking."""
         self._driver.wakes.add(self._look.set)
         try:
             async with asyncio.TaskGroup() as group:
@@ -104,19 +107,19 @@ class Observer:
                 upstream.close()
 
     def reconfigured(self, settings: ObserveSettings, timeouts: UpstreamTimeouts) -> None:
-        """Ask as often as these say, beginning with the next pause."""
+        """Follow new `settings` from the next pause on, and new `timeouts` at once."""
         self._settings = settings
         for upstream in (self._probes, *self._ports.values()):
             upstream.retime(timeouts)
 
     def poke(self) -> None:
-        """A request found nobody there: probe it now, and then often until it is back, maybe as another."""
+        """A request could not reach the endpoint: probe it now, and often until it is back, maybe as another engine."""
         self._is_new = True
         self._target.finishes.clear()
         self._poked.set()
 
     def ask_again(self) -> None:
-        """It said that it does not have a model that it is believed to have: ask now which it has."""
+        """The endpoint said that it lacks a model we believe it has: ask now which models it has."""
         if self._asks_models:
             self._poked.set()
 
@@ -150,7 +153,7 @@ class Observer:
         before, asked_s = prober.presence, self._driver.now()
         answer = await self._probe_ask((self.engine or OPENAI).probe_path)
         if answer.ok and (self.facts.sleeping is not None or self._facts_tries):
-            await self._learn_facts()  # it can be put to sleep at any time
+            await self._learn_facts()  # the engine can be put to sleep at any time
         presence = prober.judged(answer, asked_s=asked_s, now=self._driver.now(), moved_s=scheduler.moved_s(self._name))
         if before is not Presence.UP and presence is Presence.UP:
             self._is_new = True
@@ -165,7 +168,7 @@ class Observer:
             return
         self._driver.tell(scheduler.endpoint_down(self._name, presence=presence, now=self._driver.now()))
         if presence is Presence.HUNG and before is not Presence.HUNG:
-            self._target.upstream.give_up("the engine answers nothing")  # they are tried elsewhere
+            self._target.upstream.give_up("the engine answers nothing")  # its requests are tried elsewhere
 
     def _sleeps(self) -> bool:
         page = self._reader.facts.sleeping
@@ -174,10 +177,10 @@ class Observer:
     # --- what it is, and serves -------------------------------------------------------------------------------
 
     async def _learn(self, *, returns: bool) -> None:
-        """Ask what it serves now; and what it is, if that may have changed.
+        """Ask what the endpoint serves now; and which engine it is, if that may have changed.
 
-        What `returns` from the dead was just started, so it does not sleep: it is used before it has told the rest,
-        which on a busy machine takes seconds.
+        `returns` is True for an endpoint that was down or loading. Such an engine was just started, so it does not
+        sleep: it is used before it has told all its facts, which takes seconds on a busy machine.
         """
         listing = await identify.list_models(self._ask_list, self.engine or OPENAI)
         if self._is_new:
@@ -197,7 +200,7 @@ class Observer:
         self._tell_slots()
 
     async def _learn_facts(self) -> None:
-        """Ask what it tells of itself. Where a question gets no answer, what it told before stands."""
+        """Ask for what the engine tells of itself. Where a question gets no answer, the answer before it stands."""
         engine = self.engine
         if engine is None:
             return
@@ -248,7 +251,7 @@ class Observer:
     # --- how loaded -------------------------------------------------------------------------------------------
 
     async def _gauges_pause(self) -> None:
-        """Until the next look: after `interval`, and from when somebody waits, a fast one where it matters."""
+        """Wait until the next reading: `interval`, or `fast_interval` while requests wait and this endpoint matters."""
         settings, driver, ended_s = self._settings, self._driver, self._driver.now()
         fast_s = min(settings.fast_interval_s, settings.interval_s)
         while not self._met and (left_s := ended_s + settings.interval_s - driver.now()) > 0:

@@ -1,9 +1,10 @@
-"""Is an engine there, and does it serve? What its answer to a probe means, and what no answer means in the end.
+"""Is an engine there, and does it serve? What an answer to a probe means, and what no answer means in the end.
 
-Told apart: *loading* (it says 503 before it ever was well), *stopping* (it says so after), *sleeping*, *down* (nobody
-takes the connection), *hung* (the connection is taken, and nothing comes back). Slow is not hung: an engine in a long
-step answers late, and its requests' own time-outs judge it. Only where several probes in a row, each on a connection
-of its own, got nothing for longer than any step takes, and no answer under way moved either, it counts as hung.
+Told apart are: *loading* (503 before it was ever well), *stopping* (503 after it was), *sleeping*, *down* (the
+connection is refused), *hung* (the connection is accepted, and nothing comes back). Slow is not hung: an engine in a
+long step answers late, and the time-outs of its requests judge that. An engine counts as hung only when several probes
+in a row, each on a connection of its own, got nothing for longer than any step takes, and no answer under way moved
+either.
 """
 
 from __future__ import annotations
@@ -20,22 +21,25 @@ _LOADING = b"loading"  # llama.cpp's 503
 
 
 class Prober:
-    """The verdicts on one engine, one after another."""
+    """Judges one engine's presence, probe after probe."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self.presence = Presence.UP  # until something else is known: a request finds out as fast as a probe
-        self._was_well = False  # since it was last found down
+        self.presence = Presence.UP  # until known otherwise: a request would find out as fast as a probe
+        self._was_well = False  # True: answered well since it was last found down
         self._silent_since_s: float | None = None
         self._silent_probes = 0
 
     @property
     def silent(self) -> bool:
-        """Whether the last probe got no answer in time: ask again soon."""
+        """True if the last probe got no answer in time: probe again soon."""
         return self._silent_probes > 0
 
     def judged(self, answer: ProbeAnswer, *, asked_s: float, now: float, moved_s: float) -> Presence:
-        """What the engine's answer to a probe says. `moved_s`: when it last showed otherwise that it works."""
+        """Returns the presence that follows from the answer to a probe, which is also kept in `presence`.
+
+        `asked_s` is when the probe was sent, `moved_s` when an answer last showed that the engine works.
+        """
         failure = answer.failure
         if failure is not None and failure.error.kind in _NO_ANSWER:
             self.presence = self._unanswered(asked_s, now, moved_s)
@@ -44,7 +48,7 @@ class Prober:
         if failure is not None:
             self._was_well = False
             self.presence = Presence.DOWN
-        elif answer.status < 500:  # a path that is unknown there is an answer too
+        elif answer.status < 500:  # a 404 is an answer too
             self._was_well = True
             self.presence = Presence.UP
         elif _LOADING in answer.body[:1000].lower() or not self._was_well:

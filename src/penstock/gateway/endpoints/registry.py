@@ -1,14 +1,14 @@
-"""Which endpoints are there now: the one place where one comes, changes or goes while the gateway runs.
+"""Which endpoints are there now? The one place where an endpoint comes, changes or goes while the gateway runs.
 
-Everybody who knows of endpoints (the settings file, each discovery, the operator) is a *source* and says the complete
+Whatever knows of endpoints (the settings file, each discovery, the operator) is a *source*. A source says the complete
 set that it wants, whenever that changes; there are no "added" and "removed" messages that could be lost, doubled or
-come in the wrong order. The sets are merged by name, first the operator's, then the file's, then the discoveries' in
-the order of their settings, and compared with what is there.
+come in the wrong order. The sets are merged by name: first the operator's, then the file's, then the discoveries' in
+the order of their settings. The result is compared with what is there.
 
-An endpoint that nobody wants any more is drained, not cut: it is sent nothing new, what runs there ends, then it is
-forgotten with its connections, gauges and models. One that is wanted again meanwhile goes on. An operator's word
-stands above the sources': what was drained by hand stays so, what was removed by hand stays away as long as its source
-keeps naming it.
+An endpoint that no source wants any more is drained, not cut: it is sent nothing new, what runs there ends, then it is
+forgotten with its connections, gauges and models. An endpoint that is wanted again meanwhile goes on. The operator's
+word stands above the sources': an endpoint that was drained by hand stays drained, one that was removed by hand stays
+away as long as its source keeps naming it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ logger = logging.getLogger(__name__)
 
 OPERATOR = "operator"  # the source of what was added by hand
 SETTINGS = "settings"  # the source of what stands in the file
-QUIET_LOOK_S = 0.1  # how often it is looked whether what is drained has ended
+QUIET_LOOK_S = 0.1  # how often we look whether all requests of a drained endpoint have ended
 
 
-#: What may change of an endpoint while requests run there; with anything else it is another one.
+#: What may change of an endpoint while requests run there. If anything else changes, it is another endpoint.
 FOLLOWED = (
     "slots",
     "price",
@@ -51,7 +51,7 @@ FOLLOWED = (
 
 
 def limits_of(endpoint: EndpointSection) -> EndpointLimits:
-    """An endpoint's own thresholds, as the scheduler knows them."""
+    """Returns an endpoint's own thresholds, as the scheduler takes them; None in a field means no threshold."""
     return EndpointLimits(
         kv_usage_max=endpoint.max_kv_usage,
         prefill_tokens_max=endpoint.max_prefill_tokens,
@@ -61,14 +61,14 @@ def limits_of(endpoint: EndpointSection) -> EndpointLimits:
 
 
 class EndpointFactory(msgspec.Struct, frozen=True):
-    """How the parts of one endpoint are made."""
+    """How the registry makes the parts of an endpoint, and the settings that all of them share."""
 
     target: Callable[[EndpointSection], Target]
     observer: Callable[[EndpointSection, Target, Callable[[str, list[Model]], None]], Observer]
     observe: ObserveSettings
     timeouts: UpstreamTimeouts
     slots_initial: int
-    leave_s: float  #: how long what runs at an endpoint that nobody wants may take to end
+    leave_s: float  #: how long the requests of an endpoint that no source wants any more may take to end
 
 
 class EndpointView(msgspec.Struct, frozen=True):
@@ -79,11 +79,11 @@ class EndpointView(msgspec.Struct, frozen=True):
     source: str
     engine: str
     drained: bool  #: by an operator
-    leaving: bool  #: nobody wants it any more; what runs there ends first
+    leaving: bool  #: no source wants it any more; its requests end first
 
 
 class _Member:
-    """One endpoint and its parts. `leave_at_s` is set while it is on its way out."""
+    """One endpoint and its parts. `leave_at_s`, a driver's time, is set while the endpoint is on its way out."""
 
     __slots__ = ("drained", "leave_at_s", "observer", "source", "spec", "target", "task")
 
@@ -98,7 +98,7 @@ class _Member:
 
 
 class EndpointRegistry:
-    """All endpoints of a running gateway. `targets` is shared with whoever sends to them."""
+    """All endpoints of a running gateway. `targets` is shared with the parts that send requests to them."""
 
     def __init__(
         self,
@@ -118,17 +118,17 @@ class EndpointRegistry:
         self._members: dict[str, _Member] = {}
         self._wanted: dict[str, list[EndpointSection]] = {OPERATOR: [], SETTINGS: []}  # in order of precedence
         self._kept_out: set[str] = set()  # removed by hand although a source names them
-        self._dropped = 0  # wanted, but too many or named twice, as last said in the log
-        self._cut: list[Target] = []  # replaced under their name: closed when what runs there has ended
+        self._dropped = 0  # how many were wanted but too many or named twice, as last said in the log
+        self._cut: list[Target] = []  # replaced by another of their name: closed when their requests have ended
         self._sweeper: asyncio.Task[None] | None = None
         self._started = False
-        self._closing: asyncio.Task[None] | None = None  # of a locator that was replaced
+        self._closing: asyncio.Task[None] | None = None  # closes a locator that was replaced
         driver.took_movement = self._took_movement
 
     # --- life -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to observe."""
+        """Begin to observe the endpoints, those there and those to come."""
         self._started = True
         for member in self._members.values():
             self._observe(member)
@@ -136,7 +136,7 @@ class EndpointRegistry:
             self.locator.start()
 
     async def close(self) -> None:
-        """Stop observing. The connections are closed by `disconnect`, when no request needs them any more."""
+        """Stop observing. Call `disconnect` later, when no request needs the connections any more."""
         self._started = False
         tasks = [member.task for member in self._members.values() if member.task is not None]
         tasks += [task for task in (self._sweeper, self._closing) if task is not None]
@@ -147,12 +147,12 @@ class EndpointRegistry:
             await self.locator.close()
 
     def disconnect(self) -> None:
-        """Close all connections."""
+        """Close all connections to all endpoints."""
         for target in (*self.targets.values(), *self._cut):
             target.upstream.close()
 
     def reconfigured(self, parts: EndpointFactory) -> None:
-        """Make what comes like this, and tell what is there as much of it as it can follow."""
+        """Make new endpoints by `parts` from now on; those already there follow its time-outs and intervals."""
         self._parts = parts
         for member in self._members.values():
             member.target.upstream.retime(parts.timeouts)
@@ -162,7 +162,7 @@ class EndpointRegistry:
         return [name for name, target in self.targets.items() if target.took_movement()]
 
     def relocate(self, locator: Locator | None) -> None:
-        """Somebody else finds out where prompts are cached. What the one before told is forgotten."""
+        """Let `locator` find out where prompts are cached; None: nothing does. What the old one told is forgotten."""
         before, self.locator = self.locator, locator
         now = self._driver.now()
         for name, member in self._members.items():
@@ -178,17 +178,20 @@ class EndpointRegistry:
     # --- what is wanted -------------------------------------------------------------------------------------------
 
     def ranked(self, sources: Sequence[str], /) -> None:
-        """These sources there are besides the operator and the file, the first before the next. Others want nothing."""
+        """These are the `sources` besides the operator and the file, in order of precedence. Forget any other."""
         self._wanted = {source: self._wanted.get(source, []) for source in (OPERATOR, SETTINGS, *sources)}
         self._reconcile()
 
     def want(self, source: str, endpoints: Iterable[EndpointSection], /) -> None:
-        """This is all that a source wants from now on."""
+        """From now on `source` wants exactly these `endpoints`; an empty set means none."""
         self._wanted[source] = list(endpoints)
         self._reconcile()
 
     def add(self, endpoint: EndpointSection) -> None:
-        """By hand. A ValueError says why not."""
+        """Add an endpoint by hand.
+
+        Raises ValueError, with a sentence for the operator, if its name or address is taken or there are too many.
+        """
         name, place = endpoint.name, same_place(endpoint.url)
         for other in self._members.values():
             if other.leave_at_s is None and (other.spec.name == name or same_place(other.spec.url) == place):
@@ -200,7 +203,10 @@ class EndpointRegistry:
         self.want(OPERATOR, [*self._wanted[OPERATOR], endpoint])
 
     def remove(self, name: str, *, at_once: bool = False) -> None:
-        """By hand. What runs there ends first, or (`at_once`) is cut and goes elsewhere where it can."""
+        """Remove an endpoint by hand; it must be there. Its requests end first, unless `at_once` cuts them.
+
+        Requests that were cut go to another endpoint where they can.
+        """
         member = self._members[name]
         self._kept_out.add(name)
         self.want(OPERATOR, [e for e in self._wanted[OPERATOR] if e.name != name])
@@ -209,26 +215,26 @@ class EndpointRegistry:
             self._sweep()
 
     def drain(self, name: str) -> None:
-        """By hand: send it nothing more until `resume`."""
+        """Drain an endpoint by hand: send it nothing more until `resume`. `name` must be there."""
         self._members[name].drained = True
         self._tell_drained(name)
 
     def resume(self, name: str) -> None:
-        """By hand: it may be sent requests again."""
+        """End a drain by hand: the endpoint may be sent requests again, unless no source wants it any more."""
         member = self._members[name]
         member.drained = False
         if member.leave_at_s is None:
             self._tell_resumed(name)
 
     def slots(self, name: str, slots: int | Literal["auto"]) -> None:
-        """By hand, until its source says something else; `auto`: as many as it is found to take."""
+        """Set an endpoint's slots by hand, until its source says otherwise; `auto`: as many as it is found to take."""
         self._resize(name, slots)
 
     def __contains__(self, name: str) -> bool:
         return name in self._members
 
     def views(self) -> list[EndpointView]:
-        """What is there, in order of arrival."""
+        """Returns all endpoints, in order of arrival."""
         return [
             EndpointView(m.spec.name, m.spec.url, m.source, m.spec.engine, m.drained, m.leave_at_s is not None)
             for m in self._members.values()
@@ -250,7 +256,7 @@ class EndpointRegistry:
                 self._update(member, endpoint)
 
     def _merged(self) -> dict[str, tuple[str, EndpointSection]]:
-        """All that is wanted, by name. A name or an address that comes twice counts once: the first stands."""
+        """Returns all wanted endpoints with their source, by name. Of two with one name or address the first stands."""
         merged: dict[str, tuple[str, EndpointSection]] = {}
         places: set[tuple[str, str, str]] = set()
         dropped: list[str] = []
@@ -328,7 +334,7 @@ class EndpointRegistry:
         self._sweep()
 
     def _stay(self, member: _Member) -> None:
-        """It is wanted again before it was gone. What runs there goes on; whatever else was known is asked anew."""
+        """The endpoint is wanted again before it was gone. Its requests go on; what it is and serves is asked again."""
         logger.info("endpoint %s is wanted again", member.spec.name)
         member.leave_at_s = None
         member.observer = self._parts.observer(member.spec, member.target, self._listed)
@@ -338,7 +344,7 @@ class EndpointRegistry:
             self._tell_resumed(member.spec.name)
 
     def _replace(self, member: _Member, endpoint: EndpointSection) -> None:
-        """Something else under the same name. What runs at the old one ends there."""
+        """Put another endpoint in the place of one with the same name. Requests at the old one end there."""
         logger.info("endpoint %s is now %s", endpoint.name, endpoint.url)
         self._cut.append(member.target)
         self._forget(member)
@@ -361,12 +367,12 @@ class EndpointRegistry:
     # --- what leaves ----------------------------------------------------------------------------------------------
 
     def _sweep(self) -> None:
-        """Forget what has nothing left to end, and look again while there is something."""
+        """Forget leaving endpoints without a request, and those whose time is up; look again while some are left."""
         now = self._driver.now()
         for member in [m for m in self._members.values() if m.leave_at_s is not None]:
             assert member.leave_at_s is not None
             if now >= member.leave_at_s:
-                member.target.upstream.close()  # what still runs there fails, and goes elsewhere where it can
+                member.target.upstream.close()  # its requests fail, and go to another endpoint where they can
             if not member.target.upstream.busy:
                 logger.info("endpoint %s is gone", member.spec.name)
                 self._forget(member)
@@ -395,7 +401,7 @@ class EndpointRegistry:
             member.task = None
 
     def _listed(self, name: str, models: Sequence[Model]) -> None:
-        """An endpoint told what it serves."""
+        """An endpoint told which models it serves; those that the settings do not name are left out."""
         configured = self._members[name].spec.models
         if configured != "auto":
             models = [model for model in models if model.id in configured]

@@ -188,7 +188,10 @@ class UpstreamConnection:
             self.fail(UpstreamErrorKind.FIRST_BYTE_TIMEOUT, detail)
 
     def check(self, now: float) -> None:
-        """Time out a call that was quiet for too long; `now` is a loop time. `heard` saves a clock per chunk."""
+        """Time out a call that was quiet for too long at `now`, a loop time.
+
+        Chunks only set `heard`, so that none of them has to read the clock.
+        """
         call = self.call
         if call is None:
             return

@@ -1,5 +1,5 @@
 """Which endpoints are there that the settings do not list? Each source tells the complete set, whenever it changes.
 
-`base.py` keeps a source going, `sources.py` makes them of the settings; `file.py`, `dns.py`, and `kubernetes.py` with
-its `kubernetes_access.py`, `kubernetes_cache.py` and `kubernetes_objects.py`.
+`base.py` keeps each source going, `sources.py` makes them from the settings. The sources are `file.py`, `dns.py` and
+`kubernetes.py` with its `kubernetes_access.py`, `kubernetes_cache.py` and `kubernetes_objects.py`.
 """

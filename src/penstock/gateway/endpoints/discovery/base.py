@@ -1,8 +1,8 @@
-"""What is a source of endpoints, and who keeps it going?
+"""What is a source of endpoints, and what keeps it going?
 
-A source tells the *complete* set it knows, again whenever that may have changed. Told so, nothing can be lost, doubled
-or overtaken on the way: an endpoint that is in no set is gone, and one that is in it is there. A source that fails
-tells nothing, so what it told last stands; it is begun again after a pause that grows.
+A source tells the *complete* set it knows, again whenever that may have changed. So no change can be lost, doubled or
+overtaken on the way: an endpoint that is in no set is gone, and one that is in a set is there. A source that fails
+tells nothing, so what it told last stands; it is started again after a pause that grows.
 """
 
 from __future__ import annotations
@@ -20,38 +20,41 @@ from penstock.config.sections.discovery import Template
 logger = logging.getLogger(__name__)
 
 PAUSE_S = 0.2
-PAUSE_S_MAX = 10.0  # an API server that comes back is asked within that
+PAUSE_S_MAX = 10.0  # an API server that comes back is asked within this time
 
 Found = Callable[[Sequence[EndpointSection]], None]
 
 
 class SourceError(Exception):
-    """A source can't say what is there. The message is for the operator; what was told before stands."""
+    """A source can't say which endpoints are there. The message is for the operator; what it told before stands."""
 
 
 class EndpointSource(Protocol):
-    """Where endpoints are found."""
+    """A place where endpoints are found: a file, a DNS name, a Kubernetes API."""
 
     @property
     def name(self) -> str:
-        """As the log and the admin page call it; no two have the same."""
+        """The source's name in the log and on the admin page. No two sources have the same."""
 
     async def watch(self, found: Found) -> None:
-        """Tell the complete set, again whenever it may have changed. Ends only by a failure or by being cancelled."""
+        """Call `found` with the complete set, again whenever it may have changed. Never returns.
+
+        Ends by an exception (`SourceError` for what the world did) or by being cancelled.
+        """
 
 
 class Registry(Protocol):
-    """Who is told what the sources found."""
+    """Where sources tell what they found; the endpoint registry is one."""
 
     def ranked(self, sources: Sequence[str], /) -> None:
-        """These sources there are, and where two want different things under one name, the first of them stands."""
+        """These are all `sources`. Where two want different things under one name, the first of them stands."""
 
     def want(self, source: str, endpoints: Sequence[EndpointSection], /) -> None:
-        """This is all that a source wants from now on."""
+        """From now on `source` wants exactly these `endpoints`."""
 
 
 class Discovery:
-    """Keeps all sources going."""
+    """Runs all sources, one task each, and starts those again that fail."""
 
     def __init__(self, sources: Iterable[EndpointSource], registry: Registry) -> None:
         self._sources = {source.name: source for source in sources}
@@ -61,11 +64,15 @@ class Discovery:
         self._ending: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
+        """Start every source."""
         for source in self._sources.values():
             self._begin(source)
 
     def reconfigured(self, sources: Iterable[EndpointSource], *, kept: Collection[str]) -> None:
-        """These from now on; those that are `kept` (by name) did not change and go on. Who is gone wants nothing."""
+        """Run exactly these `sources` from now on.
+
+        Those whose names are in `kept` did not change and go on. A source that is gone wants nothing any more.
+        """
         before, self._sources = self._sources, {}
         for source in sources:
             self._sources[source.name] = before[source.name] if source.name in kept else source
@@ -78,6 +85,7 @@ class Discovery:
                 self._begin(source)
 
     async def close(self) -> None:
+        """Stop every source. What they told stands."""
         for name in list(self._tasks):
             self._end(name)
         await asyncio.gather(*self._ending, return_exceptions=True)
@@ -117,7 +125,10 @@ class Discovery:
 def described(
     template: Template, host: str, port: int, *, name: str | None = None, **more: object
 ) -> EndpointSection | None:
-    """An endpoint that a source found, as if the settings had listed it; None where it can't be one."""
+    """Returns an endpoint that a source found, as if the settings had listed it; None if it can't be one (logged).
+
+    `template` has what all endpoints of the source share; `more` are further fields of the endpoint.
+    """
     address = f"[{host}]" if ":" in host else host
     given = {key: getattr(template, key) for key in ("engine", "models", "slots", "api_key", "labels", "kv_events")}
     try:

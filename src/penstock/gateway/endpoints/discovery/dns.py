@@ -1,9 +1,9 @@
 """DNS: which addresses does a name have now?
 
-Looked up again and again; with a name server that tells how long its answer may be kept, as soon as that is over. An
-answer that fails, or that a name has nothing, keeps what was known: names of services without a ready pod do not exist,
-and their engines are about to come back. An address has to be missing from two answers in a row, because servers leave
-some out of a long answer.
+The name is looked up again and again: as soon as the answer's time to live is over, where the name server tells one. A
+look-up that fails, or finds nothing, changes nothing: a service without a ready pod has no name, and its engines are
+about to come back. An address counts as gone when two answers in a row lack it, because servers leave some addresses
+out of a long answer.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from dns.asyncresolver import Resolver
 
 TIMEOUT_S = 5.0
-REFRESH_S_MIN = 1.0  # whatever an answer's time to live says
-MISSES_MAX = 2  # answers in a row that an address may be missing from, the last one counted
+REFRESH_S_MIN = 1.0  # between two look-ups, whatever an answer's time to live says
+MISSES_MAX = 2  # an address that this many answers in a row lack is gone
 ADDRESSES_MAX = 4_096
 
 Places = dict[tuple[str, int], None]
 
 
 class DnsSource:
-    """One name."""
+    """The endpoints behind one DNS name."""
 
     def __init__(self, settings: Dns) -> None:
         self.name = f"dns {settings.name}" + (f":{settings.port}" if settings.port else "")
         self._settings = settings
-        self._missing: dict[tuple[str, int], int] = {}  # what was found, and how many answers lately lacked it
+        self._missing: dict[tuple[str, int], int] = {}  # each address known, and how many of the last answers lacked it
         self._resolver = _resolver(settings.resolver) if settings.resolver or settings.type == "srv" else None
 
     async def watch(self, found: Found) -> None:
@@ -55,7 +55,7 @@ class DnsSource:
         return [endpoint for endpoint in endpoints if endpoint is not None]
 
     async def _look_up(self) -> tuple[Places, float]:
-        """What the name has now, and how long that may be kept."""
+        """Returns the addresses of the name now, and for how many seconds they may be kept. Raises SourceError."""
         if self._resolver is None:
             return await self._ask_system(), self._settings.refresh
         if self._settings.type == "srv":
@@ -86,7 +86,7 @@ def _resolver(address: str | None) -> Resolver:
 
 
 async def _addresses(resolver: Resolver, name: str) -> tuple[dict[str, None], float]:
-    """A and AAAA records. One of the kinds may be missing."""
+    """Look up A and AAAA records; one of the kinds may be missing. Returns hosts and seconds to keep them."""
     hosts: dict[str, None] = {}
     keep_s = float("inf")
     for kind in ("A", "AAAA"):
@@ -99,7 +99,7 @@ async def _addresses(resolver: Resolver, name: str) -> tuple[dict[str, None], fl
 
 
 async def _services(resolver: Resolver, name: str) -> tuple[Places, float]:
-    """SRV records of the best priority; the others are for when none of these is there."""
+    """Look up SRV records. Only those of the best priority count: the others stand in for them when all are gone."""
     records = await _records(resolver, name, "SRV")
     if not records:
         raise SourceError("has no SRV record")

@@ -1,9 +1,10 @@
-"""A file: which endpoints does somebody else's program write down for us?
+"""A file: which endpoints does another program write down for us?
 
-Looked at again and again, because every way of replacing a file (rename, editor, mounted ConfigMap, network disk)
-shows in what `stat` says, and not every one in notifications. It is read only when it looked the same twice, so one
-that is being written is left alone; and one that is bad, empty or gone changes nothing. Whoever writes it says where
-prompts go, but not what this process has in its environment: only the variables that the settings list are there.
+We look at the file again and again, because every way of replacing a file (rename, editor, mounted ConfigMap, network
+disk) shows in what `stat` says, and not every one in notifications. The file is read only when it looked the same
+twice, so one that is being written is left alone; a file that is bad, empty or gone changes nothing. Its writer decides
+where prompts go, but must not learn what this process has in its environment: only the variables that the settings list
+can be used in the file.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ _Look = tuple[int, int, int, int]
 
 
 class FileSource:
-    """One file."""
+    """The endpoints that one file lists."""
 
     def __init__(self, settings: FileWatch) -> None:
         self.name = f"file {settings.path}"
         self._path = Path(settings.path)
         self._refresh_s = settings.refresh
         self._env = settings.env
-        self._taken: _Look | None = None  # as it looked when it was last read, whatever became of that
+        self._taken: _Look | None = None  # how the file looked when it was last read, be its content good or not
 
     async def watch(self, found: Found) -> None:
         before: _Look | None = None
@@ -37,7 +38,7 @@ class FileSource:
             look = await asyncio.to_thread(self._look)
             if look == before and look != self._taken:
                 text = await asyncio.to_thread(self._read)
-                if await asyncio.to_thread(self._look) == look:  # else it changed under our eyes: look again
+                if await asyncio.to_thread(self._look) == look:  # else the file changed while it was read: look again
                     self._taken = look
                     found(self._endpoints(text))
             before = look

@@ -1,9 +1,9 @@
-"""Kubernetes: follow the pods behind a Service, or those with certain labels.
+"""Kubernetes: which pods are behind a Service, or have certain labels, now?
 
-List, then watch from where the list ended. A watch that ends as it should is continued from there; one that breaks
-off, or an answer 410 Gone (what we know is older than what the server remembers), means a new list, and so does the
-passing of some minutes, whatever else went wrong unseen. Until a new list is whole, what was known stands.
-Over our own transport: a list and a line-by-line stream need no client library.
+We list the objects, then watch from where the list ended. A watch that ends in order is continued from its end. A watch
+that breaks off, or an answer 410 Gone (we know less than what the server still remembers), means a new list. So does
+the passing of some minutes, for whatever else went wrong unseen. Until a new list is whole, what was known stands.
+All this goes over our own transport: a list and a stream of lines need no client library.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ logger = logging.getLogger(__name__)
 PAGE_OBJECTS = 500
 PAGES_MAX = 40  # 20,000 objects
 LIST_TIMEOUT_S = 30.0
-LIST_BYTES_MAX = 64 << 20  # of one page
-LINE_BYTES_MAX = 8 << 20  # a slice of 1,000 endpoints has some 300 KB
-WATCH_S = 60  # a connection that died unseen (a firewall's time-out) is noticed within that
-WATCH_GRACE_S = 15.0  # for the server to end a watch that it was asked to end
-RELIST_S = 600.0  # from time to time everything is asked for, in case something went by unseen
+LIST_BYTES_MAX = 64 << 20  # in one page of a list
+LINE_BYTES_MAX = 8 << 20  # in one line of a watch: a slice of 1,000 endpoints has some 300 KB
+WATCH_S = 60  # how long one watch is asked for: a connection that died unseen (in a firewall) is noticed by then
+WATCH_GRACE_S = 15.0  # beyond that, for the server to end the watch
+RELIST_S = 600.0  # how often everything is listed again, in case a change went by unseen
 ENDPOINTS_MAX = 4_096
-SHORT_S = 5.0  # watches that end sooner, one after another, are begun after pauses that grow
+SHORT_S = 5.0  # if watches end sooner, one after another, the pauses between them grow
 
 
 class KubernetesSource:
-    """One Service, or one selection of pods."""
+    """The endpoints behind one Service, or of one selection of pods."""
 
     def __init__(self, settings: Kubernetes, access: Access) -> None:
         what = f"service {settings.service}" if settings.service else f"pods {settings.selector}"
@@ -81,7 +81,7 @@ class KubernetesSource:
 
 
 def _endpoints(objects: Iterable[Pod | Slice], settings: Kubernetes) -> list[EndpointSection]:
-    """All of them, each once: a pod may stand in two slices, or have addresses of two families."""
+    """Returns all endpoints, each once: a pod may be in two slices, or have addresses of two families."""
     by_name: dict[str, EndpointSection] = {}
     for each in objects:
         for endpoint in each.endpoints(settings):
@@ -92,7 +92,7 @@ def _endpoints(objects: Iterable[Pod | Slice], settings: Kubernetes) -> list[End
 
 
 class _Follower:
-    """Keeps a cache of one kind of objects as the API server has them."""
+    """Keeps a cache of one kind of object in step with the API server."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class _Follower:
         self._cache: Cache[Pod | Slice] = Cache()
 
     async def follow(self, changed: Callable[[Iterable[Pod | Slice]], None]) -> None:
-        """Tell what is there, and again after each change. Ends by a `SourceError` only."""
+        """Call `changed` with all objects, now and after each change. Never returns; raises SourceError."""
         time, short = self._upstream.time, 0
         while True:
             await self._list()
@@ -165,7 +165,7 @@ class _Follower:
     # --- a watch --------------------------------------------------------------------------------------------------
 
     async def _watch(self, changed: Callable[[Iterable[Pod | Slice]], None]) -> None:
-        """Take in changes until the server ends the watch."""
+        """Take in changes until the server ends the watch. Raises Relist if a new list is needed, or SourceError."""
         query = {
             "watch": "1",
             "allowWatchBookmarks": "true",
@@ -207,7 +207,7 @@ class _Follower:
 
 
 class _Lines:
-    """A sink that hands on whole lines as they come. `ended` is the status, and the body of what is no success."""
+    """A sink that hands on whole lines as they come. `ended` gets the status, and the body unless it is a success."""
 
     def __init__(self, ended: asyncio.Future[tuple[int, bytes]], take_in: Callable[[list[bytes]], None]) -> None:
         self.ended = ended
@@ -227,7 +227,7 @@ class _Lines:
         elif lines:
             try:
                 self._take_in([line for line in lines if line.strip()])
-            except Exception as error:  # noqa: BLE001 - whoever awaits `ended` handles it
+            except Exception as error:  # noqa: BLE001 - handled where `ended` is awaited
                 self.ended.set_exception(error)
         if len(self._rest) > LINE_BYTES_MAX and not self.ended.done():
             self.ended.set_exception(Relist(f"an event of more than {LINE_BYTES_MAX >> 20} MiB"))

@@ -1,7 +1,7 @@
-"""How is the API server reached: where it is, who we are there, whom we believe?
+"""How is the API server reached: where is it, who are we to it, and which certificates do we trust?
 
-Inside a cluster every pod is told in its environment and in files mounted into it. Tokens there are renewed while we
-run, so the file is read for every request.
+Inside a cluster every pod finds all this in its environment and in files mounted into it. Tokens are renewed while we
+run, so the token file is read for every request.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ NAMESPACE_DEFAULT = "default"
 
 
 class Access:
-    """The way to one API server."""
+    """Address, certificates and credentials of one API server."""
 
     def __init__(self, settings: Kubernetes, env: Mapping[str, str], *, account: Path = ACCOUNT) -> None:
-        """Raises `SourceError` where nothing tells which server is meant."""
+        """Raises `SourceError` if neither the settings nor the environment tell which server is meant."""
         self._token = settings.token.get_secret_value() if settings.token is not None else None
         self._token_file = Path(settings.token_file) if settings.token_file else None
         self._ca_file = settings.ca_file
@@ -40,7 +40,10 @@ class Access:
         self._ca_file = str(account / "ca.crt")
 
     def tls(self) -> ssl.SSLContext | None:
-        """None: the server is spoken to in plain HTTP."""
+        """Returns the TLS context for the server; None if it is spoken to in plain HTTP.
+
+        Raises `SourceError` if the certificates to trust can't be read.
+        """
         if not self.server.startswith("https:"):
             return None
         try:
@@ -49,7 +52,7 @@ class Access:
             raise SourceError(f"{self._ca_file} can't be used as certificates: {error}") from None
 
     async def headers(self) -> Headers:
-        """Who we are, as of now."""
+        """Returns the headers that say who we are, with the token as it is now. Raises `SourceError` without one."""
         token = self._token
         if token is None and self._token_file is not None:
             token = await asyncio.to_thread(self._read_token, self._token_file)

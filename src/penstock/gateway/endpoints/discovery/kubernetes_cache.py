@@ -1,9 +1,9 @@
 """What is there, according to a list and the events since: how can no ghost stay, and nothing be missing?
 
-Objects are kept by uid, which is never used again. Each change of an object has a version, and a change that is not
-newer than what is known of its uid is old news: a double, or one that was overtaken. The uid of a deleted object is
-remembered with its version until the next list, so that a change which was overtaken by the deletion brings nobody
-back. A list replaces everything, and whatever is not newer than the list is old news too.
+Objects are kept by uid, which is never used again. Each change of an object has a version. A change that is not newer
+than what is known of its uid is old news: a double, or one that another change has overtaken. The uid of a deleted
+object is remembered with its version until the next list, so that a change which the deletion has overtaken does not
+bring the object back. A list replaces everything, and whatever is not newer than the list is old news too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.gateway.endpoints.discovery.base import SourceError
 from penstock.gateway.endpoints.discovery.kubernetes_objects import Meta
 
 OBJECTS_MAX = 20_000  # of one source: a slice has up to 1,000 endpoints, a pod is one
-DELETED_MAX = 20_000  # remembered between two lists; past that a list is due
+DELETED_MAX = 20_000  # remembered between two lists; beyond that a new list is due
 
 
 class KubernetesObject(Protocol):
@@ -28,24 +28,27 @@ class KubernetesObject(Protocol):
 T = TypeVar("T", bound=KubernetesObject)
 
 
-class Relist(Exception):  # noqa: N818 - no error: what is there has to be asked for anew
-    """What is known can't be carried on."""
+class Relist(Exception):  # noqa: N818 - no error: only a new list is needed
+    """The changes can't be followed any further: list the objects again."""
 
 
 class Cache(Generic[T]):
     """The objects of one kind that a selector finds."""
 
     def __init__(self) -> None:
-        self.version = ""  #: how far we have come: where a watch begins
+        self.version = ""  #: how far we have come: where the next watch begins
         self._objects: dict[str, T] = {}
-        self._versions: dict[str, int] = {}  # of each uid, deleted ones too
-        self._floor = 0  # the list's version
+        self._versions: dict[str, int] = {}  # of each uid, those of deleted objects included
+        self._floor = 0  # the version of the last list
 
     def __iter__(self) -> Iterator[T]:
         return iter(self._objects.values())
 
     def listed(self, objects: list[T], version: str) -> None:
-        """A complete list: what is not in it is gone."""
+        """Take in a complete list as of `version`: an object that is not in it is gone.
+
+        Raises SourceError if it holds more than `OBJECTS_MAX`.
+        """
         if len(objects) > OBJECTS_MAX:
             raise SourceError(f"{len(objects)} objects are selected; at most {OBJECTS_MAX} are followed")
         self._objects = {found.metadata.uid: found for found in objects}
@@ -54,7 +57,7 @@ class Cache(Generic[T]):
         self.version = version
 
     def came(self, found: T) -> bool:
-        """An object was added or changed. Returns whether that was news."""
+        """An object was added or changed. Returns True if that was news. Raises Relist if there are too many now."""
         if not self._is_news(found.metadata):
             return False
         self._objects[found.metadata.uid] = found
@@ -63,7 +66,7 @@ class Cache(Generic[T]):
         return True
 
     def went(self, meta: Meta) -> bool:
-        """An object was deleted. Returns whether that was news."""
+        """An object was deleted. Returns True if that was news. Raises Relist after too many deletions."""
         if not self._is_news(meta):
             return False
         self._objects.pop(meta.uid, None)
@@ -72,7 +75,7 @@ class Cache(Generic[T]):
         return True
 
     def passed(self, version: str) -> None:
-        """A watch has come so far, whatever it told."""
+        """The watch has come as far as `version`, whether or not it brought news."""
         new, now = _number(version), _number(self.version)
         if version and (new is None or now is None or new > now):
             self.version = version
@@ -89,5 +92,8 @@ class Cache(Generic[T]):
 
 
 def _number(version: str) -> int | None:
-    """Versions are numbers that grow, which Kubernetes promises since 1.35 and always did."""
+    """Returns a version as a number; None if it is none.
+
+    That versions are growing numbers is promised since Kubernetes 1.35, and was so before.
+    """
     return int(version) if version.isascii() and version.isdecimal() and len(version) <= 20 else None

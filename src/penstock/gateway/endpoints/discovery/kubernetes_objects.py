@@ -1,8 +1,8 @@
 """Kubernetes: which endpoints does a pod, or a slice of a Service, stand for?
 
-Only what is read is declared, so objects of any version of the API are taken as long as these parts are as they were.
-Readiness is Kubernetes' own verdict: a pod that is not ready, or is being deleted, stands for no endpoint, and an
-endpoint that was there is drained by it.
+Only the fields that we read are declared, so objects of any version of the API are accepted as long as these fields are
+as they were. Readiness is Kubernetes' own verdict: a pod that is not ready, or is being deleted, stands for no
+endpoint, and the endpoint it stood for is drained.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Part(msgspec.Struct, rename="camel", frozen=True):
 
 
 class Meta(_Part, frozen=True):
-    """Who an object is. `uid` is never used again, a name may be."""
+    """Identity of an object. A `uid` is never used again, a `name` may be."""
 
     name: str = ""
     uid: str = ""
@@ -60,14 +60,14 @@ class _PodStatus(_Part, frozen=True):
 
 
 class Pod(_Part, frozen=True):
-    """A pod."""
+    """A pod, which stands for at most one endpoint."""
 
     metadata: Meta
     spec: _PodSpec = _PodSpec()
     status: _PodStatus = _PodStatus()
 
     def endpoints(self, settings: Kubernetes) -> Iterator[EndpointSection]:
-        """The endpoint it stands for, if it is ready."""
+        """Yields the endpoint that the pod stands for; nothing if the pod is not ready."""
         is_ready = any(c.type == "Ready" and c.status == "True" for c in self.status.conditions or ())
         port = self._port(settings.port)
         if self.metadata.deletion_timestamp is None and is_ready and self.status.pod_ip and port:
@@ -76,7 +76,7 @@ class Pod(_Part, frozen=True):
     def _port(self, wanted: str) -> int | None:
         if wanted.isdecimal():
             return int(wanted)
-        containers = [*self.spec.containers, *(self.spec.init_containers or ())]  # sidecars stand among the latter
+        containers = [*self.spec.containers, *(self.spec.init_containers or ())]  # sidecars are init containers
         ports = [port for container in containers for port in container.ports or ()]
         if wanted:
             return next((port.container_port for port in ports if port.name == wanted), None)
@@ -107,7 +107,7 @@ class _SliceEndpoint(_Part, frozen=True):
 
 
 class Slice(_Part, frozen=True):
-    """An EndpointSlice: a part of what is behind a Service. One endpoint may stand in two of them for a moment."""
+    """An EndpointSlice: some of the endpoints behind a Service. One endpoint may be in two slices for a moment."""
 
     metadata: Meta
     address_type: str = "IPv4"
@@ -115,12 +115,12 @@ class Slice(_Part, frozen=True):
     ports: list[_SlicePort] | None = None
 
     def endpoints(self, settings: Kubernetes) -> Iterator[EndpointSection]:
-        """Those that are ready."""
+        """Yields the endpoints of the slice that are ready; maybe none."""
         port = self._port(settings.port)
         if self.metadata.deletion_timestamp is not None or port is None:
             return
         for part in self.endpoints_ or ():
-            # "A nil value should be interpreted as true", says the API of `ready`.
+            # The API says of `ready`: "A nil value should be interpreted as true".
             if part.conditions.ready is False or part.conditions.terminating or not part.addresses:
                 continue
             name = part.target_ref.name if part.target_ref is not None else None
@@ -158,28 +158,28 @@ class _ListMeta(_Part, frozen=True):
 
 
 class PodList(_Part, frozen=True):
-    """One page of a list."""
+    """One page of a list of pods."""
 
     metadata: _ListMeta
     items: list[Pod] | None = None
 
 
 class SliceList(_Part, frozen=True):
-    """One page of a list."""
+    """One page of a list of EndpointSlices."""
 
     metadata: _ListMeta
     items: list[Slice] | None = None
 
 
 class WatchEvent(_Part, frozen=True):
-    """One line of a watch; the object is read when its type is known."""
+    """One line of a watch. `object` is parsed later, when `type` tells what it is."""
 
     type: str
     object: msgspec.Raw
 
 
 class ApiStatus(_Part, frozen=True):
-    """What an ERROR event carries, and an answer that is no success."""
+    """The content of an ERROR event, and of an answer that is no success."""
 
     code: int | None = None
     message: str | None = None
@@ -187,6 +187,6 @@ class ApiStatus(_Part, frozen=True):
 
 
 class Bookmark(_Part, frozen=True):
-    """How far a watch has come."""
+    """The content of a BOOKMARK event: its version says how far the watch has come."""
 
     metadata: Meta

@@ -1,4 +1,4 @@
-"""From settings to sources."""
+"""Which sources of endpoints do the settings name?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from penstock.gateway.endpoints.discovery.kubernetes_access import Access
 
 
 def sources(settings: Sequence[discovery.SourceSection], env: Mapping[str, str]) -> list[EndpointSource]:
-    """One per entry. Raises `ConfigError` where an entry has no meaning where we run."""
+    """Returns one source per entry of `discovery`. `env` is the process environment, which Kubernetes needs.
+
+    Raises `ConfigError` if two entries are the same, or an entry has no meaning where we run.
+    """
     found: list[EndpointSource] = []
     names: set[str] = set()
     for index, entry in enumerate(settings):
