@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config.sections.policies import OWN
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -133,3 +135,24 @@ def test_a_file_that_a_page_names_is_there(page: Path) -> None:
         file for file in _FILE.findall(page.read_text()) if not any((ROOT / base / file).exists() for base in _BASES)
     ]
     assert missing == [], f"{name_of(page)} names files that are not there"
+
+
+# -- policies ----------------------------------------------------------------------------------------------------------
+
+POLICY_PAGES = [page for page in sorted((DOCS / "policies").glob("*.md")) if page.name != "README.md"]
+POLICY_PARTS = ["What it decides", "Formula", "Bound", "Settings", "When to use it", "Source"]
+
+
+@pytest.mark.parametrize("page", POLICY_PAGES, ids=lambda page: page.stem)
+def test_a_policy_page_has_the_form_of_all(page: Path) -> None:
+    parts = re.findall(r"^## (.+)$", page.read_text(), flags=re.MULTILINE)
+    assert parts == POLICY_PARTS, f"{page.name}: its headings are {POLICY_PARTS}"
+    empty = re.findall(r"^## (.+)\n+(?=## |\Z)", page.read_text(), flags=re.MULTILINE)
+    assert empty == [], f"{page.name} says nothing of {empty}"
+
+
+def test_each_policy_of_ours_has_a_page_and_a_link_to_it() -> None:
+    pages = {f"{decision}-{name}.md" for decision, names in OWN.items() for name in names}
+    index = (DOCS / "policies/README.md").read_text()
+    assert pages - {page.name for page in POLICY_PAGES} == set()
+    assert [page.name for page in POLICY_PAGES if f"]({page.name})" not in index] == []
