@@ -14,7 +14,7 @@ CANCELLED = ("batch_cancelled", "This request was not executed because the batch
 
 
 def file_object(file: File) -> dict[str, object]:
-    """A file, as the API shows it."""
+    """Returns `file` as the API shows it."""
     return {
         "id": file.id,
         "object": "file",
@@ -29,7 +29,7 @@ def file_object(file: File) -> dict[str, object]:
 
 
 def batch_object(batch: Batch) -> dict[str, object]:
-    """A batch, as the API shows it."""
+    """Returns `batch` as the API shows it."""
     names = batch.names()
     times = msgspec.structs.asdict(batch.when())
     del times["expiring"]
@@ -61,7 +61,7 @@ def batch_object(batch: Batch) -> dict[str, object]:
 
 
 def listing(rows: Sequence[dict[str, object]], *, more: bool) -> dict[str, object]:
-    """A page of a list."""
+    """Returns one page of a list; `more` is True if another page follows."""
     return {
         "object": "list",
         "data": rows,
@@ -72,7 +72,7 @@ def listing(rows: Sequence[dict[str, object]], *, more: bool) -> dict[str, objec
 
 
 def request_name(batch: str, line: int) -> str:
-    """An item's own id: the same however often it runs."""
+    """Returns the id of a batch's item on a `line`: the same however often the item runs."""
     return f"batch_req_{batch.removeprefix('batch_')}_{line}"
 
 
@@ -95,17 +95,20 @@ class _Line(msgspec.Struct):
 
 
 def answered(batch: str, line: int, custom_id: str, *, status: int, request_id: str, body: bytes) -> bytes:
-    """The line of an item that was answered, well or not. What is no JSON is quoted as text."""
+    """Returns the output line of an item that an engine answered, with success or not.
+
+    A `body` that is no JSON is quoted as text.
+    """
     try:
         str(body, "utf-8")
-        flat = msgspec.json.format(body, indent=-1)  # on one line; digits of numbers stay as they are
+        flat = msgspec.json.format(body, indent=-1)  # on one line; numbers keep their digits
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         flat = msgspec.json.encode(body.decode("utf-8", "replace"))
     return _line(batch, line, custom_id, _Response(status, request_id, msgspec.Raw(flat)), None)
 
 
 def unanswered(batch: str, line: int, custom_id: str, code: str, message: str) -> bytes:
-    """The line of an item that was not run, or whose answer can't be kept."""
+    """Returns the output line of an item that was not run, or whose answer can't be kept."""
     return _line(batch, line, custom_id, None, _Error(code, message))
 
 

@@ -1,7 +1,7 @@
-"""The port through which items reach the scheduler: what the runner offers, and what it hears of it.
+"""How do the items of a batch reach the scheduler? The port between the runner and the gateway.
 
-The runner offers an item as a request of the lowest band, on the same way as any request of a caller. It hears exactly
-once how it ended, unless it withdraws it first.
+The runner offers an item as a request of the lowest band, and the item goes the same way as any caller's request. The
+runner hears exactly once how the item ended, unless it withdraws the item first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.core.values.request import Usage
 class Work(msgspec.Struct, frozen=True, gc=False):
     """An item as a request."""
 
-    name: str  #: its request id
+    name: str  #: the request id
     tenant: str
     user: str
     path: str
@@ -25,38 +25,42 @@ class Work(msgspec.Struct, frozen=True, gc=False):
 
 
 class ItemAnswer(msgspec.Struct, frozen=True, gc=False):
-    """How it ended: an engine's answer, or a refusal of our own."""
+    """How an item ended: with an engine's answer, or with a refusal of our own."""
 
     status: int
     body: bytes
     request_id: str
     usage: Usage | None = None
-    reason: str | None = None  #: of a refusal of our own, or where an engine's answer was the last word of several
+    reason: str | None = None  #: why we refused, or why the last of several engines' answers had to do; else None
     retry_after_s: float | None = None
-    too_large: bool = False  #: more than is kept; the body is cut
+    too_large: bool = False  #: the answer is longer than what is kept; `body` is empty
 
 
 class Offer(Protocol):
-    """One item under way."""
+    """One item that was offered and has not ended."""
 
     def withdraw(self) -> None:
-        """Take it back, waiting or running. Nothing more is heard of it."""
+        """Take the item back, waiting or running. Neither `sent` nor `ended` is called any more."""
 
 
 class Lane(Protocol):
-    """The way to the engines."""
+    """The way to the engines, as the runner sees it."""
 
     def offer(self, work: Work, *, sent: Callable[[bool], None], ended: Callable[[ItemAnswer], None]) -> Offer:
-        """Let it wait its turn. `sent` tells when it goes to an engine (True) and when it waits again (False).
+        """Let `work` wait for its turn. Returns the handle to withdraw it.
 
-        Both may be called before this returns.
+        `sent` is called with True when the item goes to an engine, and with False when it waits again; `ended` is
+        called once, with how it ended. Both may be called before this returns.
         """
 
     def room(self, tenant: str, user: str, model: str) -> int:
-        """How many more there is room for now: in the queue, or at the engines where nothing is queued."""
+        """Returns how many more items may be offered now; 0 or less means none.
+
+        That is the room in the queue, or, with queueing off, the number of unused slots.
+        """
 
     def serves(self, model: str) -> bool:
-        """Whether a model is one of those that are served; True where that can't be known yet."""
+        """Returns False if no endpoint serves `model`; True also where that is not known yet."""
 
     def takes(self, path: str) -> bool:
-        """Whether a path is one that items may ask for."""
+        """Returns True if items may ask for `path`."""

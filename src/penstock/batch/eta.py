@@ -1,8 +1,8 @@
-"""When will a batch be done, and will it miss its window? From how fast its tenant's items have ended of late.
+"""When will a batch be done, and will it miss its window? Estimated from how fast its tenant's items ended recently.
 
-Pure. A tenant's batches run one after another, the earliest deadline first, so what stands before a batch counts with
-it. Forgetting is exponential over `MEMORY_S`: long enough to smooth over single long answers, short enough to see that
-interactive traffic takes the engines in the morning.
+Pure. A tenant's batches run one after another, the earliest deadline first, so the items of earlier batches count with
+those of the batch itself. The rate forgets exponentially over `MEMORY_S`: long enough to smooth over single long
+answers, short enough to see that interactive traffic takes the engines in the morning.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from penstock.batch.states import Status
 from penstock.batch.values import Batch
 
 MEMORY_S = 60.0
-SEEN_S_MIN = 3.0  # a pace over less would be a guess
+SEEN_S_MIN = 3.0  # a rate over less time would be a guess
 
 
 class Outlook(msgspec.Struct, frozen=True):
-    """How it stands with one open batch."""
+    """How far one open batch is, and when it will be done. Times are Unix times in seconds."""
 
     id: str
     tenant: str
@@ -31,8 +31,8 @@ class Outlook(msgspec.Struct, frozen=True):
     failed: int
     created_at: float
     deadline: float
-    per_s: float  #: items of its tenant that end, per second
-    estimated_end: float | None  #: None: nothing ends at present
+    per_s: float  #: items of its tenant that end per second; 0.0: none recently, or not watched long enough
+    estimated_end: float | None  #: None: no item ends at present, or the batch is being cancelled
     misses_window: bool
 
 
@@ -43,17 +43,17 @@ class _Tenant:
 
 
 class CompletionEta:
-    """Watches open batches."""
+    """Watches open batches and estimates their ends."""
 
     def __init__(self) -> None:
         self._tenants: dict[str, _Tenant] = {}
-        self._ended: dict[str, int] = {}  # by batch
+        self._ended: dict[str, int] = {}  # items ended at the last look, by batch
 
     def look(self, batches: Sequence[Batch], *, wall: float, now: float) -> list[Outlook]:
-        """The outlook of all open batches, those with the earliest deadline first.
+        """Returns the outlook of all open `batches`, those with the earliest deadline first.
 
-        `wall` is the time that people read, and in which deadlines are set; it may be put forward or back. How fast
-        items end is counted in `now`, which never goes back.
+        Call it again and again: the rate comes from what changed between two looks. `wall` is the Unix time, in which
+        deadlines are set and which may be put back; the rate is counted in `now`, which never goes back.
         """
         self._count(batches, now)
         ahead: dict[str, int] = {}

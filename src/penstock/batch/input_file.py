@@ -1,12 +1,12 @@
-"""Is an input file what it should be? Read line by line as its bytes come, with every problem and its line number.
+"""Is an input file what it should be? The file is read line by line as its bytes come; problems have line numbers.
 
-Pure, and bounded: it keeps the line under way (up to `line_bytes_max`), a digest of eight bytes per `custom_id`, and
-the first `PROBLEMS_MAX` problems. It is used twice: at the upload, so that a bad file says so at once, and before a
-batch runs, when its endpoint is known.
+Pure, and bounded: the reader keeps the line being read (up to `line_bytes_max`), a digest of eight bytes per
+`custom_id`, and the first `PROBLEMS_MAX` problems. A file is read twice: at its upload, so that a bad file is refused
+at once, and before its batch runs, when the batch's endpoint is known.
 
-Prompts that begin alike shall run after one another, so that engines find them in their caches: each request gets a
-number made of a hash of its prompt's first 256 bytes and one of its first 2048. Sorted by it, those that share a long
-beginning stand together, within those that share a short one.
+Prompts that begin alike should run one after another, so that engines find them in their caches. So each request gets a
+number, made of a hash of its prompt's first 256 bytes and one of its first 2048. Sorted by it, prompts that share a
+short beginning stand together, and among these the ones that share a long beginning.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import msgspec
 
 from penstock.batch.values import LineProblem, NewItem
 
-PROBLEMS_MAX = 1_000  # told; what is wrong with more lines is told as one number
+PROBLEMS_MAX = 1_000  # listed one by one; further lines with problems are only counted
 CUSTOM_ID_CHARACTERS_MAX = 512
 MODEL_CHARACTERS_MAX = 256
-MODELS_MAX = 100  # in one batch: each is a stream of its own to the runner
+MODELS_MAX = 100  # in one batch: the runner has a stream for each
 _NEAR_BYTES, _FAR_BYTES = 256, 2048
 _BOM = b"\xef\xbb\xbf"
 
 
 class Wrong(Exception):  # noqa: N818 - it says what it is
-    """A line is no request."""
+    """A line is no request: `code` for programs, the text for the caller, `param` the field at fault, if one is."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class _Body(msgspec.Struct, gc=False):
 
 
 class ItemRequest(msgspec.Struct, frozen=True, gc=False):
-    """A line, read."""
+    """A line of an input file, read; `prefix` is the number that brings alike prompts together."""
 
     custom_id: str
     url: str
@@ -66,7 +66,11 @@ _body = msgspec.json.Decoder(_Body).decode
 
 
 class InputReader:
-    """Reads one input file."""
+    """Reads one input file: call `feed` with its bytes in order, then `end` once.
+
+    `urls` tells whether a path may be asked for. `endpoint` is the one path that the batch asks for, None before there
+    is a batch. `on_item` gets each good line, also after a bad one.
+    """
 
     def __init__(
         self,
@@ -80,21 +84,21 @@ class InputReader:
         self._urls = urls
         self._lines_max = lines_max
         self._line_bytes_max = line_bytes_max
-        self._endpoint = endpoint  # of the batch; None: not known yet
+        self._endpoint = endpoint
         self._on_item = on_item
         self._rest = bytearray()
-        self._skipping = False  # the rest of a line that is too long
-        self._at = 0  # where the line under way begins
+        self._skipping = False  # True: within a line that is too long
+        self._at = 0  # where the line being read begins in the file
         self._line = 0
         self._seen: set[bytes] = set()
         self._ended = False
-        self.models: dict[str, int] = {}  # and the first line of each
+        self.models: dict[str, int] = {}  # the models asked for, and the first line of each
         self.requests = 0
         self.problems: list[LineProblem] = []
         self.more_problems = 0
 
     def feed(self, data: bytes) -> None:
-        """The next bytes."""
+        """Read `data`, the next bytes of the file. Never raises for what is in them: see `problems`."""
         begin = 0
         while (end := data.find(b"\n", begin)) >= 0:
             self._piece(data[begin:end])
@@ -103,7 +107,7 @@ class InputReader:
         self._piece(data[begin:])
 
     def end(self) -> None:
-        """That was all."""
+        """The file is whole: read its last line, and complete `problems`. An empty file is a problem, too."""
         if self._rest or self._skipping:
             self._take(0)
         if not self.requests and not self.problems:
@@ -116,7 +120,7 @@ class InputReader:
     # --- lines ------------------------------------------------------------------------------------------------
 
     def _piece(self, data: bytes) -> None:
-        """Some bytes of the line under way."""
+        """Add some bytes to the line being read."""
         if self._skipping:
             self._at += len(data)
         elif len(self._rest) + len(data) > self._line_bytes_max:
@@ -127,7 +131,7 @@ class InputReader:
             self._rest += data
 
     def _take(self, break_bytes: int) -> None:
-        """The line is whole."""
+        """The line is whole: read it. `break_bytes` is the length of its line break, 0 at the end of the file."""
         self._line += 1
         line, self._rest = bytes(self._rest), bytearray()
         at, self._at = self._at, self._at + len(line) + break_bytes
@@ -137,7 +141,7 @@ class InputReader:
             self._wrong(Wrong("line_too_large", text), self._line)
             return
         if not line.strip() and not line.endswith(b"\r"):
-            return  # an empty line is no request, and no mistake
+            return  # an empty line is no request, but no problem either
         try:
             self._accept(line, at)
         except Wrong as wrong:
@@ -176,7 +180,7 @@ class InputReader:
 
 
 def read_line(line: bytes, *, first: bool = False) -> ItemRequest:
-    """A line as a request. Raises `Wrong`."""
+    """Returns a line as a request. Raises `Wrong` if it is none. `first` is True for the first line of a file."""
     if first and line.startswith(_BOM):
         raise Wrong("byte_order_mark", "The file begins with a byte order mark. Save it as UTF-8 without one.")
     if line.endswith(b"\r"):
@@ -210,7 +214,7 @@ def read_line(line: bytes, *, first: bool = False) -> ItemRequest:
 
 
 def _read_body(body: bytes) -> tuple[str, int]:
-    """The model that it asks for, and the key of its prompt's beginning."""
+    """Returns the model that the body asks for, and the number of its prompt's beginning. Raises `Wrong`."""
     try:
         fields = _body(body)
     except (msgspec.DecodeError, RecursionError):
@@ -223,5 +227,5 @@ def _read_body(body: bytes) -> tuple[str, int]:
         text = f"`model` has more than {MODEL_CHARACTERS_MAX} characters, or a null character."
         raise Wrong("invalid_model", text, "body.model")
     prompt = bytes(fields.messages) or bytes(fields.prompt) or bytes(fields.input)
-    # 63 bits, for databases' integers have a sign.
+    # 63 bits, because a database's integer has a sign.
     return fields.model, (crc32(prompt[:_NEAR_BYTES]) >> 1) << 32 | crc32(prompt[:_FAR_BYTES])

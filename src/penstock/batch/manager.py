@@ -1,7 +1,8 @@
-"""Who takes a batch through its states? Reads its file, ends it when it is done, over time or cancelled, and cleans up.
+"""What takes a batch through its states? The manager reads its file, ends it when it is done, over time or cancelled,
+and cleans up.
 
-Every step is small and can be taken again: what a crash interrupts is found in the store and done anew. Where several
-gateways share the store, one of them reads a batch's file; ends are made by whoever comes first.
+Every step is small and can be taken again: a step that a crash interrupts is found in the store and done again. Where
+several gateways share the store, one of them reads a batch's file, and the first to come ends the batch.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from penstock.batch.values import Batch, LineProblem, NewItem
 
 logger = logging.getLogger(__name__)
 
-OPEN_MAX = 1_000  # open batches looked after; those with later deadlines wait until some have ended
-STOP_S = 600.0  # what runs of a cancelled or expired batch may take to its end
+OPEN_MAX = 1_000  # open batches managed at once; those with later deadlines wait until some have ended
+STOP_S = 600.0  # how long running items of a cancelled or expired batch may take to end
 PURGE_S = 5.0
-READ_BYTES = 4 * CHUNK_BYTES  # read of a file at once, some ten milliseconds of the store's thread
+READ_BYTES = 4 * CHUNK_BYTES  # read of a file in one go: takes some ten milliseconds of the store's thread
 
 
 class Keeper:
-    """Looks after all batches."""
+    """Takes all batches of a store through their states, in tasks of its own."""
 
     def __init__(
         self,
@@ -49,28 +50,28 @@ class Keeper:
         self._lines_max = lines_max
         self._line_bytes_max = line_bytes_max
         self._claim_s = claim_s
-        self._wall = wall  # for what people read and what outlives the process
+        self._wall = wall  # Unix time: for what people read and what outlives the process
         self._now = now
         self._pace = CompletionEta()
-        # Of open batches, in `now`, which nobody sets back: when the window is over, and since when no more is begun.
-        self._due: dict[str, float] = {}
-        self._ending: dict[str, float] = {}
+        # Of open batches, in `now`, which is never set back:
+        self._due: dict[str, float] = {}  # when the window is over
+        self._ending: dict[str, float] = {}  # since when no more items are started
         self._look = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.outlook: list[Outlook] = []  #: of all open batches, for people
         runner.on_written = self.wake
 
     def start(self) -> None:
-        """Begin; returns at once, also where the store can't be reached yet."""
+        """Start the tasks. Returns at once, also if the store can't be reached yet."""
         works = (self._look_after, self._beat, self._purge, self._runner.fill, self._runner.write)
         self._tasks = [asyncio.ensure_future(_lasting(work)) for work in works]
 
     def stop(self) -> None:
-        """Begin nothing more. What runs may end."""
+        """Start no more items. Running ones may end."""
         self._runner.stop()
 
     async def close(self) -> None:
-        """Give everything back that is not done."""
+        """Stop the tasks, give items back that are not done, and close the store."""
         self.stop()
         for task in self._tasks:
             task.cancel()
@@ -80,11 +81,11 @@ class Keeper:
 
     @property
     def trouble(self) -> str | None:
-        """Why the store is down, None when it works."""
+        """Why the store is down; None while it works."""
         return self._store.trouble
 
     def wake(self) -> None:
-        """Something may have changed."""
+        """Look at the batches soon: something may have changed."""
         self._look.set()
 
     # --- the states -------------------------------------------------------------------------------------------
@@ -102,7 +103,7 @@ class Keeper:
             except StoreError as error:
                 logger.warning("batches can't be looked after: %s", error)
                 pause_s = FAULT_S
-            await asyncio.sleep(0.05)  # results come by the hundred: one look is for many of them
+            await asyncio.sleep(0.05)  # results come by the hundred: one look serves many of them
             try:
                 async with asyncio.timeout(pause_s):
                     await self._look.wait()
@@ -111,7 +112,7 @@ class Keeper:
             self._look.clear()
 
     def _look_at_times(self, batches: list[Batch]) -> None:
-        """A deadline is a time of day, and what is left of it is counted from when the batch was first seen here."""
+        """Turn deadlines, which are Unix times, into times of `now`, each when its batch is seen for the first time."""
         wall, now = self._wall(), self._now()
         self._due = {batch.id: self._due.get(batch.id, now + batch.deadline - wall) for batch in batches}
         self._ending = {batch.id: self._ending[batch.id] for batch in batches if batch.id in self._ending}
@@ -141,7 +142,7 @@ class Keeper:
             await self._end(batch, BatchEvent.WINDOW_OVER, api_objects.EXPIRED)
 
     async def _end(self, batch: Batch, event: BatchEvent, why: tuple[str, str]) -> None:
-        """Let end what waits; what runs has `STOP_S`. Looked at again until nothing is left."""
+        """End the waiting items unrun, for the reason `why`; running ones have `STOP_S`. Called until none is left."""
         since = self._ending.setdefault(batch.id, self._now())
         self._runner.withdraw(batch.id, running=self._now() - since > STOP_S)
         if batch.when().in_progress_at is None:  # cancelled before it was read
@@ -157,9 +158,9 @@ class Keeper:
     # --- reading a file ---------------------------------------------------------------------------------------
 
     async def _validate(self, batch: Batch) -> None:
-        """Read the file; make items of its lines, or find what is wrong with them."""
+        """Read the batch's file: make items of its lines, or let the batch fail with what is wrong with them."""
         while await self._store.do(lambda store: store.clear_items(batch.id)):
-            pass  # of a reading that was cut off
+            pass  # items of an earlier reading that was cut off
         file = await self._store.do(lambda store: store.file(batch.tenant, batch.input_file, 0.0))
         items: list[NewItem] = []
         reader = InputReader(
@@ -175,7 +176,7 @@ class Keeper:
             at += count
             await self._store.do(lambda store, b=begin, n=count: reader.feed(store.read(batch.input_file, b, n)))  # type: ignore[misc]
             if not await self._keep(batch, items, reader):
-                return  # it was cancelled meanwhile
+                return  # the batch was cancelled meanwhile
         reader.end()
         if not await self._keep(batch, items, reader):
             return
@@ -188,7 +189,7 @@ class Keeper:
     async def _keep(self, batch: Batch, items: list[NewItem], reader: InputReader) -> bool:
         some, items[:] = list(items), []
         if reader.problems or not some:
-            return True  # nothing of it will run, but what else is wrong shall be told
+            return True  # no item will run, but the other problems of the file should be listed, too
         return await self._store.do(lambda store: store.add_items(batch.id, some))
 
     async def _begin(self, batch: Batch, reader: InputReader) -> None:
@@ -233,7 +234,7 @@ class Keeper:
 
 
 async def _lasting(work: Callable[[], Awaitable[None]]) -> None:
-    """Work that goes on whatever happens: a fault of ours must not stop all batches for good."""
+    """Run `work` again whenever it fails: a fault of ours must not stop all batches for good."""
     while True:
         try:
             await work()

@@ -1,18 +1,19 @@
-"""Who runs the items? Claims a few of them ahead of need, offers them to the scheduler, keeps how they ended.
+"""How are the items of batches run? The runner claims a few ahead of need, offers them to the scheduler, and keeps how
+they ended.
 
-For each tenant and model some items wait in the scheduler's lowest band, so that every slot nobody else wants finds one
-at once, and the scheduler divides between tenants by weight. A tenant's own batches go earliest deadline first. What
-waits is bounded in number and bytes, and claimed by the handful when half of it has gone.
+For each tenant and model (a *stream*) some items wait in the scheduler's lowest band, so that every slot which nothing
+else wants finds an item at once, and the scheduler divides between tenants by weight. A tenant's own batches go
+earliest deadline first. Claimed items are bounded in number and bytes; more are claimed when half of them have gone.
 
-How many are offered follows the room there is (`Lane.room`): what the tenant, the band and the queue may still hold,
-or, with queueing off, the slots that nobody uses. Batches take half of that room at most, so their tenant's other
-requests find a place beside them. Those that are claimed and not offered stand ready, and one is offered as soon
-as another is sent: a limit of a few places is enough to keep the engines busy.
+How many items are offered follows the room there is (`Lane.room`): what the tenant, the band and the queue may still
+hold, or, with queueing off, the unused slots. Batches take at most half of that room, so that their tenant's other
+requests find a place beside them. Items that are claimed but not offered stand *ready*, and one is offered as soon as
+another is sent: a limit of a few places is enough to keep the engines busy.
 
-A result counts when the store has it: until then the item is held. A limit of the tenant's own that is reached all
-the same is no failure: the item stands ready again. What the gateway refuses for another reason (overload, a stop) goes
-back and is offered again after a pause that doubles; a failure of engines is tried `ATTEMPTS_MAX` times in all, on top
-of the gateway's own retries; everything else is the item's result.
+A result counts when the store has it; until then the item is held. Reaching a limit of the tenant is no failure: the
+item stands ready again. An item that the gateway refuses for another reason (overload, a stop) goes back to the store
+and is offered again after a pause that doubles. A failure of engines is tried `ATTEMPTS_MAX` times in all, on top of
+the gateway's own retries. Everything else is the item's result.
 """
 
 from __future__ import annotations
@@ -36,73 +37,73 @@ from penstock.core.values.outcome import Reason
 
 logger = logging.getLogger(__name__)
 
-WAITING = 64  # items of one tenant and model that wait or stand ready: more than slots free in the time of a claim
-WAITING_ALL = 512  # of all tenants and models together
-HELD_MAX = 4096  # items under way and results not yet written, all together
-HELD_BYTES_MAX = 16 << 20  # of their requests' bodies; one item is taken whatever its size
+WAITING = 64  # items of one stream that wait or stand ready: more than the slots that free up while a claim runs
+WAITING_ALL = 512  # of all streams together
+HELD_MAX = 4096  # items under way and results not yet written, of all streams together
+HELD_BYTES_MAX = 16 << 20  # in their bodies and results; a single item is taken whatever its size
 WRITE_MAX = 256  # results in one transaction
 ATTEMPTS_MAX = 3
-LOOK_S = 1.0  # how often the open batches and the room are looked at when nothing tells
-DRY_S = 2.0  # a batch without pending items is asked again after that: others may have given some back
+LOOK_S = 1.0  # how often the open batches and the room are looked at without a reason
+DRY_S = 2.0  # then a batch without pending items is asked again: another gateway may have given some back
 PAUSE_S, PAUSE_S_MAX = 0.5, 20.0
-FAULT_S = 1.0  # after the store failed
+FAULT_S = 1.0  # pause after the store failed
 
-_LIMIT_PAUSE_S_MAX = 5.0  # for allowances that refill by the minute; nothing of them is lost by waiting
+_LIMIT_PAUSE_S_MAX = 5.0  # at a tenant's limit: an allowance refills by the minute, and waiting loses none of it
 _LIMITS = (Reason.TENANT_LIMIT, Reason.QUEUE_FULL, Reason.DISPLACED)  # of the tenant, its band, the queue
-_WAITED = (Reason.QUEUE_TIMEOUT, Reason.NO_ENDPOINT)  # refused after a long wait: no reason for another
+_WAITED = (Reason.QUEUE_TIMEOUT, Reason.NO_ENDPOINT)  # refused after a long wait: no pause on top
 
 _Key = tuple[str, int]  # batch and line
 _Stream = tuple[str, str]  # tenant and model
 
 
 class HeldItem:
-    """An item that this runner holds."""
+    """An item that this runner has claimed, until the store has its result or has it back."""
 
     __slots__ = ("attempts", "batch", "custom_id", "line", "offer", "over", "size", "stream", "waits", "work")
 
     def __init__(self, batch: str, item: Item, stream: _Stream) -> None:
         self.batch = batch
         self.line = item.line
-        self.work: Work | None = None  # while it stands ready
+        self.work: Work | None = None  # while the item stands ready
         self.custom_id = item.custom_id
         self.attempts = item.attempts
         self.size = item.size
         self.stream = stream
         self.offer: Offer | None = None
         self.waits = False
-        self.over = False  # what becomes of it stands in line to be written
+        self.over = False  # the item has ended or goes back, and the store has yet to be told
 
 
 class _Pause(msgspec.Struct):
-    """After refusals."""
+    """A stream's pause after refusals: until when, and how long the next one is; in seconds."""
 
     until_s: float = 0.0
     next_s: float = PAUSE_S
 
 
 class Runner:
-    """Runs items until it is stopped."""
+    """Runs items of open batches until it is stopped. `fill` and `write` are its two tasks."""
 
     def __init__(self, store: StoreThread, lane: Lane, *, name: str, now: Callable[[], float]) -> None:
         self.name = name
         self._store = store
         self._lane = lane
         self._now = now
-        self._batches: dict[str, Batch] = {}  # in progress, the earliest deadline first
+        self._batches: dict[str, Batch] = {}  # those in progress, the earliest deadline first
         self._held: dict[_Key, HeldItem] = {}
         self._held_bytes = 0
-        self._by_stream: dict[_Stream, list[Batch]] = {}  # the same
+        self._by_stream: dict[_Stream, list[Batch]] = {}  # the same batches
         self._waiting: Counter[_Stream] = Counter()
         self._running: Counter[_Stream] = Counter()
-        self._ready: dict[_Stream, deque[HeldItem]] = {}  # claimed, and not offered for want of room
-        self._offers: set[_Stream] = set()  # to be looked at in the next turn of the loop
-        self._dry: dict[tuple[str, str], float] = {}  # batch and model, until when
+        self._ready: dict[_Stream, deque[HeldItem]] = {}  # claimed, and not offered for lack of room
+        self._offers: set[_Stream] = set()  # streams to offer from in the next turn of the loop
+        self._dry: dict[tuple[str, str], float] = {}  # batches and models without pending items, and until when
         self._pauses: dict[_Stream, _Pause] = {}
         self._results: list[tuple[HeldItem, Result]] = []  # to be written
-        self._backs: list[tuple[HeldItem, bool]] = []  # to be given back, and whether it was tried
+        self._backs: list[tuple[HeldItem, bool]] = []  # items to be given back, and whether each was tried
         self._stopped = False
-        self._wanted = asyncio.Event()  # room for more
-        self._ended = asyncio.Event()  # something to write
+        self._wanted = asyncio.Event()  # there may be room for more items
+        self._ended = asyncio.Event()  # there is something to write
         self.on_written: Callable[[], None] = lambda: None
         self.completed = self.failed = self.retried = self.lost = 0  # totals, for metrics
 
@@ -120,15 +121,16 @@ class Runner:
 
     @property
     def ready(self) -> int:
-        """Items that are claimed, and not offered for want of room."""
+        """Items that are claimed, and not offered for lack of room."""
         return sum(map(len, self._ready.values()))
 
     @property
     def held(self) -> int:
+        """Items that are claimed, whatever their state: `waiting`, `running`, `ready`, or not written yet."""
         return len(self._held)
 
     def open_batches(self, batches: list[Batch]) -> None:
-        """What there is to run, as the store has it now: of all that are open and whose window is not over."""
+        """Run the items of these `batches`: all that are open now, and whose windows are not over."""
         found = [b for b in batches if b.state is Status.IN_PROGRESS]
         self._batches = {batch.id: batch for batch in found}
         self._dry = {key: until for key, until in self._dry.items() if key[0] in self._batches}
@@ -137,18 +139,18 @@ class Runner:
             for model in batch.names():
                 self._by_stream.setdefault((batch.tenant, model), []).append(batch)
         self._pauses = {stream: pause for stream, pause in self._pauses.items() if stream in self._by_stream}
-        self._waiting, self._running = +self._waiting, +self._running  # without those that are 0
+        self._waiting, self._running = +self._waiting, +self._running  # `+` drops counts of 0
         self._ready = {stream: ready for stream, ready in self._ready.items() if ready}
         self._wanted.set()
 
     def withdraw(self, batch: str, *, running: bool = False) -> None:
-        """Take the items of a batch back: those that wait, or all."""
+        """Take the items of `batch` back from the scheduler: those that wait or stand ready; with `running`, all."""
         for held in [h for h in self._held.values() if h.batch == batch]:
             if held.work is not None or (held.offer is not None and (running or held.waits)):
                 self._take_back(held)
 
     def stop(self) -> None:
-        """Claim nothing more, and take back what waits. What runs may end."""
+        """Claim no more items, and take back those that wait or stand ready. Running ones may end."""
         self._stopped = True
         for held in list(self._held.values()):
             if held.work is not None or (held.offer is not None and held.waits):
@@ -157,7 +159,7 @@ class Runner:
     # --- claiming -----------------------------------------------------------------------------------------------
 
     async def fill(self) -> None:
-        """Keep some of everything waiting, until cancelled."""
+        """Keep some items of every stream waiting, until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(LOOK_S):
@@ -189,7 +191,7 @@ class Runner:
                     self._offer(stream)
 
     def _here(self, stream: _Stream) -> int:
-        """How many wait, or stand ready to."""
+        """How many items of a stream wait or stand ready."""
         return self._waiting[stream] + len(self._ready.get(stream, ()))
 
     async def _claim(self, batch: Batch, stream: _Stream, wanted: int) -> None:
@@ -218,12 +220,12 @@ class Runner:
             self._keep_ready(batch, stream, item, line)
 
     def _keep_ready(self, batch: Batch, stream: _Stream, item: Item, line: bytes) -> None:
-        """Hold a claimed item until there is room for it."""
+        """Keep a claimed item ready until there is room to offer it."""
         held = self._held[batch.id, item.line] = HeldItem(batch.id, item, stream)
         self._held_bytes += held.size
         try:
             body = read_line(line).body
-        except Wrong as wrong:  # the file's bytes are not what they were
+        except Wrong as wrong:  # the file's bytes have changed since it was validated
             text = api_objects.unanswered(batch.id, item.line, item.custom_id, wrong.code, str(wrong))
             self._put(held, Result(batch.id, item.line, ItemState.FAILED, text))
             return
@@ -234,13 +236,13 @@ class Runner:
     # --- offering -----------------------------------------------------------------------------------------------
 
     def _offer_soon(self, stream: _Stream) -> None:
-        """Look at a stream in the next turn of the loop: the scheduler is telling something now."""
+        """Offer from a stream in the next turn of the loop: in this one the scheduler is still reporting."""
         if stream not in self._offers:
             self._offers.add(stream)
             asyncio.get_running_loop().call_soon(self._offer, stream)
 
     def _offer(self, stream: _Stream) -> None:
-        """Let as many wait as there is room for."""
+        """Offer as many ready items of a stream as there is room for."""
         self._offers.discard(stream)
         ready = self._ready.get(stream)
         while ready and self._may_offer(ready[0]):
@@ -257,7 +259,7 @@ class Runner:
         if self._now() < self._pause(stream).until_s:
             return False
         waiting, room = self._waiting[stream], self._lane.room(work.tenant, work.user, stream[1])
-        if room <= 0:  # others may hold it for long: with none under way, see whether that is so
+        if room <= 0:  # others may hold the room for long: with none of ours under way, try one
             return not (waiting or self._running[stream])
         return waiting < max(1, (waiting + room) // 2)
 
@@ -309,7 +311,7 @@ class Runner:
 
     def _take_back(self, held: HeldItem) -> None:
         offer = held.offer
-        if offer is None:  # it stands ready
+        if offer is None:  # the item stands ready
             held.work = None
             self._ready[held.stream].remove(held)
         else:
@@ -318,7 +320,7 @@ class Runner:
         self._give_back(held)
 
     def _let_go(self, held: HeldItem) -> None:
-        """It is no longer under way."""
+        """Count an item that the scheduler has no longer as neither waiting nor running."""
         if held.waits:
             held.waits = False
             self._waiting[held.stream] -= 1
@@ -346,7 +348,7 @@ class Runner:
     # --- keeping results ----------------------------------------------------------------------------------------
 
     async def write(self) -> None:
-        """Write results as they come, many in one transaction, until cancelled."""
+        """Write results to the store as they come, many in one transaction, until cancelled."""
         while True:
             await self._ended.wait()
             self._ended.clear()
@@ -358,11 +360,11 @@ class Runner:
                     await asyncio.sleep(FAULT_S)
 
     async def close(self) -> None:
-        """Take everything back, and write what stands in line. Its tasks have ended."""
+        """Take all items back, and write what is left to write. Call it after both tasks have ended."""
         for held in list(self._held.values()):
             if held.work is not None or held.offer is not None:
                 self._take_back(held)
-        with contextlib.suppress(StoreError):  # what is not written runs again
+        with contextlib.suppress(StoreError):  # an item whose result is not written runs again
             while self._results or self._backs:
                 await self._write()
 

@@ -1,8 +1,8 @@
-"""The states of a batch: which are there, and what leads from one to the next?
+"""Which states can a batch be in, and what leads from one to the next?
 
-Pure. A batch is read (`validating`), its items run (`in_progress`), and it ends in one of four ways. What its items
-said so far is kept in all of them. `finalizing` is passed in the same transaction that makes the files, so pollers may
-never see it. Whoever changes a status asks this table; a change that is not in it is a mistake of ours.
+Pure. A batch is read (`validating`), its items run (`in_progress`), and it ends in one of four ways, each of which
+keeps the answers that came so far. A batch passes `finalizing` in the same transaction that makes its files, so pollers
+may never see that state. Every change of a status goes by this table; a change that is not in it is a mistake of ours.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ OPEN = (Status.VALIDATING, Status.IN_PROGRESS, Status.FINALIZING, Status.CANCELL
 
 
 def after(status: Status, event: BatchEvent) -> Status:
-    """The next status. A step that is not in the table is a KeyError: ours, never the caller's."""
+    """Returns the status that follows. Raises KeyError for a step that is not in the table: a mistake of ours."""
     return TRANSITIONS[status, event]
 
 
 def may(status: Status, event: BatchEvent) -> bool:
-    """Whether that can happen now."""
+    """Returns True if the table has a step from `status` by `event`."""
     return (status, event) in TRANSITIONS
 
 
 def is_open(status: Status) -> bool:
-    """Whether there is still something to do."""
+    """Returns True if a batch in this `status` has not ended."""
     return status in OPEN

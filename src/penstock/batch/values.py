@@ -1,6 +1,6 @@
-"""What the store keeps: files, batches, items and results, as frozen values.
+"""What does the store keep? Files, batches, items and results, as frozen values.
 
-Field by field in the order of the columns that `sql/queries.sql` names. Times are Unix times in seconds, because they
+The fields stand in the order of the columns that `sql/queries.sql` names. Times are Unix times in seconds, because they
 outlive the process.
 """
 
@@ -14,7 +14,7 @@ from penstock.batch.states import ItemState, Status
 
 
 class FileKind(StrEnum):
-    """What a file is."""
+    """What a file is for."""
 
     INPUT = "batch"  #: uploaded; the API's purpose
     OUTPUT = "batch_output"
@@ -22,16 +22,16 @@ class FileKind(StrEnum):
 
 
 class FileState(StrEnum):
-    """Where a file stands. Only the two in the middle are seen from outside."""
+    """How far a file is. Callers see only the two states in the middle."""
 
     UPLOADING = "uploading"
     PROCESSED = "processed"
     ERROR = "error"  #: some of its lines are no requests
-    GONE = "gone"  #: deleted; its bytes are erased bit by bit
+    GONE = "gone"  #: deleted; its bytes are erased step by step
 
 
 class File(msgspec.Struct, frozen=True):
-    """A file's row. Those of a finished batch have no bytes of their own: they are its items' results."""
+    """A file's row. The files of a finished batch have no bytes of their own: they are the results of its items."""
 
     id: str
     tenant: str
@@ -56,7 +56,7 @@ class LineProblem(msgspec.Struct, frozen=True):
 
 
 class Times(msgspec.Struct, frozen=True):
-    """When a batch came to its states, in whole seconds."""
+    """When a batch reached each of its states, in whole seconds; None: not reached."""
 
     in_progress_at: int | None = None
     finalizing_at: int | None = None
@@ -65,7 +65,7 @@ class Times(msgspec.Struct, frozen=True):
     expired_at: int | None = None
     cancelling_at: int | None = None
     cancelled_at: int | None = None
-    expiring: bool = False  #: its window is over, and something of it will not run; not shown
+    expiring: bool = False  #: the window is over, and some items will not run; the API does not show it
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ class Batch(msgspec.Struct, frozen=True):
     status: str
     output_file: str | None
     error_file: str | None
-    keep_s: float | None  #: how long its files are kept, from their making on
+    keep_s: float | None  #: how long its output files are kept after they were made
     total: int
     completed: int
     failed: int
@@ -91,25 +91,27 @@ class Batch(msgspec.Struct, frozen=True):
     input_tokens: int
     cached_tokens: int
     output_tokens: int
-    metadata: str  #: these four are JSON
+    metadata: str  #: this and the three below are JSON
     models: str
     problems: str
     times: str
 
     @property
     def state(self) -> Status:
+        """The status as a member of the enum."""
         return Status(self.status)
 
     @property
     def left(self) -> int:
-        """Items that have not ended."""
+        """How many items have not ended."""
         return self.total - self.completed - self.failed
 
     def names(self) -> tuple[str, ...]:
-        """The models it asks for."""
+        """Returns the models that the batch asks for; empty until its file was read."""
         return msgspec.json.decode(self.models, type=tuple[str, ...])
 
     def when(self) -> Times:
+        """Returns when the batch reached each of its states."""
         return msgspec.json.decode(self.times, type=Times)
 
 
@@ -119,13 +121,13 @@ class NewItem(msgspec.Struct, frozen=True, gc=False):
     line: int  #: from 1
     custom_id: str
     model: str
-    prefix: int  #: prompts that begin alike have keys that stand together
-    at: int  #: where its line begins in the file
+    prefix: int  #: sorted by it, prompts that begin alike stand together
+    at: int  #: where the line begins in the file, in bytes
     size: int
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):
-    """An item that a runner holds."""
+    """An item that a runner has claimed."""
 
     line: int
     custom_id: str
@@ -149,9 +151,9 @@ class Result(msgspec.Struct, frozen=True, gc=False):
 
 
 class Quota(msgspec.Struct, frozen=True):
-    """What one tenant may keep."""
+    """How much one tenant may keep."""
 
     files: int
     bytes: int
     batches: int  #: open ones
-    items: int  #: of open batches, together
+    items: int  #: of all its open batches together

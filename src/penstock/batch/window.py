@@ -11,7 +11,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 
 
 def window_s(text: object) -> float | None:
-    """The window in seconds; None for what is none, or no length that makes sense."""
+    """Returns the window in seconds; None if `text` is no window, or of a length that makes no sense."""
     if not isinstance(text, str) or len(text) > 64 or not re.fullmatch(rf"(?:{_PART.pattern})+", text, re.ASCII):
         return None
     seconds = sum(int(number) * _SECONDS[unit] for number, unit in _PART.findall(text))

@@ -1,4 +1,4 @@
-"""`/v1/batches`: files of requests that run when nothing else does."""
+"""`/v1/batches`: how does a caller create, see and cancel batches, whose requests run when slots are idle?"""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Fields(msgspec.Struct):
 
 
 class Batches:
-    """The batches of all tenants."""
+    """Serves the calls about batches, for all tenants. A call answers its exchange, or raises `ApiError`."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Batches:
 
 
 def progress(outlook: Outlook) -> Mapping[str, object]:
-    """What OpenAI's shape has no field for."""
+    """Returns what is known of a batch's progress, for which OpenAI's shape has no field."""
     end = outlook.estimated_end
     return {
         "requests_per_second": round(outlook.per_s, 2),

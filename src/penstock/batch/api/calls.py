@@ -1,8 +1,8 @@
 """How is a call of the files and batches API served, when the store has to be waited for?
 
-Each call is a task, and their number is bounded, in all and for one tenant, so that none holds the door for the others.
-Uploads and downloads last as long as their client likes: they are counted apart, and never hold up a call that asks or
-says something short. What goes wrong has one place here: a refusal in OpenAI's shape.
+Each call is a task. The number of tasks is bounded, in all and for one tenant, so that no tenant keeps the others out.
+Uploads and downloads last as long as their clients like: they are counted apart, and never hold up a short call.
+Whatever goes wrong is answered here, in one place: by a refusal in OpenAI's shape.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from penstock.http.server.server import Exchange, Header
 
 logger = logging.getLogger(__name__)
 
-CALLS_MAX = 256  # of each kind, under way at once; more are told to come back. A download holds 256 KB of its file
-CALLS_TENANT_MAX = 64  # of these one tenant's
+CALLS_MAX = 256  # of each kind at once; further ones are told to come back. A download holds 256 KB of its file
+CALLS_TENANT_MAX = 64  # of these, for one tenant
 QUOTA_RETRY_S = 60.0  # files and batches end in minutes, not seconds
 BUSY_RETRY_S = 1.0
 
 
 class ApiError(Exception):
-    """A refusal. The message is for the caller."""
+    """A refusal: `reason` decides the status, the message is for the caller, `param` names the field at fault."""
 
     def __init__(self, reason: Reason, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -39,15 +39,15 @@ class ApiError(Exception):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Who calls."""
+    """The caller of a call, as files and batches know it."""
 
-    tenant: str  #: to whom files and batches belong
+    tenant: str  #: the files and batches belong to this tenant
     user: str
-    payer: str = ""  #: whose share it counts in: callers without a key may have many names, and share one
+    payer: str = ""  #: the tenant whose calls it counts among: callers without a key share one, under many names
 
 
 class CallKind(StrEnum):
-    """How long a call may take."""
+    """How long a call may take. Each kind is counted apart."""
 
     SHORT = "calls"
     UPLOAD = "uploads"
@@ -55,7 +55,7 @@ class CallKind(StrEnum):
 
 
 class Calls:
-    """The calls under way."""
+    """Runs calls as tasks, and answers for those that fail."""
 
     def __init__(self, refused: Callable[[Reason], None]) -> None:
         self._refused = refused
@@ -66,7 +66,7 @@ class Calls:
     def spawn(
         self, exchange: Exchange, work: Coroutine[None, None, None], payer: str, kind: CallKind = CallKind.SHORT
     ) -> bool:
-        """Let it run; what it raises becomes the answer. False: it was refused, for too many are under way."""
+        """Run `work`; what it raises becomes the answer. Returns False if too many run: then the call was refused."""
         of_payer = kind, payer
         if self._under_way[kind] >= CALLS_MAX:
             work.close()
@@ -104,9 +104,9 @@ class Calls:
             self.fail(exchange, error)
 
     def fail(self, exchange: Exchange, error: Exception) -> None:
-        """Answer with what went wrong; where the answer has begun, break it off."""
+        """Answer with what went wrong. If the answer has begun already, break it off."""
         if exchange.over:
-            return  # nobody hears it
+            return  # the client is gone
         if exchange.started:
             logger.warning("%s %s broke off: %s", exchange.method, exchange.target_path, error)
             exchange.abort()
@@ -148,7 +148,7 @@ def answer(exchange: Exchange, value: object) -> None:
 
 
 def query(exchange: Exchange) -> dict[str, str]:
-    """The query's fields, the last of a name."""
+    """Returns the fields of the query; of several with one name the last. Raises `ApiError` if it can't be read."""
     try:
         fields = parse_qs(exchange.query, keep_blank_values=True, max_num_fields=100)
     except ValueError:

@@ -1,7 +1,7 @@
-"""How does an item of a batch become a request? As one that came from inside: its exchange has no connection.
+"""How does an item of a batch become a request? As a request from inside: its exchange has no connection.
 
-It goes the way of every other request: the same look at its body, the same fairness, routing, retries and accounting.
-Only its answer is kept here instead of going out, up to a bound.
+The item goes the way of every other request: its body is read the same way, and fairness, routing, retries and
+accounting are the same. Only its answer is kept here, up to a bound, instead of going out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.gateway.openai.routes import PathKind, route
 from penstock.gateway.proxy.journey import QueuedJourney
 from penstock.http.server.server import Exchange, Header
 
-ANSWER_BYTES_MAX = 16 << 20  # an answer of 100,000 tokens has half a megabyte; an image some
+ANSWER_BYTES_MAX = 16 << 20  # an answer of 100,000 tokens has half a megabyte, an image has some megabytes
 _HEADERS: tuple[Header, ...] = ((b"content-type", b"application/json"),)
 
 
@@ -119,7 +119,7 @@ class InnerExchange(Exchange):
 
 
 class ItemJourney(QueuedJourney):
-    """A journey that tells when it leaves the queue, and when it is back in it."""
+    """A journey that tells its item when it leaves the queue, and when it is back there."""
 
     __slots__ = ()
 
@@ -135,7 +135,7 @@ class ItemJourney(QueuedJourney):
 
 
 class GatewayLane:
-    """The way to the engines, for the runner."""
+    """The `Lane` of a gateway: submits items as requests of the gateway itself."""
 
     def __init__(
         self,

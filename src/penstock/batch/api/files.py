@@ -1,4 +1,4 @@
-"""`/v1/files`: what callers keep here for their batches, and what batches made for them."""
+"""`/v1/files`: how does a caller upload, see, read and delete input files, and the files that batches made?"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PIECE_BYTES = 4 * CHUNK_BYTES
 
 
 class FileRules(msgspec.Struct, frozen=True):
-    """How large and how long-lived files are."""
+    """How large files may be, and how long they are kept."""
 
     quota: Quota
     bytes_max: int
@@ -33,7 +33,7 @@ class FileRules(msgspec.Struct, frozen=True):
 
 
 class Files:
-    """The files of all tenants."""
+    """Serves the calls about files, for all tenants. A call answers its exchange, or raises `ApiError`."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Files:
         self.upload_bytes_max = rules.bytes_max + FORM_BYTES_MAX
 
     def upload(self, exchange: Exchange, owner: Owner) -> Upload:
-        """A file that is about to come."""
+        """Returns the upload of a file that is about to come. Raises `ApiError` if the form's head is unusable."""
         rules = self._rules
         reader = InputReader(urls=self._urls, lines_max=rules.lines_max, line_bytes_max=rules.line_bytes_max)
         return Upload(
@@ -96,7 +96,7 @@ class Files:
         answer(exchange, {"id": name, "object": "file", "deleted": True})
 
     async def content(self, exchange: Exchange, owner: Owner, name: str) -> None:
-        """The bytes, as fast as the caller takes them."""
+        """Send a file's bytes, as fast as the caller reads them. Broken off if the file is deleted meanwhile."""
         file = await self._find(owner, name)
         flows, gone = asyncio.Event(), asyncio.Event()
         flows.set()
@@ -121,7 +121,7 @@ class Files:
             exchange.write(piece)
         if written == file.bytes:
             exchange.end()
-        else:  # it was deleted meanwhile
+        else:  # the file was deleted meanwhile
             exchange.abort()
 
     async def _stored(self, file: File) -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""What batches add to `/metrics`: names with bounded labels, read from the runner and the open batches."""
+"""What do batches add to `/metrics`? Series with bounded labels, read from the runner and the open batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.batch.store.thread import StoreThread
 
 
 class BatchMetrics(Collector):
-    """All series of batches. They exist from the start."""
+    """Collects all series of batches. Each exists from the start, with value 0."""
 
     def __init__(self, keeper: Keeper, runner: Runner, store: StoreThread) -> None:
         self._keeper = keeper

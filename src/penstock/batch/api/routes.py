@@ -1,4 +1,4 @@
-"""The paths of the files and batches API: who may call them, with which method, and which part serves them."""
+"""Which paths has the files and batches API: who may call them, with which method, and which part serves them?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.gateway.identity.caller import Unauthorized
 from penstock.gateway.identity.callers import Callers
 from penstock.http.server.server import Exchange
 
-BODY_BYTES_MAX = 64 * 1024  # of a call that is no upload: a batch's metadata has 9 KB at most
+BODY_BYTES_MAX = 64 * 1024  # of a call that is no upload: the metadata of a batch has 9 KB at most
 NAME_CHARACTERS_MAX = 128
 _PATHS = ("/v1/files", "/v1/batches")
 
@@ -21,7 +21,7 @@ _Work = Callable[[], Coroutine[None, None, None]]
 
 
 class BatchRoutes:
-    """Serves them."""
+    """Serves the paths of the API, from the head of a request to its answer."""
 
     def __init__(
         self, calls: Calls, callers: Callers, files: Files, batches: Batches, *, now: Callable[[], float]
@@ -36,11 +36,11 @@ class BatchRoutes:
 
     @staticmethod
     def owns(path: str) -> bool:
-        """Whether a path is one of these."""
+        """Returns True if `path` belongs to this API."""
         return path in _PATHS or path.startswith(("/v1/files/", "/v1/batches/"))
 
     def begin(self, exchange: Exchange) -> int:
-        """Refuse by the head what is not to be served. Returns the limit on the body."""
+        """Refuse a request that its head already rules out. Returns the limit on the body in bytes."""
         try:
             if self._work(exchange, Owner("", "")) is None:
                 return self._begin_upload(exchange, self._owner(exchange))
@@ -52,7 +52,7 @@ class BatchRoutes:
         return BODY_BYTES_MAX
 
     def complete(self, exchange: Exchange) -> None:
-        """Serve a request that is wholly here."""
+        """Serve a request whose body has been read."""
         upload = self._uploads.get(exchange)
         if upload is not None:
             upload.complete()
@@ -60,7 +60,7 @@ class BatchRoutes:
         try:
             owner = self._owner(exchange)
             work = self._work(exchange, owner)
-        except ApiError as error:  # its caller has become unknown since the head came
+        except ApiError as error:  # the caller has become unknown since the head was read
             self._calls.refuse(exchange, error.reason, str(error), error.param)
             return
         assert work is not None
@@ -90,7 +90,7 @@ class BatchRoutes:
         return Owner(self._callers.owner(header, peer, caller), caller.user, caller.tenant)
 
     def _work(self, exchange: Exchange, owner: Owner) -> _Work | None:
-        """What serves it; None for an upload."""
+        """Returns the function that serves the request; None for an upload. Raises `ApiError` if nothing does."""
         parts = exchange.target_path.removeprefix("/v1/").split("/")
         method, resource, name = exchange.method, parts[0], parts[1] if len(parts) > 1 else ""
         if len(parts) > 3 or (len(parts) > 1 and not 0 < len(name) <= NAME_CHARACTERS_MAX):

@@ -1,8 +1,8 @@
 """How does a file come in, whatever its size? From the connection through the form to the store, piece by piece.
 
-A bounded part of it is in memory: when the store is behind, the connection is not read. What breaks off (a hang-up, a
-full disk, a limit) leaves nothing behind. Its lines are read on the way; what is wrong with them is told by the file's
-status, and by any batch that is made of it.
+Only a bounded part of the file is in memory: when the store is behind, the connection is not read. An upload that
+breaks off (a hang-up, a full disk, a limit) leaves nothing behind. The file's lines are checked on the way; their
+problems show in the file's status, and in any batch that is made of the file.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from penstock.core.values.outcome import Reason
 from penstock.gateway.openai.multipart import BadForm, Form
 from penstock.http.server.server import Exchange
 
-BUFFER_BYTES_MAX = 1 << 20  # then the connection waits for the store
-WRITE_BYTES = 4 * CHUNK_BYTES  # in one transaction: it costs a sync of the disk, and its lines some milliseconds
+BUFFER_BYTES_MAX = 1 << 20  # beyond that the connection waits for the store
+WRITE_BYTES = 4 * CHUNK_BYTES  # in one transaction: it costs a sync of the disk, and checking its lines milliseconds
 FORM_BYTES_MAX = 64 * 1024  # of a form, beside its file
 NAME_CHARACTERS_MAX = 255
 KEEP_S_MIN, KEEP_S_MAX = 3_600, 2_592_000
-DETAILS_MAX = 20  # problems told with the file; the batch tells all
+DETAILS_MAX = 20  # problems shown with the file; the batch shows all
 
 
 class Upload:
-    """One upload under way."""
+    """One upload under way. Raises `ApiError` if the request's head announces no usable form."""
 
     def __init__(
         self,
@@ -95,20 +95,20 @@ class Upload:
             self._exchange.pause_body()
 
     def complete(self) -> None:
-        """The request is whole."""
+        """The whole body has been read: `run` can end."""
         self._whole = True
         self._more.set()
 
     # --- to the store -----------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep the file and answer."""
+        """Store the file as it comes, then answer. Raises `ApiError`, or the store's errors; then nothing is kept."""
         begun, quota, runner = self._file, self._quota, self._runner
         await self._store.do(lambda store: store.begin_file(begun, quota, runner))
         try:
             kept = await self._keep()
         except BaseException:
-            with contextlib.suppress(StoreError):  # then it is dropped with this gateway's claims
+            with contextlib.suppress(StoreError):  # if so, `purge` drops the upload with this gateway's claims
                 await asyncio.shield(self._store.do(lambda store: store.drop_upload(begun.id)))
             raise
         if kept is not None:
@@ -131,7 +131,7 @@ class Upload:
         return made
 
     def _look(self) -> None:
-        if self._exchange.over:  # its client is gone, or the server has refused what came
+        if self._exchange.over:  # the client is gone, or the server has refused the body
             raise ApiError(Reason.CLIENT_GONE, "gone")
         if self._error is not None:
             raise ApiError(Reason.BAD_REQUEST, self._error)
@@ -181,7 +181,7 @@ def _keep_s(fields: dict[str, str], default: float) -> float:
 
 
 def keep_seconds(seconds: object, name: str) -> float:
-    """A caller's own time to keep."""
+    """Returns the time that a caller wants a file kept. Raises `ApiError` if it is no number in the allowed range."""
     if type(seconds) is not int or not KEEP_S_MIN <= seconds <= KEEP_S_MAX:
         text = f"`{name}[seconds]` has to be a number from {KEEP_S_MIN} to {KEEP_S_MAX}."
         raise ApiError(Reason.BAD_REQUEST, text, f"{name}[seconds]")
@@ -189,7 +189,7 @@ def keep_seconds(seconds: object, name: str) -> float:
 
 
 def _told(problems: list[LineProblem]) -> str:
-    """The first problems, in a text."""
+    """The first problems of a file as a text, one per line."""
     told = [f"line {p.line}: {p.message}" if p.line is not None else p.message for p in problems[:DETAILS_MAX]]
     more = len(problems) - len(told)
     return "\n".join([*told, *([f"and {more} more"] if more else [])])

@@ -1,4 +1,4 @@
-"""From settings to the batch lane: the one place where its parts are put together."""
+"""How are the parts of files and batches put together from the settings? All of it happens here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class BatchLane:
-    """All of it: what the gateway starts, drains and closes."""
+    """Files and batches as a whole: the part that the gateway starts, drains and closes."""
 
     def __init__(self, routes: BatchRoutes, calls: Calls, keeper: Keeper) -> None:
         self.routes = routes
@@ -43,7 +43,7 @@ class BatchLane:
         self.keeper.start()
 
     def drain(self) -> None:
-        """Take nothing new; items that wait go back, those that run may end."""
+        """Refuse new uploads and start no more items. Waiting items go back to the store, running ones may end."""
         self.routes.draining = True
         self.keeper.stop()
 
@@ -55,7 +55,7 @@ class BatchLane:
 def batch_lane(
     settings: BatchSection, lane: GatewayLane, driver: Driver, callers: Callers, metrics: Metrics
 ) -> BatchLane:
-    """The batch lane of a gateway. ConfigError where its folder can't be used."""
+    """Returns the batch lane of a gateway. Raises ConfigError if the data folder can't be used."""
     limits = settings.limits
     quota = Quota(files=limits.files, bytes=limits.bytes, batches=limits.batches, items=limits.items)
     store = StoreThread(_opening(settings))
@@ -80,10 +80,10 @@ def batch_lane(
 
 
 def _opening(settings: BatchSection) -> Callable[[], Store]:
-    """How to open the store.
+    """Returns a function that opens the store. Raises ConfigError if the data folder can't be used.
 
-    A folder is tried at once: one that can't be used is a mistake in the settings. A database that is away, a file that
-    is damaged and a disk that is full may come right later, and keep nobody from being served meanwhile.
+    The folder is tried at once, because one that can't be used is a mistake in the settings. A database that is down, a
+    file that is damaged and a disk that is full may come right later; the gateway serves meanwhile.
     """
     if settings.store == "postgres":
         from penstock.batch.store.postgres import PostgresStore  # noqa: PLC0415 - an extra, which may be missing

@@ -1,5 +1,5 @@
 """Where are files and batches kept, and what does a store promise?
 
 `port.py` is the promise; `sql_store.py` keeps it for `sqlite.py` and `postgres.py` alike, with the statements in
-`sql/` run by `database.py`; `thread.py` lets the event loop await it.
+`sql/`, which `database.py` runs; `thread.py` lets the event loop await a store.
 """

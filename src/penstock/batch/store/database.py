@@ -1,7 +1,7 @@
-"""How is a statement run, whatever the database? Named SQL, one transaction at a time, schema brought up to date.
+"""How is a statement run, whatever the database? By its name, in one transaction at a time, on an up-to-date schema.
 
-The statements stand in `sql/queries.sql`, the migrations beside it, numbered and only ever added to. What differs
-between databases is small enough for a subclass of a page: `sqlite.py`, `postgres.py`.
+The statements stand in `sql/queries.sql`, the migrations beside it; migrations are numbered, and only ever added. What
+differs between databases is small enough for a subclass of a page: `sqlite.py`, `postgres.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MIGRATION = re.compile(r"(\d{4})_\w+\.sql")
 
 
 class Database(ABC):
-    """One connection."""
+    """One connection to a database, with the named statements."""
 
     def __init__(self) -> None:
         self._statements = {name: self.dialect(text) for name, text in named_queries().items()}
@@ -32,7 +32,7 @@ class Database(ABC):
 
     @abstractmethod
     def dialect(self, statement: str) -> str:
-        """A statement as this database takes it."""
+        """Returns a statement as this database takes it."""
 
     @abstractmethod
     def execute(self, statement: str, values: Mapping[str, object] | None = None) -> Any:
@@ -40,24 +40,24 @@ class Database(ABC):
 
     @abstractmethod
     def execute_many(self, statement: str, values: Sequence[Mapping[str, object]]) -> None:
-        """Run a statement once for each row of values."""
+        """Run a statement once for each row of `values`. Errors are the database's own."""
 
     @abstractmethod
     def translated(self, error: Exception) -> Exception:
-        """A database's own error in our words; the same one where it is no matter of operation."""
+        """Returns the `StoreError` for a database's own error; the same `error` if it is a mistake of this program."""
 
     def begin(self) -> None:
         self.execute("BEGIN")
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
 
     # --- what is the same -------------------------------------------------------------------------------------
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All of it, or nothing."""
+        """A context: what is done in it happens as a whole, or not at all. Raises StoreError if the database fails."""
         try:
             self.begin()
             yield
@@ -72,12 +72,12 @@ class Database(ABC):
     def _roll_back(self) -> None:
         try:
             self.execute("ROLLBACK")
-        except Exception as error:  # it was rolled back already, or the connection is gone
+        except Exception as error:  # already rolled back, or the connection is gone
             if self.translated(error) is error:
                 raise
 
     def run(self, name: str, **values: object) -> int:
-        """A change. Returns how many rows it met."""
+        """Run the change called `name`. Returns how many rows it changed."""
         return int(self.execute(self._statements[name], values).rowcount)
 
     def run_many(self, name: str, values: Sequence[Mapping[str, object]]) -> None:
@@ -99,7 +99,7 @@ class Database(ABC):
         return rows[0] if rows else None
 
     def migrate(self) -> None:
-        """Bring the schema up to date. One that is newer than this program is refused, not guessed at."""
+        """Bring the schema up to date. Raises StoreError if the schema is newer than this program."""
         with self.transaction():
             self.execute("CREATE TABLE IF NOT EXISTS schema_version (version BIGINT NOT NULL)")
             found = self.execute("SELECT MAX(version) FROM schema_version").fetchall()[0][0] or 0
@@ -114,21 +114,21 @@ class Database(ABC):
 
 @cache
 def named_queries() -> dict[str, str]:
-    """The statements of `queries.sql`, without their comments."""
+    """Returns the statements of `queries.sql` by name, without their comments."""
     pieces = _NAME.split(_read("queries.sql"))[1:]
     return {name: _without_comments(text).strip() for name, text in zip(pieces[::2], pieces[1::2], strict=True)}
 
 
 @cache
 def migrations() -> tuple[str, ...]:
-    """The steps of the schema, the first one first."""
+    """Returns the steps of the schema, the oldest first."""
     names = sorted(entry.name for entry in _folder().iterdir() if _MIGRATION.fullmatch(entry.name))
     assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1)), "numbered without a gap"
     return tuple(_read(name) for name in names)
 
 
 def for_postgres(statement: str, *, chosen: bool) -> str:
-    """With or without what is for PostgreSQL only."""
+    """Returns a statement with (`chosen`) or without the parts that are for PostgreSQL only."""
     return _POSTGRES.sub(r"\1" if chosen else "", statement)
 
 

@@ -1,8 +1,9 @@
-"""The port behind which files and batches are kept: what a store must do, and in which ways it can fail.
+"""What must a store of files and batches do, and in which ways can it fail?
 
-A store is synchronous and belongs to one thread (`thread.py`). Each method is one transaction: when it returns, what
-it changed survives a `kill -9` and, with SQLite and PostgreSQL, a power cut; when it raises, nothing was changed. Times
-are arguments. `tests/conformance/test_store.py` holds every implementation to it.
+A store is synchronous and belongs to one thread (`thread.py`). Each method is one transaction: when it returns, its
+changes survive a `kill -9` and, with SQLite and PostgreSQL, a power cut; when it raises, nothing was changed. Every
+method may raise `StoreError`. Times are arguments: Unix times in seconds. `tests/conformance/test_store.py` holds every
+implementation to this.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from typing import Protocol
 from penstock.batch.states import BatchEvent, ItemState
 from penstock.batch.values import Batch, File, Item, LineProblem, NewItem, Quota, Result
 
-CHUNK_BYTES = 64 * 1024  # an item is read with the chunks it lies in: larger ones would be read for little
-PAGE_LINES = 16  # of results read at once, each up to an answer's size
-STEP_ROWS = 500  # of a change that may concern many rows: one step takes a few milliseconds
+CHUNK_BYTES = 64 * 1024  # an item is read with the chunks it lies in: larger chunks would bring mostly other items
+PAGE_LINES = 16  # results read at once: each may be as large as an answer
+STEP_ROWS = 500  # rows that one step of a long change concerns: a step takes a few milliseconds
 
 
 class StoreError(Exception):
-    """The store can't do it now; nothing was changed. The message is for operators."""
+    """The store can't do what was asked now, and nothing was changed. The message is for operators."""
 
 
 class StoreBrokenError(StoreError):
-    """What is kept can't be read: it is damaged, or gone. Nobody gets further until it is mended or replaced."""
+    """The stored data can't be read: they are damaged, or gone. Nothing works until they are repaired or replaced."""
 
 
 class StorageFullError(StoreError):
@@ -31,50 +32,57 @@ class StorageFullError(StoreError):
 
 
 class QuotaError(Exception):
-    """The tenant keeps as much as it may. The message is for it."""
+    """The tenant keeps as much as it may. The message is for the tenant."""
 
 
 class InUseError(Exception):
-    """The file is read by a batch that has not ended."""
+    """The file belongs to a batch that has not ended."""
 
 
 class Store(Protocol):
-    """Where files and batches are kept."""
+    """Keeps files and batches. `runner` is the name of the gateway that asks."""
 
     def close(self) -> None: ...
 
     # --- files ------------------------------------------------------------------------------------------------
 
     def begin_file(self, file: File, quota: Quota, runner: str) -> None:
-        """Make room for an upload of at most `file.bytes`. Nobody sees it until it is whole.
+        """Begin an upload of at most `file.bytes`. The file is not seen until it is whole.
 
-        It lasts as long as the runner that takes it in is heard of (`beat`): `purge` drops those of lost runners.
+        The upload lasts as long as its `runner` is heard of (`beat`): `purge` drops the uploads of lost runners. Raises
+        QuotaError, or StorageFullError if there is no room for it.
         """
 
     def append(self, file: str, seq: int, chunks: Sequence[bytes]) -> None:
-        """Its next bytes, in pieces of `CHUNK_BYTES`; the last may be shorter."""
+        """Add the next bytes of an upload, in pieces of `CHUNK_BYTES`; only the very last piece may be shorter.
+
+        `seq` is the number of the first piece, counted from 0.
+        """
 
     def end_file(self, file: File, quota: Quota) -> None:
-        """It is whole: its bytes, lines, status and details count from now on. StoreError where it was dropped."""
+        """The upload is whole: what `file` says of bytes, lines, status and details counts from now on.
+
+        Raises StoreError if the upload was dropped meanwhile, or QuotaError.
+        """
 
     def drop_upload(self, file: str) -> None:
-        """It will not be whole."""
+        """Drop an upload that will never be whole."""
 
     def file(self, tenant: str, file: str, now: float) -> File | None: ...
 
     def files(
         self, tenant: str, *, kind: str | None, after: str | None, limit: int, ascending: bool, now: float
     ) -> list[File]:
-        """Of one tenant, in the order of their making. An unknown `after` gives none."""
+        """Returns files of one tenant by age, those behind `after` (None: from the first). Unknown `after`: empty."""
 
     def delete_file(self, tenant: str, file: str, now: float) -> bool:
-        """Whether it was there. InUseError where an open batch reads it."""
+        """Delete a file. Returns False if the tenant has no such file; raises InUseError if an open batch reads it."""
 
     def read(self, file: str, at: int, size: int) -> bytes:
-        """Some bytes of an input file."""
+        """Returns `size` bytes of an input file from offset `at`; fewer at its end."""
 
     def results(self, batch: str, state: ItemState, after: int) -> list[tuple[int, bytes]]:
-        """The next lines of an output or error file, with their numbers; empty at the end."""
+        """Returns the next lines of an output or error file after line `after`, with line numbers; empty at the end."""
 
     # --- batches ----------------------------------------------------------------------------------------------
 
@@ -83,19 +91,19 @@ class Store(Protocol):
     def batch(self, batch: str) -> Batch | None: ...
 
     def batches(self, tenant: str, *, after: str | None, limit: int) -> list[Batch]:
-        """Of one tenant, the newest first."""
+        """Returns batches of one tenant, the newest first, those behind `after`. Unknown `after`: empty."""
 
     def open_batches(self, limit: int) -> list[Batch]:
-        """Of all tenants, the earliest deadline first."""
+        """Returns up to `limit` open batches of all tenants, the earliest deadline first."""
 
     def take(self, batch: Batch, runner: str, now: float) -> bool:
-        """Whether this runner is the one that reads its file, or makes its end."""
+        """Claim the reading of a batch's file for this `runner`. Returns False if another gateway has it."""
 
     def add_items(self, batch: str, items: Sequence[NewItem]) -> bool:
-        """Items of a batch that is being validated. False: it is not, any more."""
+        """Add items to a batch that is being validated. Returns False if it is so no more, as after a cancel."""
 
     def clear_items(self, batch: str) -> bool:
-        """Erase some items of a batch that is validated anew. True: there may be more."""
+        """Erase some items of a batch that is validated again. Returns True if there may be more to erase."""
 
     def move(
         self,
@@ -107,31 +115,32 @@ class Store(Protocol):
         models: Sequence[str] | None = None,
         problems: Sequence[LineProblem] = (),
     ) -> Batch | None:
-        """Change the status by the table, if it may change so; a batch that ends gets its files in the same step.
+        """Change the status by the table in `states.py`. A batch that ends gets its files in the same transaction.
 
-        An end of what ran (`ALL_ENDED`, `WINDOW_OVER`, `STOPPED`) waits until no item is left. Returns the batch as it
-        is then; None where there is none or the event can't be.
+        The events that end a running batch (`ALL_ENDED`, `WINDOW_OVER`, `STOPPED`) change nothing while items are
+        left. Returns the batch after the change; None if nothing changed: there is no such batch, items are left, or
+        the table has no such step.
         """
 
     # --- running ----------------------------------------------------------------------------------------------
 
     def claim(self, batch: str, model: str, limit: int, runner: str) -> list[Item]:
-        """Pending items for this runner, prompts that begin alike together."""
+        """Claim up to `limit` pending items for this `runner`. Returns them, prompts that begin alike together."""
 
     def finish(self, results: Sequence[Result], runner: str) -> list[bool]:
-        """Keep results and count them. False for an item that this runner does not hold any more."""
+        """Keep results and count them. Returns for each True, or False if this `runner` holds the item no more."""
 
     def give_back(self, items: Iterable[tuple[str, int]], runner: str, *, attempted: bool) -> None:
-        """Items (batch and line) that were not run to their end: they are pending again."""
+        """Make claimed `items` (batch and line) pending again. `attempted` counts it as an attempt of each."""
 
     def end_pending(self, batch: str, code: str, message: str) -> int:
-        """Let some pending items end unrun, as lines of the error file. Returns how many; 0: none is left."""
+        """End some pending items unrun, as lines of the error file. Returns how many; 0 means none was left."""
 
     def beat(self, runner: str, until: float) -> None:
-        """This runner's claims are good until then."""
+        """The claims of this `runner` are good until `until`, a Unix time."""
 
     def release_lost(self, now: float) -> int:
-        """Items of runners that are gone are pending again."""
+        """Make the items of lost runners pending again. Returns how many."""
 
     def purge(self, now: float) -> bool:
-        """Erase a little of what is deleted or expired. True: there may be more."""
+        """Erase a little of what is deleted or expired. Returns True if there may be more to erase."""

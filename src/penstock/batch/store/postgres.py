@@ -1,7 +1,7 @@
 """The store in PostgreSQL, which several gateways may share: each claims items, and a claim expires with its gateway.
 
-Needs the extra `postgres` (psycopg 3). A connection that is lost is made anew with the next call; the call that met
-the loss fails as a whole, and its caller tries again. The clocks of the gateways must agree to within seconds.
+Needs the extra `postgres` (psycopg 3). A lost connection is made again by the next call; the call that met the loss
+fails as a whole, and its caller tries again. The clocks of the gateways must agree to within seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.batch.store.sql_store import SqlStore
 
 CONNECT_S = 10
 _PARAMETER = re.compile(r"(?<![:\w]):(\w+)")
-_MIGRATION_LOCK = 7_075_736_363  # any number of our own: two gateways that start together migrate one after the other
+_MIGRATION_LOCK = 7_075_736_363  # an arbitrary number: gateways that start together take this lock in turn and migrate
 
 
 class PostgresStore(SqlStore):

@@ -1,4 +1,4 @@
-"""The store in SQL, for SQLite and PostgreSQL alike: what `port.py` promises, a transaction per method."""
+"""How is what `port.py` promises kept in SQL, for SQLite and PostgreSQL alike? With one transaction per method."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from penstock.batch.store.database import Database
 from penstock.batch.store.port import CHUNK_BYTES, PAGE_LINES, STEP_ROWS, InUseError, QuotaError, StoreError
 from penstock.batch.values import Batch, File, FileKind, FileState, Item, LineProblem, NewItem, Quota, Result
 
-KEEP_S = 30 * 86_400.0  # ended batches stay in lists for so long, when their files are gone
-UPLOAD_S_MAX = 86_400.0  # an upload by nobody we know that is older than that was cut off with its gateway
-FAR_S = 86_400.0  # a claim that is good for longer was made before the clock was set back
+KEEP_S = 30 * 86_400.0  # ended batches stay in lists this long, after their files are gone
+UPLOAD_S_MAX = 86_400.0  # an older upload, of no runner that we know, was cut off with its gateway
+FAR_S = 86_400.0  # a claim that is good for longer than this was made before the clock was set back
 ERASED_CHUNKS = 64
 RUNNER_KEPT_S = 3_600.0
 _ENDS = (BatchEvent.ALL_ENDED, BatchEvent.WINDOW_OVER, BatchEvent.STOPPED)
 
 
 class SqlStore:
-    """Files and batches in a database."""
+    """Files and batches in a database; `port.Store` says what each method does."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -36,7 +36,7 @@ class SqlStore:
         self.database.close()
 
     def make_room(self, size: int) -> None:
-        """StorageFullError where an upload of that size can't be kept."""
+        """Raises StorageFullError if an upload of `size` bytes can't be kept. Here: nothing is checked."""
 
     # --- files ------------------------------------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class SqlStore:
             return changed
 
     def _with_files(self, batch: Batch, now: float) -> Batch:
-        """Make the files of a batch that has ended: its items' results, seen as files."""
+        """Returns an ended batch with its output and error files, which are its items' results, seen as files."""
         names: dict[str, str] = {}
         for field, kind, lines, size in (
             ("output_file", FileKind.OUTPUT, batch.completed, batch.output_bytes),
@@ -296,7 +296,7 @@ class SqlStore:
             return row is not None
 
     def _erase(self, file: str, kind: str, batch: str | None) -> None:
-        """A little of a deleted file; with its last piece, the file itself."""
+        """Erase a little of a deleted file, and with its last piece the file itself."""
         if kind == FileKind.INPUT:
             left = self.database.run("erase_chunks", file=file, limit=ERASED_CHUNKS)
         else:
@@ -330,7 +330,7 @@ class SqlStore:
         return 0 if row is None else int(row[0])
 
     def _count_results(self, sums: dict[str, _Sum]) -> None:
-        for batch in sorted(sums):  # in one order: two gateways must not wait for each other's rows
+        for batch in sorted(sums):  # always in one order, so that two gateways never wait for each other's rows
             self.database.run("count_results", id=batch, **sums[batch].values())
 
     def _check_quota(self, tenant: str, quota: Quota, *, files: int, size: int) -> None:
@@ -343,7 +343,7 @@ class SqlStore:
 
 
 class _Sum:
-    """What results add to the counts of their batch."""
+    """What some results add to the counts of their batch."""
 
     def __init__(self) -> None:
         self._values = dict.fromkeys(

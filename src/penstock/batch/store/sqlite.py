@@ -1,8 +1,8 @@
 """The store in one SQLite file under a data folder: nothing to install, nothing to run.
 
-WAL, and every commit is synced, so what is kept survives a power cut. One gateway at a time: a lock beside the file
-keeps a second one out, and that is why the claims of any runner that is written there are void at the start. Without a
-folder the database is in memory, for tests.
+The database uses WAL and syncs every commit, so what it keeps survives a power cut. One gateway at a time can use it: a
+lock beside the file keeps a second one out. So all claims that the file holds at the start are void. Without a folder
+the database is in memory, for tests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.batch.store.sql_store import SqlStore
 FILE = "batch.sqlite3"
 LOCK = "batch.lock"
 CACHE_KIB = 4096
-FREE_BYTES_MIN = 64 << 20  # left alone by uploads, so that results of what runs can still be written
+FREE_BYTES_MIN = 64 << 20  # uploads leave this much of the disk, so that results of running items can still be written
 _BUSY_S = 5.0
 _BROKEN = (
     sqlite3.SQLITE_CORRUPT,
@@ -32,11 +32,11 @@ _BROKEN = (
     sqlite3.SQLITE_READONLY,
 )
 _OURS = (sqlite3.IntegrityError, sqlite3.ProgrammingError)  # mistakes of this program
-_VACUUM_PAGES = 256  # given back to the file system after an erasing step, 1 MiB
+_VACUUM_PAGES = 256  # 1 MiB, given back to the file system after each step that erases
 
 
 class SqliteStore(SqlStore):
-    """Files and batches in a SQLite file."""
+    """Files and batches in a SQLite file under `folder`; None: in memory. Raises StoreError if it can't be used."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -80,7 +80,7 @@ class _Sqlite(Database):
         super().__init__()
         try:
             if path != ":memory:":
-                Path(path).touch(mode=0o600)  # people's prompts; the log beside it gets the same mode
+                Path(path).touch(mode=0o600)  # it holds people's prompts; the log beside it gets the same mode
             self._connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -89,7 +89,7 @@ class _Sqlite(Database):
             raise self.translated(error) from error
         try:
             for pragma in (
-                "auto_vacuum = INCREMENTAL",  # first: it takes hold only in a file without tables
+                "auto_vacuum = INCREMENTAL",  # first, because it works only in a file without tables
                 "journal_mode = WAL",
                 "synchronous = FULL",
                 "journal_size_limit = 16777216",
@@ -115,7 +115,7 @@ class _Sqlite(Database):
     def translated(self, error: Exception) -> Exception:
         if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, _OURS):
             return error
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what an extended code adds
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code, without the extended part
         if code == sqlite3.SQLITE_FULL:
             return StorageFullError("the disk under the data folder is full")
         if code in _BROKEN:
@@ -130,7 +130,7 @@ class _Sqlite(Database):
 
 
 def _lock(folder: Path) -> IO[bytes]:
-    """Hold the folder until this process ends."""
+    """Lock the folder until the returned file is closed. Raises StoreError if another gateway has it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         held = (folder / LOCK).open("ab")

@@ -1,8 +1,8 @@
-"""How does the event loop use a store that blocks? One thread owns it and does one thing after another.
+"""How does the event loop use a store that blocks? One thread owns the store and does one job after another.
 
-The line of what is to be done is bounded by its callers: each awaits its answer before it asks again. A store that
-can't be opened (PostgreSQL that is not up yet, a file that is damaged) is tried again with each call, and one that
-turns out to be damaged is closed and opened again: the gateway serves without it, and it comes back by itself.
+The callers bound the queue of jobs: each awaits its answer before it asks again. A store that can't be opened
+(PostgreSQL that is not up yet, a file that is damaged) is tried again with each call. A store that turns out to be
+damaged is closed and opened again. The gateway serves without its store, and uses it again when it comes back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Job = tuple[Callable[[Store], object], asyncio.AbstractEventLoop, "asyncio.Futu
 
 
 class StoreThread:
-    """A store, to be awaited."""
+    """A store whose work can be awaited. `opening` opens the store; it is called in the thread."""
 
     def __init__(self, opening: Callable[[], Store]) -> None:
         self._opening = opening
@@ -29,10 +29,14 @@ class StoreThread:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self.trouble: str | None = None  #: why the last call failed, in words for operators; None when it did not
+        self.trouble: str | None = None  #: why the last call failed, in words for operators; None if it did not
 
     async def do(self, work: Callable[[Store], T]) -> T:
-        """Let the store do it. Once this was called it will be done, also where nobody waits for it any more."""
+        """Returns what `work` returns, run with the store in its thread; raises what it raises.
+
+        Cancelling the wait does not stop the work: once called, it will be done. Raises StoreError if the store is
+        closed or can't be opened.
+        """
         if self._closed:
             raise StoreError("the store is closed")
         if self._thread is None:
@@ -44,7 +48,7 @@ class StoreThread:
         return await future  # type: ignore[return-value]
 
     async def close(self) -> None:
-        """Do what stands in line, then close the store."""
+        """Finish the jobs in the queue, then close the store."""
         self._closed = True
         if self._thread is not None:
             self._jobs.put(None)
@@ -58,23 +62,23 @@ class StoreThread:
                     self._store = self._opening()
                 result, error = work(self._store), None
                 self.trouble = None
-            except Exception as problem:  # noqa: BLE001 - whoever asked is told
+            except Exception as problem:  # noqa: BLE001 - raised again where the job was asked for
                 result, error = None, problem
                 self._failed(problem)
             loop.call_soon_threadsafe(_tell, future, result, error)
-            del job, work, future, result, error  # nothing is kept while waiting for the next
+            del job, work, future, result, error  # so that nothing stays in memory while waiting for the next job
         self._drop()
 
     def _failed(self, problem: Exception) -> None:
         if isinstance(problem, StoreError):
             self.trouble = str(problem)
         if isinstance(problem, StoreBrokenError):
-            self._drop()  # what is put in its place is opened with the next call
+            self._drop()  # the next call opens the store again
 
     def _drop(self) -> None:
         store, self._store = self._store, None
         if store is not None:
-            with contextlib.suppress(Exception):  # it may be broken in any way
+            with contextlib.suppress(Exception):  # the store may be broken in any way
                 store.close()
 
 
