@@ -45,7 +45,7 @@ compiled: requirements.lock
 
 test-compiled: compiled
 	$(COMPILED)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
-	$(COMPILED)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder -m "not timing" $(or $(ARGS),tests/core tests/conformance tests/sim tests/server)
+	$(COMPILED)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder -m "not timing" $(or $(ARGS),tests/core tests/conformance tests/sim tests/http tests/gateway tests/batch)
 
 # The live page in a browser: CHROMIUM, one of the system's, or one that is fetched now.
 test-page: .venv/dev.stamp

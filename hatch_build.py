@@ -16,10 +16,13 @@ import io
 import os
 import shlex
 import shutil
+import signal
+import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -96,6 +99,7 @@ def to_machine_code(extensions: list[Any], target: Path) -> None:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     progress = Progress(sum(len(extension.sources) for extension in extensions), cores)
+    children = Children()
 
     class OnAllCores(build_ext):
         def build_extensions(self) -> None:
@@ -112,6 +116,8 @@ def to_machine_code(extensions: list[Any], target: Path) -> None:
                     return [path for made in pool.map(one, largest_first) for path in made]
 
             self.compiler.compile = at_once
+            if os.name != "nt":  # there it is found and started in a way of its own
+                self.compiler.spawn = children.run
             super().build_extensions()
 
     if os.name != "nt":
@@ -121,7 +127,54 @@ def to_machine_code(extensions: list[Any], target: Path) -> None:
     command = OnAllCores(Distribution({"name": "penstock", "ext_modules": extensions}))
     command.build_lib, command.build_temp, command.parallel = str(target / "lib"), str(target / "o"), cores
     command.ensure_finalized()
-    command.run()
+    with children.ended_by_interrupt():
+        command.run()
+
+
+class Children:
+    """The compilers that run: an interrupt ends them, and no more are started.
+
+    Without that, Ctrl-C takes minutes: the pools of threads wait for all files that stand in line.
+    """
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._ended = False
+
+    def run(self, command: Sequence[str], **options: Any) -> None:
+        """Run a compiler to its end, in any thread. Raises where it fails, and once `end` was called."""
+        if self._ended:
+            raise InterruptedError("interrupted")
+        with subprocess.Popen(command, env=options.get("env")) as child:  # noqa: S603 - as setuptools gives it
+            self._running.add(child)
+            try:
+                if self._ended:  # since it was looked at
+                    child.kill()
+                code = child.wait()
+            finally:
+                self._running.discard(child)
+        if code:
+            raise subprocess.CalledProcessError(code, list(command))
+
+    def end(self) -> None:
+        """End those that run."""
+        self._ended = True
+        for child in list(self._running):
+            child.kill()
+
+    @contextlib.contextmanager
+    def ended_by_interrupt(self) -> Iterator[None]:
+        """SIGINT ends all of them before it is raised as `KeyboardInterrupt`."""
+
+        def interrupted(*_: object) -> None:
+            self.end()
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGINT, interrupted)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 class Progress:

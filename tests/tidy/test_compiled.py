@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import os
 import runpy
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -101,3 +104,36 @@ def test_a_missing_compiler_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch)
     assert "\n" not in told
     monkeypatch.setenv("CC", sys.executable)
     assert hook["missing_compiler"]() is None
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the compiler is started in another way there")
+def test_an_interrupt_ends_the_compilers_at_once(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", reason="the hook compiles with setuptools")
+    compiler, began = tmp_path / "cc", tmp_path / "began"
+    compiler.write_text(f"#!/bin/sh\necho >> {began}\nexec sleep 60\n")
+    compiler.chmod(0o755)
+    for at in range(20):
+        (tmp_path / f"{at}.c").write_text("int x;")
+    build = f"""
+import sys, types
+from pathlib import Path
+from setuptools import Extension
+stub = types.ModuleType("hatchling.builders.hooks.plugin.interface")
+stub.BuildHookInterface = list
+sys.modules[stub.__name__] = stub
+import runpy
+import signal
+files = sorted(str(path) for path in Path({str(tmp_path)!r}).glob("*.c"))
+made = [Extension("a", files[:10]), *[Extension(f"e{{at}}", [file]) for at, file in enumerate(files[10:])]]
+runpy.run_path({str(ROOT / "hatch_build.py")!r})["to_machine_code"](made, Path({str(tmp_path)!r}))
+"""
+    running = subprocess.Popen(
+        [sys.executable, "-c", build], env={**os.environ, "CC": str(compiler)}, stderr=subprocess.PIPE, text=True
+    )
+    while not began.exists():
+        assert running.poll() is None, running.communicate()[1]
+        time.sleep(0.01)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=20)  # a file would take a minute, and there are twenty
+    assert "KeyboardInterrupt" in said
+    assert running.returncode != 0
