@@ -95,7 +95,7 @@ class Bought:
 def frees_truly(world: World, of: UnderShare, now: float) -> list[float]:
     """When the next slots will free, if every answer's length were known."""
     ends_s = []
-    for endpoint in of._pool:
+    for endpoint in of.inspect().pool:
         pace_s = endpoint.ledger.pace.time_per_output_token_s(now)
         config = world.nodes[endpoint.name].spec.config
         for sequence in world.nodes[endpoint.name].engine._sequences.values():

@@ -92,7 +92,7 @@ class Bench:
 
     def fill_index(self) -> None:
         """Let every endpoint hold all the keys it may: conversations of its own, that begin alike."""
-        history = self.scheduler._router._history
+        history = self.scheduler.inspect().router._history
         self.conversations = len(self.endpoints) * INDEX_KEYS // CONVERSATION_KEYS
         began, self.index_bytes = time.perf_counter(), 0
         tracemalloc.start()
@@ -157,7 +157,7 @@ class Bench:
             self.tell(action.request_id, partial(self.scheduler.first_token, action.lease, now=self.now))
 
     def leases_of(self, endpoint: str) -> dict[int, Lease]:
-        return self.scheduler._pool[endpoint].ledger.leases
+        return self.scheduler.inspect().pool[endpoint].ledger.leases
 
     def step(self) -> float:
         """One request ends and one comes; returns the seconds that all core calls of the one that ended took."""
@@ -208,7 +208,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.index:
         bench = Bench(100, 1, 64, routing="predicted_ttft")
-        history = bench.scheduler._router._history
+        history = bench.scheduler.inspect().router._history
         held = sum(history.held(at) for at in range(64))
         print(f"{held:,} keys at 64 endpoints, {len(history):,} distinct: {bench.index_bytes / held:.0f} bytes per key")
         return 0

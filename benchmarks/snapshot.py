@@ -65,7 +65,7 @@ def page_s(bench: Bench) -> tuple[float, int]:
 
 def recording_s(scheduler: Scheduler, tenants: int) -> float:
     """What the recorder does for one request, in seconds."""
-    recorder, pool = scheduler._recorder, list(scheduler._pool)
+    recorder, pool = scheduler.inspect().recorder, list(scheduler.inspect().pool)
     best = 1e9
     for run in range(RUNS):
         entries = [_entry(scheduler, f"x{run}-{at}", f"t{at % tenants}", 10_000_000 + at) for at in range(REQUESTS)]
@@ -85,7 +85,7 @@ def recording_s(scheduler: Scheduler, tenants: int) -> float:
 def _entry(scheduler: Scheduler, name: str, tenant: str, seq: int) -> Entry:
     entry = Entry(Request(name, "m", 1, tenant=tenant, flow=(tenant,), body_bytes=1000), seq)
     entry.move(Event.ADMITTED)
-    entry.node = scheduler._queues.bands[1].tree.node((tenant,), (1.0,))
+    entry.node = scheduler.inspect().queues.bands[1].tree.node((tenant,), (1.0,))
     entry.cost = entry.work = 100.0
     return entry
 

@@ -24,7 +24,7 @@ ANSWER_TOKENS = 128  # of the answers that were seen: with a lower `max_tokens` 
 def scheduler(settings: SchedulerSettings | None = None, *, seed: int = 1, **slots: int) -> CheckedScheduler:
     """A scheduler with an endpoint per keyword, each serving the model `m`, added at time 0."""
     made = CheckedScheduler(settings or SchedulerSettings(), random=Random(seed))
-    made._estimator.learn_output("", "m", ANSWER_TOKENS)
+    made.inspect().estimator.learn_output("", "m", ANSWER_TOKENS)
     for name, count in slots.items():
         made.endpoint_added(EndpointSpec(name=name, slots=count, models=frozenset({"m"})), now=0.0)
     return made

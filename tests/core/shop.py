@@ -33,7 +33,7 @@ class Shop(shop.Shop):
     def __init__(self, customers: Sequence[Customer], *, wrong: dict[str, float] | None = None, **more: Any) -> None:
         super().__init__(customers, **more)
         if wrong is not None:
-            self.scheduler._estimator = Wrong(wrong, {x.name: _mean(x) for x in customers})
+            self.scheduler._state.estimator = Wrong(wrong, {x.name: _mean(x) for x in customers})
 
     def run(self, until_s: float) -> Shop:
         super().run(until_s)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
 
 from penstock.core.dispatch.pump import Pump
 from penstock.core.endpoints.endpoint import Endpoint
-from penstock.core.queueing.band import Band
+from penstock.core.queueing.capped_flows import CappedFlows
+from penstock.core.queueing.charges import Charges
 from penstock.core.queueing.entry import Entry
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.scheduling import ends, sending, waiting
+from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Abort, Action, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.values.outcome import Reason
 from penstock.core.values.settings import BandSettings, EndpointSpec
@@ -20,119 +24,130 @@ from tests.core.drive import request, scheduler
 from tests.core.test_scheduler_properties import EVERYTHING
 
 
-class NeverLooksAgain(CheckedScheduler):
-    def _look_again(self, endpoint: Endpoint, when: float) -> None:
-        pass
+def never_looks_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SchedulerState, "look_again", lambda *_: None)
 
 
-class ForgetsToTouch(CheckedScheduler):
-    def _touched(self, endpoint: Endpoint, now: float) -> list[Action]:
-        for band in self._queues.bands:
+def forgets_to_touch(patch: pytest.MonkeyPatch) -> None:
+    def touched(state: SchedulerState, endpoint: Endpoint, now: float) -> list[Action]:
+        for band in state.queues.bands:
             band.unchecked.pop(endpoint, None)
-        return self._pumped(now)
+        return sending.pumped(state, now)
+
+    patch.setattr(sending, "touched", touched)
 
 
-class LosesLeases(CheckedScheduler):
-    def _release(self, entry: Entry, now: float, *, given_up: bool = False) -> Endpoint | None:
+def loses_leases(patch: pytest.MonkeyPatch) -> None:
+    release = sending.release
+
+    def broken(state: SchedulerState, entry: Entry, now: float, *, given_up: bool = False) -> Endpoint | None:
         lease = entry.lease
-        endpoint = super()._release(entry, now, given_up=given_up)
+        endpoint = release(state, entry, now, given_up=given_up)
         if lease is not None and lease.serial % 20 == 0:
-            self._leases[lease.serial] = entry
+            state.leases[lease.serial] = entry
         return endpoint
 
-
-class ServesLowBandsFirst(CheckedScheduler):
-    def __init__(self, settings: SchedulerSettings, *, random: Random) -> None:
-        super().__init__(settings, random=random)
-        self._pump = LowBandsFirst.like(self._pump)
+    patch.setattr(sending, "release", broken)
 
 
-class LowBandsFirst(Pump):
-    @staticmethod
-    def like(pump: Pump) -> LowBandsFirst:
-        made = LowBandsFirst.__new__(LowBandsFirst)
-        made.__dict__.update(pump.__dict__)
-        return made
-
-    def _turns(self) -> list[Band]:
-        return [band for band in reversed(self._queues.bands) if band.tree.waiting]
+def serves_low_bands_first(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Pump, "_turns", lambda pump: [band for band in reversed(pump._queues.bands) if band.tree.waiting])
 
 
-class ForgetsTheTime(CheckedScheduler):
-    def _time_is_up(self, entry: Entry, now: float, actions: list[Action]) -> None:
+def forgets_the_time(patch: pytest.MonkeyPatch) -> None:
+    time_is_up = waiting.time_is_up
+
+    def broken(state: SchedulerState, entry: Entry, now: float, actions: list[Action]) -> None:
         if entry.seq % 5:
-            super()._time_is_up(entry, now, actions)
+            time_is_up(state, entry, now, actions)
+
+    patch.setattr(waiting, "time_is_up", broken)
 
 
-class TakesTooMany(CheckedScheduler):
-    def _make_room(self, entry: Entry, now: float, actions: list[Action]) -> bool:
-        return True
+def takes_too_many(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(waiting, "make_room", lambda *_: True)
 
 
-class DisplacesTheOldest(CheckedScheduler):
-    def _make_room(self, entry: Entry, now: float, actions: list[Action]) -> bool:
-        lowest = self._queues.bands[-1]
-        if self._queues.over_bounds() and lowest.entries:
-            self._evict(next(iter(lowest.entries.values())), Reason.DISPLACED, now, actions)
-        return super()._make_room(entry, now, actions)
+def displaces_the_oldest(patch: pytest.MonkeyPatch) -> None:
+    make_room = waiting.make_room
+
+    def broken(state: SchedulerState, entry: Entry, now: float, actions: list[Action]) -> bool:
+        lowest = state.queues.bands[-1]
+        if state.queues.over_bounds() and lowest.entries:
+            ends.evict(state, next(iter(lowest.entries.values())), Reason.DISPLACED, now, actions)
+        return make_room(state, entry, now, actions)
+
+    patch.setattr(waiting, "make_room", broken)
 
 
-class ServesTheLatest(CheckedScheduler):
-    def _dispatch(self, entry: Entry, endpoints: list[Endpoint], now: float) -> Dispatch:
+def serves_the_latest(patch: pytest.MonkeyPatch) -> None:
+    dispatch = sending.dispatch
+
+    def broken(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now: float) -> Dispatch:
         leaf = entry.node_of().leaves.get(entry.request.model)
         own = [other for other in leaf.in_order() if not other.avoid] if leaf is not None else []
-        return super()._dispatch(max(own, key=lambda other: other.seq, default=entry), endpoints, now)
+        return dispatch(state, max(own, key=lambda other: other.seq, default=entry), endpoints, now)
+
+    patch.setattr(sending, "dispatch", broken)
 
 
-class ForgetsToSettle(CheckedScheduler):
-    def __init__(self, settings: SchedulerSettings, *, random: Random) -> None:
-        super().__init__(settings, random=random)
-        self._charges.settle = lambda tree, entry, usage: 0.0  # type: ignore[method-assign]
+def forgets_to_settle(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Charges, "settle", lambda *_: 0.0)
 
 
-class ForgetsHolds(CheckedScheduler):
-    def __init__(self, settings: SchedulerSettings, *, random: Random) -> None:
-        super().__init__(settings, random=random)
-        self._capped.let_go = lambda tenant: None  # type: ignore[method-assign]
+def forgets_holds(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CappedFlows, "let_go", lambda *_: None)
 
 
-class ForgetsFlows(CheckedScheduler):
-    def _release(self, entry: Entry, now: float, *, given_up: bool = False) -> Endpoint | None:
-        endpoint = super()._release(entry, now, given_up=given_up)
+def forgets_flows(patch: pytest.MonkeyPatch) -> None:
+    release, random = sending.release, Random(1)
+
+    def broken(state: SchedulerState, entry: Entry, now: float, *, given_up: bool = False) -> Endpoint | None:
+        endpoint = release(state, entry, now, given_up=given_up)
         node = entry.node_of()
-        if node.parent is not None and self._random.random() < 0.1:
+        if node.parent is not None and random.random() < 0.1:
             node.parent.children.pop(node.name, None)
         return endpoint
 
+    patch.setattr(sending, "release", broken)
 
-class MiscountsTheTree(CheckedScheduler):
-    def _enqueue(self, entry: Entry, now: float) -> None:
-        super()._enqueue(entry, now)
+
+def miscounts_the_tree(patch: pytest.MonkeyPatch) -> None:
+    enqueue = waiting.enqueue
+
+    def broken(state: SchedulerState, entry: Entry, now: float) -> None:
+        enqueue(state, entry, now)
         entry.work += 1.0
+
+    patch.setattr(waiting, "enqueue", broken)
 
 
 BROKEN = [
-    DisplacesTheOldest,
-    ForgetsFlows,
-    ForgetsHolds,
-    ForgetsToSettle,
-    MiscountsTheTree,
-    NeverLooksAgain,
-    ForgetsToTouch,
-    LosesLeases,
-    ServesLowBandsFirst,
-    ForgetsTheTime,
-    TakesTooMany,
-    ServesTheLatest,
+    displaces_the_oldest,
+    forgets_flows,
+    forgets_holds,
+    forgets_to_settle,
+    miscounts_the_tree,
+    never_looks_again,
+    forgets_to_touch,
+    loses_leases,
+    serves_low_bands_first,
+    forgets_the_time,
+    takes_too_many,
+    serves_the_latest,
 ]
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_scheduler_is_found_out(kind: type[CheckedScheduler]) -> None:
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_scheduler_is_found_out(
+    broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(monkeypatch)
+
     def run_some() -> None:
         for seed in range(3):
-            Chaos(seed, EVERYTHING, requests=700, trouble=0.2, kind=kind).run()
+            Chaos(seed, EVERYTHING, requests=700, trouble=0.2).run()
 
     with pytest.raises(AssertionError):
         run_some()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from penstock.core.dispatch.backfill import BYPASS_MAX
 from penstock.core.dispatch.pump import WINDOW
-from penstock.core.scheduler import AVOID_S, REFUSED_AVOID_S, SchedulerSettings
+from penstock.core.scheduler import AVOID_S, REFUSED_AVOID_S, Scheduler, SchedulerSettings
 from penstock.core.scheduling.requests import TELLING_S_MAX
 from penstock.core.values.actions import Abort, Action, Requeue
 from penstock.core.values.observation import Observation
@@ -203,9 +205,9 @@ def test_nothing_is_kept_of_those_who_were_overtaken_and_went_away() -> None:
         assert made.arrived(request(f"large{now}", prompt_tokens=5_000), now=now) == []
         for at in range(BYPASS_MAX):
             assert len(sent(made.arrived(request(f"small{now}-{at}"), now=now))) == 1
-        assert made._entries[f"large{now}"].bypassed == BYPASS_MAX
+        assert made.inspect().entries[f"large{now}"].bypassed == BYPASS_MAX
         made.cancelled(f"large{now}", now=now)
-    assert len(made._backfill._starved) == 1, "the last one, until there is another"
+    assert len(made.inspect().backfill._starved) == 1, "the last one, until there is another"
 
 
 def test_what_does_not_fit_is_looked_at_again_when_the_reading_is_too_old() -> None:
@@ -227,7 +229,7 @@ def test_room_is_not_kept_at_an_endpoint_that_the_patient_one_shuns_or_that_does
     assert requeued(made.failed(lease, Failure.RESET, now=0.2)) == ["large"]
     for at in range(BYPASS_MAX):
         assert made.arrived(request(f"s{at}"), now=0.2)
-    assert made._entries["large"].bypassed == BYPASS_MAX
+    assert made.inspect().entries["large"].bypassed == BYPASS_MAX
     assert sent(made.arrived(request("other", model="n"), now=0.2)) == [("other", "c")]
     assert sent(made.arrived(request("small"), now=0.2)) == [("small", "b")]
 
@@ -645,3 +647,27 @@ def test_with_queueing_off_what_an_endpoint_serves_is_waited_for_and_nothing_els
     assert ends(late) == [("x", "evicted", "no_endpoint")]
     made.endpoint_down("b", now=6.0)
     assert ends(made.arrived(request("y", model="other"), now=6.0)) == [("y", "rejected", "no_endpoint")]
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("others", [0, 1], ids=["nobody waits", "another waits"])
+def test_nothing_is_left_of_a_request_whose_arrival_raised(others: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy of another package may raise. A hang-up later is no second error, which would hide the first."""
+    made = Scheduler(SchedulerSettings(), random=Random(1))
+    made.endpoint_added(EndpointSpec("a", 1, frozenset({"m"})), now=0.0)
+    taken = [the_lease(made.arrived(request("runs"), now=0.0))] if others else []
+    for number in range(others):
+        made.arrived(request(f"waits{number}"), now=0.0)
+    before = made.snapshot(now=1.0)
+    state = made.inspect()
+    broken, name = (state.under_share, "arrived") if others else (state.router, "choose")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(broken), name, lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            made.arrived(request("unlucky"), now=1.0)
+    assert made.state_of("unlucky") is None
+    assert made.snapshot(now=1.0).waiting == before.waiting
+    assert made.cancelled("unlucky", now=1.0) == []
+    for lease in taken:
+        assert sent(made.finished(lease, now=2.0)) == [("waits0", "a")]
+    assert made.arrived(request("unlucky"), now=3.0) or others, "its id may be used again"

@@ -543,7 +543,7 @@ def kept(gate: Gateway) -> dict[str, object]:
     found |= {"body": told.app._body_bytes_max, "observe": member.observer._settings}
     parts = told.endpoints._parts
     found |= {"parts": (parts.observe, parts.timeouts, parts.slots_initial, parts.leave_s)}
-    found |= {"scheduler": scheduler._settings, "tenants": sorted(told.metrics._tenants)}
+    found |= {"scheduler": scheduler.inspect().settings, "tenants": sorted(told.metrics._tenants)}
     if (locator := told.endpoints.locator) is not None and locator._lmcache is not None:
         found["services"] = [type(service) for service in locator._lmcache._services]
     return found

@@ -1,43 +1,77 @@
-"""The scheduler's layers use themselves and those below, so that it can be read from any fact downwards."""
+"""State holds, transitions change it, facts call them, the facade lists them: the scheduler can be read downwards."""
 
 from __future__ import annotations
 
 import ast
-from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
+from penstock.core.scheduler import Scheduler
+from penstock.core.scheduling.endpoints import EndpointFacts
+from penstock.core.scheduling.expiry import TimeFacts
+from penstock.core.scheduling.operators import OperatorFacts
+from penstock.core.scheduling.questions import Questions
+from penstock.core.scheduling.requests import RequestFacts
+from tests.tidy.test_imports import imports
+
 CORE = Path(__file__).parents[2] / "src/penstock/core"
-LAYERS = ("state", "ends", "sending", "waiting", "requests", "endpoints", "operators")  # from the lowest up
-FILES = [*(CORE / "scheduling" / f"{layer}.py" for layer in LAYERS), CORE / "scheduler.py"]
+ROOM = CORE / "scheduling"
+TRANSITIONS = ("ends", "sending", "waiting", "returning")
+FACTS = ("requests", "endpoints", "operators", "expiry", "questions")
+LAYERS = ("inspection", "state", *TRANSITIONS, "reconfigure", FACTS)  # from the lowest up; facts don't know each other
 LINES_MAX = 350
 
 
-def _layer(path: Path) -> ast.ClassDef:
-    (found,) = (node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef))
-    return found
+def _layer(stem: str) -> int:
+    return next(at for at, layer in enumerate(LAYERS) if stem == layer or (stem in layer and isinstance(layer, tuple)))
 
 
-def _methods(layer: ast.ClassDef) -> set[str]:
-    return {node.name for node in layer.body if isinstance(node, ast.FunctionDef)} - {"__init__"}
+def _known(path: Path) -> set[str]:
+    """The files of the room that a file imports."""
+    stems = {path.stem for path in ROOM.glob("*.py")}
+    found = {full.removeprefix("penstock.core.scheduling.").split(".")[0] for full in map(".".join, imports(path))}
+    return found & stems
 
 
-def test_no_layer_uses_one_above_it() -> None:
-    above: set[str] = set()
-    for path in reversed(FILES):
-        layer = _layer(path)
-        own = {
-            node.attr
-            for node in ast.walk(layer)
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
-        }
-        assert not own & above, f"{path.name} uses {own & above}"
-        assert not _methods(layer) & above, f"{path.name} is overridden above"
-        above |= _methods(layer)
+@pytest.mark.parametrize("path", sorted(ROOM.glob("[a-z]*.py")), ids=lambda path: path.stem)
+def test_a_file_knows_only_those_below_it_and_is_short(path: Path) -> None:
+    for known in _known(path):
+        assert _layer(known) < _layer(path.stem), f"{path.stem} knows {known}"
+    assert len(path.read_text().splitlines()) <= LINES_MAX
 
 
-def test_each_layer_stands_on_the_one_before_it_and_is_short() -> None:
-    for below, layer in pairwise(map(_layer, FILES)):
-        assert [ast.unparse(base) for base in layer.bases] == [below.name]
-    assert {path.stem for path in (CORE / "scheduling").glob("*.py")} == {*LAYERS, "reconfigure", "__init__"}
-    for path in FILES:
-        assert len(path.read_text().splitlines()) <= LINES_MAX, path
+@pytest.mark.parametrize("stem", TRANSITIONS)
+def test_transitions_are_functions_of_the_state(stem: str) -> None:
+    for node in ast.parse((ROOM / f"{stem}.py").read_text()).body:
+        assert not isinstance(node, ast.ClassDef)
+        if isinstance(node, ast.FunctionDef):
+            assert node.args.args[0].arg in ("state", "entry"), f"{stem}.{node.name}"
+
+
+def test_the_facade_lists_every_fact_and_every_answer_and_decides_nothing() -> None:
+    (facade,) = [node for node in ast.parse((CORE / "scheduler.py").read_text()).body if isinstance(node, ast.ClassDef)]
+    assert not facade.bases
+    branches = (ast.If, ast.For, ast.While, ast.IfExp, ast.comprehension, ast.Try, ast.Match)
+    assert not [node for node in ast.walk(facade) if isinstance(node, branches)]
+    listed = {
+        ast.unparse(node.targets[0]): ast.unparse(node.value)
+        for node in ast.walk(facade)
+        if isinstance(node, ast.Assign) and len(node.targets) == 1
+    }
+    kinds = {
+        "requests": RequestFacts,
+        "endpoints": EndpointFacts,
+        "operators": OperatorFacts,
+        "timing": TimeFacts,
+        "questions": Questions,
+    }
+    for group, kind in kinds.items():
+        for name in vars(kind):
+            if not name.startswith("_"):
+                assert listed.pop(f"self.{name}") == f"{group}.{name}"
+    assert set(listed) == set(kinds), "nothing else"
+
+
+def test_the_scheduler_inherits_nothing() -> None:
+    assert Scheduler.__mro__ == (Scheduler, object)

@@ -173,7 +173,7 @@ def test_what_is_paid_is_what_the_prefill_found_cached_and_not_what_came_over() 
     assert (told.sent and told.sent.decode_endpoint, told.sent and told.sent.decode_at_s) == ("d", 1.0)
     (ended,) = made.snapshot(now=2.0).requests.ended
     assert ended.endpoint == "d"
-    entry = made._recorder.find("r")
+    entry = made.inspect().recorder.find("r")
     assert entry is not None
     assert entry.charged == (100 - 40) * 1.0 + 10 * 2.0
 
@@ -251,7 +251,7 @@ def test_where_they_meet_the_one_that_answers_can_fail_first_and_is_the_one_that
     again = made.failed(lease, Failure.RESET, answering=True, now=1.0)
     assert requeued(again) == ["r"]
     assert the_pair(again) == ("m", "d2"), "away from it, and not from who computes the prompt"
-    assert [made._pool[name].failure for name in ("m", "d1", "d2")] == [None, Failure.RESET, None]
+    assert [made.inspect().pool[name].failure for name in ("m", "d1", "d2")] == [None, Failure.RESET, None]
     assert held(made, 1.0) == {"m": (1, 0), "d1": (0, 0), "d2": (1, 1)}
 
 

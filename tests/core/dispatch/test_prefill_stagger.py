@@ -131,7 +131,7 @@ def computed(made: CheckedScheduler, endpoint: str, now: float) -> list[tuple[st
     """All prompts that an endpoint was sent are computed. Who is sent?"""
     return [
         who
-        for lease in list(made._pool[endpoint].ledger.prefill.leases)
+        for lease in list(made.inspect().pool[endpoint].ledger.prefill.leases)
         for who in sent(made.first_token(lease, now=now))
     ]
 
@@ -152,7 +152,7 @@ def test_in_a_flood_of_long_prompts_two_endpoints_take_turns() -> None:
 def test_who_was_overtaken_as_often_as_may_be_does_not_wait_for_its_turn() -> None:
     made = flooded()
     assert computed(made, "a", 2.05) == [("h0", "a")]
-    made._entries["h1"].bypassed = BYPASS_MAX
+    made.inspect().entries["h1"].bypassed = BYPASS_MAX
     assert computed(made, "b", 2.1) == [("h1", "b")]
 
 

@@ -194,7 +194,7 @@ def test_settings_may_change_while_siblings_wait() -> None:
     made.reconfigured(settings(group=0, fairness="round_robin"), now=2.0)
     made.reconfigured(settings(group=1), now=3.0)
     assert drained_in_order(made, lease) == ["b1", "b2", "a1", "a2"], "the leader was forgotten; then one each"
-    assert not made._groups._waiting
+    assert not made.inspect().groups._waiting
 
 
 # --- siblings whose prefix is being computed --------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_a_burst_of_siblings_of_a_cold_prefix_counts_as_one_prefill(policy: str)
     made = scheduler(settings(policy=policy, prefill_tokens=16_384), a=32)
     for at in range(16):
         assert sent(made.arrived(prompt(f"r{at}", document), now=0.001 * at)) == [(f"r{at}", "a")]
-    assert made._pool["a"].ledger.prefill.outstanding_tokens <= 8_192 + 15 * 128
+    assert made.inspect().pool["a"].ledger.prefill.outstanding_tokens <= 8_192 + 15 * 128
     assert sent(made.arrived(prompt("cold", range(9_000, 9_063)), now=0.1)) == [], "a second one does not fit beside it"
 
 
@@ -225,6 +225,8 @@ def test_followers_keep_what_the_checkers_ask_for_under_trouble() -> None:
     for seed in range(4):
         chaos = Chaos(seed, made, requests=200, trouble=0.1, operators=seed > 0)
         chaos.run()
-        trails = [chaos.scheduler._recorder.trail(entry) for entry in chaos.scheduler._recorder.latest()]
+        trails = [
+            chaos.scheduler.inspect().recorder.trail(entry) for entry in chaos.scheduler.inspect().recorder.latest()
+        ]
         followed += sum(trail.sent is not None and trail.sent.followed is not None for trail in trails)
     assert followed >= 5

@@ -138,7 +138,7 @@ def test_arrivals_that_leave_again_while_their_tenant_is_held_leave_nothing_behi
     for at in range(100):
         made.arrived(request(str(at), tenant="limited", band=1), now=0.0)
         made.cancelled(str(at), now=0.0)
-    assert len(made._capped.flows["limited"]) <= 2
+    assert len(made.inspect().capped.flows["limited"]) <= 2
 
 
 def test_a_failed_request_of_a_held_tenant_goes_out_again() -> None:
@@ -221,7 +221,7 @@ def test_a_prompt_that_is_partly_computed_leaves_room_for_the_next_one_before_it
         made.first_token(lease, now=2.0 * at + 1.0 + PREFILL_BASE_S)
     the_lease(made.arrived(request("long", prompt_tokens=40_000, streamed=True), now=20.0))
     assert made.arrived(request("next", prompt_tokens=4_000, streamed=True), now=20.0) == []
-    rate = made._pool["a"].ledger.prefill.rate
+    rate = made.inspect().pool["a"].ledger.prefill.rate
     fits_s = 20.0 + (40_000 + 4_000 - 16_000) / rate
     assert until(made, fits_s - 0.01) == []
     assert sent(until(made, fits_s + PREFILL_STEP_TOKENS / rate)) == [("next", "a")]
@@ -234,7 +234,7 @@ def test_only_those_are_overtaken_that_the_endpoint_serves() -> None:
     made.arrived(request("large", prompt_tokens=900), now=0.0)
     for at in range(10):
         assert sent(made.arrived(request(str(at), model="n", tenant="other"), now=0.0)) == [(str(at), "n")]
-    assert made._entries["large"].bypassed == 0
+    assert made.inspect().entries["large"].bypassed == 0
 
 
 # --- the reserve --------------------------------------------------------------------------------------------------
@@ -272,9 +272,9 @@ def test_a_light_request_that_was_sent_at_once_finds_a_kept_slot_when_it_comes_b
     long = the_lease(made.arrived(request("long", tenant="light"), now=0.0))
     crowded(made, slots=16)
     made.finished(long, Usage(1, 100_000), now=1.0)
-    (light,) = (lease for lease, entry in made._leases.items() if entry.request.id == "l")
+    (light,) = (lease for lease, entry in made.inspect().leases.items() if entry.request.id == "l")
     assert requeued(made.failed(light, Failure.RESET, now=1.0)) == ["l"]
-    assert made._queues.bands[0].tree.head(["m"]).request.tenant == "heavy"  # type: ignore[union-attr]
+    assert made.inspect().queues.bands[0].tree.head(["m"]).request.tenant == "heavy"  # type: ignore[union-attr]
     assert sent(until(made, 3.0))[:1] == [("l", "a")]
 
 
@@ -286,11 +286,11 @@ def test_slots_are_not_kept_where_all_stand_in_one_line() -> None:
 def test_a_measured_reserve_that_nobody_needs_any_more_is_given_up_by_time_alone() -> None:
     made = scheduler(SchedulerSettings(admission=PLENTY, wait_s_max=1e6), a=16)
     for _ in range(100):
-        made._reserved.arrived("m", 0.0)
+        made.inspect().reserved.arrived("m", 0.0)
     crowded(made, slots=16)
-    assert made._pool["a"].ledger.load(1.0) < 16
+    assert made.inspect().pool["a"].ledger.load(1.0) < 16
     until(made, 100.0)
-    assert made._pool["a"].ledger.load(100.0) == 16
+    assert made.inspect().pool["a"].ledger.load(100.0) == 16
 
 
 # --- names that callers choose ------------------------------------------------------------------------------------
@@ -312,9 +312,9 @@ def test_callers_who_invent_models_and_users_leave_nothing_behind() -> None:
     made.drain(queue_until_s=0.0, stop_at_s=1e9, now=300.0)
     for lease in running:
         made.finished(lease, Usage(1, 1), now=301.0)
-    (band,) = made._queues.bands
+    (band,) = made.inspect().queues.bands
     assert (band.tokens_of, band.tree.root.backlog, band.tree.root.work, band.tree.root.heaps) == ({}, {}, {}, {})
     assert not band._light
-    assert len(made._pool._slots) <= SLOTS_CACHED_MAX
-    assert not made._entries
-    assert len(made._timers) <= 1
+    assert len(made.inspect().pool._slots) <= SLOTS_CACHED_MAX
+    assert not made.inspect().entries
+    assert len(made.inspect().timers) <= 1

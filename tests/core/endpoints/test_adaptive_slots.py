@@ -53,7 +53,7 @@ class Engine:
             self.now = until
             reading = Observation(self.now, len(self.running), len(self.waiting), progress=float(self.steps))
             self._tell(self.scheduler.observed("e", reading, now=self.now))
-            self.found.append(self.scheduler._pool["e"].slots)
+            self.found.append(self.scheduler.inspect().pool["e"].slots)
         return self.found
 
     def _arrive(self, name: str) -> None:

@@ -147,7 +147,7 @@ def test_a_page_without_counters_may_show_the_same_for_long() -> None:
 @pytest.mark.parametrize("agrees", [True, False])
 def test_what_was_contradicted_is_believed_again_once_it_shows_what_we_see(agrees: bool) -> None:
     made = told_overloaded()
-    belief = made._pool["a"].ledger.belief
+    belief = made.inspect().pool["a"].ledger.belief
     crowd(made, 1, 0.0)
     for number in range(CONTRADICTED):
         belief.began(0.1, 3.0 + number, in_time_s=1.0)

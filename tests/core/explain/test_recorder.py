@@ -257,7 +257,7 @@ def test_meters_of_callers_who_left_are_forgotten(monkeypatch: pytest.MonkeyPatc
     made.endpoint_added(EndpointSpec(name="a", slots=1, models=frozenset({"m"})), now=0.0)
     for at in range(1_000):
         made.finished(the_lease(made.arrived(request(f"r{at}", tenant=f"t{at}"), now=0.0)), Usage(1, 1), now=0.0)
-    assert len(made._shares._meters) <= 100
+    assert len(made.inspect().shares._meters) <= 100
 
 
 def test_shares_survive_a_long_life() -> None:
@@ -302,7 +302,7 @@ def test_what_ended_keeps_no_keys_of_its_prompt() -> None:
     made = scheduler(a=1)
     lease = the_lease(made.arrived(request("r", prefix=tuple(range(5_000))), now=0.0))
     made.finished(lease, Usage(1, 1), now=1.0)
-    (kept,) = made._recorder.latest()
+    (kept,) = made.inspect().recorder.latest()
     assert (kept.request.prefix, kept.blocks, kept.looked_up) == ((), None, None)
 
 

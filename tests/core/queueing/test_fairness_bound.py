@@ -40,7 +40,7 @@ class Bound:
 
     def event(self, job: ShopJob | None) -> None:
         if job is not None:
-            entry = self.shop.scheduler._entries[job.request.id]
+            entry = self.shop.scheduler.inspect().entries[job.request.id]
             self._charge_max = max(self._charge_max, job.cost, entry.cost)
             flow = job.customer.flow
             if not self.shop.waiting[job.customer]:
@@ -81,7 +81,7 @@ class Bound:
 
     def _error(self, flow: Flow) -> float:
         """By how much what is charged for the requests in flight is off."""
-        entries = self.shop.scheduler._entries
+        entries = self.shop.scheduler.inspect().entries
         return sum(abs(job.cost - entries[job.request.id].charged) for job in self.shop.in_flight[flow].values())
 
 
@@ -175,7 +175,7 @@ def test_a_reserve_for_light_flows_hardly_loosens_the_bound_of_the_heavy_ones() 
     shop = Shop([*MIXED, light], slots=(32, 32), settings=structs.replace(PATIENT, admission=admission))
     bound = FromAnyStart(shop)
     shop.run(60.0)
-    assert shop.scheduler._reserved.light_come("m", shop.now)
+    assert shop.scheduler.inspect().reserved.light_come("m", shop.now)
     assert bound.worst <= 1.5
 
 

@@ -41,8 +41,8 @@ def test_an_answer_that_does_not_stream_says_nothing_of_first_tokens() -> None:
     for at in range(20):
         lease = the_lease(made.arrived(request(f"r{at}"), now=100.0 * at))
         made.finished(lease, Usage(10, 50), now=100.0 * at + 90.0)
-    assert made._forecast.soonest_s(waiting_entry("r"), 1_990.0) == 0.0
-    assert not made._pool["a"].ledger.prefill.rate_known
+    assert made.inspect().forecast.soonest_s(waiting_entry("r"), 1_990.0) == 0.0
+    assert not made.inspect().pool["a"].ledger.prefill.rate_known
     assert made.moved_s("a") == 1_990.0, "but that its engine works"
 
 
@@ -149,7 +149,7 @@ def test_what_cannot_be_in_time_any_more_is_not_sent() -> None:
     made.arrived(request("late", deadline_s=5.0), now=0.0)
     made.arrived(request("in time", deadline_s=50.0), now=0.0)
     for _ in range(3):
-        made._forecast.first_token("m", 1, 0.5, 4.9)
+        made.inspect().forecast.first_token("m", 1, 0.5, 4.9)
     actions = made.finished(lease, now=4.9)
     assert ends(actions) == [("late", "evicted", "deadline_missed")]
     assert sent(actions) == [("in time", "a")]
@@ -164,8 +164,8 @@ def test_what_is_probably_late_is_sent_where_nobody_else_waits_for_the_slot() ->
         if others:
             made.arrived(request("other"), now=0.0)
         for took_s in [5.0] * 9 + [0.1]:
-            made._forecast.first_token("m", 1, took_s, 6.0)
-        made._forecast.refused("m", 20.0, 6.0)
+            made.inspect().forecast.first_token("m", 1, took_s, 6.0)
+        made.inspect().forecast.refused("m", 20.0, 6.0)
         actions = made.finished(lease, now=6.0)
         assert sent(actions) == [("other" if others else "r", "a")]
 
@@ -174,11 +174,11 @@ def test_a_stall_while_a_queue_was_measured_refuses_nobody_whom_the_slots_would_
     """Leases last 0.1 s, and a queue was sent from three times in ten seconds, for the engine stood still meanwhile."""
     made = scheduler(a=10)
     for at in range(10):
-        made._forecast.lease_ended(waiting_entry(str(at)), 0.1, 9.0 + at / 10)
+        made.inspect().forecast.lease_ended(waiting_entry(str(at)), 0.1, 9.0 + at / 10)
     for at in range(10):
         made.arrived(request(f"first{at}"), now=9.9)
     for at in range(3):
-        made._forecast.dispatched(waiting_entry(f"w{at}"), queued=True, now=5.0 * at)
+        made.inspect().forecast.dispatched(waiting_entry(f"w{at}"), queued=True, now=5.0 * at)
     for at in range(20):
         made.arrived(request(f"ahead{at}"), now=10.0)
     assert ends(made.arrived(request("r", deadline_s=12.0), now=10.0)) == []
@@ -196,12 +196,12 @@ def test_who_was_to_be_given_up_waits_on_when_first_tokens_come_sooner_by_now() 
     """It was armed when they took 5 s; at that time they take 0.1 s, and it has neither waited nor missed anything."""
     made = scheduler(a=1)
     for _ in range(20):
-        made._forecast.first_token("m", 1, 5.0, 0.0)
+        made.inspect().forecast.first_token("m", 1, 5.0, 0.0)
     lease = the_lease(made.arrived(request("first"), now=0.0))
     made.arrived(request("patient", deadline_s=10.0), now=0.0)
     assert made.next_deadline() == pytest.approx(5.0)
     for _ in range(300):
-        made._forecast.first_token("m", 1, 0.1, 4.0)
+        made.inspect().forecast.first_token("m", 1, 0.1, 4.0)
     assert made.expire(now=5.0) == []
     assert made.next_deadline() == pytest.approx(9.9)
     assert sent(made.finished(lease, now=9.0)) == [("patient", "a")]
@@ -212,7 +212,7 @@ def test_the_shortest_of_the_deadlines_of_request_and_band_counts() -> None:
     made.arrived(request("first"), now=0.0)
     for name, own in (("own", 4.0), ("band's", 20.0)):
         made.arrived(request(name, deadline_s=own), now=0.0)
-    assert [made._entries[name].deadline_s for name in ("own", "band's")] == [4.0, 9.0]
+    assert [made.inspect().entries[name].deadline_s for name in ("own", "band's")] == [4.0, 9.0]
 
 
 class Answers:

@@ -92,11 +92,11 @@ def test_who_is_held_when_the_policy_changes_to_one_without_homes_waits_like_all
     assert sent(made.arrived(request("second", session=session, prompt_tokens=500), now=1.0)) == []
     assert sent(made.arrived(request("passer", prompt_tokens=900, streamed=True), now=1.0)) == [("passer", "b")]
     assert made.snapshot(now=1.0).models[0].cause is Cause.AFFINITY
-    assert made._entries["second"].bypassed == 0
+    assert made.inspect().entries["second"].bypassed == 0
     assert made.reconfigured(structs.replace(settings("round_robin"), admission=small), now=1.5) == []
     assert made.snapshot(now=1.5).models[0].cause is Cause.PREFILL_FULL
     assert sent(made.arrived(request("overtakes", prompt_tokens=10), now=1.5)) == [("overtakes", "b")]
-    assert made._entries["second"].bypassed == 1
+    assert made.inspect().entries["second"].bypassed == 1
 
 
 def test_a_policy_that_comes_back_holds_who_waits_anew() -> None:
@@ -168,7 +168,7 @@ def test_token_blocks_are_matched_against_what_engines_say_they_hold() -> None:
         actions = made.located(name, (1, 2, 3, 4), 16, now=1.0)
         ((_, endpoint),) = sent(actions)
         held = made.books.leases[the_lease(actions)]
-        entry = made._leases[held.lease]
+        entry = made.inspect().leases[held.lease]
         assert entry.held().source is Source.KV_EVENTS
         made.finished(held.lease, Usage(64, 5, entry.cached_tokens, cached_told=True), now=1.0)
         return f"{endpoint} {entry.cached_tokens}"
@@ -191,7 +191,7 @@ def test_an_endpoint_whose_events_are_lost_is_judged_by_history_and_one_that_cle
         (made.kv_lost if lost else made.kv_cleared)("a", now=2.0)
         made.arrived(hold := prompt("second", 1, 2, 3, 4, locate_s=1.0), now=3.0)
         lease = the_lease(made.located(hold.id, (11, 12, 13, 14), 128, now=3.0))
-        assert made._leases[lease].cached_tokens == expected
+        assert made.inspect().leases[lease].cached_tokens == expected
 
 
 def test_history_is_believed_over_events_for_what_is_being_computed_and_for_nothing_else() -> None:
@@ -205,7 +205,7 @@ def test_history_is_believed_over_events_for_what_is_being_computed_and_for_noth
     def believed(name: str, *keys: int) -> int:
         made.arrived(prompt(name, *keys, locate_s=1.0), now=3.0)
         lease = the_lease(made.located(name, [1_000 + key for key in keys], 128, now=3.0))
-        tokens = made._leases[lease].cached_tokens
+        tokens = made.inspect().leases[lease].cached_tokens
         made.cancelled(name, now=3.0)
         return tokens
 
@@ -224,12 +224,12 @@ def prompt(name: str, *keys: int, **more: Any) -> Any:
 def test_a_cached_prompt_costs_its_flow_and_the_prefill_budget_only_what_is_computed() -> None:
     made = scheduler(settings("kv", wait_s=0.0), a=8)
     first = the_lease(made.arrived(prompt("first", *range(100)), now=0.0))
-    entry = made._leases[first]
+    entry = made.inspect().leases[first]
     assert (entry.charged, entry.held().prompt_tokens) == (12_800 + 2 * 50, 12_800)
     second = the_lease(made.arrived(prompt("second", *range(100), 200), now=0.0))
-    entry = made._leases[second]
+    entry = made.inspect().leases[second]
     assert (entry.charged, entry.held().prompt_tokens) == (128 + 2 * 50, 128), "siblings count as one prefill"
-    assert made._pool["a"].ledger.prefill.outstanding_tokens == 12_800 + 128
+    assert made.inspect().pool["a"].ledger.prefill.outstanding_tokens == 12_800 + 128
     assert sent(made.arrived(prompt("other", *range(300, 400)), now=0.0)) == [], "that one does not fit the budget"
     assert sent(made.arrived(prompt("third", *range(100), 201), now=0.0)) == [("third", "a")], "this one does"
 
@@ -238,12 +238,12 @@ def test_what_failed_was_not_cached_and_what_restarted_holds_nothing() -> None:
     made = scheduler(settings("kv", wait_s=0.0), a=8)
     lease = the_lease(made.arrived(prompt("first", 1, 2, 3), now=0.0))
     made.failed(lease, Failure.BUSY, now=0.1)
-    assert made._router._history.match((1, 2, 3)) == {}
+    assert made.inspect().router._history.match((1, 2, 3)) == {}
     lease = the_lease(made.expire(now=1.0))
-    assert made._router._history.match((1, 2, 3)) == {0: 3}
+    assert made.inspect().router._history.match((1, 2, 3)) == {0: 3}
     made.finished(lease, now=2.0)
     made.endpoint_removed("a", now=3.0)
-    assert len(made._router._history) == 0
+    assert len(made.inspect().router._history) == 0
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -262,10 +262,10 @@ def test_an_endpoint_that_was_away_holds_nothing_until_its_gauges_tell_that_it_i
     made.endpoint_up("a", now=2.0)
     assert goes("fourth", 2.5) == "b", "b holds it; of a that is not known"
     made.observed("a", Observation(3.0, 0, 0, progress=200.0 if same else 5.0), now=3.0)
-    assert set(made._router._history.match((1, 2, 3))) == ({0, 1} if same else {1})
+    assert set(made.inspect().router._history.match((1, 2, 3))) == ({0, 1} if same else {1})
     made.endpoint_down("b", now=4.0)
     made.endpoint_up("b", now=5.0)
-    assert set(made._router._history.match((1, 2, 3))) == ({0} if same else set()), "b has no gauges to tell"
+    assert set(made.inspect().router._history.match((1, 2, 3))) == ({0} if same else set()), "b has no gauges to tell"
 
 
 def test_an_engine_that_holds_less_than_believed_is_believed_to_hold_less() -> None:
@@ -273,13 +273,13 @@ def test_an_engine_that_holds_less_than_believed_is_believed_to_hold_less() -> N
     for at in range(200):
         lease = the_lease(made.arrived(prompt(str(at), *range(at * 10, at * 10 + 10)), now=float(at)))
         made.finished(lease, Usage(1280, 5, 0, cached_told=True), now=at + 0.5)
-    held = made._router._history.held(0)
+    held = made.inspect().router._history.held(0)
     assert held == 2_000
     for at in range(10):  # the second one twice: it was gone, and is gone again after seven others
         which = at % 8 * 10
         lease = the_lease(made.arrived(prompt(f"again{at}", *range(which, which + 10)), now=300.0 + at))
         made.finished(lease, Usage(1280, 5, 0, cached_told=True), now=300.5 + at)
-        assert made._router._history.limit_of(0) == (1_800 if at < 9 else 72), "nine tenths of what came since"
+        assert made.inspect().router._history.limit_of(0) == (1_800 if at < 9 else 72), "nine tenths of what came since"
     wrong = next(seen.wrong for seen in made.snapshot(now=310.0).sources if seen.source == "history")
     assert wrong == 10
 

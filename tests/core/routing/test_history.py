@@ -34,9 +34,9 @@ def test_a_sibling_of_what_is_just_being_computed_is_no_proof_of_a_small_cache()
     first = prompt(made, "first", 0.0)
     for number in range(20):  # an engine computes the same again for those that come before the first is done
         made.finished(prompt(made, f"sibling{number}", 0.1), Usage(1280, 5, 0, cached_told=True), now=0.2)
-    limit = made._router._history.limit_of(0)
+    limit = made.inspect().router._history.limit_of(0)
     made.finished(first, Usage(1280, 5, 0, cached_told=True), now=1.0)
-    assert limit == made._router._history.limit_of(0)
+    assert limit == made.inspect().router._history.limit_of(0)
     assert (history(made, 1.0).wrong, history(made, 1.0).off) == (0, 0)
     made.finished(prompt(made, "later", 2.0), Usage(1280, 5, 0, cached_told=True), now=3.0)
     assert history(made, 3.0).wrong == 1, "by now it should have been there"
@@ -44,13 +44,13 @@ def test_a_sibling_of_what_is_just_being_computed_is_no_proof_of_a_small_cache()
 
 def test_a_prompt_of_fewer_tokens_than_its_bytes_suggest_is_no_proof_of_a_small_cache() -> None:
     made = kv()
-    limit = made._router._history.limit_of(0)
+    limit = made.inspect().router._history.limit_of(0)
     made.finished(prompt(made, "first", 0.0), Usage(1280, 5, 0, cached_told=True), now=0.5)
     for number in range(10):
         lease = prompt(made, f"again{number}", 1.0 + number)
         made.finished(lease, Usage(700, 5, 690, cached_told=True), now=1.5 + number)
     assert history(made, 20.0).wrong == 0
-    assert made._router._history.limit_of(0) >= limit
+    assert made.inspect().router._history.limit_of(0) >= limit
 
 
 def served(made: CheckedScheduler, which: int, at: float, cached: int) -> None:
@@ -76,7 +76,7 @@ def test_of_a_small_cache_history_learns_how_small_and_is_not_switched_off_meanw
         assert told.off == 0
         wrong += at == 500 and told.wrong
     assert wrong > 20, "it had to learn"
-    assert made._router._history.limit_of(0) < 300, "of 2,000 keys in all; the engine holds 150"
+    assert made.inspect().router._history.limit_of(0) < 300, "of 2,000 keys in all; the engine holds 150"
     assert history(made, 1_000.0).wrong - wrong < 0.1 * 500
 
 
@@ -87,7 +87,7 @@ def test_where_nothing_is_ever_cached_history_is_switched_off_in_the_end() -> No
         if history(made, at + 0.5).off:
             break
     assert history(made, at + 0.5).off == 1
-    assert made._router._history.limit_of(0) == KEYS_MIN
+    assert made.inspect().router._history.limit_of(0) == KEYS_MIN
     for later in range(3):
         made.arrived(request(f"l{later}", body_bytes=BYTES, prefix=KEYS, prefix_chunk_bytes=512), now=at + 1.0)
-        assert made._entries[f"l{later}"].cached_tokens == 0, "it is not asked"
+        assert made.inspect().entries[f"l{later}"].cached_tokens == 0, "it is not asked"

@@ -49,7 +49,7 @@ def test_it_waits_while_that_costs_less_than_to_compute_it_anew_and_no_longer() 
     home, _ = talk_at(made)
     assert sent(made.arrived(prompt("second", *TALK, 1), now=4.0)) == [], "the other endpoint is free, and cold"
     assert sent(made.arrived(prompt("passer", 2, 3), now=4.0)) == [("passer", "b" if home == "a" else "a")]
-    until_s = made._entries["second"].held_until_s
+    until_s = made.inspect().entries["second"].held_until_s
     assert 4.0 + LONG_S < until_s <= 4.0 + 2 * COLD * LONG_S, "the time saved, for itself and who else it keeps waiting"
 
 
@@ -64,7 +64,7 @@ def test_it_waits_no_longer_than_was_reckoned_and_once_more_where_that_is_still_
     made = scheduler(settings(), a=1, b=1)
     home, _ = talk_at(made)
     made.arrived(prompt("second", *TALK, 1), now=4.0)
-    entry = made._entries["second"]
+    entry = made.inspect().entries["second"]
     until_s = entry.held_until_s
     assert sent(made.expire(now=until_s)) == []
     assert entry.held_until_s - until_s == pytest.approx(until_s - entry.held_since_s)
@@ -75,7 +75,7 @@ def test_what_was_reckoned_holds_for_a_moment_and_then_it_is_looked_at_again() -
     made = scheduler(settings(), a=1, b=1)
     talk_at(made)
     made.arrived(prompt("second", *TALK, 1), now=4.0)
-    entry = made._entries["second"]
+    entry = made.inspect().entries["second"]
     passer = made.arrived(prompt("passer", 2, 3), now=4.01)
     assert sent(passer), "it passes the one that is held, beside an endpoint that computes nothing"
     assert entry.reckoned_s == 4.0
@@ -103,7 +103,7 @@ def test_the_wait_that_is_worth_it_grows_with_the_backlog() -> None:
             made.arrived(prompt(f"w{at}", 1_000 + at), now=4.0)
         made.arrived(prompt(f"second-{waiting}", *TALK, 1, priority=-1), now=4.0)
         freed = made.finished(the_lease(other), now=5.0 + waiting)
-        entry = made._entries[f"second-{waiting}"]
+        entry = made.inspect().entries[f"second-{waiting}"]
         held_s.append(entry.held_until_s - entry.held_since_s)
         made.cancelled(f"second-{waiting}", now=5.0 + waiting)
         assert len(sent(freed)) == (waiting > 0), "a free slot is not kept for it where others wait"
@@ -133,7 +133,7 @@ def pressure_of(backlog: tuple[float, int], *, busy: int) -> float:
     home, _ = talk_at(made)
     for name in ("a", "b")[:busy]:
         made.arrived(prompt(f"at-{name}", 900, pinned=name), now=4.0)
-    cold = made._pool["b" if home == "a" else "a"]
+    cold = made.inspect().pool["b" if home == "a" else "a"]
     entry = Entry(prompt("second", *TALK, 1), 99)
     entry.estimate = Estimate(12_928, 40)
     told: list[float] = []
@@ -142,8 +142,8 @@ def pressure_of(backlog: tuple[float, int], *, busy: int) -> float:
         told.append(asked[-1])
         return [], 0.0
 
-    made._router._policy.worth_waiting = worth_waiting  # type: ignore[method-assign, assignment]
-    made._router.worth_waiting(entry, [cold], {}, backlog, 4.0)
+    made.inspect().router._policy.worth_waiting = worth_waiting  # type: ignore[method-assign, assignment]
+    made.inspect().router.worth_waiting(entry, [cold], {}, backlog, 4.0)
     return told[0]
 
 
@@ -155,10 +155,10 @@ def test_a_flow_with_little_to_wait_for_does_not_wait_for_the_sake_of_others() -
     for at in range(100):
         made.arrived(prompt(f"w{at}", 1_000 + at, tenant="flood"), now=4.0)
     made.arrived(prompt("light", *TALK, 1, tenant="light"), now=4.0)
-    assert made._queues.backlog(made._entries["light"])[0] <= 3
-    assert made._queues.backlog(made._entries["w50"]) == (101, 101)
+    assert made.inspect().queues.backlog(made.inspect().entries["light"])[0] <= 3
+    assert made.inspect().queues.backlog(made.inspect().entries["w50"]) == (101, 101)
     made.finished(the_lease(other), now=5.0)
-    assert made._entries["light"].held_until_s <= 5.0 + 3 * COLD * LONG_S
+    assert made.inspect().entries["light"].held_until_s <= 5.0 + 3 * COLD * LONG_S
 
 
 def test_nobody_gets_further_ahead_of_one_that_is_held_than_fairness_allows() -> None:
@@ -178,7 +178,7 @@ def test_nobody_gets_further_ahead_of_one_that_is_held_than_fairness_allows() ->
         ((name, _),) = sent(made.finished(lease, now=now))
         order.append(name)
         lease = next(serial for serial, at in made.books.leases.items() if at.endpoint == cold)
-    assert now < made._entries["held0"].held_since_s + 1.0, "long before its wait was over"
+    assert now < made.inspect().entries["held0"].held_since_s + 1.0, "long before its wait was over"
     assert order == [*(f"w{at}" for at in range(BYPASS_MAX)), "held0"]
 
 
@@ -194,15 +194,15 @@ def test_what_history_has_forgotten_is_still_looked_for_where_it_was() -> None:
     actions = made.arrived(prompt("first", *TALK), now=0.0)
     ((_, home),) = sent(actions)
     made.finished(the_lease(actions), Usage(12_800, 40, 0, cached_told=True), now=4.0)
-    made._router._history.clear(made._pool[home].index)
+    made.inspect().router._history.clear(made.inspect().pool[home].index)
     for at in range(3):
         made.arrived(prompt(f"load{at}", 1_000 + at, pinned=home), now=5.0)
-    sought = made._router._last_sent.last(TALK)
+    sought = made.inspect().router._last_sent.last(TALK)
     assert sought is not None
     actions = made.arrived(prompt("second", *TALK, 1), now=6.0)
     assert sent(actions) == [("second", home)], "though it is the one with more to do"
     made.finished(the_lease(actions), Usage(12_928, 40, 0, cached_told=True), now=9.0)
-    assert made._router._last_sent.found[sought.age] < FOUND, "it was not there"
+    assert made.inspect().router._last_sent.found[sought.age] < FOUND, "it was not there"
 
 
 # --- whereabouts ------------------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def test_a_drained_endpoint_has_a_cause_of_its_own_and_is_not_down() -> None:
     made = scheduler(a=1)
     made.endpoint_drained("a", now=0.0)
     band = SchedulerSettings().bands[0]
-    assert made._candidates.closed(made._pool["a"], band, 0.0) is Cause.PAUSED
+    assert made.inspect().candidates.closed(made.inspect().pool["a"], band, 0.0) is Cause.PAUSED
     made.endpoint_down("a", now=1.0)
     assert made.snapshot(now=1.0).endpoints[0].state == "down"
 

@@ -96,11 +96,11 @@ async def test_what_is_foretold_is_what_the_engine_then_finds(world: World) -> N
     finished = scheduler.finished
 
     def listening(lease: int, *more: Any, **named: Any) -> Any:
-        held = scheduler._leases[lease].held()
+        held = scheduler.inspect().leases[lease].held()
         foretold.append((held.source, held.cached_tokens))
         return finished(lease, *more, **named)
 
-    scheduler.finished = listening  # type: ignore[method-assign]
+    scheduler.finished = listening
     found = []
     for number in range(60):
         found.append(cached(await world.chat(PROMPTS[number * 5 % 8], tokens=2)))

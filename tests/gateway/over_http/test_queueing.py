@@ -80,9 +80,9 @@ async def test_what_was_sent_while_it_was_off_and_fails_while_it_is_on_waits(wor
     task = world.soon(world.chat(tokens=2))
     await world.until(lambda: len(engine.log.entries) == 2)
     await switch(world, on=True)
-    (lease,) = [x for x, e in world.gate.driver.scheduler._leases.items() if not e.request.streamed]
+    (lease,) = [x for x, e in world.gate.driver.scheduler.inspect().leases.items() if not e.request.streamed]
     driver = world.gate.driver
-    journey = driver._journeys[driver.scheduler._leases[lease].request.id]
+    journey = driver._journeys[driver.scheduler.inspect().leases[lease].request.id]
     journey.hang_up()  # type: ignore[attr-defined]
     journey.failed(Failure.RESET, "the connection broke")  # type: ignore[attr-defined]
     assert world.picture().waiting == 1

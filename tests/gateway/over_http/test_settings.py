@@ -251,7 +251,11 @@ async def test_after_so_many_failures_an_endpoint_is_out_for_so_long(
     for _ in range(4):
         assert (await world.chat()).status == 200
     driver = world.gate.driver
-    out = [e.health.ejected_until_s - driver.now() for e in driver.scheduler._pool if e.health.ejected(driver.now())]
+    out = [
+        e.health.ejected_until_s - driver.now()
+        for e in driver.scheduler.inspect().pool
+        if e.health.ejected(driver.now())
+    ]
     assert len(out) == 1
     assert longer_s < out[0] < shorter_s
 
@@ -479,7 +483,7 @@ async def test_gauges_are_read_as_often_as_is_set_and_faster_while_somebody_wait
 ) -> None:
     await world.engine()
     await world.gateway(slots=1, observe=observe | {"fast_interval": "20ms"})
-    ledger = next(iter(world.gate.driver.scheduler._pool)).ledger
+    ledger = next(iter(world.gate.driver.scheduler.inspect().pool)).ledger
     (holder,) = await hold(world)
     if waits:
         waiting = world.soon(world.chat())

@@ -190,7 +190,7 @@ async def flow_of(world: World, headers: dict[str, str], **more: Any) -> tuple[s
     runs = await busy(world)
     client = await world.client(request(body=chat(**more), headers=headers))
     await world.until(lambda: world.picture().waiting == 1)
-    flow = world.gate.driver.scheduler._queues.bands
+    flow = world.gate.driver.scheduler.inspect().queues.bands
     entry = next(entry for band in flow for entry in band.entries.values())
     client.hang_up()
     runs.hang_up()
@@ -296,9 +296,9 @@ def test_twenty_thousand_users_of_one_key_cost_what_a_thousand_cost() -> None:
     assert len(flows) == 1001
     assert len(callers._tenants["team-a"].users) == 1000
     assert (len(callers._dynamic), len(callers._dynamic_users)) == (0, 0)
-    assert sum(band.tree.nodes for band in scheduler._queues.bands) <= 1100
-    assert len(scheduler._entries) == len(scheduler._leases) == 0
-    assert len(scheduler._estimator._output_tokens._values) <= 2
+    assert sum(band.tree.nodes for band in scheduler.inspect().queues.bands) <= 1100
+    assert len(scheduler.inspect().entries) == len(scheduler.inspect().leases) == 0
+    assert len(scheduler.inspect().estimator._output_tokens._values) <= 2
 
 
 # --- bands -------------------------------------------------------------------------------------------------------

@@ -25,7 +25,9 @@ async def test_a_slow_engine_gets_nothing_more_even_where_all_it_runs_is_of_othe
     others = [await world.client(request(path=CHAT, body=chat(tokens=1000, stream=True))) for _ in range(2)]
     world.port = gateway_port
     await world.until(lambda: world.picture().endpoints[0].engine_running == 2)
-    await world.until(lambda: world.gate.driver.scheduler._pool[world.picture().endpoints[0].name].ledger.pace._told_s)
+    await world.until(
+        lambda: world.gate.driver.scheduler.inspect().pool[world.picture().endpoints[0].name].ledger.pace._told_s
+    )
     waiting = world.soon(world.chat())
     await world.until(lambda: world.picture().waiting == 1)
     assert world.picture().endpoints[0].closed is Cause.PACE

@@ -180,7 +180,7 @@ async def test_an_engines_own_cap_on_an_answer_is_read(world: World, own: dict[s
     await one_engine(world, answer[:20], answer[20:], thinks_s=0.2)
     path = "/api/generate" if "options" in own else "/completion"
     task = world.soon(world.ask(path=path, body={"model": "sim", "prompt": "x", **own}))
-    await world.until(lambda: world.gate.driver.scheduler._leases)
-    (entry,) = world.gate.driver.scheduler._leases.values()
+    await world.until(lambda: world.gate.driver.scheduler.inspect().leases)
+    (entry,) = world.gate.driver.scheduler.inspect().leases.values()
     assert entry.estimate.output_tokens <= 5
     await task

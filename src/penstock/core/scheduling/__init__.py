@@ -1,6 +1,8 @@
 """What does each fact do to what is there?
 
-`state.py` is what a scheduler is made of. On it stand, each using those before it: `ends.py` (how a request ends),
-`sending.py` (a lease is taken and given back), `waiting.py` (who may wait, and time), `requests.py`, `endpoints.py`
-and `operators.py` (the facts); `reconfigure.py` is what becomes of those who are here when settings change.
+`state.py` holds: what a scheduler is made of. Functions change it, each file using those before it: `ends.py` (how a
+request ends), `sending.py` (a lease is taken and given back), `waiting.py` (may it wait, and for how long),
+`returning.py` (its endpoint did not serve it). The facts call them: `requests.py`, `endpoints.py`, `operators.py`,
+`expiry.py` (time); `reconfigure.py` is what becomes of those who are here when settings change. `questions.py` answers
+and changes nothing; `inspection.py` is how checkers and tests may look in.
 """

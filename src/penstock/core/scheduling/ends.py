@@ -15,74 +15,7 @@ from penstock.core.values.outcome import Reason
 from penstock.core.values.request import Usage
 from penstock.core.values.retry import Failure
 
-
-class Ends(SchedulerState):
-    """Ends of requests."""
-
-    def _refuse(self, entry: Entry, reason: Reason, now: float, after_s: float | None = None) -> Reject:
-        """Refuse what was not even looked at."""
-        entry.move(Event.REFUSED)
-        self._recorder.ended(entry, reason, None, now)
-        wait_s = retry_after_s(after_s, self._draw()) if reason not in _NO_RETRY_AFTER else None
-        return Reject(entry.request.id, reason, wait_s)
-
-    def _reject(self, entry: Entry, reason: Reason, now: float, actions: list[Action]) -> None:
-        if entry.state is not State.REJECTED:
-            entry.move(Event.REFUSED)
-        after_s = self._retry_after_s(entry, reason, now)
-        self._quotas.refund(entry.account, tokens=entry.estimated_tokens, now=now)
-        self._recorder.ended(entry, reason, None, now)
-        self._forget(entry)
-        actions.append(Reject(entry.request.id, reason, after_s))
-
-    def _evict(self, entry: Entry, reason: Reason, now: float, actions: list[Action]) -> None:
-        after_s = self._retry_after_s(entry, reason, now)
-        self._unqueue(entry, Event.EVICTED, now)
-        self._forecast.left(entry, now)
-        self._end(entry, None, now, reason)
-        actions.append(Evict(entry.request.id, reason, after_s))
-
-    def _fail(self, entry: Entry, failure: Failure, now: float, actions: list[Action]) -> None:
-        reason = retry.final_reason(failure)
-        began = entry.state is State.STREAMING or failure is Failure.BROKEN  # of what does not stream it is not told
-        entry.move(Event.FAILED)
-        self._end(entry, entry.presumed_usage() if began else None, now, reason)
-        actions.append(Fail(entry.request.id, reason, self._retry_after_s(entry, reason, now)))
-
-    def _end(self, entry: Entry, usage: Usage | None, now: float, reason: Reason | None = None) -> None:
-        """An admitted request is over: settle what it was charged. None: it used nothing."""
-        used = 0
-        self._promised.settle(entry, 0.0 if usage is None else usage.work)
-        if usage is None:
-            self._charges.refund(self._tree(entry), entry)
-        else:
-            self._charges.settle(self._tree(entry), entry, usage)
-            used = usage.prompt_tokens + usage.completion_tokens
-        self._recorder.ended(entry, reason, usage, now)
-        self._quotas.settle(entry.account, reserved=entry.estimated_tokens, used=used, now=now)
-        self._forget(entry)
-
-    def _forget(self, entry: Entry) -> None:
-        del self._entries[entry.request.id]
-        self._tree(entry).release(entry.node_of())
-
-    def _unqueue(self, entry: Entry, event: Event, now: float) -> None:
-        self._queues.remove(entry, event)
-        entry.waited_s += now - entry.queued_since_s
-        self._quotas.unqueued(entry.account, entry.request.body_bytes, entry.estimate.prompt_tokens)
-        self._timers.cancel(entry.seq)
-        if entry.choosy:
-            self._affinity.left(entry)
-        if entry.siblings:
-            self._groups.left(entry)
-
-    def _retry_after_s(self, entry: Entry, reason: Reason, now: float) -> float | None:
-        if reason in _NO_RETRY_AFTER:
-            return None
-        return retry_after_s(self._estimated_wait_s(entry, now), self._draw())
-
-
-_NO_RETRY_AFTER = frozenset(
+NO_RETRY_AFTER = frozenset(
     {
         Reason.MODEL_NOT_FOUND,
         Reason.ENDPOINT_NOT_FOUND,
@@ -92,3 +25,81 @@ _NO_RETRY_AFTER = frozenset(
         Reason.STREAM_BROKEN,
     }
 )
+
+
+def refuse(state: SchedulerState, entry: Entry, reason: Reason, now: float, after_s: float | None = None) -> Reject:
+    """Reject a request that was not admitted. `after_s`: when coming back may help; None: estimated."""
+    entry.move(Event.REFUSED)
+    state.recorder.ended(entry, reason, None, now)
+    wait_s = retry_after_s(after_s, state.draw()) if reason not in NO_RETRY_AFTER else None
+    return Reject(entry.request.id, reason, wait_s)
+
+
+def reject(state: SchedulerState, entry: Entry, reason: Reason, now: float, actions: list[Action]) -> None:
+    """Reject an admitted request, and give its tenant back what was reserved for it."""
+    if entry.state is not State.REJECTED:
+        entry.move(Event.REFUSED)
+    after_s = come_back_after_s(state, entry, reason, now)
+    state.quotas.refund(entry.account, tokens=entry.estimated_tokens, now=now)
+    state.recorder.ended(entry, reason, None, now)
+    forget(state, entry)
+    actions.append(Reject(entry.request.id, reason, after_s))
+
+
+def evict(state: SchedulerState, entry: Entry, reason: Reason, now: float, actions: list[Action]) -> None:
+    """Take a waiting request out of the queue for good; `reason` is what its client is told."""
+    after_s = come_back_after_s(state, entry, reason, now)
+    unqueue(state, entry, Event.EVICTED, now)
+    state.forecast.left(entry, now)
+    end(state, entry, None, now, reason)
+    actions.append(Evict(entry.request.id, reason, after_s))
+
+
+def fail(state: SchedulerState, entry: Entry, failure: Failure, now: float, actions: list[Action]) -> None:
+    """End a request that was dispatched, and whose lease is released, by what `failure` comes to."""
+    reason = retry.final_reason(failure)
+    began = entry.state is State.STREAMING or failure is Failure.BROKEN  # of what does not stream it is not told
+    entry.move(Event.FAILED)
+    end(state, entry, entry.presumed_usage() if began else None, now, reason)
+    actions.append(Fail(entry.request.id, reason, come_back_after_s(state, entry, reason, now)))
+
+
+def end(state: SchedulerState, entry: Entry, usage: Usage | None, now: float, reason: Reason | None = None) -> None:
+    """Settle and forget an admitted request. `usage=None` refunds the whole charge."""
+    used = 0
+    state.promised.settle(entry, 0.0 if usage is None else usage.work)
+    if usage is None:
+        state.charges.refund(state.tree_of(entry), entry)
+    else:
+        state.charges.settle(state.tree_of(entry), entry, usage)
+        used = usage.prompt_tokens + usage.completion_tokens
+    state.recorder.ended(entry, reason, usage, now)
+    state.quotas.settle(entry.account, reserved=entry.estimated_tokens, used=used, now=now)
+    forget(state, entry)
+    if state.watcher is not None:
+        state.watcher.settled(entry, usage)
+
+
+def forget(state: SchedulerState, entry: Entry) -> None:
+    """Let go of all that is held of a request, its place in the tree included."""
+    del state.entries[entry.request.id]
+    state.tree_of(entry).release(entry.node_of())
+
+
+def unqueue(state: SchedulerState, entry: Entry, event: Event, now: float) -> None:
+    """Take a waiting request out of the queue, because of `event`, and out of all that counts those who wait."""
+    state.queues.remove(entry, event)
+    entry.waited_s += now - entry.queued_since_s
+    state.quotas.unqueued(entry.account, entry.request.body_bytes, entry.estimate.prompt_tokens)
+    state.timers.cancel(entry.seq)
+    if entry.choosy:
+        state.affinity.left(entry)
+    if entry.siblings:
+        state.groups.left(entry)
+
+
+def come_back_after_s(state: SchedulerState, entry: Entry, reason: Reason, now: float) -> float | None:
+    """Seconds after which coming back may help, for Retry-After; None where it would not."""
+    if reason in NO_RETRY_AFTER:
+        return None
+    return retry_after_s(state.estimated_wait_s(entry, now), state.draw())

@@ -37,6 +37,7 @@ from penstock.core.queueing.quotas import Quotas
 from penstock.core.queueing.wait_forecast import WaitForecast
 from penstock.core.routing.affinity_wait import AffinityWait
 from penstock.core.routing.router import Router
+from penstock.core.scheduling.inspection import Watcher
 from penstock.core.util.timers import Timers
 from penstock.core.values import retry
 from penstock.core.values.settings import SchedulerSettings
@@ -58,151 +59,152 @@ def by_arrival(settings: SchedulerSettings) -> list[bool]:
 
 
 class SchedulerState:
-    """The parts of a scheduler."""
+    """What a scheduler is made of and holds; facts and transitions change it."""
 
     def __init__(self, settings: SchedulerSettings, draw: Callable[[], float]) -> None:
-        self._settings = settings
-        self._draw = draw
-        self._queues = Queues(settings.bands, settings.bounds)
-        self._pool = Pool(settings.health, stale_after_s=settings.stale_after_s)
-        self._charges = account_of(settings)
-        self._reserved = ReservedSlots(self._reserved_share())
-        self._quotas = Quotas(settings.tenants)
-        self._pauses = OperatorPauses()
-        self._router = Router(settings.routing, settings.router, self._pool, draw=draw)
-        self._affinity = AffinityWait(self._router, self._queues, self._look_again)
-        self._groups = PrefixGroups(settings.router, self._charges, by_arrival=by_arrival(settings))
-        self._stagger = PrefillStagger(self._pool, self._look_again)
-        self._backfill = Backfill(self._charges)
-        self._capped = CappedFlows(self._queues, self._quotas, tenant_level=settings.tenant_level)
-        self._under_share = UnderShare(
-            self._queues,
-            self._pool,
-            self._reserved,
-            quotas=self._quotas,
-            capped=self._capped,
-            backfill=self._backfill,
-            look_again=self._look_again,
+        self.settings = settings
+        self.draw = draw
+        self.queues = Queues(settings.bands, settings.bounds)
+        self.pool = Pool(settings.health, stale_after_s=settings.stale_after_s)
+        self.charges = account_of(settings)
+        self.reserved = ReservedSlots(self.reserved_share())
+        self.quotas = Quotas(settings.tenants)
+        self.pauses = OperatorPauses()
+        self.router = Router(settings.routing, settings.router, self.pool, draw=draw)
+        self.affinity = AffinityWait(self.router, self.queues, self.look_again)
+        self.groups = PrefixGroups(settings.router, self.charges, by_arrival=by_arrival(settings))
+        self.stagger = PrefillStagger(self.pool, self.look_again)
+        self.backfill = Backfill(self.charges)
+        self.capped = CappedFlows(self.queues, self.quotas, tenant_level=settings.tenant_level)
+        self.under_share = UnderShare(
+            self.queues,
+            self.pool,
+            self.reserved,
+            quotas=self.quotas,
+            capped=self.capped,
+            backfill=self.backfill,
+            look_again=self.look_again,
         )
-        self._candidates = CandidateFilter(
-            self._queues,
-            self._pool,
+        self.candidates = CandidateFilter(
+            self.queues,
+            self.pool,
             settings.admission,
-            quotas=self._quotas,
-            under_share=self._under_share,
-            backfill=self._backfill,
-            affinity=self._affinity,
-            stagger=self._stagger,
-            look_again=self._look_again,
+            quotas=self.quotas,
+            under_share=self.under_share,
+            backfill=self.backfill,
+            affinity=self.affinity,
+            stagger=self.stagger,
+            look_again=self.look_again,
         )
-        self._followers = PrefixFollowers(
-            self._groups,
-            quotas=self._quotas,
-            capped=self._capped,
-            under_share=self._under_share,
-            candidates=self._candidates,
-            backfill=self._backfill,
-            affinity=self._affinity,
-            look=self._look,
+        self.followers = PrefixFollowers(
+            self.groups,
+            quotas=self.quotas,
+            capped=self.capped,
+            under_share=self.under_share,
+            candidates=self.candidates,
+            backfill=self.backfill,
+            affinity=self.affinity,
+            look=self.look,
         )
-        self._promised = PromisedShares(self._queues)
-        self._pump = Pump(
-            self._queues,
-            self._pool,
-            self._quotas,
-            pauses=self._pauses,
-            affinity=self._affinity,
-            capped=self._capped,
-            under_share=self._under_share,
-            backfill=self._backfill,
-            candidates=self._candidates,
-            followers=self._followers,
-            stagger=self._stagger,
-            promised=self._promised,
-            look=self._look,
+        self.promised = PromisedShares(self.queues)
+        self.pump = Pump(
+            self.queues,
+            self.pool,
+            self.quotas,
+            pauses=self.pauses,
+            affinity=self.affinity,
+            capped=self.capped,
+            under_share=self.under_share,
+            backfill=self.backfill,
+            candidates=self.candidates,
+            followers=self.followers,
+            stagger=self.stagger,
+            promised=self.promised,
+            look=self.look,
         )
-        self._reweigh()
-        self._shares = Shares(self._queues, tenant_level=settings.tenant_level)
-        self._waits = Waits(
-            self._queues,
-            self._pool,
-            under_share=self._under_share,
-            candidates=self._candidates,
-            quotas=self._quotas,
-            pauses=self._pauses,
+        self.reweigh()
+        self.shares = Shares(self.queues, tenant_level=settings.tenant_level)
+        self.wait_causes = Waits(
+            self.queues,
+            self.pool,
+            under_share=self.under_share,
+            candidates=self.candidates,
+            quotas=self.quotas,
+            pauses=self.pauses,
             settings=settings.admission,
         )
-        self._recorder = Recorder(self._waits, self._shares, [band.name for band in settings.bands], self._router)
-        self._keys = keys_of(settings)
-        self._estimator = Estimator()
-        self._forecast = WaitForecast(by_request=self._charges.by_request)
-        self._budget = retry.RetryBudget(settings.retry_budget)
-        self._timers: Timers[int | str] = Timers()  # an arrival number, or an endpoint's name
-        self._entries: dict[str, Entry] = {}  # every request that has not ended
-        self._leases: dict[int, Entry] = {}  # every lease that was not released, but for pending ones
-        self._pending = PendingDecodes(self._pool)
-        self._seq = 0
-        self._lease_serial = 0
-        self.paced = self._has_pace_limit()
-        self._look_s = math.inf  # when it is next looked at who moves
-        self._draining = False
-        self._queue_until_s: float | None = None
-        self._stop_at_s: float | None = None
+        self.recorder = Recorder(self.wait_causes, self.shares, [band.name for band in settings.bands], self.router)
+        self.order_keys = keys_of(settings)
+        self.estimator = Estimator()
+        self.forecast = WaitForecast(by_request=self.charges.by_request)
+        self.budget = retry.RetryBudget(settings.retry_budget)
+        self.timers: Timers[int | str] = Timers()  # an arrival number, or an endpoint's name
+        self.entries: dict[str, Entry] = {}  # every request that has not ended
+        self.leases: dict[int, Entry] = {}  # every lease that was not released, but for pending ones
+        self.pending = PendingDecodes(self.pool)
+        self.seq = 0
+        self.lease_serial = 0
+        self.paced = self.has_pace_limit()
+        self.look_s = math.inf  # when it is next looked at who moves
+        self.watcher: Watcher | None = None
+        self.draining = False
+        self.queue_until_s: float | None = None
+        self.stop_at_s: float | None = None
 
-    def _reweigh(self) -> None:
+    def reweigh(self) -> None:
         """Tell the trees what the settings' flows weigh. Nobody else keeps a weight."""
-        settings = self._settings
-        for band in self._queues.bands:
+        settings = self.settings
+        for band in self.queues.bands:
             for name, weights in (("tenant", settings.tenant_weights), ("model", settings.model_weights)):
                 if name in settings.levels:
                     band.tree.reweigh(settings.levels.index(name), weights)
 
-    def _tree(self, entry: Entry) -> QueueTree:
-        return self._queues.bands[entry.request.band].tree
+    def tree_of(self, entry: Entry) -> QueueTree:
+        return self.queues.bands[entry.request.band].tree
 
-    def _look(self, entry: Entry, now: float) -> bool:
+    def look(self, entry: Entry, now: float) -> bool:
         """Look again who holds a waiting prompt. True when more of it is held than before."""
         before = entry.cached_tokens
-        self._router.look(entry, now)
+        self.router.look(entry, now)
         if entry.cached_tokens != before:
-            self._queues.bands[entry.request.band].resized(entry)
+            self.queues.bands[entry.request.band].resized(entry)
         return entry.cached_tokens > before
 
-    def _look_again(self, endpoint: Endpoint, when: float) -> None:
+    def look_again(self, endpoint: Endpoint, when: float) -> None:
         """Arm the endpoint's one timer. Whoever finds it closed arms it anew, so an earlier use loses nothing."""
         if when != math.inf:
-            self._timers.set_earlier(endpoint.name, when)
+            self.timers.set_earlier(endpoint.name, when)
 
-    def _place(self, entry: Entry, band: Band) -> None:
+    def place(self, entry: Entry, band: Band) -> None:
         """Find its flow in a band's tree, which has not counted what it was charged so far."""
         request = entry.request
-        path, weights = (request.flow, request.weights) if self._charges.of_band(band.rank).uses_flows else ((), ())
+        path, weights = (request.flow, request.weights) if self.charges.of_band(band.rank).uses_flows else ((), ())
         entry.node = band.tree.node(path, weights)
         if entry.charged:
             band.tree.charge(entry.node, entry.charged)
 
-    def _wait_s_max(self, band: Band) -> float:
+    def wait_s_max(self, band: Band) -> float:
         own_s = band.settings.wait_s_max
-        return self._settings.wait_s_max if own_s is None else own_s
+        return self.settings.wait_s_max if own_s is None else own_s
 
-    def _estimated_wait_s(
+    def estimated_wait_s(
         self, entry: Entry, now: float, *, ahead: float | None = None, refusing: bool = False
     ) -> float | None:
-        slots = self._pool.slots(entry.model)
-        return self._forecast.wait_s(entry, self._queues.bands, slots, now, ahead=ahead, refusing=refusing)
+        slots = self.pool.slots(entry.model)
+        return self.forecast.wait_s(entry, self.queues.bands, slots, now, ahead=ahead, refusing=refusing)
 
-    def _health_changed(self, now: float) -> None:
+    def health_changed(self, now: float) -> None:
         """Somebody's health changed: whether the ejections of others are ignored may have changed with it."""
-        self._pool.changed()
-        for endpoint in self._pool:
+        self.pool.changed()
+        for endpoint in self.pool:
             if endpoint.health.ejected(now):
-                self._queues.touch(endpoint)
+                self.queues.touch(endpoint)
 
-    def _reserved_share(self) -> float | None:
+    def reserved_share(self) -> float | None:
         # Where all stand in one line nobody is under a share, and what is kept would be used by nobody.
-        return self._settings.admission.reserved_share if self._charges.uses_flows else 0.0
+        return self.settings.admission.reserved_share if self.charges.uses_flows else 0.0
 
-    def _has_pace_limit(self) -> bool:
-        bands_s = [band.time_per_output_token_s_max for band in self._settings.bands]
-        own_s = [e.limits.time_per_output_token_s_max for e in self._pool if e.limits is not None]
-        return any((self._settings.admission.time_per_output_token_s_max, *bands_s, *own_s))
+    def has_pace_limit(self) -> bool:
+        bands_s = [band.time_per_output_token_s_max for band in self.settings.bands]
+        own_s = [e.limits.time_per_output_token_s_max for e in self.pool if e.limits is not None]
+        return any((self.settings.admission.time_per_output_token_s_max, *bands_s, *own_s))

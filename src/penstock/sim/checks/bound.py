@@ -124,5 +124,5 @@ class BoundWatch(WorldObserver):
 
 def _estimate(world: World, action: Dispatch) -> float:
     """What was charged for a dispatch."""
-    estimate = world.scheduler._leases[action.lease].estimate
+    estimate = world.scheduler.inspect().leases[action.lease].estimate
     return priced(estimate.prompt_tokens, estimate.output_tokens)

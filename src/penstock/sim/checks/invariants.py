@@ -14,30 +14,30 @@ scheduler remembers, and raises `AssertionError` at the first difference:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
-from typing import Literal
+from typing import Any
 
 from penstock.core.dispatch.prefix_groups import OVERTAKEN_MAX
 from penstock.core.endpoints.endpoint import Endpoint
-from penstock.core.endpoints.health import Presence
 from penstock.core.endpoints.roles import Role
 from penstock.core.queueing.entry import Entry
-from penstock.core.scheduler import Scheduler, SchedulerSettings
+from penstock.core.scheduler import FACTS, Scheduler, SchedulerSettings
+from penstock.core.scheduling.inspection import Inspection
 from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.values.cause import Cause
 from penstock.core.values.lifecycle import State
-from penstock.core.values.located import Source
-from penstock.core.values.observation import Observation
 from penstock.core.values.outcome import Outcome, Reason
 from penstock.core.values.request import Request, Usage
 from penstock.core.values.retry import Failure
-from penstock.core.values.settings import EndpointLimits, EndpointSpec
 from penstock.sim.checks.oracle import Oracle
 from penstock.sim.checks.tree_check import check_tree
 
 ROUNDING_S = 1e-6  # what sums of a few times may be off by
 THOROUGH_BELOW = 200  # waiting requests up to which everything is checked after every fact, beyond: now and then
+
+Fact = Callable[..., list[Action]]
 
 
 class Books:
@@ -115,239 +115,172 @@ class Books:
         self.between.clear()
 
 
+class DecisionChecks:
+    """What must hold of single decisions, as they are made."""
+
+    def __init__(self, state: Inspection, oracle: Oracle) -> None:
+        self._state = state
+        self._oracle = oracle
+        self._overtaken: Counter[str] = Counter()  # waiting requests, by those of their flow that followed another
+
+    def sends_alone(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
+        self._oracle.check_alone(entry, endpoints, now)
+
+    def sends(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
+        state = self._state
+        if state.settings.queue_enabled:
+            for endpoint in endpoints:
+                assert endpoint.serves(entry.request.model)
+                assert state.pauses.sends(entry.request.model), f"{entry.request} is sent, and its model is paused"
+                assert self._oracle.healthy(endpoint, now), f"{endpoint} is not well, and is given {entry.request}"
+                assert len(endpoint.ledger.leases) < endpoint.slots, f"{endpoint} is full, and is given {entry.request}"
+                assert entry.request.pinned is not None or self._oracle.computes(entry, endpoint)
+        if state.settings.queue_enabled and entry.request.pinned is None:
+            may_be_late = state.recorder.trail(entry).tried
+            waiting = [x for band in state.queues.bands for x in band.entries.values() if x is not entry]
+            crowded = any(x.request.model == entry.request.model for x in waiting)
+            needs_s = state.forecast.first_token_s if crowded else state.forecast.soonest_s
+            assert may_be_late or now + needs_s(entry, now) <= entry.deadline_s
+            self._oracle.check_choice(entry, endpoints, now)
+        if entry.follows is not None:
+            self._note_overtaken(entry)
+        assert entry.charged == 0.0, f"{entry.request} was charged {entry.charged} before it was sent"
+
+    def sent(self, entry: Entry, dispatch: Dispatch) -> None:
+        assert entry.charged == entry.cost
+        divided = not entry.whole and self._state.pool[dispatch.endpoint].role is Role.PREFILL
+        assert divided == (dispatch.decode is not None), dispatch
+
+    def reserves(self, entry: Entry, partners: list[Endpoint], now: float) -> None:
+        for endpoint in partners:
+            assert endpoint.role is Role.DECODE
+            assert endpoint.serves(entry.request.model)
+            if self._state.settings.queue_enabled:
+                assert self._oracle.healthy(endpoint, now), f"{endpoint} is not well, and is to answer {entry.request}"
+                assert len(endpoint.ledger.leases) < endpoint.slots, f"{endpoint} is full, and is to answer"
+
+    def settled(self, entry: Entry, usage: Usage | None) -> None:
+        true_cost = 0.0
+        if usage is not None:
+            true_cost = self._state.charges.policy(entry).cost(
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=usage.cached_tokens,
+                completion_tokens=usage.completion_tokens,
+            )
+        assert entry.charged == true_cost, f"{entry.request} was charged {entry.charged}, its cost was {true_cost}"
+
+    def _note_overtaken(self, entry: Entry) -> None:
+        """It follows another one, before those that stand before it in its own flow: so often each, and no more."""
+        state = self._state
+        self._overtaken = Counter({name: count for name, count in self._overtaken.items() if name in state.entries})
+        for other in state.queues.bands[entry.request.band].entries.values():
+            same = other.node is entry.node and other.request.model == entry.request.model
+            if same and (other.key, other.seq) < (entry.key, entry.seq):
+                self._overtaken[other.request.id] += 1
+                band = state.queues.bands[entry.request.band].settings
+                assert state.settings.ordering_of(band) == "fcfs", (
+                    f"{entry.request} overtakes where an order was asked for"
+                )
+                assert other.key[0] == entry.key[0], f"{entry.request} overtakes what its caller wants first"
+                assert self._overtaken[other.request.id] <= OVERTAKEN_MAX * other.visit
+
+
 class CheckedScheduler(Scheduler):
     """A scheduler that proves itself after every fact."""
 
     def __init__(self, settings: SchedulerSettings, *, random: Random) -> None:
         super().__init__(settings, random=random)
         self.books = Books()
-        self._oracle = Oracle(self)
         self._facts = 0
-        self._overtaken: Counter[str] = Counter()  # waiting requests, by those of their flow that followed another
         self._ran: Counter[str] = Counter()  # requests of each tenant at engines when limits last changed
         self._waited: set[str] = set()  # who waited when settings last changed
+        self._oracle = Oracle(self.inspect())
+        self._state.watcher = DecisionChecks(self.inspect(), self._oracle)
+        for name in FACTS:
+            checked = partial(self._told, getattr(self, name))
+            more = getattr(self, f"_{name}", None)  # what is checked of this fact alone
+            setattr(self, name, checked if more is None else partial(more, checked))
 
     # --- facts --------------------------------------------------------------------------------------------------
 
-    def arrived(self, request: Request, *, now: float) -> list[Action]:
-        before = [entry for band in self._queues.bands[request.band + 1 :] for entry in band.entries.values()]
+    def _told(self, fact: Fact, *about: Any, now: float, **more: Any) -> list[Action]:
+        return self._checked(fact(*about, now=now, **more), now)
+
+    def _arrived(self, fact: Fact, request: Request, *, now: float) -> list[Action]:
+        before = [entry for band in self._state.queues.bands[request.band + 1 :] for entry in band.entries.values()]
         first_visits = {entry.request.id: (entry.request.band, entry.seq) for entry in before if entry.visit == 1}
         self.books.arrived(request)
-        actions = super().arrived(request, now=now)
+        actions = fact(request, now=now)
         self._check_displaced(request, actions, first_visits)
-        self._checked(actions, now)
         if request.id in self.books.waiting:
             self._check_room(request)
         return actions
 
-    def first_token(self, lease: int, *, now: float) -> list[Action]:
-        return self._checked(super().first_token(lease, now=now), now)
-
-    def progressed(self, lease: int, output_tokens: int, *, now: float) -> list[Action]:
-        return self._checked(super().progressed(lease, output_tokens, now=now), now)
-
-    def finished(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
+    def _finished(self, fact: Fact, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
         self.books.ended(self.books.released(lease), Outcome.COMPLETED)
-        return self._checked(super().finished(lease, usage, now=now), now)
+        return fact(lease, usage, now=now)
 
-    def failed(self, lease: int, failure: Failure, *, answering: bool = False, now: float) -> list[Action]:
+    def _failed(self, fact: Fact, lease: int, failure: Failure, *, answering: bool = False, now: float) -> list[Action]:
         request_id = self.books.released(lease)
         self.books.between.add(request_id)
-        actions = super().failed(lease, failure, answering=answering, now=now)
+        actions = fact(lease, failure, answering=answering, now=now)
         assert any(isinstance(a, Requeue | Fail) and a.request_id == request_id for a in actions)
-        return self._checked(actions, now)
+        return actions
 
-    def prefilled(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
+    def _prefilled(self, fact: Fact, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
         promised = self.books.answering[self.books.leases[lease].request_id]
-        was_up = (endpoint := self._pool.get(promised)) is not None and endpoint.health.up
+        was_up = (endpoint := self._state.pool.get(promised)) is not None and endpoint.health.up
         request_id = self.books.released(lease)
         self.books.between.add(request_id)
-        actions = super().prefilled(lease, usage, now=now)
+        actions = fact(lease, usage, now=now)
         following = [a for a in actions if isinstance(a, Decode)]
         assert [a.request_id for a in following] == [request_id]
         assert following[0].endpoint == promised or not was_up, f"{following} although {promised} was promised"
-        return self._checked(actions, now)
+        return actions
 
-    def cancelled(self, request_id: str, *, now: float) -> list[Action]:
+    def _cancelled(self, fact: Fact, request_id: str, *, now: float) -> list[Action]:
         waits = request_id in self.books.waiting
         if not waits:
             self.books.released(self.books.lease_of[request_id])
         self.books.ended(request_id, Outcome.EVICTED if waits else Outcome.FAILED)
-        return self._checked(super().cancelled(request_id, now=now), now)
+        return fact(request_id, now=now)
 
-    def endpoint_added(self, spec: EndpointSpec, *, now: float) -> list[Action]:
-        return self._checked(super().endpoint_added(spec, now=now), now)
-
-    def endpoint_removed(self, name: str, *, now: float) -> list[Action]:
-        actions = self._checked(super().endpoint_removed(name, now=now), now)
-        assert self._pool.get(name) is None
-        known = set(self._pool)
-        for band in self._queues.bands:
+    def _endpoint_removed(self, fact: Fact, name: str, *, now: float) -> list[Action]:
+        actions = fact(name, now=now)
+        pool = self._state.pool
+        assert pool.get(name) is None
+        known = set(pool)
+        for band in self._state.queues.bands:
             assert known.issuperset(band.open)
             assert known.issuperset(band.unchecked)
         return actions
 
-    def endpoint_drained(self, name: str, *, now: float) -> list[Action]:
-        return self._checked(super().endpoint_drained(name, now=now), now)
-
-    def endpoint_resumed(self, name: str, *, now: float) -> list[Action]:
-        return self._checked(super().endpoint_resumed(name, now=now), now)
-
-    def paused(self, model: str | None, *, now: float) -> list[Action]:
-        return self._checked(super().paused(model, now=now), now)
-
-    def drained(self, model: str | None, *, now: float) -> list[Action]:
-        return self._checked(super().drained(model, now=now), now)
-
-    def resumed(self, model: str | None, *, now: float) -> list[Action]:
-        return self._checked(super().resumed(model, now=now), now)
-
-    def bumped(self, request_id: str, *, now: float) -> list[Action]:
-        return self._checked(super().bumped(request_id, now=now), now)
-
-    def reconfigured(self, settings: SchedulerSettings, *, now: float) -> list[Action]:
+    def _reconfigured(self, fact: Fact, settings: SchedulerSettings, *, now: float) -> list[Action]:
         """Nobody is lost, but for whom it is too late; and no bound holds for who was here before it did."""
         self.books.requeued |= self.books.waiting
         self._waited = set(self.books.waiting)
         self._ran = Counter([self.books.requests[d.request_id].tenant for d in self.books.leases.values()])
-        actions = super().reconfigured(settings, now=now)
+        actions = fact(settings, now=now)
         late = {a.request_id for a in actions if isinstance(a, Evict) and a.reason is Reason.DEADLINE_MISSED}
         assert all(isinstance(a, Dispatch) or a.request_id in late for a in actions), actions
-        for name in self.books.requests.keys() - late:
-            self.books.requests[name] = self._entries[name].request
-        assert [band.settings for band in self._queues.bands] == list(settings.bands)
-        assert all(entry.seq in self._queues.bands[entry.request.band].entries for entry in self._waiting())
-        return self._checked(actions, now)
+        entries, bands = self._state.entries, self._state.queues.bands
+        for name in self.books.requests:
+            self.books.requests[name] = entries[name].request
+        assert [band.settings for band in bands] == list(settings.bands)
+        waiting = [entry for entry in entries.values() if entry.state is State.WAITING]
+        assert all(entry.seq in bands[entry.request.band].entries for entry in waiting)
+        return actions
 
-    def _waiting(self) -> list[Entry]:
-        return [entry for entry in self._entries.values() if entry.state is State.WAITING]
-
-    def evicted(self, request_id: str, *, now: float) -> list[Action]:
-        return self._checked(super().evicted(request_id, now=now), now)
-
-    def endpoint_up(self, name: str, *, now: float) -> list[Action]:
-        return self._checked(super().endpoint_up(name, now=now), now)
-
-    def endpoint_down(self, name: str, *, presence: Presence = Presence.DOWN, now: float) -> list[Action]:
-        return self._checked(super().endpoint_down(name, presence=presence, now=now), now)
-
-    def endpoint_changed(
-        self,
-        name: str,
-        *,
-        models: Iterable[str] | None = None,
-        tells_models: bool | None = None,
-        slots: int | Literal["auto"] | None = None,
-        told_slots: int | None = None,
-        lingers: bool | None = None,
-        price: float | None = None,
-        limits: EndpointLimits | None = None,
-        now: float,
-    ) -> list[Action]:
-        changed = super().endpoint_changed(
-            name,
-            models=models,
-            tells_models=tells_models,
-            slots=slots,
-            told_slots=told_slots,
-            lingers=lingers,
-            price=price,
-            limits=limits,
-            now=now,
-        )
-        return self._checked(changed, now)
-
-    def observed(self, name: str, reading: Observation | None, *, now: float) -> list[Action]:
-        return self._checked(super().observed(name, reading, now=now), now)
-
-    def located(self, request_id: str, keys: Iterable[int], block_tokens: int, *, now: float) -> list[Action]:
-        return self._checked(super().located(request_id, keys, block_tokens, now=now), now)
-
-    def cached(
-        self, request_id: str, tokens: Mapping[str, int], source: Source = Source.LMCACHE, *, now: float
-    ) -> list[Action]:
-        return self._checked(super().cached(request_id, tokens, source, now=now), now)
-
-    def drain(self, *, queue_until_s: float, stop_at_s: float, now: float) -> list[Action]:
-        return self._checked(super().drain(queue_until_s=queue_until_s, stop_at_s=stop_at_s, now=now), now)
-
-    def expire(self, *, now: float) -> list[Action]:
-        actions = self._checked(super().expire(now=now), now)
+    def _expire(self, fact: Fact, *, now: float) -> list[Action]:
+        actions = fact(now=now)
         due_s = self.next_deadline()
         assert due_s is None or due_s > now, f"asked to expire({due_s}) again at {now}"
-        for band in self._queues.bands:
+        for band in self._state.queues.bands:
             for entry in band.entries.values():
                 waited_s = entry.waited_s + now - entry.queued_since_s
                 assert waited_s < entry.wait_s_max + ROUNDING_S, f"{entry.request} has waited {waited_s} s"
                 assert now <= entry.deadline_s + ROUNDING_S, f"{entry.request} waits past {entry.deadline_s}"
         return actions
-
-    # --- single decisions ---------------------------------------------------------------------------------------
-
-    def _alone(self, entry: Entry, now: float) -> list[Endpoint]:
-        endpoints = super()._alone(entry, now)
-        if endpoints:
-            self._oracle.check_alone(entry, endpoints, now)
-        return endpoints
-
-    def _dispatch(self, entry: Entry, endpoints: list[Endpoint], now: float) -> Dispatch:
-        if self._settings.queue_enabled:
-            for endpoint in endpoints:
-                assert endpoint.serves(entry.request.model)
-                assert self._pauses.sends(entry.request.model), f"{entry.request} is sent, and its model is paused"
-                assert self._oracle.healthy(endpoint, now), f"{endpoint} is not well, and is given {entry.request}"
-                assert len(endpoint.ledger.leases) < endpoint.slots, f"{endpoint} is full, and is given {entry.request}"
-                assert entry.request.pinned is not None or self._oracle._computes(entry, endpoint)
-        if self._settings.queue_enabled and entry.request.pinned is None:
-            may_be_late = self._recorder.trail(entry).tried
-            waiting = [x for band in self._queues.bands for x in band.entries.values() if x is not entry]
-            crowded = any(x.request.model == entry.request.model for x in waiting)
-            needs_s = self._forecast.first_token_s if crowded else self._forecast.soonest_s
-            assert may_be_late or now + needs_s(entry, now) <= entry.deadline_s
-            self._oracle.check_choice(entry, endpoints, now)
-        if entry.follows is not None:
-            self._note_overtaken(entry)
-        charged = entry.charged
-        assert charged == 0.0, f"{entry.request} was charged {charged} before it was sent"
-        dispatch = super()._dispatch(entry, endpoints, now)
-        assert entry.charged == entry.cost
-        divided = not entry.whole and self._pool[dispatch.endpoint].role is Role.PREFILL
-        assert divided == (dispatch.decode is not None), dispatch
-        return dispatch
-
-    def _note_overtaken(self, entry: Entry) -> None:
-        """It follows another one, before those that stand before it in its own flow: so often each, and no more."""
-        self._overtaken = Counter({name: count for name, count in self._overtaken.items() if name in self._entries})
-        for other in self._queues.bands[entry.request.band].entries.values():
-            same = other.node is entry.node and other.request.model == entry.request.model
-            if same and (other.key, other.seq) < (entry.key, entry.seq):
-                self._overtaken[other.request.id] += 1
-                band = self._queues.bands[entry.request.band].settings
-                assert self._settings.ordering_of(band) == "fcfs", (
-                    f"{entry.request} overtakes where an order was asked for"
-                )
-                assert other.key[0] == entry.key[0], f"{entry.request} overtakes what its caller wants first"
-                assert self._overtaken[other.request.id] <= OVERTAKEN_MAX * other.visit
-
-    def _reserve_decode(self, entry: Entry, partners: list[Endpoint], now: float) -> str:
-        for endpoint in partners:
-            assert endpoint.role is Role.DECODE
-            assert endpoint.serves(entry.request.model)
-            if self._settings.queue_enabled:
-                assert self._oracle.healthy(endpoint, now), f"{endpoint} is not well, and is to answer {entry.request}"
-                assert len(endpoint.ledger.leases) < endpoint.slots, f"{endpoint} is full, and is to answer"
-        return super()._reserve_decode(entry, partners, now)
-
-    def _end(self, entry: Entry, usage: Usage | None, now: float, reason: Reason | None = None) -> None:
-        super()._end(entry, usage, now, reason)
-        true_cost = 0.0
-        if usage is not None:
-            true_cost = self._charges.policy(entry).cost(
-                prompt_tokens=usage.prompt_tokens,
-                cached_tokens=usage.cached_tokens,
-                completion_tokens=usage.completion_tokens,
-            )
-        assert entry.charged == true_cost, f"{entry.request} was charged {entry.charged}, its cost was {true_cost}"
 
     # --- invariants ---------------------------------------------------------------------------------------------
 
@@ -356,8 +289,8 @@ class CheckedScheduler(Scheduler):
         self._check_leases()
         self._check_queue()
         self._check_tenants()
-        for band in self._queues.bands:
-            check_tree(band.tree, [entry for entry in self._entries.values() if entry.request.band == band.rank])
+        for band in self._state.queues.bands:
+            check_tree(band.tree, [entry for entry in self._state.entries.values() if entry.request.band == band.rank])
         due_s = self.next_deadline()
         if due_s is None or due_s > now:  # else time has something to say first
             self._oracle.check_nobody_waits_in_vain(now)
@@ -365,28 +298,28 @@ class CheckedScheduler(Scheduler):
     def _checked(self, actions: list[Action], now: float) -> list[Action]:
         for action in actions:
             if isinstance(action, Evict | Reject) and action.reason is Reason.OVERLOAD:
-                band = self._queues.bands[self.books.requests[action.request_id].band]
+                band = self._state.queues.bands[self.books.requests[action.request_id].band]
                 assert band.settings.shed_target_s is not None, f"{action} in a band where nothing is shed"
             self.books.note(action)
         self.books.settle()
-        if not self._settings.queue_enabled:
+        if not self._state.settings.queue_enabled:
             known = [self.books.requests[name].model for name in self.books.waiting - self._waited]
-            assert not any(self._pool.alive(model) for model in known), "nothing waits where queueing is off"
+            assert not any(self._state.pool.alive(model) for model in known), "nothing waits where queueing is off"
         self._facts += 1
         if self._facts % (1 + len(self.books.requests) // THOROUGH_BELOW) == 0:
             self.check(now=now)
         return actions
 
     def _check_leases(self) -> None:
-        held = {serial: (entry.request.id, entry.held().endpoint) for serial, entry in self._leases.items()}
+        held = {serial: (entry.request.id, entry.held().endpoint) for serial, entry in self._state.leases.items()}
         assert held == {serial: (d.request_id, d.endpoint) for serial, d in self.books.leases.items()}
-        pending = self._pending.leases
+        pending = self._state.pending.leases
         promised = {self._entries_by_seq(seq): lease.endpoint for seq, lease in pending.items()}
         assert promised == self.books.answering
-        leases = [*[entry.held() for entry in self._leases.values()], *pending.values()]
-        for endpoint in self._pool:
+        leases = [*[entry.held() for entry in self._state.leases.values()], *pending.values()]
+        for endpoint in self._state.pool:
             ledger = endpoint.ledger
-            own = [lease for lease in leases if self._pool.holder(lease) is endpoint]
+            own = [lease for lease in leases if self._state.pool.holder(lease) is endpoint]
             assert all(lease.epoch <= ledger.epoch for lease in own)
             assert sorted(ledger.leases) == sorted(x.serial for x in own if x.epoch == ledger.epoch)
             waits = [x for x in own if x.pending]
@@ -398,10 +331,10 @@ class CheckedScheduler(Scheduler):
             )
 
     def _entries_by_seq(self, seq: int) -> str:
-        return next(entry.request.id for entry in self._leases.values() if entry.seq == seq)
+        return next(entry.request.id for entry in self._state.leases.values() if entry.seq == seq)
 
     def _check_queue(self) -> None:
-        queues, bounds = self._queues, self._settings.bounds
+        queues, bounds = self._state.queues, self._state.settings.bounds
         entries = [entry for band in queues.bands for entry in band.entries.values()]
         waiting = {entry.request.id for entry in entries}
         assert waiting == self.books.waiting
@@ -421,20 +354,22 @@ class CheckedScheduler(Scheduler):
                 tokens[entry.request.model] += entry.estimate.prompt_tokens
             assert (band.tokens, band.tokens_of) == (sum(tokens.values()), tokens)
             assert band.tree.waiting == len(own)
-        found = [1 if isinstance(x, Entry) else sum(map(len, x.values())) for x in self._groups._waiting.values()]
+        found = [1 if isinstance(x, Entry) else sum(map(len, x.values())) for x in self._state.groups._waiting.values()]
         siblings = sum(len(entry.siblings) for entry in entries)
         assert siblings == sum(found), "those who wait are found by their prefixes, and nobody else"
-        assert len(self._entries) == len(self.books.requests) == len(waiting) + len(self._leases)
-        assert not (self._draining and self._queue_until_s is None and waiting), "the drain is over, and some wait"
+        assert len(self._state.entries) == len(self.books.requests) == len(waiting) + len(self._state.leases)
+        assert not (self._state.draining and self._state.queue_until_s is None and waiting), (
+            "the drain is over, and some wait"
+        )
 
     def _check_room(self, request: Request) -> None:
         """A newcomer was let in: then all bounds hold, whatever came back from engines."""
-        band = self._queues.bands[request.band]
-        assert not self._queues.over_bounds()
+        band = self._state.queues.bands[request.band]
+        assert not self._state.queues.over_bounds()
         assert not band.over_bounds()
-        limits = self._settings.tenants.get(request.tenant)
+        limits = self._state.settings.tenants.get(request.tenant)
         if limits is not None:
-            own = [entry for b in self._queues.bands for entry in b.entries.values()]
+            own = [entry for b in self._state.queues.bands for entry in b.entries.values()]
             own = [entry for entry in own if entry.request.tenant == request.tenant]
             assert limits.queued is None or len(own) <= limits.queued
             assert limits.queued_bytes is None or sum(x.request.body_bytes for x in own) <= limits.queued_bytes
@@ -450,7 +385,7 @@ class CheckedScheduler(Scheduler):
             if isinstance(action, Dispatch):
                 first_visits.pop(action.request_id, None)
         victims = [a.request_id for a in actions if isinstance(a, Evict) and a.reason is Reason.DISPLACED]
-        assert not victims or request.id in self._entries, f"{victims} had to go for {request}, who was refused"
+        assert not victims or request.id in self._state.entries, f"{victims} had to go for {request}, who was refused"
         for victim in victims:
             assert victim == max(first_visits, key=first_visits.__getitem__), f"{victim} had to go for {request}"
             del first_visits[victim]
@@ -458,12 +393,12 @@ class CheckedScheduler(Scheduler):
     def _check_tenants(self) -> None:
         running = Counter([self.books.requests[d.request_id].tenant for d in self.books.leases.values()])
         waiting = [self.books.requests[request_id] for request_id in self.books.waiting]
-        for seen in self._quotas.snapshot(0.0, most=len(self._quotas)):
+        for seen in self._state.quotas.snapshot(0.0, most=len(self._state.quotas)):
             own = [request for request in waiting if request.tenant == seen.name]
             assert seen.running == running[seen.name]
             assert (seen.queued, seen.queued_bytes) == (len(own), sum(request.body_bytes for request in own))
-            assert seen.queued_tokens == sum(self._entries[request.id].estimate.prompt_tokens for request in own)
+            assert seen.queued_tokens == sum(self._state.entries[request.id].estimate.prompt_tokens for request in own)
             assert seen.limits.running is None or seen.running <= max(seen.limits.running, self._ran[seen.name])
-        for tenant, flows in self._capped.flows.items():
-            assert self._quotas.held(tenant), f"{tenant} may run more, and its flows are held"
+        for tenant, flows in self._state.capped.flows.items():
+            assert self._state.quotas.held(tenant), f"{tenant} may run more, and its flows are held"
             assert all(node.held for _, node in flows)

@@ -25,7 +25,7 @@ from penstock.core.queueing.estimate import BYTES_PER_TOKEN
 from penstock.core.queueing.fair_tree import Node
 
 if TYPE_CHECKING:
-    from penstock.sim.checks.invariants import CheckedScheduler
+    from penstock.core.scheduling.inspection import Inspection
 
 ROUNDING_S = 1e-6
 ROUNDING = 1e-9  # of costs
@@ -34,23 +34,23 @@ Choice = tuple[Entry, list[Endpoint]]
 
 
 class Oracle:
-    """Looks at a scheduler's insides, and touches nothing."""
+    """Looks at a scheduler's state, and touches nothing."""
 
-    def __init__(self, scheduler: CheckedScheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, state: Inspection) -> None:
+        self._state = state
 
     # --- claims -------------------------------------------------------------------------------------------------
 
     def check_choice(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
         """The scheduler is about to send a request that waits."""
-        scheduler = self._scheduler
-        if entry.seq not in scheduler._queues.bands[entry.request.band].entries:
+        state = self._state
+        if entry.seq not in state.queues.bands[entry.request.band].entries:
             return
         if entry.follows is not None:
             self._check_follower(entry, endpoints, now)
             self._check_strict(entry, endpoints, now)
             return
-        passed = set(scheduler._backfill.passed)  # they were counted as overtaken just now, by this very choice
+        passed = set(state.backfill.passed)  # they were counted as overtaken just now, by this very choice
         expected = self._choice(now, known=True, discount=passed)
         assert expected is not None, f"at {now} {entry.request} is sent, and nobody may be"
         assert expected[0] is entry, f"at {now} {entry.request} is sent before {expected[0].request}"
@@ -60,9 +60,9 @@ class Oracle:
 
     def check_alone(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
         """A newcomer is about to be sent that never waits, because nobody does."""
-        scheduler, model = self._scheduler, entry.request.model
-        band = scheduler._queues.bands[entry.request.band]
-        assert not any(other.entries for other in scheduler._queues.bands), "somebody waits"
+        state, model = self._state, entry.request.model
+        band = state.queues.bands[entry.request.band]
+        assert not any(other.entries for other in state.queues.bands), "somebody waits"
         free = list(band.open)
         fitting = [e for e in free if self._open(e, band, now) and self._fits(entry, e, now)]
         assert set(endpoints) == set(self._allowed(entry, fitting, now)), f"{entry.request} may go to {fitting}"
@@ -76,9 +76,9 @@ class Oracle:
 
     def _check_follower(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
         """It goes before its turn: to where one with the same prefix went, within the bound, at nobody's cost."""
-        scheduler, (endpoint,) = self._scheduler, endpoints
-        band, router = scheduler._queues.bands[entry.request.band], scheduler._settings.router
-        group = scheduler._groups._groups[endpoint]
+        state, (endpoint,) = self._state, endpoints
+        band, router = state.queues.bands[entry.request.band], state.settings.router
+        group = state.groups._groups[endpoint]
         assert 0 < group.left <= router.prefix_group
         assert group.leader.id == entry.follows
         depth = entry.request.keys_of(entry.request.chunks_of(router.prefix_group_tokens * BYTES_PER_TOKEN))
@@ -88,18 +88,16 @@ class Oracle:
         assert self._open(endpoint, band, now)
         assert not self._tenant_held(entry)
         assert not _any_held(entry)
-        preferred = scheduler._router.preferred(entry, now)
+        preferred = state.router.preferred(entry, now)
         assert not preferred or endpoint in preferred
-        passed = scheduler._backfill.passed
+        passed = state.backfill.passed
         waiting = [x for x in band.entries.values() if x.bypassed >= BYPASS_MAX and x not in passed]
         kept = [x for x in waiting if endpoint.serves(x.request.model) and not x.shuns(endpoint.name, now)]
         assert not kept, f"{entry.request} takes room that is kept for {kept[0].request}"
-        free = [e for e in band.open if e not in scheduler._backfill.kept]
+        free = [e for e in band.open if e not in state.backfill.kept]
         if self._kept_back(entry.request.model, free, now, known=True):
-            assert scheduler._under_share.under_share(_top(entry), entry.request.model, now), (
-                "the slot was kept for others"
-            )
-        cost = scheduler._charges.full_cost(entry)
+            assert state.under_share.under_share(_top(entry), entry.request.model, now), "the slot was kept for others"
+        cost = state.charges.full_cost(entry)
         line = list(self._order(band, [endpoint]))
         for level, node in enumerate(_path(entry)):
             rivals = [_path(x)[level] for x in line if _path(x)[:level] == _path(entry)[:level]]
@@ -108,9 +106,9 @@ class Oracle:
 
     def _check_leaf_order(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
         """Within one flow and model nobody goes first but for those who don't fit, or may not run, or were bumped."""
-        if entry.seq in self._scheduler._queues.bands[entry.request.band].bumped:
+        if entry.seq in self._state.queues.bands[entry.request.band].bumped:
             return
-        for other in self._scheduler._queues.bands[entry.request.band].entries.values():
+        for other in self._state.queues.bands[entry.request.band].entries.values():
             same = other.node is entry.node and other.request.model == entry.request.model
             if same and (other.key, other.seq) < (entry.key, entry.seq) and not self._tenant_held(other):
                 fitting = [endpoint for endpoint in endpoints if self._fits(other, endpoint, now)]
@@ -120,7 +118,7 @@ class Oracle:
 
     def _check_strict(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
         """No band is served while the head of a higher one may go to the same endpoint, but for a promised share."""
-        bands = self._scheduler._queues.bands
+        bands = self._state.queues.bands
         if bands[entry.request.band].credit > 0:
             return
         for band in bands[: entry.request.band]:
@@ -139,14 +137,14 @@ class Oracle:
 
     def _choice(self, now: float, *, known: bool, discount: set[Entry]) -> Choice | None:
         """`known`: ask the endpoints that the scheduler knows to be open, else those that have been so for a while."""
-        bands = self._scheduler._queues.bands
+        bands = self._state.queues.bands
         kept: set[Endpoint] = set()
         passed: list[Entry] = []
         turns = [band for band in bands if band.credit > 0] + list(bands)
         for band in turns:
             if not band.tree.waiting:
                 continue
-            pool = band.open if known else (e for e in self._scheduler._pool if self._open_long(e, band, now))
+            pool = band.open if known else (e for e in self._state.pool if self._open_long(e, band, now))
             free = [e for e in pool if e not in kept]
             if not free:
                 continue
@@ -197,7 +195,7 @@ class Oracle:
                     ahead.add((entry.node_of(), entry.request.model))
                     looked_at += 1
                     continue
-                if entry.choosy and self._scheduler._affinity.holds(entry, now):
+                if entry.choosy and self._state.affinity.holds(entry, now):
                     continue
                 looked_at += 1
                 passed.append(entry)
@@ -219,7 +217,7 @@ class Oracle:
 
     def _in_bound(self, entry: Entry, endpoint: Endpoint, passed: list[Entry], now: float) -> bool:
         """Whether its flow, once it is sent there, is at most K such requests ahead of those it overtakes there."""
-        cost = self._scheduler._charges.full_cost(entry)
+        cost = self._state.charges.full_cost(entry)
         for other in (x for x in passed if x.request.band == entry.request.band):
             if endpoint.serves(other.request.model) and not other.shuns(endpoint.name, now):
                 parting = next(((n, m) for n, m in zip(_path(entry), _path(other), strict=False) if n is not m), None)
@@ -234,7 +232,7 @@ class Oracle:
         line = [entry for entry in order if entry.request.model == model]
         flows = [*(_top(entry) for entry in line[:1]), *band.light_flows(model)]
         times = (now,) if known else (now, now - RESERVE_REVIEW_S - ROUNDING_S)
-        judge = self._scheduler._under_share.under_share
+        judge = self._state.under_share.under_share
         light = {flow for flow in flows if all(judge(flow, model, when) for when in times)}
         return [entry for entry in line if _top(entry) in light]
 
@@ -246,7 +244,7 @@ class Oracle:
 
     def _sendable(self, band: Band) -> list[str]:
         """The models that requests wait for, but for those that an operator has paused."""
-        paused = self._scheduler._pauses.paused
+        paused = self._state.pauses.paused
         return [] if None in paused else [model for model in band.tree.models() if model not in paused]
 
     # --- single questions ---------------------------------------------------------------------------------------
@@ -257,9 +255,9 @@ class Oracle:
         How many are kept is the pump's to say: it changes with time, and the pump looks again once a second. In
         between, no more is claimed than that it never keeps more than its limit, and nothing where none are light.
         """
-        scheduler = self._scheduler
-        reserve, slots = scheduler._reserved, scheduler._pool.slots(model)
-        answering = [e for e in scheduler._pool if e.role is not Role.PREFILL]
+        state = self._state
+        reserve, slots = state.reserved, state.pool.slots(model)
+        answering = [e for e in state.pool if e.role is not Role.PREFILL]
         assert slots == sum(e.slots for e in answering if e.in_service and e.serves(model))
         kept = reserve.kept_lately(model) if reserve.share is None else int(reserve.share * slots)
         if not known and reserve.share is None:
@@ -272,7 +270,7 @@ class Oracle:
     def _fits(self, entry: Entry, endpoint: Endpoint, now: float, *, known: bool = True) -> bool:
         if not endpoint.serves(entry.request.model) or entry.shuns(endpoint.name, now):
             return False
-        if not self._computes(entry, endpoint):
+        if not self.computes(entry, endpoint):
             return False
         prefill_tokens, tokens = self._room(entry, endpoint, now, known=known)
         prompt_alone = endpoint.role is Role.PREFILL and not entry.whole
@@ -283,7 +281,7 @@ class Oracle:
 
     def _room(self, entry: Entry, endpoint: Endpoint, now: float, *, known: bool) -> admission.Room:
         """The room that an endpoint has for a request; where it is tried against its gauges, these do not count."""
-        settings, band = self._scheduler._settings.admission, self._scheduler._queues.bands[entry.request.band]
+        settings, band = self._state.settings.admission, self._state.queues.bands[entry.request.band]
         tried = admission.told_only(endpoint, band.settings, settings, None, now=now)
         room = admission.room(endpoint, settings, tried=tried, now=now)
         return admission.modest(room, endpoint) if self._is_modest(entry, now, known=known) else room
@@ -292,23 +290,23 @@ class Oracle:
         """Whether a heavy prompt leaves light requests another endpoint that is soon done computing; where nobody asked
         just now, that one has to have been so for a while, for time alone may have done it.
         """
-        passed = self._scheduler._backfill.passed
+        passed = self._state.backfill.passed
         overtaken = entry.bypassed - (known and entry in passed)  # counted just now, by this very choice
         if not self._is_modest(entry, now, known=known) or overtaken >= BYPASS_MAX:
             return True
-        patience_s = self._scheduler._stagger.patience_s
+        patience_s = self._state.stagger.patience_s
         if entry.uncached_at(endpoint.index) / endpoint.ledger.prefill.rate <= patience_s:
             return True
         when = now if known else now - STEP_S - ROUNDING_S
-        roles, model = self._scheduler._pool.roles, entry.request.model
-        others = [e for e in self._scheduler._pool if e.serves(model) and roles.computes(e, model, whole=False)]
+        roles, model = self._state.pool.roles, entry.request.model
+        others = [e for e in self._state.pool if e.serves(model) and roles.computes(e, model, whole=False)]
         others = [e for e in others if self.healthy(e, now) and e is not endpoint and not e.ledger.prefill.overdue(now)]
         left_s = [e.ledger.prefill.left(when) / e.ledger.prefill.rate for e in others]
         return not left_s or min(left_s) <= patience_s
 
-    def _computes(self, entry: Entry, endpoint: Endpoint) -> bool:
+    def computes(self, entry: Entry, endpoint: Endpoint) -> bool:
         """Whether its role lets an endpoint compute a request's prompt."""
-        well = [e for e in self._scheduler._pool if e.in_service and e.serves(entry.request.model)]
+        well = [e for e in self._state.pool if e.in_service and e.serves(entry.request.model)]
         if endpoint.role is Role.PREFILL:
             return not entry.whole and any(e.role is Role.DECODE for e in well)
         if endpoint.role is Role.DECODE:
@@ -316,8 +314,8 @@ class Oracle:
         return True
 
     def _known_open(self, entry: Entry) -> list[Endpoint]:
-        scheduler = self._scheduler
-        return [e for e in scheduler._queues.bands[entry.request.band].open if e not in scheduler._backfill.kept]
+        state = self._state
+        return [e for e in state.queues.bands[entry.request.band].open if e not in state.backfill.kept]
 
     def _answered(
         self, entry: Entry, fitting: list[Endpoint], free: list[Endpoint], now: float, *, known: bool = True
@@ -331,7 +329,7 @@ class Oracle:
 
     def _allowed(self, entry: Entry, fitting: list[Endpoint], now: float, *, known: bool = True) -> list[Endpoint]:
         """Where it may go of where it fits: nowhere while it waits for an endpoint that it prefers."""
-        affinity = self._scheduler._affinity
+        affinity = self._state.affinity
         if not entry.choosy or not fitting:
             return fitting
         only = affinity.only(entry, now)
@@ -346,33 +344,33 @@ class Oracle:
         """Whether it has to leave room for light flows; where nobody asked just now: whether it may have to."""
         model = entry.request.model
         if known:
-            light_come = self._scheduler._reserved.light_come(model, now)
+            light_come = self._state.reserved.light_come(model, now)
             top = _top(entry)
-            return light_come and (top.parent is None or not self._scheduler._under_share.asked_little(top, now))
+            return light_come and (top.parent is None or not self._state.under_share.asked_little(top, now))
         return self._light_come(model, now)
 
     def _light_come(self, model: str, now: float) -> bool:
         """Whether light flows were seen at all in the last minute or so."""
-        reserve = self._scheduler._reserved
+        reserve = self._state.reserved
         arrivals = reserve._arrivals.get(model)
         return reserve.share is None and arrivals is not None and arrivals.per_s(now) > 0.001
 
     def _tenant_held(self, entry: Entry) -> bool:
-        limits = self._scheduler._settings.tenants.get(entry.request.tenant)
+        limits = self._state.settings.tenants.get(entry.request.tenant)
         if limits is None or limits.running is None:
             return False
-        running = sum(x.request.tenant == entry.request.tenant for x in self._scheduler._leases.values())
+        running = sum(x.request.tenant == entry.request.tenant for x in self._state.leases.values())
         return running >= limits.running
 
     def _open(self, endpoint: Endpoint, band: Band, now: float) -> bool:
-        settings = self._scheduler._settings.admission
+        settings = self._state.settings.admission
         return self.healthy(endpoint, now) and admission.closed(endpoint, band.settings, settings, now=now) is None
 
     def _open_long(self, endpoint: Endpoint, band: Band, now: float) -> bool:
         """Open, and where others' load just fades, long enough for the scheduler to have looked again."""
         fading = not endpoint.ledger.credible(now) and endpoint.ledger.foreign(now) > 0.01
         slack_s = REVIEW_S + ROUNDING_S if fading else 0.0
-        settings = self._scheduler._settings.admission
+        settings = self._state.settings.admission
         # The past first: what the ledger says of now, it says of then, too, once it was asked.
         was_open = admission.closed(endpoint, band.settings, settings, now=now - slack_s) is None
         return was_open and self._open(endpoint, band, now)
@@ -386,10 +384,10 @@ class Oracle:
             return (
                 health.trial is None or len(leases) < health.trial or now >= health.trial_until_s
             ) and not endpoint.stuck(now)
-        peers = [e for e in self._scheduler._pool if e.in_service and e.role is endpoint.role]
+        peers = [e for e in self._state.pool if e.in_service and e.role is endpoint.role]
         peers = [e for e in peers if e.shares_models(endpoint)]
         well = sum(now >= e.health.ejected_until_s for e in peers)
-        return well / len(peers) < self._scheduler._settings.health.panic_threshold
+        return well / len(peers) < self._state.settings.health.panic_threshold
 
 
 def _path(entry: Entry) -> list[Node]:

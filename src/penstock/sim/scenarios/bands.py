@@ -71,7 +71,7 @@ class BatchWatch(WorldObserver):
             return
         self.sent += 1
         self.truly += world.nodes[action.endpoint].engine.gauges().waiting > 0
-        endpoint = world.scheduler._pool[action.endpoint]
+        endpoint = world.scheduler.inspect().pool[action.endpoint]
         base = endpoint.ledger.base
         # The request itself is in the projection by now: it counts for one where no slot is known to be free.
         own = 1 if base is not None and base.waiting > 0 else 0

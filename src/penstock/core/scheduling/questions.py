@@ -1,0 +1,157 @@
+"""What may be asked of a scheduler: room, places, waits, why, and the whole picture. Answering changes nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+
+from penstock.core.endpoints.endpoint import least_loaded
+from penstock.core.explain.explanation import Explanation
+from penstock.core.explain.snapshot import (
+    Snapshot,
+    band_now,
+    endpoint_now,
+    models_now,
+    queues_of,
+    requests_now,
+    stopped_models,
+    tight,
+)
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.position import QueuePosition, ranked
+from penstock.core.scheduling.state import SchedulerState
+from penstock.core.values.lifecycle import State
+from penstock.core.values.request import Request
+from penstock.core.values.rows import Allowance
+
+
+class Questions:
+    """What the scheduler is asked."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+
+    def next_deadline(self) -> float | None:
+        """When `expire` must be called next, None for never."""
+        state = self._state
+        due_s = state.timers.next()
+        if state.look_s != math.inf:
+            due_s = state.look_s if due_s is None else min(due_s, state.look_s)
+        if not state.draining:
+            return due_s
+        times = (due_s, state.queue_until_s, state.stop_at_s)
+        return min((time for time in times if time is not None), default=None)
+
+    def room(self, model: str, tenant: str, band: int, *, now: float) -> int:
+        """How many more requests there is room for: in the queue, or where nothing waits, in slots that nobody uses.
+
+        Bounds in bytes and tokens are left out: they depend on the request.
+        """
+        state = self._state
+        queue = state.settings.queue_enabled
+        room = state.queues.room(band) if queue else state.pool.free_slots(model)
+        return int(min(room, state.quotas.room(tenant, now)))
+
+    def least_loaded(self, model: str, *, but: Collection[str] = (), now: float) -> str | None:
+        """Where to send something that needs neither queue nor lease (tokenizing); None when nobody else is alive."""
+        usable = self._state.pool.usable(Request(id="", model=model, band=0), now)
+        usable = [endpoint for endpoint in usable if endpoint.name not in but] if but else usable
+        if not usable:
+            return None
+        return least_loaded(usable, now).name
+
+    def serving(self, model: str, *, now: float) -> list[str]:
+        """Who could be sent a request for a model, by name."""
+        return [endpoint.name for endpoint in self._state.pool.usable(Request(id="", model=model, band=0), now)]
+
+    def wanted(self, name: str, *, now: float) -> bool:
+        """Whether requests wait that this endpoint, near its limit, could serve: its gauges matter now."""
+        state = self._state
+        endpoint = state.pool[name]
+        return endpoint.near_limit(now) and any(
+            endpoint.serves(model) for band in state.queues.bands for model in band.tree.models()
+        )
+
+    def moved_s(self, name: str) -> float:
+        """When an endpoint last showed that it works; minus infinity: never yet."""
+        return self._state.pool[name].ledger.moved_s
+
+    def knows(self, model: str, *, now: float) -> bool | None:
+        """Whether some endpoint serves the model; None while one may yet: it has not told, or is being replaced."""
+        return self._state.pool.knows(model, now)
+
+    def state_of(self, request_id: str) -> State | None:
+        """Where a request is, None when it ended or was never here."""
+        state = self._state
+        entry = state.entries.get(request_id)
+        return None if entry is None else entry.state
+
+    def wait_s(self, request_id: str, *, now: float) -> float | None:
+        """How long a waiting request is estimated to wait from now on, None when that can't be told."""
+        state = self._state
+        entry = state.entries.get(request_id)
+        return None if entry is None or entry.state is not State.WAITING else state.estimated_wait_s(entry, now)
+
+    def places(self, request_ids: Iterable[str], *, now: float) -> dict[str, QueuePosition]:
+        """Where those of some requests that wait stand. Asked for many at once it costs little for each."""
+        state = self._state
+        found = [state.entries.get(request_id) for request_id in request_ids]
+        waiting: list[Entry] = [entry for entry in found if entry is not None and entry.state is State.WAITING]
+        return {
+            entry.request.id: QueuePosition(
+                position,
+                state.estimated_wait_s(entry, now, ahead=state.forecast.ahead(position - 1, ahead)),
+                now - entry.waits_since_s,
+            )
+            for entry, position, ahead in ranked(waiting, state.queues.bands)
+        }
+
+    def allowance(self, tenant: str, *, now: float) -> Allowance | None:
+        """What a tenant has left of its rates; None where it has none."""
+        return self._state.quotas.allowance(tenant, now)
+
+    def explain(self, request_id: str, *, now: float) -> Explanation | None:
+        """Why a request waits or waited: any that has not ended, and those that did lately. None: not known."""
+        state = self._state
+        entry = state.entries.get(request_id) or state.recorder.find(request_id)
+        if entry is None:
+            return None
+        wait_s = state.estimated_wait_s(entry, now) if entry.state is State.WAITING else None
+        return state.recorder.explain(entry, estimated_wait_s=wait_s, now=now)
+
+    def snapshot(self, *, now: float) -> Snapshot:
+        """The picture now."""
+        state = self._state
+        queues, causes = state.queues, state.wait_causes
+        names = [band.settings.name for band in queues.bands]
+        busy = next((band for band in queues.bands if band.tree.waiting), None)
+        no_room = tight(busy, causes)
+        flows, flows_more = state.shares.flows(names, now)
+        limits = state.settings.admission
+        models, models_more = models_now(
+            queues.bands, state.pool, state.shares, state.wait_causes, settings=limits, now=now
+        )
+        tenants = state.quotas.snapshot(now)
+        return Snapshot(
+            draining=state.draining,
+            paused=stopped_models(state.pauses.paused),
+            drained=stopped_models(state.pauses.drained),
+            waiting=queues.waiting,
+            waiting_bytes=queues.bytes,
+            waiting_tokens=queues.tokens,
+            running=len(state.leases),
+            kv_usage_ceiling=limits.kv_usage_max,
+            endpoints=[endpoint_now(endpoint, busy, no_room, limits, now) for endpoint in state.pool],
+            bands=[band_now(band, state.shares.share_of_band(band.rank), now) for band in queues.bands],
+            queues=queues_of(queues.bands),
+            tenants=tenants,
+            tenants_more=len(state.quotas) - len(tenants),
+            models=models,
+            models_more=models_more,
+            flows=flows,
+            flows_more=flows_more,
+            requests=requests_now(queues.bands, state.leases, state.recorder, now),
+            sources=state.router.sources.snapshot(now),
+        )

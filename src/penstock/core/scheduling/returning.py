@@ -1,0 +1,97 @@
+"""What becomes of a request whose endpoint did not serve it: back into the queue, elsewhere at once, or failed?"""
+
+from __future__ import annotations
+
+import math
+
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.queueing.entry import Entry
+from penstock.core.scheduling import ends, sending, waiting
+from penstock.core.scheduling.state import SchedulerState
+from penstock.core.values import retry
+from penstock.core.values.actions import Action, Evict, Requeue
+from penstock.core.values.cause import Cause
+from penstock.core.values.lifecycle import Event
+from penstock.core.values.outcome import Reason
+from penstock.core.values.retry import Failure, Verdict
+
+AVOID_S = 1.0  # a request that failed at an endpoint is tried elsewhere for that long
+REFUSED_AVOID_S = 0.1  # a request that was refused; doubles with each refusal of the same request
+REFUSED_AVOID_S_MAX = 2.0
+
+
+def requeue(
+    state: SchedulerState,
+    entry: Entry,
+    now: float,
+    actions: list[Action],
+    *,
+    failure: Failure | None,
+    endpoint: Endpoint | None,
+) -> None:
+    """Let a request wait again with its age kept, away from the endpoint that did not serve it.
+
+    `failure`: None where that endpoint shows no movement; `endpoint`: None where it is gone.
+    """
+    state.charges.refund(state.tree_of(entry), entry)
+    state.promised.settle(entry, 0.0)
+    cause = Cause.STUCK if failure is None else failure
+    state.recorder.requeued(entry, cause, endpoint.name if endpoint is not None else "", now)
+    if endpoint is not None:
+        avoid_s = math.inf if failure is Failure.MODEL_GONE else AVOID_S
+        if failure is Failure.BUSY:
+            avoid_s = min(REFUSED_AVOID_S * 2 ** min(entry.refusals - 1, 16), REFUSED_AVOID_S_MAX)
+        entry.avoid = {name: until for name, until in (entry.avoid or {}).items() if until > now}
+        entry.avoid[endpoint.name] = now + avoid_s
+    over = state.draining and state.queue_until_s is None
+    elsewhere: list[Endpoint] = []
+    if not state.settings.queue_enabled and not over and state.pauses.sends(entry.model):
+        elsewhere = [e for e in sending.usable(state, entry, now) if not entry.shuns(e.name, now)]
+        if state.quotas.held(entry.account):
+            elsewhere = []
+    if not state.settings.queue_enabled and not over and not elsewhere:
+        assert failure is not None, "what can't wait is taken back only where it can go elsewhere"
+        ends.fail(state, entry, failure, now, actions)  # it can't wait, so this was its last answer
+        return
+    entry.move(Event.REQUEUED)
+    actions.append(Requeue(entry.request.id, cause))
+    left_s = entry.wait_s_max - entry.waited_s
+    if elsewhere:
+        actions.append(sending.dispatch(state, entry, elsewhere, now))
+    elif over or left_s <= 0:
+        entry.move(Event.EVICTED)
+        reason = Reason.DRAINING if over else Reason.QUEUE_TIMEOUT
+        ends.end(state, entry, None, now, reason)
+        actions.append(Evict(entry.request.id, reason, ends.come_back_after_s(state, entry, reason, now)))
+    else:
+        state.router.look(entry, now)
+        state.under_share.returned(entry, now)
+        waiting.enqueue(state, entry, now)
+        waiting.arm(state, entry, now)
+        state.groups.waits(entry)
+        state.recorder.waits(entry, now)
+
+
+def verdict(state: SchedulerState, entry: Entry, failure: Failure, endpoint: Endpoint | None, now: float) -> Verdict:
+    """Count a failure, and judge whether the request goes back to the queue. `endpoint`: None where it is gone."""
+    if failure is Failure.BUSY:
+        entry.refusals += 1
+    elif failure is not Failure.MODEL_GONE:
+        entry.attempts += 1
+    elif not others_serve(state, entry, endpoint, now):
+        return Verdict.FAIL
+    if entry.request.pinned is not None:
+        return Verdict.FAIL
+    return retry.verdict(
+        failure,
+        attempts=entry.attempts,
+        attempts_max=state.settings.attempts_max,
+        budget=state.budget,
+        now=now,
+        under_way=len(state.leases),
+    )
+
+
+def others_serve(state: SchedulerState, entry: Entry, endpoint: Endpoint | None, now: float) -> bool:
+    """True if another endpoint has the model, as far as is known, however it fares now."""
+    return any(e is not endpoint and e.serves(entry.model) and not entry.shuns(e.name, now) for e in state.pool)
