@@ -2,6 +2,8 @@
 
 A greedy tenant keeps far more long answers in flight than the engines can run; four light tenants ask for a short
 one now and then. Everything is real but the engines: processes, sockets, HTTP, the same `penstock serve` as anywhere.
+Figures begin once the greedy tenant's first answers have ended: they start together on empty engines, and nothing
+that runs is ever cut off, with queueing or without. What isolation costs in throughput is told beside what it gives.
 Nothing that was started is left running.
 """
 
@@ -13,10 +15,11 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from rich.console import Console, Group
@@ -33,15 +36,23 @@ GREEDY_IN_FLIGHT = 64  # 4 times what both engines run at once
 GREEDY_TOKENS = 100
 LIGHT_TOKENS = 20
 LIGHT_PER_S = 2.0  # each
+SETTLE_S = 4.0  # before figures begin: the greedy tenant's first answers take two, and are over by then
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
+_HEADERS = "-H 'content-type: application/json' -H 'x-tenant-id: you'"
 _LISTENING = re.compile(rb"listening on (http://\S+)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `penstock demo`."""
     parser.add_argument("--once", action="store_true", help="end after the comparison instead of serving on")
-    parser.add_argument("--seconds", type=float, default=12.0, metavar="S", help="length of each of the two loads")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=12.0,
+        metavar="S",
+        help=f"what is measured of each of the two loads, after {SETTLE_S:g} s in which it settles (12)",
+    )
     parser.add_argument("--port", type=int, default=8080, metavar="PORT", help="the gateway's port, if it is free")
 
 
@@ -63,21 +74,28 @@ class DemoError(Exception):
 
 @dataclass
 class Tally:
-    """What one tenant saw."""
+    """What one tenant saw since figures began."""
 
     sent: int = 0
     done: int = 0
     refused: int = 0
+    tokens: int = 0  # chunks of its answers that came
     waiting_since_s: dict[int, float] = field(default_factory=dict)
     ttft_s: list[float] = field(default_factory=list)
 
-    def freeze(self) -> None:
-        """The load ends: who still waits has waited that long, and hears no more."""
-        self.ttft_s += [clock.now() - since_s for since_s in self.waiting_since_s.values()]
-        self.waiting_since_s = {}
+    def begin(self) -> None:
+        """Figures begin now. Requests that wait are still counted, with all of their wait."""
+        self.done = self.refused = self.tokens = 0
+        self.sent = len(self.waiting_since_s)
+        self.ttft_s = []
+
+    def frozen(self) -> Tally:
+        """What was seen until now: requests that still wait count with the time waited so far."""
+        waits_s = [clock.now() - since_s for since_s in self.waiting_since_s.values()]
+        return replace(self, waiting_since_s={}, ttft_s=self.ttft_s + waits_s)
 
     def quantile_s(self, share: float) -> float | None:
-        """Of the times to first token; who still waits counts with the time waited so far."""
+        """Of the times to first token; a request that still waits counts with the time waited so far."""
         ordered = sorted(self.ttft_s + [clock.now() - since_s for since_s in self.waiting_since_s.values()])
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
@@ -94,22 +112,23 @@ class _Stream:
         self._status = 0
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         tally.sent += 1
-        self._number = tally.sent
-        tally.waiting_since_s[self._number] = self._sent_s
+        tally.waiting_since_s[id(self)] = self._sent_s
 
     def on_response(self, status: int, headers: Headers, /) -> None:  # noqa: ARG002
         self._status = status
-        waited = self._tally.waiting_since_s.pop(self._number, None)
+        waited = self._tally.waiting_since_s.pop(id(self), None)
         if status == 200 and waited is not None:
             self._tally.ttft_s.append(clock.now() - self._sent_s)
 
-    def on_data(self, data: bytes, /) -> None: ...
+    def on_data(self, data: bytes, /) -> None:
+        if self._status == 200:
+            self._tally.tokens += data.count(b'"content"')
 
     def on_end(self) -> None:
         self._finish(done=self._status == 200)
 
     def on_error(self, error: UpstreamError, /) -> None:  # noqa: ARG002
-        self._tally.waiting_since_s.pop(self._number, None)
+        self._tally.waiting_since_s.pop(id(self), None)
         self._finish(done=False)
 
     def _finish(self, *, done: bool) -> None:
@@ -148,28 +167,39 @@ async def _light(client: Upstream, tenant: str, tally: Tally, random: Random) ->
             group.create_task(_ask(client, tenant, LIGHT_TOKENS, tally))
 
 
-async def _load(url: str, seconds: float, title: str, console: Console) -> dict[str, Tally]:
-    """The same load each time: same tenants, same sizes, same seed."""
+@contextlib.asynccontextmanager
+async def _load(url: str) -> AsyncIterator[dict[str, Tally]]:
+    """The same load each time: same tenants, same sizes, same seed. Gives what each tenant sees."""
     tallies = {tenant: Tally() for tenant in (GREEDY, *LIGHT)}
     client = Upstream(url)
     tasks = [asyncio.create_task(_greedy(client, tallies[GREEDY])) for _ in range(GREEDY_IN_FLIGHT)]
     tasks += [
         asyncio.create_task(_light(client, tenant, tallies[tenant], Random(seed))) for seed, tenant in enumerate(LIGHT)
     ]
-    ends_s = clock.now() + seconds
     try:
-        with Live(console=console, refresh_per_second=4, transient=True) as live:
-            while (left_s := ends_s - clock.now()) > 0:
-                live.update(_live_table(title, tallies, left_s))
-                await asyncio.sleep(min(0.25, left_s))
+        yield tallies
     finally:
-        for tally in tallies.values():
-            tally.freeze()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         client.close()
-    return tallies
+
+
+async def _measure(tallies: dict[str, Tally], seconds: float, title: str, console: Console) -> dict[str, Tally]:
+    """What the tenants see in so many seconds, once the load has settled."""
+    begins_s = clock.now() + SETTLE_S
+    with Live(console=console, refresh_per_second=4, transient=True) as live:
+        await _watch(live, f"{title}, settling", tallies, begins_s)
+        for tally in tallies.values():
+            tally.begin()
+        await _watch(live, title, tallies, begins_s + seconds)
+    return {tenant: tally.frozen() for tenant, tally in tallies.items()}
+
+
+async def _watch(live: Live, title: str, tallies: dict[str, Tally], until_s: float) -> None:
+    while (left_s := until_s - clock.now()) > 0:
+        live.update(_live_table(title, tallies, left_s))
+        await asyncio.sleep(min(0.25, left_s))
 
 
 # --- tables ---------------------------------------------------------------------------------------------------
@@ -186,7 +216,7 @@ def _live_table(title: str, tallies: dict[str, Tally], left_s: float) -> Group:
 
 
 def _comparison(off: dict[str, Tally], on: dict[str, Tally]) -> Table:
-    table = Table(title="Time to first token of the light tenants", title_justify="left")
+    table = Table(title="Time to first token, queueing off and on", title_justify="left")
     table.add_column("tenant")
     for column in ("p50 off", "p50 on", "p99 off", "p99 on", "answered off", "answered on"):
         table.add_column(column, justify="right")
@@ -198,6 +228,21 @@ def _comparison(off: dict[str, Tally], on: dict[str, Tally]) -> Table:
     return table
 
 
+def _in_words(off: dict[str, Tally], on: dict[str, Tally], seconds: float) -> list[str]:
+    """What the table shows, and what that costs."""
+    light_off, light_on = _together(off, LIGHT), _together(on, LIGHT)
+    before, after = (sum(tally.tokens for tally in tallies.values()) / seconds for tallies in (off, on))
+    change = after / before - 1 if before else 0.0
+    p99_off, p99_on = (_shown(light.quantile_s(0.99)) for light in (light_off, light_on))
+    return [
+        f"Isolation: the light tenants' p99 went from {p99_off} to {p99_on}, whatever {GREEDY} asks for.",
+        (
+            f"Its price: {before:.0f} tokens/s became {after:.0f} ({change:+.0%}): while tenants under their share "
+            "keep coming, some slots are kept free for them (`admission.reserved_slots`; 0 keeps none)."
+        ),
+    ]
+
+
 def _row(table: Table, name: str, off: Tally, on: Tally) -> None:
     quantiles = [_shown(tally.quantile_s(share)) for share in (0.5, 0.99) for tally in (off, on)]
     table.add_row(name, *quantiles, str(off.done), str(on.done))
@@ -205,6 +250,7 @@ def _row(table: Table, name: str, off: Tally, on: Tally) -> None:
 
 def _together(tallies: dict[str, Tally], tenants: Sequence[str]) -> Tally:
     return Tally(
+        sent=sum(tallies[tenant].sent for tenant in tenants),
         done=sum(tallies[tenant].done for tenant in tenants),
         ttft_s=[seconds for tenant in tenants for seconds in tallies[tenant].ttft_s],
     )
@@ -290,6 +336,20 @@ async def _free_port(wanted: int) -> int:
     return port
 
 
+def _invite(console: Console, url: str) -> None:
+    """What to try now: these lines work as they stand, while the load goes on."""
+    question = {"model": "sim", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20, "stream": True}
+    own = f"{sys.executable} -m penstock" if shutil.which("penstock") is None else "penstock"
+    console.print("\nThe load goes on until Ctrl-C. Be one more light tenant:", style="bold")
+    for line in (
+        f"curl -N {url}/v1/chat/completions {_HEADERS} -d '{json.dumps(question)}'",
+        f"{own} top --url {url}",
+        f"curl {url}/metrics",
+        f"{url}/admin/   (the live page, in a browser)",
+    ):
+        console.print(f"  {line}", soft_wrap=True, highlight=False)
+
+
 async def _demo(seconds: float, port: int, *, once: bool) -> int:
     console = Console()
     stop = asyncio.Event()
@@ -310,29 +370,22 @@ async def _demo(seconds: float, port: int, *, once: bool) -> int:
             )
             port = await _free_port(port)  # one for both, so that whoever watches the page sees both
             console.print(f"Watch it: http://127.0.0.1:{port}/admin/\n", soft_wrap=True, highlight=False)
-            async with _gateway(engines, port, "--no-queue", "--routing", "round_robin") as url:
-                off = await _load(url, seconds, "1 of 2: queueing off", console)
+            async with _gateway(engines, port, "--no-queue", "--routing", "round_robin") as url, _load(url) as load:
+                off = await _measure(load, seconds, "1 of 2: queueing off", console)
             on_url = await stack.enter_async_context(_gateway(engines, port))
-            on = await _load(on_url, seconds, "2 of 2: queueing on", console)
-            console.print(_comparison(off, on))
-            if not any(tally.done for tally in on.values()):
-                raise DemoError("nothing was answered")
-            console.print("\nTry it:", style="bold")
-            console.print(
-                f"  curl {on_url}/v1/chat/completions -H 'content-type: application/json' "
-                """-d '{"model": "sim", "messages": [{"role": "user", "content": "Hello"}], "stream": true}' -N""",
-                soft_wrap=True,
-                highlight=False,
-            )
-            console.print(f"  curl {on_url}/metrics", soft_wrap=True, highlight=False)
-            console.print(f"  penstock top --url {on_url}", soft_wrap=True, highlight=False)
-            console.print(f"  {on_url}/admin/   (the live page, in a browser)\n", soft_wrap=True, highlight=False)
-            if not once:
-                console.print("Serving until Ctrl-C.")
-                for number in (signal.SIGINT, signal.SIGTERM):
-                    loop.add_signal_handler(number, stop.set)
-                await stop.wait()
-                console.print("Stopping.")
+            async with _load(on_url) as load:
+                on = await _measure(load, seconds, "2 of 2: queueing on", console)
+                console.print(_comparison(off, on))
+                for sentence in _in_words(off, on, seconds):
+                    console.print(sentence, highlight=False)
+                if not any(tally.done for tally in on.values()):
+                    raise DemoError("nothing was answered")
+                if not once:
+                    _invite(console, on_url)
+                    for number in (signal.SIGINT, signal.SIGTERM):
+                        loop.add_signal_handler(number, stop.set)
+                    await stop.wait()
+                    console.print("Stopping.")
     except asyncio.CancelledError:
         console.print("Stopped.")
         return 130
