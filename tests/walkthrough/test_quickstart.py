@@ -53,9 +53,23 @@ def test_every_command_of_the_quickstart_runs(tmp_path: Path) -> None:
     assert shell.returncode == 0, err[-2000:]
     assert re.search(r"^ok: 2 endpoints", out, re.MULTILINE)
     assert '"chat.completion.chunk"' in out
-    assert re.search(r"Holding \d+: sim has all slots taken", out)
-    assert "team-a" in out
-    assert "tenants[team-b].weight 1 → 3" in out
+    assert re.search(r"Holding \d+, \d+ from team-\w: sim ", out)
+    before, after = map(shares, out.split("tenants[team-b].weight 1 → 3", 1))
+    assert before["team-a"][1] == 75
+    assert before["team-b"][1] == 25
+    assert abs(before["team-a"][0] - 75) <= 6, out
+    assert after["team-a"][1] == after["team-b"][1] == 50, out
+    answers = re.findall(r"^HTTP/1\.1 (\d+)", out, re.MULTILINE)
+    assert answers[-3:] == ["200", "200", "429"]
+    refusal = out[out.rindex("HTTP/1.1 429") :]
+    assert re.search(r"^retry-after: \d+", refusal, re.MULTILINE | re.IGNORECASE)
+    assert '"code":"tenant_limit"' in refusal
+
+
+def shares(text: str) -> dict[str, tuple[int, int]]:
+    """What `top` shows of each team's part of its band: got and fair, in percent."""
+    rows = re.findall(r"^(team-\w) .* (\d+)%, fair (\d+)%", text, re.MULTILINE)
+    return {team: (int(got), int(fair)) for team, got, fair in rows}
 
 
 def free_port() -> int:
