@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test compiled test-compiled test-page shots test-postgres test-engines check soak chaos fuzz bench lab docs lock clean
+.PHONY: demo test compiled test-compiled test-page shots test-postgres test-engines check soak chaos fuzz bench lab docs generated lock clean
 .DEFAULT_GOAL := test
 
 .venv/core.stamp: requirements.lock pyproject.toml
@@ -101,6 +101,14 @@ docs: .venv/dev.stamp
 	$(BIN)/pip install --quiet --disable-pip-version-check mkdocs==1.6.1 mkdocs-material==9.8.1
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 	$(BIN)/python -m pytest tests/walkthrough
+
+# The pages that are made of the code. Tests hold each to it.
+generated: .venv/dev.stamp
+	$(BIN)/python -m penstock.config.docs > docs/configuration.md
+	$(BIN)/penstock schema > docs/penstock.schema.json
+	$(BIN)/python -m penstock.core.values.lifecycle > docs/states.md
+	$(BIN)/python -m penstock.cli.diagram > docs/diagram.md
+	$(BIN)/python -m tests.tidy.glossary
 
 # Re-resolve the locked dependencies (needs pip-tools, which it installs beside the project).
 lock:
