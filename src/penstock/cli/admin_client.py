@@ -1,4 +1,4 @@
-"""How do the commands that talk to a running gateway reach it? With urllib; operators get one JSON answer a request."""
+"""How do commands reach a running gateway? With urllib: each call is one request and one JSON answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANSWER_BYTES_MAX = 64 << 20
 
 
 class GatewayError(Exception):
-    """The gateway can't be reached, or refuses. The message says it all; `status` is 0 where nothing was answered."""
+    """The gateway can't be reached, or refuses. The message is for people; `status` is 0 if nothing was answered."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -28,14 +28,14 @@ class GatewayError(Exception):
 
 
 class AdminClient:
-    """A gateway, and the right to ask it."""
+    """Calls the admin API of one gateway, with a token if there is one."""
 
     def __init__(self, url: str, token: str | None) -> None:
         self._url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
 
     def call(self, method: str, path: str, body: object = None, *, timeout_s: float = TIMEOUT_S) -> Any:
-        """What the gateway answers; a `GatewayError` where it does not, or not with success."""
+        """Returns the gateway's JSON answer. Raises GatewayError if there is none within `timeout_s`, or no success."""
         data, headers = None, self._headers
         if body is not None:
             data, headers = json.dumps(body).encode(), {**headers, "content-type": "application/json"}
@@ -44,9 +44,9 @@ class AdminClient:
 
 
 def reach(url: str, method: str, data: Any, headers: Mapping[str, str], *, timeout_s: float) -> Any:
-    """The gateway's answer, to be read and closed; a `GatewayError` where there is none, or none of success.
+    """Returns the gateway's answer, to be read and closed. Raises `GatewayError` if there is none, or no success.
 
-    `data` is the body: bytes, or pieces of it whose length `headers` tell.
+    `data` is the body: bytes, or pieces whose total length is in `headers`.
     """
     if not url.startswith(("http://", "https://")):
         raise GatewayError(f"{url} is not a URL with http:// or https://")
@@ -62,20 +62,20 @@ def reach(url: str, method: str, data: Any, headers: Mapping[str, str], *, timeo
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:
-    """What is on this machine is asked directly, whatever proxy the environment names: a token goes with it."""
+    """Asks a gateway on this machine directly, whatever proxy the environment names: the token goes along."""
     proxies: dict[str, str] | None = {} if own_token.is_here(urlsplit(url).hostname) else None
     return urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _NoRedirects)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A gateway redirects no such call; whoever does would get the token."""
+    """Follows no redirect: a gateway sends none for these calls, and another server would get the token."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 def read_json(answer: Any) -> Any:
-    """What was answered, as JSON; a `GatewayError` where it is none, or breaks off."""
+    """Returns an answer as JSON. Raises `GatewayError` if it is no JSON, or breaks off."""
     try:
         return json.loads(answer.read(ANSWER_BYTES_MAX))
     except (OSError, http.client.HTTPException) as error:
@@ -85,7 +85,7 @@ def read_json(answer: Any) -> Any:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--url` and `--token`, the same for all such commands."""
+    """Add `--url` and `--token`, the same for all commands that call the admin API."""
     parser.add_argument(
         "--url",
         default=os.environ.get("PENSTOCK_URL", URL_DEFAULT),
@@ -99,12 +99,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def client(args: argparse.Namespace) -> AdminClient:
-    """With the token that was given, else with the gateway's own where that is on this machine."""
+    """Returns a client with the token of `args`, or else with the gateway's own token if it runs on this machine."""
     return AdminClient(args.url, args.token or own_token.find(args.url, os.environ))
 
 
 def _message(error: urllib.error.HTTPError) -> str:
-    """The gateway's own words, where it is one."""
+    """The message of a refusal, if a gateway answered it, else the bare status."""
     try:
         return str(json.loads(error.read(1 << 20))["error"]["message"])
     except (ValueError, LookupError, TypeError, OSError, http.client.HTTPException):

@@ -23,12 +23,12 @@ from penstock.cli.views import plain
 POLL_S = 1.0
 ENDED = ("completed", "failed", "expired", "cancelled")
 ERRORS_SHOWN = 20
-EXIT_ERRORS = 3  # of `run`: it ended, and not every request was answered well
+EXIT_ERRORS = 3  # of `run`: the batch ended, and not every request was answered with success
 ENDPOINT = "/v1/chat/completions"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verbs and what they take."""
+    """Add the verbs and their arguments."""
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     listing = _verb(verbs, "ls", "list the latest batches", _ls)
     listing.add_argument("--limit", type=int, default=20, metavar="N", help="how many (default 20)")
@@ -65,7 +65,7 @@ def _verb(verbs: Any, name: str, meaning: str, run: Any) -> argparse.ArgumentPar
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run a verb; returns the exit code."""
+    """Run a verb. Returns the exit code."""
     try:
         return int(args.verb(BatchClient(args.url, key=args.key, tenant=args.tenant), args))
     except (GatewayError, OSError) as error:
@@ -123,7 +123,7 @@ def _run(client: BatchClient, args: argparse.Namespace) -> int:
 
 
 def _watch(client: BatchClient, batch: dict[str, Any], console: Console) -> dict[str, Any]:
-    """The batch when it has ended, a bar until then."""
+    """Draw a bar until the batch has ended; returns the batch then."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.fields[outlook]}"), console=console) as progress:
         bar = progress.add_task(batch["status"], total=None, outlook="")
@@ -184,7 +184,7 @@ def _time(unix_s: float) -> str:
 
 
 def _endpoint(path: Path) -> str:
-    """What the file's first request asks for; what is no request is for the gateway to refuse."""
+    """The path that the file's first request asks for; a default if the line is unreadable: the gateway refuses it."""
     with path.open("rb") as file:
         try:
             url = json.loads(file.readline(64 << 20))["url"]

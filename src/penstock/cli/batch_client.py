@@ -18,7 +18,7 @@ NO_BATCHES = "This gateway has no files and batches: its settings' `batch.data` 
 
 
 class BatchClient:
-    """A gateway, and the caller that one is to it."""
+    """Calls the files and batches API of one gateway, as one caller. Every call may raise `GatewayError`."""
 
     def __init__(self, url: str, *, key: str | None, tenant: str | None) -> None:
         self._url = url.rstrip("/")
@@ -29,7 +29,7 @@ class BatchClient:
             self._headers["x-tenant-id"] = tenant
 
     def batches(self, limit: int) -> list[dict[str, Any]]:
-        """The latest batches, the newest first."""
+        """Returns up to `limit` batches, the newest first."""
         found: list[dict[str, Any]] = []
         while len(found) < limit:
             after = f"&after={quote(found[-1]['id'])}" if found else ""
@@ -50,7 +50,7 @@ class BatchClient:
         return self._json("POST", "/v1/batches", json.dumps(body).encode(), "application/json")
 
     def upload(self, path: Path) -> dict[str, Any]:
-        """The file's object. Nothing of it is held here but the piece on its way."""
+        """Upload a file; returns its object. Only the piece under way is held in memory."""
         edge = secrets.token_hex(16)
         name = path.name.replace('"', "'")
         head = (
@@ -64,7 +64,7 @@ class BatchClient:
             return self._json("POST", "/v1/files", _pieces(head, file, tail), kind, size)
 
     def download(self, file: str, path: Path) -> int:
-        """Write a file's content; returns its lines. What breaks off leaves no file of that name."""
+        """Write a file's content to `path`; returns its number of lines. A broken download leaves no file at `path`."""
         part = path.with_name(path.name + ".part")
         lines = 0
         with self._open("GET", f"/v1/files/{quote(file, safe='')}/content") as answer, part.open("wb") as out:

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_schema(_: argparse.Namespace) -> int:
-    """`penstock schema`: for editors."""
+    """Print the JSON Schema of the settings, for editors. Returns the exit code."""
     from penstock.config import schema  # noqa: PLC0415  (only here is it needed)
 
     sys.stdout.write(schema.text())
@@ -29,7 +29,7 @@ def run_schema(_: argparse.Namespace) -> int:
 
 
 def run_check(args: argparse.Namespace) -> int:
-    """Problems go to stderr, one per line; with `--json` everything is one object on stdout."""
+    """Check a file; returns the exit code. Problems go to stderr, one per line; with `--json` all goes to stdout."""
     problems: tuple[Problem, ...] = ()
     code, message = EXIT_OK, ""
     warnings: list[str] = []

@@ -1,4 +1,4 @@
-"""What does it do for me? Two simulated engines, the gateway, and one short load with queueing off and on.
+"""What does Penstock do for me? Two simulated engines, the gateway, and one short load with queueing off and on.
 
 A greedy tenant keeps far more long answers in flight than the engines can run; four light tenants ask for a short
 one now and then. Everything is real but the engines: processes, sockets, HTTP, the same `penstock serve` as anywhere.
@@ -44,7 +44,7 @@ _LISTENING = re.compile(rb"listening on (http://\S+)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `penstock demo`."""
+    """Add the flags of `penstock demo`."""
     parser.add_argument("--once", action="store_true", help="end after the comparison instead of serving on")
     parser.add_argument(
         "--seconds",
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo; 0 when it went through."""
+    """Run the demo. Returns the exit code, 0 if it went through."""
     if not 1.0 <= args.seconds <= 600.0:
         print("penstock demo: --seconds takes 1 to 600", file=sys.stderr)
         return 2
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class DemoError(Exception):
-    """Something that was started did not come up."""
+    """A process of the demo did not start, or nothing was answered. The message is for people."""
 
 
 @dataclass
@@ -267,7 +267,7 @@ def _shown(seconds: float | None) -> str:
 
 @contextlib.asynccontextmanager
 async def _penstock(*arguments: str) -> AsyncIterator[str]:
-    """A `penstock …` process that listens; gives its URL, and stops it at the end."""
+    """A context: starts a `penstock …` process that listens, gives its URL, and stops it at the end."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PENSTOCK_")}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -278,7 +278,7 @@ async def _penstock(*arguments: str) -> AsyncIterator[str]:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C is for us: we stop them in order
+        start_new_session=True,  # Ctrl-C goes to this process alone, which stops the others in order
     )
     assert process.stdout is not None
     reader = process.stdout
@@ -325,7 +325,7 @@ def _gateway(engines: Sequence[str], port: int, *flags: str) -> contextlib.Abstr
 
 
 async def _free_port(wanted: int) -> int:
-    """The wanted port if nobody has it, else any."""
+    """The wanted port if it is free, else any free one."""
     try:
         server = await asyncio.start_server(lambda _, __: None, "127.0.0.1", wanted)
     except OSError:
@@ -368,7 +368,7 @@ async def _demo(seconds: float, port: int, *, once: bool) -> int:
                 f"{len(LIGHT)} light tenants ask for {LIGHT_TOKENS} tokens {LIGHT_PER_S:g} times a second each; "
                 f"the engines run {2 * SLOTS} at once."
             )
-            port = await _free_port(port)  # one for both, so that whoever watches the page sees both
+            port = await _free_port(port)  # the same for both loads, so that an open page shows both
             console.print(f"Watch it: http://127.0.0.1:{port}/admin/\n", soft_wrap=True, highlight=False)
             async with _gateway(engines, port, "--no-queue", "--routing", "round_robin") as url, _load(url) as load:
                 off = await _measure(load, seconds, "1 of 2: queueing off", console)

@@ -1,8 +1,8 @@
-"""What is wrong with an endpoint, or missing: asked from outside, in Penstock's own way.
+"""What is wrong with an endpoint, or missing? Asked from outside, in Penstock's own way.
 
-An examination asks what the gateway itself would ask, with the same code, and says what it found, which flag of the
-engine would bring what is missing, and what Penstock does without it. Something missing is advice; an endpoint that
-can't serve what the settings say is a problem.
+An examination asks what the gateway would ask, with the same code. It says what it found, which flag of the engine
+would bring a missing feature, and what Penstock does without it. A missing feature is advice; an endpoint that can't
+serve what the settings say is a problem.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.http.client.pool import Headers, Upstream, UpstreamException, Upst
 
 AT_ONCE_MAX = 16
 MODELS_SHOWN_MAX = 1_000
-TRY_WORDS = 600  # more than any engine's KV block, so that the second time some of it comes from the cache
+TRY_WORDS = 600  # more than any engine's KV block, so that the second time some of the prompt comes from the cache
 TRY_TIMEOUT_S = 60.0
 
 WITHOUT = {
@@ -39,27 +39,27 @@ WITHOUT = {
 NOT_BELIEVED = (
     "a page that stands still while answers go on is not believed: only Penstock's own requests are counted there"
 )
-MOVES_LOOKS = 4  # SGLang writes its page every 40 steps: within two seconds
+MOVES_LOOKS = 4  # SGLang writes its page every 40 steps: so many looks see it within two seconds
 MOVES_LOOK_S = 0.5
 STANDS_IN = "while all its slots are busy it is not known how many requests wait inside it"
 
 
 class FeatureState(Enum):
-    """Of one thing that an engine may offer."""
+    """Whether an engine offers one feature."""
 
     OFFERED = "offered"
     MISSING = "missing"
-    UNKNOWN = "unknown"  #: it does not tell
-    NEVER = "never"  #: that engine does not have it
+    UNKNOWN = "unknown"  #: the engine does not tell
+    NEVER = "never"  #: this kind of engine does not have it
 
 
 class EngineFeature(msgspec.Struct, frozen=True):
-    """One thing that an engine may offer."""
+    """One feature that an engine may offer."""
 
     what: str  #: metrics, slots, cached_tokens, priority or kv_events
     state: FeatureState
     detail: str = ""
-    flag: str = ""  #: what brings it, where it is missing or unknown
+    flag: str = ""  #: the engine's flag that brings it, if it is missing or unknown
     without: str = ""  #: what Penstock does without it
 
 
@@ -72,7 +72,7 @@ class ServedModel(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What was found of one endpoint."""
+    """What was found out about one endpoint. None or "?" in a field: not known."""
 
     name: str
     url: str
@@ -86,14 +86,14 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Doctor:
-    """Examines endpoints."""
+    """Examines endpoints. With `tries`, sends two small requests to each, to see whether its cache is told."""
 
     def __init__(self, *, timeout_s: float, tries: bool) -> None:
         self._timeout_s = timeout_s
         self._tries = tries
 
     async def examine_all(self, endpoints: Sequence[EndpointSection]) -> AsyncIterator[Report]:
-        """One report each, as they come."""
+        """Yields one report per endpoint, in the order in which they are ready."""
         free = asyncio.Semaphore(AT_ONCE_MAX)
 
         async def one(endpoint: EndpointSection) -> Report:
@@ -109,7 +109,7 @@ class Doctor:
                 task.cancel()
 
     async def examine(self, endpoint: EndpointSection) -> Report:
-        """Ask one endpoint everything."""
+        """Returns the report on one endpoint. Never raises for what the endpoint does."""
         upstream = Upstream(endpoint.url, timeouts=UpstreamTimeouts(connect_s=self._timeout_s))
         ports: list[Upstream] = []
         key = endpoint.api_key.get_secret_value() if endpoint.api_key is not None else None
@@ -169,7 +169,7 @@ class Doctor:
 
 
 async def _listing(ask: Ask, configured: Engine | None) -> tuple[Listing, str | None]:
-    """What it serves; and what keeps it from saying so."""
+    """Returns what an endpoint serves, and the problem that keeps it from telling; None: no problem."""
     path = configured.models_path if configured else "/v1/models"
     answer = await ask(path)
     if answer.failure is not None:
@@ -205,7 +205,7 @@ def _served(model: Model, facts: Facts) -> ServedModel:
 
 
 async def _moves(reader: LoadReader, before: Observation) -> bool:
-    """Whether the counters on its page have moved since, as they must after it answered."""
+    """True if the counters on the page have moved since `before`, as they must after an answer."""
     for _ in range(MOVES_LOOKS):
         after = await reader.full()
         if after is not None and not after.same_as(before):
@@ -223,7 +223,7 @@ def _offers(
     has_page: bool,
     moves: bool | None,
 ) -> list[EngineFeature]:
-    """Each thing that matters, in the order in which it does."""
+    """The features of an endpoint, the most important first."""
     flags = engine.flags
     slots = facts.slots is not None or endpoint.slots != "auto"
     slots_detail = "set" if endpoint.slots != "auto" else "told" if slots else ""

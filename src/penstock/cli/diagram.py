@@ -1,4 +1,4 @@
-"""The whole in one picture: what becomes of a request, drawn from the code's own tables.
+"""What becomes of a request, in one picture? The picture is drawn from the code's own tables.
 
 `python -m penstock.cli.diagram > docs/diagram.md` writes the page; a test holds it to this, and every word of the
 closed lists (reasons, causes, failures, states, policies, engines) has to be on it. Boxes name the file that answers
@@ -29,9 +29,9 @@ INTRODUCTION = """\
 What becomes of a request, from the client to an engine and back. Solid arrows are the way of a request, dotted ones are
 facts that the scheduler is told. Each box names the file that answers for it, below `src/penstock`.
 """
-WORDS_PER_LINE = 4  # in a box: wider ones make the picture unreadable
+WORDS_PER_LINE = 4  # in a box: wider boxes make the picture unreadable
 
-#: Which box stands for which file of the package; a test looks whether they are there.
+#: The file of the package that each box stands for; a test checks that the files exist.
 FILES = {
     "door": "gateway/proxy/app.py",
     "who": "gateway/identity/callers.py",
@@ -54,7 +54,7 @@ FILES = {
 
 
 def page() -> str:
-    """The page, as docs/diagram.md has it."""
+    """Returns the page as docs/diagram.md has it."""
     return "\n".join([INTRODUCTION, *_flow(), "", "## The states of a request", "", *_states(), "", *_lists()]) + "\n"
 
 
@@ -115,7 +115,7 @@ def _box(name: str, title: str, text: str) -> str:
 
 
 def _words(words: Iterable[object]) -> str:
-    """Some words, a few to a line."""
+    """Some words, a few on each line."""
     named = [str(word) for word in words]
     lines = [named[at : at + WORDS_PER_LINE] for at in range(0, len(named), WORDS_PER_LINE)]
     return ",<br/>".join(", ".join(line) for line in lines)
@@ -126,7 +126,7 @@ def _taken_back(failure: Failure) -> bool:
 
 
 def _at_the_door() -> list[Reason]:
-    """Refusals that the head or the body alone brings."""
+    """Refusals that follow from the head or the body of a request alone."""
     return [reason for reason, status in STATUS.items() if 400 <= status < 499 and status != 429]
 
 
@@ -135,7 +135,7 @@ def _too_many() -> list[Reason]:
 
 
 def _others() -> list[Reason]:
-    """What is left: nobody to serve it, drained, cancelled."""
+    """The remaining refusals: no endpoint to serve the request, drained, cancelled."""
     elsewhere = {*[final_reason(failure) for failure in Failure], Reason.STORAGE_FULL}
     return [reason for reason, status in STATUS.items() if status >= 499 and reason not in elsewhere]
 
@@ -155,7 +155,7 @@ def _lists() -> Iterable[str]:
 
 
 def missing_files(root: Path) -> list[str]:
-    """The files that are named and are not there, below the package's folder."""
+    """Returns the files that the picture names but that do not exist under `root`, the package's folder."""
     return [file for file in FILES.values() if not (root / file).exists()]
 
 

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: every endpoint can serve what it should. 1: one can't. 2: the settings can't be read."""
+    """Returns 0 if every endpoint can serve what it should, 1 if one can't, 2 if the settings can't be read."""
     try:
         settings = load(args.config, os.environ, Flags(endpoints=tuple(args.endpoint)))
         require_endpoints(settings)
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def unserved(settings: Settings, reports: Sequence[Report]) -> list[str]:
-    """Aliases that lead nowhere."""
+    """Returns a sentence for each alias whose model no endpoint serves."""
     served = {model.name for report in reports for model in report.models}
     served |= {name for endpoint in settings.endpoints if endpoint.models != "auto" for name in endpoint.models}
     return [
@@ -89,7 +89,7 @@ def unserved(settings: Settings, reports: Sequence[Report]) -> list[str]:
 
 
 def one_role(settings: Settings, reports: Sequence[Report]) -> list[str]:
-    """Models whose endpoints that can be used play one role of two."""
+    """Returns a sentence for each model whose usable endpoints have only one of the two roles."""
     roles: dict[str, list[Role]] = {}
     for endpoint, report in zip(settings.endpoints, reports, strict=True):
         for model in report.models:
@@ -111,7 +111,7 @@ async def _examine(settings: Settings, doctor: Doctor) -> list[Report]:
 
 
 def show(reports: Sequence[Report], problems: Sequence[str], *, tried: bool, console: Console) -> None:
-    """Two tables: what there is, and what should be done about it."""
+    """Print two tables: what there is, and what should be done about it."""
     console.print(_there(reports))
     wrong = [(report.name, problem) for report in reports for problem in report.problems]
     wrong += [("settings", problem) for problem in problems]
@@ -155,7 +155,7 @@ def _models(report: Report) -> str:
 
 
 def _advice(reports: Iterable[Report]) -> dict[tuple[str, str, str, str], list[str]]:
-    """What is missing, and could be there; endpoints that miss the same thing stand together."""
+    """Missing features that could be there; endpoints that lack the same one stand together."""
     found: dict[tuple[str, str, str, str], list[str]] = {}
     for report in reports:
         for offer in report.offers:

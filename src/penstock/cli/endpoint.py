@@ -1,4 +1,4 @@
-"""`penstock endpoint …`: change the endpoints of a running gateway."""
+"""`penstock endpoint …`: how does an operator change the endpoints of a running gateway from a shell?"""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Each endpoint in turn; what fails does not keep the others from being changed."""
+    """Change each endpoint in turn; one that fails does not stop the others. Returns the exit code."""
     answers: list[Any] = []
     asks = args.endpoint(admin_client.client(args), args)
     failed = not asks

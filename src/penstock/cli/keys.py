@@ -1,6 +1,6 @@
 """`penstock keys new|hash`: how does a tenant get a key that only its owner knows?
 
-The gateway needs only the hash, so nothing has to be kept of a key but by the one who uses it.
+The gateway needs only the hash, so the key itself has to be kept nowhere but by its owner.
 """
 
 from __future__ import annotations

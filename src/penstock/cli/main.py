@@ -1,6 +1,7 @@
 """`penstock …`: one program, one subcommand per chore.
 
-Only what the subcommand needs that is asked for is imported: to make the settings' models alone takes half a second.
+Only the modules that the chosen subcommand needs are imported: making the models of the settings alone takes half a
+second.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _Load = Callable[[argparse.ArgumentParser], None]  # adds a command's arguments,
 class _Command(NamedTuple):
     help: str
     load: _Load
-    description: str = ""  #: where the help says too little
+    description: str = ""  #: if the help says too little
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a subcommand; returns the exit code."""
+    """Run the subcommand that `argv` names (None: the process' own arguments). Returns the exit code."""
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == ["serve"]:
         from penstock.gateway import early_signals
@@ -44,14 +45,14 @@ def _run(words: list[str]) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever reads what is printed has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush complains
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise the last flush complains
         return 141
     return code
 
 
 def _parser(asked: str) -> argparse.ArgumentParser:
-    """Of all commands; the one that is asked for has its arguments, too."""
+    """The parser of all commands; only the chosen one has its arguments."""
     parser = argparse.ArgumentParser(
         prog="penstock", description="A flow-control gateway for LLM inference.", allow_abbrev=False
     )
@@ -271,7 +272,7 @@ def _run_gateway(args: argparse.Namespace) -> int:
     async def run() -> None:
         try:
             gateway = bootstrap.gateway(settings, read)
-        except ConfigError as error:  # what only shows where it runs
+        except ConfigError as error:  # a problem that shows only when the gateway starts
             for problem in error.problems:
                 print(f"penstock: {problem.line()}", file=sys.stderr)
             sys.exit(2)
@@ -287,7 +288,7 @@ def _run_gateway(args: argparse.Namespace) -> int:
 
 
 def event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's loop where there is one, for its speed."""
+    """Returns a new event loop: uvloop's, for its speed, or asyncio's if uvloop is not installed."""
     import asyncio
 
     try:

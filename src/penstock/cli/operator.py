@@ -1,4 +1,4 @@
-"""`penstock status`, `queue`, `explain`, `pause`, `resume`, `drain`, `reload`: what the page can do, in a shell."""
+"""`penstock status`, `queue`, `explain`, `pause`, `resume`, `drain`, `reload`: the live page's verbs, in a shell."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from penstock.config.reloading import Change
 
 RELOAD_TIMEOUT_S = 60.0  # ten thousand tenants take some seconds to read
 BATCHES_MAX = 8  # shown by `status`
-EXIT_BUSY = 3  # of `status`: something needs a look; 0 is well, 1 is no answer
+EXIT_BUSY = 3  # of `status --check`: something needs a look; 0: all is well, 1: no answer
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
-    """What one of these commands takes, and what runs it."""
+    """Add the arguments of `command`, and the function that runs it."""
     admin_client.add_arguments(parser)
     parser.set_defaults(run=_told(_RUN[command]))
     if command == "queue":
@@ -42,7 +42,7 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
 
 
 def _told(run: Any) -> Any:
-    """Where the gateway can't be reached or refuses, say so in a line."""
+    """Wraps a command: if the gateway can't be reached or refuses, it says so in a line and exits with 1."""
 
     def told(args: argparse.Namespace) -> int:
         try:

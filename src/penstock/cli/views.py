@@ -1,6 +1,7 @@
-"""The gateway's state in a terminal: the page's parts as tables that fit 80 columns, and all of them live (`top`).
+"""How does a terminal show the gateway's state? The parts of the page as tables of 80 columns, and all of them live
+(`top`).
 
-Callers choose names, so every text goes in as plain text with what is not printable replaced: no markup, no escapes.
+Callers choose names, so every text is put in as plain text, its unprintable characters replaced: no markup, no escapes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from penstock.gateway.admin.headline import seconds
 
 INTERVAL_S = 1.0
 MARKS = {"ok": ("● ok", "bold blue"), "busy": ("▲ busy", "bold yellow"), "bad": ("■ attention", "bold red")}
-BAD = ("down", "hung", "stuck", "ejected")  # states of endpoints; of the others all but "up" need a look
+BAD = ("down", "hung", "stuck", "ejected")  # states of endpoints; any other state but "up" needs a look
 DOUBTS_SHOWN = 3  # lines of `status` and `top`
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
@@ -78,11 +79,11 @@ def tenants(state: State, most: int) -> Table:
 
 
 def _in_band(flow: State) -> str:
-    """Its share of what its band got over the last minute, and what would be fair."""
+    """A flow's share of what its band got over the last minute, and the share that would be fair."""
     if flow["is_alone"]:
         return "alone"
     fair = flow["fair_share"]
-    if fair is None or (flow["share"] < fair and flow["oldest_wait_s"] < 1.0):  # else it would wait for its due
+    if fair is None or (flow["share"] < fair and flow["oldest_wait_s"] < 1.0):  # else it waits for its share
         return f"{flow['share']:.0%}, all it asks"
     return f"{flow['share']:.0%}, fair {fair:.0%}"
 
@@ -106,7 +107,7 @@ def endpoints(state: State, most: int) -> Table:
 
 
 def doubts(state: State, most: int) -> list[Text]:
-    """Whose gauges are not believed, and why. That an engine tells no load at all, `doctor` says."""
+    """Endpoints whose gauges are not believed, and why. Engines that tell no load at all are left to `doctor`."""
     told = [one for one in state["endpoints"] if one["gauges"] not in ("believed", "none")]
     return [Text(f"{plain(one['name'], 40)}: {plain(one['gauges_why'])}", style="yellow") for one in told[:most]]
 
@@ -157,7 +158,7 @@ def events(state: State, most: int) -> Group:
 
 
 def screen(state: State, width: int, height: int | None) -> RenderableType:
-    """All of it. With a height, the lists share the lines there are: requests get what is left."""
+    """Returns the whole screen. With a `height`, the lists share its lines, and requests get what is left."""
     lines = 60 if height is None else height
     sentence = headline(state)
     spent = 1 + len(sentence.wrap(Console(width=width), width)) + 1
@@ -188,7 +189,7 @@ def screen(state: State, width: int, height: int | None) -> RenderableType:
 
 
 def live(ask: Callable[[], State], console: Console) -> NoReturn:
-    """Once a second until Ctrl-C. A gateway that is away is asked again; the last picture stays."""
+    """Draw the state once a second until Ctrl-C. While the gateway is away, the last picture stays."""
     state: State | None = None
     with Live(console=console, screen=True, auto_refresh=False) as shown:
         while True:

@@ -1,7 +1,7 @@
-"""Addresses: is this where we can listen, is that where an engine can be reached, and what is a network?
+"""Addresses: can we listen there, can an engine be reached there, and what is a network?
 
-All are kept as text in one normal form: `host:port`, `10.0.0.0/8`, and `scheme://host[:port][/prefix]` with the
-host in lower case and no trailing slash, so that two spellings of one engine are recognised as one.
+All addresses are kept as text in one normal form: `host:port`, `10.0.0.0/8`, and `scheme://host[:port][/prefix]` with
+the host in lower case and no trailing slash, so that two spellings of one engine are recognised as one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def listen_address(value: object) -> str:
 
 
 def split_listen(listen: str) -> tuple[str, int]:
-    """Host (empty: every interface; without brackets) and port of a checked `listen`."""
+    """Returns host and port of a checked `listen`. An empty host means every interface; IPv6 has no brackets."""
     host, _, port = listen.rpartition(":")
     return host.strip("[]"), int(port)
 
@@ -65,7 +65,7 @@ def endpoint_url(value: object) -> str:
 
 
 def network(value: object) -> str:
-    """An IP address or a network, in its normal form."""
+    """Returns an IP address or a network in its normal form. Raises `Refused` for anything else."""
     if not isinstance(value, str):
         raise Refused(f"expected an IP address or a network such as 10.0.0.0/8, found {show(value)}")
     try:
@@ -79,19 +79,19 @@ def network(value: object) -> str:
 
 
 def host_and_port(url: str) -> str:
-    """`http://gpu-0` as `gpu-0:80`: how an endpoint is called unless it has a name."""
+    """Returns `gpu-0:80` for `http://gpu-0`: the name of an endpoint that the settings give none."""
     parts = urlsplit(url)
     return f"{_bracketed(parts.hostname or '')}:{parts.port or _DEFAULT_PORT[parts.scheme]}"
 
 
 def same_place(url: str) -> tuple[str, str, str]:
-    """Equal for two URLs that reach one engine, whether or not they spell out the default port."""
+    """Returns a value that is equal for two URLs of one engine, whether or not they spell out the default port."""
     parts = urlsplit(url)
     return parts.scheme, host_and_port(url), parts.path
 
 
 def _split(value: str) -> SplitResult | None:
-    """The parts of an http(s) URL whose port is usable; None where it is something else."""
+    """Returns the parts of an http(s) URL; None if `value` is no such URL. Raises `Refused` if its port is unusable."""
     try:
         parts = urlsplit(value)
         port = parts.port
@@ -109,7 +109,7 @@ def _split(value: str) -> SplitResult | None:
 
 
 def _with_scheme(value: str) -> str | None:
-    """`gpu-0:8000` misses only its scheme."""
+    """Returns a suggestion for a URL that misses only its scheme (`gpu-0:8000`); None if more is wrong with it."""
     try:
         return None if "://" in value else f"write `{endpoint_url(f'http://{value}')}`"
     except Refused:

@@ -1,8 +1,8 @@
 """Checks: do values that are fine one by one also fit together?
 
-Each check looks at the parts it needs and runs where those are valid, whatever is wrong elsewhere; so a
-person sees everything at once. Values in messages come from the document as it was written, because that
-still knows which text came out of a variable.
+Each check looks at the parts it needs and runs if those are valid, whatever is wrong elsewhere, so that a person
+sees everything at once. Values in messages come from the document as it was written, because the document still
+knows which text came out of a variable.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _bands(document: Document) -> Found:
             yield _problem(("bands", index, "shed_target"), message, "set `best_effort: true` too, or leave it out")
         names.setdefault(band.name, index)
     if not bands or None in bands:
-        return  # an unknown name may be the one that is misspelled there
+        return  # what is unknown there may be a misspelled name
     tenants = document.get("tenants")
     locations: list[Location] = [("default_band",), ("identity", "max_band")]
     locations += [("tenants", n, "max_band") for n in range(len(tenants) if isinstance(tenants, list | tuple) else 0)]
@@ -216,12 +216,12 @@ def _fairness(document: Document) -> Found:
 
 
 def _counts_tokens(document: Document) -> bool:
-    """Whether what tokens cost decides anything, in any band; another package's policy may look at it."""
+    """Returns True if the cost of tokens may decide anything in any band; another package's policy may look at it."""
     fairness = _valid(FairnessSection, document.get("fairness"))
     raw = document.get("bands")
     bands = list(DEFAULT_BANDS) if raw is None else _items(BandSection, raw)
     if fairness is None or None in bands:
-        return True  # which is told apart
+        return True  # another check tells what is wrong with them
     policies = {band.fairness.policy or fairness.policy for band in bands if band is not None}
     return not policies <= {"round_robin", "fcfs"}
 
@@ -295,7 +295,7 @@ def _locality(document: Document) -> Found:
 
 
 def _longer(document: Document, section: str, key: str, limit: str, parts: Section) -> tuple[Location, Problem]:
-    """Says it at the one of the two that was written, and shows a default as a duration."""
+    """The problem, at the one of the two settings that was written. A default is shown as a duration."""
 
     def shown(name: str) -> str:
         raw = written_at(document, (section, name))

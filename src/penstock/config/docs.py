@@ -1,4 +1,4 @@
-"""The settings' reference: how does docs/configuration.md come out of the models, so that it cannot be out of date?
+"""The settings' reference: how is docs/configuration.md made from the models, so that it can't be out of date?
 
 `python -m penstock.config.docs > docs/configuration.md` writes it; a test holds the file to it.
 """
@@ -59,7 +59,7 @@ def reference_markdown() -> str:
 
 
 def _section(prefix: str, section: type[Section]) -> str:
-    """A heading, what the section is for, and a row per setting."""
+    """Returns a heading, what the section is for, and a table with a row per setting."""
     heading = f"`{prefix.removesuffix('.')}`" if prefix else "At the top"
     rows = "".join(_rows(prefix, section))
     table = f"\n{_COLUMNS}{rows}" if rows else ""
@@ -104,7 +104,7 @@ def _value(field: FieldInfo) -> str:
 
 
 def bounds_of(field: FieldInfo) -> Iterator[tuple[str, float]]:
-    """What limits a number: `gt`, `ge`, `lt` or `le`, and by what."""
+    """Yields the bounds of a number: `gt`, `ge`, `lt` or `le`, and the limit."""
     for name in _BOUNDS:
         for constraint in field.metadata:
             if (value := getattr(constraint, name, None)) is not None:
@@ -116,7 +116,7 @@ def kind_of(field: FieldInfo) -> ValueKind | None:
 
 
 def item_of(field: FieldInfo) -> str | None:
-    """What one item of a list is called."""
+    """Returns the word for one item of a list; None if the setting is no list."""
     if get_origin(field.annotation) is not tuple:
         return None
     return next((part.name for part in get_args(get_args(field.annotation)[0]) if isinstance(part, ValueKind)), None)
@@ -131,7 +131,7 @@ def choices_of(annotation: object) -> Iterator[str]:
 
 
 def _default_bands(section: type[Section]) -> str:
-    """The default list in full, since a list in the file replaces it as a whole."""
+    """Returns the default list of bands in full, because a list in the file replaces it as a whole."""
     if section is not BandSection:
         return ""
     lines = "".join(f"  - {{{', '.join(_written(band))}}}\n" for band in DEFAULT_BANDS)

@@ -1,7 +1,7 @@
-"""Settings without effect: which of those that were written can do nothing beside the others?
+"""Settings without effect: which of the written settings do nothing because of the others?
 
-They do no harm, and may be there for another day (queueing may be switched off for an hour), so each is a warning of
-`penstock check` and at start. What contradicts is refused instead (`checks.py`, `routing.py`).
+Such a setting does no harm, and may be there for another day (queueing may be switched off for an hour). So each is
+only a warning of `penstock check` and at start. Contradictions are refused instead (`checks.py`, `routing.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OF_WAITING_TENANTS = ("queued", "queued_bytes", "queued_tokens")
 
 
 def effect_warnings(settings: Settings) -> list[str]:
-    """What is told of settings that do nothing."""
+    """Returns a sentence for each setting that does nothing; empty if all do something."""
     return [
         *_without_queue(settings),
         *_bands(settings),

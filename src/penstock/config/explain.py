@@ -1,10 +1,10 @@
-"""Explain: how does a validation error read when a person wrote the setting?
+"""Explain: how is a validation error told to the person who wrote the setting?
 
-pydantic finds every wrong value at once; here each of its errors becomes one `Problem`: the path as it is
-written in the file, what was found, what is expected, and for an unknown key the key that was probably meant.
+pydantic finds every wrong value at once. Each of its errors becomes one `Problem` here: the path as it is written in
+the file, what was found, what is expected, and for an unknown key the key that was probably meant.
 
-Settings also come while the gateway runs, from files that others write and through /admin, so this is bounded: beyond
-`TOLD_MAX` problems only their number is told.
+Settings also come while the gateway runs, from files that others write and through /admin, so the work is bounded:
+beyond `TOLD_MAX` problems only their number is told.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock.config.problems import (
 from penstock.config.sections.section import Section
 
 NOT_YET = "not supported in this version"
-TOLD_MAX = 50  # more than anybody reads at once; each costs up to a tenth of a millisecond, for what might be meant
+TOLD_MAX = 50  # more than anybody reads at once; guessing what was meant takes up to a tenth of a millisecond each
 _BOUNDS = {
     "greater_than": ("gt", "more than"),
     "greater_than_equal": ("ge", "at least"),
@@ -49,7 +49,7 @@ def explain(error: ValidationError, document: object) -> Iterator[tuple[Location
         written = written_at(document, location)
         message, suggestion = _sentence(detail, location, written)
         if isinstance(written, Filled):
-            suggestion = None  # it may quote what a variable holds
+            suggestion = None  # a suggestion may quote what a variable holds
         yield location, Problem(write_path(location), message, suggestion)
     if error.error_count() > TOLD_MAX:
         yield (), Problem(write_path(()), f"{error.error_count() - TOLD_MAX} more problems, not told")
@@ -101,7 +101,7 @@ def _wrong_choice(value: object, location: Location, choices: list[str]) -> tupl
 
 
 def section_at(location: Location) -> type[Section]:
-    """The section around a path; the indexes and free names in it do not matter."""
+    """Returns the section that the path `location` leads into; indexes and free names in the path do not matter."""
     section: type[Section] = Settings
     for part in location:
         field = section.model_fields.get(str(part))
@@ -110,7 +110,7 @@ def section_at(location: Location) -> type[Section]:
 
 
 def sections(prefix: str = "", section: type[Section] = Settings) -> Iterator[tuple[str, type[Section]]]:
-    """Every section, with what its keys' paths begin with."""
+    """Yields every section, each with the prefix of its keys' paths."""
     yield prefix, section
     for key, field in section.model_fields.items():
         if inner := nested(field.annotation):
@@ -125,7 +125,7 @@ def _all_sections() -> tuple[tuple[str, type[Section]], ...]:
 
 
 def nested(annotation: object) -> type[Section] | None:
-    """The section inside an annotation such as `tuple[Band, ...]`."""
+    """Returns the section inside an annotation such as `tuple[Band, ...]`; None if there is none."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     return next((found for part in get_args(annotation) if (found := nested(part))), None)

@@ -20,7 +20,7 @@ _INDEX_DIGITS_MAX = 4
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What the command line says. `endpoints` replace those of the file; `slots` is for each that says `auto`."""
+    """What the command line says. `endpoints` replace those of the file; `slots` counts where one has `auto`."""
 
     endpoints: tuple[str, ...] = ()
     listen: str | None = None
@@ -32,7 +32,7 @@ class Flags:
 
 @dataclass(slots=True)
 class Merged:
-    """All layers in one, still unchecked."""
+    """All layers in one document, not checked yet."""
 
     document: dict[str, object] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -41,12 +41,12 @@ class Merged:
     path: str | None = None  #: the file, where there is one
 
     def origin(self, location: Location) -> str | None:
-        """The variable or flag that gave the value at `location`, or something around it."""
+        """Returns the variable or flag that gave the value at `location`, or a value around it; None: neither did."""
         prefixes = (location[:length] for length in range(len(location), 0, -1))
         return next((self.origins[prefix] for prefix in prefixes if prefix in self.origins), None)
 
     def said_by(self, location: Location) -> str | None:
-        """The variable, flag or file that gave a value; None where nobody did."""
+        """Returns the variable, flag or file that gave the value at `location`; None if it is a default."""
         if (origin := self.origin(location)) is not None:
             return origin
         if written_at(self.document, location) is None:
@@ -55,7 +55,7 @@ class Merged:
 
 
 def merge(path: str | None, env: Mapping[str, str], flags: Flags) -> Merged:
-    """Raises `ConfigError` where the file cannot be used at all."""
+    """Merge file, environment and flags. Raises `ConfigError` if the file can't be used at all; see also `problems`."""
     merged = Merged(path=path)
     if path is not None:
         source = read_file(path, env)
@@ -69,7 +69,7 @@ def merge(path: str | None, env: Mapping[str, str], flags: Flags) -> Merged:
 
 
 def _variables(env: Mapping[str, str], merged: Merged) -> list[tuple[Location, str]]:
-    """The settings in the environment, wider ones first, items of a list by their number."""
+    """Returns the settings in the environment with their variables: wider ones first, list items by their number."""
     found: list[tuple[Location, str]] = []
     for variable in env:
         if not variable.upper().startswith(ENV_PREFIX):
@@ -101,7 +101,7 @@ def _apply_variable(merged: Merged, location: Location, variable: str, text: str
 
 
 def _put(merged: Merged, old: object, here: Location, rest: Location, *, value: object, origin: str) -> object:
-    """What stands at `here` once `value` is put at `rest` below it."""
+    """Returns what stands at `here` after `value` was put at `rest` below it."""
     if not rest:
         return _merge_values(merged, old, value, here, origin)
     part, below = rest[0], rest[1:]
@@ -119,7 +119,7 @@ def _put(merged: Merged, old: object, here: Location, rest: Location, *, value: 
 
 
 def _variable_value(variable: str, text: str) -> object:
-    """A list or a mapping as YAML; anything else as the text it is, which every scalar setting can read."""
+    """Returns a list or a mapping, read as YAML; anything else stays text, which every scalar setting can read."""
     if text in {"", "~", "null"}:
         return None
     if text.lstrip().startswith(("[", "{", "- ")) or ": " in text or ":\n" in text:

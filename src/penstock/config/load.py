@@ -75,19 +75,20 @@ HASH_CHARACTERS = 12  # enough to tell two configurations apart, short enough fo
 
 
 def load(path: str | None, env: Mapping[str, str], flags: Flags | None = None) -> Settings:
-    """The settings from every source. Raises `ConfigError` with all problems."""
+    """Returns the settings from every source. Raises `ConfigError` with all problems."""
     return _build(merge(path, env, flags or Flags()))
 
 
 def from_mapping(document: Mapping[str, object]) -> Settings:
-    """The settings a parsed file would give. Raises `ConfigError` with all problems."""
+    """Returns the settings that a file with this content would give. Raises `ConfigError` with all problems."""
     return _build(Merged(document=dict(document)))
 
 
 def endpoints_from_text(text: str, origin: str, env: Mapping[str, str]) -> tuple[EndpointSection, ...]:
-    """The endpoints that a YAML or JSON text lists, as entries of `endpoints` or as URLs. Raises `ConfigError`.
+    """Returns the endpoints that a YAML or JSON text lists, as entries of `endpoints` or as URLs. Raises `ConfigError`.
 
-    `env` is what its writer may use, as credentials only: a variable in an address would be told to whoever is there.
+    `env` holds the variables that the text's writer may use, and only for credentials: a variable in an address would
+    be sent to whatever listens there. `origin` names the text in messages.
     """
     found = parse(text, origin, env)
     value: object = found.value
@@ -112,14 +113,14 @@ def endpoints_from_text(text: str, origin: str, env: Mapping[str, str]) -> tuple
 
 
 def _is_filled(value: object) -> bool:
-    """Whether any part of a value came out of a variable."""
+    """True if any part of a value came out of a variable."""
     if isinstance(value, Mapping):
         return any(_is_filled(its) for its in value.values())
     return any(map(_is_filled, value)) if isinstance(value, list) else isinstance(value, Filled)
 
 
 def check(path: str | None, env: Mapping[str, str]) -> list[str]:
-    """What `penstock check` prints: a line per problem, or one that says all is well."""
+    """Returns what `penstock check` prints: a line per problem, or one line that says all is well."""
     try:
         return [summary(load(path, env))]
     except ConfigError as error:
@@ -142,14 +143,14 @@ def summary(settings: Settings) -> str:
 
 
 def require_endpoints(settings: Settings) -> None:
-    """A gateway with nothing to send to, and nothing that could ever name an endpoint, does not start."""
+    """Raises `ConfigError` if there is no endpoint, and nothing that could ever name one."""
     if not settings.endpoints and not settings.discovery:
         message = "no endpoints: give --endpoint URL or endpoints: in the file, or discovery:"
         raise ConfigError([Problem("endpoints", message)])
 
 
 def config_hash(settings: Settings) -> str:
-    """Equal for equal settings, wherever they came from. Secrets go in as their own hash."""
+    """Returns a short hash that is equal for equal settings, wherever they came from. Secrets go in as hashes."""
     text = json.dumps(settings.model_dump(), default=_hashed_secret, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_CHARACTERS]
 
@@ -173,7 +174,7 @@ def _build(merged: Merged) -> Settings:
         if location not in merged.unresolved
     ]
     if problems or settings is None:
-        # Raised out here, so that no validation error with its inputs hangs on it as context.
+        # Raised out here, so that it has no validation error, with the values in it, as its context.
         raise ConfigError(problems)
     return settings.with_origins(merged.said_by)
 

@@ -1,7 +1,7 @@
-"""The model: which settings are there, what do they mean, and what are they when nobody says anything?
+"""The model: which settings are there, what do they mean, and what are their defaults?
 
-Names, defaults and units are those of the YAML file; durations are kept in seconds and sizes in bytes. Who is
-served how (tenants, identity, fairness) is in `tenancy`; what all parts have in common is in `section`.
+Names, defaults and units are those of the YAML file; durations are kept in seconds and sizes in bytes. Tenants,
+identity and fairness are in `sections/tenancy.py`; what all sections have in common is in `sections/section.py`.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ DEFAULT_BANDS = (
 
 
 class OriginsSection:
-    """Where settings came from, beside what they are: two that say the same are equal, wherever they stood."""
+    """Where settings came from. All origins are equal, so that equal settings are equal wherever they came from."""
 
     def __init__(self, find: Callable[[tuple[str, ...]], str | None] = lambda _: None) -> None:
         self.find = find
@@ -346,21 +346,21 @@ class Settings(Section):
         return identity.model_copy(update={"max_band": info.data["default_band"]})
 
     def origin(self, *path: str) -> str | None:
-        """Who said so: a file, a variable or a flag; None where nobody did."""
+        """Returns the file, variable or flag that gave the setting at `path`; None if it is a default."""
         return self._origins.find(path)
 
     def with_origins(self, find: Callable[[tuple[str, ...]], str | None]) -> Settings:
-        """The same, and where they came from."""
+        """Returns these settings, which now know where each came from, by `find`."""
         self._origins = OriginsSection(find)
         return self
 
     @property
     def anonymous(self) -> Anonymous:
-        """The part that all callers without a key share, however it was written."""
+        """The share of all callers without a key, whichever of the two ways it was written in."""
         listed = next((tenant for tenant in self.tenants if tenant.name == ANONYMOUS), None)
         return self.identity.anonymous if listed is None else Anonymous(weight=listed.weight, limits=listed.limits)
 
     @property
     def listen_address(self) -> tuple[str, int]:
-        """Host (empty: every interface) and port."""
+        """Host and port to listen on; an empty host means every interface."""
         return split_listen(self.listen)

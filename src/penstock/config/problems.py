@@ -1,8 +1,8 @@
 """Problems: how is a wrong setting told to the person who wrote it?
 
-A `Problem` has the setting's path, a sentence, and where we can guess, a suggestion. A `ConfigError` carries
-all of them at once. A value is only ever put into a sentence through `show`, which never prints what came out
-of an environment variable (a `Filled`), an API key, the credentials in a URL, or the inside of a mapping.
+A `Problem` has the setting's path, a sentence, and, if we can guess, a suggestion. A `ConfigError` carries all problems
+at once. A value gets into a sentence only through `show`, which never prints what came out of an environment variable
+(a `Filled`), an API key, the credentials in a URL, or the inside of a mapping.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PLAIN_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,79}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: where, what, and perhaps what to write instead."""
+    """One thing that is wrong: where, what, and what to write instead (`suggestion`, if we have one)."""
 
     path: str
     message: str
@@ -35,7 +35,7 @@ class Problem:
 
 
 class ConfigError(Exception):
-    """The settings cannot be used. `unreadable`: the file itself could not be read."""
+    """The settings can't be used. `unreadable` is True if the file itself could not be read."""
 
     def __init__(self, problems: Iterable[Problem], *, unreadable: bool = False) -> None:
         self.problems = tuple(problems)
@@ -65,7 +65,7 @@ class Filled(str):
 
 
 def show(value: object) -> str:
-    """The value as a person may see it in a message: short, on one line, without secrets."""
+    """Returns a value as a person may see it in a message: short, on one line, without secrets."""
     match value:
         case None:
             return "nothing"
@@ -94,7 +94,7 @@ def _quote(text: str) -> str:
 
 
 def write_path(location: Location) -> str:
-    """`("endpoints", 1, "url")` as `endpoints[1].url`."""
+    """Returns `endpoints[1].url` for `("endpoints", 1, "url")`, and `settings` for the empty path."""
     path = ""
     for part in location:
         if isinstance(part, int):
@@ -107,7 +107,7 @@ def write_path(location: Location) -> str:
 
 
 def written_at(document: object, location: Location) -> object:
-    """What was written at a path, before anything was read into it; None where nothing was."""
+    """Returns what was written at a path, before it was read as anything; None if nothing was."""
     for part in location:
         if isinstance(document, Mapping):
             document = document.get(part)
@@ -119,7 +119,7 @@ def written_at(document: object, location: Location) -> object:
 
 
 def unreadable(document: object, location: Location, path: str) -> Problem | None:
-    """What keeps a file from being read that a value names; None if nothing does. The value is shown as written."""
+    """Returns why the file that a value names can't be read; None if it can. The value is shown as written."""
     try:
         with Path(path).open("rb"):
             return None

@@ -1,7 +1,7 @@
 """Reloading: which settings follow a reload at once, which need a restart, and what changed?
 
 Every setting stands under exactly one row of `RULES`, by the longest path that it begins with; the same table is in
-docs/reload.md. Items of lists are told apart by their names, so a tenant that moved in the file did not change.
+docs/reload.md. Items of lists are told apart by their names, so a tenant that only moved in the file did not change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HIDDEN = frozenset({"keys"})  # hashes of keys: no secret, but nobody's busines
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """What a changed setting does."""
+    """What happens at a reload when a setting has changed."""
 
     effect: str
     restarts: bool = False
@@ -63,9 +63,9 @@ RULES: dict[str, Rule] = {
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One setting that is another now. Values only where they are short and no secret.
+    """One setting that has changed. Values are given only if they are short and no secret, else None.
 
-    What was not there before, or is not there any more, has no value before, and `added` or `removed` after.
+    An item that is new or gone has no value in `before`, and `added` or `removed` in `after`.
     """
 
     key: str
@@ -79,7 +79,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def rule(key: str) -> Rule:
-    """What a setting falls under, by its path (`tenants[team-a].weight`)."""
+    """Returns the rule for a setting, by its path (`tenants[team-a].weight`)."""
     path = ""
     for part in key.split("[", maxsplit=1)[0].split("."):
         path = f"{path}.{part}" if path else part
@@ -89,7 +89,7 @@ def rule(key: str) -> Rule:
 
 
 def needing_restart(old: Settings, new: Settings) -> dict[str, str]:
-    """What was changed and cannot be while running, and why not."""
+    """Returns the changed settings that need a restart, each with the reason; empty if none does."""
     found = {change.key: rule(change.key).effect for change in changes(old, new) if rule(change.key).restarts}
     if (old.tls.cert is None) is not (new.tls.cert is None):
         found["tls"] = "a socket speaks HTTP or HTTPS for as long as it is bound"
@@ -97,7 +97,7 @@ def needing_restart(old: Settings, new: Settings) -> dict[str, str]:
 
 
 def changes(old: Settings, new: Settings) -> list[Change]:
-    """Everything that differs, in the order of the settings."""
+    """Returns everything that differs, in the order of the settings; empty if nothing does."""
     return list(_mappings("", old.model_dump(), new.model_dump()))
 
 
@@ -136,14 +136,14 @@ def _items(path: str, old: Mapping[str, object], new: Mapping[str, object]) -> I
 
 
 def _named(value: object) -> dict[str, object] | None:
-    """A list's items by their names, or by their numbers; None for what is no list of mappings."""
+    """Returns a list's items by their names, or else by their numbers; None if `value` is no list of mappings."""
     if not isinstance(value, Sequence) or not all(isinstance(item, Mapping) for item in value):
         return None
     return {str(item.get("name", index)): item for index, item in enumerate(value)}
 
 
 def _shown(value: object) -> str | None:
-    """A value for people; None for what is long or secret."""
+    """Returns a value as people may see it; None if it is long or secret."""
     if isinstance(value, bool):
         return str(value).lower()
     if value is None:

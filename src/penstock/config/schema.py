@@ -1,4 +1,4 @@
-"""The settings as a JSON Schema, for editors: which keys are there, what do they mean, what may stand there?
+"""The settings as a JSON Schema, for editors: which keys are there, what do they mean, which values may they have?
 
 `penstock schema` prints it; docs/penstock.schema.json is the same, and a test holds it to the models. It is as strict
 as a schema can be without refusing what `penstock check` accepts: units, `${VAR}` and short forms are known, what has
@@ -55,7 +55,7 @@ _SHORT = frozenset({"dns", "file", "fairness"})  # may be given as a text
 
 
 def schema() -> Schema:
-    """Of a whole settings file."""
+    """Returns the JSON Schema of a whole settings file."""
     return {"$schema": DIALECT, "title": "Penstock's settings", **_section(Settings)}
 
 
@@ -88,7 +88,7 @@ def _field(key: str, field: FieldInfo) -> Schema:
 
 
 def _around(key: str, field: FieldInfo, inner: Schema) -> Schema:
-    """A section, or a list or mapping of such. Nothing written means the defaults."""
+    """The schema of a section, or of a list or mapping of sections. `null` is allowed: it means the defaults."""
     container = get_origin(field.annotation)
     if container is tuple:
         return {"type": ["array", "null"], "items": inner}
@@ -100,7 +100,7 @@ def _around(key: str, field: FieldInfo, inner: Schema) -> Schema:
 
 
 def _options(field: FieldInfo) -> list[Schema]:
-    """What may stand there."""
+    """The schemas of the values that a setting may have."""
     kind, container = kind_of(field), get_origin(field.annotation)
     if container is dict:
         return [{"type": "object", "additionalProperties": _TEXT}]

@@ -1,12 +1,11 @@
 """Source: what does a YAML text say, before anything is known about settings?
 
-PyYAML parses; we walk its node graph ourselves, because its own constructor keeps the last of two equal keys
-in silence, expands aliases without bound, and reads `no` as false and `1:30` as 90. So: duplicate keys are
-problems, the walk has a budget, only `true`, `false`, `null` and decimal numbers are not text, and keys are
-always text.
+PyYAML parses, and we walk its node graph ourselves, because its own constructor silently keeps the last of two equal
+keys, expands aliases without bound, and reads `no` as false and `1:30` as 90. In our walk duplicate keys are problems,
+the number of nodes is bounded, only `true`, `false`, `null` and decimal numbers are not text, and keys are always text.
 
-`${VAR}`, `${VAR:-default}` and `$$` are taken out before parsing, so that they may stand anywhere, also
-inside `{…}`, and so that what a variable holds can never be read as YAML.
+`${VAR}`, `${VAR:-default}` and `$$` are taken out before parsing, so that they may stand anywhere, also inside `{…}`,
+and so that the content of a variable can never be read as YAML.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import yaml
 from penstock.config.problems import ConfigError, Filled, Location, Problem, write_path
 
 FILE_BYTES_MAX = 4 * 2**20
-NODES_MAX = 100_000  # aliases counted as often as they are used
+NODES_MAX = 100_000  # an alias counts as often as it is used
 DEPTH_MAX = 32
 
 _REFERENCE = re.compile(r"\$\$|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^}\n]*))?\})?", re.ASCII)
@@ -34,7 +33,7 @@ _PLAIN_VALUES = {"": None, "~": None, "null": None, "true": True, "false": False
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes only. Without implicit resolvers every scalar is text; `style` tells how it stood."""
+    """Composes nodes only. Without implicit resolvers every scalar is text; `style` tells whether it was quoted."""
 
     n_nodes = 0
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's name)
@@ -52,7 +51,7 @@ def _bound(n_nodes: int, depth: int, mark: yaml.Mark) -> None:
 
 @dataclass(slots=True)
 class SettingsText:
-    """What a text says; what is wrong with it; and where a value is missing because of that."""
+    """What a text says (`value`), what is wrong with it, and at which places a variable could not be filled in."""
 
     value: object = None
     problems: list[Problem] = field(default_factory=list)
@@ -60,7 +59,7 @@ class SettingsText:
 
 
 def read_file(path: str, env: Mapping[str, str]) -> SettingsText:
-    """Raises `ConfigError` for a file that cannot be read, or that is not YAML."""
+    """Read a settings file. Raises `ConfigError` if it can't be read, or is not YAML."""
     try:
         with Path(path).open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
@@ -81,7 +80,7 @@ def read_file(path: str, env: Mapping[str, str]) -> SettingsText:
 
 
 def parse(text: str, origin: str, env: Mapping[str, str] | None) -> SettingsText:
-    """The value of one YAML text. Without `env` a `$` is only a dollar sign."""
+    """Read one YAML text. If `env` is None, a `$` is only a dollar sign. Raises `ConfigError` if it is not YAML."""
     references: list[re.Match[str]] = []
     if env is not None:
         text = _REFERENCE.sub(lambda match: _take_out(match, references), text)
@@ -109,7 +108,7 @@ def _unreadable(path: str, message: str) -> ConfigError:
 
 
 def _describe(error: yaml.YAMLError) -> str:
-    """The parser's complaint without any of the file's text, which may be a secret."""
+    """The parser's complaint, without any of the file's text, which may be a secret."""
     if isinstance(error, yaml.reader.ReaderError):
         return f"is not YAML: it has a control character at position {error.position}"
     assert isinstance(error, yaml.MarkedYAMLError), "PyYAML has no third kind"

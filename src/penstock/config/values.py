@@ -1,8 +1,9 @@
 """Values: how are a number, a duration, a size, a name or an address written in the settings?
 
-Each type here is `Annotated` with the function that reads it and a `ValueKind` that names it in the reference.
-Every scalar may also be given as text, because that is all an environment variable or `${VAR}` can hold.
-Booleans are never numbers, numbers are never booleans, and nothing is infinite.
+Each type here is `Annotated` with the function that reads it and a `ValueKind` that names it in the reference. A
+reading function returns the value, or raises `Refused` with a sentence for the operator. Every scalar may also be given
+as text, because text is all that an environment variable or `${VAR}` can hold. Booleans are never numbers, numbers are
+never booleans, and nothing is infinite.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from penstock.config.problems import Refused, show
 T = TypeVar("T")
 
 WHOLE_MAX = 2**53  # what JSON readers keep exactly
-DURATION_S_MAX = 10 * 365 * 86_400.0  # ten years: beyond it somebody mistook a unit
+DURATION_S_MAX = 10 * 365 * 86_400.0  # ten years: beyond that somebody mistook a unit
 NAME_CHARACTERS_MAX = 128
 MODEL_CHARACTERS_MAX = 256
 MODELS_MAX = 1_000
@@ -53,7 +54,7 @@ _BAND = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ValueKind:
-    """What the reference calls a type, and how it writes a default of that type."""
+    """What the reference calls a type, and how the reference writes a default of that type."""
 
     name: str
     write: Callable[[float], str] = lambda value: f"{value:g}"
@@ -81,7 +82,7 @@ def whole(value: object) -> int:
 
 
 def duration(value: object) -> float:
-    """Seconds."""
+    """Returns a duration in seconds."""
     if isinstance(value, str):
         match = _WITH_UNIT.fullmatch(value.strip())
         unit = _SECONDS.get(match[2]) if match else None
@@ -99,7 +100,7 @@ def duration(value: object) -> float:
 
 
 def size(value: object) -> int:
-    """Bytes."""
+    """Returns a size in bytes."""
     factor = 1
     digits = value
     if isinstance(value, str) and (match := _WITH_UNIT.fullmatch(value.strip())):
@@ -132,7 +133,7 @@ def text(value: object) -> str:
 
 
 def name(value: object) -> str:
-    """An endpoint's name: it stands in headers, metric labels, query strings and command lines."""
+    """Returns an endpoint's name, which must fit into headers, metric labels, query strings and command lines."""
     result = text(value)
     if result and not _NAME.fullmatch(result):
         raise Refused(
@@ -166,7 +167,7 @@ def header_name(value: object) -> str:
 
 
 def tenant_name(value: object) -> str:
-    """A tenant's name: it stands in a request's header, in metric labels and on pages."""
+    """Returns a tenant's name, which must fit into a request's header, metric labels and pages."""
     result = text(value)
     if not result or len(result) > NAME_CHARACTERS_MAX or result != result.strip():
         raise Refused(
@@ -186,7 +187,7 @@ def weight(value: object) -> float:
 
 
 def key_hash(value: object) -> str:
-    """The hash of an API key. What stands here is never shown: it may be the key itself."""
+    """Returns the hash of an API key. The value is never shown in a message: it may be the key itself."""
     written = value.strip().lower() if isinstance(value, str) else ""
     if not _KEY_HASH.fullmatch(written):
         raise Refused(
@@ -197,7 +198,7 @@ def key_hash(value: object) -> str:
 
 
 def key_hashes(value: object) -> object:
-    """One key where a list belongs would otherwise be shown in the message."""
+    """Refuses one key in the place of a list, because pydantic's own message would show it."""
     if isinstance(value, str):
         raise Refused("expected a list of keys' hashes", 'write it as a list: ["sha256:…"]')
     return value
@@ -229,7 +230,7 @@ def label(value: object) -> str:
 
 
 def secret(value: object) -> SecretStr:
-    """A credential, never part of a message. Line breaks around it (from mounted files) are dropped."""
+    """Returns a credential, which is never shown in a message. Line breaks around it (mounted files) are dropped."""
     if isinstance(value, SecretStr):
         value = value.get_secret_value()
     if not isinstance(value, str):
@@ -240,7 +241,7 @@ def secret(value: object) -> SecretStr:
 
 
 def admin_token(value: object) -> SecretStr:
-    """A token that opens `/admin`: one that is short or known to all is guessed before anything slows the guesser."""
+    """Returns a token that opens `/admin`. A short or well-known one is refused: it can be guessed in few tries."""
     result = secret(value)
     written = result.get_secret_value()
     if len(written) < TOKEN_CHARACTERS_MIN or len(set(written)) < TOKEN_DIFFERENT_MIN:
@@ -255,14 +256,14 @@ def admin_token(value: object) -> SecretStr:
 
 
 def origin(value: object) -> str:
-    """A web page's origin, as browsers send it: `https://host[:port]`."""
+    """Returns a web page's origin as browsers send it: `https://host[:port]`."""
     if not isinstance(value, str) or not _ORIGIN.fullmatch(value.lower()):
         raise Refused(f"{show(value)} is not an origin", "for example https://chat.example.com")
     return value.lower()
 
 
 def host_pattern(value: object) -> str:
-    """A host's name without its port, or `*` for any."""
+    """Returns a host's name without its port, or `*` for any."""
     if not isinstance(value, str) or not _HOST_PATTERN.fullmatch(value.lower()):
         raise Refused(f"{show(value)} is not a host's name", "for example gateway.example.com, without a port")
     return value.lower()
@@ -299,12 +300,15 @@ def served_models(value: object) -> tuple[str, ...] | Literal["auto"]:
 
 
 def optional(read: Callable[[object], T]) -> Callable[[object], T | None]:
-    """Nothing, and an empty text (`${VAR:-}`), mean "not set"."""
+    """Returns a reader that gives None for nothing and for an empty text (`${VAR:-}`), else what `read` returns."""
     return lambda value: None if value is None or value == "" else read(value)
 
 
 def items(at_least: int, at_most: int) -> Callable[[object], object]:
-    """Bounds a list or a mapping as it was written (pydantic's own bound counts only the valid items)."""
+    """Returns a check that a list or mapping, as written, has `at_least` to `at_most` items.
+
+    pydantic's own bound counts only the valid items.
+    """
 
     def bounded(value: object) -> object:
         if isinstance(value, list | tuple | dict) and not at_least <= len(value) <= at_most:

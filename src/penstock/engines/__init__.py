@@ -1,1 +1,1 @@
-"""How each engine speaks: one small file each."""
+"""How does each engine speak? One small file per engine; start with `base.py`, which says what such a file tells."""

@@ -1,9 +1,9 @@
-"""How an engine speaks: one value per engine, mostly names as data.
+"""How does an engine speak? One value per engine, mostly names as data.
 
-Penstock asks every engine the same few things: what are you, what do you serve, how many at once, how loaded are you.
-An `Engine` says where to ask and how to read the answers. Nothing here does I/O. What an engine does not tell, or tells
-in a way that makes no sense, is unknown (`None`), and each signal stands alone: a broken one takes no other with it,
-but for `running` and `waiting`, which are worth something only together.
+Penstock asks every engine the same few things: what are you, what do you serve, how many requests at once, how loaded
+are you. An `Engine` says where to ask and how to read the answers. Nothing here does I/O. What an engine does not tell,
+or tells in a way that makes no sense, is unknown (`None`). Each signal stands alone, so a broken one spoils no other;
+only `running` and `waiting` are worth something together alone.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ from penstock.core.values.observation import Observation
 from penstock.engines.page import Sample, Selector, mean, total
 
 Json = Mapping[str, object]  #: an answer that is a JSON object
-Names = tuple[str, ...]  #: aliases of one series, today's first; the first that is there counts
+Names = tuple[str, ...]  #: aliases of one series, today's first; the first one found counts
 
-NO_MODEL_CODE = "model_not_found"  # OpenAI's `code`, and our own where another Penstock is the endpoint
+NO_MODEL_CODE = "model_not_found"  # OpenAI's `code`, which another Penstock as endpoint sends, too
 
 
 class Priority(Enum):
-    """In which direction an engine orders by the `priority` of a request."""
+    """The direction in which an engine orders requests by their `priority`."""
 
     LOWER_FIRST = 1
     HIGHER_FIRST = -1
 
 
 class Model(msgspec.Struct):
-    """One entry of an engine's model list, as it came."""
+    """One entry of an engine's model list, with all the fields that the engine sent."""
 
     id: str
     fields: dict[str, object]
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What an engine tells of itself, besides models and load. None: it did not tell."""
+    """What an engine tells of itself, besides models and load. None: the engine did not tell."""
 
     version: str | None = None
-    slots: int | None = None  #: requests it runs at a time
-    context_tokens: int | None = None  #: prompt and answer together, of one request
-    models: tuple[str, ...] = ()  #: where it has no model list of its own
+    slots: int | None = None  #: how many requests it runs at a time
+    context_tokens: int | None = None  #: of one request, prompt and answer together
+    models: tuple[str, ...] = ()  #: of an engine that has no model list
     schedules_priority: bool | None = None
-    priority: Priority | None = None  #: when it is not the engine's usual direction
+    priority: Priority | None = None  #: only if it differs from the engine's usual direction
     cached_tokens: bool | None = None  #: whether usage tells how much of a prompt was cached
     kv_events: bool | None = None
     kv_events_endpoint: str | None = None
-    tells_load: bool | None = None  #: False: it can't, however it is started
+    tells_load: bool | None = None  #: False: it can't, whatever flags it is started with
     sleeping: bool | None = None
 
     def over(self, other: Facts) -> Facts:
-        """Both together; what this one tells counts more."""
+        """Returns both together; where both tell something, these facts count, not the `other` ones."""
         told = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) not in (None, ())}
         return msgspec.structs.replace(other, **told)
 
 
 class Load(msgspec.Struct, frozen=True):
-    """A look at an engine's load beside its page. None: it does not tell."""
+    """An engine's load from a source other than its page. None: the source does not tell."""
 
     running: float | None = None
     waiting: float | None = None
@@ -66,14 +66,14 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Series(msgspec.Struct, frozen=True):
-    """The names of an engine's series. A `Names` is one number; in `progress` each is one more to add."""
+    """The names of an engine's series. A `Names` is one number; only in `progress` all names are added up."""
 
     running: Names
     waiting: Names
-    waiting_more: Names = ()  #: queues besides the one in `waiting`, added where they are there
+    waiting_more: Names = ()  #: queues besides the one in `waiting`, added if they are there
     kv_usage: Names = ()  #: 0..1, or:
     kv_used: Names = ()  #: in any unit, with
-    kv_total: Names = ()  #: in the same one
+    kv_total: Names = ()  #: in the same unit
     kv_blocks: Names = ()  #: capacity, with
     kv_block_tokens: Names = ()
     kv_tokens: Names = ()  #: capacity in tokens
@@ -81,20 +81,20 @@ class Series(msgspec.Struct, frozen=True):
     progress: Names = ()  #: counters that move when a step ends
     started: str = ""
     pace: Names = ()  #: histograms of the time per output token
-    first_token: Names = ()  #: and of the time to the first one, of all requests, streamed or not
-    prefix_hits: Names = ()  #: counters: tokens of prompts found in the cache,
-    prefix_queries: Names = ()  #: out of so many
-    prefix_ratio: Names = ()  #: or the share itself, 0..1
+    first_token: Names = ()  #: histograms of the time to the first token, over all requests, streamed or not
+    prefix_hits: Names = ()  #: counters of prompt tokens found in the cache, with
+    prefix_queries: Names = ()  #: counters of prompt tokens looked for; or:
+    prefix_ratio: Names = ()  #: the share found, 0..1
     slots: Names = ()
-    awake: str = ""  #: 0 while it sleeps
+    awake: str = ""  #: a gauge that is 0 while the engine sleeps
 
 
 class Document(msgspec.Struct, frozen=True):
-    """A JSON object that an engine serves, and what it tells."""
+    """A JSON object that an engine serves, and how to read facts from it."""
 
     path: str
     facts: Callable[[Json], Facts]
-    changes: bool = False  #: it tells something else while the engine runs: whether it sleeps
+    changes: bool = False  #: its content changes while the engine runs (whether the engine sleeps)
 
 
 class Engine(msgspec.Struct, frozen=True):
@@ -104,36 +104,36 @@ class Engine(msgspec.Struct, frozen=True):
     title: str
     # --- recognising it
     owned_by: Names = ()  #: in its model list
-    page_prefixes: tuple[bytes, ...] = ()  #: of its series
+    page_prefixes: tuple[bytes, ...] = ()  #: of its series' names
     signs: tuple[tuple[str, Names], ...] = ()  #: a path whose JSON object holds all these keys
     # --- asking it
     probe_path: str = "/health"
-    metrics: Names = ()  #: where its page may be; `:8002/metrics` is another port of the same host
-    load_path: str = ""  #: something smaller than the page that tells running and waiting
+    metrics: Names = ()  #: the paths where its page may be; `:8002/metrics` is another port of the same host
+    load_path: str = ""  #: a path smaller than the page that tells running and waiting
     load: Callable[[object], Load | None] | None = None
-    load_leads: bool = False  #: it is fresher than the page; otherwise it only stands in where there is no page
-    door_path: str = ""  #: tells how many requests are open at its door
+    load_leads: bool = False  #: True: `load` is fresher than the page; False: it only stands in for a missing page
+    door_path: str = ""  #: tells how many requests the engine's HTTP side has open
     door: Callable[[object], float | None] | None = None
     models_path: str = "/v1/models"
     documents: tuple[Document, ...] = ()
     # --- reading its page
     series: Series | None = None
-    parts: Callable[[list[Sample]], list[Sample]] = lambda samples: samples  #: those samples that count once each
+    parts: Callable[[list[Sample]], list[Sample]] = lambda samples: samples  #: picks the samples that count, once each
     # --- sending to it
     priority: Priority | None = None
-    orca: bool = False  #: answers tell the load in a header when asked to
-    lingers: bool = False  #: it goes on with what nobody waits for any more, but for a stream that has begun
-    refusals: tuple[bytes, ...] = ()  #: in an error's body: it is too busy or going, whatever the status says
-    failures: frozenset[int] = frozenset()  #: statuses below 500 that mean that it failed, not the request
-    no_model: Names = ()  #: how the message of a 404 begins when it doesn't have the model, whose name stands for `{}`
+    orca: bool = False  #: answers tell the load in a header if the request asks for it
+    lingers: bool = False  #: it goes on with requests whose client is gone, except streams that have begun
+    refusals: tuple[bytes, ...] = ()  #: in an error's body: the engine is too busy or stopping, whatever the status
+    failures: frozenset[int] = frozenset()  #: statuses below 500 that mean that the engine failed, not the request
+    no_model: Names = ()  #: how the message of a 404 begins when the engine lacks the model; `{}` is the model's name
     # --- telling its operator what to switch on: `metrics`, `cached_tokens`, `priority`, `kv_events`, `slots`
     flags: Mapping[str, str] = {}
 
     def lacks(self, model: str, body: bytes | bytearray) -> bool:
-        """Whether the body of a 404 says that it is the model it does not have, and not the path or anything else.
+        """Returns True if the `body` of a 404 says that the engine lacks this `model`, not the path or anything else.
 
-        The message is compared from its beginning, name and all: what else an engine repeats of a request in its errors
-        is the caller's to choose, and must not tell us what the engine serves.
+        The message is compared from its beginning, with the name in it: whatever else an engine repeats of a request in
+        its errors is chosen by the caller, and must not decide what we believe the engine serves.
         """
         try:
             page = msgspec.json.decode(body)
@@ -148,7 +148,7 @@ class Engine(msgspec.Struct, frozen=True):
 
 
 class PageReader:
-    """Reads one engine's pages. Its selectors are made once."""
+    """Reads the metrics pages of one engine. The selectors are made once, not per page."""
 
     def __init__(self, engine: Engine) -> None:
         assert engine.series is not None
@@ -159,7 +159,7 @@ class PageReader:
         self._selectors = {name: Selector.of(name) for name in names}
 
     def observation(self, page: bytes, *, asked_s: float) -> Observation | None:
-        """The reading on a page, None when the page does not hold one that makes sense."""
+        """Returns the reading on a `page`, asked for at `asked_s`; None if the page holds none that makes sense."""
         series = self._series
         running, waiting = self._total(page, series.running), self._total(page, series.waiting)
         for name in series.waiting_more:
@@ -178,7 +178,7 @@ class PageReader:
             waiting=waiting,
             kv_usage=self._kv_usage(page),
             kv_capacity_tokens=self._kv_capacity(page),
-            # One counter less would look as if they had fallen, which is what a restart looks like.
+            # A sum with one counter missing would look as if the counters had fallen, as they do at a restart.
             progress=sum(progress) if progress and len(progress) == len(counters) else None,
             started_s=total(self._samples(page, series.started)) if series.started else None,
             pace_s_total=pace_s,
@@ -189,7 +189,7 @@ class PageReader:
         )
 
     def facts(self, page: bytes) -> Facts:
-        """What a page tells besides load."""
+        """Returns what a `page` tells besides load; None in a field that it does not tell."""
         series = self._series
         slots = self._total(page, series.slots)
         awake = total(self._samples(page, series.awake)) if series.awake else None
@@ -203,7 +203,7 @@ class PageReader:
         return self._parts(samples) if samples else samples
 
     def _first(self, page: bytes, names: Names) -> list[Sample] | None:
-        """The first alias that is there."""
+        """The samples of the first alias that the page holds; None if it holds none."""
         for name in names:
             samples = self._samples(page, name)
             if samples != []:
@@ -252,7 +252,7 @@ def _names(value: str | Names) -> Names:
 
 
 def _capacity(samples: list[Sample]) -> int | None:
-    """Tokens that fit into the KV memory of all parts, from labels."""
+    """How many tokens fit into the KV memory of all parts, by their labels; None if one does not tell."""
     tokens = 0
     for sample in samples:
         try:
@@ -263,17 +263,17 @@ def _capacity(samples: list[Sample]) -> int | None:
 
 
 def whole(value: object) -> int | None:
-    """A JSON value that is a positive whole number."""
+    """Returns a JSON value if it is a positive whole number, else None."""
     return value if type(value) is int and 0 < value < 2**53 else None
 
 
 def count(value: object) -> float | None:
-    """A JSON value that is a number one can count with."""
+    """Returns a JSON value if it is a finite number of at least 0, else None."""
     return float(value) if type(value) in (int, float) and 0 <= value < 2**53 else None  # type: ignore[operator,arg-type]
 
 
 def text(value: object) -> str | None:
-    """A JSON value that is some text of sensible length."""
+    """Returns a JSON value if it is a text that is not empty, cut to a sensible length, else None."""
     return value[:200] if isinstance(value, str) and value else None
 
 
@@ -282,10 +282,10 @@ def flag(value: object) -> bool | None:
 
 
 def version_at(path: str) -> Document:
-    """A document whose `version` is the engine's."""
+    """Returns a document at `path` whose `version` is the engine's."""
     return Document(path, lambda page: Facts(version=text(page.get("version"))))
 
 
 def sleeping_at(path: str) -> Document:
-    """A document whose `is_sleeping` tells whether it sleeps."""
+    """Returns a document at `path` whose `is_sleeping` tells whether the engine sleeps."""
     return Document(path, lambda page: Facts(sleeping=flag(page.get("is_sleeping"))), changes=True)

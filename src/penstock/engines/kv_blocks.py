@@ -1,9 +1,9 @@
-"""Token blocks: under which key is a block of a prompt known, whoever hashed it first?
+"""Token blocks: under which key is a block of a prompt known, whichever engine holds it?
 
-Engines name blocks by hashes of their own (seeded, in half a dozen ways). We never compute those. A block's own key is
-chained over token ids alone, so that it can be made of a prompt as well as of an engine's event; each engine's hash is
-only looked up. Copies are counted: a prompt of whole blocks stores its last one twice, and it is there until both are
-gone. Blocks whose parent is unknown are left out: what is not known to be there is not there.
+Engines name blocks by hashes of their own (seeded, in half a dozen ways), which we never compute. Our key of a block is
+chained over token ids alone, so that it can be made from a prompt as well as from an engine's event; an engine's hash
+is only looked up. Copies are counted: a prompt of whole blocks stores its last block twice, and the block is there
+until both copies are gone. A block whose parent is unknown is left out: what is not known to be there counts as absent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PROMPT_BLOCKS_MAX = 65_536  # of one prompt; a million tokens in blocks of 16
 
 
 def prompt_keys(tokens: Sequence[int], block_tokens: int, *, adapter: str = "", salt: str = "") -> list[int]:
-    """The keys of a prompt's whole blocks; not of one that ends with the last token, which is always computed."""
+    """Returns the keys of a prompt's whole blocks, without one that ends with the last token: it is always computed."""
     blocks = min((len(tokens) - 1) // block_tokens, PROMPT_BLOCKS_MAX)
     if blocks < 1:
         return []
@@ -46,31 +46,31 @@ def _chain(parent: bytes, tokens: Sequence[int], block_tokens: int, extras: Sequ
 
 
 class Changes(msgspec.Struct):
-    """What became of an endpoint's blocks, by key: first `cleared`, then the others, in any order."""
+    """What changed in an endpoint's blocks, by key: first `cleared` happened, then the others in any order."""
 
     cleared: bool = False
-    lost: bool = False  #: and nobody knows what is there, of any rank
+    lost: bool = False  #: True: it is not known any more what any rank holds
     stored: dict[int, None] = msgspec.field(default_factory=dict)
     removed: dict[int, None] = msgspec.field(default_factory=dict)
 
 
 class EndpointBlocks:
-    """What one endpoint holds, on any of its data-parallel ranks."""
+    """The blocks that one endpoint holds, on any of its data-parallel ranks."""
 
     def __init__(self, *, blocks_max: int = BLOCKS_MAX) -> None:
-        self.block_tokens = 0  #: as its events say; 0: none came yet
-        self.adapters: set[str] = set()  #: whose blocks it ever held
-        self.orphans = 0  #: blocks left out because what goes before them is not known
+        self.block_tokens = 0  #: tokens per block, as its events say; 0: no event came yet
+        self.adapters: set[str] = set()  #: those whose blocks it ever held
+        self.orphans = 0  #: blocks left out because their parent is not known
         self.overflowed = 0  #: blocks left out because there were too many
         self._room = blocks_max
         self._ranks: dict[int, _RankBlocks] = {}
-        self._holders: dict[int, int] = {}  # by key: of how many hashes on all ranks
+        self._holders: dict[int, int] = {}  # by key: how many hashes on all ranks stand for the block
 
     def __len__(self) -> int:
         return len(self._holders)
 
     def apply(self, rank: int, events: Iterable[Event]) -> Changes:
-        """Take in what a rank's message says, and tell what it changed."""
+        """Take in what a message of `rank` says. Returns what it changed."""
         changes = Changes()
         for event in events:
             if isinstance(event, Stored):
@@ -82,14 +82,14 @@ class EndpointBlocks:
         return changes
 
     def forget(self, rank: int) -> Changes:
-        """Nothing is known of a rank any more."""
+        """Forget the blocks of `rank`, of which nothing is known any more. Returns what that changed."""
         changes = Changes()
         self._clear(rank, changes)
         changes.lost = not self._ranks
         return changes
 
     def held(self, keys: Sequence[int]) -> int:
-        """How many of a prompt's blocks are there, from its start on without a gap."""
+        """Returns how many of a prompt's blocks the endpoint holds, from the prompt's start to the first gap."""
         holders = self._holders
         return next((index for index, key in enumerate(keys) if key not in holders), len(keys))
 
@@ -100,7 +100,7 @@ class EndpointBlocks:
                 return
             blocks = self._ranks[rank] = _RankBlocks(event.group)
         if event.group != blocks.group:
-            return  # of the groups that keep whole prefixes the first one tells all
+            return  # one group that keeps whole prefixes tells all: the first one
         if event.parent is None:
             parent = _root(event.block_tokens, event.adapter, event.salt)
         elif (key := blocks.keys.get(event.parent)) is not None:
@@ -173,11 +173,11 @@ class EndpointBlocks:
 
 
 class _RankBlocks:
-    """One rank's own names for its blocks."""
+    """One rank's own names (hashes) for its blocks."""
 
     __slots__ = ("copies", "group", "keys")
 
     def __init__(self, group: int) -> None:
         self.group = group
         self.keys: dict[BlockHash, int] = {}
-        self.copies: dict[BlockHash, int] = {}  # of the blocks that are there more than once
+        self.copies: dict[BlockHash, int] = {}  # of the blocks that the rank holds more than once

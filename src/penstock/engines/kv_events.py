@@ -1,11 +1,11 @@
 """KV events of vLLM and SGLang: which blocks does a message say came and went?
 
 A payload is msgpack of `[ts, [event, ...], dp_rank]`. Since the middle of 2026 vLLM sends events as maps with a
-`type`, as SGLang does; before, as arrays that begin with it. Both come out the same here. Block hashes are opaque
-(an integer or bytes): only their equality matters. What tells a prompt from its twin beside its tokens (adapter, salt,
-pictures) is spread over fields differently by each engine, and comes out the same too.
+`type`, as SGLang does; before, it sent arrays that begin with the type. Both come out the same here. Block hashes are
+opaque (an integer or bytes): only their equality matters. What tells two prompts of the same tokens apart (adapter,
+salt, pictures) is spread over fields differently by each engine, and comes out the same, too.
 
-Whatever can't be understood is None or left out, never an exception: the sender may be anyone.
+Whatever can't be understood becomes None or is left out, and never raises: the sender may be anyone.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import msgspec
 
 BlockHash = int | bytes | str
 
-EVENTS_MAX = 100_000  # in one message: a step stores a few thousand blocks at the very most
+EVENTS_MAX = 100_000  # in one message: a step stores a few thousand blocks at most
 WHOLE_PREFIX = frozenset({"full_attention", "mla_attention", "sink_full_attention"})  # groups that keep every block
-MEDIUM = "GPU"  # what the engine itself reads; other tiers answer slower and are not told apart here
+MEDIUM = "GPU"  # the tier that the engine itself reads; other tiers are slower and not told apart here
 
 _ARRAY_STORED = (
     "type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name",
@@ -29,7 +29,7 @@ _ARRAY_REMOVED = ("type", "block_hashes", "medium", "group_idx")
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
-    """Blocks that are there now, one after another behind `parent` (None: from the prompt's first token on)."""
+    """Blocks that are there now, in a row behind `parent` (None: from the prompt's first token on)."""
 
     hashes: Sequence[BlockHash]
     parent: BlockHash | None
@@ -37,12 +37,12 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
     block_tokens: int
     adapter: str = ""
     salt: str = ""
-    extras: Sequence[bytes] = ()  #: what else tells each block from one of the same tokens; empty: nothing does
+    extras: Sequence[bytes] = ()  #: per block, what else tells it from one of the same tokens; empty: nothing does
     group: int = 0
 
 
 class Removed(msgspec.Struct, frozen=True, gc=False):
-    """Blocks that are gone; `group` None: of whichever group."""
+    """Blocks that are gone; `group` None: from every group."""
 
     hashes: Sequence[BlockHash]
     group: int | None = None
@@ -56,7 +56,7 @@ Event = Stored | Removed | Cleared
 
 
 class EventBatch(msgspec.Struct, frozen=True, gc=False):
-    """One message."""
+    """The events of one message."""
 
     events: Sequence[Event]
     rank: int | None  #: of the data-parallel engine that sent it
@@ -67,7 +67,7 @@ _decode = msgspec.msgpack.Decoder().decode
 
 
 def decode(payload: bytes) -> EventBatch | None:
-    """The events of a message, None when it is no such message."""
+    """Returns the events of a message; None if `payload` is no such message."""
     try:
         message = _decode(payload)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, TypeError, ValueError):
@@ -88,7 +88,7 @@ def decode(payload: bytes) -> EventBatch | None:
 
 
 def _fields(raw: object) -> Mapping[str, Any] | None:
-    """An event as a map, whichever form it came in."""
+    """Returns an event as a map, whichever form it came in; None if it is neither."""
     if isinstance(raw, dict):
         return raw
     if isinstance(raw, list) and raw:
@@ -97,7 +97,7 @@ def _fields(raw: object) -> Mapping[str, Any] | None:
 
 
 def _elsewhere(fields: Mapping[str, Any]) -> bool:
-    """Whether it tells of a slower tier, or of a group that keeps only part of a prefix."""
+    """True if an event is about a slower tier, or about a group that keeps only part of a prefix."""
     kind = fields.get("kv_cache_spec_kind")
     return fields.get("medium") not in (None, MEDIUM) or (isinstance(kind, str) and kind not in WHOLE_PREFIX)
 
@@ -129,7 +129,7 @@ def _stored(fields: Mapping[str, Any], hashes: list[BlockHash], group: int) -> S
     if not (parent is None or isinstance(parent, int | bytes | str)):
         return None
     adapter = fields.get("lora_name")
-    if not isinstance(adapter, str):  # long ago adapters had numbers only: kept apart, though no request finds them
+    if not isinstance(adapter, str):  # old releases number adapters: kept apart, no request hits them
         adapter = "" if fields.get("lora_id") is None else f"#{fields['lora_id']}"
     salt = fields.get("cache_salt")
     salt = salt if isinstance(salt, str) else ""

@@ -1,4 +1,4 @@
-"""How llama.cpp's `llama-server` speaks: slots that it counts out, and a page only when asked for at its start."""
+"""How does llama.cpp's `llama-server` speak? It lists its slots, and has a page only if started with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _props(page: Json) -> Facts:
 
 
 def _load(answer: object) -> Load | None:
-    """`/slots`. While all are busy it can't be told from them how many requests wait."""
+    """Reads `/slots`. While all slots are busy, they do not show how many requests wait: `waiting` is None then."""
     if not isinstance(answer, list) or not answer:
         return None
     busy = [slot.get("is_processing") if isinstance(slot, dict) else None for slot in answer]

@@ -1,6 +1,6 @@
-"""LMCache's services: what do their answers say of who holds how much of a prompt?
+"""LMCache's services: what do their answers say about which instance holds how much of a prompt?
 
-Answers may be anything: what makes no sense is left out, what can't be true is cut to what can.
+Answers may be anything: what makes no sense is left out, and numbers too large to be true are cut.
 """
 
 from __future__ import annotations
@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-CHUNK_TOKENS = 256  # LMCache's default, where an answer doesn't tell
+CHUNK_TOKENS = 256  # LMCache's default, if an answer doesn't tell
 
 
 def layout_prefixes(answer: object, prompt_tokens: int) -> dict[str, int]:
-    """A controller's `{"layout_info": {instance: [location, tokens]}}`. Every instance counts, not only the first."""
+    """Returns the tokens that each instance holds, by a controller's answer; empty if it makes no sense.
+
+    The answer is `{"layout_info": {instance: [location, tokens]}}`. Every instance counts, not only the first.
+    """
     layout = field(answer, "layout_info")
     found: dict[str, int] = {}
     for instance, place in layout.items() if isinstance(layout, dict) else ():
@@ -23,11 +26,12 @@ def layout_prefixes(answer: object, prompt_tokens: int) -> dict[str, int]:
 
 
 def directory_prefixes(answer: object, prompt_tokens: int) -> dict[str, int]:
-    """A coordinator's list of chunks and who holds them: the leading chunks that an instance can load wholly.
+    """Returns the tokens that each instance can load, by a coordinator's list of chunks and their holders.
 
-    A chunk has a part for each rank; it can be loaded when every part is in the instance's own memory or shared.
+    Only leading chunks count. A chunk has a part for each rank, and can be loaded when every part is in the instance's
+    own memory or in shared memory. Empty if the answer makes no sense.
     """
-    parts: dict[str, list[tuple[set[str], bool]]] = {}  # by chunk, in order: who holds each part, or everybody
+    parts: dict[str, list[tuple[set[str], bool]]] = {}  # by chunk: the instances that hold each part, True: shared
     size = 0
     for result in items(field(answer, "results")):
         chunk = field(field(result, "key"), "chunk_hash_hex")
@@ -55,7 +59,7 @@ def directory_prefixes(answer: object, prompt_tokens: int) -> dict[str, int]:
 
 
 def space(key: object) -> tuple[str, int] | None:
-    """Model name and world size of a stored chunk; the latter is the top byte of its rank."""
+    """Returns the model's name and the world size of a stored chunk (the top byte of its rank); None if unreadable."""
     model, rank = field(key, "model_name"), field(key, "kv_rank")
     if not isinstance(model, str) or not isinstance(rank, int):
         return None
@@ -63,7 +67,7 @@ def space(key: object) -> tuple[str, int] | None:
 
 
 def alone(named: Iterable[tuple[object, object]]) -> dict[str, str]:
-    """ip → instance, of ips that one instance has for itself."""
+    """Returns ip → instance, for the ips that belong to one instance only."""
     by_ip: dict[str, set[str]] = {}
     for instance, ip in named:
         if isinstance(instance, str) and isinstance(ip, str):

@@ -1,4 +1,4 @@
-"""How LMDeploy speaks: vLLM's names under a prefix of its own."""
+"""How does LMDeploy speak? With vLLM's names under a prefix of its own."""
 
 from __future__ import annotations
 

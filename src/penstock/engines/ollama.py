@@ -1,4 +1,4 @@
-"""How Ollama speaks: no load at all, a list of what it has on disk, one request at a time unless told otherwise."""
+"""How does Ollama speak? It tells no load; lists what it has on disk; runs one request at a time unless configured."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How anything speaks that serves OpenAI's API and is none of the others: models, and nothing else.
+"""How does an engine speak that serves OpenAI's API and is none of the others? It lists models, and tells nothing else.
 
-No signals: our own ledger decides, slots are found by what is set.
+It has no signals: our own ledger decides, beginning with the slots of the settings.
 """
 
 from __future__ import annotations

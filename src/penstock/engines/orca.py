@@ -1,7 +1,7 @@
-"""Load that comes with an answer: the header `endpoint-load-metrics` (ORCA, "Open Request Cost Aggregation").
+"""Which load comes with an answer? The header `endpoint-load-metrics` (ORCA, "Open Request Cost Aggregation").
 
-An engine sends it when the request asked for it. Two forms: `JSON {"named_metrics": {…}}`, and `TEXT` with
-`named_metrics.x=0.5, …`. Unknown names are passed over, a number that makes no sense is unknown.
+An engine sends the header if the request asked for it. It has two forms: `JSON {"named_metrics": {…}}`, and `TEXT` with
+`named_metrics.x=0.5, …`. Unknown names are passed over; a number that makes no sense counts as unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PREFIX = "named_metrics."
 
 
 def load(header: bytes) -> Load | None:
-    """The load in a header, None when there is none in it that makes sense."""
+    """Returns the load in a header; None if it holds none that makes sense."""
     if len(header) > HEADER_BYTES_MAX:
         return None
     form, _, text = header.strip().partition(b" ")

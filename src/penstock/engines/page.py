@@ -1,7 +1,7 @@
-"""Reading a few series out of a Prometheus page, without parsing the rest.
+"""How are a few series read from a Prometheus page, without parsing the rest?
 
-An engine's page is 50 KB and may be read twice a second per endpoint; admission needs a dozen numbers of it. Each
-wanted name is looked for where lines begin; all other lines are never looked at. A series that is missing, not a finite
+An engine's page is 50 KB and may be read twice a second per endpoint; admission needs a dozen of its numbers. Each
+wanted name is searched for where lines begin; other lines are never looked at. A series that is missing, not a finite
 number, negative, or there twice with the same labels is unknown: `None`, never 0.
 """
 
@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import msgspec
 
-SAMPLES_MAX = 512  # of one name: ranks times reasons of a very large engine; a page with more is not read
-LINE_BYTES_MAX = 16_384  # after the name: adapters may be listed in a label; a longer line is not read
+SAMPLES_MAX = 512  # of one name: ranks times reasons of a very large engine; with more, the series is unknown
+LINE_BYTES_MAX = 16_384  # after the name: a label may list adapters; with a longer line, the series is unknown
 _SAMPLE = re.compile(rb'(?:\{([^"}\n]*(?:"[^"\\\n]*(?:\\.[^"\\\n]*)*"[^"}\n]*)*)\})?[ \t]+([^\s]+)')
 _LABEL = re.compile(rb'([A-Za-z_][A-Za-z0-9_]*)="([^"\\]*(?:\\.[^"\\]*)*)"')
-_AFTER_NAME = (b"{", b" ", b"\t", b"\r", b"\n", b"")  # anything else: a longer name that begins alike
+_AFTER_NAME = (b"{", b" ", b"\t", b"\r", b"\n", b"")  # anything else means a longer name with the same beginning
 _NUMBER_BYTES = frozenset(b"0123456789+-.eE")
 
 
@@ -26,14 +26,14 @@ class Sample(NamedTuple):
     """One line of a page."""
 
     labels: Mapping[str, str]
-    value: float  #: NaN when it is no number
+    value: float  #: NaN if it is no number
 
 
 class Selector(msgspec.Struct, frozen=True):
     """A series, written as Prometheus does: `name`, or `name{label="value"}`."""
 
     name: bytes
-    line: bytes  #: how its lines begin, the line break before it included
+    line: bytes  #: how its lines begin, including the line break before them
     where: Mapping[str, str]
 
     @staticmethod
@@ -44,7 +44,7 @@ class Selector(msgspec.Struct, frozen=True):
         return Selector(name.encode(), b"\n" + name.encode(), where)
 
     def samples(self, page: bytes) -> list[Sample] | None:
-        """What the page holds of it: empty when it is not there, None when it makes no sense."""
+        """Returns the samples of this series on a `page`: empty if it is not there, None if it makes no sense."""
         found: list[Sample] = []
         seen: set[bytes] = set()
         length = len(self.name)
@@ -54,7 +54,7 @@ class Selector(msgspec.Struct, frozen=True):
             match = _SAMPLE.match(page, at + length, limit)
             if match is None or match.end() == limit:
                 if page[at + length : at + length + 1] in _AFTER_NAME:
-                    return None  # its own line, but broken
+                    return None  # a line of this series, but broken
             else:
                 raw = match[1] or b""
                 if raw in seen or len(seen) >= SAMPLES_MAX:
@@ -68,13 +68,13 @@ class Selector(msgspec.Struct, frozen=True):
 
 
 def labels_of(raw: bytes) -> dict[str, str]:
-    """The labels of a sample."""
+    """Returns the labels of a sample from their bytes; empty if there are none."""
     return {name.decode(): value.decode("utf-8", "replace") for name, value in _LABEL.findall(raw)}
 
 
 def number(text: bytes) -> float:
-    """A sample's value, NaN when it is no finite number that may be counted on."""
-    if not text or not _NUMBER_BYTES.issuperset(text):  # `float` would take 1_0, 0x1p3, nan and inf
+    """Returns a sample's value; NaN if it is no finite number of at least 0."""
+    if not text or not _NUMBER_BYTES.issuperset(text):  # `float` would accept 1_0, nan and inf, too
         return math.nan
     try:
         value = float(text)
@@ -84,7 +84,7 @@ def number(text: bytes) -> float:
 
 
 def total(samples: list[Sample] | None) -> float | None:
-    """The sum over an engine's parts (data-parallel ranks), None when one of them is unknown, or all are missing."""
+    """Returns the sum over an engine's parts (data-parallel ranks); None if a part is unknown, or all are missing."""
     if not samples:
         return None
     value = math.fsum(sample.value for sample in samples)
@@ -92,6 +92,6 @@ def total(samples: list[Sample] | None) -> float | None:
 
 
 def mean(samples: list[Sample] | None) -> float | None:
-    """The mean over an engine's parts."""
+    """Returns the mean over an engine's parts; None if a part is unknown, or all are missing."""
     value = total(samples)
     return None if value is None or not samples else value / len(samples)

@@ -1,7 +1,7 @@
-"""Which engine is this: told by what it answers, the cheapest and surest sign first.
+"""Which engine is this? Recognised by its answers, the cheapest and surest sign first.
 
-Its model list names the maker for most; a page's series have a prefix; and a few serve a JSON object that no other
-does. What gives no sign at all is `openai`.
+The model list of most engines names their maker; the series of a page have a prefix; and some engines serve a JSON
+object that no other does. An engine that gives no sign at all is `openai`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ ENGINES: dict[str, Engine] = {
 
 
 def by_models(models: list[Model]) -> Engine | None:
-    """By whom the model list says its models are owned."""
+    """Returns the engine that its model list names as the models' owner; None if it names none that we know."""
     owners = {model.fields.get("owned_by") for model in models}
     return next((engine for engine in ENGINES.values() if not owners.isdisjoint(engine.owned_by)), None)
 
 
 def by_page(page: bytes) -> Engine | None:
-    """By the prefix of a page's series."""
+    """Returns the engine whose series' prefix the page has; None if it is none that we know."""
     lines = b"\n" + page
     for engine in ENGINES.values():
         if any(b"\n" + prefix in lines for prefix in engine.page_prefixes):
@@ -39,10 +39,10 @@ def by_page(page: bytes) -> Engine | None:
 
 
 def signs() -> Iterator[tuple[str, Engine]]:
-    """Paths to ask, in this order, and whose sign is there."""
+    """Returns the paths to ask, in this order, each with the engine whose sign it would be."""
     return ((path, engine) for engine in ENGINES.values() for path, _ in engine.signs)
 
 
 def by_sign(engine: Engine, path: str, page: Json) -> bool:
-    """Whether what was found at the path is that engine's sign."""
+    """Returns True if `page`, found at `path`, is the sign of `engine`."""
     return any(path == its and all(key in page for key in keys) for its, keys in engine.signs)

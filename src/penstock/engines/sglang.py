@@ -1,4 +1,4 @@
-"""How SGLang speaks. Its tensor-parallel ranks all report the same requests, its data-parallel ones each their own."""
+"""How does SGLang speak? Its tensor-parallel ranks all report the same requests, each data-parallel rank its own."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
 
 
 def _parts(samples: list[Sample]) -> list[Sample]:
-    """One sample per data-parallel rank: that of its first tensor, pipeline and expert rank, all priorities together.
+    """Picks one sample per data-parallel rank: of its first tensor, pipeline and expert rank, all priorities together.
 
-    With priority scheduling each priority has samples of its own, in addition to the whole under `priority=""`: the
-    sum of all counts every request twice.
+    With priority scheduling each priority has samples of its own, in addition to the total under `priority=""`: a sum
+    over all of them would count every request twice.
     """
     found: dict[str, tuple[tuple[int, ...], Sample]] = {}
     for sample in samples:
@@ -51,7 +51,7 @@ def _model_info(page: Json) -> Facts:
 
 
 def _load(answer: object) -> Load | None:
-    """`/v1/loads`: a list of data-parallel ranks, or an object that holds one."""
+    """Reads `/v1/loads`: a list of data-parallel ranks, or an object that holds such a list."""
     ranks = answer.get("loads") if isinstance(answer, dict) else answer
     if not isinstance(ranks, list) or not ranks or not all(isinstance(rank, dict) for rank in ranks):
         return None

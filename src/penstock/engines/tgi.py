@@ -1,4 +1,4 @@
-"""How Text Generation Inference speaks: an API of its own beside OpenAI's, one batch, a bounded number of requests."""
+"""How does Text Generation Inference speak? It has an API beside OpenAI's, and one batch of bounded size."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ TGI = Engine(
         started="process_start_time_seconds",
         pace=("tgi_request_mean_time_per_token_duration",),
     ),
-    failures=frozenset({424}),  # "generation": its own model failed
+    failures=frozenset({424}),  # "generation": the engine's model failed
 )

@@ -1,4 +1,4 @@
-"""How TensorRT-LLM speaks: as `trtllm-serve`, or as a backend of Triton, which has a page at a port of its own."""
+"""How does TensorRT-LLM speak? As `trtllm-serve`, or as a backend of Triton, which has its page at another port."""
 
 from __future__ import annotations
 

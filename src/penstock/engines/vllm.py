@@ -1,4 +1,4 @@
-"""How vLLM speaks: V1 since 0.8, and the names that V0 and older releases had."""
+"""How does vLLM speak? As V1 since 0.8, and with the names that V0 and older releases had."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.engines.base import (
 
 
 def _server_info(page: Json) -> Facts:
-    """Served in development mode only."""
+    """Reads `/server_info`, which vLLM serves in development mode only."""
     config = page.get("vllm_config")
     scheduler = config.get("scheduler_config") if isinstance(config, dict) else None
     if not isinstance(scheduler, dict):
@@ -31,7 +31,7 @@ def _server_info(page: Json) -> Facts:
 
 
 def _kv_event_sources(page: Json) -> Facts:
-    """By data-parallel rank; empty when events are off."""
+    """Reads the sources of KV events, listed by data-parallel rank; an empty list means that events are off."""
     sources = [source for source in page.values() if isinstance(source, dict) and source.get("enable_kv_cache_events")]
     return Facts(kv_events=bool(sources), kv_events_endpoint=text(sources[0].get("endpoint")) if sources else None)
 
@@ -57,7 +57,7 @@ VLLM = Engine(
     series=Series(
         running=("vllm:num_requests_running",),
         waiting=("vllm:num_requests_waiting",),
-        waiting_more=("vllm:num_requests_swapped",),  # V0: taken in, then put aside for want of memory
+        waiting_more=("vllm:num_requests_swapped",),  # V0: taken in, then put aside for lack of memory
         kv_usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         kv_info="vllm:cache_config_info",
         progress=("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:request_success_total"),
@@ -71,7 +71,7 @@ VLLM = Engine(
     ),
     priority=Priority.LOWER_FIRST,
     orca=True,
-    refusals=(b"cannot schedule new futures after shutdown",),  # its 500 while it drains
+    refusals=(b"cannot schedule new futures after shutdown",),  # of its 500 while it drains
     no_model=("The model `{}` does not exist",),
     flags={
         "metrics": "remove --disable-log-stats",

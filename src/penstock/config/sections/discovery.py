@@ -1,7 +1,7 @@
 """Discovery: where do endpoints come from that the file does not list?
 
-Each entry of `discovery` names one source. What it finds is described like an entry of `endpoints`, only that the
-address comes from the source; so engine, models, slots, credential and labels are the same settings here.
+Each entry of `discovery` names one source. The endpoints that it finds are described like an entry of `endpoints`, but
+their addresses come from the source; so engine, models, slots, credential and labels are the same settings here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _matching(pattern: re.Pattern[str], what: str) -> Callable[[object], str]:
 
 
 def _port_or_name(value: object) -> str:
-    """As text, because either may stand in a URL of a service."""
+    """Returns a port's number or name as text; empty if not set."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if value is None or value == "":
@@ -164,5 +164,5 @@ class SourceSection(Section):
 
     @classmethod
     def given(cls, raw: object) -> list[str]:
-        """Which of them an entry, as written, has."""
+        """Returns the kinds of source that an entry, as written, has; it should be one."""
         return [key for key in cls.model_fields if isinstance(raw, Mapping) and raw.get(key) is not None]

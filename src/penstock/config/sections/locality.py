@@ -1,4 +1,4 @@
-"""Locality: who tells which endpoint holds the prefix of a prompt, and where are they asked?"""
+"""Locality: what tells which endpoint holds the prefix of a prompt, and where is it asked?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TCP = re.compile(r"tcp://([^/\s]+)", re.ASCII)
 
 
 def kv_events(value: object) -> str:
-    """`off`, `auto`, or where they are published, in one normal form."""
+    """Returns `off`, `auto`, or the address where KV events are published, in one normal form."""
     if value in ("off", "auto") or value is False:
         return str(value or "off")
     match = _TCP.fullmatch(value) if isinstance(value, str) else None
@@ -51,7 +51,7 @@ Found = Iterator[tuple[Place, str, str | None]]
 
 
 def contradictions(document: Mapping[str, object]) -> Found:
-    """Where, what and perhaps what instead: values that are fine one by one, but would do nothing together."""
+    """Yields settings that are fine one by one but would do nothing together: where, what, what instead (or None)."""
     routing = _mapping(document.get("routing"))
     locality = routing.get("locality") or "history"
     if locality not in ("history", "kv_events", "lmcache"):
@@ -82,7 +82,7 @@ def contradictions(document: Mapping[str, object]) -> Found:
 
 
 def _published(document: Mapping[str, object]) -> Iterator[Place]:
-    """Where KV events are asked for."""
+    """Yields the places where KV events are asked for."""
     for index, endpoint in enumerate(_items(document.get("endpoints"))):
         if _mapping(endpoint).get("kv_events") not in (None, "off", False):
             yield "endpoints", index, "kv_events"

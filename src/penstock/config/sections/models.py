@@ -34,11 +34,11 @@ class ModelSection(Section):
 
     @property
     def says_nothing(self) -> bool:
-        """Whether leaving the entry out would change nothing."""
+        """True if leaving the entry out would change nothing."""
         return self == ModelSection()
 
 
 def model_prices(model: ModelSection, usual: PricesSection) -> dict[str, float]:
-    """What a model's tokens cost, by kind: its own prices, and `fairness.prices` where it has none."""
+    """Returns what a model's tokens cost, by kind: its own prices, or those of `fairness.prices` (`usual`)."""
     own: dict[str, float] = model.prices.model_dump(exclude_none=True)
     return usual.model_dump() | own

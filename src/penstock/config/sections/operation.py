@@ -52,7 +52,7 @@ class Tracing(Section):
 
 
 def tracing_problem(endpoint: str | None) -> str | None:
-    """What is missing for traces."""
+    """Returns what is missing for traces; None if nothing is."""
     if endpoint is not None and not all(
         map(_is_there, ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"))
     ):

@@ -1,8 +1,8 @@
 """Policies: which are there, our own and those of other packages, and can the one that is named be used?
 
-A package offers a policy as an entry point in the group of its decision (`GROUPS`). Only one that the settings name is
-imported, when they are read; whatever is wrong with it is then told like any other wrong setting. docs/policies says
-how to write one, and `python -m penstock.conformance` tries it.
+A package offers a policy as an entry point in the group of its decision (`GROUPS`). Only a policy that the settings
+name is imported, when the settings are read; whatever is wrong with it is told like any other wrong setting.
+docs/policies says how to write one, and `python -m penstock.conformance` tries it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHOICES_SHOWN_MAX = 20
 
 @cache
 def offered(decision: str) -> Mapping[str, tuple[EntryPoint, ...]]:
-    """What other packages offer, by name; more than one where their names clash."""
+    """Returns the policies that other packages offer, by name; more than one for a name if packages clash."""
     found: dict[str, tuple[EntryPoint, ...]] = {}
     for point in entry_points(group=GROUPS[decision]):
         same = found.get(point.name, ())
@@ -40,7 +40,7 @@ def offered(decision: str) -> Mapping[str, tuple[EntryPoint, ...]]:
 
 
 def policy_name(decision: str) -> Callable[[object], str]:
-    """Reads the name of a policy that can be used: it is there, only once, and does what a policy has to."""
+    """Returns a reader for the name of a policy. It raises `Refused` unless the policy is there, once, and usable."""
 
     def read(value: object) -> str:
         own, others = OWN[decision], offered(decision)
@@ -61,13 +61,13 @@ def policy_name(decision: str) -> Callable[[object], str]:
 
 
 def names(decision: str) -> tuple[str, ...]:
-    """Of all policies that are there, our own first."""
+    """Returns the names of all policies for a `decision`, our own first."""
     own = OWN[decision]
     return (*own, *sorted(set(offered(decision)) - set(own)))
 
 
 def use(decision: str, name: str, point: EntryPoint) -> None:
-    """Import another package's policy, see that it is one, and have it known by its name. Raises `Refused`."""
+    """Import another package's policy, check it, and make it known by its `name`. Raises `Refused`."""
     where = f"`{name}` ({point.value}, of {_package(point)})"
     try:
         found = point.load()
@@ -80,12 +80,12 @@ def use(decision: str, name: str, point: EntryPoint) -> None:
 
 
 def enlist(decision: str, name: str, found: object, trouble: Trouble) -> None:
-    """Have a policy, as an entry point gives it, known to the core by a name. Raises `ShapeError`."""
+    """Make a policy, as an entry point gives it, known to the core by a `name`. Raises `ShapeError` if it is none."""
     _ENLIST[decision](name, found, trouble)
 
 
 def traits(routing: str) -> tuple[bool, bool]:
-    """Whether a routing policy of another package looks at prefixes, and at sessions."""
+    """Returns whether a routing policy of another package looks at prefixes, and whether at sessions."""
     if routing in OWN["routing"] or routing not in ROUTING:
         return False, False
     made = ROUTING[routing](RoutingSettings(), lambda: 0.0)
@@ -93,7 +93,7 @@ def traits(routing: str) -> tuple[bool, bool]:
 
 
 class ShapeError(ValueError):
-    """It is not what it has to be; the text says what is missing."""
+    """An object is no policy; the text says what it lacks."""
 
 
 def _fairness(name: str, factory: Any, trouble: Trouble) -> None:

@@ -1,6 +1,6 @@
 """Roles of endpoints in the settings: do prefill and decode endpoints come together?
 
-Labels are free, and endpoints may still be found or added, so what looks wrong here is a warning and refuses nothing.
+Labels are free, and endpoints may still be found or added, so whatever looks wrong here is a warning, and no error.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _ANY = ""  # the models that endpoints are asked for
 
 
 def role_warnings(settings: Settings) -> list[str]:
-    """What is told about roles by `penstock check` and at start; the doctor tells what it finds itself."""
+    """Returns the warnings about roles, for `penstock check` and at start; the doctor has its own."""
     warnings = []
     roles: dict[str, list[Role]] = {}
     for index, endpoint in enumerate(settings.endpoints):
@@ -25,7 +25,7 @@ def role_warnings(settings: Settings) -> list[str]:
         for model in (_ANY,) if endpoint.models == "auto" else endpoint.models:
             roles.setdefault(model, []).append(role_of(endpoint.labels))
     if settings.discovery:
-        return warnings  # what is found brings labels of its own
+        return warnings  # discovered endpoints bring labels of their own
     if _ANY in roles:  # these may serve any model, so only all of them together tell
         roles = {_ANY: [role for played in roles.values() for role in played]}
     for model, what in one_sided(roles).items():

@@ -23,17 +23,17 @@ _FIELD = re.compile(r"[^\"\\\x00-\x1f]{1,128}")
 
 
 def by_session(policy: str) -> bool:
-    """Whether a policy wants to know where sessions are at home."""
+    """Returns True if a routing policy wants to know which endpoint a session belongs to."""
     return policy in BY_SESSION or traits(policy)[1]
 
 
 def by_cache(policy: str) -> bool:
-    """Whether a policy wants to know where prompts are cached."""
+    """Returns True if a routing policy wants to know where prompts are cached."""
     return policy in BY_CACHE or traits(policy)[0]
 
 
 def threshold(value: object) -> float:
-    """Requests, or no number of them."""
+    """Returns a number of requests, infinity for `inf`."""
     if value == math.inf or (isinstance(value, str) and value.strip().lower() in ("inf", ".inf", "infinity")):
         return math.inf
     try:
@@ -58,7 +58,7 @@ def field_name(value: object) -> str:
 
 
 def price_weight(value: object) -> float:
-    """Seconds, or more than any."""
+    """Returns a duration in seconds, infinity for `inf`."""
     if value == math.inf or (isinstance(value, str) and value.strip().lower() in ("inf", ".inf", "infinity")):
         return math.inf
     return values.duration(value)
@@ -149,7 +149,7 @@ Contradiction = tuple[tuple[str | int, ...], str, str | None]
 
 
 def contradictions(routing: RoutingSection, max_wait_s: float) -> Iterator[Contradiction]:
-    """Where, what, and what instead: settings that would do nothing, or never end well. Defaults may be written out."""
+    """Yields settings that would do nothing, or never end well: where, what, and what instead."""
     policy, session, usual = routing.policy, routing.session, RoutingSection()
     if policy == "session" and session.header is None and session.cookie is None and session.body is None:
         yield ("session",), "names nothing that tells a session", "give a header, a cookie or a field of the body"

@@ -1,8 +1,8 @@
 """Section: what is common to all parts of the settings?
 
-Each part is frozen, refuses keys it does not know, and explains each of its settings in a sentence, which ends
-up in docs/configuration.md. A setting that is planned but not there yet is named in its section's `later`, so that
-it is refused with that reason; whoever adds it takes the name out of there.
+Each section is frozen, refuses keys it does not know, and explains each of its settings in a sentence, which ends up in
+docs/configuration.md. A setting that is planned but not there yet is named in its section's `later`, so that it is
+refused with that reason; a change that adds the setting takes the name out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _nothing_written_means_defaults(cls, data: object) -> object:
-        """`queue:` with nothing under it is no mistake, nor is `endpoints:`."""
+        """Accepts `queue:`, or `endpoints:`, with nothing under it: the defaults are meant."""
         if not isinstance(data, Mapping):
             return {} if data is None else data
         return {key: value for key, value in data.items() if value is not None or not cls._is_collection(key)}

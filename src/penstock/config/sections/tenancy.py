@@ -15,7 +15,7 @@ NAMES_WITHOUT_KEYS = (ANONYMOUS, OTHER)
 
 LEVELS_MAX = 4
 KEYS_MAX = 1_000  # of one tenant
-DYNAMIC_MAX = 100_000  # names from outside; each costs some hundred bytes
+DYNAMIC_MAX = 100_000  # names that callers bring; each costs some hundred bytes
 PROXIES_MAX = 1_000
 HOSTS_MAX = 1_000
 
@@ -52,7 +52,7 @@ class BandFairness(Section):
 
 
 def band_fairness(value: object) -> object:
-    """A name, for short, or the section."""
+    """Returns the section that a policy's name alone stands for; anything else as it is."""
     return {"policy": value} if isinstance(value, str) else value
 
 
