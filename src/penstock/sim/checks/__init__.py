@@ -1,5 +1,5 @@
-"""Is what the scheduler does right?
+"""Does the scheduler do the right thing?
 
-`invariants.py` holds after every fact, `oracle.py` is the pump once more, naively, `tree_check.py` sums the queue tree
-again, `bound.py` is the stated bound of fairness.
+`invariants.py` checks what must hold after every fact; `oracle.py` is the pump once more, written naively;
+`tree_check.py` sums the queue tree again; `bound.py` checks the stated bound of fairness.
 """

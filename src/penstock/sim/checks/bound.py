@@ -6,10 +6,11 @@ B = (c_max + E_f) / w_f + (c_max + E_g) / w_g, with c_max the largest single cha
 requests in flight are off by. Over any interval within, D moves by at most B at its start plus B at its end. All
 intervals are checked at once: it suffices to remember the tightest limits that any start left behind.
 
-Four readings of it are counted. *Stated* adds K * c_max twice: K requests may overtake one that does not fit, and K may
-follow one with the same prefix. *Grouped* adds the second alone, *strict* neither. *Peak* is strict, with the most that
-was in flight since t0 for E: a settlement takes its error out of E at once, while the dispatches that make up for it
-are still to come. What is cached is not known here: this is for worlds where cached tokens cost as much as others.
+Four readings of the bound are counted. *Stated* adds K * c_max twice: backfill lets K requests pass one that does not
+fit, and K may follow one with the same prefix. *Grouped* adds the second alone, *strict* neither. *Peak* is strict,
+with the most that was in flight since t0 for E: a settlement takes its error out of E at once, while the dispatches
+that make up for it are still to come. What is cached is not known here: this is for worlds where cached tokens cost as
+much as others.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ class _Tenant:
 
 @dataclass
 class _Limits:
-    """How far D may be, from all that was seen since both are backlogged."""
+    """How far D may be, by all that was seen since both tenants are backlogged."""
 
     highest: float = math.inf
     lowest: float = -math.inf
 
     def broken(self, difference: float, bound: float) -> bool:
-        """Check D against them, and let it narrow them."""
+        """Returns True if D is outside of the limits, and lets D and its `bound` narrow them."""
         broken = not self.lowest - bound <= difference <= self.highest + bound
         self.highest = min(self.highest, difference + bound)
         self.lowest = max(self.lowest, difference - bound)
@@ -59,7 +60,7 @@ READINGS = ("stated", "grouped", "strict", "peak")
 
 
 class BoundWatch(WorldObserver):
-    """Counts pair checks, and those that fail."""
+    """Counts checks of pairs of tenants, and those that fail."""
 
     def __init__(self) -> None:
         self.checks = 0
@@ -123,6 +124,6 @@ class BoundWatch(WorldObserver):
 
 
 def _estimate(world: World, action: Dispatch) -> float:
-    """What was charged for a dispatch."""
+    """Returns what was charged for a dispatch."""
     estimate = world.scheduler.inspect().leases[action.lease].estimate
     return priced(estimate.prompt_tokens, estimate.output_tokens)

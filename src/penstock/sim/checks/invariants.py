@@ -1,4 +1,4 @@
-"""Is what the scheduler does right: invariants, checked after every fact it is told.
+"""Does the scheduler do the right thing? Invariants, checked after every fact that it is told.
 
 `CheckedScheduler` stands wherever a `Scheduler` does. It keeps a second set of books, those an honest driver keeps
 from the actions alone, and after each fact compares them with the scheduler's, recomputes with fresh eyes what the
@@ -7,8 +7,8 @@ scheduler remembers, and raises `AssertionError` at the first difference:
 - each request ends once, every action names a request for which it makes sense, and what is charged is the truth;
 - leases held equal slots in use, in the books, in the scheduler and in the ledgers; none is granted past the limit;
 - the queues keep their bounds, make room by displacing the youngest of the lowest band, and tenants keep their limits;
-- nobody waits past `max_wait` or a deadline; and who is sent, to where, is what a naive pump would have chosen
-  (`oracle.py`), so nobody waits who could be sent. What the trees sum up is summed up again (`tree_check.py`).
+- no request waits past `max_wait` or its deadline; which request is sent where is what a naive pump would have chosen
+  (`oracle.py`), so no request waits that could be sent. The sums of the trees are made again (`tree_check.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Fact = Callable[..., list[Action]]
 
 
 class Books:
-    """What a driver knows of its requests, from the facts it told and the actions it got."""
+    """What a driver knows about its requests, from the facts that it told and the actions that it got."""
 
     def __init__(self) -> None:
         self.requests: dict[str, Request] = {}  # not ended
@@ -72,7 +72,7 @@ class Books:
         self.outcomes[outcome] += 1
 
     def note(self, action: Action) -> None:
-        """Book an action; it must make sense for where its request stands."""
+        """Book an action; asserts that it makes sense in its request's state."""
         request_id = action.request_id
         match action:
             case Dispatch():
@@ -108,7 +108,7 @@ class Books:
                 self.ended(request_id, action.outcome)
 
     def settle(self) -> None:
-        """After a fact: who arrived and got no answer waits; who was taken back got one."""
+        """After a fact: a request that arrived and got no answer waits; one that was taken back got an answer."""
         for request_id in self.between:
             assert request_id not in self.requeued, f"{request_id} failed, and nothing was decided"
             self.waiting.add(request_id)
@@ -363,7 +363,7 @@ class CheckedScheduler(Scheduler):
         )
 
     def _check_room(self, request: Request) -> None:
-        """A newcomer was let in: then all bounds hold, whatever came back from engines."""
+        """A new request was let in: then all bounds hold, whatever came back from engines."""
         band = self._state.queues.bands[request.band]
         assert not self._state.queues.over_bounds()
         assert not band.over_bounds()
@@ -378,7 +378,7 @@ class CheckedScheduler(Scheduler):
     def _check_displaced(
         self, request: Request, actions: Sequence[Action], first_visits: dict[str, tuple[int, int]]
     ) -> None:
-        """Who had to go was the youngest of the lowest band, never ran, and went for somebody who stayed."""
+        """A displaced request was the youngest of the lowest band, never ran, and made room for one that stayed."""
         for action in actions:
             if isinstance(action, Evict) and action.reason is not Reason.DISPLACED:
                 first_visits.pop(action.request_id, None)

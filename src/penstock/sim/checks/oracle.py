@@ -1,8 +1,9 @@
-"""Who ought to be sent next: the pump's rules once more, naively, by sorting and looking at everything.
+"""Which request ought to be sent next? The pump's rules once more, naively, by sorting and looking at everything.
 
-The pump keeps heaps, remembers which endpoints are open and arms timers; this asks everybody every time and changes
-nothing. Where the two differ one of them is wrong. It is used twice: a dispatch must be the choice made here, and when
-the scheduler is done nobody may be left to choose, which is what work-conserving means (docs/design.md#admission).
+The pump keeps heaps, remembers which endpoints are open and arms timers; the oracle asks every request and endpoint
+every time and changes nothing. Where the two differ, one of them is wrong. The oracle is used twice: a dispatch must be
+its choice, and when the scheduler is done there must be no choice left, which is what work-conserving means
+(docs/design.md#admission).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Oracle:
         self._check_strict(entry, endpoints, now)
 
     def check_alone(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
-        """A newcomer is about to be sent that never waits, because nobody does."""
+        """A new request is about to be sent at once, because no request waits."""
         state, model = self._state, entry.request.model
         band = state.queues.bands[entry.request.band]
         assert not any(other.entries for other in state.queues.bands), "somebody waits"
@@ -75,7 +76,7 @@ class Oracle:
         assert choice is None, f"at {now} {choice[0].request} waits, and {choice[1]} are open to it"
 
     def _check_follower(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
-        """It goes before its turn: to where one with the same prefix went, within the bound, at nobody's cost."""
+        """Within one flow and model, a request is passed only if it does not fit, may not run, or another is bumped."""
         state, (endpoint,) = self._state, endpoints
         band, router = state.queues.bands[entry.request.band], state.settings.router
         group = state.groups._groups[endpoint]
@@ -105,7 +106,7 @@ class Oracle:
             assert lead + cost <= router.prefix_group * cost + 1e-6, f"{entry.request} gets {lead} ahead of its turn"
 
     def _check_leaf_order(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
-        """Within one flow and model nobody goes first but for those who don't fit, or may not run, or were bumped."""
+        """Within one flow and model, a request is passed only if it doesn't fit, may not run, or another was bumped."""
         if entry.seq in self._state.queues.bands[entry.request.band].bumped:
             return
         for other in self._state.queues.bands[entry.request.band].entries.values():
@@ -188,7 +189,7 @@ class Oracle:
                     looked_at += 1
                     continue
                 if places := self._places(entry, free, kept, now, known=known):
-                    if number > 0:  # who was bumped goes first
+                    if number > 0:  # a bumped request goes first
                         places = [e for e in places if self._in_bound(entry, e, passed, now)]
                     if places:
                         return entry, places
@@ -203,7 +204,7 @@ class Oracle:
         return None
 
     def _keep(self, entry: Entry, free: list[Endpoint], kept: set[Endpoint], now: float, *, bypassed: int) -> None:
-        """What was overtaken as often as may be has room kept for it."""
+        """A request that backfill has passed as often as it may gets a reservation."""
         if bypassed >= BYPASS_MAX:
             kept.update(e for e in free if e.serves(entry.request.model) and not entry.shuns(e.name, now))
 
@@ -216,7 +217,7 @@ class Oracle:
         return self._allowed(entry, self._answered(entry, fitting, rest, now, known=known), now, known=known)
 
     def _in_bound(self, entry: Entry, endpoint: Endpoint, passed: list[Entry], now: float) -> bool:
-        """Whether its flow, once it is sent there, is at most K such requests ahead of those it overtakes there."""
+        """True if its flow, once the request is sent there, is at most K such requests ahead of those it passes."""
         cost = self._state.charges.full_cost(entry)
         for other in (x for x in passed if x.request.band == entry.request.band):
             if endpoint.serves(other.request.model) and not other.shuns(endpoint.name, now):
@@ -228,7 +229,7 @@ class Oracle:
         return True
 
     def _light(self, band: Band, order: list[Entry], model: str, now: float, *, known: bool) -> list[Entry]:
-        """Those of flows that have less than their share, as the pump judges it; and had so when it last looked."""
+        """Requests of flows under their share, as the pump judges it; if not `known`, also when it last looked."""
         line = [entry for entry in order if entry.request.model == model]
         flows = [*(_top(entry) for entry in line[:1]), *band.light_flows(model)]
         times = (now,) if known else (now, now - RESERVE_REVIEW_S - ROUNDING_S)
@@ -250,10 +251,10 @@ class Oracle:
     # --- single questions ---------------------------------------------------------------------------------------
 
     def _kept_back(self, model: str, endpoints: Iterable[Endpoint], now: float, *, known: bool) -> bool:
-        """Whether the slots that are left are kept for flows that have less than their share.
+        """True if the slots that are left are reserved for flows under their share.
 
-        How many are kept is the pump's to say: it changes with time, and the pump looks again once a second. In
-        between, no more is claimed than that it never keeps more than its limit, and nothing where none are light.
+        The pump decides how many are reserved: the number changes with time, and the pump looks again once a second. In
+        between, the oracle claims only that no more than the limit is reserved, and none if no flow is under its share.
         """
         state = self._state
         reserve, slots = state.reserved, state.pool.slots(model)
@@ -287,8 +288,9 @@ class Oracle:
         return admission.modest(room, endpoint) if self._is_modest(entry, now, known=known) else room
 
     def _leaves_one_clear(self, entry: Entry, endpoint: Endpoint, now: float, *, known: bool) -> bool:
-        """Whether a heavy prompt leaves light requests another endpoint that is soon done computing; where nobody asked
-        just now, that one has to have been so for a while, for time alone may have done it.
+        """True if a long prompt leaves under-share requests another endpoint that is soon done computing.
+
+        If not `known`, that endpoint has to have been so for a while: time alone may have made it so just now.
         """
         passed = self._state.backfill.passed
         overtaken = entry.bypassed - (known and entry in passed)  # counted just now, by this very choice
@@ -305,7 +307,7 @@ class Oracle:
         return not left_s or min(left_s) <= patience_s
 
     def computes(self, entry: Entry, endpoint: Endpoint) -> bool:
-        """Whether its role lets an endpoint compute a request's prompt."""
+        """True if its role lets an endpoint compute a request's prompt."""
         well = [e for e in self._state.pool if e.in_service and e.serves(entry.request.model)]
         if endpoint.role is Role.PREFILL:
             return not entry.whole and any(e.role is Role.DECODE for e in well)
@@ -328,7 +330,7 @@ class Oracle:
         return [e for e in fitting if e.role is not Role.PREFILL]
 
     def _allowed(self, entry: Entry, fitting: list[Endpoint], now: float, *, known: bool = True) -> list[Endpoint]:
-        """Where it may go of where it fits: nowhere while it waits for an endpoint that it prefers."""
+        """Of the endpoints where a request fits, those where it may go: none during an affinity wait for another."""
         affinity = self._state.affinity
         if not entry.choosy or not fitting:
             return fitting
@@ -341,7 +343,10 @@ class Oracle:
         return [] if held or now < entry.locate_until_s else fitting
 
     def _is_modest(self, entry: Entry, now: float, *, known: bool) -> bool:
-        """Whether it has to leave room for light flows; where nobody asked just now: whether it may have to."""
+        """True if the request's flow is over its share while under-share requests keep arriving.
+
+        Such a request leaves room for them. If not `known`, True if that may be so.
+        """
         model = entry.request.model
         if known:
             light_come = self._state.reserved.light_come(model, now)
@@ -350,7 +355,7 @@ class Oracle:
         return self._light_come(model, now)
 
     def _light_come(self, model: str, now: float) -> bool:
-        """Whether light flows were seen at all in the last minute or so."""
+        """True if requests of under-share flows were seen in the last minute or so."""
         reserve = self._state.reserved
         arrivals = reserve._arrivals.get(model)
         return reserve.share is None and arrivals is not None and arrivals.per_s(now) > 0.001

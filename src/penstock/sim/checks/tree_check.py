@@ -1,4 +1,4 @@
-"""Does a queue tree say what its requests say: every sum in it is made again from the entries below."""
+"""Does a queue tree agree with its requests? Every sum in the tree is made again from the entries below."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.core.values.lifecycle import State
 
 
 class _Sums:
-    """What stands below one node."""
+    """Sums over the entries below one node."""
 
     def __init__(self) -> None:
         self.waiting = 0
@@ -22,7 +22,7 @@ class _Sums:
 
 
 def check_tree(tree: QueueTree, entries: Iterable[Entry]) -> None:
-    """`entries`: all of the tree's band that have not ended."""
+    """Assert that the sums of `tree` agree with `entries`, all of its band that have not ended."""
     sums: dict[Node, _Sums] = {}
     for entry in entries:
         node: Node | None = entry.node_of()

@@ -1,5 +1,5 @@
 """What does an inference engine do with the requests it is given, step by step?
 
-`model.py` is the model, `blocks.py` its KV memory, `values.py` what it is told and tells, `profiles.py` how fast and
-large it is, `capacity.py` what it can do.
+`model.py` is the model; `blocks.py` is its KV memory; `values.py` is what the model is told and tells; `profiles.py`
+says how fast and large an engine is; `capacity.py` says what it can do.
 """

@@ -1,11 +1,11 @@
-"""KV blocks: who holds the engine's memory, and what of it can be used again?
+"""KV blocks: which requests hold the engine's memory, and which blocks of it can be used again?
 
-A pool of equal blocks. A *private* block holds tokens nobody else can use; a *shared* one is known
-by the chained hash of the prompt up to its end, and counts its holders. A shared block without
-holders stays as cache, and is given up oldest first when blank blocks run out. Blocks have no
-identity of their own: three counts and two tables are the whole truth, so that a request's growth
-costs nothing but arithmetic. vLLM's queue mixes blank and cached free blocks; taking the blank ones
-first is the one simplification.
+A pool of equal blocks. A *private* block holds tokens that no other request can use; a *shared*
+block is known by the chained hash of the prompt up to its end, and counts its holders. A shared
+block without holders stays as cache; the oldest is given up first when blank blocks run out. Blocks
+have no identity of their own: three counts and two tables are the whole truth, so that a request's
+growth costs nothing but arithmetic. vLLM's queue mixes blank and cached free blocks; taking the
+blank ones first is the one simplification.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class BlockPool:
 
     def __init__(self, total: int, *, record: bool = False) -> None:
         self.total = total
-        self.releases = 0  # grows when blocks come back; a request that did not fit need not ask before
-        self.removed: list[int] = []  # hashes given up since the owner last looked, when it asked for it
+        self.releases = 0  # grows when blocks come back: a request that did not fit need not ask again before
+        self.removed: list[int] = []  # with `record`: hashes given up since the owner last looked
         self._record = record
         self._blank = total
         self._private = 0
@@ -45,7 +45,7 @@ class BlockPool:
         return len(self._cached)
 
     def match(self, hashes: Sequence[int], limit: int) -> int:
-        """How many leading blocks of this chain, at most `limit`, are here."""
+        """Returns how many leading blocks of this chain, at most `limit`, are in the pool."""
         count = 0
         for block_hash in hashes:
             if count >= limit or (block_hash not in self._shared and block_hash not in self._cached):
@@ -54,7 +54,7 @@ class BlockPool:
         return count
 
     def idle_among(self, hashes: Sequence[int]) -> int:
-        """How many of these are cached without a holder: taking them uses up free blocks."""
+        """Returns how many of these blocks are cached without a holder: taking them uses up free blocks."""
         return sum(1 for block_hash in hashes if block_hash in self._cached)
 
     def share(self, hashes: Sequence[int]) -> None:
@@ -67,7 +67,7 @@ class BlockPool:
                 self._shared[block_hash] += 1
 
     def take(self, count: int) -> None:
-        """Take private blocks, giving up the oldest cached ones where blank ones run out."""
+        """Take `count` private blocks, giving up the oldest cached blocks when blank ones run out."""
         assert count <= self.free
         while self._blank < count:
             oldest = next(iter(self._cached))
@@ -79,7 +79,7 @@ class BlockPool:
         self._private += count
 
     def publish(self, block_hash: int) -> bool:
-        """Turn one of the caller's private blocks into a shared one; False if a twin exists already."""
+        """Turn one of the caller's private blocks into a shared one. Returns False if a twin exists already."""
         if block_hash in self._shared or block_hash in self._cached:
             return False
         assert self._private > 0
@@ -88,7 +88,7 @@ class BlockPool:
         return True
 
     def release(self, shared: Sequence[int], private: int) -> None:
-        """Give back what one request held; the end of its chain will be given up before the start."""
+        """Give back what one request held. The end of its chain will leave the cache before its start."""
         assert private <= self._private
         self._private -= private
         self._blank += private
@@ -106,7 +106,7 @@ class BlockPool:
         self._cached.clear()
 
     def check(self) -> None:
-        """The invariant, for tests and checkers."""
+        """Asserts the invariant, for tests and checkers."""
         assert self._blank >= 0
         assert self._private >= 0
         assert all(holders > 0 for holders in self._shared.values())

@@ -1,4 +1,4 @@
-"""What can an engine do: requests a second of a mix, and the part of its time that tokens take."""
+"""How much can an engine do? Requests per second of a mix, and the part of its time that tokens take."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from penstock.sim.engine.profiles import EngineConfig
 
 
 def work_s(config: EngineConfig, prompt_tokens: float, output_tokens: float) -> float:
-    """The part of a full engine's time that tokens take: what makes throughputs of different mixes comparable.
+    """Returns the part of a full engine's time that tokens take, in seconds: it makes mixes of lengths comparable.
 
-    A prompt token takes its own time, an answer's token its share of a step with all slots in use. With 64 slots that
-    makes an answer's token about twice a prompt's, with 8 slots thirteen times.
+    A prompt token takes its own time, an answer's token its share of a step with all slots in use. So with 64 slots an
+    answer's token costs about twice a prompt's, with 8 slots thirteen times.
     """
     step_share_s = config.step_base_s / config.max_num_seqs + config.decode_s_per_running
     return config.prefill_s_per_token * prompt_tokens + step_share_s * output_tokens
 
 
 def requests_per_s(config: EngineConfig, prompt_tokens: float, output_tokens: float) -> float:
-    """What one engine can do of a mix: the rate at which its slots turn over when all are in use.
+    """Returns how many requests of a mix one engine does per second: how fast its slots turn over when all are used.
 
-    Each answer takes `output` steps and its slot one more; a step costs its base, its slots, the KV memory they
-    attend to and the prompts that come in meanwhile. Where KV memory is short, it bounds the slots in use.
+    Each answer takes a step per output token, and its slot one more; a step costs its base, its slots, the KV memory
+    they attend to, and the prompts that come in meanwhile. Short KV memory bounds the number of slots in use.
     """
     context = prompt_tokens + output_tokens / 2
     running = min(config.max_num_seqs, config.kv_blocks * config.block_size / context)
@@ -32,7 +32,7 @@ def requests_per_s(config: EngineConfig, prompt_tokens: float, output_tokens: fl
         + config.kv_s_per_token * running * context
         + config.prefill_s_per_token * running * prompt_tokens / steps
     )
-    # A step takes in no more prompt tokens than its budget: then prompts, not answers, set the pace.
+    # A step takes in no more prompt tokens than its budget: if that is reached, prompts and not answers set the rate.
     budget = config.max_num_batched_tokens - running
     prefill_bound = math.inf
     if prompt_tokens:

@@ -3,9 +3,9 @@
 Modelled on vLLM's v1 scheduler. Time passes in steps. Each step spends a token budget: first on the
 running requests (one decode token each, or a chunk of prefill), then on waiting ones, in order of
 arrival or of (priority, arrival), while budget, slots and KV blocks allow. When blocks run out, the
-last one (lowest priority, latest arrival) is preempted: it goes back to the front of the queue and
-computes its prompt and what it has said again. What is visible from outside moves only when a step
-ends, as with the real ones.
+last request (lowest priority, latest arrival) is preempted: it goes back to the front of the queue
+and computes its prompt and its answer so far again. What is visible from outside moves only when a
+step ends, as with real engines.
 
 Pure: no clock, no I/O. Call `step` at the time `next_step_end` names. A step costs O(running).
 """
@@ -44,14 +44,14 @@ __all__ = [
 ]  # fmt: skip
 
 
-ARRIVED: Final = 0  # came during a step; not looked at yet
+ARRIVED: Final = 0  # arrived during a step; not considered yet
 WAITING: Final = 1
 RUNNING: Final = 2
 GONE: Final = 3
 
 
 class _Sequence:
-    """A request inside the engine. `tokens` = prompt + said so far; `computed` of them are in KV."""
+    """A request inside the engine. `tokens` = prompt + answer so far; `computed` of them are in KV memory."""
 
     __slots__ = (
         "arrived_s",
@@ -92,7 +92,7 @@ class _Sequence:
         self.forget()
 
     def forget(self) -> None:
-        """Nothing of it is in KV memory (any more)."""
+        """Nothing of the request is in KV memory (any more)."""
         self.computed = self.chunk = self.room = self.private = self.published = 0
         self.shared: list[int] = []
 
@@ -101,7 +101,7 @@ class _Sequence:
 
 
 class EngineModel:
-    """One engine. The owner calls `submit` and `abort` at any time, and `step` when a step is due."""
+    """One engine. Its owner calls `submit` and `abort` at any time, and `step` when a step is due."""
 
     def __init__(self, config: EngineConfig | None = None, *, seed: int = 0) -> None:
         self.config = config or EngineConfig()
@@ -140,7 +140,7 @@ class EngineModel:
 
     @property
     def running_now(self) -> int:
-        """The truth at this moment, which no real engine tells."""
+        """How many run at this moment, which no real engine tells."""
         return len(self._running)
 
     @property
@@ -148,12 +148,12 @@ class EngineModel:
         return len(self._sequences) - len(self._running)
 
     def started_at(self, request_id: str) -> float | None:
-        """When a request that is still inside was first given a slot."""
+        """Returns when a request that is still inside was first given a slot; None if it was not yet."""
         sequence = self._sequences.get(request_id)
         return sequence.started_at if sequence else None
 
     def take_kv_changes(self) -> tuple[list[BlocksStored], list[int]]:
-        """Blocks stored and hashes removed since the last call; ask after each `step`."""
+        """Returns blocks stored and hashes removed since the last call; to be asked after each `step`."""
         changes = (self._stored, self.pool.removed)
         self._stored, self.pool.removed = [], []
         return changes
@@ -181,7 +181,7 @@ class EngineModel:
             self._begin_step(now)
 
     def abort(self, request_id: str, now: float) -> bool:  # noqa: ARG002  (each fact carries its time)
-        """Forget a request; its blocks are free at once, the gauges tell at the next step's end."""
+        """Forget a request. Its blocks are free at once; the gauges show it at the next step's end."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is None:
             return False
@@ -195,14 +195,14 @@ class EngineModel:
         return True
 
     def reset_prefix_cache(self) -> bool:
-        """Empty the prefix cache, if no request is inside."""
+        """Empty the prefix cache. Returns False, and does nothing, if a request is inside."""
         if self._sequences:
             return False
         self.pool.clear_cache()
         return True
 
     def step(self, now: float) -> list[Progress]:
-        """The step that was under way ends: tokens come out, gauges move, the next step begins."""
+        """The step that was under way ends: returns the tokens it made; gauges move, and the next step begins."""
         assert self._step_end is not None
         events: list[Progress] = []
         said = firsts = 0
@@ -213,7 +213,7 @@ class EngineModel:
             sequence.computed += sequence.chunk
             sequence.chunk = 0
             if sequence.computed < sequence.tokens:
-                continue  # more of its prompt to come
+                continue  # more of its prompt is to be computed
             first = sequence.said == 0
             if first:
                 self._prompt_tokens += sequence.request.prompt_tokens
@@ -293,7 +293,7 @@ class EngineModel:
         heapq.heappush(self._queue, (sequence.key, sequence))
 
     def _bury(self) -> None:
-        """Drop the dead from the heap when they are the larger part of it."""
+        """Drop ended requests from the heap when they are the larger part of it."""
         if len(self._queue) > 2 * self._waiting + 64:
             self._queue = [entry for entry in self._queue if entry[1].phase == WAITING]
             heapq.heapify(self._queue)
@@ -321,7 +321,7 @@ class EngineModel:
             if budget <= 0:
                 break
             if sequence.phase != RUNNING:
-                continue  # preempted a moment ago, for one before it
+                continue  # preempted a moment ago, for a request before it
             chunk = min(sequence.tokens - sequence.computed, budget)
             if sequence.computed + chunk > sequence.room:
                 budget += self._make_room(sequence, chunk)
@@ -334,12 +334,12 @@ class EngineModel:
             plan.append(sequence)
         if self._preemptions > preemptions:
             plan = [sequence for sequence in plan if sequence.phase == RUNNING]
-            budget = 0  # as vLLM: who was just preempted is not let in again at once
+            budget = 0  # as in vLLM: a request that was just preempted is not let in again at once
         self._plan = plan
         return budget
 
     def _make_room(self, sequence: _Sequence, chunk: int) -> int:
-        """Grow a running request, preempting the last in order; returns the budget won back by that."""
+        """Grow a running request, preempting the last in order. Returns the budget won back by that."""
         need = self._blocks_for(sequence.computed + chunk) - len(sequence.shared) - sequence.private
         won_back = 0
         while self.pool.free < need:
@@ -355,7 +355,7 @@ class EngineModel:
         self._running.remove(victim)
         self._release(victim)
         self._preemptions += 1
-        self._enqueue(victim)  # its arrival number puts it before all that came later
+        self._enqueue(victim)  # its arrival number puts it before all requests that came later
 
     def _plan_waiting(self, budget: int, now: float) -> None:
         while budget > 0 and self._queue and len(self._running) < self.config.max_num_seqs:
@@ -376,7 +376,7 @@ class EngineModel:
             self._plan.append(sequence)
 
     def _admit(self, sequence: _Sequence, budget: int) -> bool:
-        """Take cached blocks and the first chunk's, if all that is to be computed would fit now."""
+        """Take cached blocks and the first chunk's, if all tokens to be computed would fit now; False: they don't."""
         size = self.config.block_size
         hits = self.pool.match(sequence.hashes, (sequence.tokens - 1) // size)
         known: Sequence[int] = sequence.hashes[:hits]
@@ -386,7 +386,7 @@ class EngineModel:
         sequence.shared.extend(known)
         sequence.published = hits
         sequence.computed = max(hits * size, sequence.transferred)
-        sequence.transferred = 0  # once preempted, it has to compute everything itself
+        sequence.transferred = 0  # if preempted, the request has to compute everything itself
         sequence.chunk = min(sequence.tokens - sequence.computed, budget)
         self._grow(sequence, self._blocks_for(sequence.computed + sequence.chunk) - hits)
         self._publish(sequence, sequence.computed + sequence.chunk)
@@ -411,7 +411,7 @@ class EngineModel:
         if last <= first:
             return
         sequence.published = last
-        run: list[int] = []  # neighbours that are new; a twin in between splits what is told
+        run: list[int] = []  # neighbouring blocks that are new; a twin in between splits the event
         for index in range(first, last):
             block_hash = sequence.hashes[index]
             if self.pool.publish(block_hash):

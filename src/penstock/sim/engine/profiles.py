@@ -1,4 +1,4 @@
-"""Engine profiles: how fast, and how large, is the engine that is simulated?
+"""Engine profiles: how fast and how large is the simulated engine?
 
 A step takes `base + a*prefill tokens + b*requests in the step + c*KV tokens they attend to`. Each
 profile says where its constants come from. They are meant to have the right shape and magnitude,
@@ -29,7 +29,7 @@ class EngineConfig:
     kv_blocks: int = 8192
     block_size: int = 16
     max_model_len: int = 32_768
-    max_num_queued_reqs: int = 100_000  # running and waiting; vLLM's own default is no limit
+    max_num_queued_reqs: int = 100_000  # running and waiting together; vLLM's own default is no limit
     priority: bool = False
     kv_events: bool = False  # keep what `take_kv_changes` tells
 

@@ -1,4 +1,4 @@
-"""What is told to an engine, and what it tells: frozen values, and the two ways it says no."""
+"""What is an engine told, and what does it tell? Frozen values, and the two ways in which an engine refuses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class PromptTooLongError(ValueError):
-    """The request could never be served: longer than the context, or than all KV blocks."""
+    """The request could never be served: it is longer than the context, or than all KV blocks."""
 
 
 class EngineFullError(RuntimeError):
@@ -14,9 +14,9 @@ class EngineFullError(RuntimeError):
 
 
 class EngineRequest(msgspec.Struct, frozen=True):
-    """What is asked of the engine.
+    """One request to the engine.
 
-    `block_hashes`: one chained hash for each full block of the prompt (it may go on into the answer);
+    `block_hashes` has one chained hash for each full block of the prompt (and may go on into the answer);
     empty means that no prefix is shared. `output_tokens` 0 means prefill only, as for embeddings.
     """
 
@@ -26,7 +26,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     priority: int = 0
     block_hashes: tuple[int, ...] = ()
     finish_reason: str = "length"
-    transferred: bool = False  # its prompt's KV comes from another engine, all but the last token
+    transferred: bool = False  # the KV of all prompt tokens but the last comes from another engine
 
 
 class EngineUsage(msgspec.Struct, frozen=True, gc=False):
@@ -43,7 +43,7 @@ class Progress(msgspec.Struct, frozen=True):
     first: bool = False
     finish_reason: str | None = None
     usage: EngineUsage | None = None
-    started_at: float | None = None  # when it was first given a slot
+    started_at: float | None = None  # when the request was first given a slot
 
     @property
     def finished(self) -> bool:

@@ -24,7 +24,7 @@ class _Named(msgspec.Struct):
 
 
 class Adapters:
-    """Those that are loaded, by name."""
+    """The loaded adapters, by name."""
 
     def __init__(self) -> None:
         self._paths: dict[str, str] = {}
@@ -33,7 +33,7 @@ class Adapters:
         return name in self._paths
 
     def listed(self, model: dict[str, object]) -> Iterator[dict[str, object]]:
-        """Their entries in a model list, made of their model's own."""
+        """Yields the adapters' entries in a model list, made from the entry of their `model`."""
         for name, path in self._paths.items():
             yield model | {"id": name, "root": path, "parent": model["id"], "max_model_len": None}
 

@@ -51,7 +51,7 @@ class Answer:
         self.created = created
         self.start = start
         self.include_usage = include_usage
-        self.tells_usage = True  # False: nowhere, whoever asks
+        self.tells_usage = True  # False: the usage is left out, even if asked for
         self.transfer: dict[str, Any] = {}  # what another engine needs to go on from here
 
     def _template(self, event: bytes) -> None:
@@ -273,7 +273,7 @@ class MessagesAnswer(Answer):
 
 
 class PooledAnswer(Answer):
-    """Embeddings, scores, rankings: known beforehand, but due only when the prefill is done."""
+    """Embeddings, scores, rankings: the result is known beforehand, but due only when the prefill is done."""
 
     def __init__(self, answer_id: str, *, result: dict[str, Any], **facts: Any) -> None:
         super().__init__(answer_id, **facts)

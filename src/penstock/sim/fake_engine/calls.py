@@ -1,7 +1,7 @@
-"""Reading a call: what does this HTTP body ask of the engine?
+"""What does an HTTP body ask of the engine?
 
-Turns a path and a body into a `EngineCall`: the prompt's bytes, how many tokens to say, and the answer
-that says them. Everything a caller can get wrong is a `CallError` with vLLM's status, type and words.
+A path and a body become an `EngineCall`: the prompt's bytes, how many tokens to answer, and the answer's
+shape. Everything that a caller can get wrong is a `CallError` with vLLM's status, type and words.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Container
 
-CHAT_TOKENS_MEAN, CHAT_TOKENS_SPREAD = 128, 32  # an answer's length where the caller sets no limit
+CHAT_TOKENS_MEAN, CHAT_TOKENS_SPREAD = 128, 32  # an answer's length if the caller sets no limit
 COMPLETION_TOKENS = 16  # vLLM's default
 BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 NO_KV = "The KV cache of this request did not come from the engine that was to compute it."
@@ -78,7 +78,7 @@ class _StreamOptions(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    """The fields that matter here; all others are let pass."""
+    """The fields that matter here; all others are ignored."""
 
     model: str | None = None
     messages: msgspec.Raw = msgspec.Raw()
@@ -167,7 +167,7 @@ class CallReader:
         )
 
     def prompt(self, path: str, raw: bytes) -> bytes:
-        """The prompt alone, for the tokenizer paths."""
+        """Returns the prompt alone, for the tokenizer paths. Raises CallError."""
         body = self._decode(raw)
         self._served(body)
         return _prompt(path, body)
@@ -256,7 +256,7 @@ def _priority(body: int | None, header: str | None) -> int:
 
 
 def _pooled(path: str, body: _Body, model: str) -> tuple[bytes, dict[str, Any]]:
-    """The prompt and the whole result of a call that says nothing."""
+    """The prompt and the whole result of a call without an answer in words."""
     if path == "/v1/embeddings":
         prompts = _embedding_prompts(_required(body.input, "input"))
         data = [

@@ -1,6 +1,6 @@
-"""One exchange: how do the engine's tokens become one client's answer?
+"""How do the engine's tokens become one client's answer?
 
-Tokens are only counted when the engine says them; `pump` writes what is counted and not yet sent, and
+Tokens are only counted when the engine makes them; `pump` writes what is counted and not yet sent, and
 stops while the client reads too slowly. So a slow reader costs the engine a number, not a buffer, and
 never holds a slot. The exchange ends when its last byte is written or its client is gone.
 """
@@ -54,7 +54,7 @@ class EngineExchange:
         connection.on_writable = self.pump
 
     def lacks(self, kinds: frozenset[str]) -> None:
-        """Leave these out of the answer."""
+        """Leave the parts named in `kinds` out of the answer."""
         self._silent = kinds
         self._stream = self._stream and "no_stream" not in kinds
         self._answer.tells_usage = "no_usage" not in kinds
@@ -63,7 +63,7 @@ class EngineExchange:
         return None if "no_finish_reason" in self._silent else end.finish_reason
 
     def misbehave(self, fault: Fault) -> None:
-        """Break the answer after some bytes of its body."""
+        """Break the answer after some bytes of its body, as `fault` says."""
         assert fault.after_bytes is not None
         if fault.kind in ("error", "abort"):
             self._error_after = fault.after_bytes
@@ -87,7 +87,7 @@ class EngineExchange:
         self.pump()
 
     def pump(self) -> None:
-        """Write what the client is owed and willing to take."""
+        """Write the tokens that are made and not yet sent, as far as the client takes them."""
         if self._muted or (not self._stream and self._end is None):
             return
         if not self._stream:
@@ -129,7 +129,7 @@ class EngineExchange:
         assert end.usage is not None
         last = self._answer.last(self._sent, self._reason(end), end.usage)
         self._connection.chunk(last.removesuffix(DONE) if "no_done" in self._silent else last)
-        if not self._muted:  # the cut of a fault may have come in this very chunk
+        if not self._muted:  # a fault may have cut the answer in this very chunk
             self._close("finished")
             self._connection.end()
 
@@ -139,7 +139,7 @@ class EngineExchange:
         self._connection.end()
 
     def _abort(self) -> None:
-        """As vLLM does when it is told to stop: what runs ends as `abort`, what waits with no word of it."""
+        """Ends as vLLM does when it is told to stop: a running request with reason `abort`, a waiting one without."""
         self._close("aborted")
         last = self._answer.last(self._sent, "abort", EngineUsage(0, 0, self._sent)) if self._error_after else DONE
         self._connection.chunk(last)

@@ -42,7 +42,7 @@ class HttpRequest(msgspec.Struct):
 
 
 class EngineConnection(asyncio.Protocol):
-    """One client. The handler owns the answer until `respond` or `end` was called, or `on_gone` fired."""
+    """One client's connection. The handler owns the answer until it called `respond` or `end`, or `on_gone` fired."""
 
     def __init__(self, handle: Callable[[HttpRequest, EngineConnection], None], peers: set[EngineConnection]) -> None:
         self.paused = False  # the client reads too slowly
@@ -143,7 +143,7 @@ class EngineConnection(asyncio.Protocol):
     # writing ---------------------------------------------------------------------------------------
 
     def respond(self, status: int, body: bytes, content_type: str = "application/json") -> None:
-        """A whole answer."""
+        """Send a whole answer."""
         head = self._head(status, content_type) + b"content-length: %d\r\n\r\n" % len(body)
         if self._cut is not None and self._cut[0] < len(body):
             self._transport.write(head + body[: self._cut[0]])
@@ -156,7 +156,7 @@ class EngineConnection(asyncio.Protocol):
         self.respond(status, msgspec.json.encode(value))
 
     def begin(self, status: int, content_type: str) -> None:
-        """The head of an answer in chunks."""
+        """Send the head of an answer whose body follows in chunks."""
         head = self._head(status, content_type)
         self._transport.write(head + b"cache-control: no-cache\r\ntransfer-encoding: chunked\r\n\r\n")
 
@@ -187,7 +187,7 @@ class EngineConnection(asyncio.Protocol):
         self._transport.abort()
 
     def cut_after(self, body_bytes: int, action: Callable[[], None]) -> None:
-        """Let only so many bytes of the next answer's body out, then call `action` instead of going on."""
+        """Send only `body_bytes` of the next answer's body, then call `action` instead of going on."""
         self._cut = (body_bytes, action)
 
     def _fire_cut(self) -> None:
@@ -200,7 +200,7 @@ class EngineConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.paused = False
-        self._loop.call_soon(self._writable)  # asyncio bears no `close` inside this call
+        self._loop.call_soon(self._writable)  # asyncio does not allow `close` inside this call
 
     def _writable(self) -> None:
         if self.on_writable is not None:
@@ -248,4 +248,4 @@ class EngineConnection(asyncio.Protocol):
 
 
 class _RefusedError(Exception):
-    """A limit was met while parsing; the argument is the status."""
+    """A limit was reached while parsing; the argument is the status."""

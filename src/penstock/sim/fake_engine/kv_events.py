@@ -28,7 +28,7 @@ _END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
 
 class KvEventsError(RuntimeError):
-    """The publisher cannot be opened; the message is for the command line."""
+    """The publisher can't be opened; the message is for the command line."""
 
 
 class KvPublisher:
@@ -72,7 +72,7 @@ class KvPublisher:
         self._prompts[request_id] = tokens, salt
 
     def left(self, request_id: str) -> None:
-        """The request is gone; its tokens may still be needed for this step's message."""
+        """A request has left the engine; its tokens may still be needed for this step's message."""
         self._left.append(request_id)
 
     def publish(self, stored: list[BlocksStored], removed: list[int], *, unix_s: float) -> None:
@@ -90,7 +90,7 @@ class KvPublisher:
 
     @property
     def sources(self) -> dict[str, dict[str, Any]]:
-        """What vLLM tells at `/kv_event_sources`."""
+        """Returns what vLLM tells at `/kv_event_sources`."""
         source = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
@@ -110,7 +110,7 @@ class KvPublisher:
             loop.add_reader(self._replay.fileno(), self._serve_replays)
 
     def lose(self) -> None:
-        """The next message is numbered and can be replayed, but is not sent: for tests."""
+        """Number the next message and keep it for replays, but do not send it: for tests."""
         self._losing += 1
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The engine's log and faults: what did it see of each request, and how shall it misbehave?
+"""The engine's log and faults: what did the engine see of each request, and how should it misbehave?
 
 The log is a ring; `GET /sim/log` shows it. At most one fault of each sort is set at a time: for
 inference requests, for `/metrics`, for the pace of steps, and for the time that requests stand before
@@ -17,7 +17,7 @@ import msgspec
 from penstock.sim.lab.pages import PAGES, TRUE, PageWays
 
 LOG_ENTRIES_MAX = 10_000
-LOG_BODY_BYTES_MAX = 4096  # larger bodies are told by size and checksum
+LOG_BODY_BYTES_MAX = 4096  # of larger bodies only size and checksum are logged
 
 INFERENCE_FAULTS = ("refuse", "hang", "busy", "error", "abort", "die")
 ANSWER_FAULTS = ("no_stream", "no_usage", "no_done", "no_finish_reason")
@@ -101,7 +101,7 @@ class Fault(msgspec.Struct):
 
 
 def ways_of(fault: Fault) -> PageWays:
-    """What a fault makes of `/metrics`; nothing where it is about something else."""
+    """Returns how a fault makes `/metrics` lie; the plain truth if the fault is about something else."""
     value = fault.value or {}
     if fault.kind == "metrics_missing":
         return PageWays(missing=True)
@@ -140,11 +140,11 @@ class Faults:
         self._slow_since_s = self._door_since_s = 0.0
 
     def slow_factor(self, now: float) -> float:
-        """How many times longer a step takes that begins now."""
+        """Returns how many times longer a step takes that begins now."""
         return _at(self._slow, now - self._slow_since_s, (self._slow and self._slow.factor) or 1.0)
 
     def door_s(self, now: float) -> float:
-        """How long a request that comes now stands before the engine."""
+        """Returns how many seconds a request that comes now waits at the engine's door."""
         fault = self._door
         if fault is None:
             return 0.0
@@ -190,13 +190,13 @@ class Faults:
             self._inference = fault
 
     def for_inference(self) -> Fault | None:
-        """The fault for the next inference request, counted down."""
+        """Returns the fault for the next inference request, and counts it down; None if there is none."""
         fault = self._inference
         self._inference = _counted(fault)
         return fault
 
     def for_answer(self) -> frozenset[str]:
-        """What the answer to the next inference request lacks, counted down."""
+        """Returns what the answer to the next inference request lacks, and counts it down; empty: nothing."""
         lacks = frozenset(self._answers)
         self._answers = {kind: fault for kind, fault in self._answers.items() if _counted(fault) is not None}
         return lacks
@@ -212,7 +212,7 @@ class Faults:
 
 
 def _counted(fault: Fault | None) -> Fault | None:
-    """The fault after one more use; None when it is used up."""
+    """Returns the fault after one more use; None if it is used up."""
     if fault is None or fault.count is None:
         return fault
     fault.count -= 1
@@ -220,7 +220,7 @@ def _counted(fault: Fault | None) -> Fault | None:
 
 
 def _at(fault: Fault | None, after_s: float, at_first: float) -> float:
-    """The value of a fault's course, so long after it was set."""
+    """The value of a fault's course at a time after it was set."""
     value = at_first
     for from_s, following in (fault and fault.course) or ():
         if from_s > after_s:

@@ -25,7 +25,7 @@ def render(
     started_unix_s: float,
     counters: bool = True,
 ) -> bytes:
-    """The page; without `counters` only how many run and wait."""
+    """Returns the page; without `counters` it has only how many requests run and wait."""
     label = f'engine="0",model_name="{model}"'
     lines: list[str] = []
 

@@ -17,13 +17,13 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ROOMS_MAX = 10_000  # held at a time, computed or awaited; the oldest are given up
+ROOMS_MAX = 10_000  # at a time, computed or awaited; beyond that the oldest are dropped
 WAIT_S = 300.0  # SGLang's for the other side
 LINE_BYTES_MAX = 16 << 20  # a million hashes
 
 
 class ComputedKv(msgspec.Struct, frozen=True):
-    """What was computed of a prompt."""
+    """The computed blocks of a prompt."""
 
     hashes: list[int]
     prompt_tokens: int
@@ -38,7 +38,7 @@ class Rooms:
         self.port = 0
 
     async def start(self, host: str, port: int) -> None:
-        """Listen. An OSError where that is not to be had."""
+        """Listen. Raises OSError if the address is taken."""
         self._server = await asyncio.start_server(self._serve, host, port)
         self.port = int(self._server.sockets[0].getsockname()[1])
 
@@ -56,7 +56,7 @@ class Rooms:
             future.set_result(ComputedKv(list(hashes), prompt_tokens))
 
     def gave_up(self, room: int) -> None:
-        """A room's prompt will not be computed, or nobody wants it any more."""
+        """A room's prompt will not be computed, or is no longer wanted."""
         if (future := self._rooms.pop(room, None)) is not None:
             future.cancel()
 
@@ -78,13 +78,13 @@ class Rooms:
                     await writer.drain()
                     self._rooms.pop(room, None)
         except (TimeoutError, ValueError, OSError):
-            pass  # who asked finds the connection closed
+            pass  # the other engine finds the connection closed
         finally:
             writer.close()
 
 
 async def fetch(host: str, port: int, room: int) -> ComputedKv | None:
-    """What was computed in a room, once it is; None where that is not to be had."""
+    """Returns what was computed in a room, once it is; None if it can't be had."""
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(WAIT_S):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Handler = Callable[[HttpRequest, EngineConnection], None]
 
 VERSION = "0.32.0+sim"  # the vLLM release whose wire this follows
-DIE_DELAY_S = 0.01  # so that the one who set the fault has its answer
+DIE_DELAY_S = 0.01  # so that the caller that set the fault gets its answer
 
 
 class EngineServer:
@@ -79,7 +79,7 @@ class EngineServer:
         return self.service.kv
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
-        """Listen; returns the port."""
+        """Listen. Returns the port."""
         loop = asyncio.get_running_loop()
         kv: KvPublisher | None = None
         if self._kv_endpoint is not None:
@@ -101,13 +101,13 @@ class EngineServer:
         return port
 
     async def close(self) -> None:
-        """Stop at once, as vLLM does by default: whatever is open is cut off."""
+        """Stop at once, as vLLM does by default: open requests are cut off."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
         for connection in tuple(self._peers):
             connection.reset()
-        for _ in range(10):  # resets are carried out in the loop's next rounds
+        for _ in range(10):  # resets are carried out in the next turns of the loop
             if self._peers:
                 await asyncio.sleep(0)
         self.service.stop()
@@ -234,7 +234,7 @@ class EngineServer:
         self._show_faults(request, connection)
 
     def set_fault(self, fault: Fault) -> None:
-        """Misbehave from now on; `FaultError` if the fault makes no sense."""
+        """Misbehave as `fault` says from now on. Raises FaultError if the fault makes no sense."""
         if fault.kind in METRICS_FAULTS:
             self._use_page(ways_of(fault))
         if fault.kind == "die" and fault.after_bytes is None:
@@ -320,7 +320,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def config_of(args: argparse.Namespace) -> EngineConfig:
-    """The profile with what the flags say on top; ValueError if that makes no engine."""
+    """Returns the profile, overridden by the flags. Raises ValueError if that makes no engine."""
     told: dict[str, Any] = {
         "max_num_seqs": args.slots,
         "step_s": None if args.step_ms is None else args.step_ms / 1000,
@@ -335,7 +335,7 @@ def config_of(args: argparse.Namespace) -> EngineConfig:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code."""
+    """Serve until SIGTERM or SIGINT. Returns the exit code."""
     if not 0 <= args.port <= 65535:  # uvloop would take it modulo 65536
         return _complain(f"--port must be between 0 and 65535, got {args.port}")
     if args.bootstrap_port is not None and not 0 <= args.bootstrap_port <= 65535:

@@ -1,8 +1,8 @@
-"""The served engine: how do the model's steps meet the clock and the clients?
+"""How do the model's steps meet the clock and the clients?
 
-One timer wakes at the end of each step, and all that a step brings is written there. A request that
-comes is read, given to the model and remembered as an exchange until the model is done with it or its
-client is gone; faults come in between where they are told to.
+One timer wakes at the end of each step, and all tokens of the step are written there. A new request is
+read, given to the model and remembered as an exchange until the model is done with it or its client is
+gone; faults come in between as configured.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from penstock.sim.fake_engine.http import EngineConnection, HttpRequest
     from penstock.sim.fake_engine.kv_events import KvPublisher
 
-CATCH_UP_S = 0.05  # a timer this late is made up for; later, the machine was busy and time is lost
+CATCH_UP_S = 0.05  # a timer late by up to this is made up for; beyond it the machine was busy, and time is lost
 
 
 class ServedEngine:
-    """The engine model on the loop's clock. `start` and `stop` are its owner's."""
+    """The engine model on the loop's clock. Its owner calls `start` and `stop`."""
 
     def __init__(
         self,
@@ -58,14 +58,14 @@ class ServedEngine:
         self.faults = Faults()
         self.kv: KvPublisher | None = None
         self.successes = {"stop": 0, "length": 0, "abort": 0, "error": 0}
-        self._tag = os.urandom(4).hex()  # so that no two engines give the same id to an answer
+        self._tag = os.urandom(4).hex()  # so that no two engines give their answers the same id
         self._transfers = None if kv_transfer_s is None else Transfers(self._tag, held_s=kv_transfer_s)
-        self._rooms = rooms  # it computes prompts for engines that come here for them
+        self._rooms = rooms  # where other engines come for prompts computed here
         self._room_of: dict[str, tuple[int, tuple[int, ...], int]] = {}  # and for whom: room, hashes, tokens
         self._fetching: set[asyncio.Task[None]] = set()  # those whose prompts are computed elsewhere
         self._requests = 0
-        self._exchanges: dict[str, EngineExchange] = {}  # those the engine still works on
-        self._open: set[EngineExchange] = set()  # those still owed bytes
+        self._exchanges: dict[str, EngineExchange] = {}  # those that the engine still works on
+        self._open: set[EngineExchange] = set()  # those with bytes still to be written
         self._hung: set[EngineConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop
@@ -97,7 +97,7 @@ class ServedEngine:
         connection.on_gone = lambda: self._hung.discard(connection)
 
     def died(self) -> None:
-        """Whatever is open was cut off by a fault."""
+        """A fault has cut off all open requests."""
         for exchange in self._open:
             exchange.entry.outcome = "died"
 
@@ -115,7 +115,7 @@ class ServedEngine:
         assert due is not None
         changes = self.engine.take_kv_changes()
         self.engine.slow_factor = self.faults.slow_factor(now)
-        # Timers are late by some part of a millisecond; counting from when it was due keeps the pace exact.
+        # Timers are late by part of a millisecond; counting from when the timer was due keeps step times exact.
         events = self.engine.step(due if now - due < CATCH_UP_S else now)
         unix_s = time.time()
         if self.kv is not None:
@@ -138,7 +138,7 @@ class ServedEngine:
         exchange.progress(event, unix_s)
 
     def _drop(self, exchange: EngineExchange) -> None:
-        """The engine has nothing more to do with it."""
+        """The engine works on this exchange no more."""
         del self._exchanges[exchange.engine_id]
         if self._rooms is not None and exchange.engine_id in self._room_of:
             self._rooms.gave_up(self._room_of.pop(exchange.engine_id)[0])
@@ -146,7 +146,7 @@ class ServedEngine:
             self.kv.left(exchange.engine_id)
 
     def _leave(self, exchange: EngineExchange) -> None:
-        """Nothing more will be written for it."""
+        """Nothing more will be written for this exchange."""
         self._open.discard(exchange)
         if exchange.engine_id in self._exchanges:
             now = self._loop.time()
@@ -190,7 +190,7 @@ class ServedEngine:
             _refuse(refusal, request, connection, entry)
 
     def _misbehave(self, fault: Fault, entry: LogEntry, connection: EngineConnection) -> bool:
-        """Faults that leave the engine out of it. True: there will be no answer."""
+        """Carry out faults that leave the engine out of it. Returns True if there will be no answer."""
         if fault.kind == "refuse":
             entry.outcome, entry.finished = "refused", time.time()
             connection.reset()
@@ -251,7 +251,7 @@ class ServedEngine:
         entry: LogEntry,
         fault: Fault | None,
     ) -> None:
-        """Begin when another engine has computed the prompt."""
+        """Wait until another engine has computed the prompt, then begin."""
         assert call.meets is not None
         waiting = self._loop.create_task(fetch(*call.meets))
 
@@ -281,7 +281,7 @@ class ServedEngine:
         entry: LogEntry,
         fault: Fault | None,
     ) -> None:
-        """Give it to the model."""
+        """Give the request to the model."""
         engine_id = engine_request.id
         now = self._loop.time()
         self.engine.slow_factor = self.faults.slow_factor(now)
@@ -302,7 +302,7 @@ class ServedEngine:
         self._arm()
 
     def _transfer(self, call: EngineCall, engine_id: str, hashes: tuple[int, ...], entry: LogEntry) -> bool:
-        """Whether the prompt's KV comes from another engine; or promise this one's to another."""
+        """Returns True if the prompt's KV comes from another engine. Also promises this engine's KV to another."""
         if self._transfers is None or not call.kv_transfer:
             return False
         now = time.time()

@@ -1,4 +1,4 @@
-"""Toy text: what are a prompt's tokens and blocks, and what does the engine say?
+"""Toy text: what are a prompt's tokens and blocks, and what does the engine answer?
 
 A token is four bytes of UTF-8, so every count can be checked by eye; an embedded picture is a
 thousand. Blocks are hashed in a chain over the raw bytes of the prompt, seeded by the model, so two
@@ -30,7 +30,7 @@ _DATA_URL = re.compile(rb'"data:[^",]{0,128};base64,[^"]*"')
 
 
 def pictures_seen(raw: bytes) -> bytes:
-    """A prompt with each embedded picture as so many tokens that say which one it is."""
+    """Returns a prompt with each embedded picture replaced by a fixed number of tokens that tell which it is."""
     return _DATA_URL.sub(_seen, raw) if b";base64," in raw else raw
 
 
@@ -55,7 +55,7 @@ def detokenize(tokens: list[int]) -> str:
 
 
 def prompt_bytes(raw: bytes) -> bytes:
-    """The bytes of a prompt field: a string's own, four for each token id, others as they came."""
+    """Returns the bytes of a prompt field: a string's own, four for each token id, anything else as it is."""
     value: Any = msgspec.json.decode(raw)
     if isinstance(value, str):
         return value.encode()
@@ -68,7 +68,7 @@ def prompt_bytes(raw: bytes) -> bytes:
 
 
 def block_hashes(prompt: bytes, *, block_size: int, seed: str) -> tuple[int, ...]:
-    """One chained 63-bit hash for each full block of the prompt."""
+    """Returns one chained 63-bit hash for each full block of the prompt; empty for less than a block."""
     size = block_size * BYTES_PER_TOKEN
     hashes: list[int] = []
     digest = blake2b(seed.encode(), digest_size=8).digest()
@@ -91,6 +91,6 @@ def text(start: int, count: int) -> str:
 
 
 def vector(prompt: bytes, dimensions: int = 8) -> list[float]:
-    """A small embedding: deterministic, of length 1 or so."""
+    """Returns a small embedding: deterministic, of about unit length."""
     digest = blake2b(prompt, digest_size=2 * dimensions).digest()
     return [value / 32768 / dimensions**0.5 for value in struct.unpack(f">{dimensions}h", digest)]

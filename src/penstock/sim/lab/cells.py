@@ -1,8 +1,8 @@
 """The matrix: which strange engines are there, and under which load is each of them put?
 
-A cell's name says where it belongs: `grid/` crosses slots, step times and lengths of answers on engines that are
-plain; every other group takes a few engines of different sizes and makes one thing about them odd. Cells of `flood/`
-have a light tenant beside the load. More answers a second than `ANSWERS_PER_S_MAX` no cell asks for.
+A cell's name says which group it belongs to: `grid/` crosses slots, step times and lengths of answers on plain engines;
+every other group takes a few engines of different sizes and makes one thing about them odd. Cells of `flood/` have a
+light tenant (far under its share) beside the load. No cell asks for more answers a second than `ANSWERS_PER_S_MAX`.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from penstock.sim.lab.pages import PAGES
 from penstock.sim.lab.strange import PLAIN, Strange, stalls
 
 QUEUE_MAX: Final = 4.0  # requests in an engine beyond its slots, 99th percentile
-WARM_S: Final = 10.0  # what the gateway may take to find out
-WINDOW_S: Final = 20.0  # that is measured, at least
+WARM_S: Final = 10.0  # the time that the gateway has to find out
+WINDOW_S: Final = 20.0  # the time that is measured, at least
 WINDOW_S_MAX: Final = 240.0
 TOKENS_PER_S_DEAR: Final = 20_000  # simulated a second: such a cell is measured for half as long
 LIGHT_SAMPLES: Final = 200  # first tokens of a light tenant: the 99th percentile is the second of them from the top
 LIGHT_ANSWER: Final = 20
 FLOOD_CLIENTS: Final = 3.0  # per slot
 CLIENTS_MORE: Final = 12  # than slots: enough for a queue that would be too long
-LIGHT_SHARE: Final = 0.1  # of the slots, if there were nobody else
+LIGHT_SHARE: Final = 0.1  # of the slots that the light tenant would use alone
 LONG_PROMPT: Final = 8_000  # tokens
-ANSWERS_PER_S_MAX: Final = 1_000  # more than a gateway in Python sends, and than any engine of this size answers
+ANSWERS_PER_S_MAX: Final = 1_000  # more than a gateway in Python sends, and more than an engine of this size answers
 
 
 class CellLoad(StrEnum):
-    """What is asked of an engine."""
+    """Which load an engine gets."""
 
-    CLOSED = "closed"  #: so many clients, each asks again when it was answered
+    CLOSED = "closed"  #: a fixed number of clients; each asks again when it was answered
     FLOOD = "flood"  #: three clients a slot, and a light tenant beside them
     OPEN = "open"  #: arrivals at random, at a share of what the engines can do
 
@@ -61,9 +61,9 @@ class Cell:
     foreign: float = 0.0  #: clients per slot that go past the gateway
     picture_bytes: int = 0  #: of every other request, in base64
     documents: int = 0  #: that prompts begin with; 0: prompts share nothing
-    late_share_max: float | None = None  #: of requests whose first token may take over 3 s
+    late_share_max: float | None = None  #: the share of requests whose first token may take over 3 s
     window_s: float = WINDOW_S
-    small: bool = False  #: one of those that `make test` runs
+    small: bool = False  #: `make test` runs it, too
 
     @property
     def engines(self) -> tuple[Strange, ...]:
@@ -71,7 +71,7 @@ class Cell:
 
     @property
     def clients_each(self) -> int:
-        """Clients for each engine. Some always wait, also at a small engine, unless they are to be too few."""
+        """Clients for each engine: enough that some always wait, unless the cell is about too few clients."""
         if self.load is CellLoad.FLOOD:
             return round(FLOOD_CLIENTS * self.slots)
         clients = max(1, round(self.clients * self.slots))
@@ -79,7 +79,7 @@ class Cell:
 
     @property
     def config(self) -> EngineConfig:
-        """Every engine's size and speed: memory is never what bounds it."""
+        """Every engine's size and speed. Its memory is never the bound."""
         blocks = max(8192, self.slots * (4 * self.answer + 2 * self.prompt) // 16 + 8192)
         budget = max(8192, self.slots)
         if self.step_s is not None:
@@ -107,16 +107,17 @@ class Cell:
 
     @property
     def turnover_max(self) -> float:
-        """What a gateway that leaves at most `QUEUE_MAX` requests in an engine's queue can make of an engine.
+        """The share of an engine that can be used with at most `QUEUE_MAX` requests in the engine's own queue.
 
-        Whoever is sent when an answer ended begins one step later, unless it waits inside already. So of short answers
-        a slot loses one step each, and only a queue as long as what ends in a step would help: two goals at odds.
+        A request that is sent when an answer ended begins one step later, unless it waits inside already. So with short
+        answers a slot loses one step each, and only a queue as long as what ends in a step would help: the two goals
+        are at odds.
         """
         return min(1.0, (self.slots + QUEUE_MAX) / self.slots * self.answer / (self.answer + 1))
 
     @property
     def measured_s(self) -> float:
-        """How long a run is looked at, after the warm-up."""
+        """How long a run is measured, in seconds after the warm-up."""
         if self.load is CellLoad.FLOOD:
             return min(WINDOW_S_MAX, max(self.window_s, LIGHT_SAMPLES / self.light_per_s))
         if self.step_s is not None and self.slots / self.step_s > TOKENS_PER_S_DEAR:

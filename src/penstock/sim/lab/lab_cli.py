@@ -1,4 +1,4 @@
-"""`penstock simulate --lab`: is the gateway right where the engine is strange and nobody told it anything?"""
+"""`penstock simulate --lab`: does the gateway do right by a strange engine when nothing about it is configured?"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEAD = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags that go with `--lab`."""
+    """Add the flags that go with `--lab`."""
     group = parser.add_argument_group("in the lab of strange engines")
     group.add_argument("--lab", action="store_true", help="run the matrix of strange engines (--list shows the cells)")
     group.add_argument("--cells", metavar="PATTERN,…", help="only cells whose names match, like grid/* or *frozen*")
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def problem(args: argparse.Namespace) -> str | None:
-    """What is wrong with the flags."""
+    """Returns what is wrong with the flags; None if nothing is."""
     if not args.lab:
         return "--cells, --small, --missed and --jobs go with --lab" if _lab_only(args) else None
     if args.scenario is not None or args.trace is not None:
@@ -51,21 +51,21 @@ def _lab_only(args: argparse.Namespace) -> bool:
 
 
 def cells(args: argparse.Namespace) -> list[Cell]:
-    """Those that were asked for."""
+    """Returns the cells that were asked for."""
     patterns = args.cells.split(",") if args.cells else ["*"]
     asked = [cell for cell in CELLS.values() if any(fnmatchcase(cell.name, pattern) for pattern in patterns)]
     return [cell for cell in asked if cell.small] if args.small else asked
 
 
 def list_cells(args: argparse.Namespace) -> int:
-    """Print their names."""
+    """Print the names of the cells. Returns the exit code."""
     for cell in cells(args):
         print(cell.name)
     return EXIT_OK
 
 
 def run(args: argparse.Namespace, seeds: list[int]) -> int:
-    """0 when all cells met their goals, 1 when one missed."""
+    """Run the cells. Returns 0 if all met their goals, 1 if one missed."""
     asked = [(cell, seed) for cell in cells(args) for seed in seeds]
     if not args.json:
         print(HEAD, flush=True)
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace, seeds: list[int]) -> int:
 
 
 def _rows(asked: list[tuple[Cell, int]], args: argparse.Namespace) -> Iterator[CellRow]:
-    """In the order of `asked`, as they are done."""
+    """Yields rows in the order of `asked`, each as soon as it is done."""
     if args.jobs == 1:
         for cell, seed in asked:
             yield run_cell(cell, seed, checked=args.check)
@@ -101,7 +101,7 @@ def _run_named(name: str, seed: int, checked: bool) -> CellRow:  # noqa: FBT001 
 
 
 def line(row: CellRow) -> str:
-    """A row of the table."""
+    """Returns one row of the table as a line."""
     refused = ", ".join(f"{count} {reason}" for reason, count in sorted(row.reasons.items()))
     said = chain([f"missed: {', '.join(row.missed)}"] if row.missed else [], [refused] if refused else [])
     return (

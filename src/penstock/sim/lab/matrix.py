@@ -1,9 +1,9 @@
-"""One cell of the lab, run three ways: does the gateway that was told nothing do as well as it could?
+"""One cell of the lab, run in three ways: does a gateway that was told nothing do as well as it could?
 
 *Untold* is the gateway with default settings and `slots: auto`; *told* the same with the engines' slots in its
 settings; *through* the same with queueing off, so that the engines queue. Every run has the same engines, clients and
-seed. Throughput is output tokens a second after ten seconds, whoever asked for them: an answer longer than the run
-counts for what was made of it.
+seed. Throughput is output tokens per second after ten seconds, of all clients together: an answer longer than the run
+counts with the tokens that were made.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from penstock.sim.world.world import World
 from penstock.sim.world.world_values import EngineSpec, SimulatedJourney, WorldSettings
 
 OF_TOLD_MIN, OF_THROUGH_MIN = 0.95, 0.93
-AT_ODDS_MIN = 0.95  # of what can be had with a short queue, where that is less
-LIGHT_MAX = 1.5  # p99 of a light tenant's first tokens, of the told gateway's
+AT_ODDS_MIN = 0.95  # of what is possible with a short queue, if that is less
+LIGHT_MAX = 1.5  # p99 of the light tenant's time to first token, as a multiple of the told gateway's
 WRONG_SHARE_MAX = 0.01  # of the deadlines that pass-through met: a forecast may err now and then
 LATE_S = 3.0
-IN_TIME_S = 60.0  # where no deadline says more: the gateway's own `queue.max_wait`
-LOOK_S = 0.05  # between two looks at how many an engine holds
+IN_TIME_S = 60.0  # without a deadline: the gateway's own `queue.max_wait`
+LOOK_S = 0.05  # between two looks at how many requests an engine holds
 PICTURE_SHARE = 0.5  # of requests: the others are texts, which must not suffer
 PICTURE_TOKENS = 1_000  # a large picture in a large model
 BLOCK_TOKENS, DOCUMENT_BLOCKS = 512, 8
@@ -49,7 +49,7 @@ class Way(StrEnum):
 
 
 class CellRun(msgspec.Struct, frozen=True):
-    """What came of one way."""
+    """The figures of one way to run a cell."""
 
     tokens_per_s: float
     queue_p99: float
@@ -58,12 +58,12 @@ class CellRun(msgspec.Struct, frozen=True):
     slots: int
     refused: frozenset[str]  #: ids of requests that were refused, timed out or failed
     in_time: frozenset[str]  #: ids of requests that had their first token in time
-    outside: int  #: how many did not
+    outside: int  #: how many requests did not have it in time
     reasons: dict[str, int]
 
 
 class CellRow(msgspec.Struct, frozen=True):
-    """What came of a cell. Ratios are of the untold gateway to the others; NaN where there is nothing to compare."""
+    """The figures of a cell. Ratios are of the untold gateway to the others; NaN if there is nothing to compare."""
 
     cell: str
     seed: int
@@ -75,15 +75,15 @@ class CellRow(msgspec.Struct, frozen=True):
     light_p99_s: float
     light_of_told: float
     late_share: float
-    wrong: int  #: refused or timed out, though pass-through served them in time
-    slots: int  #: that the untold gateway believed in at the end, all engines together
+    wrong: int  #: requests refused or timed out though pass-through served them in time
+    slots: int  #: how many the untold gateway believed the engines to have together, at the end
     reasons: dict[str, int]  #: of those it refused
     missed: tuple[str, ...]
     cpu_s: float
 
 
 def run_cell(cell: Cell, seed: int, *, checked: bool = False) -> CellRow:
-    """Run a cell in all three ways and compare."""
+    """Run a cell in all three ways. Returns the comparison."""
     began_s = time.process_time()
     untold, told, through = (run_way(cell, way, seed, checked=checked) for way in Way)
     of_told = ratio(untold.tokens_per_s, told.tokens_per_s)
@@ -92,7 +92,7 @@ def run_cell(cell: Cell, seed: int, *, checked: bool = False) -> CellRow:
     wrong = len(untold.refused & through.in_time)
     if (
         cell.load is not CellLoad.OPEN
-    ):  # a closed loop's n-th request is another one in each way: only their number compares
+    ):  # the n-th request of a closed loop differs between ways: only the number of requests compares
         wrong = max(0, len(untold.refused) - through.outside)
     in_time = len(through.in_time)
     at_odds = cell.turnover_max < OF_THROUGH_MIN
@@ -125,7 +125,7 @@ def run_cell(cell: Cell, seed: int, *, checked: bool = False) -> CellRow:
 
 
 def run_way(cell: Cell, way: Way, seed: int, *, checked: bool = False) -> CellRun:
-    """Run a cell in one way."""
+    """Run a cell in one way. Returns its figures."""
     end_s = WARM_S + cell.measured_s
     told = cell.slots if way is Way.TOLD else None
     settings = WorldSettings(
@@ -146,7 +146,7 @@ def run_way(cell: Cell, way: Way, seed: int, *, checked: bool = False) -> CellRu
 
 
 def default_settings(*, queue_enabled: bool = True) -> SchedulerSettings:
-    """What a gateway has whose configuration names nothing but its endpoints."""
+    """Returns the settings of a gateway whose configuration names nothing but endpoints."""
     return SchedulerSettings(
         bands=(
             BandSettings("interactive", engine_waiting_max=3),
@@ -270,7 +270,7 @@ def _figures(world: World, cell: Cell, beyond: list[float], end_s: float) -> Cel
 
 
 def _in_time(journey: SimulatedJourney) -> bool:
-    """Whether it had its first token in time, and no end but a good one since."""
+    """True if the request had its first token in time, and has not ended badly since."""
     if journey.first_s is None or journey.outcome not in ("", "completed"):
         return False
     deadline_s = journey.job.deadline_s

@@ -1,8 +1,8 @@
-"""What a metrics page says where it does not say the truth.
+"""What does a metrics page say that does not tell the truth?
 
-A page is given the true gauges each time it is asked for, and answers with what there is to be seen: None is a page
-that is not to be had. The counters of a page that lies about load still move with the engine; only on a frozen one
-nothing does. The simulated engine shows such pages over HTTP, too (`POST /sim/fault`).
+A page is given the true gauges each time it is read, and answers with what it shows; None means that the page can't be
+read. The counters of a page that lies about load still move with the engine; only on a frozen page nothing moves. The
+simulated engine shows such pages over HTTP, too (`POST /sim/fault`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ GAUGES_KEPT = 4096  # of a late page: more than half an hour of them, twice a se
 
 @dataclass(frozen=True)
 class PageWays:
-    """How a page comes to what it says. Read from the top: the later ones work on what the earlier ones left."""
+    """How a page lies. Applied from the top: each field works on what those above it left."""
 
-    from_s: float = 0.0  #: until then it says the truth
+    from_s: float = 0.0  #: until then the page tells the truth
     missing: bool = False
-    late_s: float = 0.0  #: it shows how things were so long ago
+    late_s: float = 0.0  #: it shows how things were this long ago
     running_times: float = 1.0
     waiting_times: float = 1.0
     running_more: int = 0
     waiting_more: int = 0
-    queue_as_running: bool = False  #: all that is inside is running, it says
-    kv_usage: float | None = None  #: what it always says
+    queue_as_running: bool = False  #: it says that all requests inside are running
+    kv_usage: float | None = None  #: the KV usage that it always says
     counters: bool = True  #: False: it has no counters, and no start of the process
     of_another: bool = False  #: it is the page of another model's engine, with a load of its own
     frozen: bool = False  #: nothing on it moves …
@@ -88,16 +88,16 @@ class StrangePage:
 
     @property
     def has_counters(self) -> bool:
-        """Whether there is more on it than gauges."""
+        """True if the page has counters beside its gauges."""
         return self._ways.counters
 
     @property
     def of_another(self) -> bool:
-        """Whether it is another model's, and says so."""
+        """True if the page is another model's, and says so."""
         return self._ways.of_another
 
     def read(self, true: EngineGauges, now: float) -> EngineGauges | None:
-        """What it says now, where `true` is so."""
+        """Returns what the page says at `now`, when `true` is the truth; None if it can't be read."""
         ways = self._ways
         if ways is TRUE:
             return true
@@ -128,7 +128,7 @@ class StrangePage:
         return self._frozen
 
     def _of_another(self, true: EngineGauges) -> EngineGauges:
-        """A load that wanders between none and 80, of which 40 run; its counters move as the true ones do."""
+        """A load that wanders between 0 and 80 requests, of which 40 run; its counters move as the true ones do."""
         self._other = min(80.0, max(0.0, self._other + self._random.uniform(-8.0, 8.0)))
         there = math.floor(self._other)
         return structs.replace(true, running=min(40, there), waiting=max(0, there - 40))

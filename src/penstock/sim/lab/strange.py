@@ -1,4 +1,4 @@
-"""What is odd about an engine: what it tells of itself, how it answers, and how its speed changes."""
+"""What can be odd about an engine? What it tells of itself, how it answers, and how its speed changes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from penstock.sim.lab.pages import TRUE, PageWays
 
-Course = tuple[tuple[float, float], ...]  #: a value over time: from when on, and which; in order of time
+Course = tuple[tuple[float, float], ...]  #: a value over time: pairs of (from when on, value), in order of time
 
 
 def value_at(course: Course, now: float, before: float) -> float:
-    """The value of a course at a time; `before` its first entry, that."""
+    """Returns the value of a course at `now`; `before` if that is earlier than its first entry."""
     value = before
     for from_s, following in course:
         if from_s > now:
@@ -21,21 +21,21 @@ def value_at(course: Course, now: float, before: float) -> float:
 
 @dataclass(frozen=True)
 class Strange:
-    """One engine's oddities. The defaults are none: gauges tell the truth of the last step."""
+    """One engine's oddities. By default there are none: gauges tell the truth about the last step."""
 
     page: PageWays = TRUE  #: how its metrics page lies
-    streams: bool = True  #: False: an answer comes whole when it is over, also where a stream was asked for
+    streams: bool = True  #: False: an answer comes whole at its end, even if a stream was asked for
     tells_usage: bool = True  #: False: an answer does not say what it used
-    caches: bool = True  #: False: equal prompts are computed anew
-    speeds: Course = ()  #: how many times longer its steps take than its own
-    doors: Course = ()  #: seconds that a request stands before it, unseen by any gauge, before the engine has it
+    caches: bool = True  #: False: equal prompts are computed again
+    speeds: Course = ()  #: how many times longer its steps take than usual
+    doors: Course = ()  #: seconds that a request waits at its door, unseen by any gauge, before the engine has it
 
 
 PLAIN = Strange()
 
 
 def stalls(every_s: float, for_s: float, step_s: float, until_s: float) -> Course:
-    """A course of speeds: every so often one step takes that long."""
+    """Returns a course of speeds: every `every_s` seconds one step of `step_s` takes `for_s`, up to `until_s`."""
     course: list[tuple[float, float]] = []
     at_s = every_s
     while at_s < until_s:

@@ -1,4 +1,4 @@
-"""What do bands do? Strict order between them, and batch work that runs only where nothing else would."""
+"""What do bands do? They are served in strict order, and batch work runs only in slots that nothing else wants."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class BatchWatch(WorldObserver):
     def __init__(self, warm_s: float) -> None:
         self._warm_s = warm_s
         self.sent = 0
-        self.projected = 0  # sent while the scheduler believed that others wait in the engine
-        self.truly = 0  # sent while others did wait there: gauges are up to half a second old
+        self.projected = 0  # requests sent while the scheduler believed that others wait in the engine
+        self.truly = 0  # requests sent while others did wait there: gauges are up to half a second old
         self.slots = 0
         self.idle = 0
 
@@ -85,12 +85,12 @@ class BatchWatch(WorldObserver):
 
 
 PROMISED = 0.2
-SHARE_PLAY = 0.02  # what one long answer more or less makes in a minute
+SHARE_PLAY = 0.02  # the difference that one long answer makes in a minute
 SHORT: Kind = (Lognormal(50, 100), Lognormal(20, 40))
 
 
 def promised_share(setup: Setup) -> RunResult:
-    """Batch work that was promised a fifth, from the first minute on, beside people who take all they can."""
+    """Batch work with a promised share of a fifth, from the first minute on, beside people who take all they can."""
     pool = engines(1, slots=8)
     bands = (*BANDS[:BATCH], structs.replace(BANDS[BATCH], min_share=PROMISED))
     measures: list[Measure] = []

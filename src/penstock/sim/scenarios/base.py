@@ -1,4 +1,4 @@
-"""What scenarios share: engines, kinds of requests, running one variant and describing it.
+"""What do scenarios share? Engines, kinds of requests, running one variant and describing it.
 
 Chosen once, for plausibility, and kept:
 
@@ -52,11 +52,11 @@ class Setup:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A named situation and what is to be seen in it."""
+    """A named situation, and what it shows."""
 
     name: str
     about: str
-    duration_s: float  #: simulated, where nothing else is asked for
+    duration_s: float  #: simulated, unless another duration is asked for
     run: Callable[[Setup], RunResult]
 
 
@@ -68,7 +68,7 @@ class Variant:
     queue: bool = True
     fairness: str = "weighted_tokens"
     routing: str = "least_loaded"  #: plainer than the gateway's own default, which is `predicted_ttft`
-    reserved_share: float | None = None  #: None: measured
+    reserved_share: float | None = None  #: share of reserved slots; None: measured
     prefill_tokens_max: int = 16_384
     wait_s_max: float = 60.0
     bands: tuple[BandSettings, ...] = BANDS
@@ -93,7 +93,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Run:
-    """What a variant led to. Figures are taken after the warm-up."""
+    """The result of one variant. Figures are taken after the warm-up."""
 
     variant: Variant
     world: World
@@ -104,14 +104,14 @@ class Run:
         return self.world.settings.duration_s
 
     def journeys(self, keep: Callable[[str], bool] = lambda _: True) -> list[SimulatedJourney]:
-        """Of the tenants asked for, those that came after the warm-up."""
+        """Returns the requests that came after the warm-up, of the tenants that `keep` selects."""
         return journeys_between(self.world.done, self.warm_s, self.end_s, lambda j: keep(j.job.stream.tenant))
 
     def ttft_p99_s(self, keep: Callable[[str], bool] = lambda _: True) -> float:
         return percentile(ttfts(self.journeys(keep), self.end_s), 0.99)
 
     def tokens_per_s(self, keep: Callable[[str], bool]) -> float:
-        """Priced tokens, as fairness counts them."""
+        """Returns priced tokens per second, as fairness counts them, of the tenants that `keep` selects."""
         return done_per_s(self.world.samples, self.warm_s, self.end_s, keep=keep)
 
     def utilisation(self) -> float:
@@ -137,19 +137,19 @@ class Run:
 
 
 def engines(count: int = 2, *, slots: int = 64, tell: bool = True) -> tuple[EngineSpec, ...]:
-    """Equal engines, with memory for what fills their slots; `tell` whether the scheduler knows their size."""
+    """Returns equal engines, with memory for full slots; `tell` is True if the scheduler is told their size."""
     sized = replace(ENGINE, max_num_seqs=slots, kv_blocks=max(ENGINE.kv_blocks, KV_BLOCKS_PER_SLOT * slots))
     return tuple(EngineSpec(f"engine-{number}", sized, slots if tell else None) for number in range(count))
 
 
 def capacity_per_s(specs: tuple[EngineSpec, ...], kind: Kind) -> float:
-    """Requests of a kind that engines can do in a second, all together."""
+    """Returns how many requests of a kind all the engines together can do per second."""
     prompt, output = kind
     return sum(requests_per_s(spec.config, prompt.mean, output.mean) for spec in specs)
 
 
 def load(tenant: str, kind: Kind, per_s: float, *, band: int = STANDARD) -> Stream:
-    """A Poisson stream of one kind."""
+    """Returns a Poisson stream of requests of one kind."""
     return Stream(tenant, Poisson(per_s), *kind, band=band)
 
 
@@ -161,7 +161,7 @@ def run(
     warm_s: float,
     watch: WorldObserver | None = None,
 ) -> Run:
-    """Run one variant to the end."""
+    """Run one variant to the end. Returns what became of it."""
     world_settings = WorldSettings(
         scheduler=variant.scheduler(),
         engines=variant.engines or engines(),

@@ -1,7 +1,7 @@
-"""Are deadlines kept that can be kept, and is nobody refused who would have been in time?
+"""Are deadlines kept that can be kept, and is no request refused that would have been in time?
 
-The oracle is the same workload on the same engines with nobody refused: who had its first token by its deadline there
-could be served in time. A request that is refused for its deadline all the same was refused wrongly.
+The oracle is the same workload on the same engines with no request refused: a request that has its first token by its
+deadline there could be served in time. If it is refused for its deadline all the same, it was refused wrongly.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from penstock.sim.world.report import Measure, ReportLine, RunResult, at_most, r
 from penstock.sim.world.workload import Stream
 from penstock.sim.world.world_values import SimulatedJourney, Spell
 
-DEADLINES_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # for the first token; with nobody else it takes 0.03 to 0.5 s
+DEADLINES_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # for the first token, which takes 0.03 to 0.5 s on an idle engine
 LOADS = (0.3, 0.7, 0.95)
 LONG_SHARE = 0.08  # of the requests: documents, which keep the prompts behind them waiting
 JUMP_EVERY_S = 30.0

@@ -1,8 +1,9 @@
-"""What do followers gain, and who pays? Many tenants with a few shared documents, four engines, more asked than served.
+"""What do prefix followers gain, and which tenants pay? Many tenants with a few shared documents on four engines,
+which are asked for more than they can serve.
 
 Half of the tenants ask about documents of 8,000 tokens that they all share, some more in demand than others; the other
 half ask about texts of their own, of half that length. All documents together are several times what one engine's cache
-holds beside what it runs. A fixed number of requests per tenant is under way, so whatever is gained is gained for all.
+holds beside its running requests. A fixed number of requests per tenant is under way, so a gain is a gain for all.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Readers(ArrivalSource):
 
 
 def grouping(setup: Setup) -> RunResult:
-    """With followers and without; priced as usual, and with cached tokens at full price, where the bound is checked."""
+    """With prefix followers and without; priced as usual, and with cached tokens at full price to check the bound."""
     measures: list[Measure] = []
     runs: list[Run] = []
     for prices, suffix in ((Prices(), ""), (FULL, ", cached at full price")):

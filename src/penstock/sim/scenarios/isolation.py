@@ -56,7 +56,7 @@ def compare(
     variants: tuple[Variant, ...],
     watches: Mapping[str, WorldObserver] | None = None,
 ) -> list[Run]:
-    """The light ones alone, beside the flood without a queue, and beside it in these variants."""
+    """Run the light tenants alone, beside the flood without a queue, and beside the flood in these `variants`."""
     watches = watches or {}
     streams = _streams(kind, slots=slots, light_share=light_share)
     alone = Variant("alone", engines=engines(slots=slots), without=frozenset({FLOOD}))
@@ -89,7 +89,7 @@ def _result(name: str, setup: Setup, runs: list[Run], measures: tuple[Measure, .
 
 
 class SlotsWatch(WorldObserver):
-    """What the scheduler believes the engines' size to be, once a second."""
+    """Notes once a second what the scheduler believes the engines' size to be."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
@@ -122,7 +122,7 @@ def flood(setup: Setup) -> RunResult:
 
 
 def flood_prompts(setup: Setup) -> RunResult:
-    """Routed by the time to the first token, for that is what prompts before an endpoint are worth; by load to compare.
+    """Routed by the time to first token, which is what prompts in an endpoint's queue cost; by load for comparison.
 
     With the default prefill budget, and with a smaller one.
     """
@@ -135,7 +135,7 @@ def flood_prompts(setup: Setup) -> RunResult:
 
 
 def flood_small(setup: Setup) -> RunResult:
-    """Two engines of 8 slots, light ones at a third of capacity: the frontier of isolation against throughput."""
+    """Two engines of 8 slots, light tenants at a third of capacity: the frontier of isolation against throughput."""
     small = engines(slots=8)
     fixed = tuple(
         Variant(f"reserve {share:g}", engines=small, reserved_share=share) for share in (0.0, 0.125, 0.25, 0.5)
@@ -150,7 +150,7 @@ LAGS_S = (0.05, 1.0, 5.0)  # between readings
 
 
 def unknown_size(setup: Setup) -> RunResult:
-    """Nobody tells how many the engines run: is it found out, whatever it is, and however old the gauges are?"""
+    """The scheduler is not told how many requests the engines run: does it find out, however old the gauges are?"""
     measures: list[Measure] = []
     lines = []
     for size in SIZES:
@@ -181,7 +181,7 @@ BYPASS = 0.17
 
 
 def stale_gauges(setup: Setup) -> RunResult:
-    """Gauges read every 5 s against every 50 ms, at 85 % load, with and without traffic that passes us by."""
+    """Gauges read every 5 s against every 50 ms, at 85 % load, with and without traffic past the gateway."""
     pool = engines()
     per_s = STALE_LOAD * capacity_per_s(pool, CHAT)
     whole = (load("chat", CHAT, per_s),)

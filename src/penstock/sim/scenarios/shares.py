@@ -1,4 +1,4 @@
-"""Who gets how much? Shares of the work done, when all want more than there is.
+"""Which tenant gets how much? Shares of the work done, when all want more than there is.
 
 Service is counted in priced tokens as they come out of the engines, prompt tokens when the first token comes. A
 tenant here is backlogged throughout: it offers more than all engines could do for it alone.
@@ -114,9 +114,10 @@ SCARCE_TOKENS = 20_000
 
 
 def scarce_memory(setup: Setup) -> RunResult:
-    """An engine with memory for two large requests or twenty small: small ones often fit where a large one does not.
+    """An engine with memory for two large requests or twenty small ones: often a small one fits where a large does not.
 
-    Who sends large ones has few of them waiting at a time, so that none waits long enough to be overtaken often.
+    The tenant of the large requests has few of them waiting at a time, so that none waits long enough for backfill to
+    pass it often.
     """
     config = replace(ENGINE, kv_blocks=SCARCE_TOKENS // ENGINE.block_size)
     streams = (
@@ -149,7 +150,7 @@ def returning_tenant(setup: Setup) -> RunResult:
     measures: list[Measure] = []
     runs: list[Run] = []
     for idle_s in IDLE_S:
-        start_s = WARM_S + 20.0 + idle_s  # it was busy from 0 to WARM_S + 20
+        start_s = WARM_S + 20.0 + idle_s  # the tenant was busy from 0 to WARM_S + 20
         back = _backlogged("returning", CHAT)
         first = Stream(back.tenant, back.arrivals, *CHAT, band=STANDARD, end_s=WARM_S + 20.0)
         second = Stream(back.tenant, back.arrivals, *CHAT, band=STANDARD, start_s=start_s)
@@ -164,7 +165,7 @@ def returning_tenant(setup: Setup) -> RunResult:
 
 @dataclass(frozen=True)
 class OneOf:
-    """Either of two lengths: no average foretells it."""
+    """Either of two lengths, so that no average predicts the next one."""
 
     short: int
     long: int

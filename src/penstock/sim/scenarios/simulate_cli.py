@@ -19,11 +19,11 @@ from penstock.sim.world.report import RunResult, show
 EXIT_OK, EXIT_MISSED, EXIT_USAGE = 0, 1, 2
 SEEDS_MAX = 100
 DURATION_S_MIN, DURATION_S_MAX = 60.0, 36_000.0
-WIDTH_MIN = 120  # a table that is cut where there is no terminal helps nobody
+WIDTH_MIN = 120  # without a terminal, a narrower table would be cut
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `penstock simulate`."""
+    """Add the flags of `penstock simulate`."""
     parser.add_argument("--scenario", metavar="NAME", help="which one; --list shows them; all: one after the other")
     parser.add_argument("--seed", metavar="N", type=int, default=1, help="where all chance comes from (default 1)")
     parser.add_argument("--seeds", metavar="N,N,…", help="several, side by side")
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when all goals were met, 1 when one was missed (or a trace is broken), 2 for wrong flags."""
+    """Returns 0 if all goals were met, 1 if one was missed (or a trace is broken), 2 for wrong flags."""
     if args.list and not args.lab:
         _list(json=args.json)
         return EXIT_OK
@@ -91,7 +91,7 @@ def _problem(args: argparse.Namespace) -> str | None:
 
 
 def _seeds(text: str) -> list[int]:
-    """The seeds named, none where the text names none."""
+    """Returns the seeds that a text names; empty if it names none."""
     try:
         seeds = [int(word) for word in text.split(",")]
     except ValueError:
@@ -109,7 +109,7 @@ def _list(*, json: bool) -> None:
 
 @dataclass
 class ProgressLine:
-    """One line on the terminal that says how far it is; nothing elsewhere."""
+    """One line on the terminal that shows the progress; nothing if stderr is no terminal."""
 
     scenario: str
     shown: bool

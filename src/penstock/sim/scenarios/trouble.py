@@ -42,7 +42,7 @@ def overload(setup: Setup) -> RunResult:
     through = run(setup, Variant("pass-through", queue=False), with_deadline, warm_s=warm_s)
     ours = run(setup, Variant("penstock, deadline 5 s"), with_deadline, warm_s=warm_s)
     plain = run(setup, Variant("penstock, no deadline"), tuple(tenants), warm_s=warm_s)
-    # Whoever waits longer than `max_wait` leaves, which shortens the wait of those behind: no estimate foresees it.
+    # A request that waits longer than `max_wait` leaves, which shortens the wait behind it: no estimate foresees that.
     patient = run(setup, Variant("the same, max_wait 600 s", wait_s_max=600.0), tuple(tenants), warm_s=warm_s)
     errors, unlimited = _estimate_errors(plain), _estimate_errors(patient)
     measures = (
@@ -64,7 +64,7 @@ def _first_tokens(done: Run) -> list[SimulatedJourney]:
 
 
 def _served(done: Run) -> float:
-    """First tokens a second: what the engines did."""
+    """First tokens per second: what the engines did."""
     return len(_first_tokens(done)) / (done.end_s - done.warm_s)
 
 
@@ -74,7 +74,7 @@ def _on_time(done: Run) -> float:
 
 
 def _estimate_errors(done: Run) -> list[float]:
-    """What was foretold at arrival against what came: relative errors of waits between 5 and 60 s."""
+    """Relative errors of the waits estimated at arrival, for waits between 5 and 60 s."""
     low_s, high_s = ESTIMATES_S
     return [
         abs(j.estimate_s - j.queue_s) / j.queue_s
@@ -119,7 +119,7 @@ def _waits_s(done: Run, tenant: str) -> list[float]:
 
 
 def engine_death(setup: Setup) -> RunResult:
-    """Three engines at 60 % load; one dies for 20 s. Nobody who had no byte yet may notice more than a wait."""
+    """Three engines at 60 % load; one dies for 20 s. A client without a byte yet may notice nothing but a wait."""
     pool = engines(3)
     streams = (load("chat", CHAT, 0.6 * capacity_per_s(pool, CHAT)),)
     dies_s = setup.duration_s / 3
@@ -142,8 +142,8 @@ def engine_death(setup: Setup) -> RunResult:
 
 
 def frozen_engine(setup: Setup) -> RunResult:
-    """Two engines at 40 % load; one stands still for 5 s, its gauges answering, and goes on. Then one that only falls
-    silent over long prompts, which is none of that.
+    """Two engines at 40 % load; one stands still for 5 s while its gauges answer, and goes on. Then an engine that is
+    only silent over long prompts, which must not count as frozen.
     """
     pool = engines(2)
     streams = (load("chat", CHAT, 0.4 * capacity_per_s(pool, CHAT)),)
@@ -201,7 +201,7 @@ def leaked(done: Run) -> float:
 
 
 def _orphans(done: Run) -> float:
-    """Requests in engines whose clients are gone, but for those whose abort is on its way."""
+    """Requests in engines whose clients are gone, except those whose abort is on its way."""
     nodes = done.world.nodes.values()
     inside = sum(node.engine.in_engine for node in nodes)
     return max(0, inside - sum(j.node is not None for j in done.world.journeys.values()) - len(nodes))

@@ -18,21 +18,21 @@ CHARACTERS_PER_TOKEN = 4
 
 
 class Rival:
-    """Knows what it sent where, and what of it is still there."""
+    """Knows which requests it sent where, and which of them are still there."""
 
     def __init__(self, nodes: Sequence[EngineNode]) -> None:
         self.nodes = nodes
         self.requests = [0] * len(nodes)  # under way
         self.prefill_tokens = [0] * len(nodes)  # uncached ones as predicted, until the first token
         self._turn = 0
-        self._at: dict[str, tuple[int, int]] = {}  # job -> where, its uncached tokens
+        self._at: dict[str, tuple[int, int]] = {}  # job -> number of its engine, its uncached tokens
 
     def choose(self, job: Job) -> int:
-        """The number of the engine it goes to."""
+        """Returns the number of the engine that `job` goes to."""
         raise NotImplementedError
 
     def cached_tokens(self, job: Job, number: int) -> int:  # noqa: ARG002
-        """What it believes an engine holds of a prompt."""
+        """Returns how many tokens of a prompt it believes an engine to hold."""
         return 0
 
     def sent(self, job: Job, number: int) -> None:
@@ -52,7 +52,7 @@ class Rival:
         self.prefill_tokens[number] -= uncached
 
     def least(self, numbers: Sequence[int], score: Callable[[int], float]) -> int:
-        """The one with the lowest score; equal ones take turns."""
+        """The engine with the lowest score; equal ones take turns."""
         self._turn += 1
         count = len(self.nodes)
         return min(numbers, key=lambda number: (score(number), (number - self._turn) % count))
@@ -66,7 +66,7 @@ class Rival:
 
 
 class RoundRobinPassthrough(Rival):
-    """One after the other, as most load balancers do by default."""
+    """Takes one engine after the other, as most load balancers do by default."""
 
     def choose(self, job: Job) -> int:  # noqa: ARG002
         self._turn += 1
@@ -88,7 +88,7 @@ class ApproximateTree:
         self._held: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(engines)]
 
     def match(self, job: Job, number: int) -> int:
-        """Leading blocks of the prompt that were sent there."""
+        """Returns how many leading blocks of the prompt were sent to an engine."""
         held, depth = self._held[number], 0
         for block in job.blocks:
             if block not in held:
@@ -116,7 +116,7 @@ class SglangCacheAware(Rival):
     """
 
     ABSOLUTE, RELATIVE, MATCH = 32, 1.1, 0.5
-    SMALLEST_TREE = False  # where nothing matches: the engine with the smallest tree, or the least loaded one
+    SMALLEST_TREE = False  # if nothing matches: True takes the engine with the smallest tree, False the least loaded
     TREE_CHARACTERS = 67_108_864
 
     def __init__(self, nodes: Sequence[EngineNode]) -> None:
@@ -226,12 +226,12 @@ class DynamoCost(Rival):
 
 
 def _tail(job: Job) -> float:
-    """Blocks of a prompt that have no hash."""
+    """Returns how many blocks of a prompt have no hash."""
     return job.prompt_tokens / job.block_tokens - len(job.blocks)
 
 
 def _peak_prefill(config: EngineConfig) -> float:
-    """Tokens a second of one full step, which is how llm-d says to calibrate it."""
+    """Returns the tokens per second of one full step, which is how llm-d says to calibrate it."""
     tokens = config.max_num_batched_tokens
     return tokens / (config.step_s or config.step_base_s + config.prefill_s_per_token * tokens)
 

@@ -22,7 +22,7 @@ import msgspec
 
 BLOCK_TOKENS = 512  # what one hash id of a Mooncake trace stands for
 TICK_S = 3.0  # Mooncake's stamps come in ticks of that length
-TICK_ROWS_MAX = 100_000  # held at a time, to be spread inside their tick
+TICK_ROWS_MAX = 100_000  # held in memory at a time, to be spread over their tick
 LINE_BYTES_MAX = 4 << 20  # a prompt of a million tokens is 2,000 ids
 TOKENS_MAX = 10_000_000
 GZIP_MAGIC = b"\x1f\x8b"
@@ -54,7 +54,7 @@ class _MooncakeLine(msgspec.Struct):
 
 @dataclass(frozen=True)
 class _Columns:
-    """Where a CSV format keeps what."""
+    """The columns of a CSV format."""
 
     at: str
     prompt: str
@@ -71,7 +71,7 @@ _mooncake_line = msgspec.json.Decoder(_MooncakeLine).decode
 
 
 class Trace:
-    """A trace file. Reads its first line at once, so what is no trace is refused before anything starts."""
+    """A trace file. Its first line is read at once, so that a file that is no trace is refused before a run starts."""
 
     def __init__(self, path: Path, format_name: str | None = None) -> None:
         self.path = path
@@ -89,22 +89,22 @@ class Trace:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether it tells which prompts began alike."""
+        """True if the trace tells which prompts begin alike."""
         return self.format == "mooncake"
 
     @property
     def stamped_in_ticks(self) -> bool:
-        """Whether requests of a few seconds share one stamp."""
+        """True if the requests of a few seconds share one stamp."""
         return self.format == "mooncake"
 
     @property
     def share(self) -> float:
-        """How much of the file was read, by the run that reads it now."""
+        """How much of the file the present run has read, from 0 to 1."""
         file = self._file
         return 1.0 if file is None or file.closed else file.tell() / max(1, self.path.stat().st_size)
 
     def rows(self) -> Iterator[Row]:
-        """All requests, in order."""
+        """Yields all requests, in order."""
         made = self._mooncake() if self.format == "mooncake" else self._csv(_CSV[self.format])
         start_s, before_s = math.nan, 0.0
         for number, row in made:
@@ -147,7 +147,7 @@ class Trace:
         return names
 
     def _lines(self) -> Generator[tuple[int, bytes], None, None]:
-        """Lines that are not blank, with their numbers."""
+        """Yields the lines that are not blank, with their numbers."""
         number = 0
         try:
             with self.path.open("rb") as file:
@@ -171,7 +171,7 @@ class Trace:
 
 
 def spread(rows: Iterator[Row], random: Random) -> Iterator[Row]:
-    """Those that share one stamp, drawn apart inside their tick: nobody's requests really come all at once."""
+    """Requests that share one stamp, spread over their tick: in truth they do not come all at once."""
     group: list[Row] = []
     for row in rows:
         if group and row.at_s > group[0].at_s:
@@ -209,7 +209,7 @@ def _count(text: str) -> int:
 
 
 def _time(text: str) -> float:
-    """Seconds: a number, or a date with a time."""
+    """Returns seconds from a number, or from a date with a time."""
     try:
         at_s = float(text)
     except ValueError:

@@ -29,7 +29,7 @@ DEFAULT_ROUTINGS = "predicted_ttft,round_robin_passthrough,least_requests,sglang
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags that go with `--trace`."""
+    """Add the flags that go with `--trace`."""
     group = parser.add_argument_group("with a trace")
     group.add_argument("--trace", metavar="FILE", help=f"a recorded workload ({', '.join(FORMATS)}; gzipped or not)")
     group.add_argument("--format", choices=FORMATS, help="of the trace, where its first line does not tell")
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def simulate(args: argparse.Namespace, seeds: list[int], say: Callable[[str], None]) -> int:
-    """0 when it ran, 1 when the trace is no trace, 2 for wrong flags."""
+    """Run the trace. Returns 0 if it ran, 1 if the file is no trace, 2 for wrong flags."""
     problem = _problem(args)
     if problem is not None:
         print(f"penstock simulate: {problem}", file=sys.stderr)
@@ -79,7 +79,7 @@ def simulate(args: argparse.Namespace, seeds: list[int], say: Callable[[str], No
 def _runs(
     args: argparse.Namespace, trace: Trace, seeds: list[int], say: Callable[[str], None]
 ) -> tuple[list[Figures], dict[str, Curves]]:
-    """All runs one after the other, and the curves of the first seed's."""
+    """All runs one after the other, and the curves of those of the first seed."""
     options = _options(args, trace)
     rows: list[Figures] = []
     curves: dict[str, Curves] = {}

@@ -1,4 +1,4 @@
-"""What runs of a trace look like side by side: times to first token, hit rate and imbalance over time."""
+"""How do runs of a trace look side by side? Times to first token, hit rate and imbalance over time."""
 
 from __future__ import annotations
 

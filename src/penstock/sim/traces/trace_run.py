@@ -27,8 +27,8 @@ from penstock.sim.world.world import World
 from penstock.sim.world.world_values import EngineSpec, SimulatedJourney, WorldSettings
 
 END_S_MAX = 360_000.0  # a hundred hours: a trace that takes longer was meant to be sped up
-LATE_S_MAX = 36_000.0  # after the last arrival; what is not done by then counts with its wait so far
-PATIENCE_S = 1e6  # nobody is refused: figures of those that remain would say nothing
+LATE_S_MAX = 36_000.0  # after the last arrival; a request not done by then counts with its wait so far
+PATIENCE_S = 1e6  # no request is refused: figures of the remaining ones would say nothing
 BOUNDS = QueueBounds(10_000_000, 1 << 50, 1 << 50)
 BUCKET_S = 30.0  # of what is drawn over time
 CURVE_POINTS = 400
@@ -38,7 +38,7 @@ ROUTINGS = (*POLICIES, *RIVALS)
 
 @dataclass(frozen=True)
 class Options:
-    """How the trace is to be run, whatever the routing."""
+    """How a trace is run, whatever the routing."""
 
     endpoints: int = 8
     speed: float = 1.0
@@ -51,7 +51,7 @@ class Options:
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """One run's row. Times in seconds; NaN, null in JSON, where nothing can be told."""
+    """One run's row. Times in seconds; NaN (null in JSON) if a figure can't be told."""
 
     routing: str
     seed: int
@@ -62,7 +62,7 @@ class Figures(msgspec.Struct, frozen=True):
     tpot_p99_s: float
     token_hit_rate: float  #: of all prompt tokens, found in an engine's cache
     imbalance: float  #: requests in the fullest engine over the mean, both over time; 1 is even
-    token_hit_rate_endless: float | None  #: what a cache without end would have had
+    token_hit_rate_endless: float | None  #: the hit rate of a cache without bound
     queue_mean_s: float  #: of the time to first token, in the gateway's queue
     requests: int
     completed: int
@@ -72,7 +72,7 @@ class Figures(msgspec.Struct, frozen=True):
 
 @dataclass
 class Curves:
-    """What plots show of a run."""
+    """The values of a run that plots show."""
 
     ttft_s: list[float] = field(default_factory=list)  #: CURVE_POINTS quantiles
     at_s: list[float] = field(default_factory=list)
@@ -84,7 +84,7 @@ Tell = Callable[[float, float], None]
 
 
 def run(trace: Trace, routing: str, seed: int, options: Options, tell: Tell | None = None) -> tuple[Figures, Curves]:
-    """Run a trace once."""
+    """Run a trace once. Returns its row and its curves."""
     rival = RIVALS.get(routing)
     end_s = options.duration_s if options.duration_s is not None else END_S_MAX
     source = TraceSource(trace, seed=seed, speed=options.speed, end_s=end_s, bypass=rival is not None, band=STANDARD)
@@ -152,7 +152,7 @@ class _Outcomes:
 
 
 class _Watch(TenantWatch):
-    """Adds up how full and how lucky the engines are, second by second."""
+    """Adds up, second by second, how full the engines are and how often their caches hit."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from penstock.sim.traces.trace import BLOCK_TOKENS, Row, Trace, spread
 from penstock.sim.world.workload import BYTES_PER_TOKEN, BYTES_SPREAD, ArrivalSource, Constant, Job, Stream
 
 TENANTS_MAX = 10_000  # named apart; the rest are one
-KNOWN_BLOCKS_MAX = 5_000_000  # of a cache without end; a trace with more of them gets no such figure
+KNOWN_BLOCKS_MAX = 5_000_000  # in a cache without bound; a trace with more blocks gets no such figure
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class TraceSource(ArrivalSource):
     """Makes a trace's jobs, in order."""
 
     def __init__(self, trace: Trace, *, seed: int, speed: float, end_s: float, bypass: bool, band: int = 0) -> None:
-        """`end_s`: later ones are left out. `bypass`: they go past Penstock, to an engine directly."""
+        """Requests after `end_s` are left out. With `bypass` they go past Penstock, to an engine directly."""
         self._trace = trace
         self._speed = speed
         self._end_s = end_s
@@ -39,7 +39,7 @@ class TraceSource(ArrivalSource):
         self._streams: dict[str, Stream] = {}
         self.jobs = 0
         self.prompt_tokens = 0
-        self.repeated_tokens = 0  #: what a cache without end would have held of them
+        self.repeated_tokens = 0  #: prompt tokens that a cache without bound would have held
         self._known: set[int] = set()
         super().__init__(self._stream_of("all"), 0, Random(seed))
 
@@ -51,7 +51,7 @@ class TraceSource(ArrivalSource):
             yield self._job_of(row)
 
     def repeated_share(self) -> float | None:
-        """The token hit rate of a cache without end; None where it can't be told."""
+        """The token hit rate of a cache without bound; None if it can't be told."""
         if not self.prompt_tokens or not self._known or len(self._known) > KNOWN_BLOCKS_MAX:
             return None
         return self.repeated_tokens / self.prompt_tokens

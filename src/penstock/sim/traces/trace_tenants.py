@@ -1,4 +1,4 @@
-"""How fair was it to the tenants of a trace: how far did those apart who wanted service at the same time?
+"""How fair was a run to the tenants of a trace? How far did tenants drift apart that wanted service at the same time?
 
 Two measures, of service as done (a prompt token 1, an output token 2). *Service gap*: the furthest that two tenants
 moved apart over any time in which both had requests waiting at the gateway all along. *Jain's index*: over each
@@ -22,11 +22,11 @@ COMPARED_MAX = 64  # tenants: pairs grow with their square
 
 
 class TenantFigures(msgspec.Struct, frozen=True):
-    """What a run was like for its tenants."""
+    """The figures of a run about its tenants."""
 
     count: int
     service_gap_tokens: float
-    jain_worst: float  #: NaN where no two waited through one minute
+    jain_worst: float  #: NaN if no two tenants waited through one minute
     jain_mean: float
     light_ttft_p50_s: float
     light_ttft_p99_s: float
@@ -34,7 +34,7 @@ class TenantFigures(msgspec.Struct, frozen=True):
 
 
 class TenantWatch(WorldObserver):
-    """Looks on, second by second, who waits and what was done for whom."""
+    """Notes, second by second, which tenants wait and what was done for each."""
 
     def __init__(self) -> None:
         self._ttft_s: dict[str, array[float]] = {}
@@ -83,7 +83,7 @@ class TenantWatch(WorldObserver):
         self._window = service
 
     def tenants(self, now: float) -> TenantFigures | None:
-        """The figures; None where there is but one tenant."""
+        """Returns the figures; None if there is only one tenant."""
         if len(self._ttft_s) < 2:
             return None
         by_requests = sorted(self._ttft_s, key=lambda tenant: (len(self._ttft_s[tenant]), tenant))

@@ -1,6 +1,6 @@
-"""What do the numbers say: percentiles, fairness, throughput of a run, and the tables that show them.
+"""What do the numbers of a run say? Percentiles, fairness, throughput, and the tables that show them.
 
-A *measure* is one figure of one scenario, with the goal it is held against. A *line* describes one group of
+A *measure* is one figure of one scenario, with the goal that it is held against. A *line* describes one group of
 requests in one variant of the scenario, for the reader who asks why. Tokens are counted by price, as fairness
 counts them: a prompt token 1, a completion token 2, which is near what they cost an engine in time.
 """
@@ -21,7 +21,7 @@ OUTPUT_PRICE = 2.0
 
 
 class Goal(msgspec.Struct, frozen=True):
-    """A limit a figure should keep."""
+    """A limit that a figure should keep."""
 
     limit: float
     at_least: bool = False
@@ -42,7 +42,7 @@ def at_least(limit: float) -> Goal:
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """One figure. Without a goal it is there for comparison."""
+    """One figure. A figure without a goal is there for comparison."""
 
     name: str
     value: float
@@ -81,7 +81,7 @@ class RunResult(msgspec.Struct, frozen=True):
         return all(measure.met for measure in self.measures)
 
     def value(self, name: str) -> float:
-        """One figure by its name."""
+        """Returns the figure called `name`."""
         return next(measure.value for measure in self.measures if measure.name == name)
 
 
@@ -89,7 +89,7 @@ class RunResult(msgspec.Struct, frozen=True):
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """The value that `share` of the values do not exceed, interpolated; NaN where there are none."""
+    """Returns the value that a `share` of the values do not exceed, interpolated; NaN if there are none."""
     ordered = sorted(values)
     if not ordered:
         return math.nan
@@ -100,7 +100,7 @@ def percentile(values: Iterable[float], share: float) -> float:
 
 
 def jain(values: Sequence[float]) -> float:
-    """Jain's fairness index: 1 when all are equal, 1/n when one has everything."""
+    """Returns Jain's fairness index: 1 if all values are equal, 1/n if one has everything."""
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else math.nan
 
@@ -115,12 +115,12 @@ Keep = Callable[[SimulatedJourney], bool]
 def journeys_between(
     done: Iterable[SimulatedJourney], from_s: float, to_s: float, keep: Keep
 ) -> list[SimulatedJourney]:
-    """Those that arrived within the window and were to be served."""
+    """Returns the requests that arrived within the window and were to be served."""
     return [j for j in done if from_s <= j.job.at_s < to_s and keep(j)]
 
 
 def ttfts(journeys: Iterable[SimulatedJourney], end_s: float) -> list[float]:
-    """Times to first token. Who still waits at the end counts with the wait so far: a lower bound."""
+    """Returns times to first token. A request that still waits at the end counts with its wait: a lower bound."""
     found: list[float] = []
     for journey in journeys:
         if journey.first_s is not None:
@@ -138,7 +138,7 @@ Worth = Callable[[float, float], float]  # of prompt and output tokens
 
 
 def service_between(samples: Sequence[Sample], from_s: float, to_s: float, worth: Worth = priced) -> dict[Who, float]:
-    """What was done for each in the window (its ends are moved to the nearest samples within)."""
+    """Returns what was done for each user in the window, whose ends are moved to the nearest samples within."""
     inside = [sample for sample in samples if from_s <= sample[0] <= to_s]
     if len(inside) < 2:
         return {}
@@ -153,7 +153,7 @@ def service_between(samples: Sequence[Sample], from_s: float, to_s: float, worth
 def done_per_s(
     samples: Sequence[Sample], from_s: float, to_s: float, *, keep: Callable[[str], bool], worth: Worth = priced
 ) -> float:
-    """Throughput of some tenants."""
+    """Returns the throughput of the tenants that `keep` selects, per second."""
     inside = [at_s for at_s, _ in samples if from_s <= at_s <= to_s]
     if len(inside) < 2:
         return math.nan

@@ -1,4 +1,4 @@
-"""Who asks for what, and when: streams of requests, drawn from one seed.
+"""Which tenant asks for what, and when? Streams of requests, drawn from one seed.
 
 A stream is one kind of request of one user: when its requests arrive, how long their prompts and answers are, and
 what they carry. Each stream draws from a generator of its own, seeded from the run's seed in the order of listing,
@@ -22,7 +22,7 @@ Z99 = 2.326347874  # the 99th percentile of a standard normal
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One request as its client means it, with what no gateway can know: its true lengths."""
+    """One request as its client means it, with its true lengths, which no gateway can know."""
 
     id: str
     stream: Stream
@@ -32,17 +32,17 @@ class Job(msgspec.Struct, frozen=True):
     body_bytes: int
     deadline_s: float | None = None  #: of the first token, absolute
     hangs_up_s: float | None = None  #: when the client gives up, absolute
-    blocks: tuple[int, ...] = ()  #: chained hashes of its prompt's full blocks: equal ones are equal prompts so far
-    block_tokens: int = 512  #: the engines of such a world have blocks of this size
+    blocks: tuple[int, ...] = ()  #: chained hashes of the prompt's full blocks: equal hashes mean equal prompts so far
+    block_tokens: int = 512  #: the block size of the world's engines
     session: str | None = None
-    picture_bytes: int = 0  #: of the body, that are one picture in base64
+    picture_bytes: int = 0  #: how much of the body is one picture in base64
 
 
 # --- lengths ----------------------------------------------------------------------------------------------------
 
 
 class Lengths(Protocol):
-    """How many tokens."""
+    """How many tokens the prompts or answers of a stream have."""
 
     @property
     def mean(self) -> float: ...
@@ -65,7 +65,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Lognormal:
-    """Skewed to the right, as prompts and answers are; given by what traces report of them."""
+    """Lengths skewed to the right, as prompts and answers are; given by mean and p99, as traces report them."""
 
     mean: float
     p99: float
@@ -82,14 +82,14 @@ class Lognormal:
 
 
 class Arrivals(Protocol):
-    """When requests come, without regard to how the earlier ones fared."""
+    """When requests come, whatever became of earlier ones."""
 
     def times(self, start_s: float, random: Random, /) -> Iterator[float]: ...
 
 
 @dataclass(frozen=True)
 class Poisson:
-    """So many a second, each independent of the others."""
+    """`per_s` arrivals a second, each independent of the others."""
 
     per_s: float
 
@@ -132,7 +132,7 @@ class OnOff:
 
 @dataclass(frozen=True)
 class InFlight:
-    """A closed loop: always so many under way; a new one `think_s` after one ended well."""
+    """A closed loop: always `requests` under way; a new request `think_s` seconds after one ended well."""
 
     requests: int
     think_s: float = 0.0
@@ -157,12 +157,12 @@ class Stream:
     start_s: float = 0.0
     end_s: float = math.inf
     output_tokens_max: int | None = None  #: what the client sends as `max_tokens`
-    bytes_per_token: float = BYTES_PER_TOKEN  #: what its bodies look like
+    bytes_per_token: float = BYTES_PER_TOKEN  #: of its bodies
     streamed: bool = True
     deadline_s: float | None = None  #: for the first token, after arrival
-    hang_up_share: float = 0.0  #: of its clients that give up …
-    hang_up_s: float = 5.0  #: … on average after that long
-    bypass: bool = False  #: goes to an engine directly: the gateway does not see it
+    hang_up_share: float = 0.0  #: the share of its clients that give up …
+    hang_up_s: float = 5.0  #: … on average after this time
+    bypass: bool = False  #: its requests go to an engine directly: the gateway does not see them
 
 
 class ArrivalSource:
@@ -175,7 +175,7 @@ class ArrivalSource:
         self._made = 0
 
     def open_jobs(self) -> Iterator[Job]:
-        """All jobs of a stream whose arrivals do not depend on its answers."""
+        """Yields all jobs of a stream whose arrivals do not depend on its answers."""
         stream = self.stream
         assert not isinstance(stream.arrivals, InFlight)
         for at_s in stream.arrivals.times(stream.start_s, self._random):
@@ -184,7 +184,7 @@ class ArrivalSource:
             yield self.job(at_s)
 
     def job(self, at_s: float) -> Job:
-        """The next job, arriving then."""
+        """Returns the next job, which arrives at `at_s`."""
         stream, random = self.stream, self._random
         self._made += 1
         prompt_tokens = max(1, stream.prompt.draw(random))
@@ -208,7 +208,7 @@ class ArrivalSource:
 
 
 def sources(streams: tuple[Stream, ...], seed: int, *, without: frozenset[str] = frozenset()) -> list[ArrivalSource]:
-    """One source per stream; those of the tenants named in `without` are left out."""
+    """Returns one source per stream; the streams of the tenants named in `without` are left out."""
     random = Random(seed)
     made = [ArrivalSource(stream, number, Random(random.getrandbits(64))) for number, stream in enumerate(streams)]
     return [source for source in made if source.stream.tenant not in without]

@@ -1,12 +1,12 @@
-"""The simulated world: what would happen? The real scheduler and the engine model, on virtual time.
+"""What would happen? The real scheduler and the engine model, on virtual time.
 
 One event heap, one clock that jumps. The world drives the scheduler exactly as `gateway/proxy/driver.py` does: it
-carries out a dispatch by handing the request to an engine one network delay later, reports first tokens, progress and
-ends one network delay after the engine step that made them, reads gauges at an interval, and lets time expire when
+carries out a dispatch by handing the request to an engine one network delay later; reports first tokens, progress and
+ends one network delay after the engine step that made them; reads gauges at an interval; and lets time expire when
 asked to. All randomness comes from the seed, so a run can be repeated to the last event.
 
-What it measures are journeys (one per request, told to `sink` when they end) and the service done so far, per
-tenant and user, sampled once a second. With a sink, nothing is kept but these samples and what is under way.
+The world measures journeys (one per request, given to `sink` when it ends) and the service done so far, per tenant and
+user, sampled once a second. With a sink, only these samples and the requests under way are kept.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class WorldObserver:
     def dispatched(self, world: World, journey: SimulatedJourney, action: Dispatch) -> None: ...
     def ended(self, world: World, journey: SimulatedJourney) -> None: ...
     def settled(self, world: World) -> None:
-        """All that followed from one fact was carried out."""
+        """All actions that followed from one fact were carried out."""
 
     def second(self, world: World) -> None:
         """A sample was taken."""
@@ -62,7 +62,7 @@ class World:
         self.settings = settings
         self.now = 0.0
         self.scheduler = _scheduler(settings)
-        self.done: list[SimulatedJourney] = []  # only where no sink was given
+        self.done: list[SimulatedJourney] = []  # only without a sink
         self.samples: list[Sample] = []
         self.service: dict[Who, TokensDone] = {}
         self.journeys: dict[str, SimulatedJourney] = {}
@@ -70,11 +70,11 @@ class World:
         self.events = 0
         self._sink = sink or self.done.append
         self._watch = watch or WorldObserver()
-        self._progress = progress  # told how far it is, and of how much
-        self._moved: dict[str, None] = {}  # engines whose streams have come further since time was last let pass
+        self._progress = progress  # told the simulated seconds so far, and in all
+        self._moved: dict[str, None] = {}  # engines whose streams have moved since time last passed
         self._sources = list(sources)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._open_sources = 0  # that have more to send
+        self._open_sources = 0  # sources that have more to send
         self.nodes = {
             spec.name: EngineNode(
                 spec,
@@ -84,12 +84,12 @@ class World:
             for number, spec in enumerate(settings.engines)
         }
         self._node_list = list(self.nodes.values())
-        self._rival = rival(self._node_list)  # sends what goes past the gateway
+        self._rival = rival(self._node_list)  # sends the requests that go past the gateway
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """From 0 to the end. Who is under way then is told to the sink as it stands."""
+        """Run from time 0 to the end. Requests under way then are given to the sink as they are."""
         self._begin()
         end_s = self.settings.duration_s
         while self._heap and self._heap[0][0] <= end_s:
@@ -105,7 +105,7 @@ class World:
             self._sink(journey)
 
     def at(self, when: float, event: Callable[[], None]) -> None:
-        """Let something happen then."""
+        """Let `event` happen at `when`, a simulated time."""
         self.events += 1
         heapq.heappush(self._heap, (when, self.events, event))
 
@@ -215,7 +215,7 @@ class World:
     # --- actions ------------------------------------------------------------------------------------------------
 
     def _tell(self, actions: list[Action]) -> None:
-        """Carry out what a fact led to."""
+        """Carry out the actions that a fact led to."""
         for action in actions:
             journey = self.journeys[action.request_id]
             if isinstance(action, Dispatch):
@@ -231,7 +231,7 @@ class World:
                 journey.lease, journey.node, journey.prefills, journey.transferred = action.lease, node, False, True
                 self._send(journey, node, node.life, action.lease)
             elif isinstance(action, Requeue):
-                if (left := journey.node) is not None:  # it is taken back
+                if (left := journey.node) is not None:  # the request is taken back from its engine
                     abort = partial(self._abort_at, left, left.life, journey.job.id)
                     self.at(self.now + self.settings.network_s, abort)
                 journey.node, journey.requeues = None, journey.requeues + 1
@@ -338,11 +338,11 @@ class World:
         self._tell(self.scheduler.prefilled(lease, usage, now=self.now))
 
     def _hear(self, heard: list[tuple[SimulatedJourney, int, int, Progress]]) -> None:
-        """What a step made arrives at the gateway."""
+        """The tokens of a step arrive at the gateway."""
         scheduler, now = self.scheduler, self.now
         for journey, lease, tokens, progress in heard:
             if journey.outcome or journey.waits or journey.lease != lease:
-                continue  # over, or taken back
+                continue  # ended, or taken back
             ours = not journey.job.stream.bypass
             strange = journey.node.spec.strange if journey.node is not None else PLAIN
             asked = ours and journey.job.stream.streamed
@@ -398,7 +398,7 @@ class World:
     # --- gauges and measurements --------------------------------------------------------------------------------
 
     def _ask_gauges(self, node: EngineNode) -> None:
-        """Ask now; the engine looks half-way, the answer comes after the whole way."""
+        """Ask now; the engine reads its gauges half of `scrape_answer_s` later, the answer comes after all of it."""
         asked_s, way_s = self.now, self.settings.scrape_answer_s
 
         def look() -> None:

@@ -1,4 +1,4 @@
-"""The world's values: how a run is set up, and what became of each request."""
+"""How is a run of the world set up, and what became of each request?"""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from penstock.sim.world.workload import ArrivalSource, Job
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """An engine of the world, and what the scheduler is told of it."""
+    """An engine of the world, and what the scheduler is told about it."""
 
     name: str
     config: EngineConfig
-    slots: int | None = None  #: None: not told, it has to find out
+    slots: int | None = None  #: None: the scheduler is not told, and has to find out
     role: str = "both"  #: prefill, decode or both
     strange: Strange = PLAIN  #: how it differs from what its configuration says
 
 
 @dataclass(frozen=True)
 class Death:
-    """An engine dies, and is back later, empty."""
+    """An engine dies, and comes back later, empty."""
 
     engine: str
     at_s: float
@@ -34,7 +34,7 @@ class Death:
 
 @dataclass(frozen=True)
 class Freeze:
-    """An engine stands still for a while, and then goes on. Its gauges answer, and show what they showed."""
+    """An engine stands still for a while, and then goes on. Meanwhile its gauges answer, and do not move."""
 
     engine: str
     at_s: float
@@ -43,7 +43,7 @@ class Freeze:
 
 @dataclass(frozen=True)
 class Spell:
-    """Engines are so many times slower for a while, and then again as they were."""
+    """All engines are slower by `factor` for a while."""
 
     at_s: float
     for_s: float
@@ -52,7 +52,7 @@ class Spell:
 
 @dataclass(frozen=True)
 class WorldSettings:
-    """Everything of a run but its workload."""
+    """Everything about a run but its workload."""
 
     scheduler: SchedulerSettings
     engines: tuple[EngineSpec, ...]
@@ -66,7 +66,7 @@ class WorldSettings:
     freezes: tuple[Freeze, ...] = ()
     spells: tuple[Spell, ...] = ()
     sample_s: float = 1.0
-    ends_idle: bool = False  #: as soon as the workload is over and all of it done
+    ends_idle: bool = False  #: the run ends as soon as the workload is over and all of it done
     checked: bool = False  #: check the invariants after every fact
 
 
@@ -91,9 +91,9 @@ class SimulatedJourney:
         self.outcome = ""  #: "" while under way; else an `Outcome`, or "cancelled"
         self.reason = ""
         self.retry_after_s: float | None = None
-        self.estimate_s: float | None = None  #: the wait that was foretold at arrival
+        self.estimate_s: float | None = None  #: the wait that was estimated at arrival
         self.requeues = 0
-        self.prefills = False  #: only its prompt is computed where it is
+        self.prefills = False  #: its present engine computes only its prompt
         self.transferred = False  #: its prompt's KV comes from elsewhere
         self.waits = False  #: in the gateway's queue
 
@@ -118,7 +118,7 @@ class EngineNode:
     engine: EngineModel
     page: StrangePage = field(default_factory=StrangePage)
     alive: bool = True
-    life: int = 0  #: which process it is; what was meant for an earlier one is void
+    life: int = 0  #: the number of its process: events meant for an earlier process are void
     started_s: float = 1.0
     stepping: bool = False
     frozen_until_s: float = 0.0
