@@ -7,13 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.values.lifecycle import TERMINAL, TRANSITIONS, Event, State, after, states_markdown
+from penstock.core.values.lifecycle import (
+    EVENT_MEANINGS,
+    STATE_MEANINGS,
+    TERMINAL,
+    TRANSITIONS,
+    Event,
+    State,
+    after,
+    states_markdown,
+)
 
 PAGE = Path(__file__).parents[3] / "docs" / "states.md"
 
 
 def test_the_page_is_drawn_from_the_table() -> None:
     assert PAGE.read_text() == states_markdown()
+
+
+def test_every_state_and_event_is_explained() -> None:
+    assert list(STATE_MEANINGS) == list(State)
+    assert list(EVENT_MEANINGS) == list(Event)
 
 
 @pytest.mark.interpreted

@@ -8,10 +8,10 @@ from enum import StrEnum
 class State(StrEnum):
     """Where a request is in its life."""
 
-    ARRIVED = "arrived"  #: its head and body are here, nothing is decided
-    WAITING = "waiting"  #: in a queue
-    RUNNING = "running"  #: leased to an endpoint, no byte of the answer yet
-    STREAMING = "streaming"  #: leased, and its answer has begun
+    ARRIVED = "arrived"
+    WAITING = "waiting"
+    RUNNING = "running"
+    STREAMING = "streaming"
     REJECTED = "rejected"
     EVICTED = "evicted"
     FAILED = "failed"
@@ -19,7 +19,7 @@ class State(StrEnum):
 
 
 class Event(StrEnum):
-    """What moves it."""
+    """What moves a request from one state to the next."""
 
     REFUSED = "refused"
     ADMITTED = "admitted"
@@ -31,6 +31,29 @@ class Event(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
 
+
+STATE_MEANINGS: dict[State, str] = {
+    State.ARRIVED: "the request's head and body are here, and nothing is decided",
+    State.WAITING: "the request is in the queue",
+    State.RUNNING: "the request has a lease on an endpoint, and no byte of the answer has come",
+    State.STREAMING: "the request has a lease, and its answer has begun",
+    State.REJECTED: "refused before the queue, or in the moment in which it would have had to wait",
+    State.EVICTED: "taken out of the queue without an answer",
+    State.FAILED: "sent to an endpoint, and not answered as it should be",
+    State.COMPLETED: "an engine's own answer reached the client",
+}
+
+EVENT_MEANINGS: dict[Event, str] = {
+    Event.REFUSED: "no such model, a limit is reached, the queue is full, or the wait would be too long",
+    Event.ADMITTED: "the request enters the queue; it may leave it in the same step",
+    Event.DISPATCHED: "a lease is taken, and the request is sent",
+    Event.REQUEUED: "the endpoint refused, failed or stood still before the first byte, and the request waits again",
+    Event.EVICTED: "the time to wait is over, a higher band needs the place, or an operator takes the request out",
+    Event.FIRST_TOKEN: "the first byte of a streamed answer came",
+    Event.FINISHED: "the last byte of the answer was read from the engine",
+    Event.FAILED: "the dispatch failed, and the request may not be tried again",
+    Event.CANCELLED: "the client hung up",
+}
 
 TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.ARRIVED, Event.REFUSED): State.REJECTED,
@@ -72,7 +95,11 @@ def states_markdown() -> str:
     ]
     lines += [f"    {source} --> {target}: {event}" for (source, event), target in TRANSITIONS.items()]
     lines += [f"    {state} --> [*]" for state in State if state in TERMINAL]
-    lines += ["```", "", "| from | event | to |", "|---|---|---|"]
+    lines += ["```", "", "| state | what it means |", "|---|---|"]
+    lines += [f"| {state} | {meaning} |" for state, meaning in STATE_MEANINGS.items()]
+    lines += ["", "| event | what happens |", "|---|---|"]
+    lines += [f"| {event} | {meaning} |" for event, meaning in EVENT_MEANINGS.items()]
+    lines += ["", "| from | event | to |", "|---|---|---|"]
     lines += [f"| {source} | {event} | {target} |" for (source, event), target in TRANSITIONS.items()]
     return "\n".join(lines) + "\n"
 
