@@ -54,13 +54,19 @@ class Routing:
     weighs_load = False  #: then what most endpoints hold is no reason to go to one of them, and is left out
     uses_session = False  #: wants `context.home`: where the request's session lives
     takes_turns = False  #: its choices depend on those before, so it is asked also where there is one endpoint only
+    scored_by: str | None = None  #: what its scores are, to be shown beside them ("KV usage, %"); None: not shown
 
     def __init__(self, settings: RoutingSettings, draw: Callable[[], float]) -> None:
         self.settings = settings
         self.draw = draw
 
-    def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
-        """One of `endpoints`, which are never empty and all serve the request's model."""
+    def score(self, endpoints: Sequence[Endpoint], context: Context) -> Sequence[float]:
+        """One number for each of `endpoints`, in their order: the least is best, infinity is never taken while another
+        will do, and among equals the endpoint whose last request is the longest ago goes first.
+
+        `endpoints` are never empty and all serve the request's model. A policy that would rather name the endpoint has
+        a method `choose(endpoints, context)` that returns one of them; then it is not asked for scores.
+        """
         raise NotImplementedError
 
     def preferred(self, context: Context) -> Sequence[Endpoint]:  # noqa: ARG002

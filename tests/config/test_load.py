@@ -20,6 +20,8 @@ from penstock.config.docs import reference_markdown
 from penstock.config.effect import effect_warnings
 from penstock.config.explain import NOT_YET, TOLD_MAX, nested, sections
 from penstock.config.load import ConfigError, Flags, Settings, check, config_hash, from_mapping, load, require_endpoints
+from penstock.config.problems import listing
+from penstock.config.sections.policies import OWN
 from penstock.config.sections.roles import role_warnings
 from penstock.config.source import FILE_BYTES_MAX
 
@@ -231,7 +233,7 @@ def test_listen_is_split(listen: str, address: tuple[str, int]) -> None:
 
 KEY_HASH = "sha256:" + "0123456789abcdef" * 4
 
-ROUTING = "predicted_ttft, least_loaded, round_robin, power_of_two, session, prefix, kv, load_balanced_kv or lmetric"
+ROUTING = listing(OWN["routing"])
 WRONG_VALUES = {
     "listen: '8080'": "listen: `8080`: expected `host:port` (write `127.0.0.1:8080`)",
     "listen: 8080": "listen: `8080` has no host (write `127.0.0.1:8080`, or `:8080` for every interface)",

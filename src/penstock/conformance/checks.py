@@ -113,7 +113,7 @@ def it_chooses_one_of_those_it_is_given(policy: str) -> None:
         asked = _request(str(at), model=f"m{at % 3}", session=f"s{at % 4}")
         matched = {x.index: 40 for x in some if at % 2} if router.uses_prefix else {}
         context = Context(asked, prompt_tokens=50, output_tokens=50, now=float(at), matched=matched, alive=lambda: some)
-        chosen = router.choose(given, context)
+        chosen = router.choose(given, context).endpoint
         assert chosen in given, f"chose {chosen!r} of {given!r}"
         assert all(endpoint in some for endpoint in router.preferred(context))
         chosen.ledger.add(

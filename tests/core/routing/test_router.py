@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.routing.policies.registry import POLICIES
 from penstock.core.routing.policies.round_robin import MODELS_MAX, RoundRobin
-from penstock.core.values.settings import EndpointSpec, HealthSettings
+from penstock.core.values.settings import EndpointSpec, HealthSettings, RoutingSettings
 from tests.core.drive import context, lease, policy_named
 
 
@@ -24,19 +26,19 @@ def test_every_policy_chooses_one_of_those_it_was_given(policy: str) -> None:
     router = policy_named(policy)
     for at in range(9):
         given = some[at % 3 :]
-        assert router.choose(given, context()) in given
+        assert router.choose(given, context()).endpoint in given
 
 
 def test_round_robin_takes_turns_per_model_and_skips_who_is_closed() -> None:
     a, b, c = some = endpoints(a=1, b=1, c=1)
-    router = RoundRobin()
-    assert [router.choose(some, context()).name for _ in range(4)] == ["a", "b", "c", "a"]
-    assert router.choose([a, c], context()) is c
-    assert router.choose([b, c], context(model="n")) is b
+    router = RoundRobin(RoutingSettings(), Random(1).random)
+    assert [router.choose(some, context()).endpoint.name for _ in range(4)] == ["a", "b", "c", "a"]
+    assert router.choose([a, c], context()).endpoint is c
+    assert router.choose([b, c], context(model="n")).endpoint is b
 
 
 def test_round_robin_remembers_a_bounded_number_of_models() -> None:
-    some, router = endpoints(a=1, b=1), RoundRobin()
+    some, router = endpoints(a=1, b=1), RoundRobin(RoutingSettings(), Random(1).random)
     for at in range(3 * MODELS_MAX):
         router.choose(some, context(model=str(at)))
     assert len(router._last) <= MODELS_MAX
@@ -48,10 +50,10 @@ def test_least_loaded_counts_load_for_its_size_and_takes_turns_when_equal() -> N
     large.ledger.add(lease(1))
     large.ledger.add(lease(2))
     small.ledger.add(lease(3))
-    assert router.choose(some, context()) is large
+    assert router.choose(some, context()).endpoint is large
     large.ledger.add(lease(4))
     large.ledger.add(lease(5))
     large.ledger.add(lease(6))
-    assert router.choose(some, context()) is large
+    assert router.choose(some, context()).endpoint is large
     large.last_lease = 1
-    assert router.choose(some, context()) is small
+    assert router.choose(some, context()).endpoint is small

@@ -38,6 +38,16 @@ class Last(Routing):
     def choose(self, endpoints, context):
         return max(endpoints, key=lambda endpoint: endpoint.name)
 
+class ByName(Routing):
+    scored_by = "letter"
+
+    def score(self, endpoints, context):
+        return [-ord(endpoint.name[0]) for endpoint in endpoints]
+
+class TooFew(Routing):
+    def score(self, endpoints, context):
+        return [1.0]
+
 class Raises(Routing):
     def choose(self, endpoints, context):
         raise RuntimeError("no idea")
@@ -139,6 +149,22 @@ async def test_a_package_routes_orders_and_divides_by_the_names_it_gives(world: 
     assert (await world.ask("GET", "/admin/state")).json()["policy_trouble"] == []
 
 
+async def test_one_that_scores_goes_where_the_least_score_is_and_its_scores_are_told(
+    world: World, install: Install
+) -> None:
+    install({"routing": {"by_name": "ByName"}})
+    for _ in range(2):
+        await world.engine()
+    endpoints = [{"url": engine.url, "name": n} for n, engine in zip("az", world.engines, strict=True)]
+    await world.gateway(endpoints=endpoints, routing={"policy": "by_name"})
+    answers = [await world.chat() for _ in range(3)]
+    assert [answer.header("x-penstock-endpoint") for answer in answers] == ["z"] * 3
+    told = await world.ask("GET", f"/admin/requests/{answers[-1].header('x-request-id')}")
+    sent = told.json()["explanation"]["sent"]
+    assert sent["scored_by"] == "letter"
+    assert [(one["endpoint"], one["score"]) for one in sent["candidates"]] == [("z", -122.0), ("a", -97.0)]
+
+
 async def test_one_that_raises_serves_nobody_worse_and_is_told(world: World, install: Install) -> None:
     install({"routing": {"raises": "Raises"}, "fairness": {"sometimes": "Sometimes"}})
     for _ in range(2):
@@ -162,7 +188,7 @@ def test_what_is_wrong_with_one_is_told_at_its_path(install: Install) -> None:
     where = "(strange_policies:{}, of the package `strange`)"
     expected = {
         "seven": f"`seven` {where.format('no_policy')} is no routing policy: it can't be called (see docs/policies)",
-        "nothing": "is no routing policy: what it makes has no method `choose`",
+        "nothing": "is no routing policy: what it makes has no method `score` or `choose`",
         "refuses": "it raised ValueError('not today')",
         "gone": f"`gone` {where.format('NotThere')} can't be imported: AttributeError",
     }
@@ -231,6 +257,9 @@ def test_a_stranger_runs_the_suite_on_his_own(install: Install, capsys: pytest.C
     assert "WRONG Requests that are alike go in order of arrival." in capsys.readouterr().out
     assert suite(["routing", "strange_policies:Elsewhere"]) == 1
     assert "chose None, which is none of those it was given" in capsys.readouterr().out
+    assert suite(["routing", "strange_policies:ByName"]) == 0
+    assert suite(["routing", "strange_policies:TooFew"]) == 1
+    assert "scored 2 endpoints by [1.0]" in capsys.readouterr().out
     assert suite(["fairness", "strange_policies:Sometimes"]) == 1
     assert suite(["routing", "strange_policies:no_policy"]) == 2
     assert suite(["routing", "nowhere"]) == 2

@@ -85,8 +85,8 @@ def enlist(decision: str, name: str, found: object, trouble: Trouble) -> None:
 
 
 def traits(routing: str) -> tuple[bool, bool]:
-    """Returns whether a routing policy of another package looks at prefixes, and whether at sessions."""
-    if routing in OWN["routing"] or routing not in ROUTING:
+    """Returns whether a routing policy looks at prefixes, and whether at sessions."""
+    if routing not in ROUTING:
         return False, False
     made = ROUTING[routing](RoutingSettings(), lambda: 0.0)
     return made.uses_prefix, made.uses_session
@@ -116,9 +116,9 @@ def _ordering(name: str, key: Any, trouble: Trouble) -> None:
 
 def _routing(name: str, factory: Any, trouble: Trouble) -> None:
     made = _made(factory, RoutingSettings(), lambda: 0.5)
-    _needs(made, "choose")
+    _needs(made, "score", "choose")
     _needs(made, "preferred")
-    ROUTING[name] = lambda settings, draw: OutsideRouting(factory(settings, draw), trouble)
+    ROUTING[name] = lambda settings, draw: OutsideRouting(factory(settings, draw), settings, draw, trouble)
 
 
 _ENLIST: dict[str, Callable[[str, Any, Trouble], None]] = {
@@ -137,9 +137,10 @@ def _made(factory: Any, *told: object) -> Any:
         raise ShapeError(f"called with {', '.join(type(x).__name__ for x in told)} it raised {error!r}") from None
 
 
-def _needs(made: object, method: str) -> None:
-    if not callable(getattr(made, method, None)):
-        raise ShapeError(f"what it makes has no method `{method}`")
+def _needs(made: object, *methods: str) -> None:
+    """Raise `ShapeError` if it has none of the methods, each of which would do."""
+    if not any(callable(getattr(made, method, None)) for method in methods):
+        raise ShapeError(f"what it makes has no method {' or '.join([f'`{method}`' for method in methods])}")
 
 
 def _package(point: EntryPoint) -> str:

@@ -15,21 +15,19 @@ from penstock.config.sections.locality import LmCacheSection
 from penstock.config.sections.policies import RoutingName, traits
 from penstock.config.sections.section import Section, setting
 
-BY_SESSION = ("session", "prefix", "kv", "load_balanced_kv")
-BY_CACHE = ("predicted_ttft", "prefix", "kv", "load_balanced_kv", "lmetric")
-WITH_PREFERENCE = ("predicted_ttft", *BY_SESSION)
+WITHOUT_PREFERENCE = ("lmetric",)  # although they look at prefixes
 _COOKIE = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}", re.ASCII)
 _FIELD = re.compile(r"[^\"\\\x00-\x1f]{1,128}")
 
 
 def by_session(policy: str) -> bool:
     """Returns True if a routing policy wants to know which endpoint a session belongs to."""
-    return policy in BY_SESSION or traits(policy)[1]
+    return traits(policy)[1]
 
 
 def by_cache(policy: str) -> bool:
     """Returns True if a routing policy wants to know where prompts are cached."""
-    return policy in BY_CACHE or traits(policy)[0]
+    return traits(policy)[0]
 
 
 def threshold(value: object) -> float:
@@ -170,7 +168,7 @@ def contradictions(routing: RoutingSection, max_wait_s: float) -> Iterator[Contr
     elif routing.locality != "history" and not by_cache(policy):
         yield ("locality",), f"`{policy}` does not ask where prompts are cached", "write `policy: kv`"
     wait_s = 0.0 if routing.affinity_wait == "auto" else routing.affinity_wait
-    if wait_s > 0 and policy not in WITH_PREFERENCE and not any(traits(policy)):
+    if wait_s > 0 and (policy in WITHOUT_PREFERENCE or not any(traits(policy))):
         yield ("affinity_wait",), f"means nothing with `policy: {policy}`, which prefers no endpoint", None
     if wait_s > 0 and session.strict:
         yield ("affinity_wait",), "means nothing with `session.strict`, which waits for as long as it takes", None

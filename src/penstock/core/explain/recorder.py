@@ -17,7 +17,7 @@ from penstock.core.explain.explanation import Candidate, Explanation, Requeued, 
 from penstock.core.explain.shares import Meter, ModelMeter, Shares
 from penstock.core.explain.wait_causes import Stay, Stayed, Waits
 from penstock.core.queueing.entry import Entry
-from penstock.core.routing.router import Router
+from penstock.core.routing.policies.base import Choice
 from penstock.core.values.cause import Cause
 from penstock.core.values.lifecycle import State
 from penstock.core.values.located import NOWHERE
@@ -122,11 +122,10 @@ class Trail:
 class Recorder:
     """Notes what happens to requests, and explains it."""
 
-    def __init__(self, waits: Waits, shares: Shares, bands: Sequence[str], router: Router) -> None:
+    def __init__(self, waits: Waits, shares: Shares, bands: Sequence[str]) -> None:
         self._waits = waits
         self._shares = shares
         self._bands = bands
-        self._router = router
         self._trails: dict[int, Trail] = {}  # by arrival number; ended ones as long as kept
         self._ended: deque[Entry] = deque()
         self._by_id: dict[str, Entry] = {}  # the latest of those that ended and had this id
@@ -149,8 +148,8 @@ class Recorder:
         meter.entries[entry.seq] = entry
         trail.stay = self._waits.enter(entry, now)
 
-    def sent(self, entry: Entry, endpoints: Sequence[Endpoint], chosen: Endpoint, now: float) -> None:
-        """It goes to an endpoint; nothing has counted it there yet."""
+    def sent(self, entry: Entry, endpoints: Sequence[Endpoint], choice: Choice, now: float) -> None:
+        """A request goes to one of the endpoints that were open; its ledger has not counted the request yet."""
         trail, shares = self._trails[entry.seq], self._shares
         meter, model = trail.meter, trail.model
         if meter is None:
@@ -159,12 +158,9 @@ class Recorder:
             self._leave(entry, trail, now)
         if model is None:
             model = trail.model = shares.model(entry.model)
-        if len(endpoints) > 1:
-            scored_by, score = self._router.scored()
-            compared = [chosen, *[e for e in endpoints[:CANDIDATES_MAX] if e is not chosen]]
-            candidates = [_scores(e, entry, score(e) if score is not None else None) for e in compared]
-        else:
-            scored_by, candidates = None, [_scores(chosen, entry, None)]
+        chosen = choice.endpoint
+        shown = [chosen, *[e for e in endpoints[:CANDIDATES_MAX] if e is not chosen]]
+        candidates = [_scores(e, entry, choice.score(e)) for e in shown]
         node = entry.node
         assert node is not None
         parent = node.parent
@@ -178,7 +174,7 @@ class Recorder:
             chosen.name,
             open_endpoints=len(endpoints),
             candidates=candidates,
-            scored_by=scored_by,
+            scored_by=choice.scored_by,
             service=node.tag,
             virtual=virtual,
             followed=entry.follows,

@@ -9,16 +9,17 @@ serve.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, SupportsFloat
 
-from penstock.core.endpoints.endpoint import Endpoint, least_loaded
+from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fairness.base import FairnessPolicy
 from penstock.core.queueing.fairness.weighted_tokens import WeightedTokens
-from penstock.core.routing.policies.base import Context, RoutingPolicy
+from penstock.core.routing.policies.base import Choice, Context, RoutingPolicy
+from penstock.core.routing.policies.least_loaded import LeastLoaded
 from penstock.core.values.rows import PolicyTrouble
-from penstock.core.values.settings import Prices
+from penstock.core.values.settings import Prices, RoutingSettings
 
 TOLD_CHARACTERS_MAX = 200  # of what was raised
 
@@ -30,9 +31,8 @@ class Counts(Protocol):
 
 
 class Routes(Protocol):
-    """Another package's routing."""
+    """Another package's routing. Beside this it has `score`, or `choose` if it names an endpoint itself."""
 
-    def choose(self, endpoints: Sequence[Endpoint], context: Context, /) -> object: ...
     def preferred(self, context: Context, /) -> Sequence[Endpoint]: ...
 
 
@@ -46,7 +46,7 @@ class Trouble:
         self.last = ""
 
     def note(self, what: str) -> None:
-        """Once more."""
+        """Count one more, and keep what it was for people."""
         self.count += 1
         self.last = what[:TOLD_CHARACTERS_MAX]
 
@@ -84,27 +84,44 @@ class OutsideFairness(FairnessPolicy):
 
 
 class OutsideRouting(RoutingPolicy):
-    """Goes where another package says; to the least loaded endpoint where that is none of those it was given."""
+    """Goes where another package says; to the least loaded endpoint where what it says is of no use."""
 
-    def __init__(self, policy: Routes, trouble: Trouble) -> None:
+    def __init__(self, policy: Routes, settings: RoutingSettings, draw: Callable[[], float], trouble: Trouble) -> None:
+        super().__init__(settings, draw)
         self.uses_prefix = bool(getattr(policy, "uses_prefix", False))
         self.weighs_load = bool(getattr(policy, "weighs_load", False))
         self.uses_session = bool(getattr(policy, "uses_session", False))
         self.takes_turns = bool(getattr(policy, "takes_turns", False))
+        scored_by = getattr(policy, "scored_by", None)
+        self.scored_by = None if scored_by is None else str(scored_by)
         self._policy = policy
+        self._choose: Callable[[Sequence[Endpoint], Context], object] | None = getattr(policy, "choose", None)
+        self._score: Callable[[Sequence[Endpoint], Context], Iterable[SupportsFloat]] | None
+        self._score = getattr(policy, "score", None)
+        self._instead = LeastLoaded(settings, draw)
         self._trouble = trouble
 
-    def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
+    def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Choice:
         try:
-            chosen = self._policy.choose(endpoints, context)
+            if self._choose is None:
+                return self._by_score(endpoints, context)
+            chosen = self._choose(endpoints, context)
         except Exception as error:  # noqa: BLE001
             self._trouble.note(repr(error))
-            return least_loaded(endpoints, context.now)
+            return self._instead.choose(endpoints, context)
         for endpoint in endpoints:
             if endpoint is chosen:
-                return endpoint
+                return Choice(endpoint)
         self._trouble.note(f"chose {chosen!r}, which is none of those it was given")
-        return least_loaded(endpoints, context.now)
+        return self._instead.choose(endpoints, context)
+
+    def _by_score(self, endpoints: Sequence[Endpoint], context: Context) -> Choice:
+        """The endpoint with the least of its scores. Raises whatever the policy raises, and `ValueError`."""
+        assert self._score is not None
+        scores = [float(score) for score in self._score(endpoints, context)]
+        if len(scores) != len(endpoints) or math.isnan(sum(scores)):
+            raise ValueError(f"scored {len(endpoints)} endpoints by {scores}")
+        return Choice(self.pick(endpoints, scores, context), endpoints, scores, self.scored_by)
 
     def preferred(self, context: Context) -> Sequence[Endpoint]:
         try:

@@ -17,7 +17,7 @@ from penstock.core.queueing.entry import Entry
 from penstock.core.routing.hit_prediction import HitPredictions
 from penstock.core.routing.hot_prefixes import HotPrefixes
 from penstock.core.routing.last_sent import LastSent
-from penstock.core.routing.policies.base import Context
+from penstock.core.routing.policies.base import Choice, Context
 from penstock.core.routing.policies.registry import POLICIES
 from penstock.core.routing.prefix_index import EXACT_KEYS_MAX, KEYS_MIN, PrefixIndex, shared
 from penstock.core.routing.session_table import SessionTable
@@ -41,7 +41,6 @@ class Router:
         self._hot = HotPrefixes()
         self._last_sent = LastSent()
         self._doubted: dict[int, Endpoint] = {}  # did not answer, and may be other processes by now
-        self._decided: Context | None = None
         self._choose_policy(policy, settings)
 
     def reconfigured(self, policy: str, settings: RoutingSettings) -> None:
@@ -65,14 +64,15 @@ class Router:
             entry.located = located = self._located(entry, now)
             entry.believe_cached(located.most)
 
-    def choose(self, entry: Entry, endpoints: Sequence[Endpoint], now: float) -> Endpoint:
-        """One of the endpoints, and it goes there: so will its prefix be, and its session live."""
+    def choose(self, entry: Entry, endpoints: Sequence[Endpoint], now: float) -> Choice:
+        """One of the endpoints. The request goes there: so its prefix will be there, and its session live there."""
         request, policy = entry.request, self._policy
         if policy.uses_prefix:
             located = self._located(entry, now)
             entry.located = located
             sought = self._sought(request, located, now)
-            chosen = self._chosen(entry, located, sought, endpoints, now)
+            choice = self._chosen(entry, located, sought, endpoints, now)
+            chosen = choice.endpoint
             entry.believe_cached(located.tokens(chosen.index))
             entry.source = located.said.get(chosen.index, Source.HISTORY) if located.said else Source.HISTORY
             entry.twin_computing = False
@@ -91,28 +91,20 @@ class Router:
             if entry.cached_tokens:  # believed under another policy, before the settings changed
                 entry.located, entry.source, entry.twin_computing = NOWHERE, None, False
                 entry.believe_cached(0)
-            chosen = self._chosen(entry, NOWHERE, None, endpoints, now)
+            choice = self._chosen(entry, NOWHERE, None, endpoints, now)
         if request.session is not None and policy.uses_session:
-            self._sessions.moved(request.model, request.session, chosen.name)
-        return chosen
+            self._sessions.moved(request.model, request.session, choice.endpoint.name)
+        return choice
 
     def _chosen(
         self, entry: Entry, located: Located, sought: Sought | None, endpoints: Sequence[Endpoint], now: float
-    ) -> Endpoint:
+    ) -> Choice:
         """What the policy chooses; it need not be asked where there is one endpoint, as mostly in a full pool."""
         if self._pool.priced and len(endpoints) > 1:
             endpoints = self._affordable(entry, endpoints, endpoints, now)
         if len(endpoints) == 1 and not self._policy.takes_turns:
-            return endpoints[0]
-        self._decided = self._context(entry, located, sought, now)
-        return self._policy.choose(endpoints, self._decided)
-
-    def scored(self) -> tuple[str | None, Callable[[Endpoint], float] | None]:
-        """What endpoints were compared by in the last decision, while nothing has changed since; None: no numbers."""
-        policy, decided = self._policy, self._decided
-        if policy.scores_by is None or decided is None:
-            return None, None
-        return policy.scores_by, lambda endpoint: policy.score(endpoint, decided)
+            return Choice(endpoints[0])
+        return self._policy.choose(endpoints, self._context(entry, located, sought, now))
 
     def preferred(self, entry: Entry, now: float) -> Sequence[Endpoint]:
         """The endpoints a request may wait for, of those alive. Changes nothing."""

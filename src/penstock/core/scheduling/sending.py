@@ -121,7 +121,8 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
     if state.watcher is not None:
         state.watcher.sends(entry, endpoints, now)
     request, tree, node = entry.request, state.tree_of(entry), entry.node_of()
-    chosen = state.router.choose(entry, endpoints, now)
+    choice = state.router.choose(entry, endpoints, now)
+    chosen = choice.endpoint
     divides = chosen.role is Role.PREFILL and not entry.whole
     answering = partners(state, entry, now) if divides else []
     entry.cost = state.charges.estimated_cost(entry)
@@ -130,7 +131,7 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
         leave_queue(state, entry, band, chosen, now)
     else:
         entry.move(Event.DISPATCHED)
-    state.recorder.sent(entry, endpoints, chosen, now)
+    state.recorder.sent(entry, endpoints, choice, now)
     entry.follows = None
     tree.lent(node)
     state.charges.dispatched(tree, entry)

@@ -133,7 +133,7 @@ class SchedulerState:
             pauses=self.pauses,
             settings=settings.admission,
         )
-        self.recorder = Recorder(self.wait_causes, self.shares, [band.name for band in settings.bands], self.router)
+        self.recorder = Recorder(self.wait_causes, self.shares, [band.name for band in settings.bands])
         self.order_keys = keys_of(settings)
         self.estimator = Estimator()
         self.forecast = WaitForecast(by_request=self.charges.by_request)

@@ -1,16 +1,21 @@
-"""What a routing policy is asked: of these endpoints that are open, which one? And is there one worth waiting for?
+"""What is a routing policy asked? To score the endpoints that are open to a request, and which are worth waiting for.
 
-A policy sees a request through a `Context`: how loaded each endpoint is, how many prompt tokens it has yet to compute,
-how much of this prompt it holds, and where the request's session is at home. Nothing else, so a policy is a few lines.
+A policy is one list of numbers: `score` gives one for each endpoint, and the least is best. `pick` takes it, and among
+equal ones the endpoint whose last request is the longest ago, so that equals take turns. The explanation of a dispatch
+shows the same list. A policy sees a request through a `Context` and an endpoint through what is believed of it, and
+keeps nothing from one request to the next, unless it `takes_turns`: so a policy is a few lines, and every choice can be
+explained after the fact.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.values.request import Request
+from penstock.core.values.settings import RoutingSettings
 
 NOWHERE: dict[int, int] = {}
 LOAD: Final = "load per slot"  # what endpoints are compared by wherever nothing else is, for people
@@ -38,24 +43,24 @@ class Context:
         self.output_tokens = output_tokens
         self.now = now
         self.matched = matched  #: tokens held of these, by endpoint index
-        self.home = home  #: where its session is at home, while that one is alive
+        self.home = home  #: where its session is at home, while that endpoint is alive
         self._alive = alive
         self.price_weight_s = price_weight_s  #: of a later first token, for each unit that an endpoint is cheaper
 
     def load(self, endpoint: Endpoint) -> float:
-        """Requests believed to be there, running or waiting."""
+        """Requests believed to be at the endpoint, running or waiting."""
         return endpoint.ledger.load(self.now)
 
     def matched_tokens(self, endpoint: Endpoint) -> int:
-        """How much of this prompt it is believed to hold."""
+        """Tokens of this prompt that the endpoint is believed to hold."""
         return self.matched.get(endpoint.index, 0)
 
     def uncached_tokens(self, endpoint: Endpoint) -> int:
-        """What it would have to compute of this prompt."""
+        """Tokens of this prompt that the endpoint would have to compute: at least one."""
         return max(1, self.prompt_tokens - self.matched.get(endpoint.index, 0))
 
     def prefill_tokens(self, endpoint: Endpoint) -> float:
-        """Prompt tokens it was sent and has not computed yet."""
+        """Prompt tokens that the endpoint was sent and has not computed yet."""
         return endpoint.ledger.prefill.left(self.now)
 
     def alive(self) -> Sequence[Endpoint]:
@@ -63,23 +68,73 @@ class Context:
         return self._alive()
 
 
+class Choice:
+    """Where a request goes, and the numbers that decided it."""
+
+    __slots__ = ("among", "endpoint", "scored_by", "scores")
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        among: Sequence[Endpoint] = (),
+        scores: Sequence[float] = (),
+        scored_by: str | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.among = among  #: the endpoints that were compared
+        self.scores = scores  #: of each of these, in their order
+        self.scored_by = scored_by  #: what the scores are, for people; None: no numbers to show
+
+    def score(self, endpoint: Endpoint) -> float | None:
+        """The endpoint's score; None where it was not compared, or by nothing that people can read."""
+        if self.scored_by is not None:
+            for compared, score in zip(self.among, self.scores, strict=True):
+                if compared is endpoint:
+                    return score
+        return None
+
+
 class RoutingPolicy:
     """Chooses late: at dispatch, among endpoints that admission leaves open."""
 
-    uses_prefix: bool = False  #: wants to know who holds how much of the prompt
+    uses_prefix: bool = False  #: wants to know which endpoint holds how much of the prompt
     weighs_load: bool = False  #: then what most endpoints hold, or should hold, is no reason to go to one
     uses_session: bool = False  #: wants to know where the session is at home
     reckons: bool = False  #: says how long a wait for what is cached elsewhere is worth
-    takes_turns: bool = False  #: its choices depend on those before, so it has to be told of all
-    scores_by: str | None = None  #: what `score` was in the last decision, for people; None: no numbers were compared
+    takes_turns: bool = False  #: its choices depend on those before, so it is asked where only one is open, too
+    scored_by: str | None = None  #: what its scores are, for people; None: nothing that people could read
+    minds_size: bool = False  #: a larger endpoint gets more, which the conformance suite then holds it to
+    spreads_evenly: bool = True  #: equal endpoints get equal parts of a burst, not only nearly so: held, too
 
-    def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
-        """One of `endpoints` (never empty, all serve the request's model)."""
+    def __init__(self, settings: RoutingSettings, draw: Callable[[], float]) -> None:
+        self.settings = settings
+        self.draw = draw  #: a number from 0 up to 1; a policy draws no other, so that a run can be repeated
+
+    def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Choice:
+        """One of the `endpoints` (never empty, all serve the request's model), by the policy that judges here."""
+        judge = self.judge(endpoints, context)
+        scores = judge.score(endpoints, context)
+        return Choice(judge.pick(endpoints, scores, context), endpoints, scores, judge.scored_by)
+
+    def judge(self, endpoints: Sequence[Endpoint], context: Context) -> RoutingPolicy:  # noqa: ARG002
+        """The policy that scores this request: another one where this one has nothing to go by."""
+        return self
+
+    def score(self, endpoints: Sequence[Endpoint], context: Context) -> list[float]:
+        """One number for each endpoint, in their order. The least is best."""
         raise NotImplementedError
 
-    def score(self, endpoint: Endpoint, context: Context) -> float:
-        """What it has just compared endpoints by, for explanations. Nothing decides by it."""
-        return endpoint.ledger.load(context.now) / max(1, endpoint.slots)
+    def pick(self, endpoints: Sequence[Endpoint], scores: list[float], context: Context) -> Endpoint:  # noqa: ARG002
+        """The endpoint with the least score; among equals the one whose last request is the longest ago."""
+        chosen, least, last = endpoints[0], math.inf, 0
+        for at, score in enumerate(scores):  # a loop, for it is run over all that are open, at every dispatch
+            if score > least:
+                continue
+            endpoint = endpoints[at]
+            lease = endpoint.last_lease
+            if score < least or lease < last or (lease == last and endpoint.index < chosen.index):
+                chosen, least, last = endpoint, score, lease
+        return chosen
 
     def preferred(self, context: Context) -> Sequence[Endpoint]:  # noqa: ARG002
         """The endpoints worth waiting for, of those alive; empty where any will do. Changes nothing."""
@@ -96,6 +151,6 @@ class RoutingPolicy:
         """The `holders` to wait for `instead` of going to one of those now, and for how many seconds at most.
 
         `ahead`: how many wait for an endpoint already. `pressure`: how many others come later by as much as one
-        endpoint computes longer. Changes nothing.
+        endpoint computes longer. An empty list: none is worth it. Changes nothing.
         """
         return [], 0.0

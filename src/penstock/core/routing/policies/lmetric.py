@@ -16,10 +16,7 @@ class Lmetric(RoutingPolicy):
     """Least product."""
 
     uses_prefix = True
-    scores_by: str | None = "new prompt tokens × batch"
+    scored_by: str | None = "new prompt tokens × batch"
 
-    def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
-        return min(endpoints, key=lambda e: (self.score(e, context), e.last_lease, e.index))
-
-    def score(self, endpoint: Endpoint, context: Context) -> float:
-        return (context.prefill_tokens(endpoint) + context.uncached_tokens(endpoint)) * (context.load(endpoint) + 1.0)
+    def score(self, endpoints: Sequence[Endpoint], context: Context) -> list[float]:
+        return [(context.prefill_tokens(e) + context.uncached_tokens(e)) * (context.load(e) + 1.0) for e in endpoints]

@@ -12,26 +12,22 @@ import math
 from collections.abc import Sequence
 
 from penstock.core.endpoints.endpoint import Endpoint
-from penstock.core.routing.policies.base import Context
+from penstock.core.routing.policies.base import Context, RoutingPolicy
 from penstock.core.routing.policies.kv import KvAware
 
 
 class LoadBalancedKv(KvAware):
     """`kv`, below a threshold of imbalance."""
 
-    def __init__(self, threshold: float) -> None:
-        self._threshold = threshold
-
-    def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
-        if self._imbalanced(context):
-            return self._by_load(endpoints, context)
-        return super().choose(endpoints, context)
+    def judge(self, endpoints: Sequence[Endpoint], context: Context) -> RoutingPolicy:
+        return self.by_load if self._imbalanced(context) else super().judge(endpoints, context)
 
     def preferred(self, context: Context) -> Sequence[Endpoint]:
         return () if self._imbalanced(context) else super().preferred(context)
 
     def _imbalanced(self, context: Context) -> bool:
-        if self._threshold == math.inf:
+        threshold = self.settings.imbalance_threshold
+        if threshold == math.inf:
             return False
         loads = [context.load(endpoint) for endpoint in context.alive()]
-        return bool(loads) and max(loads) - min(loads) >= self._threshold
+        return bool(loads) and max(loads) - min(loads) >= threshold

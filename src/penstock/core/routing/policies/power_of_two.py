@@ -6,23 +6,22 @@ nearly the same balance and cannot herd (Mitzenmacher 2000). Worth it where seve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from penstock.core.endpoints.endpoint import Endpoint, least_loaded
-from penstock.core.routing.policies.base import LOAD, Context, RoutingPolicy
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.routing.policies.base import Context
+from penstock.core.routing.policies.least_loaded import LeastLoaded
 
 
-class PowerOfTwo(RoutingPolicy):
+class PowerOfTwo(LeastLoaded):
     """The less loaded of two."""
 
-    scores_by: str | None = LOAD
+    spreads_evenly = False
 
-    def __init__(self, draw: Callable[[], float]) -> None:
-        self._draw = draw  # from 0 up to 1
-
-    def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
+    def pick(self, endpoints: Sequence[Endpoint], scores: list[float], context: Context) -> Endpoint:
         if len(endpoints) <= 2:
-            return least_loaded(endpoints, context.now)
-        first = int(self._draw() * len(endpoints))
-        second = int(self._draw() * (len(endpoints) - 1))
-        return least_loaded((endpoints[first], endpoints[second + (second >= first)]), context.now)
+            return super().pick(endpoints, scores, context)
+        first = int(self.draw() * len(endpoints))
+        second = int(self.draw() * (len(endpoints) - 1))
+        second += second >= first
+        return super().pick((endpoints[first], endpoints[second]), [scores[first], scores[second]], context)

@@ -32,25 +32,17 @@ class PredictedTtft(RoutingPolicy):
     uses_prefix = True
     weighs_load = True
     reckons = True
-    scores_by: str | None = "predicted cost, s"
+    scored_by: str | None = "predicted cost, s"
 
-    def __init__(self, escape_s: float) -> None:
-        self._escape_s = escape_s
-        self._compared: Sequence[Endpoint] = ()  # in the last decision
-        self._costs: list[float] = []  # and what they cost
+    def score(self, endpoints: Sequence[Endpoint], context: Context) -> list[float]:
+        return _costs(endpoints, context)
 
-    def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
-        if len(endpoints) == 1:
-            return endpoints[0]
-        self._compared, costs = endpoints, _costs(endpoints, context)
-        self._costs = costs
-        if context.matched and (near := self._near(endpoints, costs, context)):
-            endpoints, costs = [endpoints[at] for at in near], [costs[at] for at in near]
-        dearest = min(costs) * (1.0 + PLAY) + PLAY_S
-        return least_loaded([e for e, cost in zip(endpoints, costs, strict=True) if cost <= dearest], context.now)
-
-    def score(self, endpoint: Endpoint, context: Context) -> float:  # noqa: ARG002
-        return self._costs[self._compared.index(endpoint)]
+    def pick(self, endpoints: Sequence[Endpoint], scores: list[float], context: Context) -> Endpoint:
+        """The least loaded of those that cost about the least; of those near the prompt's cache, if there are any."""
+        if context.matched and (near := self._near(endpoints, scores, context)):
+            endpoints, scores = [endpoints[at] for at in near], [scores[at] for at in near]
+        dearest = min(scores) * (1.0 + PLAY) + PLAY_S
+        return least_loaded([e for e, cost in zip(endpoints, scores, strict=True) if cost <= dearest], context.now)
 
     def preferred(self, context: Context) -> Sequence[Endpoint]:
         if not context.matched:
@@ -105,7 +97,7 @@ class PredictedTtft(RoutingPolicy):
         most = max(held, default=0)
         if not most:
             return []
-        dearest, enough = min(costs) + self._escape_s, AFFINITY_SHARE * most
+        dearest, enough = min(costs) + self.settings.affinity_escape_s, AFFINITY_SHARE * most
         return [at for at, tokens in enumerate(held) if tokens >= enough and costs[at] <= dearest]
 
 

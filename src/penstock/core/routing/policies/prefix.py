@@ -1,18 +1,18 @@
 """Routing: the endpoint that holds the longest prefix of the prompt, as far as we sent it there.
 
-Among those that hold equally much, and where nobody holds anything, the session's home and then the least loaded one.
-Load matters only there: whoever wants it weighed against the cache takes `load_balanced_kv` or `predicted_ttft`.
+Among those that hold equally much, the least loaded one. Where none holds anything, the session's home, and then the
+least loaded one. Load matters only there: `load_balanced_kv` and `predicted_ttft` weigh it against the cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
 
 from penstock.core.endpoints.endpoint import Endpoint, least_loaded
-from penstock.core.routing.policies.base import LOAD, Context, RoutingPolicy
-
-HELD: Final = "tokens held"
+from penstock.core.routing.policies.base import Context, RoutingPolicy
+from penstock.core.routing.policies.least_loaded import LeastLoaded
+from penstock.core.routing.policies.session import SessionAffinity
+from penstock.core.values.settings import RoutingSettings
 
 
 class PrefixAware(RoutingPolicy):
@@ -20,26 +20,29 @@ class PrefixAware(RoutingPolicy):
 
     uses_prefix = True
     uses_session = True
-    scores_by: str | None = HELD
+    minds_size = True
+    scored_by: str | None = "tokens held"
 
-    def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
+    def __init__(self, settings: RoutingSettings, draw: Callable[[], float]) -> None:
+        super().__init__(settings, draw)
+        self.by_load = LeastLoaded(settings, draw)
+        self.by_session = SessionAffinity(settings, draw)
+
+    def judge(self, endpoints: Sequence[Endpoint], context: Context) -> RoutingPolicy:
         matched = context.matched
-        most = max((matched.get(e.index, 0) for e in endpoints), default=0) if matched else 0
-        self.scores_by = HELD
-        if most:
-            return least_loaded([e for e in endpoints if matched.get(e.index, 0) == most], context.now)
-        if context.home in endpoints:
-            assert context.home is not None
-            self.scores_by = None
-            return context.home
-        return self._by_load(endpoints, context)
+        for endpoint in endpoints if matched else ():
+            if matched.get(endpoint.index):
+                return self
+        return self.by_session if context.home in endpoints else self.by_load
 
-    def score(self, endpoint: Endpoint, context: Context) -> float:
-        return context.matched_tokens(endpoint) if self.scores_by == HELD else super().score(endpoint, context)
+    def score(self, endpoints: Sequence[Endpoint], context: Context) -> list[float]:
+        """Tokens held: here the most is best."""
+        matched = context.matched
+        return [float(matched.get(e.index, 0)) for e in endpoints]
 
-    def _by_load(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
-        self.scores_by = LOAD
-        return least_loaded(endpoints, context.now)
+    def pick(self, endpoints: Sequence[Endpoint], scores: list[float], context: Context) -> Endpoint:
+        most = max(scores)
+        return least_loaded([e for e, held in zip(endpoints, scores, strict=True) if held == most], context.now)
 
     def preferred(self, context: Context) -> Sequence[Endpoint]:
         matched = context.matched

@@ -1,4 +1,7 @@
-"""The routing policies by their names in the settings."""
+"""The routing policies by their names in the settings.
+
+A new one needs its file, its page in docs/policies and a line here: the conformance suite tries whatever stands here.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ from penstock.core.values.settings import RoutingSettings
 Draw = Callable[[], float]
 
 POLICIES: dict[str, Callable[[RoutingSettings, Draw], RoutingPolicy]] = {
-    "predicted_ttft": lambda settings, _: PredictedTtft(settings.affinity_escape_s),
-    "least_loaded": lambda _settings, _draw: LeastLoaded(),
-    "round_robin": lambda _settings, _draw: RoundRobin(),
-    "power_of_two": lambda _, draw: PowerOfTwo(draw),
-    "session": lambda _settings, _draw: SessionAffinity(),
-    "prefix": lambda _settings, _draw: PrefixAware(),
-    "kv": lambda _settings, _draw: KvAware(),
-    "load_balanced_kv": lambda settings, _: LoadBalancedKv(settings.imbalance_threshold),
-    "lmetric": lambda _settings, _draw: Lmetric(),
+    "predicted_ttft": PredictedTtft,
+    "least_loaded": LeastLoaded,
+    "round_robin": RoundRobin,
+    "power_of_two": PowerOfTwo,
+    "session": SessionAffinity,
+    "prefix": PrefixAware,
+    "kv": KvAware,
+    "load_balanced_kv": LoadBalancedKv,
+    "lmetric": Lmetric,
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.routing.policies.base import Context, RoutingPolicy
+from penstock.core.values.settings import RoutingSettings
 
-MODELS_MAX = 1024  # cursors kept; past that all start anew, which costs one uneven turn
+MODELS_MAX = 1024  # cursors kept; past that all start again, which costs one uneven turn
+ROUND = 1e9  # endpoints: past all there are
 
 
 class RoundRobin(RoutingPolicy):
@@ -15,13 +17,18 @@ class RoundRobin(RoutingPolicy):
 
     takes_turns = True
 
-    def __init__(self) -> None:
+    def __init__(self, settings: RoutingSettings, draw: Callable[[], float]) -> None:
+        super().__init__(settings, draw)
         self._last: dict[str, int] = {}
 
-    def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
+    def score(self, endpoints: Sequence[Endpoint], context: Context) -> list[float]:
+        """How many turns until the endpoint's own."""
+        last = self._last.get(context.request.model, -1)
+        return [float(e.index) if e.index > last else e.index + ROUND for e in endpoints]
+
+    def pick(self, endpoints: Sequence[Endpoint], scores: list[float], context: Context) -> Endpoint:
+        chosen = super().pick(endpoints, scores, context)
         model = context.request.model
-        last = self._last.get(model, -1)
-        chosen = min(endpoints, key=lambda endpoint: (endpoint.index <= last, endpoint.index))
         if len(self._last) >= MODELS_MAX and model not in self._last:
             self._last.clear()
         self._last[model] = chosen.index

@@ -10,10 +10,12 @@ moves only its own sessions, and one that comes back is given new ones, not a st
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from penstock.core.endpoints.endpoint import Endpoint, least_loaded
+from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.routing.policies.base import Context, RoutingPolicy
+from penstock.core.routing.policies.least_loaded import LeastLoaded
+from penstock.core.values.settings import RoutingSettings
 
 LOAD_BOUND = 1.25  # times the average; less moves more new sessions away from the home their hash says
 _PRIME = (1 << 61) - 1
@@ -24,19 +26,27 @@ class SessionAffinity(RoutingPolicy):
     """Home first; a home by hash for those that have none."""
 
     uses_session = True
+    minds_size = True
 
-    def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Endpoint:
-        session = context.request.session
+    def __init__(self, settings: RoutingSettings, draw: Callable[[], float]) -> None:
+        super().__init__(settings, draw)
+        self.by_load = LeastLoaded(settings, draw)
+
+    def score(self, endpoints: Sequence[Endpoint], context: Context) -> list[float]:
+        """Home before all; without one the lot that session and endpoint draw together, infinity where load forbids."""
+        home, session = context.home, context.request.session
         if session is None:
-            return least_loaded(endpoints, context.now)
-        if context.home in endpoints:
-            assert context.home is not None
-            return context.home
-        now, key = context.now, _number(session)
-        loads = {e: e.ledger.load(now) for e in endpoints}
-        share = LOAD_BOUND * (sum(loads.values()) + 1.0) / max(1, sum(e.slots for e in endpoints))
-        within = [e for e in endpoints if loads[e] + 1.0 <= math.ceil(share * e.slots)] or endpoints
-        return max(within, key=lambda e: (_weight(key, e.name), -e.index))
+            return self.by_load.score(endpoints, context)
+        if home in endpoints:
+            return [0.0 if e is home else math.inf for e in endpoints]
+        loads = [context.load(e) for e in endpoints]
+        share = LOAD_BOUND * (sum(loads) + 1.0) / max(1, sum(e.slots for e in endpoints))
+        within = [load + 1.0 <= math.ceil(share * e.slots) for e, load in zip(endpoints, loads, strict=True)]
+        key, bounded = _number(session), any(within)
+        return [
+            -float(_weight(key, e.name)) if fits or not bounded else math.inf
+            for e, fits in zip(endpoints, within, strict=True)
+        ]
 
     def preferred(self, context: Context) -> Sequence[Endpoint]:
         return () if context.home is None else (context.home,)
