@@ -11,8 +11,8 @@ import functools
 import inspect
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
@@ -223,6 +223,16 @@ def upstream_to(engine: RawEngine | str, **settings: Any) -> Iterator[Upstream]:
         upstream.close()
         now = upstream.statistics()
         assert (now.active, now.idle) == (0, 0)
+
+
+@asynccontextmanager
+async def connected(
+    script: Script, *, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1", **settings: Any
+) -> AsyncIterator[tuple[RawEngine, Upstream]]:
+    """An engine that plays a script on each connection, and an `Upstream` to it."""
+    async with RawEngine(script, tls=tls, host=host) as engine:
+        with upstream_to(engine, **settings) as upstream:
+            yield engine, upstream
 
 
 async def ask(

@@ -23,6 +23,7 @@ from tests.gateway.raw_engine import (
     answering,
     answering_once,
     ask,
+    connected,
     on_both_loops,
     until,
     upstream_to,
@@ -58,11 +59,10 @@ async def test_a_request_is_written_as_given_with_host_prefix_and_length() -> No
 @on_both_loops
 async def test_a_body_of_many_megabytes_arrives_whole() -> None:
     body = bytes(range(256)) * 32768
-    async with RawEngine(answering(OK)) as engine:
-        with upstream_to(engine) as upstream:
-            recorder = await ask(upstream, "POST", "/", [], body)
-            assert recorder.body == b"ok"
-            assert upstream.statistics().idle == 1
+    async with connected(answering(OK)) as (engine, upstream):
+        recorder = await ask(upstream, "POST", "/", [], body)
+        assert recorder.body == b"ok"
+        assert upstream.statistics().idle == 1
         assert engine.peers[0].requests[0].endswith(b"\r\n\r\n" + body)
 
 
@@ -98,9 +98,8 @@ async def test_an_ipv6_literal_is_an_address_and_keeps_its_brackets() -> None:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("no IPv6 on this machine")
-    async with RawEngine(answering(OK), host="::1") as engine:
-        with upstream_to(engine) as upstream:
-            assert (await ask(upstream)).body == b"ok"
+    async with connected(answering(OK), host="::1") as (engine, upstream):
+        assert (await ask(upstream)).body == b"ok"
         assert b"\r\nHost: [::1]:" in engine.peers[0].requests[0]
 
 
@@ -110,9 +109,8 @@ async def test_an_ipv6_literal_is_an_address_and_keeps_its_brackets() -> None:
 @on_both_loops
 async def test_headers_reach_the_sink_as_they_came() -> None:
     head = b"HTTP/1.1 404 Nope\r\nX-B: 1\r\nx-a:  2\r\nX-B: \r\nConnection: keep-alive\r\nContent-Length: 0\r\n\r\n"
-    async with RawEngine(answering(head)) as engine:
-        with upstream_to(engine) as upstream:
-            recorder = await ask(upstream)
+    async with connected(answering(head)) as (_, upstream):
+        recorder = await ask(upstream)
     assert recorder.status == 404
     assert recorder.headers == [
         (b"X-B", b"1"),
@@ -144,40 +142,36 @@ async def test_headers_reach_the_sink_as_they_came() -> None:
 async def test_each_shape_of_answer_arrives_and_tells_whether_to_reuse(
     answer: bytes, body: bytes, is_reused: bool
 ) -> None:
-    async with RawEngine(answering(answer)) as engine:
-        with upstream_to(engine) as upstream:
-            for _ in range(3):
-                recorder = await ask(upstream)
-                assert (recorder.error, recorder.body) == (None, body)
-                assert b"Link" not in dict(recorder.headers)
-            assert upstream.statistics().connects_total == (1 if is_reused else 3)
+    async with connected(answering(answer)) as (_, upstream):
+        for _ in range(3):
+            recorder = await ask(upstream)
+            assert (recorder.error, recorder.body) == (None, body)
+            assert b"Link" not in dict(recorder.headers)
+        assert upstream.statistics().connects_total == (1 if is_reused else 3)
 
 
 @on_both_loops
 async def test_a_body_without_a_length_ends_with_its_connection() -> None:
-    async with RawEngine(answering_once(UNTIL_CLOSE, b"a", b"bc")) as engine:
-        with upstream_to(engine) as upstream:
-            recorder = await ask(upstream)
-            assert (recorder.error, recorder.body) == (None, b"abc")
-            assert upstream.statistics().idle == 0
+    async with connected(answering_once(UNTIL_CLOSE, b"a", b"bc")) as (_, upstream):
+        recorder = await ask(upstream)
+        assert (recorder.error, recorder.body) == (None, b"abc")
+        assert upstream.statistics().idle == 0
 
 
 @on_both_loops
 async def test_the_answer_to_head_has_no_body_whatever_its_length_says() -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"
-    async with RawEngine(answering(head)) as engine:
-        with upstream_to(engine) as upstream:
-            for _ in range(2):
-                recorder = await ask(upstream, "HEAD")
-                assert (recorder.error, recorder.status, recorder.body) == (None, 200, b"")
+    async with connected(answering(head)) as (_, upstream):
+        for _ in range(2):
+            recorder = await ask(upstream, "HEAD")
+            assert (recorder.error, recorder.status, recorder.body) == (None, 200, b"")
 
 
 @on_both_loops
 async def test_the_chunks_of_one_read_reach_the_sink_as_one_piece() -> None:
-    async with RawEngine(answering(CHUNKED + b"2\r\nab\r\n" * 100 + b"0\r\n\r\n")) as engine:
-        with upstream_to(engine) as upstream:
-            recorder = await ask(upstream)
-            assert recorder.pieces == [b"ab" * 100]
+    async with connected(answering(CHUNKED + b"2\r\nab\r\n" * 100 + b"0\r\n\r\n")) as (_, upstream):
+        recorder = await ask(upstream)
+        assert recorder.pieces == [b"ab" * 100]
 
 
 @on_both_loops
@@ -193,14 +187,13 @@ async def test_a_chunk_is_not_held_back_for_the_next_one() -> None:
         await peer.send(b"0\r\n\r\n")
         await peer.gone()
 
-    async with RawEngine(script) as engine:
-        with upstream_to(engine) as upstream:
-            recorder = Recorder()
-            upstream.send("GET", "/", [], b"", recorder)
-            for chunk in (b"1", b"2", b"3"):
-                assert await recorder.data() == chunk
-                go_on.set()
-            await recorder.over()
+    async with connected(script) as (_, upstream):
+        recorder = Recorder()
+        upstream.send("GET", "/", [], b"", recorder)
+        for chunk in (b"1", b"2", b"3"):
+            assert await recorder.data() == chunk
+            go_on.set()
+        await recorder.over()
 
 
 # --- The pool
@@ -208,14 +201,13 @@ async def test_a_chunk_is_not_held_back_for_the_next_one() -> None:
 
 @on_both_loops
 async def test_connections_are_reused_the_youngest_first() -> None:
-    async with RawEngine(answering(OK)) as engine:
-        with upstream_to(engine) as upstream:
-            await asyncio.gather(*(ask(upstream) for _ in range(5)))
-            assert upstream.statistics().idle == 5
-            for _ in range(20):
-                await ask(upstream)
-            now = upstream.statistics()
-            assert (now.connects_total, now.requests_total, now.retries_total) == (5, 25, 0)
+    async with connected(answering(OK)) as (engine, upstream):
+        await asyncio.gather(*(ask(upstream) for _ in range(5)))
+        assert upstream.statistics().idle == 5
+        for _ in range(20):
+            await ask(upstream)
+        now = upstream.statistics()
+        assert (now.connects_total, now.requests_total, now.retries_total) == (5, 25, 0)
         assert sorted(len(peer.requests) for peer in engine.peers) == [1, 1, 1, 1, 21]
 
 
@@ -226,29 +218,26 @@ async def test_a_connection_is_free_again_before_the_sink_hears_the_end() -> Non
             super().on_end()
             upstream.send("GET", "/2", [], b"", second)
 
-    async with RawEngine(answering(OK)) as engine:
-        with upstream_to(engine) as upstream:
-            second = Recorder()
-            upstream.send("GET", "/1", [], b"", Twice())
-            await second.over()
-            assert upstream.statistics().connects_total == 1
+    async with connected(answering(OK)) as (_, upstream):
+        second = Recorder()
+        upstream.send("GET", "/1", [], b"", Twice())
+        await second.over()
+        assert upstream.statistics().connects_total == 1
 
 
 @on_both_loops
 async def test_the_pool_keeps_only_so_many_idle_connections() -> None:
-    async with RawEngine(answering(OK)) as engine:
-        with upstream_to(engine, limits=UpstreamLimits(idle_connections_max=2)) as upstream:
-            await asyncio.gather(*(ask(upstream) for _ in range(6)))
-            assert upstream.statistics().idle == 2
+    async with connected(answering(OK), limits=UpstreamLimits(idle_connections_max=2)) as (_, upstream):
+        await asyncio.gather(*(ask(upstream) for _ in range(6)))
+        assert upstream.statistics().idle == 2
 
 
 @on_both_loops
 async def test_an_idle_connection_is_closed_before_the_engine_would() -> None:
-    async with RawEngine(answering(OK)) as engine:
-        with upstream_to(engine, timeouts=UpstreamTimeouts(idle_s=0.05)) as upstream:
-            await ask(upstream)
-            await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S)
-            assert upstream.statistics().idle == 0
+    async with connected(answering(OK), timeouts=UpstreamTimeouts(idle_s=0.05)) as (engine, upstream):
+        await ask(upstream)
+        await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S)
+        assert upstream.statistics().idle == 0
 
 
 @pytest.mark.parametrize("how", ["fin", "rst", "surplus"])
@@ -266,12 +255,11 @@ async def test_an_idle_connection_that_the_engine_ends_leaves_the_pool_at_once(h
             await peer.send(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
             await peer.gone()
 
-    async with RawEngine(script) as engine:
-        with upstream_to(engine) as upstream:
-            await ask(upstream)
-            assert upstream.statistics().idle == 1
-            end.set()
-            await until(lambda: not upstream.statistics().idle)
+    async with connected(script) as (_, upstream):
+        await ask(upstream)
+        assert upstream.statistics().idle == 1
+        end.set()
+        await until(lambda: not upstream.statistics().idle)
 
 
 @on_both_loops
@@ -282,23 +270,22 @@ async def test_after_close_calls_end_with_an_error_and_new_ones_fail() -> None:
             await peer.send(CHUNKED + b"1\r\na\r\n")
         await peer.gone()
 
-    async with RawEngine(script) as engine:
-        with upstream_to(engine) as upstream:
-            streaming, waiting, connecting, late = Recorder(), Recorder(), Recorder(), Recorder()
-            upstream.send("GET", "/", [], b"", streaming)
-            await streaming.data()
-            upstream.send("GET", "/", [], b"", waiting)
-            await until(lambda: engine.peers[1:] and engine.peers[1].requests)
-            upstream.send("GET", "/", [], b"", connecting)
-            upstream.close()
-            upstream.send("GET", "/", [], b"", late)
-            for recorder, kind in (
-                (streaming, UpstreamErrorKind.BROKEN),
-                (waiting, UpstreamErrorKind.RESET),
-                (connecting, UpstreamErrorKind.CONNECT),
-                (late, UpstreamErrorKind.CONNECT),
-            ):
-                assert (await recorder.over()).kind == kind
+    async with connected(script) as (engine, upstream):
+        streaming, waiting, connecting, late = Recorder(), Recorder(), Recorder(), Recorder()
+        upstream.send("GET", "/", [], b"", streaming)
+        await streaming.data()
+        upstream.send("GET", "/", [], b"", waiting)
+        await until(lambda: engine.peers[1:] and engine.peers[1].requests)
+        upstream.send("GET", "/", [], b"", connecting)
+        upstream.close()
+        upstream.send("GET", "/", [], b"", late)
+        for recorder, kind in (
+            (streaming, UpstreamErrorKind.BROKEN),
+            (waiting, UpstreamErrorKind.RESET),
+            (connecting, UpstreamErrorKind.CONNECT),
+            (late, UpstreamErrorKind.CONNECT),
+        ):
+            assert (await recorder.over()).kind == kind
 
 
 # --- Aborting, pausing
@@ -315,27 +302,26 @@ async def test_an_abort_in_any_phase_closes_the_connection_and_silences_the_sink
             await peer.send(OK)
         await peer.gone()
 
-    async with RawEngine(script) as engine:
-        with upstream_to(engine) as upstream:
-            recorder = Recorder()
-            call = upstream.send("GET", "/", [], b"", recorder)
-            if phase == "connecting":
-                await asyncio.sleep(0)
-            elif phase == "waiting":
-                await until(lambda: engine.peers and engine.peers[0].requests)
-            elif phase == "streaming":
-                await recorder.data()
-            elif phase == "over":
-                await recorder.over()
-            call.abort()
-            call.abort()
-            call.pause()
-            call.resume()
-            assert recorder.is_over == (phase == "over")
-            assert upstream.statistics().idle == (1 if phase == "over" else 0)
-            if phase in ("waiting", "streaming"):
-                await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S)
-            await until(lambda: not upstream.statistics().connecting)
+    async with connected(script) as (engine, upstream):
+        recorder = Recorder()
+        call = upstream.send("GET", "/", [], b"", recorder)
+        if phase == "connecting":
+            await asyncio.sleep(0)
+        elif phase == "waiting":
+            await until(lambda: engine.peers and engine.peers[0].requests)
+        elif phase == "streaming":
+            await recorder.data()
+        elif phase == "over":
+            await recorder.over()
+        call.abort()
+        call.abort()
+        call.pause()
+        call.resume()
+        assert recorder.is_over == (phase == "over")
+        assert upstream.statistics().idle == (1 if phase == "over" else 0)
+        if phase in ("waiting", "streaming"):
+            await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S)
+        await until(lambda: not upstream.statistics().connecting)
         assert recorder.is_over == (phase == "over")
 
 
@@ -352,14 +338,13 @@ async def test_a_sink_may_abort_inside_a_callback(callback: str) -> None:
             super().on_data(data)
             call.abort()
 
-    async with RawEngine(answering(OK)) as engine:
-        with upstream_to(engine) as upstream:
-            recorder = Quitter()
-            call = upstream.send("GET", "/", [], b"", recorder)
-            await until(lambda: engine.peers)
-            await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S)
-            assert not recorder.is_over
-            assert recorder.body == (b"" if callback == "on_response" else b"ok")
+    async with connected(answering(OK)) as (engine, upstream):
+        recorder = Quitter()
+        call = upstream.send("GET", "/", [], b"", recorder)
+        await until(lambda: engine.peers)
+        await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S)
+        assert not recorder.is_over
+        assert recorder.body == (b"" if callback == "on_response" else b"ok")
 
 
 @on_both_loops
@@ -390,19 +375,18 @@ async def test_a_paused_sink_stops_the_engine_and_loses_nothing() -> None:
 
     # The time between bytes is shorter than the pause: being paused must not count.
     timeouts = UpstreamTimeouts(between_bytes_s=0.1)
-    async with RawEngine(script) as engine:
-        with upstream_to(engine, timeouts=timeouts) as upstream:
-            recorder = Pauser()
-            call = upstream.send("GET", "/", [], b"", recorder)
-            await asyncio.wait_for(is_stuck.wait(), PATIENCE_S)
-            assert len(recorder.pieces) == 1
-            assert len(recorder.body) <= 256 * 1024
-            assert sent_bytes < 16 * 1024 * 1024  # what two kernels hold
-            call.resume()
-            await recorder.over()
-            assert recorder.error is None
-            assert recorder.body == piece * count
-            assert upstream.statistics().idle == 1
+    async with connected(script, timeouts=timeouts) as (_, upstream):
+        recorder = Pauser()
+        call = upstream.send("GET", "/", [], b"", recorder)
+        await asyncio.wait_for(is_stuck.wait(), PATIENCE_S)
+        assert len(recorder.pieces) == 1
+        assert len(recorder.body) <= 256 * 1024
+        assert sent_bytes < 16 * 1024 * 1024  # what two kernels hold
+        call.resume()
+        await recorder.over()
+        assert recorder.error is None
+        assert recorder.body == piece * count
+        assert upstream.statistics().idle == 1
 
 
 @on_both_loops
@@ -416,16 +400,15 @@ async def test_a_call_paused_before_it_is_connected_reads_nothing_until_resumed(
         await peer.gone()
 
     timeouts = UpstreamTimeouts(first_byte_s=0.05)
-    async with RawEngine(script) as engine:
-        with upstream_to(engine, timeouts=timeouts) as upstream:
-            recorder = Recorder()
-            call = upstream.send("GET", "/", [], b"", recorder)
-            call.pause()
-            await is_answered.wait()
-            await asyncio.wait([asyncio.ensure_future(recorder._over.wait())], timeout=0.15)
-            assert (recorder.status, recorder.is_over) == (0, False)
-            call.resume()
-            assert (await recorder.over()).body == b"ok"
+    async with connected(script, timeouts=timeouts) as (_, upstream):
+        recorder = Recorder()
+        call = upstream.send("GET", "/", [], b"", recorder)
+        call.pause()
+        await is_answered.wait()
+        await asyncio.wait([asyncio.ensure_future(recorder._over.wait())], timeout=0.15)
+        assert (recorder.status, recorder.is_over) == (0, False)
+        call.resume()
+        assert (await recorder.over()).body == b"ok"
 
 
 @on_both_loops
@@ -435,13 +418,12 @@ async def test_a_connection_that_was_paused_at_its_end_reads_again_for_the_next_
             super().on_response(status, headers)
             call.pause()
 
-    async with RawEngine(answering(OK)) as engine:
-        with upstream_to(engine) as upstream:
-            recorder = Pauser()
-            call = upstream.send("GET", "/", [], b"", recorder)
-            assert (await recorder.over()).body == b"ok"
-            assert (await ask(upstream)).body == b"ok"
-            assert upstream.statistics().connects_total == 1
+    async with connected(answering(OK)) as (_, upstream):
+        recorder = Pauser()
+        call = upstream.send("GET", "/", [], b"", recorder)
+        assert (await recorder.over()).body == b"ok"
+        assert (await ask(upstream)).body == b"ok"
+        assert upstream.statistics().connects_total == 1
 
 
 # --- fetch
@@ -449,12 +431,11 @@ async def test_a_connection_that_was_paused_at_its_end_reads_again_for_the_next_
 
 @on_both_loops
 async def test_fetch_returns_a_whole_answer() -> None:
-    async with RawEngine(answering(CHUNKED + b"1\r\na\r\n", b"2\r\nbc\r\n0\r\n\r\n")) as engine:
-        with upstream_to(engine) as upstream:
-            response = await upstream.fetch("GET", "/metrics", timeout_s=5)
-            assert (response.status, response.body) == (200, b"abc")
-            assert response.headers == [(b"Transfer-Encoding", b"chunked")]
-            assert upstream.statistics().idle == 1
+    async with connected(answering(CHUNKED + b"1\r\na\r\n", b"2\r\nbc\r\n0\r\n\r\n")) as (_, upstream):
+        response = await upstream.fetch("GET", "/metrics", timeout_s=5)
+        assert (response.status, response.body) == (200, b"abc")
+        assert response.headers == [(b"Transfer-Encoding", b"chunked")]
+        assert upstream.statistics().idle == 1
 
 
 @pytest.mark.parametrize(
@@ -467,41 +448,38 @@ async def test_fetch_returns_a_whole_answer() -> None:
 )
 @on_both_loops
 async def test_fetch_is_bounded_in_time_and_size(answer: bytes, kind: UpstreamErrorKind) -> None:
-    async with RawEngine(answering(answer)) as engine:
-        with upstream_to(engine) as upstream:
-            with pytest.raises(UpstreamException) as caught:
-                await upstream.fetch("GET", "/", timeout_s=0.1, bytes_max=10)
-            assert caught.value.error.kind == kind
-            await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S) if not answer else None
+    async with connected(answering(answer)) as (engine, upstream):
+        with pytest.raises(UpstreamException) as caught:
+            await upstream.fetch("GET", "/", timeout_s=0.1, bytes_max=10)
+        assert caught.value.error.kind == kind
+        await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S) if not answer else None
 
 
 @pytest.mark.parametrize("answer", [CHUNKED + b"4\r\nabcd\r\n", CHUNKED + b"b\r\n0123456789a\r\n0\r\n\r\n"])
 @on_both_loops
 async def test_nothing_of_a_fetch_that_failed_waits_for_the_garbage_collector(answer: bytes) -> None:
-    async with RawEngine(answering(answer)) as engine:
-        with upstream_to(engine) as upstream:
-            gc.collect()
-            gc.disable()  # a gateway looks for garbage rarely, and hostile pages are large
-            try:
-                for _ in range(3):
-                    with contextlib.suppress(UpstreamException):
-                        await upstream.fetch("GET", "/", timeout_s=0.05, bytes_max=10)
-                kept = [thing for thing in gc.get_objects() if type(thing).__name__ == "_Collector"]
-            finally:
-                gc.enable()
-            assert kept == []
+    async with connected(answering(answer)) as (_, upstream):
+        gc.collect()
+        gc.disable()  # a gateway looks for garbage rarely, and hostile pages are large
+        try:
+            for _ in range(3):
+                with contextlib.suppress(UpstreamException):
+                    await upstream.fetch("GET", "/", timeout_s=0.05, bytes_max=10)
+            kept = [thing for thing in gc.get_objects() if type(thing).__name__ == "_Collector"]
+        finally:
+            gc.enable()
+        assert kept == []
 
 
 @on_both_loops
 async def test_a_cancelled_fetch_closes_its_connection() -> None:
-    async with RawEngine(answering(b"")) as engine:
-        with upstream_to(engine) as upstream:
-            fetching = asyncio.ensure_future(upstream.fetch("GET", "/", timeout_s=60))
-            await until(lambda: engine.peers and engine.peers[0].requests)
-            fetching.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await fetching
-            await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S)
+    async with connected(answering(b"")) as (engine, upstream):
+        fetching = asyncio.ensure_future(upstream.fetch("GET", "/", timeout_s=60))
+        await until(lambda: engine.peers and engine.peers[0].requests)
+        fetching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetching
+        await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S)
 
 
 # --- TLS
@@ -531,14 +509,13 @@ def serving(certificate: tuple[Path, Path]) -> ssl.SSLContext:
 async def test_tls_works_with_the_right_authority(certificate: tuple[Path, Path]) -> None:
     trusting = ssl.create_default_context(cafile=certificate[0])
     body = b"x" * 1_000_000
-    async with RawEngine(answering(OK), tls=serving(certificate)) as engine:
-        with upstream_to(engine, ssl_context=trusting) as upstream:
-            for _ in range(3):
-                recorder = await ask(upstream, "POST", "/", [], body)
-                assert (recorder.error, recorder.body) == (None, b"ok")
-            assert upstream.statistics().connects_total == 1
-            recorder = Recorder()
-            upstream.send("GET", "/", [], b"", recorder).abort()
+    async with connected(answering(OK), tls=serving(certificate), ssl_context=trusting) as (engine, upstream):
+        for _ in range(3):
+            recorder = await ask(upstream, "POST", "/", [], body)
+            assert (recorder.error, recorder.body) == (None, b"ok")
+        assert upstream.statistics().connects_total == 1
+        recorder = Recorder()
+        upstream.send("GET", "/", [], b"", recorder).abort()
         assert engine.peers[0].requests[0].endswith(body)
 
 
@@ -568,8 +545,7 @@ async def test_tls_to_a_plain_server_is_a_connect_error() -> None:
 
 @on_both_loops
 async def test_a_small_request_does_not_wait_for_an_acknowledgement() -> None:
-    async with RawEngine(answering(OK)) as engine:
-        with upstream_to(engine) as upstream:
-            await ask(upstream)
-            raw = upstream._idle[0].transport.get_extra_info("socket")
-            assert raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    async with connected(answering(OK)) as (_, upstream):
+        await ask(upstream)
+        raw = upstream._idle[0].transport.get_extra_info("socket")
+        assert raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -22,6 +22,7 @@ from tests.gateway.raw_engine import (
     answering,
     answering_once,
     ask,
+    connected,
     on_both_loops,
     until,
     upstream_to,
@@ -51,15 +52,14 @@ async def test_a_loss_at_every_byte_of_an_answer_is_told_apart(answer: bytes, ho
         if how == "rst":
             peer.reset()
 
-    async with RawEngine(script) as engine:
-        with upstream_to(engine) as upstream:
-            for cut in range(len(answer)):
-                recorder = await ask(upstream)
-                assert recorder.kind == (Kind.BROKEN if cut else Kind.RESET), cut
-                assert bool(recorder.status) == (b"\r\n\r\n" in answer[:cut])
-                assert b"0123456789".startswith(recorder.body) or b"abcdef".startswith(recorder.body)
-            assert upstream.statistics().connects_total == len(answer)
-            assert upstream.statistics().retries_total == 0
+    async with connected(script) as (_, upstream):
+        for cut in range(len(answer)):
+            recorder = await ask(upstream)
+            assert recorder.kind == (Kind.BROKEN if cut else Kind.RESET), cut
+            assert bool(recorder.status) == (b"\r\n\r\n" in answer[:cut])
+            assert b"0123456789".startswith(recorder.body) or b"abcdef".startswith(recorder.body)
+        assert upstream.statistics().connects_total == len(answer)
+        assert upstream.statistics().retries_total == 0
 
 
 @on_both_loops
@@ -72,14 +72,13 @@ async def test_a_body_until_close_that_ends_in_a_reset_is_broken() -> None:
         await is_read.wait()
         peer.reset()
 
-    async with RawEngine(script) as engine:
-        with upstream_to(engine) as upstream:
-            recorder = Recorder()
-            upstream.send("GET", "/", [], b"", recorder)
-            await recorder.data()
-            is_read.set()
-            await recorder.over()
-            assert (recorder.body, recorder.kind) == (b"abc", Kind.BROKEN)
+    async with connected(script) as (_, upstream):
+        recorder = Recorder()
+        upstream.send("GET", "/", [], b"", recorder)
+        await recorder.data()
+        is_read.set()
+        await recorder.over()
+        assert (recorder.body, recorder.kind) == (b"abc", Kind.BROKEN)
 
 
 @pytest.mark.parametrize("how", ["fin", "rst", "unread"])
@@ -97,13 +96,12 @@ async def test_a_request_that_met_a_stale_connection_is_sent_once_more(how: str)
             if how == "rst":
                 peer.reset()
 
-    async with RawEngine(script) as engine:
-        with upstream_to(engine) as upstream:
-            await ask(upstream)
-            recorder = await ask(upstream, "POST", "/again", [], b"body")
-            assert (recorder.error, recorder.body) == (None, b"ok")
-            now = upstream.statistics()
-            assert (now.connects_total, now.retries_total, now.idle) == (2, 1, 1)
+    async with connected(script) as (engine, upstream):
+        await ask(upstream)
+        recorder = await ask(upstream, "POST", "/again", [], b"body")
+        assert (recorder.error, recorder.body) == (None, b"ok")
+        now = upstream.statistics()
+        assert (now.connects_total, now.retries_total, now.idle) == (2, 1, 1)
         assert engine.peers[1].requests[0].startswith(b"POST /again ")
         assert engine.peers[1].requests[0].endswith(b"\r\n\r\nbody")
 
@@ -119,11 +117,10 @@ async def test_an_engine_that_dies_of_a_request_is_not_given_it_again(monkeypatc
         await peer.send(OK)
         await peer.request()
 
-    async with RawEngine(script) as engine:
-        with upstream_to(engine) as upstream:
-            await ask(upstream)
-            assert (await ask(upstream)).kind == Kind.RESET
-            assert upstream.statistics().retries_total == 0
+    async with connected(script) as (_, upstream):
+        await ask(upstream)
+        assert (await ask(upstream)).kind == Kind.RESET
+        assert upstream.statistics().retries_total == 0
 
 
 @on_both_loops
@@ -134,11 +131,10 @@ async def test_a_retry_is_not_retried() -> None:
             await peer.send(OK)
             await peer.request()
 
-    async with RawEngine(script) as engine:
-        with upstream_to(engine) as upstream:
-            await ask(upstream)
-            assert (await ask(upstream)).kind == Kind.RESET
-            assert upstream.statistics().connects_total == 2
+    async with connected(script) as (engine, upstream):
+        await ask(upstream)
+        assert (await ask(upstream)).kind == Kind.RESET
+        assert upstream.statistics().connects_total == 2
 
 
 @on_both_loops
@@ -149,11 +145,10 @@ async def test_a_reused_connection_lost_after_one_byte_is_not_retried() -> None:
         await peer.request()
         await peer.send(b"H")
 
-    async with RawEngine(script) as engine:
-        with upstream_to(engine) as upstream:
-            await ask(upstream)
-            assert (await ask(upstream)).kind == Kind.BROKEN
-            assert upstream.statistics().retries_total == 0
+    async with connected(script) as (_, upstream):
+        await ask(upstream)
+        assert (await ask(upstream)).kind == Kind.BROKEN
+        assert upstream.statistics().retries_total == 0
 
 
 @on_both_loops
@@ -166,15 +161,14 @@ async def test_a_call_aborted_during_its_retry_stays_silent() -> None:
         else:
             await peer.gone()
 
-    async with RawEngine(script) as engine:
-        with upstream_to(engine) as upstream:
-            await ask(upstream)
-            recorder = Recorder()
-            call = upstream.send("GET", "/", [], b"", recorder)
-            await until(lambda: upstream.statistics().retries_total)
-            call.abort()
-            await until(lambda: not upstream.statistics().connecting)
-            assert not recorder.is_over
+    async with connected(script) as (engine, upstream):
+        await ask(upstream)
+        recorder = Recorder()
+        call = upstream.send("GET", "/", [], b"", recorder)
+        await until(lambda: upstream.statistics().retries_total)
+        call.abort()
+        await until(lambda: not upstream.statistics().connecting)
+        assert not recorder.is_over
 
 
 @on_both_loops
@@ -270,12 +264,11 @@ async def test_an_engine_that_falls_silent_is_timed_out_and_left(answer: bytes, 
         await peer.send(answer)
         await peer.gone()
 
-    async with RawEngine(script) as engine:
-        with upstream_to(engine, timeouts=QUICK) as upstream:
-            began_s = upstream.time()
-            assert (await ask(upstream)).kind == kind
-            assert 0.1 <= upstream.time() - began_s < 3
-            await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S)
+    async with connected(script, timeouts=QUICK) as (engine, upstream):
+        began_s = upstream.time()
+        assert (await ask(upstream)).kind == kind
+        assert 0.1 <= upstream.time() - began_s < 3
+        await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S)
 
 
 @on_both_loops
@@ -286,11 +279,10 @@ async def test_the_time_between_bytes_begins_with_the_first_token() -> None:
         await peer.gone()
 
     timeouts = UpstreamTimeouts(first_byte_s=0.3, between_bytes_s=0.05)
-    async with RawEngine(script) as engine:
-        with upstream_to(engine, timeouts=timeouts) as upstream:
-            began_s = upstream.time()
-            assert (await ask(upstream)).kind == Kind.FIRST_BYTE_TIMEOUT
-            assert upstream.time() - began_s >= 0.3
+    async with connected(script, timeouts=timeouts) as (_, upstream):
+        began_s = upstream.time()
+        assert (await ask(upstream)).kind == Kind.FIRST_BYTE_TIMEOUT
+        assert upstream.time() - began_s >= 0.3
 
 
 @on_both_loops
@@ -302,9 +294,8 @@ async def test_dripping_a_head_does_not_extend_the_time_to_the_first_byte() -> N
         while not (await asyncio.wait([gone], timeout=0.01))[0]:
             await peer.send(b"y")
 
-    async with RawEngine(script) as engine:
-        with upstream_to(engine, timeouts=QUICK) as upstream:
-            assert (await ask(upstream)).kind == Kind.FIRST_BYTE_TIMEOUT
+    async with connected(script, timeouts=QUICK) as (_, upstream):
+        assert (await ask(upstream)).kind == Kind.FIRST_BYTE_TIMEOUT
 
 
 @on_both_loops
@@ -317,10 +308,9 @@ async def test_a_body_that_drips_is_slow_but_alive() -> None:
             await peer.send(bytes([digit]))
         await peer.gone()
 
-    async with RawEngine(script) as engine:
-        with upstream_to(engine, timeouts=UpstreamTimeouts(between_bytes_s=0.3)) as upstream:
-            recorder = await ask(upstream)
-            assert (recorder.error, recorder.body) == (None, b"0123456789")
+    async with connected(script, timeouts=UpstreamTimeouts(between_bytes_s=0.3)) as (_, upstream):
+        recorder = await ask(upstream)
+        assert (recorder.error, recorder.body) == (None, b"0123456789")
 
 
 @on_both_loops
@@ -330,10 +320,9 @@ async def test_an_engine_that_does_not_read_a_large_body_is_timed_out() -> None:
     async def script(peer: Peer) -> None:
         await finish.wait()
 
-    async with RawEngine(script) as engine:
-        with upstream_to(engine, timeouts=QUICK) as upstream:
-            recorder = await ask(upstream, "POST", "/", [], bytes(32 * 1024 * 1024))
-            assert recorder.kind == Kind.FIRST_BYTE_TIMEOUT
+    async with connected(script, timeouts=QUICK) as (_, upstream):
+        recorder = await ask(upstream, "POST", "/", [], bytes(32 * 1024 * 1024))
+        assert recorder.kind == Kind.FIRST_BYTE_TIMEOUT
         finish.set()
 
 
@@ -345,23 +334,21 @@ async def test_an_answer_before_the_body_was_sent_counts_and_ends_the_connection
         await finish.wait()
 
     finish = asyncio.Event()
-    async with RawEngine(script) as engine:
-        with upstream_to(engine) as upstream:
-            recorder = await ask(upstream, "POST", "/", [], bytes(32 * 1024 * 1024))
-            assert (recorder.status, recorder.error, recorder.body) == (413, None, b"much")
-            assert upstream.statistics().idle == 0
+    async with connected(script) as (_, upstream):
+        recorder = await ask(upstream, "POST", "/", [], bytes(32 * 1024 * 1024))
+        assert (recorder.status, recorder.error, recorder.body) == (413, None, b"much")
+        assert upstream.statistics().idle == 0
         finish.set()
 
 
 @on_both_loops
 async def test_an_answer_that_drips_byte_by_byte_is_whole() -> None:
     answer = b"HTTP/1.1 103 Early Hints\r\nA: b\r\n\r\n" + CHUNKED
-    async with RawEngine(answering(*(bytes([byte]) for byte in answer))) as engine:
-        with upstream_to(engine) as upstream:
-            for _ in range(2):
-                recorder = await ask(upstream)
-                assert (recorder.error, recorder.body) == (None, b"abcdef")
-            assert upstream.statistics().connects_total == 1
+    async with connected(answering(*(bytes([byte]) for byte in answer))) as (_, upstream):
+        for _ in range(2):
+            recorder = await ask(upstream)
+            assert (recorder.error, recorder.body) == (None, b"abcdef")
+        assert upstream.statistics().connects_total == 1
 
 
 # --- Lying and babbling
@@ -405,21 +392,19 @@ async def test_what_is_not_http_is_a_protocol_error_and_closes(answer: bytes) ->
         await peer.send(answer)
         await peer.gone()
 
-    async with RawEngine(script) as engine:
-        with upstream_to(engine) as upstream:
-            recorder = await ask(upstream)
-            assert recorder.kind == Kind.PROTOCOL
-            assert recorder.error
-            assert recorder.error.detail
-            await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S)
+    async with connected(script) as (engine, upstream):
+        recorder = await ask(upstream)
+        assert recorder.kind == Kind.PROTOCOL
+        assert recorder.error
+        assert recorder.error.detail
+        await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S)
 
 
 @on_both_loops
 async def test_payload_before_a_bad_chunk_still_arrives() -> None:
-    async with RawEngine(answering(CHUNKED[:-12] + b"zz\r\n")) as engine:
-        with upstream_to(engine) as upstream:
-            recorder = await ask(upstream)
-            assert (recorder.status, recorder.body, recorder.kind) == (200, b"abcdef", Kind.PROTOCOL)
+    async with connected(answering(CHUNKED[:-12] + b"zz\r\n")) as (_, upstream):
+        recorder = await ask(upstream)
+        assert (recorder.status, recorder.body, recorder.kind) == (200, b"abcdef", Kind.PROTOCOL)
 
 
 @pytest.mark.parametrize(
@@ -434,21 +419,19 @@ async def test_payload_before_a_bad_chunk_still_arrives() -> None:
 )
 @on_both_loops
 async def test_bytes_after_an_answer_end_the_connection_not_the_call(answer: bytes, body: bytes) -> None:
-    async with RawEngine(answering(answer)) as engine:
-        with upstream_to(engine) as upstream:
-            for count in range(1, 4):
-                recorder = await ask(upstream)
-                assert (recorder.error, recorder.body) == (None, body)
-                assert (upstream.statistics().connects_total, upstream.statistics().idle) == (count, 0)
+    async with connected(answering(answer)) as (_, upstream):
+        for count in range(1, 4):
+            recorder = await ask(upstream)
+            assert (recorder.error, recorder.body) == (None, body)
+            assert (upstream.statistics().connects_total, upstream.statistics().idle) == (count, 0)
 
 
 @on_both_loops
 async def test_a_body_after_the_answer_to_head_is_dropped_with_its_connection() -> None:
-    async with RawEngine(answering(LENGTH)) as engine:
-        with upstream_to(engine) as upstream:
-            recorder = await ask(upstream, "HEAD")
-            assert (recorder.error, recorder.body) == (None, b"")
-            assert upstream.statistics().idle == 0
+    async with connected(answering(LENGTH)) as (_, upstream):
+        recorder = await ask(upstream, "HEAD")
+        assert (recorder.error, recorder.body) == (None, b"")
+        assert upstream.statistics().idle == 0
 
 
 LIMITS = UpstreamLimits(header_bytes_max=8192, header_count_max=50)
@@ -478,31 +461,28 @@ async def test_what_never_gets_to_its_payload_is_cut_off_at_the_limit(start: byt
                 return
             await asyncio.sleep(0)
 
-    async with RawEngine(script) as engine:
-        with upstream_to(engine, limits=LIMITS) as upstream:
-            recorder = await ask(upstream)
-            assert recorder.kind == Kind.PROTOCOL
-            assert recorder.error
-            assert "more than" in recorder.error.detail
+    async with connected(script, limits=LIMITS) as (_, upstream):
+        recorder = await ask(upstream)
+        assert recorder.kind == Kind.PROTOCOL
+        assert recorder.error
+        assert "more than" in recorder.error.detail
 
 
 @pytest.mark.parametrize("lines", [b"a: b\r\n" * 51, b"a: " + b"b" * 8192 + b"\r\n"])
 @on_both_loops
 async def test_a_large_head_that_comes_in_one_read_is_refused_all_the_same(lines: bytes) -> None:
-    async with RawEngine(answering_once(HEAD + lines + b"Content-Length: 0\r\n\r\n")) as engine:
-        with upstream_to(engine, limits=LIMITS) as upstream:
-            assert (await ask(upstream)).kind == Kind.PROTOCOL
+    async with connected(answering_once(HEAD + lines + b"Content-Length: 0\r\n\r\n"), limits=LIMITS) as (_, upstream):
+        assert (await ask(upstream)).kind == Kind.PROTOCOL
 
 
 @on_both_loops
 async def test_a_head_within_the_limits_is_accepted_with_a_large_body_behind_it() -> None:
     body = b"z" * 200_000
     head = HEAD + b"a: b\r\n" * 48 + b"c: " + b"d" * 7000 + b"\r\nContent-Length: 200000\r\n\r\n"
-    async with RawEngine(answering(head + body)) as engine:
-        with upstream_to(engine, limits=LIMITS) as upstream:
-            for _ in range(2):
-                recorder = await ask(upstream)
-                assert (recorder.error, len(recorder.headers), recorder.body) == (None, 50, body)
+    async with connected(answering(head + body), limits=LIMITS) as (_, upstream):
+        for _ in range(2):
+            recorder = await ask(upstream)
+            assert (recorder.error, len(recorder.headers), recorder.body) == (None, 50, body)
 
 
 @on_both_loops
@@ -518,12 +498,11 @@ async def test_an_answer_before_any_request_is_no_answer() -> None:
         await peer.gone()
 
     unasked = asyncio.Event()
-    async with RawEngine(script) as engine:
-        with upstream_to(engine) as upstream:
-            await ask(upstream)
-            unasked.set()
-            await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S)
-            assert (await ask(upstream)).body == b"ok"
+    async with connected(script) as (engine, upstream):
+        await ask(upstream)
+        unasked.set()
+        await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S)
+        assert (await ask(upstream)).body == b"ok"
 
 
 @on_both_loops
@@ -534,13 +513,12 @@ async def test_a_sink_that_raises_loses_its_connection_and_no_other() -> None:
 
     complaints: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-    async with RawEngine(answering(OK)) as engine:
-        with upstream_to(engine) as upstream:
-            recorder = Faulty()
-            upstream.send("GET", "/", [], b"", recorder)
-            assert (await recorder.over()).kind == Kind.BROKEN
-            assert len(complaints) == 1
-            assert (await ask(upstream)).body == b"ok"
+    async with connected(answering(OK)) as (_, upstream):
+        recorder = Faulty()
+        upstream.send("GET", "/", [], b"", recorder)
+        assert (await recorder.over()).kind == Kind.BROKEN
+        assert len(complaints) == 1
+        assert (await ask(upstream)).body == b"ok"
 
 
 # --- Anything at all
@@ -605,18 +583,17 @@ def test_whatever_bytes_come_in_whatever_pieces_a_call_ends_once(
 
     async def play() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        async with RawEngine(fuzz.script) as engine:
-            with upstream_to(engine, timeouts=QUICK) as upstream:
-                recorder = Recorder()
-                call = upstream.send(method, "/", [], b"", recorder)
-                if is_paused:
-                    call.pause()
-                    await asyncio.sleep(0)
-                    call.resume()
-                await recorder.over()
-                assert recorder.status or recorder.error
-                assert len(recorder.body) <= len(data)
-                assert upstream.statistics().retries_total == 0
+        async with connected(fuzz.script, timeouts=QUICK) as (_, upstream):
+            recorder = Recorder()
+            call = upstream.send(method, "/", [], b"", recorder)
+            if is_paused:
+                call.pause()
+                await asyncio.sleep(0)
+                call.resume()
+            await recorder.over()
+            assert recorder.status or recorder.error
+            assert len(recorder.body) <= len(data)
+            assert upstream.statistics().retries_total == 0
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(play())

@@ -76,7 +76,7 @@ class Oracle:
         assert choice is None, f"at {now} {choice[0].request} waits, and {choice[1]} are open to it"
 
     def _check_follower(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
-        """Within one flow and model, a request is passed only if it does not fit, may not run, or another is bumped."""
+        """A prefix follower goes before its turn: to where its prefix went, within the bound, at no cost of others."""
         state, (endpoint,) = self._state, endpoints
         band, router = state.queues.bands[entry.request.band], state.settings.router
         group = state.groups._groups[endpoint]
