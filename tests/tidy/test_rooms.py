@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -55,3 +55,13 @@ def test_a_room_opens_with_its_question_and_names_its_files(path: Path) -> None:
     here = {file.name for file in path.parent.glob("*.py")} - {"__init__.py"}
     named = set(re.findall(r"`([a-z0-9_]+\.py)`", said))
     assert here == named, f"not named: {here - named}; not there: {named - here}"
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """Private ones included: a name that is found twice has to be read twice. Errors tell which other file has it."""
+    homes: dict[str, list[str]] = defaultdict(list)
+    for path in MODULES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(name_of(path))
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}

@@ -87,7 +87,7 @@ class _Error(msgspec.Struct):
     message: str
 
 
-class _Line(msgspec.Struct):
+class _OutputLine(msgspec.Struct):
     id: str
     custom_id: str
     response: _Response | None
@@ -113,4 +113,4 @@ def unanswered(batch: str, line: int, custom_id: str, code: str, message: str) -
 
 
 def _line(batch: str, line: int, custom_id: str, response: _Response | None, error: _Error | None) -> bytes:
-    return msgspec.json.encode(_Line(request_name(batch, line), custom_id, response, error))
+    return msgspec.json.encode(_OutputLine(request_name(batch, line), custom_id, response, error))

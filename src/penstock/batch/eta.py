@@ -36,7 +36,7 @@ class Outlook(msgspec.Struct, frozen=True):
     misses_window: bool
 
 
-class _Tenant:
+class _TenantRate:
     def __init__(self, now: float) -> None:
         self.since = self.at = now
         self.weight = 0.0
@@ -46,7 +46,7 @@ class CompletionEta:
     """Watches open batches and estimates their ends."""
 
     def __init__(self) -> None:
-        self._tenants: dict[str, _Tenant] = {}
+        self._tenants: dict[str, _TenantRate] = {}
         self._ended: dict[str, int] = {}  # items ended at the last look, by batch
 
     def look(self, batches: Sequence[Batch], *, wall: float, now: float) -> list[Outlook]:
@@ -93,7 +93,7 @@ class CompletionEta:
         for name, new in tenants.items():
             tenant = self._tenants.get(name)
             if tenant is None:
-                tenant = self._tenants[name] = _Tenant(now)
+                tenant = self._tenants[name] = _TenantRate(now)
             tenant.weight = tenant.weight * math.exp((tenant.at - now) / MEMORY_S) + new
             tenant.at = now
         self._tenants = {name: self._tenants[name] for name in tenants}

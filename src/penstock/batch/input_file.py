@@ -36,7 +36,7 @@ class Wrong(Exception):  # noqa: N818 - it says what it is
         self.param = param
 
 
-class _Line(msgspec.Struct, gc=False):
+class _InputLine(msgspec.Struct, gc=False):
     custom_id: object = None
     method: object = None
     url: object = None
@@ -61,7 +61,7 @@ class ItemRequest(msgspec.Struct, frozen=True, gc=False):
     body: bytes
 
 
-_line = msgspec.json.Decoder(_Line).decode
+_line = msgspec.json.Decoder(_InputLine).decode
 _body = msgspec.json.Decoder(_Body).decode
 
 

@@ -23,7 +23,7 @@ LIST_MAX, LIST_DEFAULT = 100, 20
 METADATA_MAX, KEY_MAX, VALUE_MAX = 16, 64, 512
 
 
-class _Fields(msgspec.Struct):
+class _BatchFields(msgspec.Struct):
     input_file_id: object = None
     endpoint: object = None
     completion_window: object = None
@@ -143,9 +143,9 @@ def progress(outlook: Outlook) -> Mapping[str, object]:
     }
 
 
-def _read(body: bytes) -> _Fields:
+def _read(body: bytes) -> _BatchFields:
     try:
-        return msgspec.json.decode(body, type=_Fields)
+        return msgspec.json.decode(body, type=_BatchFields)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise ApiError(Reason.BAD_REQUEST, "The body has to be a JSON object.") from None
 

@@ -44,7 +44,7 @@ _TOO_MANY = tuple(reason for reason, status in STATUS.items() if status == 429)
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-class _Line:
+class _AnswerSeries:
     """What is counted of every answer for one model and band: its series, looked up once."""
 
     __slots__ = ("completed", "pace", "request_time", "ttft", "wait")
@@ -77,7 +77,7 @@ class Metrics:
         self._sources: list[SeriesSource] = []
         self._bands: list[str] = []  # shared with the gauges
         self._models: set[str] = set()
-        self._lines: dict[tuple[str, str], _Line] = {}
+        self._lines: dict[tuple[str, str], _AnswerSeries] = {}
         self._requests = Counter("penstock_requests", "Requests that ended.", ["model", "band", "outcome", "reason"])
         self._queue_wait = Histogram(
             "penstock_queue_wait_seconds", "Time in the queue.", ["band", "outcome"], bounds=_WAITS_S
@@ -278,12 +278,12 @@ class Metrics:
             pace_s = (journey.started_s + journey.elapsed_s() - journey.first_s) / (completion - 1)
             self._line(journey).pace.observe(pace_s)
 
-    def _line(self, journey: QueuedJourney) -> _Line:
+    def _line(self, journey: QueuedJourney) -> _AnswerSeries:
         key = (self.model_label(journey.request.model), journey.band)
         return self._lines.get(key) or self._line_of(*key)
 
-    def _line_of(self, model: str, band: str) -> _Line:
-        line = self._lines[model, band] = _Line(
+    def _line_of(self, model: str, band: str) -> _AnswerSeries:
+        line = self._lines[model, band] = _AnswerSeries(
             self._requests.labels(model, band, Outcome.COMPLETED, ""),
             self._queue_wait.labels(band, Outcome.COMPLETED),
             self._ttft.labels(model, band),

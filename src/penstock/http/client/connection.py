@@ -41,7 +41,7 @@ class ConnectionOwner(Protocol):
     def retry(self, call: Call, /) -> None: ...
 
 
-class _RefusedError(Exception):
+class _RefusedAnswerError(Exception):
     """Raised inside a parser's callback to stop the parser."""
 
 
@@ -284,7 +284,7 @@ class UpstreamConnection:
 
     def on_message_begin(self) -> None:
         if self._phase == _DONE:
-            raise _RefusedError("more than one answer")
+            raise _RefusedAnswerError("more than one answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name, value))
@@ -296,7 +296,7 @@ class UpstreamConnection:
         self._check_size(headers)
         if status < 200:
             if status not in (100, 102, 103):
-                raise _RefusedError(f"status {status}")
+                raise _RefusedAnswerError(f"status {status}")
             return
         self._until_close = not _is_framed(headers)
         self._status, self._response = status, headers
@@ -338,11 +338,11 @@ class UpstreamConnection:
     def _check_size(self, headers: Headers) -> None:
         limits = self._pool.limits
         if len(headers) > limits.header_count_max:
-            raise _RefusedError(f"more than {limits.header_count_max} header lines")
+            raise _RefusedAnswerError(f"more than {limits.header_count_max} header lines")
         if self._overhead_bytes <= limits.header_bytes_max:
             return  # the head is no larger than all that was read
         if sum(len(name) + len(value) + 4 for name, value in headers) > limits.header_bytes_max:
-            raise _RefusedError(f"a head of more than {limits.header_bytes_max} bytes")
+            raise _RefusedAnswerError(f"a head of more than {limits.header_bytes_max} bytes")
 
     def _excess(self) -> str:
         """What is too much in the bytes that carry no payload; empty if nothing is.
@@ -389,8 +389,8 @@ class UpstreamConnection:
 def _is_framed(headers: Headers) -> bool:
     """True if the body says where it ends, False if it ends with the connection.
 
-    The parser itself refuses bad or repeated lengths, and a length beside a coding. Raises _RefusedError for any other
-    coding than chunked.
+    The parser itself refuses bad or repeated lengths, and a length beside a coding. Raises _RefusedAnswerError for any
+    coding but chunked.
     """
     is_framed = False
     for name, value in headers:
@@ -399,6 +399,6 @@ def _is_framed(headers: Headers) -> bool:
             is_framed = True
         elif size == 17 and name.lower() == b"transfer-encoding":
             if is_framed or value.strip().lower() != b"chunked":
-                raise _RefusedError("a transfer coding other than chunked")
+                raise _RefusedAnswerError("a transfer coding other than chunked")
             is_framed = True
     return is_framed

@@ -77,7 +77,7 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class _Body(msgspec.Struct):
+class _CallBody(msgspec.Struct):
     """The fields that matter here; all others are ignored."""
 
     model: str | None = None
@@ -104,7 +104,7 @@ class _Body(msgspec.Struct):
     bootstrap_room: int | None = None
 
 
-_DECODER = msgspec.json.Decoder(_Body)
+_DECODER = msgspec.json.Decoder(_CallBody)
 
 
 class EngineCall(msgspec.Struct):
@@ -172,13 +172,13 @@ class CallReader:
         self._served(body)
         return _prompt(path, body)
 
-    def _served(self, body: _Body) -> str:
+    def _served(self, body: _CallBody) -> str:
         model = body.model or self._model
         if model != self._model and model not in self._adapters:
             raise CallError(404, "NotFoundError", f"The model `{model}` does not exist.", "model")
         return model
 
-    def _decode(self, raw: bytes) -> _Body:
+    def _decode(self, raw: bytes) -> _CallBody:
         try:
             return _DECODER.decode(raw)
         except msgspec.ValidationError as error:
@@ -186,7 +186,7 @@ class CallReader:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise bad_request(f"JSON decode error: {error}") from error
 
-    def _output_tokens(self, path: str, body: _Body, prompt_tokens: int) -> tuple[int, str]:
+    def _output_tokens(self, path: str, body: _CallBody, prompt_tokens: int) -> tuple[int, str]:
         limit = body.max_completion_tokens or body.max_output_tokens or body.max_tokens
         if 0 in (body.max_completion_tokens, body.max_output_tokens, body.max_tokens):
             limit = 0
@@ -221,7 +221,7 @@ POOLED_PATHS = ("/v1/embeddings", "/v1/rerank", "/rerank", "/v1/score", "/score"
 INFERENCE_PATHS = (*_KINDS, *POOLED_PATHS)
 
 
-def _prompt(path: str, body: _Body) -> bytes:
+def _prompt(path: str, body: _CallBody) -> bytes:
     if path == "/v1/completions":
         return engine_text.prompt_bytes(_required(body.prompt, "prompt"))
     if path == "/v1/responses":
@@ -239,7 +239,7 @@ def _required(raw: msgspec.Raw, name: str) -> bytes:
     return value
 
 
-def _meets(body: _Body) -> tuple[str, int, int] | None:
+def _meets(body: _CallBody) -> tuple[str, int, int] | None:
     if body.bootstrap_host is None or body.bootstrap_port is None or body.bootstrap_room is None:
         return None
     return body.bootstrap_host, body.bootstrap_port, body.bootstrap_room
@@ -255,7 +255,7 @@ def _priority(body: int | None, header: str | None) -> int:
     return body or 0
 
 
-def _pooled(path: str, body: _Body, model: str) -> tuple[bytes, dict[str, Any]]:
+def _pooled(path: str, body: _CallBody, model: str) -> tuple[bytes, dict[str, Any]]:
     """The prompt and the whole result of a call without an answer in words."""
     if path == "/v1/embeddings":
         prompts = _embedding_prompts(_required(body.input, "input"))

@@ -88,7 +88,7 @@ class EngineConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:  # also asked to upgrade, or one of our own limits
             if self._request is None and not self._transport.is_closing():
-                status = error.__context__.args[0] if isinstance(error.__context__, _RefusedError) else 400
+                status = error.__context__.args[0] if isinstance(error.__context__, _RefusedRequestError) else 400
                 self._refuse(status)
             else:
                 self._transport.abort()
@@ -109,7 +109,7 @@ class EngineConnection(asyncio.Protocol):
     def _count_header(self, size: int) -> None:
         self._header_bytes += size
         if self._header_bytes > HEADER_BYTES_MAX:
-            raise _RefusedError(431)
+            raise _RefusedRequestError(431)
 
     def on_headers_complete(self) -> None:
         if self._headers.get("expect", "").lower() == "100-continue":
@@ -118,7 +118,7 @@ class EngineConnection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         self._received += len(body)
         if self._received > BODY_BYTES_MAX:
-            raise _RefusedError(413)
+            raise _RefusedRequestError(413)
         self._body.append(body)
 
     def on_message_complete(self) -> None:
@@ -132,7 +132,7 @@ class EngineConnection(asyncio.Protocol):
         )
         self._start_message()
         if len(self._pending) >= PIPELINED_MAX:
-            raise _RefusedError(429)
+            raise _RefusedRequestError(429)
         self._pending.append(request)
 
     def _serve(self, request: HttpRequest) -> None:
@@ -247,5 +247,5 @@ class EngineConnection(asyncio.Protocol):
             self._idle = None
 
 
-class _RefusedError(Exception):
+class _RefusedRequestError(Exception):
     """A limit was reached while parsing; the argument is the status."""
