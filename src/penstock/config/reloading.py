@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from penstock.config.model import Settings
 
 SHOWN_CHARACTERS_MAX = 60
-_HIDDEN = frozenset({"keys"})  # hashes of keys: no secret, but nobody's business either
+_HIDDEN = frozenset({"keys"})  # hashes of keys: no secret, but no need to show them
 
 
 class Rule(msgspec.Struct, frozen=True):

@@ -222,7 +222,7 @@ class UpstreamConnection:
         call = self.call
         if call is None:
             if self._closing is None:
-                self.close()  # nobody asked
+                self.close()  # bytes without a request: the connection can't be trusted any more
             return
         parser = self._parser
         assert parser is not None

@@ -256,7 +256,7 @@ class CheckedScheduler(Scheduler):
         return actions
 
     def _reconfigured(self, fact: Fact, settings: SchedulerSettings, *, now: float) -> list[Action]:
-        """Nobody is lost, but for whom it is too late; and no bound holds for who was here before it did."""
+        """No request is lost, except those now too late; new bounds do not hold for requests from before the change."""
         self.books.requeued |= self.books.waiting
         self._waited = set(self.books.waiting)
         self._ran = Counter([self.books.requests[d.request_id].tenant for d in self.books.leases.values()])
