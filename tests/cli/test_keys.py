@@ -24,7 +24,8 @@ def test_a_new_key_pasted_into_the_settings_is_known(
     file = tmp_path / "penstock.yaml"
     file.write_text(printed[printed.index("tenants:") :] + "identity: {require_key: true}\n", encoding="utf-8")
     headers = {b"authorization": f"Bearer {key}".encode()}
-    callers = Callers(load(str(file), {}))
+    callers = Callers()
+    callers.follow(load(str(file), {}))
     caller = callers.identify(callers.key(headers.get, lambda _: False), headers.get, "127.0.0.1", now=0.0)
     assert isinstance(caller, Caller)
     assert (caller.tenant, caller.has_key) == (name, True)

@@ -356,6 +356,11 @@ async def world(caplog: pytest.LogCaptureFixture) -> AsyncIterator[World]:
     assert [record for record in caplog.records if record.levelno >= logging.ERROR or record.exc_info] == []
 
 
+def follower(gate: Gateway, kind: type[S]) -> S:
+    """The part of a gateway of one kind, among those that follow its settings."""
+    return next(part for part in gate.reload.followers if isinstance(part, kind))
+
+
 def fault(engine: EngineServer, kind: str, **more: Any) -> None:
     """Let an engine misbehave from now on."""
     engine.set_fault(Fault(kind, **more))

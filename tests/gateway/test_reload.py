@@ -21,8 +21,17 @@ from penstock.config.explain import nested, sections
 from penstock.config.load import from_mapping
 from penstock.config.model import Settings
 from penstock.config.reloading import RULES, changes, rule
+from penstock.gateway.admin.auth import AdminAuth
+from penstock.gateway.endpoints.catalog import Catalog
+from penstock.gateway.identity.callers import Callers
+from penstock.gateway.identity.origins import Origins
+from penstock.gateway.proxy.app import App
+from penstock.gateway.proxy.heartbeat import Heartbeats
+from penstock.gateway.proxy.ties import Affinities
 from penstock.gateway.serve import Gateway
-from tests.gateway.conftest import Answer, Client, World, chat, request
+from penstock.gateway.telemetry.metrics import Metrics
+from penstock.gateway.telemetry.reporting import Reporting
+from tests.gateway.conftest import Answer, Client, World, chat, follower, request
 
 BANDS = [{"name": "high"}, {"name": "low"}]
 
@@ -149,7 +158,7 @@ async def test_a_hangup_signal_reloads_and_the_gateway_serves_on(world: World) -
     await world.until(lambda: gate.reload.settings.queue.max_requests == 5)
     world.document |= {"queue": {"max_requests": -5}}
     os.kill(os.getpid(), signal.SIGHUP)
-    await world.until(lambda: "queue.max_requests" in gate.reload.told.events.latest()[0].text)
+    await world.until(lambda: "queue.max_requests" in gate.reload.events.latest()[0].text)
     assert gate.reload.settings.queue.max_requests == 5
     assert (await world.chat()).status == 200
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
@@ -517,34 +526,34 @@ async def test_a_reloaded_gateway_is_what_one_started_with_the_same_settings_wou
 
 def kept(gate: Gateway) -> dict[str, object]:
     """What the parts keep of the settings, each thing by its place."""
-    told = gate.reload.told
-    member = next(iter(told.endpoints._members.values()))
-    scheduler = told.driver.scheduler
+    app, auth, callers = follower(gate, App), follower(gate, AdminAuth), follower(gate, Callers)
+    metrics, heartbeats, reporting = follower(gate, Metrics), follower(gate, Heartbeats), follower(gate, Reporting)
+    endpoints, scheduler = gate.endpoints, gate.driver.scheduler
+    member = next(iter(endpoints._members.values()))
     found: dict[str, object] = {
-        "tokens": (told.auth._token, told.auth._read_token),
-        "locator": None if told.endpoints.locator is None else type(told.endpoints.locator),
-        "located": told.app._locator is told.endpoints.locator,
+        "tokens": (auth._token, auth._read_token, auth.is_set, gate.own_token.file is None),
+        "locator": None if endpoints.locator is None else type(endpoints.locator),
         "timeouts": member.target.upstream.timeouts,
         "hash": gate.reload.hash,
-        "witness": told.app.on_end,
-        "traced": told.app.tracer is not None,
-        "aliased": told.metrics._with_aliases,
+        "on_end": reporting.on_end,
+        "traced": reporting.tracer is not None,
+        "aliased": metrics._with_aliases,
     }
-    found |= plain("origins", told.origins)
-    found |= plain("callers", told.callers, "_tenants", "_keys", "_dynamic", "_dynamic_users", "_trusted_peers")
-    for name, known in told.callers._tenants.items():
+    found |= plain("origins", follower(gate, Origins))
+    found |= plain("callers", callers, "_tenants", "_keys", "_dynamic", "_dynamic_users", "_trusted_peers")
+    for name, known in callers._tenants.items():
         found |= {f"tenant {name}": (known.weight, known.band_max, known.limits, known.users.limit)}
-    found |= {"keys": {key: known.owner.name for key, known in told.callers._keys.items()}}
-    found |= {"dynamic": (told.callers._dynamic.limit, told.callers._dynamic_users.limit)}
-    found |= plain("affinities", told.affinities, "responses", "_field")
-    found |= {"after_s": told.heartbeats._after_s, "wait_s_max": told.heartbeats._wait_s_max}
-    found |= {"aliases": told.catalog.aliases, "limits": told.server.limits}
-    found |= {"bands": (told.app._bands, told.metrics._bands), "usage": told.app._asks_usage}
-    found |= {"body": told.app._body_bytes_max, "observe": member.observer._settings}
-    parts = told.endpoints._parts
+    found |= {"keys": {key: known.owner.name for key, known in callers._keys.items()}}
+    found |= {"dynamic": (callers._dynamic.limit, callers._dynamic_users.limit)}
+    found |= plain("affinities", follower(gate, Affinities), "responses", "_field")
+    found |= {"after_s": heartbeats._after_s, "wait_s_max": heartbeats._wait_s_max}
+    found |= {"aliases": follower(gate, Catalog).aliases, "limits": gate.server.limits}
+    found |= {"bands": (app._bands, metrics._bands), "usage": app._asks_usage}
+    found |= {"body": app._body_bytes_max, "observe": member.observer._settings}
+    parts = endpoints._parts
     found |= {"parts": (parts.observe, parts.timeouts, parts.slots_initial, parts.leave_s)}
-    found |= {"scheduler": scheduler.inspect().settings, "tenants": sorted(told.metrics._tenants)}
-    if (locator := told.endpoints.locator) is not None and locator._lmcache is not None:
+    found |= {"scheduler": scheduler.inspect().settings, "tenants": sorted(metrics._tenants)}
+    if (locator := endpoints.locator) is not None and locator._lmcache is not None:
         found["services"] = [type(service) for service in locator._lmcache._services]
     return found
 

@@ -29,7 +29,7 @@ class Window:
 
     async def open(self, world: World, *, with_token: bool = True) -> None:
         """As somebody sees it who has typed in the gateway's own token, where none is set."""
-        if with_token and not world.gate.reload.told.auth.is_set:
+        if with_token and not world.gate.reload.settings.admin.has_token:
             token = world.gate.own_token.token
             await self.page.add_init_script(f"sessionStorage.setItem('penstock-token', '{token}')")
         await self.page.goto(f"{world.url}/admin/")

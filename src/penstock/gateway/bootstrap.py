@@ -10,7 +10,6 @@ import penstock
 from penstock import clock
 from penstock.batch.api.dispatch import GatewayLane
 from penstock.batch.api.wiring import batch_lane
-from penstock.config.load import config_hash
 from penstock.config.model import Settings
 from penstock.core.scheduler import Scheduler
 from penstock.gateway import settings_map
@@ -23,10 +22,11 @@ from penstock.gateway.admin.requests import RequestVerbs
 from penstock.gateway.admin.routes import AdminRoutes
 from penstock.gateway.admin.verbs import EndpointVerbs
 from penstock.gateway.admin.watch import GatewayFacts, Watch
+from penstock.gateway.certificate import Certificate
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.endpoints.discovery.base import Discovery
-from penstock.gateway.endpoints.discovery.sources import sources
-from penstock.gateway.endpoints.registry import SETTINGS, EndpointRegistry
+from penstock.gateway.endpoints.discovery.sources import SettingsSources
+from penstock.gateway.endpoints.registry import EndpointRegistry
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.identity.origins import Origins
 from penstock.gateway.proxy.app import App
@@ -34,9 +34,10 @@ from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.heartbeat import Heartbeats
 from penstock.gateway.proxy.ties import Affinities
 from penstock.gateway.queueing import queueing
-from penstock.gateway.reload import Reload, Subscribers
+from penstock.gateway.reload import Reload
 from penstock.gateway.serve import Gateway
 from penstock.gateway.telemetry.metrics import Metrics
+from penstock.gateway.telemetry.reporting import Reporting
 from penstock.http.server.server import HttpServer
 
 
@@ -47,29 +48,15 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
     """
     scheduler = Scheduler(settings_map.scheduler_settings(settings), random=Random())
     driver = Driver(scheduler)
-    metrics = Metrics(
-        settings, snapshot=lambda: scheduler.snapshot(now=driver.now()), config_hash=config_hash(settings)
-    )
-    catalog = Catalog(settings_map.aliases(settings))
-    locator = settings_map.locator(settings, driver, catalog)
-    endpoints = EndpointRegistry(
-        driver=driver,
-        metrics=metrics,
-        catalog=catalog,
-        parts=settings_map.endpoint_parts(settings, driver),
-        locator=locator,
-    )
-    endpoints.want(SETTINGS, settings.endpoints)
-    discovery = Discovery(sources(settings.discovery, os.environ), endpoints)
+    metrics = Metrics(snapshot=lambda: scheduler.snapshot(now=driver.now()))
+    catalog = Catalog()
+    endpoints = EndpointRegistry(driver=driver, metrics=metrics, catalog=catalog)
+    discovery = Discovery((), endpoints)
     events = EventLog()
-    host, own = settings.listen_address[0], OwnToken(folder_of(settings.state_dir, os.environ))
-    origins = Origins(settings.identity, listens_on=host)
-    tokens = settings_map.admin_tokens(settings)
-    auth = AdminAuth(*tokens, listens_on=host, now=driver.now, origins=origins, own=own.token)
-    callers, affinities = Callers(settings), Affinities(settings.routing)
-    heartbeats = Heartbeats(
-        driver, after_s=settings.queue.heartbeat_after, wait_s_max=settings_map.wait_s_max(settings)
-    )
+    host, own_token = settings.listen_address[0], OwnToken(folder_of(settings.state_dir, os.environ))
+    origins = Origins(listens_on=host)
+    auth = AdminAuth(listens_on=host, now=driver.now, origins=origins, own=own_token.token)
+    callers, affinities, heartbeats, reporting = Callers(), Affinities(), Heartbeats(driver), Reporting()
     routes = AdminRoutes(auth, events.audit)
     batch = None
     if settings.batch.enabled:
@@ -82,40 +69,30 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         )
         batch = batch_lane(settings.batch, lane, driver, callers, metrics)
     app = App(
-        settings,
         batch=None if batch is None else batch.routes,
         driver=driver,
-        targets=endpoints.targets,
+        endpoints=endpoints,
         metrics=metrics,
         catalog=catalog,
         admin=routes,
         origins=origins,
         callers=callers,
-        locator=locator,
         affinities=affinities,
         heartbeats=heartbeats,
+        reporting=reporting,
     )
-    app.tracer, app.on_end = settings_map.tracer(settings), settings_map.on_end(settings)
     server = HttpServer(app, settings_map.server_limits(settings), wall_clock=clock.wall)
+    certificate = Certificate()
+    reads_requests = (callers, affinities, heartbeats, catalog, settings_map.ToServer(server), auth, own_token)
+    reports = (origins, metrics, reporting, app, settings_map.ToLog())
     reload = Reload(
         settings,
         read or (lambda: settings),
-        Subscribers(
-            driver=driver,
-            app=app,
-            callers=callers,
-            affinities=affinities,
-            heartbeats=heartbeats,
-            server=server,
-            metrics=metrics,
-            catalog=catalog,
-            endpoints=endpoints,
-            discovery=discovery,
-            auth=auth,
-            origins=origins,
-            own_token=own,
-            events=events,
-        ),
+        (*reads_requests, *reports, settings_map.ToScheduler(driver), endpoints),
+        certificate=certificate,
+        discovery=SettingsSources(discovery, os.environ),
+        metrics=metrics,
+        events=events,
     )
     facts = GatewayFacts(
         version=penstock.__version__,
@@ -139,7 +116,8 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         endpoints=endpoints,
         discovery=discovery,
         watch=watch,
-        own_token=own,
+        own_token=own_token,
+        certificate=certificate,
+        reporting=reporting,
         batch=batch,
-        app=app,
     )

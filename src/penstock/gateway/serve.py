@@ -13,13 +13,14 @@ from penstock.config.model import LimitsSection
 from penstock.gateway import early_signals
 from penstock.gateway.admin.own_token import OwnToken
 from penstock.gateway.admin.watch import Watch
+from penstock.gateway.certificate import Certificate
 from penstock.gateway.endpoints.discovery.base import Discovery
 from penstock.gateway.endpoints.registry import EndpointRegistry
 from penstock.gateway.large_blocks import give_large_blocks_back
-from penstock.gateway.proxy.app import App
 from penstock.gateway.proxy.driver import Driver
-from penstock.gateway.reload import Reload, tls_context
+from penstock.gateway.reload import Reload
 from penstock.gateway.telemetry.metrics import Metrics
+from penstock.gateway.telemetry.reporting import Reporting
 from penstock.http.server.server import HttpServer
 
 logger = logging.getLogger(__name__)
@@ -44,8 +45,9 @@ class Gateway:
         discovery: Discovery,
         watch: Watch,
         own_token: OwnToken,
+        certificate: Certificate,
+        reporting: Reporting,
         batch: BatchLane | None = None,
-        app: App,
     ) -> None:
         self._batch = batch
         self.reload = reload
@@ -56,7 +58,8 @@ class Gateway:
         self._discovery = discovery
         self._watch = watch
         self.own_token = own_token
-        self._app = app
+        self._certificate = certificate
+        self._reporting = reporting
         self._tasks: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
@@ -77,11 +80,9 @@ class Gateway:
         """Listen and observe. Ready to queue when this returns; no engine was asked yet."""
         settings = self.reload.settings
         host, port = settings.listen_address
-        self.reload.tls = tls_context(settings)
-        await self.server.start(host, port, ssl=self.reload.tls)
+        await self.server.start(host, port, ssl=self._certificate.context(settings))
         _look_at_open_files(settings.limits)
-        if not self.reload.told.auth.is_set:
-            self.own_token.write(self.server.port)
+        self.own_token.listening(self.server.port)
         loop = asyncio.get_running_loop()
         self.endpoints.start()
         self._discovery.start()
@@ -134,8 +135,7 @@ class Gateway:
         await self.server.wait_closed(CLOSE_TIMEOUT_S)
         self.endpoints.disconnect()
         self.driver.close()
-        if self._app.tracer is not None:
-            await self._app.tracer.close()
+        await self._reporting.close()
         self.own_token.remove()
         logger.info("stopped")
 

@@ -1,16 +1,14 @@
-"""What does each part of the gateway need of the settings? Asked when it is made, and again when it is told new ones.
+"""What do rooms that know nothing of the settings file need of it: the core, the HTTP server, the log?
 
-Both ways ask here, so a gateway that was told new settings is what it would be if it had been started with them.
+Every other part reads the settings itself (`follow`). These are told in their own words, when they are made and when
+settings are new: so a gateway that was told new ones is what it would be if it had been started with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-from penstock.config.model import EndpointSection, Settings
+from penstock import logs
+from penstock.config.model import Settings
 from penstock.config.sections.tenancy import ANONYMOUS
-from penstock.core.endpoints.roles import bootstrap_port_of
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.settings import (
     AdmissionSettings,
@@ -20,25 +18,42 @@ from penstock.core.values.settings import (
     QueueBounds,
     RoutingSettings,
 )
-from penstock.engines.base import Model
-from penstock.engines.recognise import ENGINES
-from penstock.gateway.endpoints.catalog import Catalog
-from penstock.gateway.endpoints.observer import Observer, ObserveSettings
-from penstock.gateway.endpoints.registry import EndpointFactory
 from penstock.gateway.identity.caller import PART_OF
 from penstock.gateway.identity.callers import core_limits
-from penstock.gateway.kv_cache.lmcache import Controller, Coordinator, LmCache, Service
-from penstock.gateway.kv_cache.locator import Locator
 from penstock.gateway.proxy.driver import Driver
-from penstock.gateway.proxy.journey import OnEnd
 from penstock.gateway.proxy.model_profiles import profiles
-from penstock.gateway.proxy.target import Target
-from penstock.gateway.telemetry import access_log
-from penstock.http.client.pool import Upstream, UpstreamTimeouts
-from penstock.http.server.server import ServerLimits
+from penstock.http.server.server import HttpServer, ServerLimits
 
-if TYPE_CHECKING:
-    from penstock.gateway.telemetry.tracing import Tracer
+
+class ToScheduler:
+    """Tells the scheduler. What it does about new settings is carried out at once."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def follow(self, settings: Settings) -> None:
+        """Decide by these settings from now on, also about what waits."""
+        driver = self._driver
+        driver.tell(driver.scheduler.reconfigured(scheduler_settings(settings), now=driver.now()))
+
+
+class ToServer:
+    """Tells the HTTP server."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+
+    def follow(self, settings: Settings) -> None:
+        """Hold clients to these settings' limits from now on."""
+        self._server.limits = server_limits(settings)
+
+
+class ToLog:
+    """Tells the log."""
+
+    def follow(self, settings: Settings) -> None:
+        """Log in these settings' format from now on."""
+        logs.use(settings.log.format)
 
 
 def scheduler_settings(settings: Settings) -> SchedulerSettings:
@@ -126,90 +141,4 @@ def server_limits(settings: Settings) -> ServerLimits:
         header_timeout_s=timeouts.client_header,
         body_timeout_s=timeouts.client_body,
         write_timeout_s=timeouts.client_write,
-    )
-
-
-def wait_s_max(settings: Settings) -> float:
-    """The longest that anybody may wait."""
-    return max(band.max_wait or settings.queue.max_wait for band in settings.bands)
-
-
-def aliases(settings: Settings) -> dict[str, str]:
-    """What callers may say, and what engines know it as."""
-    return {name: model.to for name, model in settings.models.items() if model.to is not None}
-
-
-def admin_tokens(settings: Settings) -> tuple[str | None, str | None]:
-    """For everything, and for looking only."""
-    full, reads = settings.admin.token, settings.admin.read_token
-    return full.get_secret_value() if full else None, reads.get_secret_value() if reads else None
-
-
-def tracer(settings: Settings) -> Tracer | None:
-    """What sends traces, where there is a collector."""
-    tracing = settings.tracing
-    if tracing.endpoint is None:
-        return None
-    from penstock.gateway.telemetry.tracing import otlp  # noqa: PLC0415  (an extra)
-
-    return otlp(tracing.endpoint, sample=tracing.sample)
-
-
-def on_end(settings: Settings) -> OnEnd | None:
-    """Who hears of requests' ends, where anybody does."""
-    return access_log.ended if settings.log.access else None
-
-
-def locator(settings: Settings, driver: Driver, catalog: Catalog) -> Locator | None:
-    """Who finds out where prompts are cached, where our own history is not enough and the policy cares."""
-    routing = settings.routing
-    if routing.locality == "history":  # nor is any other asked with a policy that would not listen
-        return None
-    lmcache = None
-    if routing.locality == "lmcache":
-        named = routing.lmcache
-        services: list[Service] = [Coordinator(named.coordinator)] if named.coordinator else []
-        services += [Controller(named.controller)] if named.controller else []
-        lmcache = LmCache(services)
-    return Locator(driver, lmcache=lmcache, names_of=catalog.names_of)
-
-
-def endpoint_parts(settings: Settings, driver: Driver) -> EndpointFactory:
-    """How the parts of an endpoint are made, whenever it comes."""
-    observe = ObserveSettings(
-        interval_s=settings.observe.interval,
-        fast_interval_s=settings.observe.fast_interval,
-        probe_interval_s=settings.health.probe_interval,
-    )
-    timeouts = UpstreamTimeouts(
-        connect_s=settings.timeouts.connect,
-        first_byte_s=settings.timeouts.first_byte,
-        between_bytes_s=settings.timeouts.between_bytes,
-    )
-
-    def target(endpoint: EndpointSection) -> Target:
-        key = endpoint.api_key
-        upstream = Upstream(endpoint.url, timeouts=timeouts)
-        port = bootstrap_port_of(endpoint.labels)
-        place = None if port is None else (upstream.place[0], port)
-        return Target(upstream, key.get_secret_value() if key is not None else None, place)
-
-    def observer(endpoint: EndpointSection, target: Target, on_models: Callable[[str, list[Model]], None]) -> Observer:
-        return Observer(
-            endpoint.name,
-            target,
-            driver,
-            observe,
-            engine=ENGINES.get(endpoint.engine),
-            asks_models=endpoint.models == "auto",
-            on_models=on_models,
-        )
-
-    return EndpointFactory(
-        target=target,
-        observer=observer,
-        observe=observe,
-        timeouts=timeouts,
-        slots_initial=settings.admission.slots_initial,
-        leave_s=settings.queue.stop_timeout,
     )

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from pydantic import SecretStr
 
 from penstock.config.load import ConfigError, from_mapping
+from penstock.config.model import Settings
+from penstock.config.sections.operation import Admin
 from penstock.core.values.outcome import Reason
 from penstock.gateway.admin.auth import FAILURE_DELAY_S, FAILURES_MAX, AdminAuth
 from penstock.gateway.identity.origins import PROXY_HEADERS, Origins, is_loopback
 from tests.gateway.conftest import World
 
 LIST = "/admin/endpoints"
-TOKENS = {"token": "all-of-it", "read_token": "only-look"}
+TOKENS: dict[str, Any] = {"token": "all-of-it", "read_token": "only-look"}
 
 
 class Head:
@@ -32,9 +37,24 @@ class Clock:
         return self.now
 
 
-def auth(listens_on: str = "127.0.0.1", clock: Clock | None = None, **tokens: str) -> AdminAuth:
-    given = (tokens.get("token"), tokens.get("read_token"))
-    return AdminAuth(token=given[0], read_token=given[1], listens_on=listens_on, now=clock or Clock())
+def settings(tokens: dict[str, str], **more: object) -> Settings:
+    """With tokens shorter than an operator may set."""
+    secrets: dict[str, Any] = {name: SecretStr(token) for name, token in tokens.items()}
+    return from_mapping(more).model_copy(update={"admin": Admin.model_construct(**secrets)})
+
+
+def auth(
+    listens_on: str = "127.0.0.1",
+    clock: Clock | None = None,
+    own: str | None = None,
+    more: dict[str, object] | None = None,
+    **tokens: Any,
+) -> AdminAuth:
+    origins = Origins(listens_on=listens_on)
+    made = AdminAuth(listens_on=listens_on, now=clock or Clock(), origins=origins, own=own)
+    for part in (origins, made):
+        part.follow(settings(tokens, **(more or {})))
+    return made
 
 
 def reason(judge: AdminAuth, head: Head, *, writes: bool = True) -> Reason | None:
@@ -88,9 +108,7 @@ def test_who_came_through_a_proxy_is_not_this_machine(header: str) -> None:
 
 
 def test_a_proxy_that_the_settings_name_is_not_this_machine_either() -> None:
-    identity = from_mapping({"identity": {"trusted_proxies": ["127.0.0.1"]}}).identity
-    origins = Origins(identity, listens_on="127.0.0.1")
-    judge = AdminAuth(None, None, listens_on="127.0.0.1", now=Clock(), origins=origins)
+    judge = auth(more={"identity": {"trusted_proxies": ["127.0.0.1"]}})
     assert reason(judge, Head("127.0.0.1"), writes=False) is Reason.FORBIDDEN
     assert reason(judge, Head("127.0.0.2"), writes=False) is None
 
@@ -101,8 +119,8 @@ def test_who_comes_from_elsewhere_to_loopback_was_sent_on(peer: str) -> None:
 
 
 def test_a_gateways_own_token_opens_it_and_only_where_none_is_set() -> None:
-    def judge(token: str | None = None, listens_on: str = "127.0.0.1") -> AdminAuth:
-        return AdminAuth(token, None, listens_on=listens_on, now=Clock(), own="made-here")
+    def judge(listens_on: str = "127.0.0.1", **tokens: Any) -> AdminAuth:
+        return auth(listens_on, own="made-here", **tokens)
 
     assert reason(judge(), bearer("made-here"), writes=True) is None
     assert reason(judge(), bearer("made-there"), writes=True) is Reason.UNAUTHORIZED
@@ -110,11 +128,11 @@ def test_a_gateways_own_token_opens_it_and_only_where_none_is_set() -> None:
     assert reason(judge(), Head("127.0.0.1"), writes=False) is None
     assert reason(judge(listens_on="0.0.0.0"), bearer("made-here"), writes=True) is None
     assert reason(judge(listens_on="0.0.0.0"), Head("127.0.0.1"), writes=False) is Reason.FORBIDDEN
-    assert reason(judge("another-one"), bearer("made-here"), writes=False) is Reason.UNAUTHORIZED
+    assert reason(judge(token="another-one"), bearer("made-here"), writes=False) is Reason.UNAUTHORIZED
     changed = judge()
-    changed.reconfigured("another-one", None)
+    changed.follow(settings({"token": "another-one"}))
     assert reason(changed, bearer("made-here"), writes=False) is Reason.UNAUTHORIZED
-    changed.reconfigured(None, None)
+    changed.follow(settings({}))
     assert reason(changed, bearer("made-here"), writes=False) is None
 
 

@@ -74,7 +74,7 @@ async def test_requests_that_a_hung_engine_took_are_served_elsewhere(
 ) -> None:
     monkeypatch.setattr(probe, "HUNG_AFTER_S", 0.1)
     monkeypatch.setattr(
-        "penstock.gateway.settings_map.ObserveSettings", functools.partial(ObserveSettings, timeout_s=0.05)
+        "penstock.gateway.endpoints.factory.ObserveSettings", functools.partial(ObserveSettings, timeout_s=0.05)
     )
     hung = asyncio.Event()
 

@@ -32,7 +32,9 @@ TENANTS: list[dict[str, object]] = [
 
 
 def callers(*, tenants: list[dict[str, object]] | None = None, identity: object = None, **more: object) -> Callers:
-    return Callers(from_mapping({"tenants": TENANTS if tenants is None else tenants, "identity": identity, **more}))
+    made = Callers()
+    made.follow(from_mapping({"tenants": TENANTS if tenants is None else tenants, "identity": identity, **more}))
+    return made
 
 
 def ask(

@@ -269,7 +269,8 @@ def test_twenty_thousand_users_of_one_key_cost_what_a_thousand_cost() -> None:
     settings = from_mapping(
         {"tenants": [TEAM_A], "fairness": {"levels": ["tenant", "user"]}, "identity": {"max_dynamic": 1000}}
     )
-    callers = Callers(settings)
+    callers = Callers()
+    callers.follow(settings)
     scheduler = Scheduler(scheduler_settings(settings), random=Random(1))
     scheduler.endpoint_added(EndpointSpec("e", 8, frozenset({"sim"}), {}, adaptive_slots=False), now=0.0)
     headers = {b"authorization": f"Bearer {KEY}".encode()}

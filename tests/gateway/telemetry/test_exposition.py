@@ -83,7 +83,8 @@ def test_the_series_of_models_endpoints_and_tenants_are_bounded_in_sum(bands: in
     scheduler = Scheduler(settings_map.scheduler_settings(settings), random=Random(1))
     for n in range(2_000):
         scheduler.endpoint_added(EndpointSpec(f"e{n}", 1, frozenset({"m"}), {}, adaptive_slots=False), now=0.0)
-    metrics = Metrics(settings, snapshot=lambda: scheduler.snapshot(now=0.0), config_hash="x")
+    metrics = Metrics(snapshot=lambda: scheduler.snapshot(now=0.0))
+    metrics.follow(settings)
     for n in range(2_000):
         metrics.endpoint_added(f"e{n}")
     metrics.models_known(f"m{n}" for n in range(2_000))

@@ -41,8 +41,7 @@ def access(log: io.StringIO) -> list[dict[str, Any]]:
 
 async def test_a_request_is_one_line_when_it_is_over(world: World, log: io.StringIO) -> None:
     engine = await world.engine()
-    logs.use("json")
-    await world.gateway(log={"access": True})
+    await world.gateway(log={"access": True, "format": "json"})
     await world.chat_with({"x-request-id": "r1", "x-tenant-id": "team"}, content=PROMPT, tokens=4)
     await world.ask(body=chat(model="nobody"), headers={"x-request-id": "r2"})
     first, second = access(log)
@@ -83,8 +82,7 @@ async def test_without_access_lines_there_are_none_and_a_reload_brings_them(worl
 @pytest.mark.parametrize("form", ["text", "json"])
 async def test_names_from_outside_stay_on_their_line(world: World, log: io.StringIO, form: logs.Format) -> None:
     await world.engine()
-    logs.use(form)
-    await world.gateway(log={"access": True})
+    await world.gateway(log={"access": True, "format": form})
     headers = {"x-tenant-id": "<b>\u00e9\u00ff", "x-request-id": "a b", "x-penstock-band": "<i>"}
     await world.ask(body={**chat(), "model": NASTY, "user": NASTY}, headers=headers)
     await world.ask("POST", "/admin/pause", {"model": NASTY})

@@ -15,9 +15,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from penstock.config.load import ConfigError, from_mapping
+from penstock.gateway.telemetry.reporting import Reporting
 from penstock.gateway.telemetry.tracing import Tracer
 from penstock.sim.fake_engine.log import Fault
-from tests.gateway.conftest import World
+from tests.gateway.conftest import World, follower
 from tests.gateway.raw_engine import Peer, RawEngine
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -27,7 +28,7 @@ SECRET = "what nobody else may read"
 async def traced(world: World, **settings: Any) -> InMemorySpanExporter:
     memory = InMemorySpanExporter()
     gate = await world.gateway(**settings)
-    gate.reload.told.app.tracer = Tracer(SimpleSpanProcessor(memory))
+    follower(gate, Reporting).tracer = Tracer(SimpleSpanProcessor(memory))
     return memory
 
 
@@ -164,7 +165,7 @@ async def test_spans_reach_a_collector_by_otlp_until_a_reload_ends_it(world: Wor
     assert SECRET.encode() not in body
     world.document["tracing"] = {}
     await world.gate.reload()
-    assert world.gate.reload.told.app.tracer is None
+    assert follower(world.gate, Reporting).tracer is None
     await asyncio.sleep(0)
     assert (await world.chat()).status == 200
 

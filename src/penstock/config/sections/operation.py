@@ -29,6 +29,11 @@ class Admin(Section):
     )
     read_token: values.OptionalAdminToken = setting(None, "A token that may look, but change nothing.")
 
+    @property
+    def has_token(self) -> bool:
+        """Whether any token is set."""
+        return self.token is not None or self.read_token is not None
+
 
 class Log(Section):
     """What is logged, on standard error. Prompts, answers, keys and tokens never are."""

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock.config.sections.tenancy import Identity
+from penstock.config.model import Settings
 from penstock.core.values.outcome import Reason
 from penstock.gateway.identity.origins import Head, Origins, is_loopback
 
@@ -51,26 +51,24 @@ class AdminAuth:
 
     def __init__(
         self,
-        token: str | None,
-        read_token: str | None,
         *,
         listens_on: str,
         now: Callable[[], float],
-        origins: Origins | None = None,
+        origins: Origins,
         own: str | None = None,
     ) -> None:
         self._own = _digest(own)
-        self.reconfigured(token, read_token)
         self._is_local = is_loopback(listens_on)
-        self._origins = origins or Origins(Identity(), listens_on=listens_on)
+        self._origins = origins
         self._now = now
         self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()  # address: how many, as of when
 
-    def reconfigured(self, token: str | None, read_token: str | None) -> None:
-        """Other tokens from now on."""
-        self.is_set = token is not None or read_token is not None
-        self._token = _digest(token)
-        self._read_token = _digest(read_token)
+    def follow(self, settings: Settings) -> None:
+        """Ask for the tokens of these settings from now on."""
+        admin = settings.admin
+        self.is_set = admin.has_token
+        self._token = _digest(None if admin.token is None else admin.token.get_secret_value())
+        self._read_token = _digest(None if admin.read_token is None else admin.read_token.get_secret_value())
 
     def denied(self, head: Head, *, writes: bool, public: bool = False) -> Denied | None:
         """Why the caller may not do this; None when it may. `public`: what shows nothing of the gateway."""

@@ -14,7 +14,11 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from penstock.config.model import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +37,26 @@ class OwnToken:
         self.token = secrets.token_urlsafe(TOKEN_BYTES)
         self.file: Path | None = None  #: once it is written
         self._folder = folder
+        self._port: int | None = None  # once the gateway listens
+        self._needed = False
+
+    def follow(self, settings: Settings) -> None:
+        """Be there for the commands on this machine as long as no token is set."""
+        self._needed = not settings.admin.has_token
+        self._settle()
+
+    def listening(self, port: int) -> None:
+        """The gateway listens, so its commands know where to look."""
+        self._port = port
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._port is None:
+            return
+        if self._needed:
+            self.write(self._port)
+        else:
+            self.remove()
 
     def write(self, port: int) -> None:
         """Let the commands on this machine find it. Where that fails, the log says what follows."""

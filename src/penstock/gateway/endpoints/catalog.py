@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from penstock.config.model import Settings
 from penstock.engines.base import Model
 
 
 class Catalog:
     """The model entries of each endpoint, and the aliases that callers may use instead of a model's name."""
 
-    def __init__(self, aliases: Mapping[str, str]) -> None:
-        self.aliases = aliases
+    def __init__(self) -> None:
+        self.aliases: Mapping[str, str] = {}  #: what callers may say, and what engines know it as
         self._listed: dict[str, list[Model]] = {}
+
+    def follow(self, settings: Settings) -> None:
+        """Know the aliases of these settings from now on."""
+        self.aliases = {name: model.to for name, model in settings.models.items() if model.to is not None}
 
     def listed(self, endpoint: str, models: list[Model]) -> None:
         """`endpoint` told that it serves these `models`; replaces what was known of it."""

@@ -106,7 +106,7 @@ class Observer:
             for upstream in (self._probes, *self._ports.values()):
                 upstream.close()
 
-    def reconfigured(self, settings: ObserveSettings, timeouts: UpstreamTimeouts) -> None:
+    def pace(self, settings: ObserveSettings, timeouts: UpstreamTimeouts) -> None:
         """Follow new `settings` from the next pause on, and new `timeouts` at once."""
         self._settings = settings
         for upstream in (self._probes, *self._ports.values()):

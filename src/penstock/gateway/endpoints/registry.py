@@ -15,22 +15,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
 from penstock.config.address import same_place
-from penstock.config.model import ENDPOINTS_MAX, EndpointSection
+from penstock.config.model import ENDPOINTS_MAX, EndpointSection, Settings
 from penstock.core.values.settings import EndpointLimits, EndpointSpec
 from penstock.engines.base import Model
 from penstock.gateway.endpoints.catalog import Catalog
-from penstock.gateway.endpoints.observer import Observer, ObserveSettings
-from penstock.gateway.kv_cache.locator import Locator
+from penstock.gateway.endpoints.factory import EndpointFactory
+from penstock.gateway.endpoints.observer import Observer
+from penstock.gateway.kv_cache.locator import Locator, locator
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.target import Target
 from penstock.gateway.telemetry.metrics import Metrics
-from penstock.http.client.pool import UpstreamTimeouts
 
 logger = logging.getLogger(__name__)
 
@@ -58,17 +58,6 @@ def limits_of(endpoint: EndpointSection) -> EndpointLimits:
         time_per_output_token_s_max=endpoint.max_time_per_output_token,
         engine_waiting_max=endpoint.max_engine_waiting,
     )
-
-
-class EndpointFactory(msgspec.Struct, frozen=True):
-    """How the registry makes the parts of an endpoint, and the settings that all of them share."""
-
-    target: Callable[[EndpointSection], Target]
-    observer: Callable[[EndpointSection, Target, Callable[[str, list[Model]], None]], Observer]
-    observe: ObserveSettings
-    timeouts: UpstreamTimeouts
-    slots_initial: int
-    leave_s: float  #: how long the requests of an endpoint that no source wants any more may take to end
 
 
 class EndpointView(msgspec.Struct, frozen=True):
@@ -106,14 +95,12 @@ class EndpointRegistry:
         driver: Driver,
         metrics: Metrics,
         catalog: Catalog,
-        parts: EndpointFactory,
-        locator: Locator | None = None,
     ) -> None:
         self._driver = driver
         self._metrics = metrics
         self._catalog = catalog
-        self._parts = parts
-        self.locator = locator
+        self._locating: object = None  # the settings that the locator was made by
+        self.locator: Locator | None = None  #: what finds out where prompts are cached, where that is asked for
         self.targets: dict[str, Target] = {}
         self._members: dict[str, _Member] = {}
         self._wanted: dict[str, list[EndpointSection]] = {OPERATOR: [], SETTINGS: []}  # in order of precedence
@@ -151,17 +138,22 @@ class EndpointRegistry:
         for target in (*self.targets.values(), *self._cut):
             target.upstream.close()
 
-    def reconfigured(self, parts: EndpointFactory) -> None:
-        """Make new endpoints by `parts` from now on; those already there follow its time-outs and intervals."""
-        self._parts = parts
+    def follow(self, settings: Settings) -> None:
+        """Have the settings' endpoints, and make new ones by these. Those already there follow what they can."""
+        parts = self._parts = EndpointFactory.of(settings, self._driver)
         for member in self._members.values():
             member.target.upstream.retime(parts.timeouts)
-            member.observer.reconfigured(parts.observe, parts.timeouts)
+            member.observer.pace(parts.observe, parts.timeouts)
+        locating = settings.routing.locality, settings.routing.lmcache
+        if locating != self._locating:
+            self._locating = locating
+            self._relocate(locator(settings, self._driver, self._catalog.names_of))
+        self.want(SETTINGS, settings.endpoints)
 
     def _took_movement(self) -> list[str]:
         return [name for name, target in self.targets.items() if target.took_movement()]
 
-    def relocate(self, locator: Locator | None) -> None:
+    def _relocate(self, locator: Locator | None) -> None:
         """Let `locator` find out where prompts are cached; None: nothing does. What the old one told is forgotten."""
         before, self.locator = self.locator, locator
         now = self._driver.now()

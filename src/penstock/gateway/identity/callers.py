@@ -53,14 +53,13 @@ Header = Callable[[bytes], bytes | None]  # the first value of a header, by its 
 class Callers:
     """Tells callers apart, by the settings."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self) -> None:
         self._tenants: dict[str, TenantProfile] = {}
-        self._dynamic = NameQuotas(settings.identity.max_dynamic)
-        self._dynamic_users = NameQuotas(settings.identity.max_dynamic)  # of all tenants that are not listed, together
-        self.reconfigured(settings)
+        self._dynamic = NameQuotas(1)
+        self._dynamic_users = NameQuotas(1)  # of all tenants that are not listed, together
 
-    def reconfigured(self, settings: Settings) -> None:
-        """Go by these from now on. Names that count as themselves go on doing so."""
+    def follow(self, settings: Settings) -> None:
+        """Go by these settings from now on. Names that count as themselves go on doing so."""
         identity = settings.identity
         self._dynamic.limit = self._dynamic_users.limit = identity.max_dynamic
         self._ranks = {band.name: rank for rank, band in enumerate(settings.bands)}

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from penstock.config.sections.tenancy import Identity
+from penstock.config.model import Settings
 
 PROXY_HEADERS = (  # what proxies add, each its own
     b"forwarded",
@@ -53,12 +53,12 @@ class Head(Protocol):
 class Origins:
     """Judges by `Host`, `Origin` and where a request came from."""
 
-    def __init__(self, identity: Identity, *, listens_on: str) -> None:
+    def __init__(self, *, listens_on: str) -> None:
         self._is_local = is_loopback(listens_on)
-        self.reconfigured(identity)
 
-    def reconfigured(self, identity: Identity) -> None:
-        """By these from now on."""
+    def follow(self, settings: Settings) -> None:
+        """Judge by these settings from now on."""
+        identity = settings.identity
         self._hosts = frozenset(identity.allowed_hosts)
         self._origins = frozenset(identity.allowed_origins)
         self._proxies = [ipaddress.ip_network(network) for network in identity.trusted_proxies]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.values.located import Source
 from penstock.engines.kv_blocks import Changes, prompt_keys
-from penstock.gateway.kv_cache.lmcache import LmCache
+from penstock.gateway.kv_cache.lmcache import Controller, Coordinator, LmCache, Service
 from penstock.gateway.kv_cache.tokenize_request import LATE_S, Question, question
 from penstock.gateway.kv_cache.tokenizer import Tokenizer
 from penstock.gateway.proxy.driver import Driver
@@ -27,7 +27,7 @@ from penstock.gateway.proxy.target import Target
 if TYPE_CHECKING:
     import zmq.asyncio
 
-    from penstock.config.model import EndpointSection
+    from penstock.config.model import EndpointSection, Settings
     from penstock.gateway.kv_cache.kv_source import KvSource  # needs an extra
 
 logger = logging.getLogger(__name__)
@@ -214,3 +214,17 @@ class Locator:
             keys = prompt_keys(tokens, size, adapter=search.model if adapted else "", salt=search.asked.salt)
         driver = self._driver
         driver.tell(driver.scheduler.located(request_id, keys, size, now=driver.now()))
+
+
+def locator(settings: Settings, driver: Driver, names_of: Callable[[str], Collection[str]]) -> Locator | None:
+    """What finds out where prompts are cached. None where our own history is enough for the settings' policy."""
+    routing = settings.routing
+    if routing.locality == "history":  # nor is any other asked with a policy that would not listen
+        return None
+    lmcache = None
+    if routing.locality == "lmcache":
+        named = routing.lmcache
+        services: list[Service] = [Coordinator(named.coordinator)] if named.coordinator else []
+        services += [Controller(named.controller)] if named.controller else []
+        lmcache = LmCache(services)
+    return Locator(driver, lmcache=lmcache, names_of=names_of)

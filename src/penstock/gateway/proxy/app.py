@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qs
 
@@ -19,10 +19,10 @@ from penstock.core.values.request import Request
 from penstock.gateway.admin.routes import AdminRoutes
 from penstock.gateway.builtin.paths import OwnPaths
 from penstock.gateway.endpoints.catalog import Catalog
+from penstock.gateway.endpoints.registry import EndpointRegistry
 from penstock.gateway.identity.caller import Caller, Key, Unauthorized
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.identity.origins import Origins
-from penstock.gateway.kv_cache.locator import Locator
 from penstock.gateway.openai import body as bodies
 from penstock.gateway.openai import errors
 from penstock.gateway.openai.body import BadBody
@@ -35,14 +35,14 @@ from penstock.gateway.proxy.direct import DirectJourney
 from penstock.gateway.proxy.disagg import sequential
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.heartbeat import Heartbeats
-from penstock.gateway.proxy.journey import OnEnd, QueuedJourney
+from penstock.gateway.proxy.journey import QueuedJourney
 from penstock.gateway.proxy.model_profiles import PLAIN, Profile, profiles
 from penstock.gateway.proxy.slices import Slices
 from penstock.gateway.proxy.stored_answers import StoredAnswers
-from penstock.gateway.proxy.target import Target
 from penstock.gateway.proxy.ties import RESPONSES_PATH, Affinities
 from penstock.gateway.queueing import queueing
 from penstock.gateway.telemetry.metrics import Metrics
+from penstock.gateway.telemetry.reporting import Reporting
 from penstock.http.inflate import BadGzip, InflatesTooFar, TooMuchAtOnce, inflate
 from penstock.http.server.server import Exchange, Header, Refusal
 
@@ -78,10 +78,9 @@ class App:
 
     def __init__(
         self,
-        settings: Settings,
         *,
         driver: Driver,
-        targets: Mapping[str, Target],
+        endpoints: EndpointRegistry,
         metrics: Metrics,
         catalog: Catalog,
         admin: AdminRoutes,
@@ -89,22 +88,20 @@ class App:
         callers: Callers,
         heartbeats: Heartbeats,
         affinities: Affinities,
-        locator: Locator | None = None,
+        reporting: Reporting,
         batch: BatchRoutes | None = None,
     ) -> None:
         self._driver = driver
-        self._targets = targets
+        self._endpoints = endpoints
+        self._targets = targets = endpoints.targets
         self._metrics = metrics
         self._catalog = catalog
         self._callers = callers
         self._origins = origins
         self._admin = admin
-        self._levels = settings.fairness.levels  # for as long as it runs
         self._heartbeats = heartbeats
-        self._locator = locator
         self._affinities = affinities
-        self.tracer: Tracer | None = None  #: of queued requests; may change at any time
-        self.on_end: OnEnd | None = None  #: of their ends
+        self._reporting = reporting
         self._serial = itertools.count(1)
         self._slices = Slices()
         own = OwnPaths(
@@ -126,19 +123,15 @@ class App:
             request_id=self._request_id,
         )
         self._parts: list[Part] = [own, admin, stored] if batch is None else [own, admin, stored, batch]
-        self.reconfigured(settings)
 
-    def reconfigured(self, settings: Settings) -> None:
-        """For requests that come from now on."""
+    def follow(self, settings: Settings) -> None:
+        """Take requests that come from now on by these settings."""
+        self._levels = settings.fairness.levels
         self._bands = [band.name for band in settings.bands]
         self._asks_usage = settings.accounting.usage == "auto"
         self._body_bytes_max = settings.limits.max_body
         self._profiles = profiles(settings)
         self._queueing = queueing(settings)
-
-    def relocate(self, locator: Locator | None) -> None:
-        """Somebody else finds out where prompts are cached."""
-        self._locator = locator
 
     # --- the server's hooks ---------------------------------------------------------------------------------
 
@@ -327,9 +320,9 @@ class App:
         exchange.body = b""  # the journey has it; a renamed or unpacked one would be held twice
         flow, weights = caller.flow(self._levels, model, profile.weight)
         now = self._driver.now()
-        search = None
-        if self._locator is not None and pinned is None and not isinstance(body, Spliced):
-            search = self._locator.search(exchange.target_path, body, served)
+        search, locator, tracer = None, self._endpoints.locator, self._reporting.tracer
+        if locator is not None and pinned is None and not isinstance(body, Spliced):
+            search = locator.search(exchange.target_path, body, served)
         session, prefix, home = self._affinities.ties(exchange, body, peek, served)
         request = Request(
             id=self._unique(request_id),
@@ -370,11 +363,11 @@ class App:
             ranks_itself=peek.priority is not None,
             heartbeats=self._heartbeats if request.streamed and passed.events else None,
             remember=self._remembering(caller) if exchange.target_path == RESPONSES_PATH else None,
-            trace=None if self.tracer is None else _traced(self.tracer, exchange, request),
-            on_end=self.on_end,
+            trace=None if tracer is None else _traced(tracer, exchange, request),
+            on_end=self._reporting.on_end,
         ).begin()
-        if self._locator is not None and search is not None:
-            self._locator.begin(request.id, search)
+        if locator is not None and search is not None:
+            locator.begin(request.id, search)
 
     def _remembering(self, caller: Caller) -> Callable[[bytes, str], bool]:
         """Who remembers where this caller's answers are made."""

@@ -14,6 +14,7 @@ import asyncio
 import re
 from typing import Protocol
 
+from penstock.config.model import Settings
 from penstock.core.queueing.position import QueuePosition
 from penstock.core.util.timers import Timers
 from penstock.gateway.openai.errors import Api
@@ -49,18 +50,19 @@ class _Pulse:
 class Heartbeats:
     """Tells those who wait, all of them by one timer."""
 
-    def __init__(self, driver: Driver, *, after_s: float, wait_s_max: float) -> None:
+    def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self.reconfigured(after_s=after_s, wait_s_max=wait_s_max)
         self._pulses: dict[str, _Pulse] = {}
         self._timers: Timers[str] = Timers()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
 
-    def reconfigured(self, *, after_s: float, wait_s_max: float) -> None:
+    def follow(self, settings: Settings) -> None:
         """For streams that come from now on."""
-        self._after_s = after_s  # 0: only those who would time out
-        self._wait_s_max = wait_s_max  # a client that waits longer than that by itself needs nothing
+        queue = settings.queue
+        self._after_s = queue.heartbeat_after  # 0: only clients that would time out are told
+        # The longest that a request may wait: a client that waits longer than that by itself needs nothing.
+        self._wait_s_max = max([band.max_wait or queue.max_wait for band in settings.bands])
 
     def watch(self, name: str, waiter: Waiter, read_timeout: bytes | None) -> bool:
         """Look after a stream until its answer begins. True: it may be told while an engine works on it."""

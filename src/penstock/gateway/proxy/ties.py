@@ -10,7 +10,8 @@ from collections import OrderedDict
 
 import msgspec
 
-from penstock.config.sections.routing import RoutingSection, by_cache, by_session
+from penstock.config.model import Settings
+from penstock.config.sections.routing import by_cache, by_session
 from penstock.gateway.openai import prefix_keys
 from penstock.gateway.openai.fields import Peek, field_reader
 from penstock.gateway.openai.splice import Body, Spliced
@@ -71,12 +72,12 @@ class Responses:
 class Affinities:
     """Reads ties as the settings say."""
 
-    def __init__(self, routing: RoutingSection) -> None:
+    def __init__(self) -> None:
         self.responses = Responses()
-        self.reconfigured(routing)
 
-    def reconfigured(self, routing: RoutingSection) -> None:
-        """Read them as these say from now on. Which endpoint made which answer stays known."""
+    def follow(self, settings: Settings) -> None:
+        """Read ties as these settings say from now on. Which endpoint made which answer stays known."""
+        routing = settings.routing
         session = routing.session
         self._reads_prefix = by_cache(routing.policy)
         self._reads_session = by_session(routing.policy)

@@ -1,5 +1,6 @@
 """What is counted, traced and logged of requests?
 
 `metrics.py` are the series, counted for as little as an addition (`series.py`) or read from a snapshot (`levels.py`);
-`exposition.py` writes the page in slices. `tracing.py` and `access_log.py` are told by journeys.
+`exposition.py` writes the page in slices. `tracing.py` and `access_log.py` are told by journeys, where
+`reporting.py` says so.
 """

@@ -67,13 +67,7 @@ class _AnswerSeries:
 class Metrics:
     """All series of one gateway."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        snapshot: Callable[[], Snapshot],
-        config_hash: str,
-    ) -> None:
+    def __init__(self, *, snapshot: Callable[[], Snapshot]) -> None:
         self._sources: list[SeriesSource] = []
         self._bands: list[str] = []  # shared with the gauges
         self._models: set[str] = set()
@@ -143,7 +137,6 @@ class Metrics:
             lambda: float(self._reload_failed),
         )
         self._reload_failed = False
-        self.reloaded(config_hash)
         self._tenants: list[str] = []
         self._aliases = RouterAliases(snapshot, self)
         self._with_aliases = False
@@ -157,10 +150,9 @@ class Metrics:
         self._alias_rejections: dict[Reason, int] = dict.fromkeys(_TOO_MANY, 0)
         self._admissions = 0
         self._cancelled = 0
-        self.reconfigured(settings)
 
-    def reconfigured(self, settings: Settings) -> None:
-        """The bands and tenants of these from now on. What was counted stays, but for tenants that are gone."""
+    def follow(self, settings: Settings) -> None:
+        """Count by the bands and tenants of these settings. What was counted stays, but for tenants that are gone."""
         before, self._tenants = self._tenants, [*[tenant.name for tenant in settings.tenants], OTHER]
         for gone in set(before) - set(self._tenants):
             self._service.remove(gone)

@@ -58,6 +58,7 @@ class Discovery:
 
     def __init__(self, sources: Iterable[EndpointSource], registry: Registry) -> None:
         self._sources = {source.name: source for source in sources}
+        self._started = False
         self._registry = registry
         registry.ranked(tuple(self._sources))
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -65,10 +66,11 @@ class Discovery:
 
     def start(self) -> None:
         """Start every source."""
+        self._started = True
         for source in self._sources.values():
             self._begin(source)
 
-    def reconfigured(self, sources: Iterable[EndpointSource], *, kept: Collection[str]) -> None:
+    def use(self, sources: Iterable[EndpointSource], *, kept: Collection[str]) -> None:
         """Run exactly these `sources` from now on.
 
         Those whose names are in `kept` did not change and go on. A source that is gone wants nothing any more.
@@ -81,7 +83,7 @@ class Discovery:
                 self._end(name)
         self._registry.ranked(tuple(self._sources))
         for name, source in self._sources.items():
-            if name not in self._tasks:
+            if self._started and name not in self._tasks:
                 self._begin(source)
 
     async def close(self) -> None:

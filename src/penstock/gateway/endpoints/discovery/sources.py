@@ -4,16 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from penstock.config.model import Settings
 from penstock.config.problems import ConfigError, Problem
-from penstock.config.sections import discovery
-from penstock.gateway.endpoints.discovery.base import EndpointSource, SourceError
+from penstock.config.sections.discovery import SourceSection
+from penstock.gateway.endpoints.discovery.base import Discovery, EndpointSource, SourceError
 from penstock.gateway.endpoints.discovery.dns import DnsSource
 from penstock.gateway.endpoints.discovery.file import FileSource
 from penstock.gateway.endpoints.discovery.kubernetes import KubernetesSource
 from penstock.gateway.endpoints.discovery.kubernetes_access import Access
 
 
-def sources(settings: Sequence[discovery.SourceSection], env: Mapping[str, str]) -> list[EndpointSource]:
+class SettingsSources:
+    """Lets a `Discovery` follow the settings' sources."""
+
+    def __init__(self, discovery: Discovery, env: Mapping[str, str]) -> None:
+        self._discovery = discovery
+        self._env = env
+        self._followed: Sequence[SourceSection] = ()
+        self._checked: list[EndpointSource] = []  # of the settings that are followed next, in their order
+
+    def check(self, settings: Settings) -> None:
+        """Make the sources that `follow` takes. Raises `ConfigError` where an entry has no meaning where we run."""
+        self._checked = sources(settings.discovery, self._env)
+
+    def follow(self, settings: Settings) -> None:
+        """Find endpoints there from now on. Sources whose settings are what they were go on."""
+        made = zip(settings.discovery, self._checked, strict=True)
+        kept = {source.name for entry, source in made if entry in self._followed}
+        self._followed = settings.discovery
+        self._discovery.use(self._checked, kept=kept)
+
+
+def sources(settings: Sequence[SourceSection], env: Mapping[str, str]) -> list[EndpointSource]:
     """Returns one source per entry of `discovery`. `env` is the process environment, which Kubernetes needs.
 
     Raises `ConfigError` if two entries are the same, or an entry has no meaning where we run.
@@ -29,7 +51,7 @@ def sources(settings: Sequence[discovery.SourceSection], env: Mapping[str, str])
     return found
 
 
-def _source(entry: discovery.SourceSection, index: int, env: Mapping[str, str]) -> EndpointSource:
+def _source(entry: SourceSection, index: int, env: Mapping[str, str]) -> EndpointSource:
     if entry.dns is not None:
         return DnsSource(entry.dns)
     if entry.file is not None:

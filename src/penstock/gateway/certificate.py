@@ -1,0 +1,46 @@
+"""What are callers' connections encrypted with (`tls`), and how does a new certificate come into use?"""
+
+from __future__ import annotations
+
+import ssl
+
+from penstock.config.load import ConfigError, Problem
+from penstock.config.model import Settings
+
+
+class Certificate:
+    """The certificate that connections are shown. A listening server keeps its context, so that one is renewed."""
+
+    def __init__(self) -> None:
+        self._context: ssl.SSLContext | None = None
+
+    def check(self, settings: Settings) -> None:
+        """Raises a `ConfigError` where the settings' files can't be used."""
+        _context(settings)
+
+    def follow(self, settings: Settings) -> None:
+        """Show these settings' certificate to connections that come from now on."""
+        if self._context is not None and settings.tls.cert:
+            _load(self._context, settings)
+
+    def context(self, settings: Settings) -> ssl.SSLContext | None:
+        """What a server shall listen with; None: it speaks plain HTTP. Raises as `check` does."""
+        self._context = _context(settings)
+        return self._context
+
+
+def _context(settings: Settings) -> ssl.SSLContext | None:
+    if not settings.tls.cert:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        _load(context, settings)
+    except (OSError, ssl.SSLError) as error:
+        text = error.strerror or str(error)
+        raise ConfigError([Problem("tls", f"the certificate or its key can't be used: {text}")]) from None
+    return context
+
+
+def _load(context: ssl.SSLContext, settings: Settings) -> None:
+    assert settings.tls.cert is not None
+    context.load_cert_chain(settings.tls.cert, settings.tls.key)

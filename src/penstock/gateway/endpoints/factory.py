@@ -1,0 +1,68 @@
+"""What is an endpoint made of, by the settings: whom requests are sent to, and what observes it?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
+
+import msgspec
+
+from penstock.config.model import EndpointSection, Settings
+from penstock.core.endpoints.roles import bootstrap_port_of
+from penstock.engines.base import Model
+from penstock.engines.recognise import ENGINES
+from penstock.gateway.endpoints.observer import Observer, ObserveSettings
+from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.proxy.target import Target
+from penstock.http.client.pool import Upstream, UpstreamTimeouts
+
+
+class EndpointFactory(msgspec.Struct, frozen=True):
+    """Makes the parts of an endpoint, whenever one comes."""
+
+    driver: Driver
+    observe: ObserveSettings
+    timeouts: UpstreamTimeouts
+    slots_initial: int
+    leave_s: float  #: how long what runs at an endpoint that nobody wants may take to end
+
+    @classmethod
+    def of(cls, settings: Settings, driver: Driver) -> Self:
+        """The factory as these settings have it."""
+        return cls(
+            driver=driver,
+            observe=ObserveSettings(
+                interval_s=settings.observe.interval,
+                fast_interval_s=settings.observe.fast_interval,
+                probe_interval_s=settings.health.probe_interval,
+            ),
+            timeouts=UpstreamTimeouts(
+                connect_s=settings.timeouts.connect,
+                first_byte_s=settings.timeouts.first_byte,
+                between_bytes_s=settings.timeouts.between_bytes,
+            ),
+            slots_initial=settings.admission.slots_initial,
+            leave_s=settings.queue.stop_timeout,
+        )
+
+    def target(self, endpoint: EndpointSection) -> Target:
+        """The endpoint as requests know it."""
+        key = endpoint.api_key
+        upstream = Upstream(endpoint.url, timeouts=self.timeouts)
+        port = bootstrap_port_of(endpoint.labels)
+        place = None if port is None else (upstream.place[0], port)
+        return Target(upstream, key.get_secret_value() if key is not None else None, place)
+
+    def observer(
+        self, endpoint: EndpointSection, target: Target, on_models: Callable[[str, list[Model]], None]
+    ) -> Observer:
+        """What observes the endpoint, and calls `on_models` with its name and what it serves."""
+        return Observer(
+            endpoint.name,
+            target,
+            self.driver,
+            self.observe,
+            engine=ENGINES.get(endpoint.engine),
+            asks_models=endpoint.models == "auto",
+            on_models=on_models,
+        )
