@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from penstock.cli.main import main
+from penstock.gateway.openai.scan import ONE_STEP_BYTES
 from penstock.gateway.serve import Gateway
 from tests.gateway.conftest import CHAT, Answer, World, chat, fault, request
 
@@ -235,6 +236,11 @@ async def test_a_batch_whose_window_is_over_keeps_what_has_run(world: World, tmp
         "message": "This request could not be executed before the completion window expired.",
     }
     assert (await api.call("POST", f"/v1/batches/{shown['id']}/cancel")).error()["param"] == "batch_id"
+
+
+async def test_an_item_too_large_to_be_read_in_one_step_runs_too(api: Batches) -> None:
+    shown = await api.ended(await api.start(line("small"), line("large", padding="x" * ONE_STEP_BYTES)))
+    assert (shown["status"], shown["request_counts"]["completed"]) == ("completed", 2)
 
 
 async def test_one_batch_may_ask_for_several_models(world: World, tmp_path: Path) -> None:

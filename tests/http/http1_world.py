@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 
-from penstock.http.server.server import Exchange, Header, HttpServer, Refusal, ServerLimits
+from penstock.http.server.server import Header, HttpServer, Refusal, ServerLimits, SocketExchange
 
 T = TypeVar("T")
 
@@ -38,28 +38,30 @@ class Recorder:
     """A handler that notes what happens, and answers `200` with the request's line and body."""
 
     def __init__(self) -> None:
-        self.begun: list[Exchange] = []
-        self.completed: list[Exchange] = []
+        self.begun: list[SocketExchange] = []
+        self.completed: list[SocketExchange] = []
         self.refusals: list[tuple[Refusal, str]] = []
-        self.gone: list[Exchange] = []
-        self.on_begin: Callable[[Exchange], int | None] = lambda exchange: None
-        self.on_complete: Callable[[Exchange], None] = answer
+        self.gone: list[SocketExchange] = []
+        self.on_begin: Callable[[SocketExchange], int | None] = lambda exchange: None
+        self.on_complete: Callable[[SocketExchange], None] = answer
 
-    def begin(self, exchange: Exchange) -> int | None:
+    def begin(self, exchange: SocketExchange) -> int | None:
         self.begun.append(exchange)
         exchange.on_disconnect = lambda: self.gone.append(exchange)
         return self.on_begin(exchange)
 
-    def complete(self, exchange: Exchange) -> None:
+    def complete(self, exchange: SocketExchange) -> None:
         self.completed.append(exchange)
         self.on_complete(exchange)
 
-    def refused(self, exchange: Exchange | None, refusal: Refusal, detail: str) -> tuple[int, Sequence[Header], bytes]:
+    def refused(
+        self, exchange: SocketExchange | None, refusal: Refusal, detail: str
+    ) -> tuple[int, Sequence[Header], bytes]:
         self.refusals.append((refusal, detail))
         return STATUS[refusal], [(b"content-type", b"text/plain")], refusal.value.encode()
 
 
-def answer(exchange: Exchange) -> None:
+def answer(exchange: SocketExchange) -> None:
     line = f"{exchange.method} {exchange.target_path} {exchange.query} ".encode()
     exchange.respond(200, [(b"content-type", b"text/plain")], line + exchange.body)
 

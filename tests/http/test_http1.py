@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from penstock.http.server.server import Exchange
+from penstock.http.server.server import SocketExchange
 from tests.http.http1_world import Client, World, chunked, on_both_loops, request
 
 
-def start_stream(exchange: Exchange, length: int | None = None) -> None:
+def start_stream(exchange: SocketExchange, length: int | None = None) -> None:
     exchange.start(200, [(b"Content-Type", b"text/event-stream")], length=length)
 
 
@@ -176,7 +176,7 @@ async def test_a_stream_of_unknown_length_is_chunked(world: World) -> None:
 async def test_a_stream_of_known_length_is_sent_plain(world: World) -> None:
     await world.serve()
 
-    def stream(exchange: Exchange) -> None:
+    def stream(exchange: SocketExchange) -> None:
         start_stream(exchange, length=6)
         exchange.write(b"abc")
         exchange.write(b"def")
@@ -193,7 +193,7 @@ async def test_a_stream_of_known_length_is_sent_plain(world: World) -> None:
 async def test_http_1_0_gets_a_stream_that_ends_with_the_connection(world: World) -> None:
     await world.serve()
 
-    def stream(exchange: Exchange) -> None:
+    def stream(exchange: SocketExchange) -> None:
         start_stream(exchange)
         exchange.write(b"abc")
         exchange.end()
@@ -219,7 +219,7 @@ async def test_a_head_request_gets_the_headers_only(world: World) -> None:
 async def test_204_and_304_have_no_body(world: World) -> None:
     await world.serve()
 
-    def stream(exchange: Exchange) -> None:
+    def stream(exchange: SocketExchange) -> None:
         exchange.start(304, [], length=None)
         exchange.write(b"not sent")
         exchange.end()
@@ -241,7 +241,7 @@ async def test_204_and_304_have_no_body(world: World) -> None:
 async def test_an_aborted_stream_stays_incomplete(world: World) -> None:
     await world.serve()
 
-    def stream(exchange: Exchange) -> None:
+    def stream(exchange: SocketExchange) -> None:
         start_stream(exchange)
         exchange.write(b"abc")
         exchange.abort()
@@ -261,7 +261,7 @@ async def test_an_aborted_stream_stays_incomplete(world: World) -> None:
 async def test_an_end_that_comes_short_of_the_length_closes_the_connection(world: World) -> None:
     await world.serve()
 
-    def stream(exchange: Exchange) -> None:
+    def stream(exchange: SocketExchange) -> None:
         start_stream(exchange, length=6)
         exchange.write(b"abc")
         exchange.end()
@@ -274,7 +274,7 @@ async def test_an_end_that_comes_short_of_the_length_closes_the_connection(world
 async def test_a_line_break_in_a_response_header_is_refused(world: World) -> None:
     await world.serve()
 
-    def split(exchange: Exchange) -> None:
+    def split(exchange: SocketExchange) -> None:
         with pytest.raises(ValueError, match="line break"):
             exchange.respond(200, [(b"x", b"1\r\nset-cookie: a")], b"")
         exchange.respond(500, [], b"")
@@ -320,13 +320,13 @@ async def test_fifty_pipelined_requests_are_answered_in_order(world: World) -> N
     loop = asyncio.get_running_loop()
     running = 0
 
-    def later(exchange: Exchange) -> None:
+    def later(exchange: SocketExchange) -> None:
         nonlocal running
         running += 1
         assert running == 1, "one at a time"
         loop.call_soon(done, exchange)
 
-    def done(exchange: Exchange) -> None:
+    def done(exchange: SocketExchange) -> None:
         nonlocal running
         running -= 1
         exchange.respond(200, [], exchange.target_path.encode() + exchange.body)
@@ -341,7 +341,7 @@ async def test_fifty_pipelined_requests_are_answered_in_order(world: World) -> N
 @on_both_loops
 async def test_a_flood_of_pipelined_requests_is_read_no_faster_than_it_is_answered(world: World) -> None:
     await world.serve(pipelined_bytes_max=1000)
-    held: list[Exchange] = []
+    held: list[SocketExchange] = []
     world.handler.on_complete = held.append
     client = await world.client(request() * 20_000)
     await world.until(lambda: held)
@@ -355,7 +355,7 @@ async def test_a_flood_of_pipelined_requests_is_read_no_faster_than_it_is_answer
 SHORT = b"HTTP/1.1 200 OK\r\ndate: -\r\ncontent-length: 0\r\n\r\n"
 
 
-def answer_short(exchange: Exchange) -> None:
+def answer_short(exchange: SocketExchange) -> None:
     exchange.respond(200, [(b"date", b"-")], b"")
 
 
@@ -409,7 +409,7 @@ async def test_a_slow_reader_pauses_the_engine(world: World) -> None:
     sent = 0
     piece = b"x" * 16384
 
-    def stream(exchange: Exchange) -> None:
+    def stream(exchange: SocketExchange) -> None:
         nonlocal sent
         exchange.on_pause = lambda: told.append("pause")
         exchange.on_resume = lambda: told.append("resume")

@@ -13,7 +13,7 @@ import uvloop
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from penstock.http.server.server import Exchange, Refusal, ServerLimits
+from penstock.http.server.server import Refusal, ServerLimits, SocketExchange
 from tests.fuzz.targets import requests_read
 from tests.http.http1_world import Client, World, answer, chunked, on_both_loops, request
 
@@ -313,7 +313,7 @@ async def test_a_body_that_keeps_coming_is_not_timed_out(world: World) -> None:
     assert (await client.response())[0] == 200
 
 
-def flood(exchange: Exchange) -> None:
+def flood(exchange: SocketExchange) -> None:
     exchange.start(200, [], length=None)
     paused: list[bool] = []
     exchange.on_pause = lambda: paused.append(True)
@@ -440,7 +440,7 @@ async def test_a_handler_that_fails_costs_one_connection(world: World) -> None:
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context["exception"]))
     await world.serve()
 
-    def fail(exchange: Exchange) -> None:
+    def fail(exchange: SocketExchange) -> None:
         raise RuntimeError("a bug of ours")
 
     world.handler.on_complete = fail
@@ -589,7 +589,7 @@ async def test_a_body_that_is_given_up_no_longer_counts(world: World) -> None:
 @on_both_loops
 async def test_a_client_that_sent_much_ahead_is_missed_when_it_leaves(world: World) -> None:
     await world.serve(gone_look_s=0.02)
-    pending: list[Exchange] = []
+    pending: list[SocketExchange] = []
     world.handler.on_complete = pending.append
     clients = []
     for count in (1, 2, 3):
@@ -606,5 +606,5 @@ async def test_a_client_that_sent_much_ahead_is_missed_when_it_leaves(world: Wor
     pending[3].respond(200, [], b"")
 
 
-def _so_many(things: list[Exchange], count: int) -> bool:
+def _so_many(things: list[SocketExchange], count: int) -> bool:
     return len(things) == count

@@ -17,7 +17,7 @@ from penstock.batch.store.thread import StoreThread
 from penstock.batch.values import Batch, Quota
 from penstock.batch.window import window_s
 from penstock.core.values.outcome import Reason
-from penstock.http.server.server import Exchange
+from penstock.http.server.server import SocketExchange
 
 LIST_MAX, LIST_DEFAULT = 100, 20
 METADATA_MAX, KEY_MAX, VALUE_MAX = 16, 64, 512
@@ -51,7 +51,7 @@ class Batches:
         self._keep_s = keep_s
         self._wall = wall
 
-    async def create(self, exchange: Exchange, owner: Owner) -> None:
+    async def create(self, exchange: SocketExchange, owner: Owner) -> None:
         fields = _read(exchange.body)
         now = self._wall()
         window, seconds = fields.completion_window, window_s(fields.completion_window)
@@ -97,17 +97,17 @@ class Batches:
         self._keeper.wake()
         answer(exchange, self._shown(batch))
 
-    async def list(self, exchange: Exchange, owner: Owner) -> None:
+    async def list(self, exchange: SocketExchange, owner: Owner) -> None:
         fields = query(exchange)
         limit = page_size(fields, LIST_DEFAULT, LIST_MAX)
         after = fields.get("after") or None
         rows = await self._store.do(lambda store: store.batches(owner.tenant, after=after, limit=limit + 1))
         answer(exchange, api_objects.listing([self._shown(batch) for batch in rows[:limit]], more=len(rows) > limit))
 
-    async def show(self, exchange: Exchange, owner: Owner, name: str) -> None:
+    async def show(self, exchange: SocketExchange, owner: Owner, name: str) -> None:
         answer(exchange, self._shown(await self._find(owner, name)))
 
-    async def cancel(self, exchange: Exchange, owner: Owner, name: str) -> None:
+    async def cancel(self, exchange: SocketExchange, owner: Owner, name: str) -> None:
         batch = await self._find(owner, name)
         if batch.state not in (Status.CANCELLING, Status.CANCELLED):
             if not may(batch.state, BatchEvent.CANCEL):

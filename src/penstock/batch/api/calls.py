@@ -19,7 +19,7 @@ import msgspec
 from penstock.batch.store.port import InUseError, QuotaError, StorageFullError, StoreError
 from penstock.core.values.outcome import Reason
 from penstock.gateway.openai import errors
-from penstock.http.server.server import Exchange, Header
+from penstock.http.server.server import Header, SocketExchange
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Calls:
         self._of_payer: Counter[tuple[CallKind, str]] = Counter()
 
     def spawn(
-        self, exchange: Exchange, work: Coroutine[None, None, None], payer: str, kind: CallKind = CallKind.SHORT
+        self, exchange: SocketExchange, work: Coroutine[None, None, None], payer: str, kind: CallKind = CallKind.SHORT
     ) -> bool:
         """Run `work`; what it raises becomes the answer. Returns False if too many run: then the call was refused."""
         of_payer = kind, payer
@@ -97,13 +97,13 @@ class Calls:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _serve(self, exchange: Exchange, work: Coroutine[None, None, None]) -> None:
+    async def _serve(self, exchange: SocketExchange, work: Coroutine[None, None, None]) -> None:
         try:
             await work
         except Exception as error:  # noqa: BLE001 - every call gets an answer
             self.fail(exchange, error)
 
-    def fail(self, exchange: Exchange, error: Exception) -> None:
+    def fail(self, exchange: SocketExchange, error: Exception) -> None:
         """Answer with what went wrong. If the answer has begun already, break it off."""
         if exchange.over:
             return  # the client is gone
@@ -128,7 +128,7 @@ class Calls:
 
     def refuse(
         self,
-        exchange: Exchange,
+        exchange: SocketExchange,
         reason: Reason,
         message: str | None = None,
         param: str | None = None,
@@ -143,11 +143,11 @@ class Calls:
         exchange.respond(status, [*headers, *(extra or ())], body)
 
 
-def answer(exchange: Exchange, value: object) -> None:
+def answer(exchange: SocketExchange, value: object) -> None:
     exchange.respond(200, [(b"content-type", b"application/json")], msgspec.json.encode(value))
 
 
-def query(exchange: Exchange) -> dict[str, str]:
+def query(exchange: SocketExchange) -> dict[str, str]:
     """Returns the fields of the query; of several with one name the last. Raises `ApiError` if it can't be read."""
     try:
         fields = parse_qs(exchange.query, keep_blank_values=True, max_num_fields=100)

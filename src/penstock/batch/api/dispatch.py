@@ -22,31 +22,24 @@ ANSWER_BYTES_MAX = 16 << 20  # an answer of 100,000 tokens has half a megabyte, 
 _HEADERS: tuple[Header, ...] = ((b"content-type", b"application/json"),)
 
 
-class InnerExchange(Exchange):
+class ItemExchange(Exchange):
     """A request from inside, and where its answer is kept."""
 
-    __slots__ = ("_ended_fn", "_pieces", "_reason", "_retry_after_s", "_sent_fn", "_size", "caller")
+    __slots__ = ("_ended", "_ended_fn", "_pieces", "_reason", "_retry_after_s", "_sent_fn", "_size", "caller")
 
     def __init__(
         self, work: Work, caller: Caller, sent: Callable[[bool], None], ended: Callable[[ItemAnswer], None]
     ) -> None:
-        self._connection = None
-        self._held_bytes = 0
+        super().__init__(("", 0))
         self.method = "POST"
         self.target_path = work.path
-        self.query = ""
         self.headers = [*_HEADERS, (b"x-request-id", work.name.encode())]
         self.lookup = dict(self.headers)
-        self.http_version = "1.1"
         self.body = work.body
-        self.peer = ("", 0)
-        self.started = self.ended = False
-        self.on_body = self.on_disconnect = self.on_over = self.on_pause = self.on_resume = None
-        self.note = None
         self.caller = caller
         self._sent_fn = sent
         self._ended_fn = ended
-        self.status = 0
+        self._ended = False
         self._reason: str | None = None
         self._retry_after_s: float | None = None
         self._pieces: list[bytes] = []
@@ -55,8 +48,8 @@ class InnerExchange(Exchange):
     # --- from the journey -------------------------------------------------------------------------------------
 
     @property
-    def gone(self) -> bool:
-        return False
+    def over(self) -> bool:
+        return self._ended
 
     def sent(self, *, sent: bool) -> None:
         self._sent_fn(sent)
@@ -67,7 +60,6 @@ class InnerExchange(Exchange):
         self.end()
 
     def start(self, status: int, headers: Sequence[Header], *, length: int | None) -> None:  # noqa: ARG002
-        self.started = True
         self.status = status
         for name, value in headers:
             lower = name.lower()
@@ -77,7 +69,7 @@ class InnerExchange(Exchange):
                 self._retry_after_s = float(value)
 
     def write(self, data: bytes) -> None:
-        if self.ended:
+        if self._ended:
             return
         self._size += len(data)
         if self._size <= ANSWER_BYTES_MAX:
@@ -98,10 +90,13 @@ class InnerExchange(Exchange):
         self._pieces.append(b'"code":"stream_broken"}}')
         self._finish()
 
+    def let_go(self) -> None:
+        """The runner counts what it keeps of an item itself."""
+
     def _finish(self, *, too_large: bool = False) -> None:
-        if self.ended:
+        if self._ended:
             return
-        self.ended = True
+        self._ended = True
         body = b"" if too_large else b"".join(self._pieces)
         self._pieces = []
         usage: Usage | None = read_usage(body) if self.status < 400 else None
@@ -112,7 +107,7 @@ class InnerExchange(Exchange):
     # --- from the runner --------------------------------------------------------------------------------------
 
     def withdraw(self) -> None:
-        hang_up, self.ended = self.on_disconnect, True
+        hang_up, self._ended = self.on_disconnect, True
         if hang_up is not None:
             hang_up()
         self._pieces = []
@@ -124,12 +119,12 @@ class ItemJourney(QueuedJourney):
     __slots__ = ()
 
     def dispatched(self, action: Dispatch, /) -> None:
-        assert isinstance(self.exchange, InnerExchange)
+        assert isinstance(self.exchange, ItemExchange)
         self.exchange.sent(sent=True)
         super().dispatched(action)
 
     def requeued(self, action: Requeue, /) -> None:
-        assert isinstance(self.exchange, InnerExchange)
+        assert isinstance(self.exchange, ItemExchange)
         self.exchange.sent(sent=False)
         super().requeued(action)
 
@@ -152,8 +147,8 @@ class GatewayLane:
         self._knows = knows
         self._aliases = aliases
 
-    def offer(self, work: Work, *, sent: Callable[[bool], None], ended: Callable[[ItemAnswer], None]) -> InnerExchange:
-        exchange = InnerExchange(work, self._caller(work.tenant, work.user), sent, ended)
+    def offer(self, work: Work, *, sent: Callable[[bool], None], ended: Callable[[ItemAnswer], None]) -> ItemExchange:
+        exchange = ItemExchange(work, self._caller(work.tenant, work.user), sent, ended)
         self._submit(exchange, exchange.caller, ItemJourney)
         return exchange
 

@@ -16,7 +16,7 @@ from penstock.batch.store.port import CHUNK_BYTES
 from penstock.batch.store.thread import StoreThread
 from penstock.batch.values import File, FileKind, Quota
 from penstock.core.values.outcome import Reason
-from penstock.http.server.server import Exchange
+from penstock.http.server.server import SocketExchange
 
 LIST_MAX = 10_000
 PIECE_BYTES = 4 * CHUNK_BYTES
@@ -51,7 +51,7 @@ class Files:
         self._wall = wall
         self.upload_bytes_max = rules.bytes_max + FORM_BYTES_MAX
 
-    def upload(self, exchange: Exchange, owner: Owner) -> Upload:
+    def upload(self, exchange: SocketExchange, owner: Owner) -> Upload:
         """Returns the upload of a file that is about to come. Raises `ApiError` if the form's head is unusable."""
         rules = self._rules
         reader = InputReader(urls=self._urls, lines_max=rules.lines_max, line_bytes_max=rules.line_bytes_max)
@@ -66,7 +66,7 @@ class Files:
             now=self._wall(),
         )
 
-    async def list(self, exchange: Exchange, owner: Owner) -> None:
+    async def list(self, exchange: SocketExchange, owner: Owner) -> None:
         fields = query(exchange)
         limit = page_size(fields, LIST_MAX, LIST_MAX)
         order = fields.get("order", "desc")
@@ -86,16 +86,16 @@ class Files:
         shown = [api_objects.file_object(file) for file in rows[:limit]]
         answer(exchange, api_objects.listing(shown, more=len(rows) > limit))
 
-    async def show(self, exchange: Exchange, owner: Owner, name: str) -> None:
+    async def show(self, exchange: SocketExchange, owner: Owner, name: str) -> None:
         answer(exchange, api_objects.file_object(await self._find(owner, name)))
 
-    async def delete(self, exchange: Exchange, owner: Owner, name: str) -> None:
+    async def delete(self, exchange: SocketExchange, owner: Owner, name: str) -> None:
         now = self._wall()
         if not await self._store.do(lambda store: store.delete_file(owner.tenant, name, now)):
             raise _missing(name)
         answer(exchange, {"id": name, "object": "file", "deleted": True})
 
-    async def content(self, exchange: Exchange, owner: Owner, name: str) -> None:
+    async def content(self, exchange: SocketExchange, owner: Owner, name: str) -> None:
         """Send a file's bytes, as fast as the caller reads them. Broken off if the file is deleted meanwhile."""
         file = await self._find(owner, name)
         flows, gone = asyncio.Event(), asyncio.Event()

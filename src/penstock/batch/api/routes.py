@@ -11,7 +11,7 @@ from penstock.batch.api.upload import Upload
 from penstock.core.values.outcome import Reason
 from penstock.gateway.identity.caller import Unauthorized
 from penstock.gateway.identity.callers import Callers
-from penstock.http.server.server import Exchange
+from penstock.http.server.server import SocketExchange
 
 BODY_BYTES_MAX = 64 * 1024  # of a call that is no upload: the metadata of a batch has 9 KB at most
 NAME_CHARACTERS_MAX = 128
@@ -31,7 +31,7 @@ class BatchRoutes:
         self._files = files
         self._batches = batches
         self._now = now
-        self._uploads: dict[Exchange, Upload] = {}
+        self._uploads: dict[SocketExchange, Upload] = {}
         self.draining = False
 
     @staticmethod
@@ -39,7 +39,7 @@ class BatchRoutes:
         """Returns True if `path` belongs to this API."""
         return path in _PATHS or path.startswith(("/v1/files/", "/v1/batches/"))
 
-    def begin(self, exchange: Exchange) -> int:
+    def begin(self, exchange: SocketExchange) -> int:
         """Refuse a request that its head already rules out. Returns the limit on the body in bytes."""
         try:
             if self._work(exchange, Owner("", "")) is None:
@@ -51,7 +51,7 @@ class BatchRoutes:
             self._calls.refuse(exchange, error.reason, str(error) or None, param, extra=extra)
         return BODY_BYTES_MAX
 
-    def complete(self, exchange: Exchange) -> None:
+    def complete(self, exchange: SocketExchange) -> None:
         """Serve a request whose body has been read."""
         upload = self._uploads.get(exchange)
         if upload is not None:
@@ -67,7 +67,7 @@ class BatchRoutes:
         downloads = exchange.target_path.endswith("/content")
         self._calls.spawn(exchange, work(), owner.payer, CallKind.DOWNLOAD if downloads else CallKind.SHORT)
 
-    def _begin_upload(self, exchange: Exchange, owner: Owner) -> int:
+    def _begin_upload(self, exchange: SocketExchange, owner: Owner) -> int:
         if self.draining:
             raise ApiError(Reason.DRAINING, "The service is shutting down. Please try again.")
         upload = self._files.upload(exchange, owner)
@@ -82,14 +82,14 @@ class BatchRoutes:
             self._uploads[exchange] = upload
         return self._files.upload_bytes_max
 
-    def _owner(self, exchange: Exchange) -> Owner:
+    def _owner(self, exchange: SocketExchange) -> Owner:
         header, peer = exchange.lookup.get, exchange.peer[0]
         caller = self._callers.identify(self._callers.key(header, exchange.repeats), header, peer, now=self._now())
         if isinstance(caller, Unauthorized):
             raise ApiError(caller.reason, caller.message)
         return Owner(self._callers.owner(header, peer, caller), caller.user, caller.tenant)
 
-    def _work(self, exchange: Exchange, owner: Owner) -> _Work | None:
+    def _work(self, exchange: SocketExchange, owner: Owner) -> _Work | None:
         """Returns the function that serves the request; None for an upload. Raises `ApiError` if nothing does."""
         parts = exchange.target_path.removeprefix("/v1/").split("/")
         method, resource, name = exchange.method, parts[0], parts[1] if len(parts) > 1 else ""

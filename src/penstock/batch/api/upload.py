@@ -21,7 +21,7 @@ from penstock.batch.store.thread import StoreThread
 from penstock.batch.values import File, FileKind, FileState, LineProblem, Quota
 from penstock.core.values.outcome import Reason
 from penstock.gateway.openai.multipart import BadForm, Form
-from penstock.http.server.server import Exchange
+from penstock.http.server.server import SocketExchange
 
 BUFFER_BYTES_MAX = 1 << 20  # beyond that the connection waits for the store
 WRITE_BYTES = 4 * CHUNK_BYTES  # in one transaction: it costs a sync of the disk, and checking its lines milliseconds
@@ -36,7 +36,7 @@ class Upload:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: SocketExchange,
         store: StoreThread,
         tenant: str,
         *,

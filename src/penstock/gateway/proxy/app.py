@@ -44,7 +44,7 @@ from penstock.gateway.queueing import queueing
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.gateway.telemetry.reporting import Reporting
 from penstock.http.inflate import BadGzip, InflatesTooFar, TooMuchAtOnce, inflate
-from penstock.http.server.server import Exchange, Header, Refusal
+from penstock.http.server.server import Exchange, Header, Refusal, SocketExchange
 
 if TYPE_CHECKING:
     from penstock.gateway.telemetry.tracing import RequestTrace, Tracer  # needs an extra
@@ -69,8 +69,8 @@ class Part(Protocol):
     """Serves some paths that are no engine's."""
 
     def owns(self, path: str, /) -> bool: ...
-    def begin(self, exchange: Exchange, /) -> int | None: ...
-    def complete(self, exchange: Exchange, /) -> None: ...
+    def begin(self, exchange: SocketExchange, /) -> int | None: ...
+    def complete(self, exchange: SocketExchange, /) -> None: ...
 
 
 class App:
@@ -135,7 +135,7 @@ class App:
 
     # --- the server's hooks ---------------------------------------------------------------------------------
 
-    def begin(self, exchange: Exchange) -> int | None:
+    def begin(self, exchange: SocketExchange) -> int | None:
         """Refuse what the head alone tells is not to be served."""
         if self._origins.looks and (foreign := self._foreign(exchange)) is not None:
             self._refuse(exchange, Reason.FORBIDDEN, foreign)
@@ -162,7 +162,7 @@ class App:
             return None
         return None if isinstance(self._callers.key(exchange.lookup.get, exchange.repeats), Key) else foreign
 
-    def complete(self, exchange: Exchange) -> None:
+    def complete(self, exchange: SocketExchange) -> None:
         """Serve a request that is wholly here."""
         passed = route(exchange.target_path)
         if passed is None:
@@ -183,7 +183,9 @@ class App:
     def _part(self, path: str) -> Part | None:
         return next((part for part in self._parts if part.owns(path)), None)
 
-    def refused(self, exchange: Exchange | None, refusal: Refusal, detail: str) -> tuple[int, Sequence[Header], bytes]:
+    def refused(
+        self, exchange: SocketExchange | None, refusal: Refusal, detail: str
+    ) -> tuple[int, Sequence[Header], bytes]:
         """Answer for the server what is not HTTP as it should be."""
         reason = _REFUSALS[refusal]
         api = api_of(exchange.target_path) if exchange is not None else errors.Api.OPENAI
@@ -202,7 +204,7 @@ class App:
         assert passed is not None
         self._read(exchange, passed, exchange.body, caller=caller, journey=journey)
 
-    def _inflate(self, exchange: Exchange, passed: Route, packed: bytes) -> None:
+    def _inflate(self, exchange: SocketExchange, passed: Route, packed: bytes) -> None:
         """Unpack a body, and go on with it."""
         exchange.body = b""
 

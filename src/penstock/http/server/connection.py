@@ -16,9 +16,9 @@ import struct
 import sys
 from typing import TYPE_CHECKING, Final, cast
 
-from penstock.http.server.exchange import Exchange
 from penstock.http.server.limits import Refusal
 from penstock.http.server.reader import RefusedError, RequestReader
+from penstock.http.server.socket_exchange import SocketExchange
 from penstock.http.server.timer import DeadlineTimer
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Connection:
         self._limits = server.limits
         self._transport: asyncio.Transport | None = None
         self._reader = RequestReader(server.limits)
-        self._exchange: Exchange | None = None
+        self._exchange: SocketExchange | None = None
         self._state = _IDLE
         self._parsing = False
         self._received_s = 0.0  # loop time of the first byte of the request being read
@@ -254,7 +254,7 @@ class Connection:
     def _begin(self, reader: RequestReader) -> None:
         """The head is whole: show it to the handler, and decide whether the body may follow."""
         assert self._transport is not None
-        exchange = Exchange(self, self._transport)
+        exchange = SocketExchange(self, self._transport)
         reader.read_head(exchange)
         self._exchange = exchange
         self.keep_alive = reader.keep_alive
@@ -392,7 +392,7 @@ class Connection:
         try:
             status, headers, body = self.server.handler.refused(exchange, refusal, detail)
             if exchange is None:  # the head could not be read: a stand-in to answer with
-                exchange = self._exchange = Exchange(self, self._stream)
+                exchange = self._exchange = SocketExchange(self, self._stream)
             self._state = _BODY  # what may still come is discarded
             exchange.respond(status, headers, body)
         except BaseException:

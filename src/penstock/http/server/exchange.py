@@ -1,293 +1,92 @@
 """What does the gateway see of one request, and how does it answer?
 
-An `Exchange` is one request with its response: what came, and the verbs to answer with. Call either `respond` once,
-or `start`, `write` …, `end`. Nothing here waits. When the client hangs up first, `on_disconnect` is called once and
-every later verb does nothing, so a relay needs no checks of its own. The server owns the headers that belong to the
-connection: `connection`, `keep-alive`, `content-length` and `transfer-encoding` are dropped from the given headers and
-written as the framing needs; all others go out in the order and case given.
+`Exchange` is the port between a request's journey and whoever sent the request: what came, and the verbs to answer
+with. Either `respond` once, or `start`, `write` …, `end`. Nothing here waits. When the sender hangs up first,
+`on_disconnect` is called once and every later verb does nothing, so a relay needs no checks of its own.
+
+A connection carries exchanges (`socket_exchange.py`); so does whatever else has requests for the gateway, such as
+batches. The port has what a journey needs of its caller, and nothing of how it got here.
 """
 
 from __future__ import annotations
 
-import http
-from typing import TYPE_CHECKING, Final, Protocol
-
-from penstock.http.head import head_of
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Sequence
-
-    from penstock.http.server.connection import Connection
-    from penstock.http.server.limits import Refusal
 
 Header = tuple[bytes, bytes]
 
-# How the client learns where the response body ends.
-_NO_BODY: Final = 0
-_LENGTH: Final = 1
-_CHUNKED: Final = 2
-_CLOSE: Final = 3
 
-_JOIN_BYTES_MAX: Final = 16 * 1024  # up to this size one copy is cheaper than a write of several pieces
-_BODYLESS: Final = frozenset({204, 304})
-_SERVER_OWNED: Final = frozenset({b"connection", b"keep-alive", b"content-length", b"transfer-encoding"})
-_LOOKED_AT_SIZES: Final = frozenset(len(name) for name in (*_SERVER_OWNED, b"date"))
-_STATUS_LINES: Final = {int(status): b"HTTP/1.1 %d %b" % (status, status.phrase.encode()) for status in http.HTTPStatus}
-
-
-class Handler(Protocol):
-    """The gateway, as the server sees it. All three methods are called from the loop and must not block."""
-
-    def begin(self, exchange: Exchange) -> int | None:
-        """The head of `exchange` has been read, the body has not. May respond at once; then the body is never read.
-
-        Returns the limit on this request's body in bytes; None means the server's own limit.
-        """
-
-    def complete(self, exchange: Exchange) -> None:
-        """The whole body has been read. Not called for a request that `begin` answered, or that was refused."""
-
-    def refused(self, exchange: Exchange | None, refusal: Refusal, detail: str) -> tuple[int, Sequence[Header], bytes]:
-        """Returns the answer (status, headers, body) to a request that the server refuses.
-
-        `exchange` is None if the head of the request could not be read. For an exchange that `begin` has seen, this is
-        the last call. `detail` is a sentence for people.
-        """
-
-
-class Exchange:
+class Exchange(ABC):
     """One request and its response."""
 
     __slots__ = (
-        "_connection",
-        "_framing",
-        "_held_bytes",
-        "_left_bytes",
-        "_transport",
         "body",
-        "ended",
         "headers",
-        "http_version",
         "lookup",
         "method",
         "note",
-        "on_body",
         "on_disconnect",
-        "on_over",
         "on_pause",
         "on_resume",
         "peer",
         "query",
-        "started",
         "status",
         "target_path",
     )
 
-    def __init__(self, connection: Connection, transport: asyncio.Transport) -> None:
-        self._connection: Connection | None = connection  # None once the exchange is over
-        self._transport = transport
-        self._framing = _NO_BODY
-        self._left_bytes = 0
-        self._held_bytes = 0  # bytes of the request's body that count in the server's sum
-        # The head, filled in by the reader.
+    def __init__(self, peer: tuple[str, int]) -> None:
+        self.peer = peer
+        # The head, filled in by whoever made the exchange.
         self.method = ""
-        self.target_path = ""  # percent-encoded, as the client sent it
+        self.target_path = ""  # percent-encoded, as it came
         self.query = ""
         self.headers: list[Header] = []  # names in the order and case they came
         self.lookup: dict[bytes, bytes] = {}  # lower-case name to first value
-        self.http_version = "1.1"
-        self.body = b""  # the request's, whole from Handler.complete on
-        self.peer = connection.peer
-        self.note: object = None  # for the handler's own use, from begin to complete
-        self.started = False
-        self.status = 0  # of the response, once it has begun; before that 0
-        self.ended = False
-        # Set in Handler.begin: takes the request's body in pieces, at any size; `body` stays empty. It must not raise.
-        self.on_body: Callable[[bytes], None] | None = None
-        # The client has hung up before end(). Called at most once, never after end() or abort().
+        self.body = b""
+        self.note: object = None  # the gateway's own, from when it saw the head until it has the body
+        self.status = 0  # that of the response, once it has begun
+        # The sender is gone before end(): at most once, never after end() or abort().
         self.on_disconnect: Callable[[], None] | None = None
-        # The exchange is over, however it ended: answered, refused by the server, broken off, or the client gone.
-        # Called once, before on_disconnect: the place to let go of what is held for the exchange.
-        self.on_over: Callable[[], None] | None = None
-        # The write buffer has risen above its upper mark, or fallen below its lower one. No on_resume follows an
-        # on_disconnect.
+        # More was written than the sender takes for now, or it takes more again. No on_resume follows an on_disconnect.
         self.on_pause: Callable[[], None] | None = None
         self.on_resume: Callable[[], None] | None = None
 
     def repeats(self, name: bytes) -> bool:
-        """True if the request has the header `name` (in lower case) more than once."""
+        """Whether a header is given more than once; `name` in lower case."""
         return len(self.lookup) != len(self.headers) and sum(given.lower() == name for given, _ in self.headers) > 1
 
     def header(self, name: bytes) -> bytes | None:
-        """The first value of the header `name` (in lower case); None if the request has no such header."""
+        """The first value of a header, None where there is none; `name` in lower case."""
         return self.lookup.get(name)
 
-    def pause_body(self) -> None:
-        """Read no more of the request's body for now. `on_body` may still be called with what was already read."""
-        if self._connection is not None:
-            self._connection.pause_body()
-
-    def resume_body(self) -> None:
-        """Read on after `pause_body`."""
-        if self._connection is not None:
-            self._connection.resume_body()
-
-    def hold(self, body_bytes: int) -> bool:
-        """Count `body_bytes` that are kept of the request's body, until `let_go` or the end of the exchange.
-
-        Returns False if the bodies of all clients together are now too many bytes; they are counted all the same.
-        """
-        connection = self._connection
-        if connection is None:
-            return True  # nothing is kept for an exchange that is over
-        self._held_bytes += body_bytes
-        return connection.server.hold(body_bytes)
-
-    def let_go(self) -> None:
-        """Stop counting the request's body: nothing of it is kept any more."""
-        if self._held_bytes and self._connection is not None:
-            self._connection.server.hold(-self._held_bytes)
-            self._held_bytes = 0
-
     @property
+    @abstractmethod
     def over(self) -> bool:
-        """True once the response has ended, or can't be sent any more. Every verb does nothing then."""
-        return self._connection is None
+        """Whether the response has ended, or never will."""
 
-    @property
-    def gone(self) -> bool:
-        """True if the exchange is over without a whole response."""
-        return self._connection is None and not self.ended
-
+    @abstractmethod
     def respond(self, status: int, headers: Sequence[Header], body: bytes) -> None:
-        """Send a whole response and end the exchange. `body` is left out where HTTP allows none (HEAD, 204, 304).
+        """Send a whole response."""
 
-        Raises ValueError if a header holds a line break.
-        """
-        connection = self._connection
-        if connection is None:
-            return
-        assert not self.started, "a response was already started"
-        bodyless = status in _BODYLESS
-        framing = b"" if bodyless else b"content-length: %d" % len(body)
-        head = self._head(connection, status, headers, framing)
-        self.started = True
-        if bodyless or not body or self.method == "HEAD":
-            self._transport.write(head)
-        elif len(body) < _JOIN_BYTES_MAX:
-            self._transport.write(head + body)
-        else:
-            self._transport.writelines((head, body))
-        self._over(connection)
-
+    @abstractmethod
     def start(self, status: int, headers: Sequence[Header], *, length: int | None) -> None:
-        """Begin a response whose body follows in pieces. `length` is that of the body in bytes, None if unknown.
+        """Begin a response whose body follows in pieces; None for a length that is not known yet."""
 
-        Raises ValueError if a header holds a line break.
-        """
-        connection = self._connection
-        if connection is None:
-            return
-        assert not self.started, "a response was already started"
-        framing = b""
-        if length is not None and status != 204:
-            framing = b"content-length: %d" % length
-        if self.method == "HEAD" or status in _BODYLESS:
-            self._framing = _NO_BODY
-        elif length is not None:
-            self._framing = _LENGTH
-            self._left_bytes = length
-        elif self.http_version == "1.1":
-            self._framing = _CHUNKED
-            framing = b"transfer-encoding: chunked"
-        else:
-            self._framing = _CLOSE
-            connection.keep_alive = False
-        head = self._head(connection, status, headers, framing)
-        self.started = True
-        self._transport.write(head)
-
+    @abstractmethod
     def write(self, data: bytes) -> None:
-        """Send `data`, the next piece of the body of a started response. Empty pieces are skipped."""
-        if self._connection is None or not data:
-            return
-        assert self.started, "write() before start()"
-        framing = self._framing
-        if framing == _CHUNKED:
-            size = len(data)
-            if size < _JOIN_BYTES_MAX:
-                self._transport.write(b"%x\r\n%b\r\n" % (size, data))
-            else:
-                self._transport.writelines((b"%x\r\n" % size, data, b"\r\n"))
-        elif framing != _NO_BODY:
-            if framing == _LENGTH:
-                self._left_bytes -= len(data)
-                assert self._left_bytes >= 0, "more was written than the length given to start()"
-            self._transport.write(data)
+        """Send a piece of the body of a started response."""
 
+    @abstractmethod
     def end(self) -> None:
-        """End the response: its body is whole. If bytes of the length given to `start` are missing, `abort` instead."""
-        connection = self._connection
-        if connection is None:
-            return
-        assert self.started, "end() before start()"
-        if self._framing == _LENGTH and self._left_bytes > 0:
-            self.abort()
-            return
-        if self._framing == _CHUNKED:
-            self._transport.write(b"0\r\n\r\n")
-        self._over(connection)
+        """The body is whole. With a piece of the promised length missing, the same as `abort`."""
 
+    @abstractmethod
     def abort(self) -> None:
-        """Break the response off: send what is written, then close the connection, so the client sees a cut body."""
-        connection = self._connection
-        if connection is None:
-            return
-        self.on_disconnect = None
-        self._detach()
-        connection.break_off(reset=self.started and self._framing == _CLOSE)
+        """Break off: the sender shall see that the body is incomplete."""
 
-    def disconnected(self) -> None:
-        """Called by the connection: the client has hung up."""
-        if self._connection is None:
-            return
-        callback = self.on_disconnect
-        self._detach()
-        if callback is not None:
-            callback()
-
-    def _over(self, connection: Connection) -> None:
-        self.ended = True
-        self._detach()
-        connection.response_ended()
-
-    def _detach(self) -> None:
-        """End the exchange: forget the connection and the callbacks, so that nothing they hold outlives it."""
-        self.let_go()
-        self._connection = None
-        over = self.on_over
-        self.on_body = self.on_disconnect = self.on_over = self.on_pause = self.on_resume = None
-        if over is not None:
-            over()
-
-    def _head(self, connection: Connection, status: int, headers: Sequence[Header], framing: bytes) -> bytes:
-        self.status = status
-        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status]
-        dated = False
-        for header in headers:
-            if len(header[0]) in _LOOKED_AT_SIZES:
-                lower = header[0].lower()
-                if lower in _SERVER_OWNED:
-                    continue
-                dated = dated or lower == b"date"
-            lines.append(b": ".join(header))
-        if framing:
-            lines.append(framing)
-        if not dated:
-            lines.append(connection.server.date_line())
-        if connection.closes_after_response():
-            lines.append(b"connection: close")
-        elif self.http_version == "1.0":
-            lines.append(b"connection: keep-alive")
-        return head_of(lines)
+    @abstractmethod
+    def let_go(self) -> None:
+        """Nothing of the request's body is kept any more."""

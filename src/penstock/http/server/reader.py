@@ -18,7 +18,8 @@ from penstock.http.server.limits import Refusal, ServerLimits
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.http.server.exchange import Exchange, Header
+    from penstock.http.server.exchange import Header
+    from penstock.http.server.socket_exchange import SocketExchange
 
 _HASH: Final = 0x23  # a number, because `bytes in bytes` tries a number first, and fails slowly
 _COPIED_BYTES_MAX: Final = 32 * 1024  # below this, a copy costs less than a view
@@ -172,7 +173,7 @@ class RequestReader:
         self._tail = b""
         return found + 4
 
-    def read_head(self, exchange: Exchange) -> None:
+    def read_head(self, exchange: SocketExchange) -> None:
         """Fill in `exchange` from the head, and make ready for the body, if there is one.
 
         Raises RefusedError if the head is not acceptable, though llhttp let it pass.

@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, cast
 
 from penstock import clock
 from penstock.http.server.connection import Connection
-from penstock.http.server.exchange import Exchange, Handler, Header
+from penstock.http.server.exchange import Exchange, Header
 from penstock.http.server.limits import Refusal, ServerLimits
 from penstock.http.server.listener import Listener
+from penstock.http.server.socket_exchange import Handler, SocketExchange
 from penstock.http.server.turns import ReadTurns
 
 if TYPE_CHECKING:
     import ssl as tls
     from collections.abc import Callable
 
-__all__ = ["Exchange", "Handler", "Header", "HttpServer", "Refusal", "ServerLimits"]
+__all__ = ["Exchange", "Handler", "Header", "HttpServer", "Refusal", "ServerLimits", "SocketExchange"]
 
 _ABORT_WAIT_S_MAX = 5.0  # aborted connections close within a turn of the loop; this bounds the wait for a stuck one
 
