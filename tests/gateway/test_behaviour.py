@@ -14,9 +14,9 @@ from penstock.core.values.rows import Allowance, Left
 from penstock.gateway.openai import errors as wire
 from penstock.gateway.openai.errors import Api
 from penstock.gateway.openai.routes import ROUTES, PathKind, route
-from penstock.gateway.proxy.app import REQUEST_ID_BYTES_MAX
 from penstock.gateway.proxy.headers import request_headers
 from penstock.gateway.proxy.heartbeat import INTERVAL_S_MAX
+from penstock.gateway.proxy.refusals import REQUEST_ID_BYTES_MAX
 from penstock.http.client.pool import UpstreamTimeouts
 from penstock.http.server.server import ServerLimits
 from tests.gateway.conftest import CHAT, Answer, World, chat, request

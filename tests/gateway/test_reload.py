@@ -526,7 +526,7 @@ async def test_a_reloaded_gateway_is_what_one_started_with_the_same_settings_wou
 
 def kept(gate: Gateway) -> dict[str, object]:
     """What the parts keep of the settings, each thing by its place."""
-    app, auth, callers = follower(gate, App), follower(gate, AdminAuth), follower(gate, Callers)
+    intake, auth, callers = follower(gate, App)._intake, follower(gate, AdminAuth), follower(gate, Callers)
     metrics, heartbeats, reporting = follower(gate, Metrics), follower(gate, Heartbeats), follower(gate, Reporting)
     endpoints, scheduler = gate.endpoints, gate.driver.scheduler
     member = next(iter(endpoints._members.values()))
@@ -548,8 +548,8 @@ def kept(gate: Gateway) -> dict[str, object]:
     found |= plain("affinities", follower(gate, Affinities), "responses", "_field")
     found |= {"after_s": heartbeats._after_s, "wait_s_max": heartbeats._wait_s_max}
     found |= {"aliases": follower(gate, Catalog).aliases, "limits": gate.server.limits}
-    found |= {"bands": (app._bands, metrics._bands), "usage": app._asks_usage}
-    found |= {"body": app._body_bytes_max, "observe": member.observer._settings}
+    found |= {"bands": (intake._bands, metrics._bands), "usage": intake._asks_usage}
+    found |= {"body": intake._body_bytes_max, "observe": member.observer._settings}
     parts = endpoints._parts
     found |= {"parts": (parts.observe, parts.timeouts, parts.slots_initial, parts.leave_s)}
     found |= {"scheduler": scheduler.inspect().settings, "tenants": sorted(metrics._tenants)}

@@ -35,7 +35,7 @@ _COMPLETIONS = Route(PathKind.QUEUED, events=True, needs_model=True, tells_usage
 _QUEUED = Route(PathKind.QUEUED)  # an engine's own
 _POOLED = Route(PathKind.QUEUED, needs_model=True, pooled=True)
 _OWN_POOLED = Route(PathKind.QUEUED, pooled=True)
-_DIRECT = Route(PathKind.DIRECT)
+DIRECT = Route(PathKind.DIRECT)  #: an engine's own, in the way of OpenAI's API
 _EVENTS = Route(PathKind.QUEUED, events=True)  # an engine's own, that may stream
 _OLLAMA_POOLED = Route(PathKind.QUEUED, Api.OLLAMA, needs_model=True, pooled=True)
 _OLLAMA_STREAM = Route(PathKind.QUEUED, Api.OLLAMA, streams_unless=True, needs_model=True)
@@ -72,8 +72,8 @@ ROUTES: dict[str, Route] = {
     "/api/generate": _OLLAMA_STREAM,
     "/api/embed": _OLLAMA_POOLED,
     "/api/embeddings": _OLLAMA_POOLED,
-    "/tokenize": _DIRECT,
-    "/detokenize": _DIRECT,
+    "/tokenize": DIRECT,
+    "/detokenize": DIRECT,
     "/generate": Route(PathKind.QUEUED, Api.TGI),
     "/generate_stream": Route(PathKind.QUEUED, Api.TGI, streams=True, events=True),
 }

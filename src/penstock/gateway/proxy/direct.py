@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from penstock.core.values.outcome import Outcome, Reason
 from penstock.core.values.retry import Failure, final_reason
 from penstock.gateway.openai import errors
-from penstock.gateway.openai.splice import Body
-from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.proxy.arrival import Arrival, Means
 from penstock.gateway.proxy.headers import request_headers
 from penstock.gateway.proxy.relay import Relay
 from penstock.gateway.proxy.target import Target
-from penstock.gateway.telemetry.metrics import Metrics
 from penstock.http.client.pool import Headers
-from penstock.http.server.server import Exchange
 
 ATTEMPTS_MAX = 3
 
@@ -36,30 +31,17 @@ class DirectJourney(Relay):
         "pinned",
     )
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        body: Body,
-        model: str,
-        *,
-        pinned: str | None,
-        request_id: bytes,
-        api: errors.Api,
-        driver: Driver,
-        targets: Mapping[str, Target],
-        metrics: Metrics,
-        has_key: bool,
-        inflated: bool,
-    ) -> None:
-        super().__init__(exchange, body, model)
-        self._has_key = has_key
-        self._inflated = inflated
-        self.pinned = pinned
-        self.api = api
-        self._request_id = request_id
-        self._driver = driver
-        self._targets = targets
-        self._metrics = metrics
+    def __init__(self, arrival: Arrival, means: Means) -> None:
+        super().__init__(arrival.exchange, arrival.body, arrival.model)
+        assert arrival.caller is not None
+        self._has_key = arrival.caller.has_key
+        self._inflated = arrival.inflated
+        self.pinned = arrival.pinned
+        self.api = arrival.route.api
+        self._request_id = arrival.request_id
+        self._driver = means.driver
+        self._targets = means.targets
+        self._metrics = means.metrics
         self._endpoint = ""
         self._attempts = 0
         self._without: list[str] = []  # endpoints that do not have the model

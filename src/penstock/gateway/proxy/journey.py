@@ -8,7 +8,7 @@ scheduler exactly once how it ended (`finished`, `failed` or `cancelled`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.core.queueing.position import QueuePosition
@@ -17,22 +17,19 @@ from penstock.core.values.outcome import Outcome, Reason
 from penstock.core.values.request import Request, Usage
 from penstock.core.values.retry import Failure
 from penstock.engines import orca
-from penstock.gateway.identity.caller import Caller
 from penstock.gateway.openai import errors
 from penstock.gateway.openai.body import is_multipart
 from penstock.gateway.openai.own_usage import own_usage
 from penstock.gateway.openai.splice import Body, remove_field, set_field
+from penstock.gateway.proxy.arrival import Arrival, Means
 from penstock.gateway.proxy.disagg.base import Division
 from penstock.gateway.proxy.disagg.concurrent import Meeting
 from penstock.gateway.proxy.disagg.sequential import TwoPhase
-from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.headers import request_headers
-from penstock.gateway.proxy.heartbeat import READ_TIMEOUT_HEADER, Heartbeats, heartbeat_event
+from penstock.gateway.proxy.heartbeat import READ_TIMEOUT_HEADER, heartbeat_event
 from penstock.gateway.proxy.relay import WHOLE_BYTES_MAX, Relay
 from penstock.gateway.proxy.target import Target
-from penstock.gateway.telemetry.metrics import Metrics
 from penstock.http.client.pool import Call, Headers, Sink
-from penstock.http.server.server import Exchange
 
 if TYPE_CHECKING:
     from penstock.gateway.telemetry.tracing import RequestTrace  # needs an extra
@@ -79,41 +76,35 @@ class QueuedJourney(Relay):
 
     def __init__(
         self,
-        exchange: Exchange,
-        body: Body,
+        arrival: Arrival,
         request: Request,
+        means: Means,
         *,
-        request_id: bytes,
-        api: errors.Api,
         band: str,
-        driver: Driver,
-        targets: Mapping[str, Target],
-        metrics: Metrics,
-        caller: Caller,
-        inflated: bool,
         injected_usage: bool,
-        ranks_itself: bool = False,
-        heartbeats: Heartbeats | None = None,
         remember: Callable[[bytes, str], bool] | None = None,
         trace: RequestTrace | None = None,
         on_end: OnEnd | None = None,
     ) -> None:
-        super().__init__(exchange, body, request.model)
+        super().__init__(arrival.exchange, arrival.body, request.model)
+        caller, route = arrival.caller, arrival.route
+        assert caller is not None
         self.request = request
-        self.api = api
+        self.api = route.api
         self.band = band
+        self._driver = driver = means.driver
         self.started_s = driver.now()
-        self._request_id = request_id
-        self._driver = driver
+        self._request_id = arrival.request_id
         self._remember = remember  # how the answer began, and where it was made
-        self._targets = targets
-        self._metrics = metrics
+        self._targets = means.targets
+        self._metrics = means.metrics
         self.caller = caller
         self._has_key = caller.has_key
-        self._inflated = inflated
+        self._inflated = arrival.inflated
         self._injected_usage = injected_usage
-        self._ranks_itself = ranks_itself  # its body has a `priority`, which is for our own queue
-        self._heartbeats = heartbeats  # None: its answer will be no stream of events
+        self._ranks_itself = arrival.peek.priority is not None  # its body has a `priority`, which is for our own queue
+        # None: its answer will be no stream of events.
+        self._heartbeats = means.heartbeats if request.streamed and route.events else None
         self._plain = False  # its answer may have to follow a heartbeat, so it must not be compressed
         self._progress_at = 1 + PROGRESS_TOKENS_PACED
         self._lease: int | None = None

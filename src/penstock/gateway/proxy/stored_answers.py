@@ -1,26 +1,24 @@
 """Answers that engines keep (OpenAI's responses): read, deleted or cancelled where they were made.
 
-An answer is in the memory of the engine that made it. Which one that was is remembered (`affinity.Responses`); of an
+An answer is in the memory of the engine that made it. Which one that was is remembered (`ties.Responses`); of an
 answer that is not, as after a restart of ours, all endpoints are asked in turn, and the first that knows it answers. To
 ask one that does not know it changes nothing there. Nothing is computed for it, so it needs no turn and no lease.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from urllib.parse import unquote
 
 from penstock.core.values.outcome import Reason
 from penstock.core.values.retry import Failure
-from penstock.gateway.builtin.paths import Refuse
 from penstock.gateway.identity.caller import Unauthorized
 from penstock.gateway.identity.callers import Callers
-from penstock.gateway.openai import errors
+from penstock.gateway.openai.routes import DIRECT
+from penstock.gateway.proxy.arrival import Arrival, Means
 from penstock.gateway.proxy.direct import DirectJourney
-from penstock.gateway.proxy.driver import Driver
-from penstock.gateway.proxy.target import Target
+from penstock.gateway.proxy.refusals import Refusals
 from penstock.gateway.proxy.ties import RESPONSES_PATH, Responses
-from penstock.gateway.telemetry.metrics import Metrics
 from penstock.http.server.server import Exchange
 
 ASKED_MAX = 64  # endpoints, for one answer that is not remembered: a call each, within seconds where all are well
@@ -41,24 +39,14 @@ def split(path: str) -> tuple[str, str] | None:
 class StoredAnswers:
     """The paths of answers that are kept."""
 
-    def __init__(
-        self,
-        *,
-        driver: Driver,
-        callers: Callers,
-        metrics: Metrics,
-        targets: Mapping[str, Target],
-        responses: Responses,
-        refuse: Refuse,
-        request_id: Callable[[Exchange], bytes],
-    ) -> None:
-        self._driver = driver
+    def __init__(self, means: Means, *, callers: Callers, responses: Responses, refusals: Refusals) -> None:
+        self._means = means
+        self._driver = means.driver
+        self._targets = means.targets
         self._callers = callers
-        self._metrics = metrics
-        self._targets = targets
         self._responses = responses
-        self._refuse = refuse
-        self._request_id = request_id
+        self._refusals = refusals
+        self._refuse = refusals.refuse
 
     def owns(self, path: str) -> bool:
         """Whether a path is one of these."""
@@ -95,17 +83,15 @@ class StoredAnswers:
             self._refuse(exchange, Reason.PATH_NOT_FOUND, _unknown(name))
             return
         home = made.endpoint if made is not None and made.endpoint in self._targets else None
+        arrival = Arrival(exchange, DIRECT, self._refusals.request_id(exchange), caller)
+        arrival.body = exchange.body
         StoredJourney(
-            exchange,
-            list(self._targets)[:ASKED_MAX] if home is None else [home],
-            name,
+            arrival,
+            self._means,
+            candidates=list(self._targets)[:ASKED_MAX] if home is None else [home],
+            name=name,
             remembered=home is not None,
             forget=self._responses.forget if exchange.method == "DELETE" else None,
-            request_id=self._request_id(exchange),
-            driver=self._driver,
-            targets=self._targets,
-            metrics=self._metrics,
-            has_key=caller.has_key,
         ).begin()
 
 
@@ -116,31 +102,15 @@ class StoredJourney(DirectJourney):
 
     def __init__(
         self,
-        exchange: Exchange,
+        arrival: Arrival,
+        means: Means,
+        *,
         candidates: list[str],
         name: str,
-        *,
         remembered: bool,
         forget: Callable[[str], None] | None,
-        request_id: bytes,
-        driver: Driver,
-        targets: Mapping[str, Target],
-        metrics: Metrics,
-        has_key: bool,
     ) -> None:
-        super().__init__(
-            exchange,
-            exchange.body,
-            "",
-            pinned=None,
-            request_id=request_id,
-            api=errors.Api.OPENAI,
-            driver=driver,
-            targets=targets,
-            metrics=metrics,
-            has_key=has_key,
-            inflated=False,
-        )
+        super().__init__(arrival, means)
         self._candidates = candidates
         self._name = name
         self._remembered = remembered

@@ -1,0 +1,319 @@
+"""From a request that is wholly here to its journey: parse, identify, address, tie, admit.
+
+Each verb is a method that adds to the `Arrival` what it finds out, or refuses. A large body is parsed in slices of
+the loop's time; all other verbs are short. Requests that were made inside (batches) come with their caller, and go
+the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
+
+from penstock.config.model import Settings
+from penstock.core.values.outcome import Reason
+from penstock.core.values.request import Request
+from penstock.gateway.endpoints.catalog import Catalog
+from penstock.gateway.endpoints.registry import EndpointRegistry
+from penstock.gateway.identity.caller import Caller, Key, Unauthorized
+from penstock.gateway.identity.callers import Callers
+from penstock.gateway.openai import body as bodies
+from penstock.gateway.openai.body import BadBody
+from penstock.gateway.openai.errors import Api
+from penstock.gateway.openai.fields import Read
+from penstock.gateway.openai.forms import read_form
+from penstock.gateway.openai.routes import PathKind, Route
+from penstock.gateway.openai.scan import ONE_STEP_BYTES
+from penstock.gateway.openai.splice import Spliced
+from penstock.gateway.proxy.arrival import Arrival, Means
+from penstock.gateway.proxy.direct import DirectJourney
+from penstock.gateway.proxy.disagg import sequential
+from penstock.gateway.proxy.journey import QueuedJourney
+from penstock.gateway.proxy.model_profiles import PLAIN, profiles
+from penstock.gateway.proxy.refusals import Refusals
+from penstock.gateway.proxy.slices import Slices
+from penstock.gateway.proxy.ties import RESPONSES_PATH, Affinities
+from penstock.gateway.telemetry.reporting import Reporting
+from penstock.http.inflate import BadGzip, InflatesTooFar, TooMuchAtOnce, inflate
+from penstock.http.server.server import Exchange, SocketExchange
+
+if TYPE_CHECKING:
+    from penstock.gateway.telemetry.tracing import RequestTrace, Tracer  # needs an extra
+
+
+class Intake:
+    """Lets requests in on engines' paths."""
+
+    def __init__(
+        self,
+        means: Means,
+        *,
+        refusals: Refusals,
+        endpoints: EndpointRegistry,
+        catalog: Catalog,
+        callers: Callers,
+        affinities: Affinities,
+        reporting: Reporting,
+    ) -> None:
+        self._means = means
+        self._driver = means.driver
+        self._refusals = refusals
+        self._endpoints = endpoints
+        self._catalog = catalog
+        self._callers = callers
+        self._affinities = affinities
+        self._reporting = reporting
+        self._slices = Slices()
+
+    def follow(self, settings: Settings) -> None:
+        """Take requests that come from now on by these settings."""
+        self._levels = settings.fairness.levels
+        self._bands = [band.name for band in settings.bands]
+        self._asks_usage = settings.accounting.usage == "auto"
+        self._body_bytes_max = settings.limits.max_body
+        self._profiles = profiles(settings)
+
+    def take(self, exchange: SocketExchange, route: Route) -> None:
+        """Let a request in that came over a connection, once its body is here."""
+        encoding = exchange.header(b"content-encoding")
+        if encoding is not None and exchange.repeats(b"content-encoding"):
+            message = "The body's content-encoding is given more than once."
+            self._refusals.refuse(exchange, Reason.BAD_REQUEST, message)
+        elif encoding is None or encoding.strip().lower() == b"identity":
+            self._parse(Arrival(exchange, route, self._refusals.request_id(exchange)), exchange.body)
+        elif encoding.strip().lower() in (b"gzip", b"x-gzip"):
+            self._inflate(exchange, route, exchange.body)
+        else:
+            message = "The body's content-encoding is not supported; gzip is."
+            self._refusals.refuse(exchange, Reason.BAD_REQUEST, message)
+
+    def submit(self, exchange: Exchange, route: Route, caller: Caller, journey: type[QueuedJourney]) -> None:
+        """Let a request in that was made inside, by the way of all others."""
+        arrival = Arrival(exchange, route, self._refusals.request_id(exchange), caller)
+        self._parse(arrival, exchange.body, journey)
+
+    def _inflate(self, exchange: SocketExchange, route: Route, packed: bytes) -> None:
+        """Unpack a body, and go on with it."""
+        exchange.body = b""
+
+        def done(body: bytes) -> None:
+            self._parse(Arrival(exchange, route, self._refusals.request_id(exchange), inflated=True), body)
+
+        def failed(failure: Exception) -> None:
+            if isinstance(failure, BadGzip):
+                self._refusals.refuse(exchange, Reason.BAD_REQUEST, str(failure))
+            elif isinstance(failure, InflatesTooFar):
+                self._refusals.refuse(exchange, Reason.REQUEST_TOO_LARGE, str(failure))
+            elif isinstance(failure, TooMuchAtOnce):
+                message = "The bodies that are kept are too many bytes together."
+                self._refusals.refuse(exchange, Reason.OVERLOAD, message)
+            else:
+                _broken(exchange, failure)
+
+        steps = inflate(packed, self._body_bytes_max, exchange.hold)
+        self._slices.do(steps, done=done, failed=failed, gone=lambda: exchange.over)
+
+    # --- parse ------------------------------------------------------------------------------------------------
+
+    def _parse(self, arrival: Arrival, body: bytes, journey: type[QueuedJourney] = QueuedJourney) -> None:
+        """Read what scheduling needs of a body: at once of a small one, of a large one by and by."""
+        exchange, pooled = arrival.exchange, arrival.route.pooled
+        content_type = exchange.header(b"content-type")
+        form = bodies.is_multipart(content_type)
+        if len(body) <= ONE_STEP_BYTES and not form:
+            try:
+                read = bodies.read(body, pooled=pooled)
+            except BadBody as problem:
+                self._refuse_body(exchange, problem)
+            else:
+                self._parsed(arrival, read, journey)
+            return
+        exchange.body = b""  # the steps have it
+
+        def failed(failure: Exception) -> None:
+            if isinstance(failure, BadBody):
+                self._refuse_body(exchange, failure)
+            else:
+                _broken(exchange, failure)
+
+        if form:
+            steps = read_form(body, content_type or b"", exchange.target_path, pooled=pooled)
+        else:
+            steps = bodies.read_large(body, pooled=pooled)
+        self._slices.do(
+            steps, done=lambda read: self._parsed(arrival, read, journey), failed=failed, gone=lambda: exchange.over
+        )
+
+    def _parsed(self, arrival: Arrival, read: Read, journey: type[QueuedJourney]) -> None:
+        """Go on with a request whose body was read: identify, address, then tie and admit, or send it at once."""
+        arrival.peek, arrival.body, arrival.contents = read.peek, read.body, read.contents
+        try:
+            arrival.named = read.peek.model or self._sole_model(arrival.route)
+            arrival.profile = self._profiles.get(arrival.named, PLAIN)
+            if arrival.caller is None:
+                arrival.caller = self._identify(arrival)
+            self._address(arrival)
+        except BadBody as problem:
+            self._refuse_body(arrival.exchange, problem)
+            return
+        except _Refused as refused:
+            self._refusals.refuse(arrival.exchange, refused.reason, str(refused))
+            return
+        if arrival.route.kind is PathKind.QUEUED:
+            self._admit(arrival, journey)
+        elif self._driver.draining:
+            self._refusals.refuse(arrival.exchange, Reason.DRAINING)
+        else:
+            DirectJourney(arrival, self._means).begin()
+
+    def _sole_model(self, route: Route) -> str:
+        """The model that is meant where none is named: the only one there is, on the paths that need no name."""
+        if route.needs_model:
+            raise BadBody("The request names no `model`.", "model")
+        names = [str(entry["id"]) for entry in self._catalog.entries()]
+        names = [name for name in names if name not in self._catalog.aliases]
+        if len(names) != 1:
+            raise BadBody("The request names no `model`, and not exactly one is served.", "model")
+        return names[0]
+
+    # --- identify ---------------------------------------------------------------------------------------------
+
+    def _identify(self, arrival: Arrival) -> Caller:
+        """The caller, by the key that was found in the head, and by what the body says. Raises where it is refused."""
+        exchange, peek = arrival.exchange, arrival.peek
+        key = exchange.note  # `App.begin` has looked
+        assert key is None or isinstance(key, Key)
+        caller = self._callers.identify(
+            key,
+            exchange.lookup.get,
+            exchange.peer[0],
+            user=peek.user,
+            service_tier=peek.service_tier,
+            priority=peek.priority,
+            model_band=arrival.profile.band,
+            now=self._driver.now(),
+        )
+        if isinstance(caller, Unauthorized):
+            raise _Refused(caller.reason, caller.message)
+        return caller
+
+    # --- address ----------------------------------------------------------------------------------------------
+
+    def _address(self, arrival: Arrival) -> None:
+        """Find the model's name at the endpoints, and the endpoint that the request names, if it does."""
+        target = self._catalog.aliases.get(arrival.named)
+        if target is not None:
+            arrival.body = bodies.replace_model(arrival.body, target)
+        arrival.model = self._served(arrival.route, target or arrival.named)
+        if "id=" in arrival.exchange.query:
+            arrival.pinned = _pinned(arrival.exchange.query)
+
+    def _served(self, route: Route, model: str) -> str:
+        """The name that endpoints list a model by: Ollama takes one without a tag for its latest."""
+        if route.api is not Api.OLLAMA or ":" in model:
+            return model
+        scheduler, now = self._driver.scheduler, self._driver.now()
+        latest = f"{model}:latest"
+        if scheduler.knows(model, now=now) is not True and scheduler.knows(latest, now=now) is True:
+            return latest
+        return model
+
+    # --- tie and admit ----------------------------------------------------------------------------------------
+
+    def _admit(self, arrival: Arrival, journey: type[QueuedJourney]) -> None:
+        """Begin the journey of a request that waits its turn."""
+        exchange, caller, body = arrival.exchange, arrival.caller, arrival.body
+        assert caller is not None
+        search, locator, tracer = None, self._endpoints.locator, self._reporting.tracer
+        if locator is not None and arrival.pinned is None and not isinstance(body, Spliced):
+            search = locator.search(exchange.target_path, body, arrival.model)
+        request = self._tied(arrival, caller, 0.0 if search is None else search.wait_s)
+        injected_usage = False
+        if self._asks_usage and arrival.route.tells_usage and arrival.peek.stream:
+            asking = bodies.ask_usage(body, arrival.peek.stream_options)
+            if asking is not None:
+                arrival.body, injected_usage = asking, True
+        exchange.body = b""  # the journey has it; a renamed or unpacked one would be held twice
+        journey(
+            arrival,
+            request,
+            self._means,
+            band=self._bands[caller.band],
+            injected_usage=injected_usage,
+            remember=self._remembering(caller) if exchange.target_path == RESPONSES_PATH else None,
+            trace=None if tracer is None else _traced(tracer, exchange, request),
+            on_end=self._reporting.on_end,
+        ).begin()
+        if locator is not None and search is not None:
+            locator.begin(request.id, search)
+
+    def _tied(self, arrival: Arrival, caller: Caller, locate_s: float) -> Request:
+        """The request as the scheduler knows it, with what ties it to an endpoint."""
+        exchange, route, peek = arrival.exchange, arrival.route, arrival.peek
+        flow, weights = caller.flow(self._levels, arrival.named, arrival.profile.weight)
+        session, prefix, home = self._affinities.ties(exchange, arrival.body, peek, arrival.model)
+        divides = self._driver.scheduler.divides
+        return Request(
+            id=self._refusals.unique(arrival.request_id),
+            model=arrival.model,
+            band=caller.band,
+            tenant=caller.tenant,
+            account=caller.part,
+            flow=flow,
+            weights=weights,
+            body_bytes=len(arrival.body),
+            contents=arrival.contents,
+            output_tokens_max=peek.output_tokens_max,
+            streamed=peek.stream or route.streams or (route.streams_unless and not peek.whole),
+            pinned=arrival.pinned,
+            deadline_s=None if caller.deadline_s is None else self._driver.now() + caller.deadline_s,
+            priority=caller.priority,
+            prices=arrival.profile.prices,
+            locate_s=locate_s,
+            session=session,
+            prefix=prefix,
+            prefix_chunk_bytes=None,
+            home=home,
+            divisible=not divides or sequential.divisible(exchange.target_path, arrival.body),
+        )
+
+    def _remembering(self, caller: Caller) -> Callable[[bytes, str], bool]:
+        """What remembers where this caller's answers are made."""
+        owner = caller.tenant if caller.has_key else None
+        return lambda head, endpoint: self._affinities.responses.made(head, endpoint, owner)
+
+    def _refuse_body(self, exchange: Exchange, problem: BadBody) -> None:
+        self._refusals.refuse(exchange, Reason.BAD_REQUEST, str(problem), param=problem.param)
+
+
+class _Refused(Exception):  # noqa: N818
+    """A refusal other than a bad body."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def _pinned(query: str) -> str | None:
+    """The endpoint that a query names; None where it names none after all."""
+    try:
+        named = parse_qs(query, keep_blank_values=True, max_num_fields=100).get("id")
+    except ValueError:
+        raise BadBody("The query has too many fields.") from None
+    if named is None:
+        return None
+    if len(named) != 1:
+        raise BadBody("The query names several endpoints (`id`); one is allowed.", "id")
+    return named[0]
+
+
+def _broken(exchange: Exchange, failure: Exception) -> None:
+    """A fault of ours: the client must not hang for it, and the log has it."""
+    exchange.abort()
+    raise failure
+
+
+def _traced(tracer: Tracer, exchange: Exchange, request: Request) -> RequestTrace:
+    parent, state = exchange.header(b"traceparent"), exchange.header(b"tracestate")
+    return tracer.begin(request, method=exchange.method, path=exchange.target_path, parent=parent, state=state)

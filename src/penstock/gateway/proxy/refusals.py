@@ -1,0 +1,77 @@
+"""What does a request hear that goes no further, and under which id?"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from penstock.core.values.outcome import Reason
+from penstock.gateway.openai import errors
+from penstock.gateway.openai.routes import api_of
+from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.telemetry.metrics import Metrics
+from penstock.http.server.server import Exchange, Header, Refusal, SocketExchange
+
+REQUEST_ID_BYTES_MAX = 128
+
+_REFUSALS = {
+    Refusal.BAD_REQUEST: Reason.BAD_REQUEST,
+    Refusal.CLIENT_TIMEOUT: Reason.CLIENT_TIMEOUT,
+    Refusal.REQUEST_TOO_LARGE: Reason.REQUEST_TOO_LARGE,
+    Refusal.HEADER_TOO_LARGE: Reason.HEADER_TOO_LARGE,
+    Refusal.WEBSOCKET_UNSUPPORTED: Reason.WEBSOCKET_UNSUPPORTED,
+    Refusal.EXPECTATION_FAILED: Reason.BAD_REQUEST,
+    Refusal.TOO_MANY_CONNECTIONS: Reason.OVERLOAD,
+    Refusal.TOO_MANY_BYTES: Reason.OVERLOAD,
+}
+
+
+class Refusals:
+    """Refuses, counts it, and gives requests their ids."""
+
+    def __init__(self, driver: Driver, metrics: Metrics) -> None:
+        self._driver = driver
+        self._metrics = metrics
+        self._serial = itertools.count(1)
+
+    def request_id(self, exchange: Exchange) -> bytes:
+        """The id that the caller gave in `x-request-id`, or a new one where that is missing, long or not printable."""
+        given = exchange.header(b"x-request-id")
+        if given and len(given) <= REQUEST_ID_BYTES_MAX and given.isascii() and given.decode().isprintable():
+            return given
+        return b"req-%x-%x" % (int(self._driver.now() * 1000), next(self._serial))
+
+    def unique(self, request_id: bytes) -> str:
+        """The id under which the scheduler knows it: the caller's own, unless that one is under way."""
+        name = request_id.decode()
+        return f"{name}~{next(self._serial)}" if self._driver.knows(name) else name
+
+    def refuse(
+        self,
+        exchange: Exchange,
+        reason: Reason,
+        message: str | None = None,
+        *,
+        param: str | None = None,
+        extra: Sequence[Header] = (),
+    ) -> None:
+        """Answer a request of ours with a refusal. None as `message`: what is said for the reason as a rule."""
+        self._metrics.refused(reason)
+        retry_after_s = 1.0 if reason is Reason.DRAINING else None
+        status, headers, body = errors.refusal(
+            api_of(exchange.target_path), reason, message, param=param, retry_after_s=retry_after_s
+        )
+        exchange.respond(status, [*headers, (b"x-request-id", self.request_id(exchange)), *extra], body)
+
+    def refused(
+        self, exchange: SocketExchange | None, refusal: Refusal, detail: str
+    ) -> tuple[int, Sequence[Header], bytes]:
+        """Answer for the server what is not HTTP as it should be."""
+        reason = _REFUSALS[refusal]
+        api = api_of(exchange.target_path) if exchange is not None else errors.Api.OPENAI
+        self._metrics.refused(reason)
+        retry_after_s = 1.0 if reason is Reason.OVERLOAD else None
+        status, headers, body = errors.refusal(api, reason, detail, retry_after_s=retry_after_s)
+        if exchange is not None and exchange.method:
+            headers.append((b"x-request-id", self.request_id(exchange)))
+        return status, headers, body
