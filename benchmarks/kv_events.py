@@ -165,7 +165,7 @@ class Trial:
         told = scheduler.finished
 
         def finished(lease: int, usage: Any = None, *, now: float) -> Any:
-            held = scheduler.inspect().leases[lease].held()
+            held = scheduler.inspect().leases[lease].leased()
             if usage is not None and usage.prompt_tokens:
                 self.rows.append((str(held.source), held.cached_tokens, usage.cached_tokens, usage.prompt_tokens))
             return told(lease, usage, now=now)

@@ -48,7 +48,7 @@ def waiting_entry(name: str, seq: int = 1, **more: Any) -> Entry:
     estimator = Estimator()
     estimator.learn_output("", of.model, ANSWER_TOKENS)
     entry.expect(estimator.estimate(of.tenant, of.model, contents_of(of), of.output_tokens_max))
-    entry.work = entry.estimate.prompt_tokens + 2.0 * entry.estimate.output_tokens
+    entry.charge.work = entry.estimate.prompt_tokens + 2.0 * entry.estimate.output_tokens
     return entry
 
 

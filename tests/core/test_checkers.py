@@ -85,7 +85,7 @@ def serves_the_latest(patch: pytest.MonkeyPatch) -> None:
 
     def broken(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now: float) -> Dispatch:
         leaf = entry.node_of().leaves.get(entry.request.model)
-        own = [other for other in leaf.in_order() if not other.avoid] if leaf is not None else []
+        own = [other for other in leaf.in_order() if not other.retry.excluded] if leaf is not None else []
         return dispatch(state, max(own, key=lambda other: other.seq, default=entry), endpoints, now)
 
     patch.setattr(sending, "dispatch", broken)
@@ -117,7 +117,7 @@ def miscounts_the_tree(patch: pytest.MonkeyPatch) -> None:
 
     def broken(state: SchedulerState, entry: Entry, now: float) -> None:
         enqueue(state, entry, now)
-        entry.work += 1.0
+        entry.charge.work += 1.0
 
     patch.setattr(waiting, "enqueue", broken)
 

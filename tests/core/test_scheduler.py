@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from penstock.core.dispatch.backfill import BYPASS_MAX
+from penstock.core.dispatch.backfill import BACKFILLED_MAX
 from penstock.core.dispatch.pump import WINDOW
 from penstock.core.scheduler import AVOID_S, REFUSED_AVOID_S, Scheduler, SchedulerSettings
 from penstock.core.scheduling.requests import TELLING_S_MAX
@@ -177,8 +177,8 @@ def test_what_does_not_fit_is_overtaken_a_bounded_number_of_times() -> None:
     made = scheduler(SchedulerSettings(admission=AdmissionSettings(kv_usage_max=0.9)), a=200)
     made.observed("a", Observation(0.0, 1, 0, kv_usage=0.5, kv_capacity_tokens=10_000), now=0.0)
     assert made.arrived(request("large", prompt_tokens=5_000), now=0.0) == []
-    overtook = [bool(made.arrived(request(f"small{at}"), now=0.0)) for at in range(BYPASS_MAX + 2)]
-    assert overtook == [True] * BYPASS_MAX + [False, False]
+    overtook = [bool(made.arrived(request(f"small{at}"), now=0.0)) for at in range(BACKFILLED_MAX + 2)]
+    assert overtook == [True] * BACKFILLED_MAX + [False, False]
     assert sent(made.observed("a", Observation(1.0, 0, 0, kv_usage=0.1), now=1.0))[0] == ("large", "a")
 
 
@@ -187,25 +187,25 @@ def test_a_flow_gets_no_further_ahead_by_overtaking_however_often_the_other_begi
     made = scheduler(SchedulerSettings(admission=AdmissionSettings(kv_usage_max=0.9)), a=200)
     made.observed("a", Observation(0.0, 1, 0, kv_usage=0.5, kv_capacity_tokens=10_000), now=0.0)
     overtook = 0
-    for at in range(2 * BYPASS_MAX):
+    for at in range(2 * BACKFILLED_MAX):
         if at % 10 == 0:
             assert made.arrived(request(f"large{at}", tenant="big", prompt_tokens=5_000), now=0.0) == []
         if at and at % 10 == 0:  # only now, so that its flow is not idle in between
             made.cancelled(f"large{at - 10}", now=0.0)
         overtook += bool(made.arrived(request(f"small{at}", tenant="small"), now=0.0))
-    assert overtook == BYPASS_MAX
+    assert overtook == BACKFILLED_MAX
     assert sent(made.observed("a", Observation(1.0, 0, 0, kv_usage=0.1), now=1.0))[0] == ("large60", "a")
 
 
 def test_nothing_is_kept_of_those_who_were_overtaken_and_went_away() -> None:
     made = scheduler(SchedulerSettings(admission=AdmissionSettings(kv_usage_max=0.9)), a=1000)
     for now in (0.0, 1.0, 2.0, 3.0):
-        running = 1 + BYPASS_MAX * now
+        running = 1 + BACKFILLED_MAX * now
         made.observed("a", Observation(now, running, 0, kv_usage=0.5, kv_capacity_tokens=10_000), now=now)
         assert made.arrived(request(f"large{now}", prompt_tokens=5_000), now=now) == []
-        for at in range(BYPASS_MAX):
+        for at in range(BACKFILLED_MAX):
             assert len(sent(made.arrived(request(f"small{now}-{at}"), now=now))) == 1
-        assert made.inspect().entries[f"large{now}"].bypassed == BYPASS_MAX
+        assert made.inspect().entries[f"large{now}"].dispatch.backfilled == BACKFILLED_MAX
         made.cancelled(f"large{now}", now=now)
     assert len(made.inspect().backfill._starved) == 1, "the last one, until there is another"
 
@@ -227,9 +227,9 @@ def test_room_is_not_kept_at_an_endpoint_that_the_patient_one_shuns_or_that_does
     made.observed("b", Observation(0.1, 10, 0), now=0.1)
     made.observed("a", Observation(0.1, 1, 0, kv_usage=0.5, kv_capacity_tokens=10_000), now=0.1)
     assert requeued(made.failed(lease, Failure.RESET, now=0.2)) == ["large"]
-    for at in range(BYPASS_MAX):
+    for at in range(BACKFILLED_MAX):
         assert made.arrived(request(f"s{at}"), now=0.2)
-    assert made.inspect().entries["large"].bypassed == BYPASS_MAX
+    assert made.inspect().entries["large"].dispatch.backfilled == BACKFILLED_MAX
     assert sent(made.arrived(request("other", model="n"), now=0.2)) == [("other", "c")]
     assert sent(made.arrived(request("small"), now=0.2)) == [("small", "b")]
 

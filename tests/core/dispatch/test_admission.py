@@ -89,7 +89,7 @@ def test_what_is_too_large_for_the_kv_memory_left_does_not_fit() -> None:
 
 def test_shunned() -> None:
     entry = Entry(request("r"), 1)
-    entry.avoid = {"a": 2.0}
+    entry.own_retry().excluded = {"a": 2.0}
     assert misfit(entry, endpoint(), SETTINGS, now=1.0) is Cause.SHUNNED
 
 

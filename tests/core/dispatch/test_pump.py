@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from msgspec import structs
 
-from penstock.core.dispatch.backfill import BYPASS_MAX
+from penstock.core.dispatch.backfill import BACKFILLED_MAX
 from penstock.core.dispatch.pump import WINDOW
 from penstock.core.endpoints.pool import SLOTS_CACHED_MAX
 from penstock.core.endpoints.prefill_backlog import BASE_S as PREFILL_BASE_S
@@ -118,7 +118,7 @@ def test_no_room_is_kept_for_a_tenant_at_its_limit_however_often_it_is_passed(fa
     made = scheduler(limited(bands=TWO_BANDS, fairness=fairness), a=999)
     made.arrived(request("one", tenant="limited"), now=0.0)
     made.arrived(request("held", tenant="limited", band=1), now=0.0)
-    for at in range(3 * BYPASS_MAX):
+    for at in range(3 * BACKFILLED_MAX):
         assert sent(made.arrived(request(str(at), tenant="other", band=1), now=0.0)), at
 
 
@@ -234,7 +234,7 @@ def test_only_those_are_overtaken_that_the_endpoint_serves() -> None:
     made.arrived(request("large", prompt_tokens=900), now=0.0)
     for at in range(10):
         assert sent(made.arrived(request(str(at), model="n", tenant="other"), now=0.0)) == [(str(at), "n")]
-    assert made.inspect().entries["large"].bypassed == 0
+    assert made.inspect().entries["large"].dispatch.backfilled == 0
 
 
 # --- the reserve --------------------------------------------------------------------------------------------------

@@ -185,6 +185,6 @@ def test_an_engine_that_finds_out_at_once_is_filled_again_at_once() -> None:
 
 def test_a_first_byte_that_did_not_come_in_time_is_worked_on_as_well() -> None:
     made = crowded(lingers=True)
-    serials = [entry.held().serial for entry in list(made.inspect().leases.values())[:3]]
+    serials = [entry.leased().serial for entry in list(made.inspect().leases.values())[:3]]
     actions = [a for serial in serials for a in made.failed(serial, Failure.FIRST_BYTE_TIMEOUT, now=1.0)]
     assert len(sent(actions)) == 2

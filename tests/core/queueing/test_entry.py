@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.queueing.entry import Entry, Leaf
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.flow_queue import Leaf
 from penstock.core.values.lifecycle import Event, State
 from tests.core.drive import request
 
@@ -13,7 +14,7 @@ from tests.core.drive import request
 def waiting(seq: int, key: float | None = None) -> Entry:
     entry = Entry(request(f"r{seq}"), seq)
     entry.move(Event.ADMITTED)
-    entry.key = (0, float(seq if key is None else key))
+    entry.queue.key = (0, float(seq if key is None else key))
     return entry
 
 
@@ -47,11 +48,11 @@ def test_a_request_that_comes_back_takes_its_old_place_once() -> None:
 
 def test_an_entry_shuns_an_endpoint_until_its_time_is_over() -> None:
     entry = waiting(1)
-    assert not entry.shuns("a", 0.0)
-    entry.avoid = {"a": 1.0}
-    assert entry.shuns("a", 0.9)
-    assert not entry.shuns("a", 1.0)
-    assert not entry.shuns("b", 0.0)
+    assert not entry.excludes("a", 0.0)
+    entry.own_retry().excluded = {"a": 1.0}
+    assert entry.excludes("a", 0.9)
+    assert not entry.excludes("a", 1.0)
+    assert not entry.excludes("b", 0.0)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["push", "leave", "return"]), st.integers(0, 20), st.integers(0, 3))))
@@ -72,7 +73,7 @@ def test_it_agrees_with_a_sorted_list(steps: list[tuple[str, int, int]]) -> None
             entry.move(Event.REQUEUED)
             leaf.push(entry)
             inside.append(entry)
-        expected = sorted(inside, key=lambda entry: (entry.key, entry.seq))
+        expected = sorted(inside, key=lambda entry: (entry.queue.key, entry.seq))
         assert list(leaf.in_order()) == expected
         assert leaf.head() is (expected[0] if expected else None)
         assert len(leaf) == len(expected)

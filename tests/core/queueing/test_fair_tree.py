@@ -30,7 +30,7 @@ STEPS = st.lists(
 
 def put(tree: QueueTree, node: Node, seq: int, model: str = "x") -> Entry:
     entry = Entry(request(f"r{seq}", model=model), seq)
-    entry.node = node
+    entry.queue.node = node
     entry.move(Event.ADMITTED)
     tree.push(entry)
     return entry
@@ -42,7 +42,7 @@ def take(tree: QueueTree, entry: Entry) -> None:
 
 
 def up(entry: Entry) -> Iterator[Node]:
-    node = entry.node
+    node = entry.queue.node
     while node is not None:
         yield node
         node = node.parent
@@ -61,11 +61,11 @@ class Naive:
 
     def _rank(self, entry: Entry) -> tuple[list[tuple[float, int]], tuple[int, float], int]:
         tags: list[tuple[float, int]] = []
-        node = entry.node
+        node = entry.queue.node
         while node is not None and node.parent is not None:
             tags.insert(0, (node.tag, node.index))
             node = node.parent
-        return tags, entry.key, entry.seq
+        return tags, entry.queue.key, entry.seq
 
 
 @given(STEPS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.dispatch.backfill import BYPASS_MAX
+from penstock.core.dispatch.backfill import BACKFILLED_MAX
 from penstock.core.queueing.entry import Entry
 from penstock.core.routing.affinity_wait import RECKONED_S
 from penstock.core.routing.last_sent import DEPTH_MIN, FORGOTTEN_AT_ONCE, FOUND, KEYS_MAX, LastSent
@@ -49,7 +49,7 @@ def test_it_waits_while_that_costs_less_than_to_compute_it_anew_and_no_longer() 
     home, _ = talk_at(made)
     assert sent(made.arrived(prompt("second", *TALK, 1), now=4.0)) == [], "the other endpoint is free, and cold"
     assert sent(made.arrived(prompt("passer", 2, 3), now=4.0)) == [("passer", "b" if home == "a" else "a")]
-    until_s = made.inspect().entries["second"].held_until_s
+    until_s = made.inspect().entries["second"].affinity.until_s
     assert 4.0 + LONG_S < until_s <= 4.0 + 2 * COLD * LONG_S, "the time saved, for itself and who else it keeps waiting"
 
 
@@ -65,10 +65,10 @@ def test_it_waits_no_longer_than_was_reckoned_and_once_more_where_that_is_still_
     home, _ = talk_at(made)
     made.arrived(prompt("second", *TALK, 1), now=4.0)
     entry = made.inspect().entries["second"]
-    until_s = entry.held_until_s
+    until_s = entry.affinity.until_s
     assert sent(made.expire(now=until_s)) == []
-    assert entry.held_until_s - until_s == pytest.approx(until_s - entry.held_since_s)
-    assert sent(made.expire(now=entry.held_until_s)) == [("second", "b" if home == "a" else "a")]
+    assert entry.affinity.until_s - until_s == pytest.approx(until_s - entry.affinity.since_s)
+    assert sent(made.expire(now=entry.affinity.until_s)) == [("second", "b" if home == "a" else "a")]
 
 
 def test_what_was_reckoned_holds_for_a_moment_and_then_it_is_looked_at_again() -> None:
@@ -78,12 +78,12 @@ def test_what_was_reckoned_holds_for_a_moment_and_then_it_is_looked_at_again() -
     entry = made.inspect().entries["second"]
     passer = made.arrived(prompt("passer", 2, 3), now=4.01)
     assert sent(passer), "it passes the one that is held, beside an endpoint that computes nothing"
-    assert entry.reckoned_s == 4.0
+    assert entry.affinity.reckoned_s == 4.0
     due_s = made.next_deadline()
     assert due_s is not None
     assert due_s <= 4.0 + RECKONED_S, "whoever was passed unasked is asked soon, though nothing happens"
     made.finished(the_lease(passer), Usage(256, 40, 0), now=4.2)
-    assert entry.reckoned_s == 4.2
+    assert entry.affinity.reckoned_s == 4.2
 
 
 def test_a_short_prompt_is_not_worth_a_wait() -> None:
@@ -104,7 +104,7 @@ def test_the_wait_that_is_worth_it_grows_with_the_backlog() -> None:
         made.arrived(prompt(f"second-{waiting}", *TALK, 1, priority=-1), now=4.0)
         freed = made.finished(the_lease(other), now=5.0 + waiting)
         entry = made.inspect().entries[f"second-{waiting}"]
-        held_s.append(entry.held_until_s - entry.held_since_s)
+        held_s.append(entry.affinity.until_s - entry.affinity.since_s)
         made.cancelled(f"second-{waiting}", now=5.0 + waiting)
         assert len(sent(freed)) == (waiting > 0), "a free slot is not kept for it where others wait"
         if not waiting:
@@ -158,7 +158,7 @@ def test_a_flow_with_little_to_wait_for_does_not_wait_for_the_sake_of_others() -
     assert made.inspect().queues.backlog(made.inspect().entries["light"])[0] <= 3
     assert made.inspect().queues.backlog(made.inspect().entries["w50"]) == (101, 101)
     made.finished(the_lease(other), now=5.0)
-    assert made.inspect().entries["light"].held_until_s <= 5.0 + 3 * COLD * LONG_S
+    assert made.inspect().entries["light"].affinity.until_s <= 5.0 + 3 * COLD * LONG_S
 
 
 def test_nobody_gets_further_ahead_of_one_that_is_held_than_fairness_allows() -> None:
@@ -178,8 +178,8 @@ def test_nobody_gets_further_ahead_of_one_that_is_held_than_fairness_allows() ->
         ((name, _),) = sent(made.finished(lease, now=now))
         order.append(name)
         lease = next(serial for serial, at in made.books.leases.items() if at.endpoint == cold)
-    assert now < made.inspect().entries["held0"].held_since_s + 1.0, "long before its wait was over"
-    assert order == [*(f"w{at}" for at in range(BYPASS_MAX)), "held0"]
+    assert now < made.inspect().entries["held0"].affinity.since_s + 1.0, "long before its wait was over"
+    assert order == [*(f"w{at}" for at in range(BACKFILLED_MAX)), "held0"]
 
 
 def test_a_home_that_died_is_not_waited_for() -> None:

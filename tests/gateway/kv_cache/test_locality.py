@@ -96,7 +96,7 @@ async def test_what_is_foretold_is_what_the_engine_then_finds(world: World) -> N
     finished = scheduler.finished
 
     def listening(lease: int, *more: Any, **named: Any) -> Any:
-        held = scheduler.inspect().leases[lease].held()
+        held = scheduler.inspect().leases[lease].leased()
         foretold.append((held.source, held.cached_tokens))
         return finished(lease, *more, **named)
 

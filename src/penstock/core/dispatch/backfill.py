@@ -17,7 +17,7 @@ from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import lead
 from penstock.core.values.lifecycle import TERMINAL, State
 
-BYPASS_MAX = 32  # times one request may be overtaken by others that fit; then room is kept for it
+BACKFILLED_MAX = 32  # times one request may be overtaken by others that fit; then room is kept for it
 EPSILON = 1e-9  # of sums of the same costs, made in another order
 
 
@@ -50,32 +50,33 @@ class Backfill:
 
     def keep(self, entry: Entry, free: list[Endpoint], now: float) -> None:
         """Keep room for one that was passed over, if that was so often enough."""
-        if entry.bypassed >= BYPASS_MAX:
+        if entry.dispatch.backfilled >= BACKFILLED_MAX:
             model = entry.model
-            self.kept.update([e for e in free if e.serves(model) and not entry.shuns(e.name, now)])
+            self.kept.update([e for e in free if e.serves(model) and not entry.excludes(e.name, now)])
 
     def in_bound(self, entry: Entry, endpoints: list[Endpoint], others: list[Entry], now: float) -> list[Endpoint]:
         """Where it may go before `others` whose turn it is, and who could go there, too."""
-        node, may_lead = entry.node_of(), (BYPASS_MAX - 1) * self._charges.full_cost(entry) + EPSILON
+        node, may_lead = entry.node_of(), (BACKFILLED_MAX - 1) * self._charges.full_cost(entry) + EPSILON
         for other in others:
             if other.request.band == entry.request.band and lead(node, other.node_of()) > may_lead:
                 model = other.request.model
-                endpoints = [e for e in endpoints if not e.serves(model) or other.shuns(e.name, now)]
+                endpoints = [e for e in endpoints if not e.serves(model) or other.excludes(e.name, now)]
                 if not endpoints:
                     break
         return endpoints
 
     def too_far(self, entry: Entry, other: Entry) -> bool:
         """Whether its flow is as far ahead of another's as it may be, if not further."""
-        may_lead = (BYPASS_MAX - 1) * self._charges.full_cost(entry) + EPSILON
+        may_lead = (BACKFILLED_MAX - 1) * self._charges.full_cost(entry) + EPSILON
         return other.request.band == entry.request.band and lead(entry.node_of(), other.node_of()) > may_lead
 
     def found(self, endpoints: list[Endpoint]) -> None:
         """Somebody goes to one of these endpoints: it overtakes those who were passed over and could go there."""
         self.passed = [x for x in self.passed if any(e.serves(x.request.model) for e in endpoints)]
         for overtaken in self.passed:
-            overtaken.bypassed += 1
-            if overtaken.bypassed == BYPASS_MAX:
+            record = overtaken.own_dispatch()
+            record.backfilled += 1
+            if record.backfilled == BACKFILLED_MAX:
                 self._starved = [x for x in self._starved if x.state not in TERMINAL]
                 self._starved.append(overtaken)
 
@@ -84,6 +85,6 @@ class Backfill:
         if endpoint in self.kept:
             return True
         for entry in self._starved:  # a loop, for mostly there is nobody
-            if entry.state is State.WAITING and endpoint.serves(entry.model) and not entry.shuns(endpoint.name, now):
+            if entry.state is State.WAITING and endpoint.serves(entry.model) and not entry.excludes(endpoint.name, now):
                 return True
         return False

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 
 from penstock.core.dispatch import admission
-from penstock.core.dispatch.backfill import BYPASS_MAX, Backfill
+from penstock.core.dispatch.backfill import BACKFILLED_MAX, Backfill
 from penstock.core.dispatch.prefill_stagger import PrefillStagger
 from penstock.core.dispatch.under_share import UnderShare
 from penstock.core.endpoints.endpoint import Endpoint
@@ -118,8 +118,8 @@ class CandidateFilter:
         model = entry.model
         prompt_tokens = entry.estimate.prompt_tokens
         tokens = prompt_tokens + entry.estimate.output_tokens
-        cached = entry.cached_tokens > 0
-        avoid = entry.avoid is not None
+        cached = entry.route.cached_tokens > 0
+        avoid = entry.retry.excluded is not None
         fitting: list[Endpoint] = []
         modest = self._under_share.is_modest(entry, now)
         if self._pool.roles.any:
@@ -130,13 +130,13 @@ class CandidateFilter:
                 continue
             if tokens > kv_room and admission.kv_tokens(entry, endpoint) > kv_room:
                 continue
-            if avoid and entry.shuns(endpoint.name, now):
-                self._look_again(endpoint, entry.shuns_until_s(endpoint.name))
+            if avoid and entry.excludes(endpoint.name, now):
+                self._look_again(endpoint, entry.excluded_until_s(endpoint.name))
             else:
                 fitting.append(endpoint)
-        if modest and fitting and entry.bypassed < BYPASS_MAX:
+        if modest and fitting and entry.dispatch.backfilled < BACKFILLED_MAX:
             fitting = self._stagger.allowed(entry, fitting, now)
-        return self._affinity.allowed(entry, fitting, now) if entry.choosy else fitting
+        return self._affinity.allowed(entry, fitting, now) if entry.affinity.may_wait else fitting
 
     # --- roles --------------------------------------------------------------------------------------------------
 
@@ -156,8 +156,8 @@ class CandidateFilter:
                 continue
             if entry.estimated_tokens > (endpoint.modest_room if modest else endpoint.room)[1]:
                 continue
-            if entry.avoid is not None and entry.shuns(endpoint.name, now):
-                self._look_again(endpoint, entry.shuns_until_s(endpoint.name))
+            if entry.retry.excluded is not None and entry.excludes(endpoint.name, now):
+                self._look_again(endpoint, entry.excluded_until_s(endpoint.name))
             else:
                 found.append(endpoint)
         return found

@@ -40,7 +40,7 @@ class PendingDecodes:
             output_tokens=entry.estimate.output_tokens,
             streamed=entry.request.streamed,
         )
-        lease.transferred_tokens = entry.estimate.prompt_tokens - 1
+        lease.transfers(entry.estimate.prompt_tokens - 1)
         chosen.ledger.reserve(lease)
         chosen.last_lease = serial
         self.leases[entry.seq] = lease

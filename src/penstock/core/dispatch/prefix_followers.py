@@ -79,7 +79,7 @@ class PrefixFollowers:
                     if entry is head:
                         break  # it is its turn
                     if self._may_follow(entry, group, models, now):
-                        entry.follows = group.leader.id
+                        entry.own_dispatch().follows = group.leader.id
                         if head is not None and head.request.model not in scarce:
                             self._passed(head, free, now)
                         return entry, endpoint
@@ -99,5 +99,7 @@ class PrefixFollowers:
 
     def _passed(self, head: Entry, free: list[Endpoint], now: float) -> None:
         """Somebody goes before the one whose turn it is: it is overtaken if it would not fit anyway."""
-        if not self._candidates.fitting(head, free, now) and not (head.choosy and self._affinity.holds(head, now)):
+        if not self._candidates.fitting(head, free, now) and not (
+            head.affinity.may_wait and self._affinity.waits(head, now)
+        ):
             self._backfill.passes(head)

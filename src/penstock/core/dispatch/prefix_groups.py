@@ -91,7 +91,7 @@ class PrefixGroups:
         self._led.clear()
         self._depths.clear()
         for entry in waiting:
-            entry.siblings = ()
+            _unfound(entry)
             self.waits(entry)
 
     @property
@@ -106,7 +106,9 @@ class PrefixGroups:
         if not self.size or not entry.request.prefix:
             return
         node = entry.node_of()
-        entry.siblings = keys = self._keys(entry.request)
+        keys = self._keys(entry.request)
+        if keys:
+            entry.own_dispatch().group_keys = keys
         waiting, led, seq = self._waiting, self._led, entry.seq
         for key in keys:
             if key in led:
@@ -123,7 +125,7 @@ class PrefixGroups:
     def left(self, entry: Entry) -> None:
         """It waits no more."""
         node, led = entry.node_of(), self._led
-        for key in entry.siblings:
+        for key in entry.dispatch.group_keys:
             if key in led:
                 self._sought_anew(key)
             found = self._waiting[key]
@@ -136,21 +138,26 @@ class PrefixGroups:
                 del found[node]
                 if not found:
                     del self._waiting[key]
-        entry.siblings = ()
+        _unfound(entry)
 
     def sent(self, entry: Entry, endpoint: Endpoint, now: float) -> None:
         """It is sent there, and stood in the queue until now: as a follower, or in its turn."""
-        if entry.follows is not None:
+        if entry.dispatch.follows is not None:
             self._groups[endpoint].left -= 1
             leaf = entry.node_of().leaves[entry.model]
             if leaf.head() is not entry:
-                leaf.overtaken += 1
+                leaf.passed_by_follower()
         elif self.size and entry.request.prefix and (self._has_siblings(entry) or self.group(endpoint, now) is None):
             keys = self._keys(entry.request)[::-1]
             self.gone(endpoint)
             self._groups[endpoint] = group = PrefixGroup(endpoint, entry.request, keys, self.size, now + GROUP_S)
             for key in keys:
                 self._led.setdefault(key, {})[group] = None
+
+    def forget_leader(self, entry: Entry) -> None:
+        """A request is under way: if it comes back, it waits for its own turn."""
+        if entry.dispatch.follows is not None:
+            entry.dispatch.follows = None
 
     def gone(self, endpoint: Endpoint) -> None:
         """There is no such endpoint any more, or another group there."""
@@ -228,15 +235,15 @@ class PrefixGroups:
         head = leaf.head()
         if head is None or head is entry:
             return True
-        if not self._by_arrival[entry.request.band] or head.key[0] != entry.key[0]:
+        if not self._by_arrival[entry.request.band] or head.queue.key[0] != entry.queue.key[0]:
             return False
-        return leaf.overtaken - head.overtaken_from < OVERTAKEN_MAX
+        return leaf.out_of_turn - head.queue.out_of_turn_before < OVERTAKEN_MAX
 
     def _has_siblings(self, entry: Entry) -> bool:
         """Whether others wait who could follow it; where it waited itself."""
-        if not entry.siblings:
+        if not entry.dispatch.group_keys:
             return False
-        flows = self._waiting[entry.siblings[0]]
+        flows = self._waiting[entry.dispatch.group_keys[0]]
         if isinstance(flows, Entry):
             return False
         return len(flows) > 1 or len(flows[entry.node_of()]) > 1
@@ -262,6 +269,12 @@ class PrefixGroups:
             depths.append(depth)  # as deep as before: no key stands for more
             chunks *= 2
         return tuple(depths[1:])
+
+
+def _unfound(entry: Entry) -> None:
+    """Nobody finds it by its prefix any more."""
+    if entry.dispatch.group_keys:
+        entry.dispatch.group_keys = ()
 
 
 def _among(entry: Entry, found: list[PossibleFollower]) -> bool:

@@ -103,7 +103,7 @@ class Pump:
         if band.unchecked:
             self._candidates.check_open(band, now)
         if (
-            (entry.choosy and not self._affinity.plain(entry))
+            (entry.affinity.may_wait and not self._affinity.plain(entry))
             or self._pool.roles.any
             or not band.open
             or not self._pauses.sends(request.model)
@@ -214,7 +214,7 @@ class Pump:
         ahead: set[tuple[Node, str]] = set()  # flows that are as far ahead as may be: others pass them, too
         held: list[Entry] = []  # by reckoning: nobody gets too far ahead of them either
         for entry in islice(line, HELD_MAX):
-            if entry.held_for and self._affinity.surely_held(entry, free, now):
+            if entry.affinity.preferred and self._affinity.surely_waits(entry, free, now):
                 held.append(entry)
                 continue
             if self._quotas.held(entry.account):
@@ -226,7 +226,7 @@ class Pump:
                 continue
             if looked_at == 1:  # most lines end with the first one
                 prefill_room, kv_room = _largest_room(free)
-            if entry.uncached_tokens <= prefill_room and entry.estimated_tokens <= kv_room:
+            if entry.route.uncached_tokens <= prefill_room and entry.estimated_tokens <= kv_room:
                 endpoints = self._candidates.fitting(entry, self._backfill.not_kept(free), now)
                 allowed = endpoints if bumped else self._in_bound(entry, endpoints, head, now)
                 if allowed and held and not bumped and (found := self._pressed(entry, held, free, now)) is not None:
@@ -237,7 +237,7 @@ class Pump:
                     ahead.add((entry.node_of(), entry.request.model))
                     looked_at += 1
                     continue
-            if entry.choosy and self._affinity.holds(entry, now):
+            if entry.affinity.may_wait and self._affinity.waits(entry, now):
                 if self._affinity.reckons:
                     held.append(entry)
                 continue  # nobody overtakes it: it waits for an endpoint of its own
@@ -259,7 +259,7 @@ class Pump:
     def _in_bound(self, entry: Entry, endpoints: list[Endpoint], head: Entry | None, now: float) -> list[Endpoint]:
         """Where it may go with regard to how far its flow is ahead of those who would be overtaken."""
         overtaken = self._backfill.passed
-        if head is not None and not (head.choosy and self._affinity.holds(head, now)):
+        if head is not None and not (head.affinity.may_wait and self._affinity.waits(head, now)):
             overtaken = [head, *overtaken]
         return self._backfill.in_bound(entry, endpoints, overtaken, now) if overtaken and endpoints else endpoints
 

@@ -61,7 +61,7 @@ class UnderShare:
         node = top(entry.node_of())
         if node.parent is None:
             return  # all requests stand in one flow
-        node.demand = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S) + entry.work
+        node.demand = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S) + entry.charge.work
         node.demand_s = now
         self._reserved.weight_seen(node.parent.active_weight + (0.0 if node.active else node.weight), now)
 
@@ -82,7 +82,7 @@ class UnderShare:
 
     def sent(self, entry: Entry, now: float) -> None:
         """A request was sent: that much work is what fair shares are of."""
-        self._work = self._served = self._served_by(now) + entry.work
+        self._work = self._served = self._served_by(now) + entry.charge.work
         self._work_s = self._served_s = now
 
     def moved(self, before: Node, after: Node) -> None:

@@ -93,6 +93,36 @@ class Lease:
         self.progress_tokens = 0  #: and how much of it there was
         self.progress_computed = 0  #: and how many prompt tokens its endpoint had computed for all by then
 
+    def believe(
+        self, cached_tokens: int, source: Source | None, *, keys_since: int = 0, sought: Sought | None = None
+    ) -> None:
+        """Note how much of its prompt is believed to be there already, who says so, and on what that rests."""
+        self.cached_tokens = cached_tokens
+        self.source = source
+        self.keys_since = keys_since
+        self.sought = sought
+
+    def computes(self, prefix: tuple[Key, ...], *, twin_computing: bool) -> None:
+        """Note what will be cached when its prompt is computed."""
+        self.prefix = prefix
+        self.twin_computing = twin_computing
+
+    def prefills(self) -> None:
+        """It computes a prompt for another lease: its one token ends it, so its prefill's end is seen."""
+        self.output_tokens, self.streamed = 1, True
+
+    def takes_over(self, cached_tokens: int, *, told: bool) -> None:
+        """The prompt was computed elsewhere, where so much of it was cached. `told`: the engine there said so."""
+        self.cached_tokens, self.cached_told = cached_tokens, told
+
+    def transfers(self, prompt_tokens: int) -> None:
+        """So much of its prompt is brought there instead of being computed."""
+        self.transferred_tokens = prompt_tokens
+
+    def reached_client(self) -> None:
+        """A part of an answer that does not stream was passed on."""
+        self.passed_on = True
+
     @property
     def tokens(self) -> int:
         """What it takes of its engine's memory."""

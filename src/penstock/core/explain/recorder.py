@@ -20,7 +20,6 @@ from penstock.core.queueing.entry import Entry
 from penstock.core.routing.policies.base import Choice
 from penstock.core.values.cause import Cause
 from penstock.core.values.lifecycle import State
-from penstock.core.values.located import NOWHERE
 from penstock.core.values.outcome import Reason
 from penstock.core.values.request import Usage
 from penstock.core.values.settings import AdmissionSettings
@@ -161,7 +160,7 @@ class Recorder:
         chosen = choice.endpoint
         shown = [chosen, *[e for e in endpoints[:CANDIDATES_MAX] if e is not chosen]]
         candidates = [_scores(e, entry, choice.score(e)) for e in shown]
-        node = entry.node
+        node = entry.queue.node
         assert node is not None
         parent = node.parent
         while parent is not None and parent.parent is not None:
@@ -177,14 +176,15 @@ class Recorder:
             scored_by=choice.scored_by,
             service=node.tag,
             virtual=virtual,
-            followed=entry.follows,
+            followed=entry.dispatch.follows,
         )
         self._sent.append((sent, entry, trail))
         meter.running += 1
         model.running += 1
         model.dispatched += 1
-        model.waits_s.append(entry.waited_s)
-        trail.counted = entry.cost or entry.work  # a policy that counts nothing has no shares of its own to show
+        model.waits_s.append(entry.queue.waited_s)
+        # A policy that counts nothing has no shares of its own to show.
+        trail.counted = entry.charge.cost or entry.charge.work
         shares.add(meter, trail.counted, now)
 
     def first_byte(self, entry: Entry, now: float) -> None:
@@ -267,8 +267,9 @@ class Recorder:
             if usage is not None:
                 model.prompt_tokens += usage.prompt_tokens
                 model.output_tokens += usage.completion_tokens
-            if entry.charged != trail.counted and entry.cost and trail.meter is not None and trail.sent is not None:
-                self._shares.correct(trail.meter, entry.charged - trail.counted, trail.sent.at_s)
+            charge = entry.charge
+            if charge.charged != trail.counted and charge.cost and trail.meter is not None and trail.sent is not None:
+                self._shares.correct(trail.meter, charge.charged - trail.counted, trail.sent.at_s)
         _strip(entry)
         self._ended.append(entry)
         self._by_id[entry.request.id] = entry
@@ -330,7 +331,7 @@ class Recorder:
             came_s_ago=now - start_s,
             prompt_tokens=usage.prompt_tokens if usage is not None else entry.estimate.prompt_tokens,
             output_tokens=usage.completion_tokens if usage is not None else entry.estimate.output_tokens,
-            waited_s=now - entry.waits_since_s if waiting else entry.waited_s,
+            waited_s=now - entry.queue.waits_since_s if waiting else entry.queue.waited_s,
             waits=[Waited(c, s) for c, s in sorted(seconds.items(), key=lambda item: -item[1])],
             waits_for=self._waits.present(trail.stay, now) if trail.stay is not None else None,
             closed=dict(closed),
@@ -365,14 +366,13 @@ class Recorder:
 def _strip(entry: Entry) -> None:
     """Let go of what only routing needed: a long prompt's keys are many times larger than all else."""
     if entry.request.prefix:
-        entry.request = replace(entry.request, prefix=())
-    entry.blocks = entry.looked_up = None
-    entry.located = NOWHERE
+        entry.became(replace(entry.request, prefix=()))
+    entry.route.forget()
 
 
 def _scores(endpoint: Endpoint, entry: Entry, score: float | None) -> Scores:
     ledger = endpoint.ledger
-    cached = entry.located.tokens(endpoint.index)
+    cached = entry.route.located.tokens(endpoint.index)
     return endpoint.name, len(ledger.leases), ledger.slots, ledger.prefill.outstanding_tokens, cached, score
 
 
@@ -384,9 +384,9 @@ def _why(sent: Dispatched, other: Entry, noted: Trail, entry: Entry) -> str:
         return "band" if other.request.band < entry.request.band else "promised"
     if sent.followed is not None:
         return "followed"
-    if other.node is not entry.node and other.request.flow != entry.request.flow:
+    if other.queue.node is not entry.queue.node and other.request.flow != entry.request.flow:
         return "turn"
-    return "order" if (other.key, other.seq) < (entry.key, entry.seq) else "overtook"
+    return "order" if (other.queue.key, other.seq) < (entry.queue.key, entry.seq) else "overtook"
 
 
 def _seconds(stays: Iterable[Stayed]) -> dict[Cause, float]:
@@ -407,7 +407,7 @@ def _sent(sent: Dispatched, entry: Entry, trail: Trail) -> Sent:
         scored_by=sent.scored_by,
         service=sent.service,
         virtual_time=sent.virtual,
-        overtaken=entry.bypassed,
+        overtaken=entry.dispatch.backfilled,
         followed=sent.followed,
         decode_endpoint=sent.decode,
         decode_at_s=None if sent.decode_s is None else sent.decode_s - trail.arrived_s,

@@ -203,7 +203,7 @@ def band_now(band: Band, share: float, now: float) -> BandSnapshot:
     return BandSnapshot(
         name=band.settings.name,
         waiting=band.tree.waiting,
-        oldest_wait_s=now - oldest.waits_since_s if oldest is not None else 0.0,
+        oldest_wait_s=now - oldest.queue.waits_since_s if oldest is not None else 0.0,
         running=band.tree.root.in_flight,
         tokens=band.tokens,
         share=share,
@@ -392,9 +392,9 @@ def _row(entry: Entry, recorder: Recorder, now: float) -> RequestRow:
         model=request.model,
         state=entry.state,
         age_s=(now if ended_s is None else ended_s) - trail.arrived_s,
-        waited_s=now - entry.waits_since_s if entry.state is State.WAITING else entry.waited_s,
+        waited_s=now - entry.queue.waits_since_s if entry.state is State.WAITING else entry.queue.waited_s,
         prompt_tokens=usage.prompt_tokens if usage is not None else entry.estimate.prompt_tokens,
-        output_tokens=usage.completion_tokens if usage is not None else entry.output_seen,
+        output_tokens=usage.completion_tokens if usage is not None else entry.charge.output_seen,
         endpoint=(sent.endpoint if sent.decode_s is None else sent.decode)
         if sent is not None and entry.state is not State.WAITING
         else None,

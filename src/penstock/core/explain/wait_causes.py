@@ -225,7 +225,7 @@ class Waits:
         head = band.tree.head([model])
         if head is None:
             return Cause.TENANT_CAP  # the flows of all that wait are held
-        if head.held_for or now < head.locate_until_s:
+        if head.affinity.preferred or now < head.affinity.locate_until_s:
             return Cause.AFFINITY
         misfits = [self._misfit(head, endpoint, now) for endpoint in free]
         causes = [cause for cause in misfits if cause is not None]

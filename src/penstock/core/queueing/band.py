@@ -87,7 +87,7 @@ class Band:
         """Let entries of a band that is gone wait here, among the own in the order in which all entered."""
         for entry in entries:
             self.push(entry)
-        self.entries = dict(sorted(self.entries.items(), key=lambda item: (item[1].queued_since_s, item[0])))
+        self.entries = dict(sorted(self.entries.items(), key=lambda item: (item[1].queue.since_s, item[0])))
 
     def push(self, entry: Entry) -> None:
         self.entries[entry.seq] = entry
@@ -95,7 +95,7 @@ class Band:
         tokens, model = entry.estimate.prompt_tokens, entry.model
         self.tokens += tokens
         self.tokens_of[model] = self.tokens_of.get(model, 0) + tokens
-        size = entry.size_class = _size_class(entry.uncached_tokens)
+        size = entry.queue.size_class = _size_class(entry.route.uncached_tokens)
         self._sizes[size] = self._sizes.get(size, 0) + 1
         self.tree.push(entry)
 
@@ -119,11 +119,11 @@ class Band:
     def resized(self, entry: Entry) -> None:
         """What there is to compute of a waiting prompt changed: more of it is cached, or less."""
         self._unsize(entry)
-        size = entry.size_class = _size_class(entry.uncached_tokens)
+        size = entry.queue.size_class = _size_class(entry.route.uncached_tokens)
         self._sizes[size] = self._sizes.get(size, 0) + 1
 
     def _unsize(self, entry: Entry) -> None:
-        size = entry.size_class
+        size = entry.queue.size_class
         self._sizes[size] -= 1
         if not self._sizes[size]:
             del self._sizes[size]

@@ -57,8 +57,12 @@ class Charges:
             made = self._priced[key] = POLICIES[key[0]](prices)
         return made
 
+    def appraised(self, entry: Entry) -> None:
+        """Note what a request that is about to be sent is estimated to count for."""
+        entry.charge.cost = self.estimated_cost(entry)
+
     def estimated_cost(self, entry: Entry) -> float:
-        estimate, cached = entry.estimate, entry.cached_tokens
+        estimate, cached = entry.estimate, entry.route.cached_tokens
         tokens = estimate.prompt_tokens
         return self.policy(entry).cost(
             prompt_tokens=tokens,
@@ -75,34 +79,34 @@ class Charges:
 
     def recounted(self, entry: Entry, band: int) -> None:
         """A band's policy counts it from now on, and no tree has been charged by it: note what it would have been."""
-        entry.charged = 0.0
+        entry.charge.charged = 0.0
         if entry.lease is not None:
             prices = entry.request.prices
             policy = self._policies[band] if prices is None else self._with(band, prices)
-            entry.charged = policy.cost(
+            entry.charge.charged = policy.cost(
                 prompt_tokens=entry.estimate.prompt_tokens,
-                cached_tokens=min(entry.cached_tokens, entry.estimate.prompt_tokens),
-                completion_tokens=entry.charged_output,
+                cached_tokens=min(entry.route.cached_tokens, entry.estimate.prompt_tokens),
+                completion_tokens=entry.charge.charged_output,
             )
 
     def dispatched(self, tree: QueueTree, entry: Entry) -> None:
         """Charge the estimate."""
-        entry.charged_output = entry.estimate.output_tokens
-        self._charge_up_to(tree, entry, entry.cost)
+        entry.charge.charged_output = entry.estimate.output_tokens
+        self._charge_up_to(tree, entry, entry.charge.cost)
 
     def progressed(self, tree: QueueTree, entry: Entry) -> bool:
         """An answer has grown: charge what it is ahead of the estimate, a step in advance. True: others may be next."""
-        if entry.output_seen <= entry.charged_output:
+        if entry.charge.output_seen <= entry.charge.charged_output:
             return False
-        steps = -(-(entry.output_seen - entry.estimate.output_tokens) // REFRESH_TOKENS)
-        entry.charged_output = entry.estimate.output_tokens + steps * REFRESH_TOKENS
+        steps = -(-(entry.charge.output_seen - entry.estimate.output_tokens) // REFRESH_TOKENS)
+        entry.charge.charged_output = entry.estimate.output_tokens + steps * REFRESH_TOKENS
         self._charge_up_to(
             tree,
             entry,
             self.policy(entry).cost(
                 prompt_tokens=entry.estimate.prompt_tokens,
-                cached_tokens=min(entry.cached_tokens, entry.estimate.prompt_tokens),
-                completion_tokens=entry.charged_output,
+                cached_tokens=min(entry.route.cached_tokens, entry.estimate.prompt_tokens),
+                completion_tokens=entry.charge.charged_output,
             ),
         )
         return True
@@ -120,10 +124,10 @@ class Charges:
     def refund(self, tree: QueueTree, entry: Entry) -> None:
         """It did not run: give everything back."""
         self._charge_up_to(tree, entry, 0.0)
-        entry.charged_output = entry.output_seen = 0
+        entry.charge.charged_output = entry.charge.output_seen = 0
 
     def _charge_up_to(self, tree: QueueTree, entry: Entry, cost: float) -> None:
-        assert entry.node is not None
-        if cost != entry.charged:
-            tree.charge(entry.node, cost - entry.charged)
-            entry.charged = cost
+        assert entry.queue.node is not None
+        if cost != entry.charge.charged:
+            tree.charge(entry.queue.node, cost - entry.charge.charged)
+            entry.charge.charged = cost

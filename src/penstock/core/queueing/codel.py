@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 
-from penstock.core.queueing.entry import Entry, Leaf
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.flow_queue import Leaf
 from penstock.core.values.settings import BandSettings
 
 TARGETS = 2.0  # waits allowed while a queue stands, in targets: between one and two they are fine
@@ -27,7 +28,7 @@ def entered(band: BandSettings, entry: Entry, now: float) -> None:
 
 def leaves(band: BandSettings, entry: Entry, now: float) -> None:
     """A request is sent, and about to leave its flow's queue. How soon one went that overtook others proves nothing."""
-    if band.shed_target_s is not None and now - entry.waits_since_s <= band.shed_target_s:
+    if band.shed_target_s is not None and now - entry.queue.waits_since_s <= band.shed_target_s:
         leaf = _leaf(entry)
         if leaf.head() is entry:
             leaf.calm_s = now
@@ -37,7 +38,7 @@ def due_s(band: BandSettings, entry: Entry) -> float:
     """When a waiting request is to be shed, if no short wait is seen in its flow before."""
     if band.shed_target_s is None:
         return math.inf
-    allowed_s = entry.waits_since_s + TARGETS * band.shed_target_s
+    allowed_s = entry.queue.waits_since_s + TARGETS * band.shed_target_s
     return max(allowed_s, _leaf(entry).calm_s + band.shed_interval_s)
 
 

@@ -17,7 +17,8 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
-from penstock.core.queueing.entry import Entry, Leaf
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.flow_queue import Leaf
 
 Item = TypeVar("Item")
 Path = tuple[str, ...]
@@ -204,7 +205,7 @@ class QueueTree:
 
     def push(self, entry: Entry) -> None:
         """Let an entry wait in its flow's leaf."""
-        node, model = entry.node, entry.model
+        node, model = entry.queue.node, entry.model
         assert node is not None
         leaf = node.leaves.get(model)
         if leaf is None:
@@ -215,7 +216,7 @@ class QueueTree:
             if parent is not None and not node.active:
                 parent.active_weight += node.weight
             node.waiting += 1
-            node.work[model] = node.work.get(model, 0.0) + entry.work
+            node.work[model] = node.work.get(model, 0.0) + entry.charge.work
             count = node.backlog[model] = node.backlog.get(model, 0) + 1
             if parent is None:
                 return
@@ -227,7 +228,7 @@ class QueueTree:
 
     def remove(self, entry: Entry) -> None:
         """Take an entry out that no longer waits (its state says so already)."""
-        node, model = entry.node, entry.model
+        node, model = entry.queue.node, entry.model
         assert node is not None
         leaf = node.leaves[model]
         leaf.remove(entry)
@@ -238,7 +239,7 @@ class QueueTree:
             up.waiting -= 1
             up.backlog[model] -= 1
             if up.backlog[model]:
-                up.work[model] -= entry.work
+                up.work[model] -= entry.charge.work
             else:
                 del up.backlog[model]
                 del up.work[model]
@@ -372,7 +373,7 @@ class QueueTree:
 
     def serve(self, entry: Entry) -> None:
         """Note that an entry's flow is served now: virtual time moves up to the tags along its path."""
-        node = entry.node
+        node = entry.queue.node
         while node is not None and node.parent is not None:
             node.parent.virtual = max(node.parent.virtual, node.tag)
             node = node.parent
@@ -464,4 +465,4 @@ def _before(one: Node, other: Node) -> bool:
 
 
 def _age(entry: Entry) -> tuple[tuple[int, float], int]:
-    return entry.key, entry.seq
+    return entry.queue.key, entry.seq

@@ -20,12 +20,12 @@ def fcfs(entry: Entry, now: float) -> float:  # noqa: ARG001
 
 def deadline(entry: Entry, now: float) -> float:  # noqa: ARG001
     """Earliest deadline first; requests without one come last, in order of arrival."""
-    return entry.deadline_s
+    return entry.queue.deadline_s
 
 
 def shortest_first(entry: Entry, now: float) -> float:
     """Least estimated work first, ageing."""
-    return entry.work + AGEING_WORK_PER_S * now
+    return entry.charge.work + AGEING_WORK_PER_S * now
 
 
 ORDERINGS: dict[str, Callable[[Entry, float], float]] = {

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from penstock.core.queueing.band import Band
-from penstock.core.queueing.entry import Entry, Leaf
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.flow_queue import Leaf
 
 
 class QueuePosition(msgspec.Struct, frozen=True):
@@ -28,7 +29,7 @@ def ranked(entries: Iterable[Entry], bands: Sequence[Band]) -> Iterator[tuple[En
     """Entries that wait, each with its position and the work before it in its own line."""
 
     def turn(entry: Entry) -> tuple[bool, tuple[int, float], int]:
-        return entry.seq not in bands[entry.request.band].bumped, entry.key, entry.seq
+        return entry.seq not in bands[entry.request.band].bumped, entry.queue.key, entry.seq
 
     asked: dict[Leaf, set[int]] = {}
     for entry in entries:
@@ -38,4 +39,4 @@ def ranked(entries: Iterable[Entry], bands: Sequence[Band]) -> Iterator[tuple[En
         for position, entry in enumerate(sorted(leaf.waiting(), key=turn), 1):
             if entry.seq in wanted:
                 yield entry, position, ahead
-            ahead += entry.work
+            ahead += entry.charge.work

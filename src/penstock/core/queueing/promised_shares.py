@@ -47,17 +47,17 @@ class PromisedShares:
                     counted.append((band, band.settings.min_share - 1.0))
             elif band.tree.root.waiting or band.credit < 0:
                 counted.append((band, band.settings.min_share))
-        entry.counted_in, entry.counted = counted, 0.0
-        self.settle(entry, entry.work)
+        entry.charge.counted_in, entry.charge.counted = counted, 0.0
+        self.settle(entry, entry.charge.work)
 
     def settle(self, entry: Entry, work: float) -> None:
         """By now it is known, or likely, to be that much work."""
-        more = work - entry.counted
-        if not more or entry.counted_in is None:
+        more = work - entry.charge.counted
+        if not more or entry.charge.counted_in is None:
             return
-        entry.counted = work
-        most = CREDIT_REQUESTS_MAX * max(entry.work, work)
-        for band, part in entry.counted_in:
+        entry.charge.counted = work
+        most = CREDIT_REQUESTS_MAX * max(entry.charge.work, work)
+        for band, part in entry.charge.counted_in:
             before = band.credit
             band.credit = min(max(before + part * more, -most), most)
             if before <= 0 < band.credit and not band.tree.root.waiting:

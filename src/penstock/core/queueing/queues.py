@@ -102,7 +102,7 @@ class Queues:
             for young in islice(reversed(band.entries.values()), DISPLACED_MAX):
                 if max(requests, bytes_, tokens) <= 0:
                     return victims
-                if young.visit == 1:
+                if young.queue.visit == 1:
                     victims.append(young)
                     requests -= 1
                     bytes_ -= young.request.body_bytes

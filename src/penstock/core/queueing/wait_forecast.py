@@ -68,7 +68,7 @@ class WaitForecast:
         """A request was sent. `queued`: others for the same model wait."""
         model = entry.model
         learned = self._of(model)
-        learned.first_tokens.sent(entry.uncached_tokens, now)
+        learned.first_tokens.sent(entry.route.uncached_tokens, now)
         if not queued:
             if learned.drain.measured:
                 learned.drain = DecayingRate()
@@ -103,18 +103,18 @@ class WaitForecast:
         learned = self._models.get(entry.model)
         if learned is None:
             return 0.0
-        if now < learned.scarce_until_s and entry.deadline_s - entry.waits_since_s <= learned.refused_s:
-            return learned.first_tokens.mostly_s(entry.uncached_tokens, now)
-        return learned.first_tokens.at_best_s(entry.uncached_tokens, now)
+        if now < learned.scarce_until_s and entry.queue.deadline_s - entry.queue.waits_since_s <= learned.refused_s:
+            return learned.first_tokens.mostly_s(entry.route.uncached_tokens, now)
+        return learned.first_tokens.at_best_s(entry.route.uncached_tokens, now)
 
     def soonest_s(self, entry: Entry, now: float) -> float:
         """As little as any first token needed of late."""
         learned = self._models.get(entry.model)
-        return learned.first_tokens.at_best_s(entry.uncached_tokens, now) if learned is not None else 0.0
+        return learned.first_tokens.at_best_s(entry.route.uncached_tokens, now) if learned is not None else 0.0
 
     def may_try(self, entry: Entry, now: float) -> bool:
         """Whether it is to be sent although it is forecast to be late, because nothing else would tell of it."""
-        return self._of(entry.model).first_tokens.may_try(entry.uncached_tokens, now)
+        return self._of(entry.model).first_tokens.may_try(entry.route.uncached_tokens, now)
 
     def refused(self, model: str, within_s: float, now: float) -> None:
         """A deadline was refused that left so much time, for what stands before it."""
@@ -126,13 +126,13 @@ class WaitForecast:
 
     def left(self, entry: Entry, now: float) -> None:
         """A waiting request left without having been sent."""
-        node: Node | None = entry.node
+        node: Node | None = entry.queue.node
         assert node is not None
         size = self._size(entry)
         node.left, node.left_s = _fading(node, now) + size, now
         while node.parent is not None:
             node = node.parent
-        if node is not entry.node:
+        if node is not entry.queue.node:
             node.left, node.left_s = _fading(node, now) + size, now
 
     def ahead(self, requests: int, work: float) -> float:
@@ -181,7 +181,7 @@ class WaitForecast:
         return sum(in_all[:band]) + max(0.0, min(turn, in_band))
 
     def _size(self, entry: Entry) -> float:
-        return 1.0 if self._by_request else entry.work
+        return 1.0 if self._by_request else entry.charge.work
 
     def _waiting(self, node: Node, model: str) -> float:
         return node.backlog.get(model, 0) if self._by_request else node.work.get(model, 0.0)

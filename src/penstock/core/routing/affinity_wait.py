@@ -1,17 +1,18 @@
 """May a request go to an endpoint other than the one it prefers? Not for a while, if there is one it prefers.
 
-A request that could go somewhere, but not to where its session lives or its prompt is cached, is *held*: it stays in
-its place, and others pass it. For how long, a setting says, or it is reckoned (docs/decisions/0043).
+Delay scheduling (Zaharia et al., 2010) by another name: a request that could go somewhere, but not to where its session
+lives or its prompt is cached, *waits*: it stays in its place, and others pass it. For how long, a setting says, or it
+is reckoned (docs/decisions/0043).
 
-With a setting it is held for at most `affinity_wait`. Then it goes wherever its policy thinks best, and its session
-moves with it. An open endpoint that is passed over is *spared*, and that too ends after `affinity_wait`, whoever it was
-spared for: no slot idles longer because of any number of held requests. Two kinds wait for as long as the endpoint they
-prefer lives: those that refer to what only it keeps, and those of strict sessions.
+With a setting it waits for at most `affinity_wait`. Then it goes wherever its policy thinks best, and its session moves
+with it. An open endpoint that is passed over is *spared*, and that too ends after `affinity_wait`, whoever it was
+spared for: no slot idles longer because of any number of requests that wait so. Two kinds wait for as long as the
+endpoint they prefer lives: those that refer to what only it keeps, and those of strict sessions.
 
-Reckoned, it is held for as long as that costs less than to compute its prompt anew, which all who wait would pay for;
-and once more as long, where that is so then: the time that is over is spent in any case. It is reckoned again when an
-endpoint that it could go to computes no prompt at all, unless that was done a moment ago; few are held for each
-endpoint; and nobody is held any longer when a flow that passes it would get further ahead than fairness allows.
+Reckoned, it waits for as long as that costs less than to compute its prompt anew, which all who wait would pay for; and
+once more as long, where that is so then: the time that is over is spent in any case. It is reckoned again when an
+endpoint that it could go to computes no prompt at all, unless that was done a moment ago; few wait for each endpoint;
+and no request waits any longer when a flow that passes it would get further ahead than fairness allows.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.queues import Queues
 from penstock.core.routing.router import Router
 
-HELD_FOR_ONE = 32  # requests at most, by reckoning: as many as are looked at in fair order (the pump's window)
+WAITING_FOR_ONE_MAX = 32  # requests at most, by reckoning: as many as are looked at in fair order (the pump's window)
 RECKONED_S = (
     0.05  # what was reckoned holds for that long: some engine steps, and little beside any wait worth its while
 )
-HELD_IN_ALL = 128  # likewise: each turn of the pump passes all of them, at about half a microsecond each
+WAITING_MAX = 128  # likewise: each turn of the pump passes all of them, at about half a microsecond each
 
 
 class AffinityWait:
@@ -38,58 +39,59 @@ class AffinityWait:
         self._router = router
         self._queues = queues
         self._look_again = look_again
-        self._holding: dict[int, None] = {}  # arrival numbers of those held for a while
-        self._ahead: dict[Endpoint, int] = {}  # how many are held for each, by reckoning
+        self._waiting: dict[int, None] = {}  # arrival numbers of those that wait for a while
+        self._ahead: dict[Endpoint, int] = {}  # how many wait for each, by reckoning
         self._spared: dict[Endpoint, float] = {}  # open endpoints passed over in favour of others, and since when
 
     @property
-    def may_hold(self) -> bool:
-        """Whether any request may be held for where its session or its prompt is."""
+    def may_wait(self) -> bool:
+        """True if any request may wait for where its session or its prompt is."""
         return self._router.prefers or self._router.reckons or self._router.strict
 
     @property
     def reckons(self) -> bool:
-        """Whether it is reckoned how long a request is held."""
+        """True if it is reckoned how long a request waits; else a setting says so."""
         return self._router.reckons
 
-    def choosy(self, entry: Entry, now: float) -> bool:
-        """Whether it may be held at all; most are not."""
+    def arrived(self, entry: Entry, now: float) -> None:
+        """A request came: note if it may wait for an endpoint it prefers; most may not."""
         request = entry.request
-        entry.locate_until_s = now + request.locate_s
-        return self.may_hold or request.home is not None or request.locate_s > 0
+        if self.may_wait or request.home is not None or request.locate_s > 0:
+            entry.own_affinity(now + request.locate_s)
 
     def plain(self, entry: Entry) -> bool:
-        """Whether it is held, if at all, by reckoning only: then that can be told before it waits."""
+        """True if the request would wait by reckoning only: then that can be told before it is queued."""
         request, router = entry.request, self._router
         return router.reckons and not router.strict and request.home is None and not request.locate_s
 
     def reconfigured(self, entry: Entry) -> None:
-        """It waits, and the policy may be another: it may be held from now on, or no longer."""
-        entry.choosy |= self.may_hold
-        if not (self._router.prefers or self._router.reckons):
+        """The policy may be another: a queued request may wait for its endpoint from now on, or no longer."""
+        if self.may_wait:
+            entry.own_affinity()
+        if not (self._router.prefers or self._router.reckons) and entry.affinity.may_wait:
             self.left(entry)
 
     def allowed(self, entry: Entry, fitting: list[Endpoint], now: float) -> list[Endpoint]:
-        """Of the endpoints with room for a choosy request, those it may go to now; none while it is held."""
+        """Of the endpoints with room for a request that may wait, those it may go to now; empty while it waits."""
         if not fitting:
             return fitting
         only = self.only(entry, now)
         if only is not None:
             return [only] if only in fitting else []
-        if now < entry.locate_until_s:
-            self._look_again(fitting[0], entry.locate_until_s)
+        if now < entry.affinity.locate_until_s:
+            self._look_again(fitting[0], entry.affinity.locate_until_s)
             return []
         if self._router.reckons:
-            return [] if self._worth_holding(entry, fitting, now) else fitting
+            return [] if self._worth_it(entry, fitting, now) else fitting
         if not self._router.prefers:
             return fitting
-        if not entry.held_for:
+        if not entry.affinity.preferred:
             preferred = self._router.preferred(entry, now)
             if not preferred or any(e in preferred for e in fitting):
                 return fitting
-            entry.held_for, entry.held_since_s = tuple(preferred), now
-            self._holding[entry.seq] = None
-        until_s = self.held_until_s(entry, fitting, now)
+            entry.affinity.preferred, entry.affinity.since_s = tuple(preferred), now
+            self._waiting[entry.seq] = None
+        until_s = self.waits_until_s(entry, fitting, now)
         if until_s <= now:
             return fitting
         for endpoint in fitting:
@@ -97,46 +99,46 @@ class AffinityWait:
         self._look_again(fitting[0], until_s)
         return []
 
-    def _worth_holding(self, entry: Entry, fitting: list[Endpoint], now: float) -> bool:
-        """Whether it is held, or begins to be, for a while that is reckoned."""
-        if entry.held_for:
-            if now >= entry.held_until_s and entry.held_again_s and self._worth(entry, fitting, now)[0]:
-                entry.held_until_s, entry.held_again_s = now + entry.held_again_s, 0.0
-                self._look_again(fitting[0], entry.held_until_s)
-            return self.held_until_s(entry, fitting, now) > now
+    def _worth_it(self, entry: Entry, fitting: list[Endpoint], now: float) -> bool:
+        """True while the request waits, or begins to, for as long as is reckoned."""
+        if entry.affinity.preferred:
+            if now >= entry.affinity.until_s and entry.affinity.again_s and self._worth(entry, fitting, now)[0]:
+                entry.affinity.until_s, entry.affinity.again_s = now + entry.affinity.again_s, 0.0
+                self._look_again(fitting[0], entry.affinity.until_s)
+            return self.waits_until_s(entry, fitting, now) > now
         homes, most_s = self._worth(entry, fitting, now)
         if not homes:
             return False
-        entry.held_for, entry.held_since_s = tuple(homes), now
-        entry.held_until_s, entry.held_again_s = now + most_s, most_s
-        self._holding[entry.seq] = None
-        entry.held_behind = min([self._ahead.get(home, 0) for home in homes])
+        entry.affinity.preferred, entry.affinity.since_s = tuple(homes), now
+        entry.affinity.until_s, entry.affinity.again_s = now + most_s, most_s
+        self._waiting[entry.seq] = None
+        entry.affinity.behind = min([self._ahead.get(home, 0) for home in homes])
         for home in homes:
             self._ahead[home] = self._ahead.get(home, 0) + 1
-        self._look_again(fitting[0], entry.held_until_s)
+        self._look_again(fitting[0], entry.affinity.until_s)
         return True
 
     def _worth(self, entry: Entry, fitting: Sequence[Endpoint], now: float) -> tuple[Sequence[Endpoint], float]:
         """The endpoints worth waiting for instead of going to one of these, and for how long."""
         ahead = self._ahead
-        entry.reckoned_s = now
-        if entry.held_for:  # those who came after it are not before it, nor is it itself
-            ahead = {e: min(entry.held_behind, ahead[e] - 1) for e in entry.held_for if e in ahead}
-        elif len(self._holding) >= HELD_IN_ALL:
+        entry.affinity.reckoned_s = now
+        if entry.affinity.preferred:  # those who came after it are not before it, nor is it itself
+            ahead = {e: min(entry.affinity.behind, ahead[e] - 1) for e in entry.affinity.preferred if e in ahead}
+        elif len(self._waiting) >= WAITING_MAX:
             return (), 0.0
         homes, most_s = self._router.worth_waiting(entry, fitting, ahead, self._queues.backlog(entry), now)
-        homes = [e for e in homes if ahead.get(e, 0) < HELD_FOR_ONE]
+        homes = [e for e in homes if ahead.get(e, 0) < WAITING_FOR_ONE_MAX]
         return homes, most_s if homes else 0.0
 
-    def surely_held(self, entry: Entry, endpoints: list[Endpoint], now: float) -> bool:
-        """Whether a held request goes to none of these, whatever room they have; asked first, for it costs little."""
-        if now >= entry.held_until_s or not self._router.reckons:
+    def surely_waits(self, entry: Entry, endpoints: list[Endpoint], now: float) -> bool:
+        """True if a waiting request goes to none of these, whatever room they have. Asked first: it costs little."""
+        if now >= entry.affinity.until_s or not self._router.reckons:
             return False
-        for home in entry.held_for:
+        for home in entry.affinity.preferred:
             if not home.in_service or home.health.ejected(now) or home in endpoints:
                 return False
-        if now < entry.reckoned_s + RECKONED_S:
-            self._look_again(endpoints[0], entry.reckoned_s + RECKONED_S)
+        if now < entry.affinity.reckoned_s + RECKONED_S:
+            self._look_again(endpoints[0], entry.affinity.reckoned_s + RECKONED_S)
             return True
         for endpoint in endpoints:  # noqa: SIM110  # a loop costs less than a generator
             if not endpoint.ledger.prefill.leases:
@@ -144,12 +146,14 @@ class AffinityWait:
         return True
 
     def let_go(self, entry: Entry) -> None:
-        """It is held no longer, for others would get too far ahead of it."""
-        entry.held_until_s, entry.held_again_s = -math.inf, 0.0
+        """End a request's wait, for others would get too far ahead of it."""
+        entry.affinity.until_s, entry.affinity.again_s = -math.inf, 0.0
 
     def at_home(self, entry: Entry, endpoint: Endpoint, now: float) -> bool:
         """Whether it would lose nothing by going there, that it has to wait for or is better served with elsewhere."""
-        if entry.choosy and (now < entry.locate_until_s or self.only(entry, now) not in (None, endpoint)):
+        if entry.affinity.may_wait and (
+            now < entry.affinity.locate_until_s or self.only(entry, now) not in (None, endpoint)
+        ):
             return False
         preferred = self._router.preferred(entry, now)
         return not preferred or endpoint in preferred
@@ -161,38 +165,38 @@ class AffinityWait:
             return home
         return router.home(request, now, whole=entry.whole) if router.strict else None
 
-    def held_until_s(self, entry: Entry, fitting: list[Endpoint], now: float) -> float:
-        """Until when a request that was held goes to none of these; `now` or earlier: it goes."""
-        alive = [e for e in entry.held_for if self._router.alive(e.name, entry.request, now) is e]
+    def waits_until_s(self, entry: Entry, fitting: list[Endpoint], now: float) -> float:
+        """Until when a request that waits goes to none of these; `now` or earlier: it goes."""
+        alive = [e for e in entry.affinity.preferred if self._router.alive(e.name, entry.request, now) is e]
         if not alive or any(e in alive for e in fitting):
             return now
         if self._router.reckons:
-            stale = entry.reckoned_s + RECKONED_S <= now < entry.held_until_s
+            stale = entry.affinity.reckoned_s + RECKONED_S <= now < entry.affinity.until_s
             idle = [e for e in fitting if not e.ledger.prefill.leases] if stale else []
             if idle and not self._worth(entry, idle, now)[0]:
-                entry.reckoned_s = -math.inf
+                entry.affinity.reckoned_s = -math.inf
                 return now
-            return entry.held_until_s
+            return entry.affinity.until_s
         since_s = min((self._spared[e] for e in fitting if e in self._spared), default=now)
-        return min(entry.held_since_s, since_s) + (self._router.settings.affinity_wait_s or 0.0)
+        return min(entry.affinity.since_s, since_s) + (self._router.settings.affinity_wait_s or 0.0)
 
-    def holds(self, entry: Entry, now: float) -> bool:
+    def waits(self, entry: Entry, now: float) -> bool:
         """Whether it is an endpoint of its own that it waits for, so that nobody overtakes it who passes it."""
-        if entry.seq in self._holding and (not self._router.reckons or now < entry.held_until_s):
+        if entry.seq in self._waiting and (not self._router.reckons or now < entry.affinity.until_s):
             return True
-        return now < entry.locate_until_s or self.only(entry, now) is not None
+        return now < entry.affinity.locate_until_s or self.only(entry, now) is not None
 
     def left(self, entry: Entry) -> None:
-        """A choosy request left the queue, or is held no more."""
-        held_for, entry.held_for = entry.held_for, ()
-        if entry.seq in self._holding:
-            del self._holding[entry.seq]
-            for endpoint in held_for:
+        """A request that may wait left the queue, or its wait is over."""
+        preferred, entry.affinity.preferred = entry.affinity.preferred, ()
+        if entry.seq in self._waiting:
+            del self._waiting[entry.seq]
+            for endpoint in preferred:
                 if self._ahead.get(endpoint, 0) > 1:
                     self._ahead[endpoint] -= 1
                 else:
                     self._ahead.pop(endpoint, None)
-            if not self._holding:
+            if not self._waiting:
                 self._spared.clear()
 
     def used(self, endpoint: Endpoint) -> None:
@@ -201,5 +205,6 @@ class AffinityWait:
 
     def told(self, entry: Entry) -> None:
         """Where its prompt is cached became known: it may prefer another endpoint now."""
-        entry.locate_until_s = 0.0
-        self.left(entry)
+        if entry.affinity.may_wait:
+            entry.affinity.locate_until_s = 0.0
+            self.left(entry)

@@ -61,36 +61,36 @@ class Router:
     def look(self, entry: Entry, now: float) -> None:
         """Find out who holds how much of a request's prompt now."""
         if self._policy.uses_prefix:
-            entry.located = located = self._located(entry, now)
-            entry.believe_cached(located.most)
+            entry.route.located = located = self._located(entry, now)
+            entry.route.believe(located.most, entry.estimate.prompt_tokens)
 
     def choose(self, entry: Entry, endpoints: Sequence[Endpoint], now: float) -> Choice:
         """One of the endpoints. The request goes there: so its prefix will be there, and its session live there."""
         request, policy = entry.request, self._policy
         if policy.uses_prefix:
             located = self._located(entry, now)
-            entry.located = located
+            entry.route.located = located
             sought = self._sought(request, located, now)
             choice = self._chosen(entry, located, sought, endpoints, now)
             chosen = choice.endpoint
-            entry.believe_cached(located.tokens(chosen.index))
-            entry.source = located.said.get(chosen.index, Source.HISTORY) if located.said else Source.HISTORY
-            entry.twin_computing = False
+            entry.route.believe(located.tokens(chosen.index), entry.estimate.prompt_tokens)
+            entry.route.source = located.said.get(chosen.index, Source.HISTORY) if located.said else Source.HISTORY
+            entry.route.twin_computing = False
             prefix: tuple[Key, ...] = request.prefix
             if prefix:
-                entry.sought = sought if sought is not None and sought.endpoint == chosen.index else None
+                entry.route.sought = sought if sought is not None and sought.endpoint == chosen.index else None
                 if policy.weighs_load:
                     self._last_sent.sent(prefix, chosen.index)
                 if located.levels:
                     depth = located.depth(chosen.index)
-                    entry.twin_computing = bool(depth) and _being_computed(prefix[depth - 1], depth, chosen)
-                    entry.keys_since = self._history.since(chosen.index, prefix[depth - 1]) if depth else 0
+                    entry.route.twin_computing = bool(depth) and _being_computed(prefix[depth - 1], depth, chosen)
+                    entry.route.keys_since = self._history.since(chosen.index, prefix[depth - 1]) if depth else 0
                     self._hot.used(prefix[located.levels[-1][1] - 1], now)
                 self._history.store(chosen.index, prefix)
         else:
-            if entry.cached_tokens:  # believed under another policy, before the settings changed
-                entry.located, entry.source, entry.twin_computing = NOWHERE, None, False
-                entry.believe_cached(0)
+            if entry.route.cached_tokens:  # believed under another policy, before the settings changed
+                entry.route.located, entry.route.source, entry.route.twin_computing = NOWHERE, None, False
+                entry.route.believe(0, entry.estimate.prompt_tokens)
             choice = self._chosen(entry, NOWHERE, None, endpoints, now)
         if request.session is not None and policy.uses_session:
             self._sessions.moved(request.model, request.session, choice.endpoint.name)
@@ -329,13 +329,13 @@ class Router:
 
     def _located(self, entry: Entry, now: float) -> Located:
         request, sources = entry.request, self.sources
-        by_history = entry.blocks is None and entry.looked_up is None
+        by_history = entry.route.blocks is None and entry.route.looked_up is None
         if by_history:
             if not request.prefix:
                 return NOWHERE
             by_history = now >= sources.off_until_s and not self._doubted
-            if by_history and entry.located.version == self._history.version:
-                return entry.located  # as last looked at, and nothing has happened since
+            if by_history and entry.route.located.version == self._history.version:
+                return entry.route.located  # as last looked at, and nothing has happened since
         located = Located(self._history.bits)
         if by_history:
             located.version = self._history.version
@@ -346,13 +346,13 @@ class Router:
                 doubted = dict.fromkeys((*[e.index for e in wrong], *self._doubted))
                 located.leave_out(sum(self._history.bit(index) for index in doubted))
             located.measured((entry.estimate.prompt_tokens, request.body_bytes), request.prefix_chunk_bytes)
-        if entry.blocks is not None:
-            keys, block_tokens = entry.blocks
+        if entry.route.blocks is not None:
+            keys, block_tokens = entry.route.blocks
             held = self._exact.match(keys)
             told = {e.index: held.get(e.index, 0) * block_tokens for e in self._pool if self._exact.knows(e.index)}
             self._say(Source.KV_EVENTS, told, request, located, now)
-        if entry.looked_up is not None:
-            source, by_name = entry.looked_up
+        if entry.route.looked_up is not None:
+            source, by_name = entry.route.looked_up
             told = {e.index: by_name.get(e.name, 0) for e in self._pool}
             self._say(source, told, request, located, now)
         return located

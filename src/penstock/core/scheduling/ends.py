@@ -89,12 +89,12 @@ def forget(state: SchedulerState, entry: Entry) -> None:
 def unqueue(state: SchedulerState, entry: Entry, event: Event, now: float) -> None:
     """Take a waiting request out of the queue, because of `event`, and out of all that counts those who wait."""
     state.queues.remove(entry, event)
-    entry.waited_s += now - entry.queued_since_s
+    entry.queue.left(now)
     state.quotas.unqueued(entry.account, entry.request.body_bytes, entry.estimate.prompt_tokens)
     state.timers.cancel(entry.seq)
-    if entry.choosy:
+    if entry.affinity.may_wait:
         state.affinity.left(entry)
-    if entry.siblings:
+    if entry.dispatch.group_keys:
         state.groups.left(entry)
 
 

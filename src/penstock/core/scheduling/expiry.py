@@ -106,19 +106,19 @@ def _take_back(state: SchedulerState, endpoint: Endpoint, now: float, actions: l
             movement.gave_up(lease, now)
             state.router.failed(entry, lease)
             sending.release(state, entry, now, given_up=True)
-            entry.recalls += 1
+            entry.own_retry().recalls += 1
             returning.requeue(state, entry, now, actions, failure=None, endpoint=endpoint)
 
 
 def _may_be_taken_back(state: SchedulerState, entry: Entry, now: float) -> bool:
     """Whether another endpoint may serve it, and in time."""
     request = entry.request
-    if entry.recalls >= RECALLS_MAX or not entry.whole or request.pinned is not None or request.home is not None:
+    if entry.retry.recalls >= RECALLS_MAX or not entry.whole or request.pinned is not None or request.home is not None:
         return False
-    if entry.wait_s_max <= entry.waited_s or not sending.in_time(state, entry, now):
+    if entry.queue.wait_s_max <= entry.queue.waited_s or not sending.in_time(state, entry, now):
         return False
     others = [
-        e for e in sending.usable(state, entry, now) if e.movement.stuck_s is None and not entry.shuns(e.name, now)
+        e for e in sending.usable(state, entry, now) if e.movement.stuck_s is None and not entry.excludes(e.name, now)
     ]
     if not state.settings.queue_enabled and (state.quotas.held(entry.account) or not state.pauses.sends(entry.model)):
         return False

@@ -112,14 +112,15 @@ def _rearrange(state: SchedulerState, before: SchedulerSettings) -> None:
         if entry.state is State.WAITING:
             state.affinity.reconfigured(entry)
             if old in changed.reordered:
-                entry.key = (entry.request.priority, state.order_keys[rank](entry, entry.waits_since_s))
+                entry.queue.ordered((entry.request.priority, state.order_keys[rank](entry, entry.queue.waits_since_s)))
     for band in changed.afresh:
         band.replant()
     resettle(
         entries, state.queues, bands, heirs, afresh=changed.afresh, place=lambda entry, band: _move(state, entry, band)
     )
     for entry in entries:
-        entry.wait_s_max = max(entry.wait_s_max, state.wait_s_max(state.queues.bands[entry.request.band]))
+        allowed_s = state.wait_s_max(state.queues.bands[entry.request.band])
+        entry.queue.allow(max(entry.queue.wait_s_max, allowed_s))
     for band in changed.reordered:
         band.tree.rekeyed()
     state.reweigh()

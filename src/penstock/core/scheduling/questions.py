@@ -103,7 +103,7 @@ class Questions:
             entry.request.id: QueuePosition(
                 position,
                 state.estimated_wait_s(entry, now, ahead=state.forecast.ahead(position - 1, ahead)),
-                now - entry.waits_since_s,
+                now - entry.queue.waits_since_s,
             )
             for entry, position, ahead in ranked(waiting, state.queues.bands)
         }

@@ -81,12 +81,12 @@ def resettle(
         old = before[entry.request.band]
         band = heirs.get(old, old)
         if entry.request.band != band.rank:
-            entry.request = replace(entry.request, band=band.rank)
+            entry.became(replace(entry.request, band=band.rank))
         if band is old and band not in afresh:
             continue
         place(entry, band)
         if entry.state is State.WAITING:
-            entry.visit -= 1  # the heap it stood in is gone
+            entry.queue.uprooted()
             if band is old:
                 band.tree.push(entry)
             else:

@@ -46,7 +46,7 @@ class RequestFacts:
             return [ends.refuse(state, entry, Reason.TENANT_LIMIT, now, limit.retry_after_s)]
         state.entries[request.id] = entry
         entry.move(Event.ADMITTED)
-        entry.queued_since_s = now
+        entry.queue.entered(now)
         try:
             return _taken_in(state, entry, now)
         except BaseException:
@@ -61,8 +61,8 @@ class RequestFacts:
         state = self._state
         entry = state.leases[lease]
         entry.move(Event.FIRST_TOKEN)
-        entry.output_seen = max(entry.output_seen, 1)
-        held = entry.held()
+        entry.charge.seen(1)
+        held = entry.leased()
         state.recorder.first_byte(entry, now)
         state.forecast.first_token(entry.model, held.prompt_tokens, now - held.began_s, now)
         endpoint = state.pool.holder(held)
@@ -76,18 +76,20 @@ class RequestFacts:
 
     def passed_on(self, lease: int, *, now: float) -> list[Action]:  # noqa: ARG002
         """Of an answer that does not stream a part has reached the client: it can't be asked for elsewhere any more."""
-        self._state.leases[lease].held().passed_on = True
+        self._state.leases[lease].leased().reached_client()
         return []
 
     def progressed(self, lease: int, output_tokens: int, *, now: float) -> list[Action]:
         """An answer has grown to that many tokens. Worth telling every few dozen tokens, not each."""
         state = self._state
         entry = state.leases[lease]
-        held = entry.held()
-        entry.output_seen = max(entry.output_seen, output_tokens)
+        held = entry.leased()
+        entry.charge.seen(output_tokens)
         look = state.charges.progressed(state.tree_of(entry), entry)
         if look:
-            state.promised.settle(entry, entry.uncached_tokens + WORK_PER_OUTPUT_TOKEN * entry.charged_output)
+            state.promised.settle(
+                entry, entry.route.uncached_tokens + WORK_PER_OUTPUT_TOKEN * entry.charge.charged_output
+            )
         endpoint = state.pool.holder(held)
         if endpoint is not None:
             endpoint.ledger.progressed(held, output_tokens, now)
@@ -101,14 +103,16 @@ class RequestFacts:
         state = self._state
         entry = state.leases[lease]
         model = entry.model
-        held = entry.held()
+        held = entry.leased()
         if usage is not None:
             state.router.answered(held, usage, now)
             if held.transferred_tokens:
                 usage = whole_usage(usage, held.cached_tokens, cached_told=held.cached_told)
         state.forecast.lease_ended(entry, now - held.began_s, now)
         if (answering := state.pool.holder(held)) is not None:
-            seen = entry.output_seen if entry.output_seen > 1 else 0  # that of a whole answer tells nothing
+            seen = (
+                entry.charge.output_seen if entry.charge.output_seen > 1 else 0
+            )  # that of a whole answer tells nothing
             answering.ledger.answered(held, usage.completion_tokens if usage is not None else seen, now)
         endpoint = sending.release(state, entry, now)
         entry.move(Event.FINISHED)
@@ -116,9 +120,9 @@ class RequestFacts:
             contents = contents_of(entry.request)
             state.estimator.learn_prompt(entry.tenant, model, contents, usage.prompt_tokens)
             state.estimator.learn_output(entry.tenant, model, usage.completion_tokens, contents.answers)
-        elif usage is None and entry.output_seen > 1:
+        elif usage is None and entry.charge.output_seen > 1:
             answers = contents_of(entry.request).answers
-            state.estimator.learn_output(entry.tenant, model, entry.output_seen, answers)
+            state.estimator.learn_output(entry.tenant, model, entry.charge.output_seen, answers)
         ends.end(state, entry, usage or entry.presumed_usage(), now)
         if endpoint is None:
             return sending.pumped(state, now)
@@ -136,7 +140,7 @@ class RequestFacts:
         """
         state = self._state
         entry = state.leases.pop(lease)
-        held = entry.held()
+        held = entry.leased()
         if usage is not None:
             state.router.answered(held, usage, now)
         endpoint = state.pool.holder(held)
@@ -150,9 +154,10 @@ class RequestFacts:
             sending.reserve_decode(state, entry, others, now)
         if (answers := state.pending.answering(entry)) is not None:
             state.queues.touch(answers)  # its engine hears of the request only now
-        entry.lease = following = state.pending.begin(entry, now)
-        following.cached_tokens = held.cached_tokens if usage is None else usage.cached_tokens
-        following.cached_told = usage is not None and usage.cached_told
+        following = state.pending.begin(entry, now)
+        entry.sent(following)
+        cached_tokens = held.cached_tokens if usage is None else usage.cached_tokens
+        following.takes_over(cached_tokens, told=usage is not None and usage.cached_told)
         state.leases[following.serial] = entry
         state.recorder.handed_over(entry, following.endpoint, now)
         actions: list[Action] = [Decode(entry.request.id, following.endpoint, following.serial)]
@@ -168,7 +173,7 @@ class RequestFacts:
         state = self._state
         entry = state.leases[lease]
         answers = state.pending.answering(entry) if answering else None
-        state.router.failed(entry, entry.held())
+        state.router.failed(entry, entry.leased())
         endpoint = sending.release(state, entry, now, given_up=failure is Failure.FIRST_BYTE_TIMEOUT and not answering)
         if answering:
             endpoint = answers
@@ -208,7 +213,7 @@ class RequestFacts:
         entry = state.entries.get(request_id)
         if entry is None or entry.state is not State.WAITING:
             return []
-        entry.blocks = (tuple(keys), block_tokens)
+        entry.route.told_blocks(tuple(keys), block_tokens)
         return _told_where(state, entry, now)
 
     def cached(
@@ -220,7 +225,7 @@ class RequestFacts:
         if entry is None or entry.state is not State.WAITING:
             return []
         if tokens:
-            entry.looked_up = (source, tokens)
+            entry.route.told_holders(source, tokens)
         return _told_where(state, entry, now)
 
 
@@ -260,19 +265,20 @@ def _appraise(state: SchedulerState, entry: Entry, now: float) -> None:
     """Estimate what it will cost, and find its flow and its place in there."""
     request = entry.request
     estimate = state.estimator.estimate(request.tenant, request.model, contents_of(request), request.output_tokens_max)
-    entry.expect(estimate)
+    whole = True
     if state.pool.roles.any:
         short = estimate.prompt_tokens < state.settings.divided_tokens_min
-        entry.whole = not request.divisible or request.pinned is not None or short
+        whole = not request.divisible or request.pinned is not None or short
+    entry.expect(estimate, whole=whole)
     state.router.look(entry, now)
-    entry.choosy = state.affinity.choosy(entry, now)
-    entry.work = entry.uncached_tokens + WORK_PER_OUTPUT_TOKEN * estimate.output_tokens
+    state.affinity.arrived(entry, now)
+    entry.charge.expect(entry.route.uncached_tokens + WORK_PER_OUTPUT_TOKEN * estimate.output_tokens)
     band = state.queues.bands[request.band]
     own_s = math.inf if request.deadline_s is None else request.deadline_s
     band_s = band.settings.deadline_s
-    entry.deadline_s = own_s if band_s is None else min(own_s, now + band_s)
-    entry.key = (request.priority, state.order_keys[request.band](entry, now))
-    entry.wait_s_max = state.wait_s_max(band)
+    entry.queue.meet(own_s if band_s is None else min(own_s, now + band_s))
+    entry.queue.ordered((request.priority, state.order_keys[request.band](entry, now)))
+    entry.queue.allow(state.wait_s_max(band))
     state.place(entry, band)
 
 
@@ -292,7 +298,7 @@ def _send_or_refuse(state: SchedulerState, entry: Entry, now: float, actions: li
     if endpoints:
         actions.append(sending.dispatch(state, entry, endpoints, now))
     elif reason is Reason.NO_ENDPOINT and request.pinned is None and state.pool.telling:
-        entry.wait_s_max = min(entry.wait_s_max, TELLING_S_MAX)
+        entry.queue.allow(min(entry.queue.wait_s_max, TELLING_S_MAX))
         waiting.enqueue(state, entry, now)
         waiting.admit_to_wait(state, entry, now, actions)
     else:

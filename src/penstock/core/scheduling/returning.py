@@ -40,13 +40,14 @@ def requeue(
     if endpoint is not None:
         avoid_s = math.inf if failure is Failure.MODEL_GONE else AVOID_S
         if failure is Failure.BUSY:
-            avoid_s = min(REFUSED_AVOID_S * 2 ** min(entry.refusals - 1, 16), REFUSED_AVOID_S_MAX)
-        entry.avoid = {name: until for name, until in (entry.avoid or {}).items() if until > now}
-        entry.avoid[endpoint.name] = now + avoid_s
+            avoid_s = min(REFUSED_AVOID_S * 2 ** min(entry.retry.refusals - 1, 16), REFUSED_AVOID_S_MAX)
+        retry = entry.own_retry()
+        retry.excluded = {name: until for name, until in retry.excluded.items() if until > now}
+        retry.excluded[endpoint.name] = now + avoid_s
     over = state.draining and state.queue_until_s is None
     elsewhere: list[Endpoint] = []
     if not state.settings.queue_enabled and not over and state.pauses.sends(entry.model):
-        elsewhere = [e for e in sending.usable(state, entry, now) if not entry.shuns(e.name, now)]
+        elsewhere = [e for e in sending.usable(state, entry, now) if not entry.excludes(e.name, now)]
         if state.quotas.held(entry.account):
             elsewhere = []
     if not state.settings.queue_enabled and not over and not elsewhere:
@@ -55,7 +56,7 @@ def requeue(
         return
     entry.move(Event.REQUEUED)
     actions.append(Requeue(entry.request.id, cause))
-    left_s = entry.wait_s_max - entry.waited_s
+    left_s = entry.queue.wait_s_max - entry.queue.waited_s
     if elsewhere:
         actions.append(sending.dispatch(state, entry, elsewhere, now))
     elif over or left_s <= 0:
@@ -75,16 +76,16 @@ def requeue(
 def verdict(state: SchedulerState, entry: Entry, failure: Failure, endpoint: Endpoint | None, now: float) -> Verdict:
     """Count a failure, and judge whether the request goes back to the queue. `endpoint`: None where it is gone."""
     if failure is Failure.BUSY:
-        entry.refusals += 1
+        entry.own_retry().refusals += 1
     elif failure is not Failure.MODEL_GONE:
-        entry.attempts += 1
+        entry.own_retry().attempts += 1
     elif not others_serve(state, entry, endpoint, now):
         return Verdict.FAIL
     if entry.request.pinned is not None:
         return Verdict.FAIL
     return retry.verdict(
         failure,
-        attempts=entry.attempts,
+        attempts=entry.retry.attempts,
         attempts_max=state.settings.attempts_max,
         budget=state.budget,
         now=now,
@@ -94,4 +95,4 @@ def verdict(state: SchedulerState, entry: Entry, failure: Failure, endpoint: End
 
 def others_serve(state: SchedulerState, entry: Entry, endpoint: Endpoint | None, now: float) -> bool:
     """True if another endpoint has the model, as far as is known, however it fares now."""
-    return any(e is not endpoint and e.serves(entry.model) and not entry.shuns(e.name, now) for e in state.pool)
+    return any(e is not endpoint and e.serves(entry.model) and not entry.excludes(e.name, now) for e in state.pool)

@@ -74,7 +74,7 @@ def send_all(state: SchedulerState, now: float, actions: list[Action]) -> None:
                 endpoints = usable(state, entry, now)
                 if not endpoints and not state.pool.roles.any:
                     break  # nobody who serves it is alive: they wait for one, for as long as they may
-                if endpoints := [e for e in endpoints if not entry.shuns(e.name, now)]:
+                if endpoints := [e for e in endpoints if not entry.excludes(e.name, now)]:
                     actions.append(dispatch(state, entry, endpoints, now))
 
 
@@ -90,9 +90,9 @@ def alone(state: SchedulerState, entry: Entry, now: float) -> list[Endpoint]:
 
 def in_time(state: SchedulerState, entry: Entry, now: float) -> bool:
     """Whether its first token may come by its deadline if it is sent now; or it is sent to find out."""
-    if entry.deadline_s == math.inf:
+    if entry.queue.deadline_s == math.inf:
         return True
-    left_s = entry.deadline_s - now
+    left_s = entry.queue.deadline_s - now
     if left_s <= 0.0:
         return False
     forecast = state.forecast
@@ -107,7 +107,7 @@ def in_time(state: SchedulerState, entry: Entry, now: float) -> bool:
 
 def dispatch_alone(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now: float) -> Dispatch:
     """Send it as if it had joined the queue and left it in the same moment."""
-    entry.visit += 1
+    entry.queue.passed_through()
     state.tree_of(entry).serve_at_once(entry.node_of())
     state.under_share.sent(entry, now)
     state.promised.sent(entry)
@@ -125,14 +125,14 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
     chosen = choice.endpoint
     divides = chosen.role is Role.PREFILL and not entry.whole
     answering = partners(state, entry, now) if divides else []
-    entry.cost = state.charges.estimated_cost(entry)
+    state.charges.appraised(entry)
     band = state.queues.bands[request.band]
     if entry.seq in band.entries:
         leave_queue(state, entry, band, chosen, now)
     else:
         entry.move(Event.DISPATCHED)
     state.recorder.sent(entry, endpoints, choice, now)
-    entry.follows = None
+    state.groups.forget_leader(entry)
     tree.lent(node)
     state.charges.dispatched(tree, entry)
     if state.quotas.started(entry.account):
@@ -144,20 +144,20 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
         epoch=chosen.ledger.epoch,
         request_id=request.id,
         now=now,
-        prompt_tokens=entry.uncached_tokens,
+        prompt_tokens=entry.route.uncached_tokens,
         output_tokens=entry.estimate.output_tokens,
         streamed=request.streamed,
     )
-    lease.cached_tokens, lease.source = entry.cached_tokens, entry.source
-    lease.prefix, lease.twin_computing = request.prefix, entry.twin_computing
-    lease.keys_since, lease.sought = entry.keys_since, entry.sought
+    route = entry.route
+    lease.believe(route.cached_tokens, route.source, keys_since=route.keys_since, sought=route.sought)
+    lease.computes(request.prefix, twin_computing=route.twin_computing)
     assert not state.settings.queue_enabled or len(chosen.ledger.leases) < chosen.slots
     decode = None
     if divides:
-        lease.output_tokens, lease.streamed = 1, True  # its one token ends it, so its prefill's end is seen
+        lease.prefills()
         decode = reserve_decode(state, entry, answering, now)
         state.recorder.divided(entry, decode)
-    entry.lease = lease
+    entry.sent(lease)
     state.leases[lease.serial] = entry
     if state.look_s == math.inf and chosen.movement.warm and len(state.pool) > 1:  # one alone is not judged
         state.look_s = now + CHECK_S
@@ -165,7 +165,7 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
     chosen.dispatches_total += 1
     chosen.last_lease = lease.serial
     state.affinity.used(chosen)
-    if not entry.attempts and not entry.refusals and not entry.recalls:
+    if not entry.retry.attempts and not entry.retry.refusals and not entry.retry.recalls:
         state.budget.sent(now)
     queued = state.queues.waiting > 0 and any(request.model in b.tree.root.backlog for b in state.queues.bands)
     state.forecast.dispatched(entry, queued=queued, now=now)
@@ -173,7 +173,7 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
     rank = None
     if state.settings.engine_priority:
         rank = request.band * BAND_RANKS + min(node.waiting + node.in_flight, BAND_RANKS - 1)
-    made = Dispatch(request.id, chosen.name, lease.serial, entry.waited_s, rank, decode)
+    made = Dispatch(request.id, chosen.name, lease.serial, entry.queue.waited_s, rank, decode)
     if state.watcher is not None:
         state.watcher.sent(entry, made)
     return made
@@ -182,7 +182,7 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
 def leave_queue(state: SchedulerState, entry: Entry, band: Band, chosen: Endpoint, now: float) -> None:
     """It waited, and goes to an endpoint."""
     state.groups.sent(entry, chosen, now)
-    if entry.follows is None:
+    if entry.dispatch.follows is None:
         if entry.seq not in band.bumped:  # else it is out of turn, and says nothing of how far turns have come
             band.tree.serve(entry)
         codel.leaves(band.settings, entry, now)
@@ -190,7 +190,7 @@ def leave_queue(state: SchedulerState, entry: Entry, band: Band, chosen: Endpoin
     state.under_share.sent(entry, now)
     state.promised.sent(entry)
     if state.under_share.is_modest(entry, now):
-        state.stagger.sent(entry.uncached_tokens / chosen.ledger.prefill.rate)
+        state.stagger.sent(entry.route.uncached_tokens / chosen.ledger.prefill.rate)
 
 
 def usable(state: SchedulerState, entry: Entry, now: float) -> list[Endpoint]:
@@ -223,9 +223,9 @@ def reserve_decode(state: SchedulerState, entry: Entry, partners: list[Endpoint]
 
 def release(state: SchedulerState, entry: Entry, now: float, *, given_up: bool = False) -> Endpoint | None:
     """Give the slot back, exactly once; `given_up`: the engine is not done yet. None when its endpoint is gone."""
-    lease = entry.held()
+    lease = entry.leased()
     del state.leases[lease.serial]
-    entry.lease = None
+    entry.sent(None)
     if state.pending.leases and (answering := state.pending.drop(entry, now)) is not None:
         state.queues.touch(answering)
     state.recorder.released(entry)

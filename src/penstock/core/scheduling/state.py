@@ -164,11 +164,11 @@ class SchedulerState:
 
     def look(self, entry: Entry, now: float) -> bool:
         """Look again who holds a waiting prompt. True when more of it is held than before."""
-        before = entry.cached_tokens
+        before = entry.route.cached_tokens
         self.router.look(entry, now)
-        if entry.cached_tokens != before:
+        if entry.route.cached_tokens != before:
             self.queues.bands[entry.request.band].resized(entry)
-        return entry.cached_tokens > before
+        return entry.route.cached_tokens > before
 
     def look_again(self, endpoint: Endpoint, when: float) -> None:
         """Arm the endpoint's one timer. Whoever finds it closed arms it anew, so an earlier use loses nothing."""
@@ -179,9 +179,10 @@ class SchedulerState:
         """Find its flow in a band's tree, which has not counted what it was charged so far."""
         request = entry.request
         path, weights = (request.flow, request.weights) if self.charges.of_band(band.rank).uses_flows else ((), ())
-        entry.node = band.tree.node(path, weights)
-        if entry.charged:
-            band.tree.charge(entry.node, entry.charged)
+        node = band.tree.node(path, weights)
+        entry.queue.placed(node)
+        if entry.charge.charged:
+            band.tree.charge(node, entry.charge.charged)
 
     def wait_s_max(self, band: Band) -> float:
         own_s = band.settings.wait_s_max

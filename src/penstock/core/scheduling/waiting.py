@@ -33,13 +33,13 @@ def admit_to_wait(state: SchedulerState, entry: Entry, now: float, actions: list
 
 def too_long(state: SchedulerState, entry: Entry, band: Band, now: float) -> Reason | None:
     """The reason why a request had better not wait as long as is foreseen; None: it may."""
-    if entry.deadline_s == math.inf and band.settings.shed_target_s is None:
+    if entry.queue.deadline_s == math.inf and band.settings.shed_target_s is None:
         return None
     wait_s = state.estimated_wait_s(entry, now, refusing=True)
     first_token_s = state.forecast.first_token_s(entry, now)
-    if wait_s is not None and now + wait_s + first_token_s > entry.deadline_s:
-        if now + wait_s + state.forecast.soonest_s(entry, now) > entry.deadline_s:
-            state.forecast.refused(entry.model, entry.deadline_s - now, now)
+    if wait_s is not None and now + wait_s + first_token_s > entry.queue.deadline_s:
+        if now + wait_s + state.forecast.soonest_s(entry, now) > entry.queue.deadline_s:
+            state.forecast.refused(entry.model, entry.queue.deadline_s - now, now)
         return Reason.DEADLINE_INFEASIBLE
     return Reason.OVERLOAD if codel.refuses(band.settings, entry, wait_s, now) else None
 
@@ -54,7 +54,7 @@ def make_room(state: SchedulerState, entry: Entry, now: float, actions: list[Act
 
 def enqueue(state: SchedulerState, entry: Entry, now: float) -> None:
     """Put a request into its flow's queue, and into all that counts those who wait."""
-    entry.queued_since_s = now
+    entry.queue.entered(now)
     state.queues.push(entry)
     codel.entered(state.queues.bands[entry.request.band].settings, entry, now)
     state.quotas.queued(entry.account, entry.request.body_bytes, entry.estimate.prompt_tokens)
@@ -70,7 +70,7 @@ def arm(state: SchedulerState, entry: Entry, now: float) -> None:
 
 def may_wait_until_s(entry: Entry) -> float:
     """Until when `max_wait` lets a request wait."""
-    return entry.waits_since_s + entry.wait_s_max
+    return entry.queue.waits_since_s + entry.queue.wait_s_max
 
 
 def shed_s(state: SchedulerState, entry: Entry) -> float:
@@ -80,7 +80,7 @@ def shed_s(state: SchedulerState, entry: Entry) -> float:
 
 def helps_until_s(state: SchedulerState, entry: Entry, now: float) -> float:
     """Until when sending a request may still meet its deadline; infinity: it has none."""
-    due_s = entry.deadline_s
+    due_s = entry.queue.deadline_s
     return due_s - state.forecast.soonest_s(entry, now) if due_s != math.inf else due_s
 
 

@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass
 from itertools import combinations
 
-from penstock.core.dispatch.backfill import BYPASS_MAX
+from penstock.core.dispatch.backfill import BACKFILLED_MAX
 from penstock.core.values.actions import Dispatch
 from penstock.sim.world.report import priced
 from penstock.sim.world.world import World, WorldObserver
@@ -112,7 +112,7 @@ class BoundWatch(WorldObserver):
         peak = charge * weights + one.error_peak / one.weight + other.error_peak / other.weight
         group = world.settings.scheduler.router.prefix_group
         bounds = {
-            "stated": strict + (BYPASS_MAX + group) * charge * weights,
+            "stated": strict + (BACKFILLED_MAX + group) * charge * weights,
             "grouped": strict + group * charge * weights,
             "strict": strict,
             "peak": peak,

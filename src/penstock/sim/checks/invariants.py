@@ -13,6 +13,7 @@ scheduler remembers, and raises `AssertionError` at the first difference:
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,7 +23,7 @@ from typing import Any
 from penstock.core.dispatch.prefix_groups import OVERTAKEN_MAX
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.roles import Role
-from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.entry import NO_AFFINITY, NO_DISPATCH, NO_RETRY, Entry
 from penstock.core.scheduler import FACTS, Scheduler, SchedulerSettings
 from penstock.core.scheduling.inspection import Inspection
 from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
@@ -140,14 +141,14 @@ class DecisionChecks:
             waiting = [x for band in state.queues.bands for x in band.entries.values() if x is not entry]
             crowded = any(x.request.model == entry.request.model for x in waiting)
             needs_s = state.forecast.first_token_s if crowded else state.forecast.soonest_s
-            assert may_be_late or now + needs_s(entry, now) <= entry.deadline_s
+            assert may_be_late or now + needs_s(entry, now) <= entry.queue.deadline_s
             self._oracle.check_choice(entry, endpoints, now)
-        if entry.follows is not None:
+        if entry.dispatch.follows is not None:
             self._note_overtaken(entry)
-        assert entry.charged == 0.0, f"{entry.request} was charged {entry.charged} before it was sent"
+        assert entry.charge.charged == 0.0, f"{entry.request} was charged {entry.charge.charged} before it was sent"
 
     def sent(self, entry: Entry, dispatch: Dispatch) -> None:
-        assert entry.charged == entry.cost
+        assert entry.charge.charged == entry.charge.cost
         divided = not entry.whole and self._state.pool[dispatch.endpoint].role is Role.PREFILL
         assert divided == (dispatch.decode is not None), dispatch
 
@@ -167,22 +168,26 @@ class DecisionChecks:
                 cached_tokens=usage.cached_tokens,
                 completion_tokens=usage.completion_tokens,
             )
-        assert entry.charged == true_cost, f"{entry.request} was charged {entry.charged}, its cost was {true_cost}"
+        assert entry.charge.charged == true_cost, (
+            f"{entry.request} was charged {entry.charge.charged}, its cost was {true_cost}"
+        )
 
     def _note_overtaken(self, entry: Entry) -> None:
         """It follows another one, before those that stand before it in its own flow: so often each, and no more."""
         state = self._state
         self._overtaken = Counter({name: count for name, count in self._overtaken.items() if name in state.entries})
         for other in state.queues.bands[entry.request.band].entries.values():
-            same = other.node is entry.node and other.request.model == entry.request.model
-            if same and (other.key, other.seq) < (entry.key, entry.seq):
+            same = other.queue.node is entry.queue.node and other.request.model == entry.request.model
+            if same and (other.queue.key, other.seq) < (entry.queue.key, entry.seq):
                 self._overtaken[other.request.id] += 1
                 band = state.queues.bands[entry.request.band].settings
                 assert state.settings.ordering_of(band) == "fcfs", (
                     f"{entry.request} overtakes where an order was asked for"
                 )
-                assert other.key[0] == entry.key[0], f"{entry.request} overtakes what its caller wants first"
-                assert self._overtaken[other.request.id] <= OVERTAKEN_MAX * other.visit
+                assert other.queue.key[0] == entry.queue.key[0], (
+                    f"{entry.request} overtakes what its caller wants first"
+                )
+                assert self._overtaken[other.request.id] <= OVERTAKEN_MAX * other.queue.visit
 
 
 class CheckedScheduler(Scheduler):
@@ -208,7 +213,7 @@ class CheckedScheduler(Scheduler):
 
     def _arrived(self, fact: Fact, request: Request, *, now: float) -> list[Action]:
         before = [entry for band in self._state.queues.bands[request.band + 1 :] for entry in band.entries.values()]
-        first_visits = {entry.request.id: (entry.request.band, entry.seq) for entry in before if entry.visit == 1}
+        first_visits = {entry.request.id: (entry.request.band, entry.seq) for entry in before if entry.queue.visit == 1}
         self.books.arrived(request)
         actions = fact(request, now=now)
         self._check_displaced(request, actions, first_visits)
@@ -277,15 +282,18 @@ class CheckedScheduler(Scheduler):
         assert due_s is None or due_s > now, f"asked to expire({due_s}) again at {now}"
         for band in self._state.queues.bands:
             for entry in band.entries.values():
-                waited_s = entry.waited_s + now - entry.queued_since_s
-                assert waited_s < entry.wait_s_max + ROUNDING_S, f"{entry.request} has waited {waited_s} s"
-                assert now <= entry.deadline_s + ROUNDING_S, f"{entry.request} waits past {entry.deadline_s}"
+                waited_s = entry.queue.waited_s + now - entry.queue.since_s
+                assert waited_s < entry.queue.wait_s_max + ROUNDING_S, f"{entry.request} has waited {waited_s} s"
+                assert now <= entry.queue.deadline_s + ROUNDING_S, (
+                    f"{entry.request} waits past {entry.queue.deadline_s}"
+                )
         return actions
 
     # --- invariants ---------------------------------------------------------------------------------------------
 
     def check(self, *, now: float) -> None:
         """All that must hold at any time; the facts call it, and so may anybody."""
+        self._check_shared_records()
         self._check_leases()
         self._check_queue()
         self._check_tenants()
@@ -310,13 +318,20 @@ class CheckedScheduler(Scheduler):
             self.check(now=now)
         return actions
 
+    def _check_shared_records(self) -> None:
+        """Nobody wrote to what all share who have no record of their own."""
+        assert not NO_AFFINITY.may_wait
+        assert (NO_AFFINITY.preferred, NO_AFFINITY.until_s, NO_AFFINITY.reckoned_s) == ((), -math.inf, -math.inf)
+        assert (NO_DISPATCH.backfilled, NO_DISPATCH.follows, NO_DISPATCH.group_keys) == (0, None, ())
+        assert (NO_RETRY.attempts, NO_RETRY.recalls, NO_RETRY.refusals, NO_RETRY.excluded) == (0, 0, 0, {})
+
     def _check_leases(self) -> None:
-        held = {serial: (entry.request.id, entry.held().endpoint) for serial, entry in self._state.leases.items()}
+        held = {serial: (entry.request.id, entry.leased().endpoint) for serial, entry in self._state.leases.items()}
         assert held == {serial: (d.request_id, d.endpoint) for serial, d in self.books.leases.items()}
         pending = self._state.pending.leases
         promised = {self._entries_by_seq(seq): lease.endpoint for seq, lease in pending.items()}
         assert promised == self.books.answering
-        leases = [*[entry.held() for entry in self._state.leases.values()], *pending.values()]
+        leases = [*[entry.leased() for entry in self._state.leases.values()], *pending.values()]
         for endpoint in self._state.pool:
             ledger = endpoint.ledger
             own = [lease for lease in leases if self._state.pool.holder(lease) is endpoint]
@@ -338,7 +353,7 @@ class CheckedScheduler(Scheduler):
         entries = [entry for band in queues.bands for entry in band.entries.values()]
         waiting = {entry.request.id for entry in entries}
         assert waiting == self.books.waiting
-        assert all(entry.state is State.WAITING and entry.charged == 0.0 for entry in entries)
+        assert all(entry.state is State.WAITING and entry.charge.charged == 0.0 for entry in entries)
         assert queues.waiting == len(waiting)
         assert queues.bytes == sum(entry.request.body_bytes for entry in entries)
         assert queues.tokens == sum(entry.estimate.prompt_tokens for entry in entries)
@@ -355,7 +370,7 @@ class CheckedScheduler(Scheduler):
             assert (band.tokens, band.tokens_of) == (sum(tokens.values()), tokens)
             assert band.tree.waiting == len(own)
         found = [1 if isinstance(x, Entry) else sum(map(len, x.values())) for x in self._state.groups._waiting.values()]
-        siblings = sum(len(entry.siblings) for entry in entries)
+        siblings = sum(len(entry.dispatch.group_keys) for entry in entries)
         assert siblings == sum(found), "those who wait are found by their prefixes, and nobody else"
         assert len(self._state.entries) == len(self.books.requests) == len(waiting) + len(self._state.leases)
         assert not (self._state.draining and self._state.queue_until_s is None and waiting), (

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from penstock.core.dispatch import admission
-from penstock.core.dispatch.backfill import BYPASS_MAX
+from penstock.core.dispatch.backfill import BACKFILLED_MAX
 from penstock.core.dispatch.prefill_stagger import STEP_S
 from penstock.core.dispatch.pump import WINDOW
 from penstock.core.dispatch.reserved_slots import SHARE_MAX
@@ -47,7 +47,7 @@ class Oracle:
         state = self._state
         if entry.seq not in state.queues.bands[entry.request.band].entries:
             return
-        if entry.follows is not None:
+        if entry.dispatch.follows is not None:
             self._check_follower(entry, endpoints, now)
             self._check_strict(entry, endpoints, now)
             return
@@ -81,7 +81,7 @@ class Oracle:
         band, router = state.queues.bands[entry.request.band], state.settings.router
         group = state.groups._groups[endpoint]
         assert 0 < group.left <= router.prefix_group
-        assert group.leader.id == entry.follows
+        assert group.leader.id == entry.dispatch.follows
         depth = entry.request.keys_of(entry.request.chunks_of(router.prefix_group_tokens * BYTES_PER_TOKEN))
         assert entry.request.prefix[:depth] == group.leader.prefix[:depth] != ()
         assert len(entry.request.prefix) >= depth
@@ -92,8 +92,8 @@ class Oracle:
         preferred = state.router.preferred(entry, now)
         assert not preferred or endpoint in preferred
         passed = state.backfill.passed
-        waiting = [x for x in band.entries.values() if x.bypassed >= BYPASS_MAX and x not in passed]
-        kept = [x for x in waiting if endpoint.serves(x.request.model) and not x.shuns(endpoint.name, now)]
+        waiting = [x for x in band.entries.values() if x.dispatch.backfilled >= BACKFILLED_MAX and x not in passed]
+        kept = [x for x in waiting if endpoint.serves(x.request.model) and not x.excludes(endpoint.name, now)]
         assert not kept, f"{entry.request} takes room that is kept for {kept[0].request}"
         free = [e for e in band.open if e not in state.backfill.kept]
         if self._kept_back(entry.request.model, free, now, known=True):
@@ -110,8 +110,8 @@ class Oracle:
         if entry.seq in self._state.queues.bands[entry.request.band].bumped:
             return
         for other in self._state.queues.bands[entry.request.band].entries.values():
-            same = other.node is entry.node and other.request.model == entry.request.model
-            if same and (other.key, other.seq) < (entry.key, entry.seq) and not self._tenant_held(other):
+            same = other.queue.node is entry.queue.node and other.request.model == entry.request.model
+            if same and (other.queue.key, other.seq) < (entry.queue.key, entry.seq) and not self._tenant_held(other):
                 fitting = [endpoint for endpoint in endpoints if self._fits(other, endpoint, now)]
                 fitting = self._answered(other, fitting, self._known_open(other), now)
                 fit = bool(self._allowed(other, fitting, now))
@@ -179,7 +179,7 @@ class Oracle:
         if not known:  # in which line who stands is not sure: claim nothing that any of them could be in the way of
             passed += [x for x in order if not self._places(x, free, kept, now, known=False)]
             for entry in passed:
-                self._keep(entry, free, kept, now, bypassed=entry.bypassed)
+                self._keep(entry, free, kept, now, backfilled=entry.dispatch.backfilled)
         for number, line in enumerate(lines):
             looked_at, ahead = 0, set[tuple[Node, str]]()
             for entry in line:
@@ -196,17 +196,17 @@ class Oracle:
                     ahead.add((entry.node_of(), entry.request.model))
                     looked_at += 1
                     continue
-                if entry.choosy and self._state.affinity.holds(entry, now):
+                if entry.affinity.may_wait and self._state.affinity.waits(entry, now):
                     continue
                 looked_at += 1
                 passed.append(entry)
-                self._keep(entry, free, kept, now, bypassed=entry.bypassed - (entry in discount))
+                self._keep(entry, free, kept, now, backfilled=entry.dispatch.backfilled - (entry in discount))
         return None
 
-    def _keep(self, entry: Entry, free: list[Endpoint], kept: set[Endpoint], now: float, *, bypassed: int) -> None:
+    def _keep(self, entry: Entry, free: list[Endpoint], kept: set[Endpoint], now: float, *, backfilled: int) -> None:
         """A request that backfill has passed as often as it may gets a reservation."""
-        if bypassed >= BYPASS_MAX:
-            kept.update(e for e in free if e.serves(entry.request.model) and not entry.shuns(e.name, now))
+        if backfilled >= BACKFILLED_MAX:
+            kept.update(e for e in free if e.serves(entry.request.model) and not entry.excludes(e.name, now))
 
     def _places(
         self, entry: Entry, free: list[Endpoint], kept: set[Endpoint], now: float, *, known: bool
@@ -220,11 +220,11 @@ class Oracle:
         """True if its flow, once the request is sent there, is at most K such requests ahead of those it passes."""
         cost = self._state.charges.full_cost(entry)
         for other in (x for x in passed if x.request.band == entry.request.band):
-            if endpoint.serves(other.request.model) and not other.shuns(endpoint.name, now):
+            if endpoint.serves(other.request.model) and not other.excludes(endpoint.name, now):
                 parting = next(((n, m) for n, m in zip(_path(entry), _path(other), strict=False) if n is not m), None)
                 if parting is not None:
                     node, rival = parting
-                    if (node.tag - rival.tag) * node.weight + cost > BYPASS_MAX * cost + ROUNDING:
+                    if (node.tag - rival.tag) * node.weight + cost > BACKFILLED_MAX * cost + ROUNDING:
                         return False
         return True
 
@@ -269,7 +269,7 @@ class Oracle:
         )
 
     def _fits(self, entry: Entry, endpoint: Endpoint, now: float, *, known: bool = True) -> bool:
-        if not endpoint.serves(entry.request.model) or entry.shuns(endpoint.name, now):
+        if not endpoint.serves(entry.request.model) or entry.excludes(endpoint.name, now):
             return False
         if not self.computes(entry, endpoint):
             return False
@@ -293,8 +293,8 @@ class Oracle:
         If not `known`, that endpoint has to have been so for a while: time alone may have made it so just now.
         """
         passed = self._state.backfill.passed
-        overtaken = entry.bypassed - (known and entry in passed)  # counted just now, by this very choice
-        if not self._is_modest(entry, now, known=known) or overtaken >= BYPASS_MAX:
+        backfilled = entry.dispatch.backfilled - (known and entry in passed)  # counted just now, by this very choice
+        if not self._is_modest(entry, now, known=known) or backfilled >= BACKFILLED_MAX:
             return True
         patience_s = self._state.stagger.patience_s
         if entry.uncached_at(endpoint.index) / endpoint.ledger.prefill.rate <= patience_s:
@@ -324,7 +324,7 @@ class Oracle:
     ) -> list[Endpoint]:
         """Without prefill endpoints where none of those that are free would answer what they compute."""
         for e in free:
-            answers = e.role is Role.DECODE and e.serves(entry.request.model) and not entry.shuns(e.name, now)
+            answers = e.role is Role.DECODE and e.serves(entry.request.model) and not entry.excludes(e.name, now)
             if answers and entry.estimated_tokens <= self._room(entry, e, now, known=known)[1]:
                 return fitting
         return [e for e in fitting if e.role is not Role.PREFILL]
@@ -332,15 +332,15 @@ class Oracle:
     def _allowed(self, entry: Entry, fitting: list[Endpoint], now: float, *, known: bool = True) -> list[Endpoint]:
         """Of the endpoints where a request fits, those where it may go: none during an affinity wait for another."""
         affinity = self._state.affinity
-        if not entry.choosy or not fitting:
+        if not entry.affinity.may_wait or not fitting:
             return fitting
         only = affinity.only(entry, now)
         if only is not None:
             return [e for e in fitting if e is only]
-        held = bool(entry.held_for) and affinity.held_until_s(entry, fitting, now) > now
+        held = bool(entry.affinity.preferred) and affinity.waits_until_s(entry, fitting, now) > now
         if not known and affinity.reckons:  # what a wait is worth changes with every engine step
-            held = bool(entry.held_for) and now < entry.held_until_s
-        return [] if held or now < entry.locate_until_s else fitting
+            held = bool(entry.affinity.preferred) and now < entry.affinity.until_s
+        return [] if held or now < entry.affinity.locate_until_s else fitting
 
     def _is_modest(self, entry: Entry, now: float, *, known: bool) -> bool:
         """True if the request's flow is over its share while under-share requests keep arriving.
@@ -415,4 +415,4 @@ def _any_held(entry: Entry) -> bool:
 
 
 def _rank(entry: Entry) -> tuple[list[tuple[float, int]], tuple[int, float], int]:
-    return [(node.tag, node.index) for node in _path(entry)], entry.key, entry.seq
+    return [(node.tag, node.index) for node in _path(entry)], entry.queue.key, entry.seq

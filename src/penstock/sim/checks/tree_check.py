@@ -31,7 +31,7 @@ def check_tree(tree: QueueTree, entries: Iterable[Entry]) -> None:
             if entry.state is State.WAITING:
                 below.waiting += 1
                 below.backlog[entry.request.model] += 1
-                below.work[entry.request.model] += entry.work  # type: ignore[assignment]
+                below.work[entry.request.model] += entry.charge.work  # type: ignore[assignment]
             elif entry.lease is not None:
                 below.in_flight += 1
             node = node.parent

@@ -1,0 +1,92 @@
+"""One leaf of the queue tree: the requests of one flow for one model, in the order its ordering asks for.
+
+The key of an entry is fixed when it enters, so one heap serves every ordering: arrival number for `fcfs`, deadline
+for `deadline`, aged cost for `shortest_first`. Ties go to the earlier arrival. A request that comes back after a
+refusal keeps its arrival number and so its place. Removal marks an entry dead and leaves the heap to drop it later:
+O(log n) amortised, and the heap is never more than half dead.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+
+from penstock.core.queueing.entry import Entry
+from penstock.core.values.lifecycle import State
+
+
+class Leaf:
+    """A queue ordered by (key, arrival)."""
+
+    __slots__ = ("_heap", "calm_s", "live", "out_of_turn")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[int, float], int, int, Entry]] = []
+        self.live = 0
+        self.out_of_turn = 0  # how often one went before its turn in here, following another of its prefix
+        self.calm_s = math.inf  # when a short wait was last seen here; only where queues are not to stand
+
+    def __len__(self) -> int:
+        return self.live
+
+    def push(self, entry: Entry) -> None:
+        entry.queue.visit += 1
+        entry.queue.out_of_turn_before = self.out_of_turn
+        heapq.heappush(self._heap, (entry.queue.key, entry.seq, entry.queue.visit, entry))
+        self.live += 1
+
+    def remove(self, entry: Entry) -> None:
+        """Take an entry out, wherever it stands. The caller has moved it out of `WAITING`."""
+        assert entry.state is not State.WAITING
+        self.live -= 1
+        if len(self._heap) > 2 * self.live + 16:
+            self._heap = [item for item in self._heap if _alive(item)]
+            heapq.heapify(self._heap)
+        else:
+            self._trim()
+
+    def passed_by_follower(self) -> None:
+        """One went before its turn in here."""
+        self.out_of_turn += 1
+
+    def rekeyed(self) -> None:
+        """The entries' keys have changed."""
+        self._heap = [(item[3].queue.key, *item[1:]) for item in self._heap if _alive(item)]
+        heapq.heapify(self._heap)
+
+    def head(self) -> Entry | None:
+        heap = self._heap
+        return heap[0][3] if heap else None
+
+    def waiting(self) -> Iterator[Entry]:
+        """The entries, in no order."""
+        for item in self._heap:
+            if _alive(item):
+                yield item[3]
+
+    def in_order(self) -> Iterator[Entry]:
+        """The entries from the head on, without disturbing the heap; O(log k) for the k-th."""
+        heap = self._heap
+        if not heap:
+            return
+        if _alive(heap[0]):
+            yield heap[0][3]  # mostly nobody asks for more
+        front = sorted([(heap[at][0], heap[at][1], at) for at in (1, 2) if at < len(heap)])
+        while front:
+            _, _, at = heapq.heappop(front)
+            if _alive(heap[at]):
+                yield heap[at][3]
+            for child in (2 * at + 1, 2 * at + 2):
+                if child < len(heap):
+                    heapq.heappush(front, (heap[child][0], heap[child][1], child))
+
+    def _trim(self) -> None:
+        heap = self._heap
+        while heap and not _alive(heap[0]):
+            heapq.heappop(heap)
+
+
+def _alive(item: tuple[tuple[int, float], int, int, Entry]) -> bool:
+    _, _, visit, entry = item
+    return entry.queue.visit == visit and entry.state is State.WAITING
