@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.batch.states import Status
 from penstock.batch.values import Batch
+from penstock.core.util.decaying import Decaying
 
 MEMORY_S = 60.0
 SEEN_S_MIN = 3.0  # a rate over less time would be a guess
@@ -38,8 +39,8 @@ class Outlook(msgspec.Struct, frozen=True):
 
 class _TenantRate:
     def __init__(self, now: float) -> None:
-        self.since = self.at = now
-        self.weight = 0.0
+        self.since = now
+        self.ended = Decaying(MEMORY_S)
 
 
 class CompletionEta:
@@ -94,14 +95,14 @@ class CompletionEta:
             tenant = self._tenants.get(name)
             if tenant is None:
                 tenant = self._tenants[name] = _TenantRate(now)
-            tenant.weight = tenant.weight * math.exp((tenant.at - now) / MEMORY_S) + new
-            tenant.at = now
+            tenant.ended.add(new, now)
         self._tenants = {name: self._tenants[name] for name in tenants}
         self._ended = ended
 
     def _per_s(self, name: str, now: float) -> float:
         tenant = self._tenants[name]
         seen_s = now - tenant.since
-        if seen_s < SEEN_S_MIN or tenant.weight < 0.5:
+        ended = tenant.ended.at(now)
+        if seen_s < SEEN_S_MIN or ended < 0.5:
             return 0.0
-        return tenant.weight / (-math.expm1(-seen_s / MEMORY_S) * MEMORY_S)
+        return ended / (-math.expm1(-seen_s / MEMORY_S) * MEMORY_S)

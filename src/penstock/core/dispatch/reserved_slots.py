@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from penstock.core.util.decaying_rate import WINDOW_S, DecayingRate
+from penstock.core.util.bounded_map import BoundedMap
+from penstock.core.util.decaying import WINDOW_S, Decaying, DecayingRate
 
 DEVIATIONS = 3.0  # of a Poisson stream: few arrivals in a hundred may miss, and small means have long tails
 LIGHT_MIN = 0.5  # of a request within the window: less is none
@@ -42,24 +43,18 @@ class ReservedSlots:
 
     def __init__(self, share: float | None) -> None:
         self.share = share  # None: measured
-        self._arrivals: dict[str, DecayingRate] = {}
-        self._freed: dict[str, DecayingRate] = {}
+        self._arrivals: BoundedMap[str, DecayingRate] = BoundedMap(MODELS_MAX)
+        self._freed: BoundedMap[str, DecayingRate] = BoundedMap(MODELS_MAX)
         self._kept: dict[str, tuple[int, int, float]] = {}  # what was computed for so many slots, and is good until
-        self._weight = 0.0
-        self._weight_at_s = 0.0
-        self._faded, self._faded_s = 0.0, 0.0  # what it had faded to when it was last asked for, and when that was
+        self._weight = Decaying(WEIGHT_KEPT_S)
 
     def weight_seen(self, weight: float, now: float) -> None:
         """So much weight of flows is active. Flows come and go; who came lately counts as about to come again."""
-        self._weight = self._faded = max(weight, self.weight(now))
-        self._weight_at_s = self._faded_s = now
+        self._weight.set(max(weight, self._weight.at(now)), now)
 
     def weight(self, now: float) -> float:
         """The active weight lately, fading."""
-        if now != self._faded_s:
-            self._faded = self._weight * math.exp((self._weight_at_s - now) / WEIGHT_KEPT_S)
-            self._faded_s = now
-        return self._faded
+        return self._weight.at(now)
 
     def arrived(self, model: str, now: float) -> None:
         """A request of a light flow came while others waited."""
@@ -101,13 +96,8 @@ class ReservedSlots:
         return self._kept.get(model, (0, 0, 0.0))[0]
 
 
-def _of(rates: dict[str, DecayingRate], model: str) -> DecayingRate:
-    """A model's rate; the one that was not noted for the longest time makes room for a new one."""
-    rate = rates.get(model)
-    if rate is not None and len(rates) == 1:
-        return rate
-    rates.pop(model, None)
-    rates[model] = rate = rate or DecayingRate()
-    if len(rates) > MODELS_MAX:
-        del rates[next(iter(rates))]
+def _of(rates: BoundedMap[str, DecayingRate], model: str) -> DecayingRate:
+    """A model's rate, about to be noted: the one that was not for the longest time makes room for a new one."""
+    rate = rates.get(model) or DecayingRate()
+    rates.set(model, rate)
     return rate

@@ -21,6 +21,7 @@ from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import Node, in_fair_order, top
 from penstock.core.queueing.queues import Queues
 from penstock.core.queueing.quotas import Quotas
+from penstock.core.util.decaying import Decaying
 
 RESERVE_REVIEW_S = 1.0  # how often a reserve is looked at again; light arrivals are forgotten over ten seconds
 FORESEEN_SLOTS_MAX = 64  # of a pool whose leases' ends are foreseen one by one; rates are exact enough beyond
@@ -50,9 +51,7 @@ class UnderShare:
         self._capped = capped
         self._backfill = backfill
         self._look_again = look_again
-        self._work = 0.0  # sent, fading
-        self._work_s = 0.0
-        self._served, self._served_s = 0.0, 0.0  # what that had faded to when it was last asked for, and when that was
+        self._served = Decaying(DEMAND_WINDOW_S)  # work that was sent, over the same window as demands
 
     # --- what happens -------------------------------------------------------------------------------------------
 
@@ -82,8 +81,7 @@ class UnderShare:
 
     def sent(self, entry: Entry, now: float) -> None:
         """A request was sent: that much work is what fair shares are of."""
-        self._work = self._served = self._served_by(now) + entry.charge.work
-        self._work_s = self._served_s = now
+        self._served.add(entry.charge.work, now)
 
     def moved(self, before: Node, after: Node) -> None:
         """A flow goes on in another tree: what it asked for of late is not forgotten."""
@@ -157,15 +155,8 @@ class UnderShare:
 
     def _asked_for_less(self, node: Node, part: float, now: float) -> bool:
         """Whether a flow asked for no more than that part of the work of late, give or take."""
-        served = self._served if now == self._served_s else self._served_by(now)
-        return node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S) <= DEMAND_PLAY * served * part
-
-    def _served_by(self, now: float) -> float:
-        """The work that was sent lately, over the same window as demands."""
-        if now != self._served_s:
-            self._served = self._work * math.exp((self._work_s - now) / DEMAND_WINDOW_S)
-            self._served_s = now
-        return self._served
+        asked = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S)
+        return asked <= DEMAND_PLAY * self._served.at(now) * part
 
     # --- what is kept for them ----------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.roles import Role, Roles
+from penstock.core.util.bounded_map import BoundedMap
 from penstock.core.values.cause import Cause
 from penstock.core.values.request import Request
 from penstock.core.values.settings import EndpointSpec, HealthSettings
@@ -29,7 +30,7 @@ class Pool:
         self._endpoints: dict[str, Endpoint] = {}
         self._added = 0
         self._next_epoch = 0  # no lease of a removed endpoint has it, so none counts for a later one of that name
-        self._gone: dict[str, float] = {}  # models whose last endpoint was removed, and until when they count as known
+        self._gone: BoundedMap[str, float] = BoundedMap(GONE_MAX)  # models without endpoints, and until when known
         self._slots: dict[str, int] = {}  # per model, until something changes
         self._serving: dict[str, int] = {}  # likewise
         self.uniform = True  # all endpoints serve the same models
@@ -67,11 +68,9 @@ class Pool:
         endpoint = self._endpoints.pop(name)
         self._next_epoch = max(self._next_epoch, endpoint.ledger.epoch + 1)
         for model in sorted(endpoint.models or ()) if endpoint.tells_models else ():
-            self._gone.pop(model, None)
+            self._gone.pop(model)
             if not any(e.serves(model) for e in self):
-                self._gone[model] = known_until_s
-        while len(self._gone) > GONE_MAX:
-            del self._gone[next(iter(self._gone))]
+                self._gone.set(model, known_until_s)
         self.changed()
         return endpoint
 
@@ -84,7 +83,7 @@ class Pool:
         """Whether some endpoint serves the model; None while one may yet: it has not told, or is being replaced."""
         if any(e.serves(model) for e in self):
             return True
-        if now < self._gone.get(model, now):
+        if now < (self._gone.get(model) or now):
             return None
         told = all(e.models is not None or not e.tells_models for e in self)
         return False if told and self._endpoints else None

@@ -25,6 +25,7 @@ throughput was seen); one that is half of it sends a few prompts too many, until
 
 from __future__ import annotations
 
+from penstock.core.util.bounded_map import BoundedMap
 from penstock.core.values.request import Contents, Estimate, Request
 
 BYTES_PER_TOKEN = 4.0  # English prose in JSON; a first guess
@@ -55,27 +56,28 @@ def contents_of(request: Request) -> Contents:
 
 
 class _Average:
-    """Averages by key, bounded, forgetting whom it has not heard of for the longest time."""
+    """Averages by key, of which those are forgotten that learned nothing for the longest time."""
 
     __slots__ = ("_values",)
 
     def __init__(self) -> None:
-        self._values: dict[tuple[str, str], float] = {}
+        self._values: BoundedMap[tuple[str, str], float] = BoundedMap(KEYS_MAX)
 
     def get(self, tenant: str, model: str, default: float) -> float:
         """The tenant's own, else all tenants', else the default. It may well be 0: an embedding has no answer."""
-        own = self._values.get((tenant, model))
-        return self._values.get(("", model), default) if own is None else own
+        found = self._values.get((tenant, model))
+        if found is None:
+            found = self._values.get(("", model))
+        return default if found is None else found
 
     def learn(
         self, key: tuple[str, str], value: float, rate: float = LEARNING_RATE, before: float | None = None
     ) -> None:
         """A value was seen. The first one counts in full, unless there is something to begin `before` it."""
-        values = self._values
-        before = values.pop(key, before)  # it goes to the end
-        values[key] = value if before is None else before + rate * (value - before)
-        if len(values) > KEYS_MAX:
-            del values[next(iter(values))]
+        known = self._values.get(key)
+        if known is not None:
+            before = known
+        self._values.set(key, value if before is None else before + rate * (value - before))
 
 
 class Estimator:

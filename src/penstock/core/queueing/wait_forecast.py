@@ -24,7 +24,8 @@ from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import Node
 from penstock.core.queueing.ttft_evidence import TtftEvidence
-from penstock.core.util.decaying_rate import WINDOW_S, DecayingRate
+from penstock.core.util.bounded_map import BoundedMap
+from penstock.core.util.decaying import WINDOW_S, Decaying, DecayingRate
 
 RATE_MIN = 1e-3  # of work per second; below, nothing was sent for minutes
 RATE_TRUSTED_S = 3.0  # of queueing; less holds too few dispatches
@@ -39,23 +40,22 @@ RETRY_AFTER_S_MAX = 60.0  # SDKs ignore longer ones
 class _Model:
     """What was learned of one model's endpoints."""
 
-    __slots__ = ("at_s", "drain", "first_tokens", "refused_s", "scarce_until_s", "seconds", "work")
+    __slots__ = ("drain", "first_tokens", "refused_s", "scarce_until_s", "seconds", "work")
 
     def __init__(self) -> None:
         self.drain = DecayingRate()
         self.first_tokens = TtftEvidence()
         self.refused_s = 0.0  # the longest deadline that was refused for want of room,
         self.scarce_until_s = -math.inf  # and until when that is news
-        self.seconds = 0.0  # that leases lasted which ended lately, fading; as of `at_s`
-        self.work = 0.0  # that was in them
-        self.at_s = -math.inf
+        self.seconds = Decaying(WINDOW_S)  # how long leases lasted that ended recently
+        self.work = Decaying(WINDOW_S)  # that was in them
 
 
 class WaitForecast:
     """Learns how fast work is taken up, and says how long a request will wait."""
 
     def __init__(self, *, by_request: bool = False) -> None:
-        self._models: dict[str, _Model] = {}
+        self._models: BoundedMap[str, _Model] = BoundedMap(MODELS_MAX)
         self._by_request = by_request  # turns are dealt by requests, whatever their size
 
     def reconfigured(self, *, by_request: bool) -> None:
@@ -87,10 +87,8 @@ class WaitForecast:
     def lease_ended(self, entry: Entry, after_s: float, now: float) -> None:
         """A request was at an endpoint for that long."""
         learned = self._of(entry.model)
-        kept = math.exp((learned.at_s - now) / WINDOW_S)
-        learned.seconds = kept * learned.seconds + after_s
-        learned.work = kept * learned.work + self._size(entry)
-        learned.at_s = now
+        learned.seconds.add(after_s, now)
+        learned.work.add(self._size(entry), now)
 
     # --- deadlines ----------------------------------------------------------------------------------------------
 
@@ -191,8 +189,10 @@ class WaitForecast:
         if learned is None:
             return None
         drain, by_slots = learned.drain.per_s(now), 0.0
-        if learned.seconds > 0 and learned.work > 0 and slots > 0 and learned.at_s >= since_s:
-            by_slots = slots * learned.work / learned.seconds
+        ended_s = learned.seconds.at_s
+        seconds, work = learned.seconds.at(ended_s), learned.work.at(ended_s)
+        if seconds > 0 and work > 0 and slots > 0 and ended_s >= since_s:
+            by_slots = slots * work / seconds
         if drain > RATE_MIN and learned.drain.elapsed_s(now) >= RATE_TRUSTED_S:
             return max(drain, by_slots) if since_s > -math.inf else drain
         return by_slots or (drain if drain > RATE_MIN else None)
@@ -200,9 +200,8 @@ class WaitForecast:
     def _of(self, model: str) -> _Model:
         learned = self._models.get(model)
         if learned is None:
-            if len(self._models) >= MODELS_MAX:
-                del self._models[next(iter(self._models))]
-            learned = self._models[model] = _Model()
+            learned = _Model()
+            self._models.set(model, learned)
         return learned
 
 

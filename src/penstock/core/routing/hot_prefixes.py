@@ -8,9 +8,8 @@ goes there is one endpoint more that holds it. A conversation's own prefix grows
 
 from __future__ import annotations
 
-import math
-from collections import OrderedDict
-
+from penstock.core.util.bounded_map import BoundedMap
+from penstock.core.util.decaying import Decaying
 from penstock.core.values.request import Key
 
 FADE_S = 30.0
@@ -20,22 +19,21 @@ PREFIXES_MAX = 4_096  # counted at a time
 
 
 class HotPrefixes:
-    """Uses of prefixes, of late."""
+    """Recent uses of prefixes."""
 
     def __init__(self) -> None:
-        self._uses: OrderedDict[Key, tuple[float, float]] = OrderedDict()  # key -> uses, as of when
+        self._uses: BoundedMap[Key, Decaying] = BoundedMap(PREFIXES_MAX)
 
     def used(self, key: Key, now: float) -> None:
         """A request whose longest prefix held anywhere is this one is sent."""
-        self._uses[key] = (self.uses(key, now) + 1.0, now)
-        self._uses.move_to_end(key)
-        if len(self._uses) > PREFIXES_MAX:
-            self._uses.popitem(last=False)
+        uses = self._uses.get(key) or Decaying(FADE_S)
+        uses.add(1.0, now)
+        self._uses.set(key, uses)
 
     def uses(self, key: Key, now: float) -> float:
-        """How often a prefix was used of late."""
-        uses, at_s = self._uses.get(key, (0.0, now))
-        return uses * math.exp((at_s - now) / FADE_S)
+        """How often a prefix was used recently."""
+        uses = self._uses.get(key)
+        return uses.at(now) if uses is not None else 0.0
 
     def hot(self, key: Key, tokens: int, holders: int, now: float) -> bool:
         """Whether a prefix of so many tokens should be held by more endpoints than it is."""

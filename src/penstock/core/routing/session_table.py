@@ -1,8 +1,8 @@
-"""Where does each session live: a bounded memory, the sessions not heard of for the longest time forgotten first."""
+"""Where does each session live: a bounded memory that forgets the sessions that moved the longest time ago."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from penstock.core.util.bounded_map import BoundedMap
 
 SESSIONS_MAX = 100_000  # about 25 MB; one that is forgotten is at home where its hash says
 
@@ -11,18 +11,15 @@ class SessionTable:
     """Session, per model → endpoint."""
 
     def __init__(self) -> None:
-        self._homes: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._homes: BoundedMap[tuple[str, str], str] = BoundedMap(SESSIONS_MAX)
 
     def __len__(self) -> int:
         return len(self._homes)
 
     def get(self, model: str, session: str) -> str | None:
+        """The name of the endpoint where the session lives; None where it is not remembered."""
         return self._homes.get((model, session))
 
     def moved(self, model: str, session: str, endpoint: str) -> None:
-        """A session is at home there now."""
-        homes, key = self._homes, (model, session)
-        homes[key] = endpoint
-        homes.move_to_end(key)
-        if len(homes) > SESSIONS_MAX:
-            homes.popitem(last=False)
+        """The session lives at that endpoint now."""
+        self._homes.set((model, session), endpoint)

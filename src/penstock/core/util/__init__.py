@@ -1,4 +1,5 @@
 """What do several rooms need that knows nothing of requests or endpoints?
 
-`timers.py`: when must the scheduler be asked again. `decaying_rate.py`: how often does something happen, recently.
+`timers.py`: when must the scheduler be asked again? `decaying.py`: how much of something was there recently, and how
+often does it happen? `bounded_map.py`: a memory that can't grow.
 """

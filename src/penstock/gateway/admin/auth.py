@@ -15,12 +15,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-from collections import OrderedDict
 from collections.abc import Callable
 
 import msgspec
 
 from penstock.config.model import Settings
+from penstock.core.util.bounded_map import BoundedMap
 from penstock.core.values.outcome import Reason
 from penstock.gateway.identity.origins import Head, Origins, is_loopback
 
@@ -61,7 +61,7 @@ class AdminAuth:
         self._is_local = is_loopback(listens_on)
         self._origins = origins
         self._now = now
-        self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()  # address: how many, as of when
+        self._failures: BoundedMap[str, tuple[float, float]] = BoundedMap(ADDRESSES_MAX)  # how many, as of when
 
     def follow(self, settings: Settings) -> None:
         """Ask for the tokens of these settings from now on."""
@@ -110,12 +110,9 @@ class AdminAuth:
     def _failed(self, peer: str) -> Denied:
         """A wrong token came from an address: note it, and say how it is answered."""
         now = self._now()
-        count, since_s = self._failures.get(peer, (0.0, 0.0))
+        count, since_s = self._failures.get(peer) or (0.0, 0.0)
         left = max(0.0, count - (now - since_s) / FAILURE_FORGIVEN_S)  # that are not forgiven yet
-        self._failures[peer] = (min(left + 1, FAILURES_MAX), now)
-        self._failures.move_to_end(peer)
-        if len(self._failures) > ADDRESSES_MAX:
-            self._failures.popitem(last=False)
+        self._failures.set(peer, (min(left + 1, FAILURES_MAX), now))
         if left + 1 <= FAILURES_MAX:
             return Denied(Reason.UNAUTHORIZED, "This is not an admin token.")
         wait_s = (left + 1 - FAILURES_MAX) * FAILURE_FORGIVEN_S

@@ -10,6 +10,7 @@ blank ones first is the one simplification.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class BlockPool:
         self._blank = total
         self._private = 0
         self._shared: dict[int, int] = {}  # hash -> holders
-        self._cached: dict[int, None] = {}  # hashes without holders, oldest first
+        self._cached: OrderedDict[int, None] = OrderedDict()  # hashes without holders, oldest first
 
     @property
     def free(self) -> int:
@@ -70,8 +71,7 @@ class BlockPool:
         """Take `count` private blocks, giving up the oldest cached blocks when blank ones run out."""
         assert count <= self.free
         while self._blank < count:
-            oldest = next(iter(self._cached))
-            del self._cached[oldest]
+            oldest, _ = self._cached.popitem(last=False)
             if self._record:
                 self.removed.append(oldest)
             self._blank += 1

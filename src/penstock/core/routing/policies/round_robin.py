@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.routing.policies.base import Context, RoutingPolicy
+from penstock.core.util.bounded_map import BoundedMap
 from penstock.core.values.settings import RoutingSettings
 
-MODELS_MAX = 1024  # cursors kept; past that all start again, which costs one uneven turn
+MODELS_MAX = 1024  # whose turns are remembered; one that is forgotten starts again, which costs one uneven turn
 ROUND = 1e9  # endpoints: past all there are
 
 
@@ -19,17 +20,15 @@ class RoundRobin(RoutingPolicy):
 
     def __init__(self, settings: RoutingSettings, draw: Callable[[], float]) -> None:
         super().__init__(settings, draw)
-        self._last: dict[str, int] = {}
+        self._last: BoundedMap[str, int] = BoundedMap(MODELS_MAX)
 
     def score(self, endpoints: Sequence[Endpoint], context: Context) -> list[float]:
         """How many turns until the endpoint's own."""
-        last = self._last.get(context.request.model, -1)
+        found = self._last.get(context.request.model)
+        last = -1 if found is None else found
         return [float(e.index) if e.index > last else e.index + ROUND for e in endpoints]
 
     def pick(self, endpoints: Sequence[Endpoint], scores: list[float], context: Context) -> Endpoint:
         chosen = super().pick(endpoints, scores, context)
-        model = context.request.model
-        if len(self._last) >= MODELS_MAX and model not in self._last:
-            self._last.clear()
-        self._last[model] = chosen.index
+        self._last.set(context.request.model, chosen.index)
         return chosen

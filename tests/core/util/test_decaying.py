@@ -6,7 +6,20 @@ import math
 
 import pytest
 
-from penstock.core.util.decaying_rate import SEEN_S_MIN, WINDOW_S, DecayingRate
+from penstock.core.util.decaying import SEEN_S_MIN, WINDOW_S, Decaying, DecayingRate
+
+
+def test_an_amount_fades_by_its_age_and_asking_changes_nothing() -> None:
+    amount = Decaying(10.0)
+    assert amount.at(5.0) == 0.0
+    amount.add(8.0, 100.0)
+    amount.add(2.0, 100.0)
+    assert (amount.at(100.0), amount.at_s) == (10.0, 100.0)
+    assert [amount.at(now) for now in (105.0, 110.0, 105.0)] == [10.0 * math.exp(x) for x in (-0.5, -1.0, -0.5)]
+    amount.add(1.0, 110.0)
+    assert amount.at(110.0) == 10.0 * math.exp(-1.0) + 1.0
+    amount.set(3.0, 120.0)
+    assert (amount.at(120.0), amount.at_s) == (3.0, 120.0)
 
 
 def test_a_steady_rate_is_found_and_forgotten() -> None:
