@@ -100,7 +100,7 @@ def test_endpoints_that_come_and_go_for_ever_leave_nothing_behind() -> None:
         assert index.match((1, endpoint))[endpoint] == 2
         if endpoint >= 10:
             index.forget(endpoint - 10)
-    assert max(held.bit for held in index._held.values()) < 1 << 11
+    assert max(index.bits.values()) < 1 << 11
     index.clear(5_000)
     assert index.knows(5_000), "that it holds nothing was told"
     assert not index.knows(5_001)

@@ -12,8 +12,8 @@ from penstock.core.endpoints.adaptive_slots import STEP_SHARE, AdaptiveSlots, Wi
 from penstock.core.endpoints.gauge_belief import Standing
 from penstock.core.endpoints.health import Health
 from penstock.core.endpoints.lease import Lease
-from penstock.core.endpoints.ledger import FROZEN_S, Ledger
-from penstock.core.endpoints.movement import Movement
+from penstock.core.endpoints.ledger import Ledger
+from penstock.core.endpoints.movement import Movement, stands_still
 from penstock.core.endpoints.roles import bootstrap_port_of, role_of
 from penstock.core.values.observation import Observation
 from penstock.core.values.settings import AdmissionSettings, EndpointLimits, EndpointSpec, HealthSettings
@@ -107,11 +107,8 @@ class Endpoint:
         return self._own
 
     def stuck(self, now: float) -> bool:
-        """Whether it shows no movement, and nothing may go there now."""
-        ledger = self.ledger
-        if self.movement.stuck_s is not None and self.movement.closed(ledger, now):
-            return True
-        return now >= ledger.life_s + FROZEN_S and ledger.stuck(now)
+        """Whether the engine shows no movement, so that nothing may go there now."""
+        return self.movement.closed(self.ledger, now) or stands_still(self.ledger, now)
 
     def first_token(self, lease: Lease, now: float) -> None:
         """It has taken a request in and computed its prompt."""

@@ -20,7 +20,7 @@ import math
 import msgspec
 
 from penstock.core.endpoints.abandoned_slots import AbandonedSlots
-from penstock.core.endpoints.gauge_belief import IN_TIME_S, OTHERS_MIN, OTHERS_SHARE, GaugeBelief, Standing
+from penstock.core.endpoints.gauge_belief import IN_TIME_S, GaugeBelief, Standing
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.net_in_flight import NetInFlight
 from penstock.core.endpoints.prefill_backlog import PrefillBacklog
@@ -54,12 +54,10 @@ class Ledger:
         self.given_up = AbandonedSlots()  #: slots that it still works in for nobody
         self.life_s = -math.inf  #: when an answer last showed that the engine works
         self.base: Observation | None = None  # the last reading that moved
-        self._last: Observation | None = (
-            None  # the same, also when it counts for nothing: it tells a process from the next
-        )
+        self.last: Observation | None = None  # the same, also when it counts for nothing: tells a process from the next
         self.asked_s = -math.inf  # of the last reading, moved or not
-        self._moved_s = -math.inf
-        self._read_every_s = 0.0  # how often it is read, about
+        self.gauges_moved_s = -math.inf  #: when the last reading that moved was asked for
+        self.read_every_s = 0.0  # how often it is read, about
         self._sure_until_s = -math.inf  # so long the base is credible, whatever is read or happens until then
         self.stale_after_s = stale_after_s
         self._since = NetInFlight()  # what we sent, less what ended, since the base was asked
@@ -249,7 +247,7 @@ class Ledger:
             return False  # answered out of order, or nonsense, which says as little as no answer
         previous_asked_s, self.asked_s = self.asked_s, reading.asked_s
         if previous_asked_s > -math.inf:
-            self._read_every_s = max(READ_KEPT * self._read_every_s, reading.asked_s - previous_asked_s)
+            self.read_every_s = max(READ_KEPT * self.read_every_s, reading.asked_s - previous_asked_s)
         self._judged_anew()
         base = self.base
         self._at_the_door = 0.0
@@ -257,14 +255,14 @@ class Ledger:
             self.belief.stood(reading, previous_asked_s=previous_asked_s, base_asked_s=base.asked_s, life_s=self.life_s)
             self._count_at_the_door(reading)
             return False
-        restarted = self._last is not None and restarted_between(self._last, reading)
-        self._last = reading
+        restarted = self.last is not None and restarted_between(self.last, reading)
+        self.last = reading
         if restarted:
             self._new_epoch(previous_asked_s)
         elif base is not None:
             self.pace.observed(base, reading)
             self.prefill.observed(base, reading)
-        self._moved_s = reading.asked_s
+        self.gauges_moved_s = reading.asked_s
         self.base = reading
         self._entered = self._entered_max = 0
         for lease in list(self.unseen.values()):
@@ -345,7 +343,7 @@ class Ledger:
             return True
         if self.belief.doubt is not None:
             return False
-        base, stale_s, frozen_s = self.base, self.asked_s + self.stale_after_s, self._moved_s + FROZEN_S
+        base, stale_s, frozen_s = self.base, self.asked_s + self.stale_after_s, self.gauges_moved_s + FROZEN_S
         if base is None or now >= stale_s:
             return False
         if now < frozen_s:
@@ -356,41 +354,12 @@ class Ledger:
     @property
     def moved_s(self) -> float:
         """When the engine last showed that it works, by an answer or by its gauges."""
-        return max(self.life_s, self._moved_s)
-
-    def shows_life(self, now: float) -> bool:
-        """Whether its gauges tell if it works: counters that move, and about as many requests as we have there. Not
-        when answers went on and a page that was asked for later did not move, or did not come although it was due.
-        """
-        last, base = self._last, self.base
-        if last is None or last.progress is None or self.belief.doubt not in (None, Standing.GONE):
-            return False
-        if self.life_s > self._moved_s and not self.asked_s <= self.life_s <= self.asked_s + self._read_every_s:
-            return False
-        if base is None or not self.credible(now):
-            return True
-        missing = self.own_at_reading - base.running - base.waiting
-        return missing <= max(OTHERS_MIN, OTHERS_SHARE * self.own_at_reading)
-
-    def unseen_s(self, since_s: float, now: float) -> float:
-        """For how long since then gauges should have shown something new: they were asked, or are overdue."""
-        overdue_s = now - self.asked_s - self._read_every_s
-        return max(0.0, self.asked_s - since_s, min(overdue_s, now - since_s))
+        return max(self.life_s, self.gauges_moved_s)
 
     @property
     def own_at_reading(self) -> int:
         """Own requests that had been sent there when the last reading that moved was asked for."""
         return len(self.leases) - self.pending - self._since.leases
-
-    def stuck(self, now: float) -> bool:
-        """Whether it does not move although it should: streams under way, its gauges answer, nothing changes in either.
-
-        Answers that do not stream show nothing until they end, and gauges that are not to be had show nothing at all;
-        neither is held against it.
-        """
-        if now < self.life_s + FROZEN_S or now < self._moved_s + FROZEN_S or now >= self.asked_s + self.stale_after_s:
-            return False
-        return any(x.streamed and not x.pending and now >= x.dispatched_s + FROZEN_S for x in self.leases.values())
 
     # --- what follows from both ---------------------------------------------------------------------------------
 
@@ -411,9 +380,9 @@ class Ledger:
 
     def foreign(self, now: float) -> float:
         """Requests of others believed to be on the endpoint when readings are not to be had."""
-        if self._moved_s == -math.inf or self.belief.doubt is not None:
+        if self.gauges_moved_s == -math.inf or self.belief.doubt is not None:
             return 0.0  # it never told, or what it told is not believed
-        faded = self._foreign * math.exp(-max(0.0, now - self._moved_s) / FOREIGN_DECAY_S)
+        faded = self._foreign * math.exp(-max(0.0, now - self.gauges_moved_s) / FOREIGN_DECAY_S)
         return min(faded, max(0.0, self.slots - 1.0))  # what was read last never fills an endpoint by itself
 
     def load(self, now: float) -> float:
@@ -427,8 +396,8 @@ class Ledger:
             told = base.running + base.waiting + self._since.leases + self.pending
             self._load = (own if own > told else told) + self._at_the_door
             self._load_until_s = self.asked_s + self.stale_after_s
-            if self._moved_s + FROZEN_S >= now:
-                self._load_until_s = min(self._load_until_s, self._moved_s + FROZEN_S)
+            if self.gauges_moved_s + FROZEN_S >= now:
+                self._load_until_s = min(self._load_until_s, self.gauges_moved_s + FROZEN_S)
         else:
             foreign = self.foreign(now)
             self._load = own + foreign
@@ -465,7 +434,7 @@ class Ledger:
         due_s = min(self.prefill.due_s, self.given_up.next_s(now))
         if now < self._sure_until_s or self.credible(now):
             due_s = min(due_s, self.asked_s + self.stale_after_s)
-            frozen_s = self._moved_s + FROZEN_S
+            frozen_s = self.gauges_moved_s + FROZEN_S
             return min(due_s, frozen_s) if frozen_s > now else due_s
         return min(due_s, now + REVIEW_S) if self.foreign(now) > 0.01 else due_s
 

@@ -30,8 +30,9 @@ from __future__ import annotations
 
 import math
 
+from penstock.core.endpoints.gauge_belief import OTHERS_MIN, OTHERS_SHARE, Standing
 from penstock.core.endpoints.lease import Lease
-from penstock.core.endpoints.ledger import Ledger
+from penstock.core.endpoints.ledger import FROZEN_S, Ledger
 
 CHECK_S = 0.25  # how often all are looked at while anything runs: a quarter of the shortest patience
 LATE_S = 0.5  # a look that comes so much too late says that we stood still ourselves
@@ -180,7 +181,7 @@ class Movement:
             if self.stuck_s is None:
                 self._whole_since_s, self._unseen_s = -math.inf, 0.0
             return
-        by_gauges = ledger.shows_life(now)
+        by_gauges = _gauges_tell(ledger, now)
         sign_s = ledger.moved_s if by_gauges else ledger.life_s
         since_s = max(oldest.dispatched_s, sign_s, self._forgiven_s)
         if since_s > self._whole_since_s:
@@ -188,7 +189,7 @@ class Movement:
                 self._whole_gap_s = max(self._whole_gap_s, self._unseen_s)
             self._whole_since_s, self._unseen_s = since_s, 0.0
         if by_gauges and self.stuck_s is None:
-            self._unseen_s = max(self._unseen_s, ledger.unseen_s(since_s, now))
+            self._unseen_s = max(self._unseen_s, _overdue_s(ledger, since_s, now))
         if not self.warm or sign_s <= oldest.dispatched_s - IDLE_S:
             return
         if not by_gauges or self._unseen_s >= UNSEEN_S:
@@ -289,3 +290,37 @@ def _has_room(ledger: Ledger, now: float) -> bool:
     """Whether all that is there can run, so that nothing waits for a slot."""
     base = ledger.base
     return ledger.load(now) <= ledger.slots and (base is None or base.waiting == 0 or not ledger.credible(now))
+
+
+def stands_still(ledger: Ledger, now: float) -> bool:
+    """Whether an engine shows nothing at all although it should: streams under way, its gauges answer, and nothing has
+    changed in either for `FROZEN_S`. Judged whatever other endpoints do, and before the engine is warm.
+
+    Answers that do not stream show nothing until they end, and gauges that are not to be had show nothing at all;
+    neither is held against the engine.
+    """
+    if now < ledger.moved_s + FROZEN_S or now >= ledger.asked_s + ledger.stale_after_s:
+        return False
+    return any(x.streamed and not x.pending and now >= x.dispatched_s + FROZEN_S for x in ledger.leases.values())
+
+
+def _gauges_tell(ledger: Ledger, now: float) -> bool:
+    """Whether an engine's gauges tell if it works: counters that move, and about as many requests as we have there. Not
+    when answers went on and a page that was asked for later did not move, or did not come although it was due.
+    """
+    last, base = ledger.last, ledger.base
+    if last is None or last.progress is None or ledger.belief.doubt not in (None, Standing.GONE):
+        return False
+    overdue_s = ledger.asked_s + ledger.read_every_s
+    if ledger.life_s > ledger.gauges_moved_s and not ledger.asked_s <= ledger.life_s <= overdue_s:
+        return False
+    if base is None or not ledger.credible(now):
+        return True
+    missing = ledger.own_at_reading - base.running - base.waiting
+    return missing <= max(OTHERS_MIN, OTHERS_SHARE * ledger.own_at_reading)
+
+
+def _overdue_s(ledger: Ledger, since_s: float, now: float) -> float:
+    """For how long since then gauges should have shown something new: they were asked, or are overdue."""
+    overdue_s = now - ledger.asked_s - ledger.read_every_s
+    return max(0.0, ledger.asked_s - since_s, min(overdue_s, now - since_s))

@@ -18,6 +18,7 @@ from penstock.core.dispatch.admission import kv_tokens_free
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.gauge_belief import Standing, why
 from penstock.core.endpoints.health import Presence
+from penstock.core.endpoints.movement import stands_still
 from penstock.core.endpoints.pool import Pool
 from penstock.core.endpoints.roles import Role
 from penstock.core.explain.recorder import Recorder
@@ -412,7 +413,7 @@ def _state(endpoint: Endpoint, now: float) -> str:
         return Presence.STOPPING if is_working and health.presence is Presence.DOWN else health.presence
     if endpoint.drained:
         return "draining"
-    if endpoint.movement.stuck_s is not None or ledger.stuck(now):
+    if endpoint.movement.stuck_s is not None or stands_still(ledger, now):
         return "stuck"
     if health.ejected(now):
         return "ejected"

@@ -40,10 +40,9 @@ def shared(one: Sequence[Key], other: Sequence[Key]) -> int:
 class _Held:
     """The keys of one endpoint."""
 
-    __slots__ = ("bit", "dropped", "keys_max", "old", "young")
+    __slots__ = ("dropped", "keys_max", "old", "young")
 
-    def __init__(self, bit: int, keys_max: int) -> None:
-        self.bit = bit
+    def __init__(self, keys_max: int) -> None:
         self.keys_max = keys_max
         self.young: dict[Key, None] = {}
         self.old: dict[Key, None] = {}
@@ -69,7 +68,7 @@ class PrefixIndex:
         return len(self._holders)
 
     def held(self, endpoint: int) -> int:
-        """How many keys an endpoint holds."""
+        """How many keys an endpoint holds; 0 for one that nothing was ever told of."""
         held = self._held.get(endpoint)
         return 0 if held is None else len(held)
 
@@ -81,7 +80,7 @@ class PrefixIndex:
         """An endpoint holds these blocks now, or used them."""
         self.version += 1
         held = self._joined(endpoint)
-        holders, bit = self._holders, held.bit
+        holders, bit = self._holders, self.bits[endpoint]
         young, old, dropped = held.young, held.old, held.dropped
         for key in keys:
             # Who holds it is asked first, for that was just looked up: each look into another table costs a cache miss.
@@ -99,7 +98,7 @@ class PrefixIndex:
                 for _ in range(min(DROPS_PER_KEY, len(dropped))):
                     self._unhold(dropped.popitem()[0], bit)
             if len(young) * GENERATIONS >= held.keys_max:
-                self._age(held)
+                self._age(held, bit)
                 young, old, dropped = held.young, held.old, held.dropped
 
     def remove(self, endpoint: int, keys: Iterable[Key]) -> None:
@@ -108,28 +107,30 @@ class PrefixIndex:
         if held is None:
             return
         self.version += 1
+        bit = self.bits[endpoint]
         for key in keys:
             for generation in (held.young, held.old, held.dropped):
                 if key in generation:
                     del generation[key]
-                    self._unhold(key, held.bit)
+                    self._unhold(key, bit)
                     break
 
     def clear(self, endpoint: int) -> None:
         """An endpoint holds nothing (any more)."""
         self.version += 1
         held = self._joined(endpoint)
+        bit = self.bits[endpoint]
         for generation in (held.young, held.old, held.dropped):
             for key in generation:
-                self._unhold(key, held.bit)
+                self._unhold(key, bit)
             generation.clear()
 
     def forget(self, endpoint: int) -> None:
         """There is no such endpoint any more."""
         if endpoint in self._held:
             self.clear(endpoint)
-            del self._endpoint_of[self._held.pop(endpoint).bit.bit_length() - 1]
-            del self.bits[endpoint]
+            del self._held[endpoint]
+            del self._endpoint_of[self.bits.pop(endpoint).bit_length() - 1]
 
     def since(self, endpoint: int, key: Key) -> int:
         """How many keys at most an endpoint stored or used since it did so with this one, by generations."""
@@ -145,9 +146,10 @@ class PrefixIndex:
         held = self._joined(endpoint)
         held.keys_max = max(KEYS_MIN, min(keys_max, self._keys_max))
         if not held.dropped and len(held.young) * GENERATIONS >= held.keys_max:
-            self._age(held)
+            self._age(held, self.bits[endpoint])
 
     def limit_of(self, endpoint: int) -> int:
+        """How many keys an endpoint is believed to hold at most."""
         held = self._held.get(endpoint)
         return self._keys_max if held is None else held.keys_max
 
@@ -189,13 +191,13 @@ class PrefixIndex:
             return held
         number = next(n for n in range(len(self._endpoint_of) + 1) if n not in self._endpoint_of)
         self._endpoint_of[number] = endpoint
-        held = self._held[endpoint] = _Held(1 << number, self._keys_max)
-        self.bits[endpoint] = held.bit
+        self.bits[endpoint] = 1 << number
+        held = self._held[endpoint] = _Held(self._keys_max)
         return held
 
-    def _age(self, held: _Held) -> None:
+    def _age(self, held: _Held, bit: int) -> None:
         while held.dropped:  # only after its limit was lowered
-            self._unhold(held.dropped.popitem()[0], held.bit)
+            self._unhold(held.dropped.popitem()[0], bit)
         held.young, held.old, held.dropped = held.dropped, held.young, held.old
 
     def _unhold(self, key: Key, bit: int) -> None:
