@@ -40,9 +40,9 @@ def forgets_to_touch(patch: pytest.MonkeyPatch) -> None:
 def loses_leases(patch: pytest.MonkeyPatch) -> None:
     release = sending.release
 
-    def broken(state: SchedulerState, entry: Entry, now: float, *, given_up: bool = False) -> Endpoint | None:
+    def broken(state: SchedulerState, entry: Entry, now: float, *, abandoned: bool = False) -> Endpoint | None:
         lease = entry.lease
-        endpoint = release(state, entry, now, given_up=given_up)
+        endpoint = release(state, entry, now, abandoned=abandoned)
         if lease is not None and lease.serial % 20 == 0:
             state.leases[lease.serial] = entry
         return endpoint
@@ -102,8 +102,8 @@ def forgets_holds(patch: pytest.MonkeyPatch) -> None:
 def forgets_flows(patch: pytest.MonkeyPatch) -> None:
     release, random = sending.release, Random(1)
 
-    def broken(state: SchedulerState, entry: Entry, now: float, *, given_up: bool = False) -> Endpoint | None:
-        endpoint = release(state, entry, now, given_up=given_up)
+    def broken(state: SchedulerState, entry: Entry, now: float, *, abandoned: bool = False) -> Endpoint | None:
+        endpoint = release(state, entry, now, abandoned=abandoned)
         node = entry.node_of()
         if node.parent is not None and random.random() < 0.1:
             node.parent.children.pop(node.name, None)

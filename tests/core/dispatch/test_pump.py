@@ -314,7 +314,7 @@ def test_callers_who_invent_models_and_users_leave_nothing_behind() -> None:
         made.finished(lease, Usage(1, 1), now=301.0)
     (band,) = made.inspect().queues.bands
     assert (band.tokens_of, band.tree.root.backlog, band.tree.root.work, band.tree.root.heaps) == ({}, {}, {}, {})
-    assert not band._light
+    assert not band._under_share
     assert len(made.inspect().pool._slots) <= SLOTS_CACHED_MAX
     assert not made.inspect().entries
     assert len(made.inspect().timers) <= 1

@@ -22,7 +22,7 @@ STALE_S = 5.0
 def full(*, lingers: bool, streamed: bool = False) -> Ledger:
     """Of four slots, all in use and, as a reading shows, taken in."""
     own = Ledger(stale_after_s=STALE_S, slots=SLOTS)
-    own.given_up.lingers = lingers
+    own.abandoned.lingers = lingers
     own.observe(Observation(0.0, running=0, waiting=0))
     for serial in range(1, SLOTS + 1):
         own.add(lease(serial, at=0.1, streamed=streamed))
@@ -34,7 +34,7 @@ def full(*, lingers: bool, streamed: bool = False) -> Ledger:
 def replace(own: Ledger, how_many: int, now: float) -> None:
     """So many hang up, and as many others are sent."""
     for serial in range(1, how_many + 1):
-        own.remove(own.leases[serial], now, given_up=True)
+        own.remove(own.leases[serial], now, abandoned=True)
     for serial in range(11, 11 + how_many):
         own.add(lease(serial, at=now))
 
@@ -43,7 +43,7 @@ def test_what_is_sent_after_a_hang_up_waits_inside_the_engine_until_that_is_know
     own = full(lingers=True)
     replace(own, 3, now=1.0)
     assert own.engine_queue(SLOTS, 1.0) == 3
-    assert own.given_up.next_s(1.0) == 1.0 + STALE_S
+    assert own.abandoned.next_s(1.0) == 1.0 + STALE_S
     own.observe(Observation(1.5, running=SLOTS, waiting=1))
     assert own.engine_queue(SLOTS, 1.5) == 1, "it shows that two of them are free"
 
@@ -51,7 +51,7 @@ def test_what_is_sent_after_a_hang_up_waits_inside_the_engine_until_that_is_know
 def test_what_should_be_at_work_by_now_is_kept_out_as_well() -> None:
     own = full(lingers=True)
     for serial in (1, 2, 3):
-        own.remove(own.leases[serial], 1.0, given_up=True)
+        own.remove(own.leases[serial], 1.0, abandoned=True)
     for serial in (11, 12, 13):
         own.add(lease(serial, at=1.0, streamed=False))
     own.advance(4.0)
@@ -73,8 +73,8 @@ def test_there_are_never_more_than_slots() -> None:
     own = full(lingers=True)
     for serial in range(11, 111):
         own.add(lease(serial, at=1.0))
-        own.remove(own.leases[serial], 1.0, given_up=True)
-    assert own.given_up.count(1.0) == SLOTS
+        own.remove(own.leases[serial], 1.0, abandoned=True)
+    assert own.abandoned.count(1.0) == SLOTS
 
 
 def test_a_lease_that_ends_by_itself_leaves_a_free_slot() -> None:
@@ -91,7 +91,7 @@ def test_without_a_reading_it_counts_for_as_long_as_readings_are_believed() -> N
     replace(own, 3, now=1.0)
     assert own.engine_queue(SLOTS, 0.99 + STALE_S) == 3
     assert own.engine_queue(SLOTS, 1.0 + STALE_S) == 0
-    assert own.given_up.next_s(1.0 + STALE_S) == math.inf
+    assert own.abandoned.next_s(1.0 + STALE_S) == math.inf
 
 
 def test_a_reading_that_was_asked_for_before_says_nothing_of_it() -> None:
@@ -142,7 +142,7 @@ def test_another_process_was_sent_none_of_them() -> None:
     own.observe(Observation(0.9, running=SLOTS, waiting=0, started_s=1.0, progress=9.0))
     replace(own, 3, now=1.0)
     own.observe(Observation(1.5, running=0, waiting=0, started_s=50.0, progress=0.0))
-    assert own.given_up.count(1.5) == 0
+    assert own.abandoned.count(1.5) == 0
 
 
 # --- by the scheduler ------------------------------------------------------------------------------------------

@@ -221,8 +221,8 @@ def test_an_endless_stream_of_events_without_readings_costs_no_more_memory() -> 
         own.add(lease(serial, at=2.0))
         own.remove(own.leases[serial], 2.0)
     assert own.base is None
-    assert len(own._since) <= EVENTS_MAX
-    assert own._since.leases == 0
+    assert len(own._net) <= EVENTS_MAX
+    assert own._net.leases == 0
     own.observe(Observation(3.0, running=7, waiting=0))
     assert own.load(3.0) == 7
 

@@ -175,7 +175,7 @@ def test_a_reserve_for_light_flows_hardly_loosens_the_bound_of_the_heavy_ones() 
     shop = Shop([*MIXED, light], slots=(32, 32), settings=structs.replace(PATIENT, admission=admission))
     bound = FromAnyStart(shop)
     shop.run(60.0)
-    assert shop.scheduler.inspect().reserved.light_come("m", shop.now)
+    assert shop.scheduler.inspect().reserved.under_share_come("m", shop.now)
     assert bound.worst <= 1.5
 
 

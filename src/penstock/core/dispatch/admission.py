@@ -16,8 +16,8 @@ from penstock.core.values.settings import AdmissionSettings, BandSettings
 
 Room = tuple[float, float]  # prompt tokens to compute, and tokens in all
 
-MODEST_PREFILL_TOKENS = 2048  # one step's budget of most engines: computed at once, nothing waits behind it
-MODEST_KV_SHARE = 0.05  # of the KV memory, for light requests: some thousands of tokens on any card
+OVER_SHARE_PREFILL_TOKENS = 2048  # one step's budget of most engines: computed at once, nothing waits behind it
+OVER_SHARE_KV_SHARE = 0.05  # of the KV memory, for light requests: some thousands of tokens on any card
 
 
 _TOLD = (Cause.SLOTS_FULL, Cause.ENGINE_QUEUE, Cause.KV_FULL)  # what gauges may close an endpoint for
@@ -131,15 +131,15 @@ def kv_tokens_free(endpoint: Endpoint, settings: AdmissionSettings, *, now: floa
     return (endpoint.admission(settings).kv_usage_max - kv_usage) * capacity
 
 
-def modest(room: Room, endpoint: Endpoint) -> Room:
+def over_share_room(room: Room, endpoint: Endpoint) -> Room:
     """Of an endpoint's room, what is for flows over their share while light ones come: an engine computes prompts first
     come, first served, so what a heavy flow has put before it is what a light request waits for.
     """
     ledger, (prefill_tokens, tokens) = endpoint.ledger, room
     if outstanding := ledger.prefill.outstanding_tokens:
-        prefill_tokens = min(prefill_tokens, MODEST_PREFILL_TOKENS - outstanding)
+        prefill_tokens = min(prefill_tokens, OVER_SHARE_PREFILL_TOKENS - outstanding)
     capacity = ledger.base.kv_capacity_tokens if ledger.base is not None else None
-    return prefill_tokens, tokens - MODEST_KV_SHARE * capacity if capacity else tokens
+    return prefill_tokens, tokens - OVER_SHARE_KV_SHARE * capacity if capacity else tokens
 
 
 def kv_tokens(entry: Entry, endpoint: Endpoint) -> int:

@@ -79,7 +79,7 @@ class CandidateFilter:
                 band.opened(endpoint, endpoint.ledger.slots - endpoint.ledger.load(now) if answers else 0.0)
                 tried = endpoint.ledger.belief.closed_s is not None
                 endpoint.room = room = admission.room(endpoint, self.settings, tried=tried, now=now)
-                endpoint.modest_room = admission.modest(room, endpoint)
+                endpoint.room_over_share = admission.over_share_room(room, endpoint)
                 if room != UNBOUNDED:
                     self._look_again(endpoint, endpoint.ledger.review_s(now))
             else:
@@ -121,11 +121,11 @@ class CandidateFilter:
         cached = entry.route.cached_tokens > 0
         avoid = entry.retry.excluded is not None
         fitting: list[Endpoint] = []
-        modest = self._under_share.is_modest(entry, now)
+        over_share = self._under_share.is_over_share(entry, now)
         if self._pool.roles.any:
             endpoints = self._computing(entry, endpoints, now)
         for endpoint in self.serving(model, endpoints):
-            prefill_room, kv_room = endpoint.modest_room if modest else endpoint.room
+            prefill_room, kv_room = endpoint.room_over_share if over_share else endpoint.room
             if prompt_tokens > prefill_room and (not cached or entry.uncached_at(endpoint.index) > prefill_room):
                 continue
             if tokens > kv_room and admission.kv_tokens(entry, endpoint) > kv_room:
@@ -134,7 +134,7 @@ class CandidateFilter:
                 self._look_again(endpoint, entry.excluded_until_s(endpoint.name))
             else:
                 fitting.append(endpoint)
-        if modest and fitting and entry.dispatch.backfilled < BACKFILLED_MAX:
+        if over_share and fitting and entry.dispatch.backfilled < BACKFILLED_MAX:
             fitting = self._stagger.allowed(entry, fitting, now)
         return self._affinity.allowed(entry, fitting, now) if entry.affinity.may_wait else fitting
 
@@ -150,11 +150,11 @@ class CandidateFilter:
 
     def partners(self, entry: Entry, now: float) -> list[Endpoint]:
         """The decode endpoints that have room for a divided request now."""
-        model, modest, found = entry.model, self._under_share.is_modest(entry, now), []
+        model, over_share, found = entry.model, self._under_share.is_over_share(entry, now), []
         for endpoint in self._queues.bands[entry.request.band].open:
             if endpoint.role is not Role.DECODE or endpoint in self._backfill.kept or not endpoint.serves(model):
                 continue
-            if entry.estimated_tokens > (endpoint.modest_room if modest else endpoint.room)[1]:
+            if entry.estimated_tokens > (endpoint.room_over_share if over_share else endpoint.room)[1]:
                 continue
             if entry.retry.excluded is not None and entry.excludes(endpoint.name, now):
                 self._look_again(endpoint, entry.excluded_until_s(endpoint.name))

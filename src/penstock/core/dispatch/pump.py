@@ -112,7 +112,7 @@ class Pump:
         self._backfill.begin()
         self._stagger.begin()
         free = list(band.open)
-        if self._under_share.kept_back(request.model, band, free, now):
+        if self._under_share.only_reserved_left(request.model, band, free, now):
             return []
         return self._candidates.fitting(entry, free, now)
 
@@ -126,7 +126,7 @@ class Pump:
             return True
         self._backfill.begin()
         free = self._candidates.serving(model, list(band.open))
-        if not free or not self._under_share.kept_back(model, band, free, now):
+        if not free or not self._under_share.only_reserved_left(model, band, free, now):
             return bool(free)
         return self._under_share.under_share(top(entry.node_of()), model, now)
 
@@ -150,7 +150,7 @@ class Pump:
             found = self._first_fit(_of_models(band.bumped, models), free, now, bumped=True)
             if found is not None:
                 return found
-        scarce = [model for model in models if self._under_share.kept_back(model, band, free, now)]
+        scarce = [model for model in models if self._under_share.only_reserved_left(model, band, free, now)]
         if self._followers.any and (follower := self._followers.next(band, models, scarce, free, now)) is not None:
             return follower[0], [follower[1]]
         for model in scarce:
@@ -173,7 +173,7 @@ class Pump:
         if endpoints and (allowed := self._in_bound(head, endpoints, None, now)):  # of a scarce model some were passed
             return head, allowed
         found = None
-        if self._under_share.is_modest(
+        if self._under_share.is_over_share(
             head, now
         ):  # it leaves room for light flows, which may stand far behind it by now
             found = self._first_fit(self._under_share.in_order(band, head.request.model, now), free, now, head=head)

@@ -19,7 +19,7 @@ from penstock.core.util.bounded_map import BoundedMap
 from penstock.core.util.decaying import WINDOW_S, Decaying, DecayingRate
 
 DEVIATIONS = 3.0  # of a Poisson stream: few arrivals in a hundred may miss, and small means have long tails
-LIGHT_MIN = 0.5  # of a request within the window: less is none
+UNDER_SHARE_MIN = 0.5  # of a request within the window: less is none
 FREES_MAX = 8  # slots about to free that are looked ahead to
 WEIGHT_KEPT_S = 30.0
 KEPT_FOR_S = 0.05  # rates over ten seconds change by less than a hundredth in that time
@@ -29,7 +29,7 @@ MODELS_MAX = 1_000  # whose rates are remembered: an endpoint that serves any na
 
 def slots_reserved(arrivals_per_s: float, frees_s: Sequence[float], slots: int) -> int:
     """Slots to keep free out of `slots`. `frees_s`: in how many seconds the next slots will free, in order."""
-    if arrivals_per_s * WINDOW_S < LIGHT_MIN:
+    if arrivals_per_s * WINDOW_S < UNDER_SHARE_MIN:
         return 0
     wanted = 0.0
     for freed_before, after_s in enumerate(frees_s):
@@ -64,12 +64,12 @@ class ReservedSlots:
         """A lease ended."""
         _of(self._freed, model).note(now)
 
-    def light_come(self, model: str, now: float) -> bool:
+    def under_share_come(self, model: str, now: float) -> bool:
         """Whether requests of light flows came lately, while others waited; never where a fixed share is set."""
         if self.share is not None:
             return False
         arrivals = self._arrivals.get(model)
-        return arrivals is not None and arrivals.per_s(now) * WINDOW_S >= LIGHT_MIN
+        return arrivals is not None and arrivals.per_s(now) * WINDOW_S >= UNDER_SHARE_MIN
 
     def freed_per_s(self, model: str, now: float) -> float:
         """Slots that freed per second, of late."""

@@ -26,7 +26,7 @@ from penstock.core.util.decaying import Decaying
 RESERVE_REVIEW_S = 1.0  # how often a reserve is looked at again; light arrivals are forgotten over ten seconds
 FORESEEN_SLOTS_MAX = 64  # of a pool whose leases' ends are foreseen one by one; rates are exact enough beyond
 DEMAND_WINDOW_S = 30.0  # some tens of requests of a light flow; shorter calls a burst of three a flood
-LIGHT_WAITING_MAX = 3  # requests of a light flow that wait: more is a backlog, whatever it holds and asked for
+UNDER_SHARE_WAITING_MAX = 3  # requests of a light flow that wait: more is a backlog, whatever it holds and asked for
 DEMAND_PLAY = 2.0  # a handful of requests of very different sizes is easily twice its mean
 
 
@@ -65,19 +65,19 @@ class UnderShare:
         self._reserved.weight_seen(node.parent.active_weight + (0.0 if node.active else node.weight), now)
 
     def arrived(self, entry: Entry, now: float) -> None:
-        """It is about to join its flow: note whether it is what slots are kept for."""
+        """A request is about to join its flow: note whether slots are reserved for such."""
         node, model = top(entry.node_of()), entry.model
         if node.parent is not None and self.under_share(node, model, now):
-            self._queues.bands[entry.request.band].note_light(node, model)
+            self._queues.bands[entry.request.band].note_under_share(node, model)
             crowded = any(model in band.tree.root.backlog for band in self._queues.bands)
-            if crowded and node.waiting <= LIGHT_WAITING_MAX:
+            if crowded and node.waiting <= UNDER_SHARE_WAITING_MAX:
                 self._reserved.arrived(model, now)
 
     def returned(self, entry: Entry, now: float) -> None:
-        """It is about to join its flow again: slots are kept for it as for a newcomer, but it came only once."""
+        """A request is about to join its flow again: slots are reserved for it, but it counts as one arrival."""
         node, model = top(entry.node_of()), entry.model
         if node.parent is not None and self.under_share(node, model, now):
-            self._queues.bands[entry.request.band].note_light(node, model)
+            self._queues.bands[entry.request.band].note_under_share(node, model)
 
     def sent(self, entry: Entry, now: float) -> None:
         """A request was sent: that much work is what fair shares are of."""
@@ -96,7 +96,7 @@ class UnderShare:
             for flow in band.tree.root.children.values():
                 for model in flow.backlog:
                     if self.under_share(flow, model, now):
-                        band.note_light(flow, model)
+                        band.note_under_share(flow, model)
 
     # --- who is light -------------------------------------------------------------------------------------------
 
@@ -112,20 +112,21 @@ class UnderShare:
         part = self._part(node, parent, now)
         return node.in_flight + 1 <= self._pool.slots(model) * part or self._asked_for_less(node, part, now)
 
-    def asked_little(self, node: Node, now: float) -> bool:
+    def asked_under_share(self, node: Node, now: float) -> bool:
         """Whether a flow asked for no more than its fair share of the work of late, give or take."""
         assert node.parent is not None
         return self._asked_for_less(node, self._part(node, node.parent, now), now)
 
-    def is_modest(self, entry: Entry, now: float) -> bool:
-        """Whether it has to leave room for light flows.
+    def is_over_share(self, entry: Entry, now: float) -> bool:
+        """True if the request's flow is over its share while requests of flows under theirs keep arriving: then the
+        request may only use `over_share_room`.
 
-        What counts is what its flow asked for of late: where prompts or memory are scarce, a flood holds few slots.
+        What counts is what the flow asked for recently: where prompts or memory are scarce, a flood holds few slots.
         """
-        if not self._reserved.light_come(entry.model, now):
+        if not self._reserved.under_share_come(entry.model, now):
             return False
         node = top(entry.node_of())
-        return node.parent is None or not self.asked_little(node, now)
+        return node.parent is None or not self.asked_under_share(node, now)
 
     def in_order(self, band: Band, model: str, now: float) -> Iterator[Entry]:
         """The requests for a model of flows that are under their share, in fair order.
@@ -140,9 +141,9 @@ class UnderShare:
         first = top(head.node_of()) if head is not None else None
         if first is not None and self.under_share(first, model, now):
             yield from band.tree.in_order([model], first)
-        for node in in_fair_order(band.light_flows(model)):
+        for node in in_fair_order(band.flows_under_share(model)):
             if not self.under_share(node, model, now):
-                band.no_longer_light(node, model)
+                band.no_longer_under_share(node, model)
             elif node is not first:
                 yield from band.tree.in_order([model], node)
 
@@ -164,8 +165,8 @@ class UnderShare:
         """Slots of a model that only flows under their share may use."""
         return self._reserved.kept(model, self._pool.slots(model), self._frees_s, now)
 
-    def kept_back(self, model: str, band: Band, endpoints: list[Endpoint], now: float) -> bool:
-        """Whether the slots that are left for a model are kept for flows under their share."""
+    def only_reserved_left(self, model: str, band: Band, endpoints: list[Endpoint], now: float) -> bool:
+        """Whether the slots that are left for a model are reserved for flows under their share."""
         kept = self.kept(model, now)
         if kept <= 0:
             return False

@@ -67,7 +67,7 @@ class Endpoint:
         self._contradicted = False  # its gauges, when our own answers were last looked at
         self._dispatches_before = 0  # as of the reading before
         self.room = (math.inf, math.inf)  # as of when it was last found open: `admission.room`
-        self.modest_room = self.room  # and `admission.modest_room`
+        self.room_over_share = self.room  # and `admission.room_over_share`
 
     def __repr__(self) -> str:
         return f"Endpoint({self.name!r}, leases={len(self.ledger.leases)}/{self.slots})"

@@ -51,7 +51,7 @@ class Ledger:
         self.at_work = RunningEvidence()  #: what our own answers show of how many it runs
         self.belief = GaugeBelief()  #: whether its gauges are believed
         self.streams = 0  # leases of requests that stream
-        self.given_up = AbandonedSlots()  #: slots that it still works in for nobody
+        self.abandoned = AbandonedSlots()  #: slots that it still works in for nobody
         self.life_s = -math.inf  #: when an answer last showed that the engine works
         self.base: Observation | None = None  # the last reading that moved
         self.last: Observation | None = None  # the same, also when it counts for nothing: tells a process from the next
@@ -60,7 +60,7 @@ class Ledger:
         self.read_every_s = 0.0  # how often it is read, about
         self._sure_until_s = -math.inf  # so long the base is credible, whatever is read or happens until then
         self.stale_after_s = stale_after_s
-        self._since = NetInFlight()  # what we sent, less what ended, since the base was asked
+        self._net = NetInFlight()  # what we sent, less what ended, since the base was asked
         self._entered = 0  # own requests seen to begin since the base was asked, less those that ended
         self._entered_max = 0
         self._foreign = 0.0
@@ -130,7 +130,7 @@ class Ledger:
                 self.prefill.first_token(lease, now)
             else:
                 self.prefill.remove(lease)  # its first token comes with its last
-        self._bound_given_up()
+        self._bound_abandoned()
         self._entered += 1
         self._entered_max = max(self._entered_max, self._entered)
 
@@ -187,8 +187,8 @@ class Ledger:
                 self.streams -= 1
         self.prefill.unlearn()
 
-    def remove(self, lease: Lease, now: float, *, given_up: bool = False) -> None:
-        """The lease ended, however it did. `given_up`: by us, and the engine has yet to find out."""
+    def remove(self, lease: Lease, now: float, *, abandoned: bool = False) -> None:
+        """The lease ended, however it did. `abandoned`: by us, and the engine has yet to find out."""
         if lease.epoch != self.epoch:
             return  # its slot went with the old engine process
         if lease.pending:
@@ -206,14 +206,14 @@ class Ledger:
         if lease.first_token_s is not None or (self.base is not None and lease.dispatched_s < self.base.asked_s):
             self._entered -= 1
         self._note(now, -1, -lease.tokens)
-        if given_up:
+        if abandoned:
             pace_s = self.pace.time_per_output_token_s(now)
-            self.given_up.note(lease, now, step_s=pace_s, told_within_s=self.stale_after_s)
-            self._bound_given_up()
+            self.abandoned.note(lease, now, step_s=pace_s, told_within_s=self.stale_after_s)
+            self._bound_abandoned()
 
-    def _bound_given_up(self) -> None:
+    def _bound_abandoned(self) -> None:
         """No more slots are at work for nobody than are not seen to be at work for somebody."""
-        self.given_up.no_more_than(self.slots - (len(self.leases) - self.reserved))
+        self.abandoned.no_more_than(self.slots - (len(self.leases) - self.reserved))
 
     def advance(self, now: float) -> None:
         """Let time pass for prompts: the first of them gets further, and answers that do not stream stop counting as
@@ -229,7 +229,7 @@ class Ledger:
 
     def _note(self, when: float, leases: int, tokens: int) -> None:
         self._load_until_s = -math.inf
-        if not self._since.note(when, leases, tokens):
+        if not self._net.note(when, leases, tokens):
             self.base = None
             self._sure_until_s = -math.inf
 
@@ -239,7 +239,7 @@ class Ledger:
         """Take in a reading. Returns True when the engine turned out to have restarted (a new epoch began)."""
         restarted = self._observe(reading)
         if self.base is reading:
-            self.given_up.read(reading.asked_s)
+            self.abandoned.read(reading.asked_s)
         return restarted
 
     def _observe(self, reading: Observation) -> bool:
@@ -269,9 +269,9 @@ class Ledger:
             if lease.dispatched_s >= previous_asked_s:
                 break  # leases stand in dispatch order
             self._take_in(lease)
-        self._since.begin(reading.asked_s)
+        self._net.begin(reading.asked_s)
         self.belief.moved(reading, self.own_at_reading)
-        foreign = max(0.0, reading.running + reading.waiting - (len(self.leases) - self.pending - self._since.leases))
+        foreign = max(0.0, reading.running + reading.waiting - (len(self.leases) - self.pending - self._net.leases))
         self._foreign += 0.3 * (foreign - self._foreign)
         self._count_at_the_door(reading)
         return restarted
@@ -313,7 +313,7 @@ class Ledger:
         kv_usage = base.kv_usage if part.kv_usage is None else part.kv_usage
         if (waiting, kv_usage) == (base.waiting, base.kv_usage):
             return
-        net = self._since.before(part.asked_s)
+        net = self._net.before(part.asked_s)
         running = max(0.0, base.running + base.waiting + net - waiting)
         self._observe(
             msgspec.structs.replace(base, asked_s=part.asked_s, running=running, waiting=waiting, kv_usage=kv_usage)
@@ -349,7 +349,7 @@ class Ledger:
         if now < frozen_s:
             self._sure_until_s = min(stale_s, frozen_s)
             return True
-        return not (base.running + base.waiting > 0 or self._since.leases != 0)
+        return not (base.running + base.waiting > 0 or self._net.leases != 0)
 
     @property
     def moved_s(self) -> float:
@@ -359,7 +359,7 @@ class Ledger:
     @property
     def own_at_reading(self) -> int:
         """Own requests that had been sent there when the last reading that moved was asked for."""
-        return len(self.leases) - self.pending - self._since.leases
+        return len(self.leases) - self.pending - self._net.leases
 
     # --- what follows from both ---------------------------------------------------------------------------------
 
@@ -393,7 +393,7 @@ class Ledger:
         if now < self._sure_until_s or self.credible(now):
             base = self.base
             assert base is not None
-            told = base.running + base.waiting + self._since.leases + self.pending
+            told = base.running + base.waiting + self._net.leases + self.pending
             self._load = (own if own > told else told) + self._at_the_door
             self._load_until_s = self.asked_s + self.stale_after_s
             if self.gauges_moved_s + FROZEN_S >= now:
@@ -414,9 +414,9 @@ class Ledger:
         if base is not None and base.waiting > 0 and credible:
             # It queues, so it ran all it could then, whatever we believed of its size. More began than ended since:
             # it can run so many more (or `waiting` had only counted what came in since its last step).
-            return max(0.0, base.waiting + self._since.leases + self.given_up.count(now) - self._entered_max)
-        unseen, given_up = len(self.unseen), self.given_up.count(now)
-        if not unseen and not given_up:
+            return max(0.0, base.waiting + self._net.leases + self.abandoned.count(now) - self._entered_max)
+        unseen, abandoned = len(self.unseen), self.abandoned.count(now)
+        if not unseen and not abandoned:
             return 0.0
         own = len(self.leases)
         if not told:
@@ -424,14 +424,14 @@ class Ledger:
         elif base is None or not credible:
             others = self.foreign(now)
         else:
-            others = max(0.0, base.running - (own - self.pending - self._since.leases)) + self._at_the_door
+            others = max(0.0, base.running - (own - self.pending - self._net.leases)) + self._at_the_door
         # What works for nobody may also keep out one of ours that should be at work by now.
-        free = slots - (own - unseen) - others - given_up
-        return max(0.0, unseen - max(free, float(-given_up)))
+        free = slots - (own - unseen) - others - abandoned
+        return max(0.0, unseen - max(free, float(-abandoned)))
 
     def review_s(self, now: float) -> float:
         """When time alone may next lower the load, the engine queue or the KV usage; infinity when it can't."""
-        due_s = min(self.prefill.due_s, self.given_up.next_s(now))
+        due_s = min(self.prefill.due_s, self.abandoned.next_s(now))
         if now < self._sure_until_s or self.credible(now):
             due_s = min(due_s, self.asked_s + self.stale_after_s)
             frozen_s = self.gauges_moved_s + FROZEN_S
@@ -445,7 +445,7 @@ class Ledger:
             return None
         if not base.kv_capacity_tokens:
             return base.kv_usage
-        usage = base.kv_usage + (self._since.tokens + self.pending_tokens) / base.kv_capacity_tokens
+        usage = base.kv_usage + (self._net.tokens + self.pending_tokens) / base.kv_capacity_tokens
         return usage if usage > 0.0 else 0.0
 
 

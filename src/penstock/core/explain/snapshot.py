@@ -251,7 +251,7 @@ def endpoint_now(
         leases=len(ledger.leases),
         reserved=ledger.reserved,
         pending=ledger.pending,
-        given_up=ledger.given_up.count(now),
+        given_up=ledger.abandoned.count(now),
         load=ledger.load(now),
         engine_waiting=base.waiting if base is not None else None,
         engine_running=base.running if base is not None else None,

@@ -231,7 +231,7 @@ class Waits:
         causes = [cause for cause in misfits if cause is not None]
         if len(causes) == len(misfits):
             return dominant(Counter(causes))
-        is_kept = self._under_share.kept(model, now) > 0 or self._under_share.is_modest(head, now)
+        is_kept = self._under_share.kept(model, now) > 0 or self._under_share.is_over_share(head, now)
         return Cause.CLASS_SHARE if is_kept else Cause.TURN
 
     def _misfit(self, head: Entry, endpoint: Endpoint, now: float) -> Cause | None:

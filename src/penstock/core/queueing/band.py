@@ -19,7 +19,9 @@ from penstock.core.values.settings import BandSettings
 if TYPE_CHECKING:
     from penstock.core.values.cause import Cause
 
-LIGHT_FLOWS_MAX = 64  # remembered per model; those beyond wait for their turn in the fair order, as they would anyway
+FLOWS_UNDER_SHARE_MAX = (
+    64  # remembered per model; those beyond wait for their turn in the fair order, as they would anyway
+)
 
 
 class Band:
@@ -33,7 +35,7 @@ class Band:
         self.bytes = 0
         self.tokens = 0
         self.tokens_of: dict[str, int] = {}  # per model
-        self._light: dict[str, dict[Node, None]] = {}  # per model: flows that were light when their last request came
+        self._under_share: dict[str, dict[Node, None]] = {}  # by model: when their last request came
         self._sizes: dict[int, int] = {}  # how many wait, by size class of their prompts
         self.credit = 0.0  # service promised by `min_share` and not yet given
         self.open: dict[Endpoint, float] = {}  # with the slots each had free when it was found open
@@ -61,27 +63,27 @@ class Band:
         self.closed.pop(endpoint, None)
         self.free_slots += free_slots
 
-    def note_light(self, flow: Node, model: str) -> None:
+    def note_under_share(self, flow: Node, model: str) -> None:
         """A request comes to a flow that is under its share."""
-        flows = self._light.setdefault(model, {})
+        flows = self._under_share.setdefault(model, {})
         flows[flow] = None
-        if len(flows) > LIGHT_FLOWS_MAX:
+        if len(flows) > FLOWS_UNDER_SHARE_MAX:
             waiting = [node for node in flows if model in node.backlog or node is flow]
-            self._light[model] = dict.fromkeys(waiting[-LIGHT_FLOWS_MAX // 2 :])
+            self._under_share[model] = dict.fromkeys(waiting[-FLOWS_UNDER_SHARE_MAX // 2 :])
 
-    def light_flows(self, model: str) -> list[Node]:
-        """The flows with requests waiting for a model that were light when last looked at."""
-        flows = self._light.get(model)
+    def flows_under_share(self, model: str) -> list[Node]:
+        """The flows with requests waiting for a model that were under their share when last looked at."""
+        flows = self._under_share.get(model)
         return [node for node in flows if not node.held and model in node.backlog] if flows else []
 
-    def no_longer_light(self, flow: Node, model: str) -> None:
-        """It is over its share now; its next request will be judged anew."""
-        self._light[model].pop(flow, None)
+    def no_longer_under_share(self, flow: Node, model: str) -> None:
+        """The flow is over its share now; its next request will be judged again."""
+        self._under_share[model].pop(flow, None)
 
     def replant(self) -> None:
         """Begin a new tree. The caller puts into it what waits and runs."""
         self.tree = QueueTree()
-        self._light.clear()
+        self._under_share.clear()
 
     def adopt(self, entries: Iterable[Entry]) -> None:
         """Let entries of a band that is gone wait here, among the own in the order in which all entered."""
@@ -110,8 +112,8 @@ class Band:
         self.tree.remove(entry)
         if model not in self.tree.root.backlog:
             del self.tokens_of[model]
-            self._light.pop(model, None)
-        elif (light := self._light.get(model)) is not None:
+            self._under_share.pop(model, None)
+        elif (light := self._under_share.get(model)) is not None:
             flow = top(entry.node_of())
             if model not in flow.backlog:
                 light.pop(flow, None)

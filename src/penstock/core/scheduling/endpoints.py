@@ -68,7 +68,7 @@ class EndpointFacts:
         if told_slots is not None:
             endpoint.slots_told(told_slots)
         if lingers is not None:
-            endpoint.ledger.given_up.lingers = lingers
+            endpoint.ledger.abandoned.lingers = lingers
         if price is not None:
             endpoint.price = price
         if limits is not None:

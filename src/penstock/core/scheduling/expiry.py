@@ -105,7 +105,7 @@ def _take_back(state: SchedulerState, endpoint: Endpoint, now: float, actions: l
         if movement.gives_up(lease, ledger, now) and _may_be_taken_back(state, entry, now):
             movement.gave_up(lease, now)
             state.router.failed(entry, lease)
-            sending.release(state, entry, now, given_up=True)
+            sending.release(state, entry, now, abandoned=True)
             entry.own_retry().recalls += 1
             returning.requeue(state, entry, now, actions, failure=None, endpoint=endpoint)
 

@@ -174,7 +174,7 @@ class RequestFacts:
         entry = state.leases[lease]
         answers = state.pending.answering(entry) if answering else None
         state.router.failed(entry, entry.leased())
-        endpoint = sending.release(state, entry, now, given_up=failure is Failure.FIRST_BYTE_TIMEOUT and not answering)
+        endpoint = sending.release(state, entry, now, abandoned=failure is Failure.FIRST_BYTE_TIMEOUT and not answering)
         if answering:
             endpoint = answers
         if endpoint is not None:
@@ -202,7 +202,7 @@ class RequestFacts:
             state.forecast.left(entry, now)
             ends.end(state, entry, None, now, Reason.CANCELLED)
             return sending.pumped(state, now)  # others may have waited for it
-        endpoint = sending.release(state, entry, now, given_up=True)
+        endpoint = sending.release(state, entry, now, abandoned=True)
         entry.move(Event.CANCELLED)
         ends.end(state, entry, entry.presumed_usage(), now, Reason.CLIENT_GONE)
         return sending.touched(state, endpoint, now) if endpoint is not None else sending.pumped(state, now)

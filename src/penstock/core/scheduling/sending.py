@@ -189,7 +189,7 @@ def leave_queue(state: SchedulerState, entry: Entry, band: Band, chosen: Endpoin
     ends.unqueue(state, entry, Event.DISPATCHED, now)
     state.under_share.sent(entry, now)
     state.promised.sent(entry)
-    if state.under_share.is_modest(entry, now):
+    if state.under_share.is_over_share(entry, now):
         state.stagger.sent(entry.route.uncached_tokens / chosen.ledger.prefill.rate)
 
 
@@ -221,8 +221,8 @@ def reserve_decode(state: SchedulerState, entry: Entry, partners: list[Endpoint]
     return lease.endpoint
 
 
-def release(state: SchedulerState, entry: Entry, now: float, *, given_up: bool = False) -> Endpoint | None:
-    """Give the slot back, exactly once; `given_up`: the engine is not done yet. None when its endpoint is gone."""
+def release(state: SchedulerState, entry: Entry, now: float, *, abandoned: bool = False) -> Endpoint | None:
+    """Give the slot back, exactly once; `abandoned`: the engine is not done yet. None when its endpoint is gone."""
     lease = entry.leased()
     del state.leases[lease.serial]
     entry.sent(None)
@@ -235,6 +235,6 @@ def release(state: SchedulerState, entry: Entry, now: float, *, given_up: bool =
     state.reserved.freed(entry.model, now)
     endpoint = state.pool.holder(lease)
     if endpoint is not None:
-        endpoint.ledger.remove(lease, now, given_up=given_up)
+        endpoint.ledger.remove(lease, now, abandoned=abandoned)
         state.queues.touch(endpoint)
     return endpoint

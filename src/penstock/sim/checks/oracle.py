@@ -68,7 +68,7 @@ class Oracle:
         fitting = [e for e in free if self._open(e, band, now) and self._fits(entry, e, now)]
         assert set(endpoints) == set(self._allowed(entry, fitting, now)), f"{entry.request} may go to {fitting}"
         assert not self._tenant_held(entry), f"at {now} {entry.request} is sent, and its tenant is held"
-        kept = self._kept_back(model, free, now, known=True)
+        kept = self._only_reserved_left(model, free, now, known=True)
         assert not kept, f"at {now} {entry.request} takes a slot that is kept for light flows"
 
     def check_nobody_waits_in_vain(self, now: float) -> None:
@@ -96,7 +96,7 @@ class Oracle:
         kept = [x for x in waiting if endpoint.serves(x.request.model) and not x.excludes(endpoint.name, now)]
         assert not kept, f"{entry.request} takes room that is kept for {kept[0].request}"
         free = [e for e in band.open if e not in state.backfill.kept]
-        if self._kept_back(entry.request.model, free, now, known=True):
+        if self._only_reserved_left(entry.request.model, free, now, known=True):
             assert state.under_share.under_share(_top(entry), entry.request.model, now), "the slot was kept for others"
         cost = state.charges.full_cost(entry)
         line = list(self._order(band, [endpoint]))
@@ -127,7 +127,7 @@ class Oracle:
                 if not self._open(endpoint, band, now):
                     continue
                 head = next(self._order(band, [endpoint]), None)
-                scarce = head is not None and self._kept_back(head.request.model, band.open, now, known=True)
+                scarce = head is not None and self._only_reserved_left(head.request.model, band.open, now, known=True)
                 if head is not None and not self._tenant_held(head) and not scarce:
                     fitting = [endpoint] if self._fits(head, endpoint, now) else []
                     answering = [e for e in self._known_open(head) if self._open(e, band, now)]
@@ -167,12 +167,12 @@ class Oracle:
     ) -> Choice | None:
         order = [entry for entry in self._order(band, free) if not self._tenant_held(entry)]
         models = [m for m in self._sendable(band) if any(e.serves(m) for e in free)]
-        scarce = [model for model in models if self._kept_back(model, free, now, known=known)]
+        scarce = [model for model in models if self._only_reserved_left(model, free, now, known=known)]
         plain = [model for model in models if model not in scarce]
         bumped = [entry for entry in band.bumped.values() if entry in order]
         lines = [bumped, *(self._light(band, order, model, now, known=known) for model in scarce)]
         first = next((x for x in order if x.request.model in plain), None)
-        if first is not None and self._is_modest(first, now, known=known):
+        if first is not None and self._is_over_share(first, now, known=known):
             lines += [[first], self._light(band, order, first.request.model, now, known=known)]
         lines += [[x for x in order if x.request.model in plain]]
         lines += [[x for x in order if x.request.model == model] for model in plain if len(plain) > 1]
@@ -231,7 +231,7 @@ class Oracle:
     def _light(self, band: Band, order: list[Entry], model: str, now: float, *, known: bool) -> list[Entry]:
         """Requests of flows under their share, as the pump judges it; if not `known`, also when it last looked."""
         line = [entry for entry in order if entry.request.model == model]
-        flows = [*(_top(entry) for entry in line[:1]), *band.light_flows(model)]
+        flows = [*(_top(entry) for entry in line[:1]), *band.flows_under_share(model)]
         times = (now,) if known else (now, now - RESERVE_REVIEW_S - ROUNDING_S)
         judge = self._state.under_share.under_share
         light = {flow for flow in flows if all(judge(flow, model, when) for when in times)}
@@ -250,7 +250,7 @@ class Oracle:
 
     # --- single questions ---------------------------------------------------------------------------------------
 
-    def _kept_back(self, model: str, endpoints: Iterable[Endpoint], now: float, *, known: bool) -> bool:
+    def _only_reserved_left(self, model: str, endpoints: Iterable[Endpoint], now: float, *, known: bool) -> bool:
         """True if the slots that are left are reserved for flows under their share.
 
         The pump decides how many are reserved: the number changes with time, and the pump looks again once a second. In
@@ -262,7 +262,7 @@ class Oracle:
         assert slots == sum(e.slots for e in answering if e.in_service and e.serves(model))
         kept = reserve.kept_lately(model) if reserve.share is None else int(reserve.share * slots)
         if not known and reserve.share is None:
-            kept = int(slots * SHARE_MAX) if self._light_come(model, now) else 0
+            kept = int(slots * SHARE_MAX) if self._under_share_come(model, now) else 0
         return (
             kept > 0
             and sum(e.slots - e.ledger.load(now) for e in endpoints if e in answering and e.serves(model)) <= kept
@@ -285,7 +285,7 @@ class Oracle:
         settings, band = self._state.settings.admission, self._state.queues.bands[entry.request.band]
         tried = admission.told_only(endpoint, band.settings, settings, None, now=now)
         room = admission.room(endpoint, settings, tried=tried, now=now)
-        return admission.modest(room, endpoint) if self._is_modest(entry, now, known=known) else room
+        return admission.over_share_room(room, endpoint) if self._is_over_share(entry, now, known=known) else room
 
     def _leaves_one_clear(self, entry: Entry, endpoint: Endpoint, now: float, *, known: bool) -> bool:
         """True if a long prompt leaves under-share requests another endpoint that is soon done computing.
@@ -294,7 +294,7 @@ class Oracle:
         """
         passed = self._state.backfill.passed
         backfilled = entry.dispatch.backfilled - (known and entry in passed)  # counted just now, by this very choice
-        if not self._is_modest(entry, now, known=known) or backfilled >= BACKFILLED_MAX:
+        if not self._is_over_share(entry, now, known=known) or backfilled >= BACKFILLED_MAX:
             return True
         patience_s = self._state.stagger.patience_s
         if entry.uncached_at(endpoint.index) / endpoint.ledger.prefill.rate <= patience_s:
@@ -342,19 +342,19 @@ class Oracle:
             held = bool(entry.affinity.preferred) and now < entry.affinity.until_s
         return [] if held or now < entry.affinity.locate_until_s else fitting
 
-    def _is_modest(self, entry: Entry, now: float, *, known: bool) -> bool:
+    def _is_over_share(self, entry: Entry, now: float, *, known: bool) -> bool:
         """True if the request's flow is over its share while under-share requests keep arriving.
 
         Such a request leaves room for them. If not `known`, True if that may be so.
         """
         model = entry.request.model
         if known:
-            light_come = self._state.reserved.light_come(model, now)
+            under_share_come = self._state.reserved.under_share_come(model, now)
             top = _top(entry)
-            return light_come and (top.parent is None or not self._state.under_share.asked_little(top, now))
-        return self._light_come(model, now)
+            return under_share_come and (top.parent is None or not self._state.under_share.asked_under_share(top, now))
+        return self._under_share_come(model, now)
 
-    def _light_come(self, model: str, now: float) -> bool:
+    def _under_share_come(self, model: str, now: float) -> bool:
         """True if requests of under-share flows were seen in the last minute or so."""
         reserve = self._state.reserved
         arrivals = reserve._arrivals.get(model)
