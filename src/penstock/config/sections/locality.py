@@ -42,7 +42,7 @@ OptionalUrl = Annotated[str | None, BeforeValidator(values.optional(endpoint_url
 class LmCacheSection(Section):
     """LMCache's services, with `locality: lmcache`. One is enough; of two, the longer match counts."""
 
-    coordinator: OptionalUrl = setting(None, "Its coordinator, which lists everybody who holds a chunk.")
+    coordinator: OptionalUrl = setting(None, "Its coordinator, which lists every holder of a chunk.")
     controller: OptionalUrl = setting(None, "Its older controller, which names one holder of each chunk.")
 
 

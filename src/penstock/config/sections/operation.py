@@ -15,7 +15,7 @@ OptionalUrl = Annotated[str | None, BeforeValidator(values.optional(endpoint_url
 
 
 class Admin(Section):
-    """Who may look at `/admin` and change things there.
+    """The tokens for looking at `/admin` and changing things there.
 
     Where neither token is set, the gateway makes one of its own at each start, and keeps it in `state_dir` for the
     commands on the same machine. Without a token `/admin` then shows itself to this machine only, where `listen` is a
@@ -40,7 +40,7 @@ class Log(Section):
 
     format: Literal["text", "json"] = setting("text", "Lines for people, or a JSON object per line.")
     access: values.Bool = setting(
-        default=False, meaning="A line per request that reached the queue, when it is over: who, what, how long, how."
+        default=False, meaning="A line per request that reached the queue, when it is over: caller, model, times, end."
     )
 
 

@@ -105,7 +105,7 @@ class RoutingSection(Section):
         "auto",
         "How long a request that could go elsewhere waits for the endpoint of its session, or the one that holds its "
         "prefix. No open endpoint is kept waiting longer. `auto`: with `policy: predicted_ttft` for as long as that "
-        "costs those who wait less than to compute its prompt anew (docs/policies); with others not at all.",
+        "costs waiting requests less than to compute its prompt again (docs/policies); with others not at all.",
     )
     prefix_group: values.Whole = setting(
         4,
@@ -131,7 +131,7 @@ class RoutingSection(Section):
     )
     locality: Literal["history", "kv_events", "lmcache"] = setting(
         "history",
-        "Who tells which endpoint holds a prompt's prefix: our own history, the engines' KV events, or LMCache. "
+        "The source for which endpoint holds a prompt's prefix: our own history, the engines' KV events, or LMCache. "
         "History stands in where the others know nothing.",
     )
     divide_from: values.Whole = setting(

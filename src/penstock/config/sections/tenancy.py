@@ -33,7 +33,7 @@ class FairnessSection(Section):
 
     policy: FairnessName = setting(
         "weighted_tokens",
-        "By weight and tokens served; in turn, request by request; or not at all: whoever came first.",
+        "By weight and tokens served; in turn, request by request; or not at all: first come, first served.",
     )
     levels: Annotated[tuple[Literal["tenant", "user", "model"], ...], BeforeValidator(values.items(1, LEVELS_MAX))] = (
         setting(
@@ -84,9 +84,10 @@ class TenantLimits(Section):
 
 
 class Tenant(Section):
-    """Who shares the engines. Callers without a key that are none of these share one part: `identity.anonymous`.
+    """The tenants that share the engines. All callers without a key that are none of these have one share,
+    `identity.anonymous`.
 
-    A tenant without keys is whoever names it. An entry named `anonymous` is another way to write
+    Every caller may name a tenant without keys. An entry named `anonymous` is another way to write
     `identity.anonymous`, with a `max_band` of its own; one named `other` makes a tenant of the names beyond
     `identity.max_dynamic`. Neither can have keys.
     """
@@ -117,7 +118,7 @@ class Anonymous(Section):
 
 
 class Identity(Section):
-    """Who a caller is."""
+    """How a caller is identified."""
 
     require_key: values.Bool = setting(default=False, meaning="Refuse callers without a key of a tenant.")
     tenant_header: values.HeaderName = setting(
