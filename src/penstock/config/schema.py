@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from typing import Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -60,7 +61,7 @@ def schema() -> Schema:
 
 
 def text() -> str:
-    return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(schema(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _section(section: type[Section]) -> Schema:
@@ -83,8 +84,8 @@ def _field(key: str, field: FieldInfo) -> Schema:
     if type(None) in get_args(field.annotation):
         options = [*options, {"type": "null"}]
     found |= options[0] if len(options) == 1 else {"anyOf": options}
-    default = to_jsonable_python(field.default, inf_nan_mode="strings") if _is_plain(field.default) else None
-    return found if default in (None, "") else found | {"default": default}
+    default = to_jsonable_python(field.default) if _is_plain(field.default) else None
+    return found if default in (None, "", math.inf) else found | {"default": default}
 
 
 def _around(key: str, field: FieldInfo, inner: Schema) -> Schema:

@@ -1,0 +1,51 @@
+"""Sends the gateway SIGHUP when a mounted folder has other files. For a container beside the gateway's, in a pod whose
+containers see each other's processes.
+
+    python reload.py FOLDER...
+"""
+
+import os
+import signal
+import sys
+import time
+
+EVERY_S = float(os.environ.get("EVERY_S", "2"))
+
+
+def versions() -> list[str]:
+    """Kubernetes replaces a mounted ConfigMap or Secret by turning the link `..data` to another folder, in one step."""
+    return [os.readlink(os.path.join(folder, "..data")) for folder in sys.argv[1:]]
+
+
+def gateways() -> list[int]:
+    """The processes that were started as `… penstock serve …`."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+        except OSError:
+            continue  # it is over, or another user's
+        if any(word == b"serve" and before.endswith(b"penstock") for before, word in zip(words, words[1:])):
+            found.append(int(pid))
+    return found
+
+
+def follow() -> None:
+    followed = versions()
+    while True:
+        time.sleep(EVERY_S)
+        now = versions()
+        if now == followed:
+            continue
+        told = gateways()
+        for pid in told:
+            os.kill(pid, signal.SIGHUP)
+        print(f"the files changed: SIGHUP to {told or 'nobody, so again soon'}", flush=True)
+        if told:
+            followed = now
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    follow()

@@ -1,0 +1,81 @@
+{{- define "penstock.name" -}}
+{{ .Values.fullnameOverride | default .Release.Name | trunc 53 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "penstock.selector" -}}
+app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "penstock.labels" -}}
+{{ include "penstock.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{/* What every object begins with. */}}
+{{- define "penstock.metadata" -}}
+name: {{ include "penstock.name" . }}
+namespace: {{ .Release.Namespace }}
+labels: {{- include "penstock.labels" . | nindent 2 }}
+{{- end }}
+
+{{- define "penstock.image" -}}
+{{- with .Values.image -}}
+{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{- define "penstock.serviceAccount" -}}
+{{- with .Values.serviceAccount -}}
+{{ .name | default (ternary (include "penstock.name" $) "default" .create) }}
+{{- end }}
+{{- end }}
+
+{{- define "penstock.scheme" -}}
+{{ ternary "https" "http" (ne .Values.existingSecrets.tls "") }}
+{{- end }}
+
+{{- define "penstock.address" -}}
+{{ include "penstock.scheme" . }}://{{ include "penstock.name" . }}.{{ .Release.Namespace }}.svc:{{ .Values.service.port }}
+{{- end }}
+
+{{/* The settings file: what the values say, and what follows from the other values. */}}
+{{- define "penstock.settings" -}}
+{{- $settings := deepCopy .Values.settings }}
+{{- $_ := set $settings "listen" (printf ":%v" .Values.containerPort) }}
+{{- if not (or $settings.endpoints $settings.discovery) }}
+{{- with .Values.engines }}
+{{- $_ := set $settings "discovery" (list (dict "kubernetes" (dict "selector" .selector "port" (toString .port)))) }}
+{{- end }}
+{{- end }}
+{{- with .Values.existingSecrets }}
+{{- if .tls }}
+{{- $_ := set $settings "tls" (dict "cert" "/etc/penstock-tls/tls.crt" "key" "/etc/penstock-tls/tls.key") }}
+{{- end }}
+{{- if .admin.name }}
+{{- $admin := dict "token" "${PENSTOCK_ADMIN_TOKEN}" }}
+{{- if .admin.readTokenKey }}
+{{- $_ := set $admin "read_token" "${PENSTOCK_READ_TOKEN}" }}
+{{- end }}
+{{- $_ := set $settings "admin" (merge $admin ($settings.admin | default dict)) }}
+{{- end }}
+{{- end }}
+{{- if .Values.persistence.enabled }}
+{{- $_ := set $settings "batch" (merge (dict "data" "/var/lib/penstock/batch") ($settings.batch | default dict)) }}
+{{- end }}
+{{- if .Values.share.enabled }}
+{{- $elect := dict "kubernetes" (dict "lease" (include "penstock.name" .)) }}
+{{- $ours := dict "listen" (printf ":%v" .Values.share.port) "advertise" (printf "${POD_IP}:%v" .Values.share.port) "secret" "${PENSTOCK_SHARE_SECRET}" "elect" $elect }}
+{{- $_ := set $settings "share" (merge $ours ($settings.share | default dict)) }}
+{{- end }}
+{{- toYaml $settings }}
+{{- end }}
+
+{{/* A duration of the settings in seconds: "5m", "300s", 300. */}}
+{{- define "penstock.seconds" -}}
+{{- $number := regexFind "^[0-9.]+" (toString .) | default "0" }}
+{{- $unit := regexReplaceAll "^[0-9.]+\\s*" (toString .) "" }}
+{{- mulf (float64 $number) (get (dict "" 1 "s" 1 "m" 60 "h" 3600 "ms" 0.001) $unit | default 1) }}
+{{- end }}

@@ -1,0 +1,309 @@
+"""The chart, by real Helm over a matrix of values: it lints, it renders, what it renders is what a cluster takes and what
+the gateway takes, and values that cannot be are refused in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from penstock.config.load import from_mapping, load
+from tests.deploy.conftest import CHART, Helm, Object, program, ran, said
+from tests.deploy.kinds import SPECS
+from tests.deploy.values import CONTRADICTIONS, GOOD, MISTAKES
+
+ENVIRONMENT = {
+    "PENSTOCK_ADMIN_TOKEN": "a-token-of-sixteen-or-more",
+    "PENSTOCK_READ_TOKEN": "another-token-to-look",
+    "PENSTOCK_SHARE_SECRET": "a-secret-between-gateways",
+    "TEAM_A_KEY": "sha256:" + "0" * 64,
+    "DATABASE_URL": "postgresql://gate:gate@db/gate",
+    "POD_IP": "10.0.0.7",
+}
+NEEDS_SHARE = {name for name, values in GOOD.items() if values.get("share")}
+
+
+def of_kind(objects: list[Object], kind: str) -> list[Object]:
+    return [made for made in objects if made["kind"] == kind]
+
+
+def one(objects: list[Object], kind: str) -> Object:
+    (made,) = of_kind(objects, kind)
+    return made
+
+
+def pod_specs(objects: list[Object]) -> Iterator[Object]:
+    for made in objects:
+        if made["kind"] == "Pod":
+            yield made["spec"]
+        elif made["kind"] == "Deployment":
+            yield made["spec"]["template"]["spec"]
+
+
+def container(objects: list[Object]) -> Object:
+    found: Object = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+def settings_file(objects: list[Object]) -> str:
+    files = [made["data"]["penstock.yaml"] for made in of_kind(objects, "ConfigMap") if "penstock.yaml" in made["data"]]
+    text: str = files[0]
+    return text
+
+
+def certificate(folder: Path) -> None:
+    words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=gate"]
+    ran(
+        program("openssl", "Debian's package openssl"),
+        *words,
+        "-out",
+        folder / "tls.crt",
+        "-keyout",
+        folder / "tls.key",
+    )
+
+
+def test_the_chart_lints_without_a_warning(helm: Helm) -> None:
+    done = said(helm.command, "lint", "--strict", CHART)
+    assert done.returncode == 0, done.stdout
+    assert "WARNING" not in done.stdout
+    assert "ERROR" not in done.stdout
+
+
+def test_all_that_it_renders_is_what_a_cluster_takes(helm: Helm, tmp_path: Path) -> None:
+    """Kubernetes' own kinds strictly by their schemas, others by what their definitions know."""
+    validate = program("kubernetes-validate")
+    files = []
+    for name, values in GOOD.items():
+        assert helm.said("lint", values)[0], name
+        ours = []
+        for made in helm.objects(values):
+            if spec := SPECS.get((made["apiVersion"], made["kind"])):
+                jsonschema.validate(made["spec"], spec)
+            else:
+                ours.append(made)
+        file = tmp_path / f"{name.replace(' ', '-')}.yaml"
+        file.write_text(yaml.safe_dump_all(ours))
+        files.append(file)
+    for version in ("1.37", "1.25"):
+        ran(validate, "--strict", "--quiet", "-k", version, *files)
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_its_names_labels_and_selectors_fit_each_other(helm: Helm, name: str) -> None:
+    objects = helm.objects(GOOD[name])
+    placed = [(made["kind"], made["metadata"]["name"]) for made in objects]
+    assert len(placed) == len(set(placed))
+    deployment = one(objects, "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"].items()
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= labels
+    assert one(objects, "Service")["spec"]["selector"].items() <= labels
+    for kind, key in (
+        ("PodDisruptionBudget", "selector"),
+        ("NetworkPolicy", "podSelector"),
+        ("PodMonitor", "selector"),
+    ):
+        for made in of_kind(objects, kind):
+            assert made["spec"][key]["matchLabels"].items() <= labels
+    for made in of_kind(objects, "ServiceMonitor"):
+        assert made["spec"]["selector"]["matchLabels"].items() <= one(objects, "Service")["metadata"]["labels"].items()
+    spec = deployment["spec"]["template"]["spec"]
+    volumes = {volume["name"] for volume in spec["volumes"]}
+    ports = {port["name"] for port in container(objects)["ports"]}
+    assert {mount["name"] for each in spec["containers"] for mount in each.get("volumeMounts", [])} <= volumes
+    assert one(objects, "Service")["spec"]["ports"][0]["targetPort"] in ports
+    for made in objects:
+        if made["metadata"]["name"] != "more":
+            assert made["metadata"]["namespace"] == "llm"
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_every_pod_is_what_the_level_restricted_asks(helm: Helm, name: str) -> None:
+    for spec in pod_specs(helm.objects(GOOD[name])):
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+        assert not any("hostPath" in volume for volume in spec.get("volumes", []))
+        for each in spec["containers"]:
+            assert each["securityContext"]["allowPrivilegeEscalation"] is False
+            assert each["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert not any("hostPort" in port for port in each.get("ports", []))
+
+
+@pytest.mark.parametrize("name", [name for name in GOOD if name not in NEEDS_SHARE])
+def test_the_gateway_takes_the_settings_that_it_renders(helm: Helm, tmp_path: Path, name: str) -> None:
+    values = GOOD[name]
+    objects = helm.objects(values)
+    certificate(tmp_path)
+    file = tmp_path / "penstock.yaml"
+    file.write_text(settings_file(objects).replace("/etc/penstock-tls", str(tmp_path)))
+    given = {entry["name"]: entry["value"] for entry in container(objects)["env"] if "value" in entry}
+    settings = load(str(file), {**ENVIRONMENT, **given})
+    assert settings.endpoints or settings.discovery
+    assert (
+        settings.queue.stop_timeout
+        < one(objects, "Deployment")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    )
+    # What the settings ask the environment for is there, or comes from the Secrets that are named.
+    named = {entry["name"] for entry in container(objects)["env"]} | {"TEAM_A_KEY", "DATABASE_URL"}
+    assert {name for name in ENVIRONMENT if f"${{{name}}}" in file.read_text()} <= named
+
+
+@pytest.mark.parametrize("name", sorted(NEEDS_SHARE))
+def test_gateways_that_share_hold_a_lease_and_reach_each_other(helm: Helm, name: str) -> None:
+    objects = helm.objects(GOOD[name])
+    rendered = yaml.safe_load(settings_file(objects))["share"]
+    assert rendered["elect"] == {"kubernetes": {"lease": "gate"}}
+    env = {entry["name"]: entry for entry in container(objects)["env"]}
+    assert env["POD_IP"]["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert env["PENSTOCK_SHARE_SECRET"]["valueFrom"]["secretKeyRef"] == {"name": "gate-share", "key": "secret"}
+    leases = [rule for rule in one(objects, "Role")["rules"] if rule["resources"] == ["leases"]]
+    assert {verb for rule in leases for verb in rule["verbs"]} == {"get", "create", "update", "patch"}
+    assert one(objects, "Deployment")["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
+    policy = one(objects, "NetworkPolicy")["spec"]
+    assert any(port["port"] == 8081 for rule in policy["ingress"] for port in rule["ports"])
+    assert any(port["port"] == 8081 for rule in policy["egress"] for port in rule.get("ports", []))
+
+
+def test_without_sharing_nobody_may_touch_a_lease(helm: Helm) -> None:
+    assert not [rule for rule in one(helm.objects({}), "Role")["rules"] if "leases" in rule["resources"]]
+
+
+def test_a_change_of_settings_replaces_the_pods_and_nothing_else_does(helm: Helm) -> None:
+    def template(values: dict[str, Any]) -> Object:
+        made: Object = one(helm.objects(values), "Deployment")["spec"]["template"]
+        return made
+
+    changed = {"settings": {"queue": {"max_wait": "20s"}}}
+    assert template({}) != template(changed)
+    assert template({}) == template({"ingress": {"enabled": True, "hosts": ["a"]}})
+    for how in ("reload", "nothing"):
+        assert template({"onSettingsChange": how}) == template({"onSettingsChange": how, **changed})
+
+
+def test_alerts_and_dashboard_come_with_the_chart_as_they_are(helm: Helm) -> None:
+    objects = helm.objects({"metrics": {"rules": True, "dashboard": True}})
+    assert one(objects, "PrometheusRule")["spec"] == yaml.safe_load(Path("deploy/prometheus/alerts.yml").read_text())
+    (shown,) = [made for made in of_kind(objects, "ConfigMap") if "penstock.json" in made["data"]]
+    assert shown["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(shown["data"]["penstock.json"]) == json.loads(
+        Path("deploy/grafana/dashboards/penstock.json").read_text()
+    )
+
+
+def test_the_alert_of_a_gateway_that_is_down_asks_for_the_job_that_the_monitor_names(helm: Helm) -> None:
+    objects = helm.objects({"nameOverride": "queue", "metrics": {"rules": True, "serviceMonitor": True}})
+    (down,) = [
+        rule for rule in one(objects, "PrometheusRule")["spec"]["groups"][0]["rules"] if rule["alert"] == "PenstockDown"
+    ]
+    label = one(objects, "ServiceMonitor")["spec"]["jobLabel"]
+    assert down["expr"] == f'up{{job="{one(objects, "Service")["metadata"]["labels"][label]}"}} == 0'
+
+
+def test_engines_are_scaled_to_the_number_that_the_gateway_wants(helm: Helm) -> None:
+    """KEDA divides the value by `targetValue`, and asks where the Service is."""
+    (to_zero, other) = of_kind(helm.objects(GOOD["keda"]), "ScaledObject")
+    assert to_zero["spec"]["minReplicaCount"] == 0
+    assert other["spec"]["minReplicaCount"] == 1
+    (trigger,) = to_zero["spec"]["triggers"]
+    assert trigger["metadata"] == {
+        "url": "http://gate.llm.svc:80/autoscale/Qwen%2FQwen3-32B",
+        "valueLocation": "endpoints_wanted",
+        "targetValue": "1",
+        "activationTargetValue": "0",
+    }
+    (trigger,) = one(helm.objects(GOOD["keda by prometheus"]), "ScaledObject")["spec"]["triggers"]
+    assert trigger["metadata"]["query"] == 'max(penstock_endpoints_wanted{model="Qwen/Qwen3-32B"})'
+
+
+@pytest.mark.parametrize(("values", "words"), CONTRADICTIONS, ids=[words for _, words in CONTRADICTIONS])
+def test_values_that_contradict_each_other_are_refused_in_words(helm: Helm, values: dict[str, Any], words: str) -> None:
+    assert words in helm.refused(values)
+
+
+@pytest.mark.parametrize(("values", "where"), MISTAKES, ids=[where for _, where in MISTAKES])
+def test_values_of_another_kind_are_refused_by_the_schema(helm: Helm, values: dict[str, Any], where: str) -> None:
+    assert where in helm.refused(values)
+
+
+def test_all_contradictions_are_told_at_once(helm: Helm) -> None:
+    text = helm.refused(
+        {
+            "replicas": 2,
+            "persistence": {"enabled": True},
+            "share": {"enabled": True},
+            "ingress": {"enabled": True},
+            "terminationGracePeriodSeconds": 5,
+        }
+    )
+    assert "5 of Penstock's values cannot be" in text
+    assert text.count("\n  - ") == 5
+
+
+@pytest.mark.parametrize(
+    ("values", "warned"),
+    [
+        ({}, ()),
+        ({"replicas": 3}, ("3 gateways that share nothing",)),
+        (GOOD["shared"], ()),
+        (GOOD["ingress"], ("callers from outside need no key",)),
+        (GOOD["much together"], ("2 gateways that share nothing",)),
+        (
+            {"ingress": {"enabled": True, "hosts": ["a"]}, "networkPolicy": {"enabled": True}},
+            ("no key", "networkPolicy.from"),
+        ),
+    ],
+)
+def test_the_notes_say_where_it_is_and_warn(helm: Helm, values: dict[str, Any], warned: tuple[str, ...]) -> None:
+    good, text = helm.said("install", values, "--dry-run=client", "--namespace", "llm")
+    assert good, text
+    notes = text.partition("NOTES:")[2]
+    assert "http://gate.llm.svc:80/v1" in notes or "https://gate.llm.svc:80/v1" in notes
+    assert notes.count("WARNING") == len(warned)
+    assert all(words in notes for words in warned)
+
+
+def test_the_notes_name_every_secret_that_has_to_be_there(helm: Helm) -> None:
+    _, text = helm.said("install", GOOD["much together"], "--dry-run=client")
+    notes = text.partition("NOTES:")[2]
+    assert all(f"Secret {name}" in notes for name in ("gate-admin", "gate", "gate-tls"))
+
+
+def test_values_and_their_page_are_what_the_schema_says() -> None:
+    ran("scripts/deploy/chart_values", "--check")
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    jsonschema.Draft7Validator.check_schema(schema)
+    jsonschema.validate(yaml.safe_load((CHART / "values.yaml").read_text()), schema)
+
+
+def test_the_packaged_chart_knows_every_setting(helm: Helm, tmp_path: Path) -> None:
+    """`make chart` puts the settings' schema into that of the values: a setting that does not exist is refused by Helm."""
+    ran("scripts/deploy/chart", tmp_path, env={"PATH": f"{Path(helm.command).parent}:/usr/bin:/bin"})
+    (package,) = tmp_path.glob("penstock-*.tgz")
+    text = helm.refused(
+        {"settings": {"queue": {"max_wiat": "20s", "max_requests": "many"}, "listen": ":8080"}}, chart=package
+    )
+    assert "'max_wiat' not allowed" in text
+    assert "/settings/queue/max_requests" in text
+    for name, values in GOOD.items():
+        if name not in NEEDS_SHARE:
+            assert helm.text(values, chart=package), name
+    made = list(yaml.safe_load_all(helm.text({"metrics": {"rules": True, "dashboard": True}}, chart=package)))
+    assert one([each for each in made if each], "PrometheusRule")["spec"]["groups"]
+
+
+def test_the_matrix_leaves_no_value_out() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
+    used = {name for values in GOOD.values() for name in values}
+    assert schema.keys() - used == {"global", "containerPort", "resources", "podSecurityContext", "securityContext"}
+
+
+def test_a_discovery_of_ones_own_is_left_as_it_is(helm: Helm) -> None:
+    settings = from_mapping(yaml.safe_load(settings_file(helm.objects(GOOD["engines by name"]))))
+    assert not settings.discovery
+    assert len(settings.endpoints) == 2
