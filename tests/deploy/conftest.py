@@ -1,51 +1,18 @@
-"""The programs, and what the chart makes of values. A program that is not here is a skip that says so, and a failure
-where PENSTOCK_TEST_DEPLOY is `required`."""
+"""What the chart makes of values, and a site of processes."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-DEPLOY = Path("deploy")
-CHART = DEPLOY / "helm/penstock"
-TOOLS = Path(os.environ.get("PENSTOCK_DEPLOY_TOOLS") or Path.home() / ".cache/penstock-deploy") / "bin"
-TIMEOUT_S = 60.0
+from tests.deploy.programs import CHART, program, said
+from tests.deploy.site import Site
 
 Object = dict[str, Any]
-
-
-def missing(what: str) -> None:
-    """End the test: a skip, or a failure where nothing may be missing."""
-    if os.environ.get("PENSTOCK_TEST_DEPLOY") == "required":
-        pytest.fail(what)
-    pytest.skip(what)
-
-
-def program(name: str, how: str = "scripts/deploy/install") -> str:
-    """Where a program is."""
-    found = shutil.which(name) or shutil.which(name, path=TOOLS)
-    if found is None:
-        missing(f"{name} is not here; {how} brings it")
-    return found or ""
-
-
-def said(*words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    """What a command prints; its code is for the caller to judge."""
-    return subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=TIMEOUT_S, **options)
-
-
-def ran(*words: str | Path, **options: Any) -> str:
-    """What a command prints that has to succeed."""
-    done = said(*words, **options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 class Helm:
@@ -80,3 +47,15 @@ class Helm:
 @pytest.fixture
 def helm(tmp_path: Path) -> Helm:
     return Helm(tmp_path)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """Processes that end with the test."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    built = Site(folder)
+    try:
+        yield built
+    finally:
+        built.close()
