@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from tests.deploy.programs import program
 
 START_S = 60.0  # a bound for what takes a second, on a machine that is busy with other things
 MODEL = "default"
+LISTENS = re.compile(r"listening on http://127\.0\.0\.1:(\d+)")
 
 
 def free_port() -> int:
@@ -46,8 +48,7 @@ class Process:
     """One process that may be killed and begun again on the same port; its log is a file."""
 
     def __init__(self, words: Sequence[str], port: int, log: Path) -> None:
-        self.port = port
-        self.url = f"http://127.0.0.1:{port}"
+        self.port = port  #: 0: its log says where
         self.log = log
         self._words = words
         self._file: IO[bytes] | None = None
@@ -60,8 +61,17 @@ class Process:
         self.process = subprocess.Popen(self._words, stdout=self._file, stderr=self._file, env=environment)
         until(self.listens, f"{self.log.stem} listens: {self.log.read_text()[-2000:]}")
 
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
     def listens(self) -> bool:
-        assert self.process.poll() is None, self.log.read_text()[-2000:]
+        said = self.log.read_text()
+        assert self.process.poll() is None, said[-2000:]
+        if not self.port and (found := LISTENS.search(said)):
+            self.port = int(found[1])
+        if not self.port:
+            return False
         with socket.socket() as asking:
             return asking.connect_ex(("127.0.0.1", self.port)) == 0
 
@@ -113,7 +123,7 @@ class Caller:
 
     def _call(self, number: int) -> None:
         headers = {"content-type": "application/json", "x-tenant-id": f"team-{number % 3}"}
-        while not self._over.wait(self._pause_s):
+        while not self._over.is_set():
             with contextlib.suppress(OSError, http.client.HTTPException):
                 connection = http.client.HTTPConnection(self._address, timeout=self._patience_s)
                 with contextlib.closing(connection):
@@ -121,6 +131,7 @@ class Caller:
                     answer = connection.getresponse()
                     answer.read()
                     self.answers[answer.status] = self.answers.get(answer.status, 0) + 1
+            self._over.wait(self._pause_s)
 
     def let_go(self) -> None:
         self._over.set()
@@ -152,6 +163,7 @@ class Site:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.gateways: dict[str, Process] = {}
         self._all: list[Process] = []
         self._callers: list[Caller] = []
 
@@ -159,11 +171,12 @@ class Site:
         port = free_port()
         return self._begun(Process, "engine", port, ["engine", "--port", str(port), "--model", MODEL, *flags])
 
-    def gateway(self, settings: Mapping[str, Any], name: str = "gateway") -> Process:
-        port = free_port()
+    def gateway(self, settings: Mapping[str, Any], name: str = "gateway", listen: str = "") -> Process:
+        port = 0 if listen else free_port()
         self.write(name, settings)
-        file = str(self.folder / f"{name}.yaml")
-        return self._begun(Process, name, port, ["serve", "-c", file, "--listen", f"127.0.0.1:{port}"])
+        words = ["serve", "-c", str(self.folder / f"{name}.yaml"), "--listen", listen or f"127.0.0.1:{port}"]
+        self.gateways[name] = self._begun(Process, name, port, words)
+        return self.gateways[name]
 
     def write(self, name: str, settings: Mapping[str, Any]) -> None:
         (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(dict(settings)))
@@ -179,7 +192,9 @@ class Site:
         """Scrapes each gateway, under its name, every second."""
         command = program("prometheus")
         port = free_port()
-        (self.folder / "rules.yml").write_text(rules or "groups: []\n")
+        folder = self.folder / f"prometheus-{port}"
+        folder.mkdir()
+        (folder / "rules.yml").write_text(rules or "groups: []\n")
         targets = [
             {"targets": [gateway.url.removeprefix("http://")], "labels": {"instance": name}}
             for name, gateway in gateways.items()
@@ -189,11 +204,11 @@ class Site:
             "rule_files": ["rules.yml"],
             "scrape_configs": [{"job_name": "penstock", "static_configs": targets}],
         }
-        (self.folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
         words = [
             command,
-            f"--config.file={self.folder / 'prometheus.yml'}",
-            f"--storage.tsdb.path={self.folder / 'tsdb'}",
+            f"--config.file={folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={folder / 'tsdb'}",
             f"--web.listen-address=127.0.0.1:{port}",
             "--log.level=warn",
         ]

@@ -139,7 +139,7 @@ def test_compose_is_there_for_this_machine_only_and_has_no_token_that_others_kno
         from_mapping({"admin": {"token": "change-me"}})
 
 
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics", "/health"])
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics"])
 async def test_paths_that_probes_ask_answer(world: World, path: str) -> None:
     asked = "".join(file.read_text() for file in DEPLOY.rglob("*") if file.is_file() and file.suffix != ".json")
     assert path in asked
