@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import penstock
-from penstock.build import kind
+from penstock.build import kind, shadowed
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,6 +29,9 @@ class _Command(NamedTuple):
 
 def main(argv: list[str] | None = None) -> int:
     """Run the subcommand that `argv` names (None: the process' own arguments). Returns the exit code."""
+    if wrong := shadowed():
+        print(wrong, file=sys.stderr)
+        return 1
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == ["serve"]:
         from penstock.gateway import early_signals

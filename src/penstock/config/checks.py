@@ -92,7 +92,7 @@ def _tracing(document: Document) -> Found:
     tracing = _valid(Tracing, document.get("tracing") or {})
     missing = None if tracing is None else tracing_problem(tracing.endpoint)
     if missing is not None:
-        yield _problem(("tracing", "endpoint"), missing, "pip install 'penstock[otel]'")
+        yield _problem(("tracing", "endpoint"), missing, "pip install 'penstock-gateway[otel]'")
 
 
 def _tls(document: Document) -> Found:

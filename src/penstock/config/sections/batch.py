@@ -66,7 +66,7 @@ def batch_checks(document: Mapping[str, object]) -> Iterator[tuple[Location, Pro
         if batch.data is not None:
             yield _problem("data", "is for `store: sqlite`; with `postgres` everything is in the database", "remove it")
         if importlib.util.find_spec("psycopg") is None:
-            yield _problem("store", "needs psycopg, which is not installed", "pip install 'penstock[postgres]'")
+            yield _problem("store", "needs psycopg, which is not installed", "pip install 'penstock-gateway[postgres]'")
     elif batch.url is not None:
         yield _problem("url", "is for `store: postgres`, and `store` is `sqlite`")
     if batch.limits.max_line > batch.limits.max_file:

@@ -41,7 +41,7 @@ def _dns(dns: Dns, at: Location) -> Found:
         yield _problem((*at, "port"), "is not used with `type: srv`: the records have ports of their own")
     if (dns.type == "srv" or dns.resolver) and importlib.util.find_spec("dns") is None:
         key = "type" if dns.type == "srv" else "resolver"
-        yield _problem((*at, key), "needs a package that is not installed", "pip install 'penstock[dns]'")
+        yield _problem((*at, key), "needs a package that is not installed", "pip install 'penstock-gateway[dns]'")
 
 
 def _kubernetes(kubernetes: Kubernetes, document: Mapping[str, object], at: Location) -> Found:

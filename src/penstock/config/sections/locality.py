@@ -60,7 +60,7 @@ def contradictions(document: Mapping[str, object]) -> Found:
     published = list(_published(document))
     if locality == "kv_events":
         if find_spec("zmq") is None:
-            yield ("routing", "locality"), "`kv_events` needs pyzmq", "pip install 'penstock[kv]'"
+            yield ("routing", "locality"), "`kv_events` needs pyzmq", "pip install 'penstock-gateway[kv]'"
         if endpoints and not published and not document.get("discovery"):
             yield ("routing", "locality"), "is `kv_events`, but no endpoint has any", "give endpoints `kv_events: auto`"
     else:

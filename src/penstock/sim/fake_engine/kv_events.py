@@ -38,7 +38,7 @@ class KvPublisher:
         try:
             import zmq  # noqa: PLC0415  (an extra)
         except ImportError as error:
-            raise KvEventsError("--kv-events needs pyzmq: pip install 'penstock[kv]'") from error
+            raise KvEventsError("--kv-events needs pyzmq: pip install 'penstock-gateway[kv]'") from error
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.PUB)
         self._replay: zmq.Socket[bytes] | None = None

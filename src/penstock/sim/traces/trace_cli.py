@@ -114,7 +114,7 @@ def _problem(args: argparse.Namespace) -> str | None:
     if args.plot and not Path(args.plot).absolute().parent.is_dir():
         return f"--plot: there is no folder {Path(args.plot).parent}"
     if args.plot and not _can_plot():
-        return "--plot needs matplotlib; pip install 'penstock[plots]'"
+        return "--plot needs matplotlib; pip install 'penstock-gateway[plots]'"
     return None
 
 
