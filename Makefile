@@ -2,7 +2,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test compiled test-compiled test-page shots test-postgres test-engines check soak chaos fuzz bench lab docs generated lock clean
+.PHONY: demo test compiled test-compiled test-deploy rehearse-alerts image chart chart-values wheels test-page shots test-postgres test-engines check
+.PHONY: soak chaos fuzz bench lab docs generated lock clean
 .DEFAULT_GOAL := test
 
 .venv/core.stamp: requirements.lock pyproject.toml
@@ -46,6 +47,31 @@ compiled: requirements.lock
 test-compiled: compiled
 	$(COMPILED)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	$(COMPILED)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder -m "not timing" $(or $(ARGS),tests/core tests/conformance tests/sim tests/http tests/gateway tests/batch)
+
+# What stands in deploy/, by the programs that users have for it: Helm, promtool, a Prometheus, Compose, systemd. Those that
+# packages bring are installed first; what is missing is skipped and named. PENSTOCK_TEST_DEPLOY=required: a failure.
+# A minute. The image's tests want `make image` before.
+test-deploy: .venv/dev.stamp
+	PYTHON=$(PYTHON) ./scripts/deploy/install
+	$(BIN)/python -m pytest -rs --numprocesses auto --dist loadfile --no-loadscope-reorder $(or $(ARGS),tests/deploy)
+
+# Each alert fires once, and ends, in a real Prometheus, while real processes are killed, flooded and starved. Two minutes.
+rehearse-alerts: .venv/dev.stamp
+	PYTHON=$(PYTHON) ./scripts/deploy/install
+	$(BIN)/python -m tests.deploy.rehearsal $(ARGS)
+
+# The image, with docker or buildah: scripts/deploy/image says what can be chosen.
+image:
+	./scripts/deploy/image
+
+# The chart as a package, into dist/; its values and their page, from the schema; the wheels for a package index.
+chart:
+	PYTHON=$(PYTHON) ./scripts/deploy/install
+	./scripts/deploy/chart
+chart-values:
+	./scripts/deploy/chart_values
+wheels:
+	./scripts/deploy/wheels
 
 # The live page in a browser: CHROMIUM, one of the system's, or one that is fetched now.
 test-page: .venv/dev.stamp

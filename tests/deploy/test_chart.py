@@ -4,6 +4,7 @@ that cannot be are refused in words."""
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -281,6 +282,18 @@ def test_values_and_their_page_are_what_the_schema_says() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     jsonschema.Draft7Validator.check_schema(schema)
     jsonschema.validate(yaml.safe_load((CHART / "values.yaml").read_text()), schema)
+
+
+def test_what_the_page_shows_is_so(helm: Helm) -> None:
+    """Its examples render, and the refusal that it shows is the one that comes."""
+    page = Path("docs/chart.md").read_text()
+    examples = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    assert [list(example) for example in examples] == [["settings", "existingSecrets"], ["autoscaling"]]
+    for example in examples:
+        assert helm.objects(example)
+    ((given, told),) = re.findall(r"\$ helm install gate deploy/helm/penstock --set (\S+)\n(.*?)```", page, re.DOTALL)
+    done = said(helm.command, "template", "gate", CHART, "--set", given)
+    assert told in done.stderr
 
 
 def test_the_packaged_chart_knows_every_setting(helm: Helm, tmp_path: Path) -> None:
