@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,20 @@ def test_compose_names_files_that_are_there() -> None:
             assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
     engines = {endpoint.url for endpoint in load(str(DEPLOY / "penstock.yaml"), {}).endpoints}
     assert engines == {f"http://{name}:9001" for name in compose["services"] if name.startswith("engine")}
+
+
+def test_the_image_is_built_of_files_that_are_there_and_that_are_sent_to_the_builder() -> None:
+    sent = {line[1:] for line in Path(".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = [
+        word
+        for line in (DEPLOY / "Dockerfile").read_text().splitlines()
+        if line.startswith("COPY ") and "--from" not in line
+        for word in line.split()[1:-1]
+    ]
+    assert set(copied) == sent
+    assert all(Path(name).exists() for name in copied)
+    project = tomllib.loads(Path("pyproject.toml").read_text())
+    assert {project["project"]["readme"], *project["project"]["license-files"], "hatch_build.py"} <= set(copied)
 
 
 def test_compose_is_there_for_this_machine_only_and_has_no_token_that_others_know() -> None:
