@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test compiled test-compiled test-deploy rehearse-alerts image chart chart-values wheels test-page shots test-postgres test-engines check
+.PHONY: demo test compiled test-compiled test-deploy rehearse-alerts image chart wheels test-page shots test-postgres test-engines check
 .PHONY: soak chaos fuzz bench lab docs generated lock clean
 .DEFAULT_GOAL := test
 
@@ -64,12 +64,10 @@ rehearse-alerts: .venv/dev.stamp
 image:
 	./scripts/deploy/image
 
-# The chart as a package, into dist/; its values and their page, from the schema; the wheels for a package index.
+# The chart as a package, and the wheels for a package index, into dist/.
 chart:
 	PYTHON=$(PYTHON) ./scripts/deploy/install
 	./scripts/deploy/chart
-chart-values:
-	./scripts/deploy/chart_values
 wheels:
 	./scripts/deploy/wheels
 
@@ -135,6 +133,7 @@ generated: .venv/dev.stamp
 	$(BIN)/python -m penstock.core.values.lifecycle > docs/states.md
 	$(BIN)/python -m penstock.cli.diagram > docs/diagram.md
 	$(BIN)/python -m tests.tidy.glossary
+	./scripts/deploy/chart_values
 
 # Re-resolve the locked dependencies (needs pip-tools, which it installs beside the project).
 lock:

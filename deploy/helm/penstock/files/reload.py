@@ -8,26 +8,27 @@ import os
 import signal
 import sys
 import time
+from itertools import pairwise
+from pathlib import Path
 
 EVERY_S = float(os.environ.get("EVERY_S", "2"))
 
 
-def versions() -> list[str]:
+def versions() -> list[Path]:
     """Kubernetes replaces a mounted ConfigMap or Secret by turning the link `..data` to another folder, in one step."""
-    return [os.readlink(os.path.join(folder, "..data")) for folder in sys.argv[1:]]
+    return [(Path(folder) / "..data").readlink() for folder in sys.argv[1:]]
 
 
 def gateways() -> list[int]:
     """The processes that were started as `… penstock serve …`."""
     found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                words = file.read().split(b"\0")
+            words = (process / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue  # it is over, or another user's
-        if any(word == b"serve" and before.endswith(b"penstock") for before, word in zip(words, words[1:])):
-            found.append(int(pid))
+        if any(word == b"serve" and before.endswith(b"penstock") for before, word in pairwise(words)):
+            found.append(int(process.name))
     return found
 
 
