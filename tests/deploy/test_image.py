@@ -49,13 +49,22 @@ class Image:
             return text
 
 
+def of_this_revision(config: dict[str, Any]) -> None:
+    """An image that was built some time ago says nothing of what stands here now."""
+    built, here = config["Labels"]["org.opencontainers.image.revision"], said("git", "rev-parse", "HEAD").stdout.strip()
+    if built != here:
+        missing(f"{NAME} was built from {built[:12]}, and this is {here[:12]}: `make image` builds it again")
+
+
 @pytest.fixture(scope="module")
 def image() -> Iterator[Image]:
     if shutil.which("docker") and said("docker", "info").returncode == 0:
         found = said("docker", "image", "inspect", NAME)
         if found.returncode:
             missing(f"no image {NAME} in docker: `make image` builds it")
-        yield Image(json.loads(found.stdout)[0]["Config"], None)
+        config = json.loads(found.stdout)[0]["Config"]
+        of_this_revision(config)
+        yield Image(config, None)
         return
     if not shutil.which("buildah"):
         missing("neither a docker engine nor buildah is here: nothing builds or starts an image")
@@ -64,9 +73,11 @@ def image() -> Iterator[Image]:
         missing(f"no image {NAME} in buildah: `make image` builds it")
     if os.geteuid():
         missing("buildah's images are looked into as root only")
+    config = json.loads(found.stdout)["Docker"]["config"]
+    of_this_revision(config)
     container = ran("buildah", "from", NAME).strip()
     try:
-        yield Image(json.loads(found.stdout)["Docker"]["config"], Path(ran("buildah", "mount", container).strip()))
+        yield Image(config, Path(ran("buildah", "mount", container).strip()))
     finally:
         ran("buildah", "rm", container)
 
