@@ -25,18 +25,6 @@ def test_prometheus_takes_the_files() -> None:
     ran(program("promtool"), "check", "rules", "--lint=all", "--lint-fatal", ALERTS)
 
 
-@pytest.mark.parametrize("alert", alerts())
-def test_every_alert_has_a_time_when_it_fires_and_one_when_it_does_not(alert: str) -> None:
-    asked = [
-        each["exp_alerts"]
-        for unit in yaml.safe_load(UNITS.read_text())["tests"]
-        for each in unit["alert_rule_test"]
-        if each["alertname"] == alert
-    ]
-    assert any(asked)
-    assert not all(asked)
-
-
 def test_the_alerts_fire_then_and_only_then(tmp_path: Path) -> None:
     shutil.copy(ALERTS, tmp_path)
     shutil.copy(UNITS, tmp_path)
