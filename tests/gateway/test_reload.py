@@ -446,7 +446,8 @@ EVERYTHING: list[dict[str, Any]] = [
         "observe": {"interval": 7, "fast_interval": 3},
         "metrics": {"aliases": ["vllm_router"]},
         "admin": {"token": "number-one", "read_token": "number-two"},
-        "log": {"format": "json", "access": True},
+        "log": {"format": "json", "access": True, "routing": True},
+        "root_path": "/llm",
         "tracing": {"endpoint": "http://127.0.0.1:9", "sample": 0.5},
     },
     {

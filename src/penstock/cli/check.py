@@ -16,7 +16,7 @@ EXIT_OK, EXIT_WRONG, EXIT_UNREADABLE = 0, 1, 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="the settings file")
+    parser.add_argument("file", metavar="FILE", help="the settings file; `-` is standard input")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -33,8 +33,9 @@ def run_check(args: argparse.Namespace) -> int:
     problems: tuple[Problem, ...] = ()
     code, message = EXIT_OK, ""
     warnings: list[str] = []
+    file = "/dev/stdin" if args.file == "-" else args.file
     try:
-        settings = load(args.file, os.environ)
+        settings = load(file, os.environ)
         message, warnings = summary(settings), [*role_warnings(settings), *effect_warnings(settings)]
     except ConfigError as error:
         problems, code = error.problems, EXIT_UNREADABLE if error.unreadable else EXIT_WRONG

@@ -10,13 +10,10 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import penstock
 from penstock.build import kind, shadowed
-
-if TYPE_CHECKING:
-    import asyncio
 
 _Load = Callable[[argparse.ArgumentParser], None]  # adds a command's arguments, and what runs it
 
@@ -33,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
         print(wrong, file=sys.stderr)
         return 1
     words = sys.argv[1:] if argv is None else argv
-    if words[:1] == ["serve"]:
+    if words[:1] in (["serve"], ["vllm-router"]):
         from penstock.gateway import early_signals
 
         with early_signals.held():
@@ -41,10 +38,14 @@ def main(argv: list[str] | None = None) -> int:
     return _run(words)
 
 
+def vllm_router() -> int:
+    """The console script of that name."""
+    return main(["vllm-router", *sys.argv[1:]])
+
+
 def _run(words: list[str]) -> int:
-    args = _parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
     try:
-        code = int(args.run(args))
+        code = _command(words)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
@@ -52,6 +53,15 @@ def _run(words: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise the last flush complains
         return 141
     return code
+
+
+def _command(words: list[str]) -> int:
+    if words[:1] == ["vllm-router"]:  # whose flags are not ours to parse
+        from penstock.cli import vllm_router
+
+        return vllm_router.run(words[1:])
+    args = _parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
+    return int(args.run(args))
 
 
 def _parser(asked: str) -> argparse.ArgumentParser:
@@ -182,6 +192,7 @@ _COMMANDS = {
         _serve,
         "Run the gateway. Settings: defaults, -c FILE, PENSTOCK__… variables, flags; the last wins.",
     ),
+    "vllm-router": _Command("run the gateway by the flags of production-stack's router", lambda _: None),
     "check": _Command(
         "check a settings file", _check, "Say whether `serve` would accept a settings file, and what is wrong."
     ),
@@ -239,13 +250,8 @@ _COMMANDS = {
 
 
 def _run_gateway(args: argparse.Namespace) -> int:
-    import asyncio
-
-    from penstock import logs
-    from penstock.config.effect import effect_warnings
+    from penstock.cli.running import serve
     from penstock.config.load import ConfigError, Flags, Settings, load, require_endpoints
-    from penstock.config.sections.roles import role_warnings
-    from penstock.gateway import bootstrap
 
     flags = Flags(
         endpoints=tuple(args.endpoint),
@@ -267,38 +273,7 @@ def _run_gateway(args: argparse.Namespace) -> int:
         for problem in error.problems:
             print(f"penstock: {problem.line()}", file=sys.stderr)
         return 2
-    for warning in (*role_warnings(settings), *effect_warnings(settings)):
-        print(f"penstock: warning: {warning}", file=sys.stderr)
-    logs.configure(args.log_level)
-    logs.use(settings.log.format)
-
-    async def run() -> None:
-        try:
-            gateway = bootstrap.gateway(settings, read)
-        except ConfigError as error:  # a problem that shows only when the gateway starts
-            for problem in error.problems:
-                print(f"penstock: {problem.line()}", file=sys.stderr)
-            sys.exit(2)
-        await gateway.run()
-
-    try:
-        with asyncio.Runner(loop_factory=event_loop) as runner:
-            runner.run(run())
-    except OSError as error:
-        print(f"penstock: cannot listen on {settings.listen}: {error.strerror or error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def event_loop() -> asyncio.AbstractEventLoop:
-    """Returns a new event loop: uvloop's, for its speed, or asyncio's if uvloop is not installed."""
-    import asyncio
-
-    try:
-        import uvloop
-    except ImportError:  # pragma: no cover - not available on every platform
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
+    return serve(settings, read, args.log_level)
 
 
 if __name__ == "__main__":

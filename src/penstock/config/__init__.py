@@ -4,4 +4,5 @@ Start with `load.py`. `source.py` reads the YAML; `layers.py` puts file, environ
 `model.py` with `sections/` has all settings; `values.py` and `address.py` say how a value is written; `checks.py` asks
 whether values fit together, `effect.py` which of them do nothing. `problems.py` and `explain.py` tell people what is
 wrong. `docs.py` and `schema.py` write the reference; `reloading.py` is the table of what follows a reload.
+`production_stack/` reads another router's flags.
 """

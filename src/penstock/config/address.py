@@ -64,6 +64,22 @@ def endpoint_url(value: object) -> str:
     return url + prefix
 
 
+def root_path(value: object) -> str:
+    """A prefix of paths, or none."""
+    if not isinstance(value, str):
+        raise Refused(f"expected a path, found {show(value)}", "for example /vllm")
+    path = value.rstrip("/")
+    if not path:
+        return ""
+    if not path.startswith("/"):
+        raise Refused(f"{show(value)}: a path begins with a slash", f"write {show('/' + path)}")
+    if not _URL.fullmatch(path) or _NEVER_IN_URL & set(path) or {"", ".", ".."} & set(path[1:].split("/")):
+        raise Refused(f"{show(value)} is not a path: expected parts of ASCII characters, with slashes between")
+    if "?" in path or "#" in path or "%" in path:
+        raise Refused(f"{show(value)}: a path here has no query, no fragment and no escapes")
+    return path
+
+
 def network(value: object) -> str:
     """Returns an IP address or a network in its normal form. Raises `Refused` for anything else."""
     if not isinstance(value, str):

@@ -62,10 +62,30 @@ def merge(path: str | None, env: Mapping[str, str], flags: Flags) -> Merged:
         if isinstance(source.value, dict):
             merged.document = source.value
         merged.problems, merged.unresolved = source.problems, source.unresolved
-    for location, variable in _variables(env, merged):
-        _apply_variable(merged, location, variable, env[variable])
+    _apply_variables(merged, env)
     _apply_flags(merged, flags)
     return merged
+
+
+def merge_texts(below: str, above: str, origins: Mapping[Location, str], env: Mapping[str, str]) -> Merged:
+    """Two texts that were made of something else, with the environment between; parts of them have these origins."""
+    usual, said = parse(below, "settings", env), parse(above, "settings", env)
+    merged = Merged(document=_mapping(usual.value), problems=usual.problems + said.problems)
+    _apply_variables(merged, env)
+    for key, value in _mapping(said.value).items():
+        merged.document[key] = _merge_values(merged, merged.document.get(key), value, (key,), "the command line")
+    merged.unresolved |= said.unresolved
+    merged.origins |= origins
+    return merged
+
+
+def _mapping(value: object) -> dict[str, object]:
+    return value if isinstance(value, dict) else {}
+
+
+def _apply_variables(merged: Merged, env: Mapping[str, str]) -> None:
+    for location, variable in _variables(env, merged):
+        _apply_variable(merged, location, variable, env[variable])
 
 
 def _variables(env: Mapping[str, str], merged: Merged) -> list[tuple[Location, str]]:

@@ -14,7 +14,7 @@ from pydantic import SecretStr, ValidationError
 
 from penstock.config.checks import cross_checks
 from penstock.config.explain import explain
-from penstock.config.layers import Flags, Merged, merge
+from penstock.config.layers import Flags, Merged, merge, merge_texts
 from penstock.config.model import (
     Admission,
     BandSection,
@@ -30,6 +30,8 @@ from penstock.config.model import (
     Tls,
 )
 from penstock.config.problems import ConfigError, Filled, Location, Problem, write_path
+from penstock.config.production_stack.document import RouterFlags
+from penstock.config.production_stack.text import write
 from penstock.config.sections.models import ModelPrices, ModelSection
 from penstock.config.sections.routing import RoutingSection
 from penstock.config.sections.section import Section
@@ -67,6 +69,7 @@ __all__ = [
     "endpoints_from_text",
     "from_mapping",
     "load",
+    "load_router",
     "require_endpoints",
     "summary",
 ]
@@ -77,6 +80,21 @@ HASH_CHARACTERS = 12  # enough to tell two configurations apart, short enough fo
 def load(path: str | None, env: Mapping[str, str], flags: Flags | None = None) -> Settings:
     """Returns the settings from every source. Raises `ConfigError` with all problems."""
     return _build(merge(path, env, flags or Flags()))
+
+
+def load_router(router: RouterFlags, env: Mapping[str, str]) -> Settings:
+    """The settings that production-stack's flags give, above the environment, and what stands below both where they say
+    nothing. Raises `ConfigError` with all problems, the flags' own first.
+    """
+    problems = list(router.problems)
+    settings = None
+    try:
+        settings = _build(merge_texts(write(router.usual), write(router.said), router.origins, env))
+    except ConfigError as error:
+        problems += error.problems
+    if problems or settings is None:
+        raise ConfigError(problems)
+    return settings
 
 
 def from_mapping(document: Mapping[str, object]) -> Settings:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationInfo, field_validator
 
 from penstock.config import values
-from penstock.config.address import host_and_port, split_listen
+from penstock.config.address import host_and_port, root_path, split_listen
 from penstock.config.sections.batch import BatchSection
 from penstock.config.sections.discovery import SOURCES_MAX, SourceSection
 from penstock.config.sections.locality import Instance, KvEvents
@@ -268,11 +268,16 @@ class Observe(Section):
 class MetricsSection(Section):
     """What `/metrics` shows."""
 
-    aliases: Annotated[tuple[Literal["vllm_router"], ...], BeforeValidator(values.items(0, 1))] = setting(
-        (), "Other projects' names for the same metrics, exported too: `vllm_router`."
+    aliases: Annotated[tuple[Literal["vllm_router", "production_stack"], ...], BeforeValidator(values.items(0, 2))] = (
+        setting(
+            (),
+            "Other projects' names for the same metrics, exported too: `vllm_router` (RFC 876's), `production_stack` "
+            "(what its dashboards and scalers read of its router).",
+        )
     )
 
 
+RootPath = Annotated[str, BeforeValidator(root_path), values.ValueKind("path")]
 DEFAULT_BANDS = (
     BandSection(name="interactive", max_engine_waiting=3),
     BandSection(name="standard", max_engine_waiting=2),
@@ -302,6 +307,9 @@ class Settings(Section):
 
     listen: values.Listen = setting(
         "127.0.0.1:8080", "Where to listen. `:8080` is every interface; port 0 is any free port."
+    )
+    root_path: RootPath = setting(
+        "", "A prefix of paths, such as `/vllm`, under which everything is served too, for a proxy that leaves it on."
     )
     tls: Tls = Tls()
     endpoints: Annotated[tuple[EndpointSection, ...], BeforeValidator(values.items(0, ENDPOINTS_MAX))] = ()

@@ -42,6 +42,11 @@ class Log(Section):
     access: values.Bool = setting(
         default=False, meaning="A line per request that reached the queue, when it is over: caller, model, times, end."
     )
+    routing: values.Bool = setting(
+        default=False,
+        meaning="A line per request that is sent to an engine, as production-stack's router writes it: `Routing "
+        "request …`. Names sessions.",
+    )
 
 
 class Tracing(Section):

@@ -51,7 +51,7 @@ class AdminRoutes:
     """The table, and the way through it."""
 
     def __init__(self, auth: AdminAuth, audit: Audit | None = None) -> None:
-        self._auth = auth
+        self.auth = auth
         self._audit = audit
         self._routes: dict[str, list[_Route]] = {}  # by method
         self._late = 0
@@ -77,7 +77,7 @@ class AdminRoutes:
         found = self._find(method, exchange.target_path)
         if found is None:
             allowed = [m for m in self._routes if self._find(m, exchange.target_path) is not None]
-            denied = self._auth.denied(exchange, writes=False)
+            denied = self.auth.denied(exchange, writes=False)
             if denied is not None:  # who may not look is not told what is there
                 self._refuse(exchange, denied)
             elif allowed:
@@ -85,7 +85,7 @@ class AdminRoutes:
             else:
                 _deny(exchange, Reason.PATH_NOT_FOUND)
             return 0
-        denied = self._auth.denied(exchange, writes=found[0].writes, public=found[0].public)
+        denied = self.auth.denied(exchange, writes=found[0].writes, public=found[0].public)
         if denied is not None:
             self._refuse(exchange, denied)
             return 0

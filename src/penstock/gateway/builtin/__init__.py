@@ -1,3 +1,3 @@
 """Which paths does the gateway answer itself? `paths.py`: alive, ready, models, metrics. `queue.py`: how a caller
-stands.
+stands. `engine_paths.py`: engines by their names, put to sleep and woken.
 """

@@ -294,7 +294,7 @@ class EndpointRegistry:
         member = _Member(endpoint, source, target, self._parts.observer(endpoint, target, self._listed))
         self._members[name] = member
         self.targets[name] = target
-        self._metrics.endpoint_added(name)
+        self._metrics.endpoint_added(name, endpoint.url)
         if models is not None:
             self._catalog.configured(name, sorted(models))
             self._metrics.models_known(sorted(models))

@@ -13,6 +13,7 @@ from penstock.batch.api.routes import BatchRoutes
 from penstock.config.model import Settings
 from penstock.core.values.outcome import Reason
 from penstock.gateway.admin.routes import AdminRoutes
+from penstock.gateway.builtin.engine_paths import EnginePaths
 from penstock.gateway.builtin.paths import OwnPaths
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.endpoints.registry import EndpointRegistry
@@ -84,17 +85,29 @@ class App:
             queueing=lambda: self._queueing,
         )
         stored = StoredAnswers(means, callers=callers, responses=affinities.responses, refusals=refusals)
-        self._parts: list[Part] = [own, admin, stored] if batch is None else [own, admin, stored, batch]
+        engines = EnginePaths(
+            driver=driver,
+            callers=callers,
+            targets=endpoints.targets,
+            auth=admin.auth,
+            refuse=refusals.refuse,
+            request_id=refusals.request_id,
+        )
+        self._parts: list[Part] = [own, admin, stored, engines, *(() if batch is None else (batch,))]
+        self._root_path = ""
 
     def follow(self, settings: Settings) -> None:
         """Serve requests that come from now on by these settings."""
         self._intake.follow(settings)
         self._queueing = queueing(settings)
+        self._root_path = settings.root_path
 
     # --- the server's hooks ---------------------------------------------------------------------------------
 
     def begin(self, exchange: SocketExchange) -> int | None:
         """Refuse what the head alone tells is not to be served."""
+        if self._root_path and exchange.target_path.startswith(self._root_path + "/"):
+            exchange.target_path = exchange.target_path[len(self._root_path) :]
         if self._origins.looks and (foreign := self._foreign(exchange)) is not None:
             self._refusals.refuse(exchange, Reason.FORBIDDEN, foreign)
             return None

@@ -244,6 +244,7 @@ class Intake:
             remember=self._remembering(caller) if exchange.target_path == RESPONSES_PATH else None,
             trace=None if tracer is None else _traced(tracer, exchange, request),
             on_end=self._reporting.on_end,
+            on_sent=self._reporting.on_sent,
         ).begin()
         if locator is not None and search is not None:
             locator.begin(request.id, search)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OnEnd = Callable[["QueuedJourney", Outcome, Reason | None], None]
+OnSent = Callable[["QueuedJourney", str], None]  #: the URL it is sent to
 
 PROGRESS_TOKENS = 32  # an answer's growth is told to the scheduler in such steps,
 PROGRESS_TOKENS_PACED = 8  # and in these where a limit on the time per output token is held against it
@@ -55,12 +56,12 @@ class QueuedJourney(Relay):
         "_lease",
         "_metrics",
         "_on_end",
+        "_on_sent",
         "_plain",
         "_progress_at",
         "_queue_s",
         "_ranks_itself",
         "_remember",
-        "_request_id",
         "_targets",
         "_trace",
         "_usage",
@@ -71,6 +72,7 @@ class QueuedJourney(Relay):
         "endpoint",
         "first_s",
         "request",
+        "request_id",
         "started_s",
     )
 
@@ -85,6 +87,7 @@ class QueuedJourney(Relay):
         remember: Callable[[bytes, str], bool] | None = None,
         trace: RequestTrace | None = None,
         on_end: OnEnd | None = None,
+        on_sent: OnSent | None = None,
     ) -> None:
         super().__init__(arrival.exchange, arrival.body, request.model)
         caller, route = arrival.caller, arrival.route
@@ -94,7 +97,7 @@ class QueuedJourney(Relay):
         self.band = band
         self._driver = driver = means.driver
         self.started_s = driver.now()
-        self._request_id = arrival.request_id
+        self.request_id = arrival.request_id  #: as the caller knows it
         self._remember = remember  # how the answer began, and where it was made
         self._targets = means.targets
         self._metrics = means.metrics
@@ -116,6 +119,7 @@ class QueuedJourney(Relay):
         self._usage: Usage | None = None
         self._trace = trace
         self._on_end = on_end  # of ends, for the access log
+        self._on_sent = on_sent  # of every request to an engine, for the routing log
 
     def begin(self) -> None:
         """Tell the scheduler that the request is here."""
@@ -125,6 +129,7 @@ class QueuedJourney(Relay):
         if self._heartbeats is not None:
             read_timeout = self.exchange.header(READ_TIMEOUT_HEADER)
             self._plain = self._heartbeats.watch(self.request.id, self, read_timeout)
+        self._metrics.arrived(self.request.model)
         driver.tell(driver.scheduler.arrived(self.request, now=self.started_s))
 
     # --- from the scheduler ---------------------------------------------------------------------------------
@@ -166,7 +171,7 @@ class QueuedJourney(Relay):
         headers = request_headers(
             self.exchange.headers,
             api_key=target.api_key,
-            request_id=self._request_id,
+            request_id=self.request_id,
             inflated=self._inflated,
             has_key=self._has_key,
             ranked=True,
@@ -178,6 +183,8 @@ class QueuedJourney(Relay):
             headers.append(orca.ASK)
         if self._trace is not None:
             headers = self._trace.sent(target, name, headers)
+        if self._on_sent is not None:
+            self._on_sent(self, target.url)
         if rank is not None and not is_multipart(self.exchange.header(b"content-type")):
             body = set_field(body, "priority", b"%d" % rank)
         elif self._ranks_itself:
@@ -218,7 +225,7 @@ class QueuedJourney(Relay):
     # --- from the engine ------------------------------------------------------------------------------------
 
     def own_headers(self) -> Headers:
-        headers: Headers = [(b"x-request-id", self._request_id), (b"x-penstock-band", self.band.encode())]
+        headers: Headers = [(b"x-request-id", self.request_id), (b"x-penstock-band", self.band.encode())]
         if self.endpoint:
             headers.append((b"x-penstock-endpoint", self.endpoint.encode()))
         if self._division is not None:

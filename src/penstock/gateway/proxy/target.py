@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from penstock import clock
 from penstock.engines.base import Priority
 from penstock.engines.openai import OPENAI
 from penstock.http.client.pool import Headers, Upstream
@@ -19,6 +20,7 @@ class Target:
     __slots__ = (
         "_load_due_s",
         "api_key",
+        "created_s",
         "disowned",
         "engine",
         "finishes",
@@ -28,13 +30,16 @@ class Target:
         "priority",
         "unreachable",
         "upstream",
+        "url",
     )
 
     def __init__(
         self, upstream: Upstream, api_key: str | None = None, meeting_place: tuple[str, int] | None = None
     ) -> None:
         self.upstream = upstream
+        self.url = upstream.url
         self.api_key = api_key
+        self.created_s = int(clock.wall())  # when it came, for people
         self.meeting_place = meeting_place  # host and port where it hands over what it computes, if it is asked there
         self.unreachable: Callable[[], None] | None = None  # a request found nobody there
         self.disowned: Callable[[], None] | None = None  # it does not have a model that it is believed to have

@@ -2,5 +2,6 @@
 
 `metrics.py` are the series, counted for as little as an addition (`series.py`) or read from a snapshot (`levels.py`);
 `exposition.py` writes the page in slices. `tracing.py` and `access_log.py` are told by journeys, where
-`reporting.py` says so.
+`reporting.py` says so. As another project has them: `production_stack.py` its router's series, `routing_log.py` its
+line per request.
 """

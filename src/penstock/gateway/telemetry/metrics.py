@@ -22,6 +22,7 @@ from penstock.core.values.retry import Failure
 from penstock.gateway.openai.errors import STATUS
 from penstock.gateway.telemetry.exposition import Levels, SeriesSource
 from penstock.gateway.telemetry.levels import ENDPOINTS_MAX, Collected, Gauges, RouterAliases
+from penstock.gateway.telemetry.production_stack import ProductionStack
 from penstock.gateway.telemetry.series import OTHER, Count, Counter, Histogram, HistogramSeries
 
 if TYPE_CHECKING:
@@ -139,7 +140,8 @@ class Metrics:
         self._reload_failed = False
         self._tenants: list[str] = []
         self._aliases = RouterAliases(snapshot, self)
-        self._with_aliases = False
+        self._with_aliases = self._with_stack = False
+        self._stack = ProductionStack(snapshot)
         for reason in Reason:
             self._rejections.labels(reason)
         for failure in Failure:
@@ -166,6 +168,7 @@ class Metrics:
         for model in (*self._models, OTHER):
             self._start_at_zero(model)
         self._with_aliases = "vllm_router" in settings.metrics.aliases
+        self._with_stack = "production_stack" in settings.metrics.aliases
 
     def reloaded(self, config_hash: str | None) -> None:
         """These settings are in force now; None: others were refused."""
@@ -182,25 +185,38 @@ class Metrics:
 
     def lines(self) -> Iterator[str]:
         """The text for `/metrics`, line by line; what happens meanwhile may be in it or not."""
-        for source in (*self._sources, *([self._aliases] if self._with_aliases else ())):
+        for source in self._sources:
             yield from source.lines()
+        if self._with_aliases:
+            yield from self._aliases.lines()
+        if self._with_stack:
+            yield from self._stack.lines()
 
     def _level(self, name: str, text: str, value: Callable[[], float]) -> None:
         self._sources.append(Levels(f"penstock_{name}", text, [], lambda: [((), value())]))
 
-    def endpoint_added(self, name: str) -> None:
+    def endpoint_added(self, name: str, url: str = "") -> None:
         self._dispatches.labels(name)
+        self._stack.endpoint_added(name, url)
 
     def endpoint_removed(self, name: str) -> None:
         """Its series end: endpoints come and go, and each name is a series."""
         self._dispatches.remove(name)
+        self._stack.endpoint_removed(name)
         for transfer in _TRANSFERS:
             self._prefills.remove(name, transfer)
 
     # --- what happened ----------------------------------------------------------------------------------------
 
+    def arrived(self, model: str) -> None:
+        """A request goes to the scheduler."""
+        if self._with_stack:
+            self._stack.arrived(model)
+
     def dispatched(self, journey: QueuedJourney, action: Dispatch) -> None:
         self._admissions += 1
+        if self._with_stack:
+            self._stack.sent(action.endpoint)
         self._dispatches.labels(action.endpoint).inc()
         self._overheads.observe(max(0.0, journey.elapsed_s() - action.queue_s))
 
@@ -266,6 +282,8 @@ class Metrics:
         if completion:
             self._tokens.labels(model, "completion").inc(completion)
         self._service.labels(journey.caller.tenant_label).inc(prompt + completion)
+        if self._with_stack:
+            self._stack.used(journey.endpoint, prompt, cached)
         if journey.request.streamed and journey.first_s is not None and completion > 1:
             pace_s = (journey.started_s + journey.elapsed_s() - journey.first_s) / (completion - 1)
             self._line(journey).pace.observe(pace_s)
@@ -291,6 +309,7 @@ class Metrics:
         for name in names:
             if len(self._models) < self._models_max and name not in self._models:
                 self._models.add(name)
+                self._stack.model_known(name)
                 self._start_at_zero(name)
 
     def _start_at_zero(self, model: str) -> None:

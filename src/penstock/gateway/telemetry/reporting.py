@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from penstock.config.model import Settings
 from penstock.config.sections.operation import Tracing
-from penstock.gateway.telemetry import access_log
+from penstock.gateway.telemetry import access_log, routing_log
 
 if TYPE_CHECKING:
-    from penstock.gateway.proxy.journey import OnEnd
+    from penstock.gateway.proxy.journey import OnEnd, OnSent
     from penstock.gateway.telemetry.tracing import Tracer  # needs an extra
 
 
@@ -20,12 +20,14 @@ class Reporting:
     def __init__(self) -> None:
         self.tracer: Tracer | None = None  #: None: nothing is traced
         self.on_end: OnEnd | None = None  #: told how each request ended
+        self.on_sent: OnSent | None = None  #: told each time that one is sent to an endpoint
         self._tracing = Tracing()
         self._closing: asyncio.Task[None] | None = None  # of a tracer that was replaced
 
     def follow(self, settings: Settings) -> None:
         """Report requests that come from now on as these settings say."""
         self.on_end = access_log.ended if settings.log.access else None
+        self.on_sent = routing_log.sent if settings.log.routing else None
         if settings.tracing == self._tracing:
             return
         self._tracing = settings.tracing

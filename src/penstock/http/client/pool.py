@@ -71,6 +71,7 @@ class Upstream:
     ) -> None:
         self.timeouts = timeouts or UpstreamTimeouts()
         self.limits = limits or UpstreamLimits()
+        self.url = url
         self._address = address = Address.of(url)
         self._loop = loop or asyncio.get_running_loop()
         self.time = self._loop.time

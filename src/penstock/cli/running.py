@@ -1,0 +1,69 @@
+"""A gateway from the command line: its loop, its log, and the file that is followed where there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock import logs
+from penstock.cli.following import changes
+from penstock.config.effect import effect_warnings
+from penstock.config.load import ConfigError, Settings
+from penstock.config.sections.roles import role_warnings
+from penstock.gateway import bootstrap
+
+if TYPE_CHECKING:
+    from penstock.gateway.serve import Gateway
+
+
+def serve(settings: Settings, read: Callable[[], Settings], log_level: str, *, follows: Path | None = None) -> int:
+    """Run until it is stopped; returns the exit code. `follows`: a file whose every change is a reload."""
+    for warning in (*role_warnings(settings), *effect_warnings(settings)):
+        print(f"penstock: warning: {warning}", file=sys.stderr)
+    logs.configure(log_level)
+    logs.use(settings.log.format)
+
+    async def run() -> None:
+        try:
+            gateway = bootstrap.gateway(settings, read)
+        except ConfigError as error:  # what only shows where it runs
+            for problem in error.problems:
+                print(f"penstock: {problem.line()}", file=sys.stderr)
+            sys.exit(2)
+        async with _following(gateway, follows):
+            await gateway.run()
+
+    try:
+        with asyncio.Runner(loop_factory=event_loop) as runner:
+            runner.run(run())
+    except OSError as error:
+        print(f"penstock: cannot listen on {settings.listen}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+@contextlib.asynccontextmanager
+async def _following(gateway: Gateway, file: Path | None) -> AsyncIterator[None]:
+    """Reload at every change of a file, as at a SIGHUP."""
+    if file is None:
+        yield
+        return
+    task = asyncio.get_running_loop().create_task(changes(file, gateway.reload.on_signal))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's loop where there is one, for its speed."""
+    try:
+        import uvloop  # noqa: PLC0415 - not available on every platform
+    except ImportError:  # pragma: no cover
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

@@ -1,0 +1,155 @@
+"""The names that production-stack's dashboards, KEDA and prom-adapter read of its router (`metrics.aliases`).
+
+Only these: what they read of engines, engines tell themselves. `server` is an endpoint's URL, as there. The load of the
+machine is read of /proc, where there is one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from penstock import clock
+from penstock.core.explain.snapshot import AWAY, Snapshot
+from penstock.gateway.telemetry.exposition import lines_of
+from penstock.gateway.telemetry.series import OTHER
+
+WINDOW_S = 60  # of `vllm:current_qps`: their chart's `requestStatsWindow`
+MODELS_MAX = 500  # names with a series of their own; callers choose them, so further ones are `other`
+_OUT_OF_USE = (*AWAY, "ejected", "draining")
+
+
+class LastMinute:
+    """How often something happened in each of the last sixty seconds."""
+
+    __slots__ = ("_counts", "_second")
+
+    def __init__(self) -> None:
+        self._counts = [0] * WINDOW_S
+        self._second = 0
+
+    def note(self, now: float) -> None:
+        """It happened."""
+        self._forget(now)
+        self._counts[self._second % WINDOW_S] += 1
+
+    def per_s(self, now: float) -> float:
+        """The rate over the whole window."""
+        self._forget(now)
+        return sum(self._counts) / WINDOW_S
+
+    def _forget(self, now: float) -> None:
+        second = int(now)
+        for gone in range(max(self._second + 1, second - WINDOW_S + 1), second + 1):
+            self._counts[gone % WINDOW_S] = 0
+        self._second = second
+
+
+class _Endpoint:
+    """What is counted of one endpoint."""
+
+    __slots__ = ("cached_tokens", "prompt_tokens", "sent", "url")
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.sent = LastMinute()
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+
+
+class ProductionStack:
+    """Counts what those series need, and prints them."""
+
+    def __init__(self, snapshot: Callable[[], Snapshot], *, now: Callable[[], float] = clock.now) -> None:
+        self._snapshot = snapshot
+        self._now = now
+        self._endpoints: dict[str, _Endpoint] = {}
+        self._came: dict[str, int] = {}  # by model
+        self._machine = Machine()
+
+    def endpoint_added(self, name: str, url: str) -> None:
+        """It has series from now on."""
+        self._endpoints[name] = _Endpoint(url)
+
+    def endpoint_removed(self, name: str) -> None:
+        """Its series end."""
+        self._endpoints.pop(name, None)
+
+    def model_known(self, name: str) -> None:
+        """A model that engines serve has its series before anybody asks for it."""
+        self._came.setdefault(name, 0)
+
+    def arrived(self, model: str) -> None:
+        """A request for a model was let into the queue, whether or not anybody serves it now: scalers wake by it."""
+        if model not in self._came and len(self._came) >= MODELS_MAX:
+            model = OTHER
+        self._came[model] = self._came.get(model, 0) + 1
+
+    def sent(self, endpoint: str) -> None:
+        """A request was sent."""
+        if (its := self._endpoints.get(endpoint)) is not None:
+            its.sent.note(self._now())
+
+    def used(self, endpoint: str, prompt_tokens: int, cached_tokens: int) -> None:
+        """An engine told the usage of an answer."""
+        if (its := self._endpoints.get(endpoint)) is not None:
+            its.prompt_tokens += prompt_tokens
+            its.cached_tokens += cached_tokens
+
+    def lines(self) -> Iterator[str]:
+        """For `/metrics`."""
+        return lines_of(self.collect())
+
+    def collect(self) -> Iterator[Metric]:
+        """The families, as prometheus_client has them."""
+        now = self._now()
+        well = {e.name for e in self._snapshot().endpoints if e.state not in _OUT_OF_USE}
+        healthy = GaugeMetricFamily("vllm:healthy_pods_total", "1 while an engine may be used.", labels=["server"])
+        rate = GaugeMetricFamily("vllm:current_qps", "Requests per second, of the last minute.", labels=["server"])
+        hits = GaugeMetricFamily(
+            "vllm:gpu_prefix_cache_hits_total", "Prompt tokens from its cache, as told with answers.", labels=["server"]
+        )
+        asked = GaugeMetricFamily(
+            "vllm:gpu_prefix_cache_queries_total", "Prompt tokens, as told with answers.", labels=["server"]
+        )
+        for name, its in self._endpoints.items():
+            healthy.add_metric([its.url], float(name in well))
+            rate.add_metric([its.url], its.sent.per_s(now))
+            hits.add_metric([its.url], its.cached_tokens)
+            asked.add_metric([its.url], its.prompt_tokens)
+        yield from (healthy, rate, hits, asked)
+        came = CounterMetricFamily(
+            "vllm:num_incoming_requests", "Requests that came, also while no engine is there.", labels=["model"]
+        )
+        for model, count in self._came.items():
+            came.add_metric([model], count)
+        yield came
+        for name, percent in self._machine.usage():
+            yield GaugeMetricFamily(f"router_{name}_usage_percent", "Of this machine or container.", value=percent)
+
+
+class Machine:
+    """The load of where this runs, as far as it tells."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._busy = self._whole = 0.0
+
+    def usage(self) -> Iterator[tuple[str, float]]:
+        """Percent of each thing. Of the CPUs: since this was last asked."""
+        try:
+            ticks = [float(word) for word in (self._proc / "stat").read_text().splitlines()[0].split()[1:9]]
+            lines = [line.split() for line in (self._proc / "meminfo").read_text().splitlines()]
+            kib = {words[0]: float(words[1]) for words in lines if len(words) > 1}
+            whole, idle = sum(ticks), ticks[3] + ticks[4]
+            passed, busy = whole - self._whole, whole - idle - self._busy
+            self._whole, self._busy = whole, whole - idle
+            yield "cpu", 100.0 * busy / passed if passed > 0 else 0.0
+            yield "memory", 100.0 * (1.0 - kib["MemAvailable:"] / kib["MemTotal:"])
+        except (OSError, ValueError, LookupError):
+            pass  # another system: no series is better than a wrong one
+        disk = shutil.disk_usage("/")
+        yield "disk", 100.0 * disk.used / (disk.used + disk.free)
