@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test compiled test-compiled test-deploy rehearse-alerts image chart wheels test-page shots test-postgres test-engines check
+.PHONY: demo test compiled test-compiled test-deploy rehearse-alerts image chart wheels test-page test-clients shots test-postgres test-engines check
 .PHONY: soak chaos fuzz bench lab docs generated lock clean
 .DEFAULT_GOAL := test
 
@@ -77,6 +77,22 @@ test-page: .venv/dev.stamp
 	test -n "$(CHROMIUM)" || command -v chromium google-chrome || $(BIN)/playwright install --with-deps chromium
 	$(BIN)/python -m pytest tests/page $(ARGS)
 
+# The libraries that applications are written with: `openai` for Python and Node.js, `anthropic`, LangChain, LiteLLM and its
+# proxy, in .venv-clients. What is missing fails here; `make test` skips it. Needs Node.js with npm.
+CLIENTS = .venv-clients
+PROXY_NEEDS = fastapi uvicorn python-multipart orjson backoff annotated_doc apscheduler redis mcp expression fastapi-sso soundfile pyjwt
+$(CLIENTS)/stamp: requirements.lock requirements-dev.lock Makefile
+	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock -r requirements.lock
+	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --only-binary :all: \
+		anthropic==2.12.0 langchain-openai==1.7.3 litellm==1.106.2 "openai<3" $(PROXY_NEEDS)
+	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	npm install --silent --prefix $(CLIENTS)/node openai
+	touch $@
+
+test-clients: $(CLIENTS)/stamp
+	PENSTOCK_TEST_CLIENTS=required $(CLIENTS)/bin/python -m pytest tests/clients $(ARGS)
+
 # The pictures in docs/live-page.md, taken anew: two minutes, with the browser of `test-page`.
 shots: .venv/dev.stamp
 	$(BIN)/pip install --quiet --disable-pip-version-check playwright==1.65.2
@@ -141,4 +157,4 @@ lock:
 	./scripts/lock
 
 clean:
-	rm -rf .venv .venv-compiled .venv-lock .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-compiled .venv-clients .venv-lock .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -41,9 +41,10 @@ OPENWEBUI_USER_HEADER = b"x-openwebui-user-id"
 
 _KEY_PREFIX = KEY_PREFIX.encode()
 _PRIORITY_MAX = 2**31 - 1  # a 32-bit integer at either end, as engines keep it
-_UNKNOWN_KEY = "The API key is not known."
+# In the words that clients look for, which tell a wrong key from other errors by its text.
+_UNKNOWN_KEY = "Incorrect API key provided (invalid_api_key): the gateway does not know it."
 _TWICE = "The header `{}` is given more than once."
-_KEY_REQUIRED = "An API key is required: `Authorization: Bearer KEY`."
+_KEY_REQUIRED = "You didn't provide an API key. The gateway needs one: `Authorization: Bearer KEY`."
 _MILLISECONDS = re.compile(rb"\d{1,12}(\.\d{1,9})?")
 _PEERS_MAX = 4096  # remembered verdicts; cleared as a whole when full
 
