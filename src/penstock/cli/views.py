@@ -18,10 +18,10 @@ from rich.text import Text
 from penstock.cli.admin_client import GatewayError
 from penstock.gateway.admin.events import printable
 from penstock.gateway.admin.headline import seconds
+from penstock.gateway.admin.reasons import MISSING
 
 INTERVAL_S = 1.0
 MARKS = {"ok": ("● ok", "bold blue"), "busy": ("▲ busy", "bold yellow"), "bad": ("■ attention", "bold red")}
-BAD = ("down", "hung", "stuck", "ejected")  # states of endpoints; any other state but "up" needs a look
 DOUBTS_SHOWN = 3  # lines of `status` and `top`
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
@@ -40,19 +40,21 @@ def headline(state: State) -> Text:
 def numbers(state: State) -> Text:
     now = state["now"]
     return Text(
-        f"waiting {state['waiting']:,} · running {state['running']:,} of {now.get('slots', 0):,.0f}"
+        f"waiting {state['waiting']:,} · running {state['running']:,}"
+        f" · slots {state['slots_taken']:,} of {state['slots']:,} taken"
         f" · sent {now.get('sent_per_s', 0):.1f}/s · refused {now.get('refused_per_s', 0):.1f}/s"
         f" · {now.get('tokens_per_s', 0):,.0f} tokens/s"
     )
 
 
 def models(state: State, most: int) -> Table:
-    table = _table("model", ">wait", ">run/slots", ">oldest", ">p50", ">p99", ">up", "why they wait")
+    table = _table("model", ">wait", ">run", ">slots", ">oldest", ">p50", ">p99", ">up", "why they wait")
     for model in state["models"][:most]:
         table.add_row(
             _name(model["name"], 20),
             _waiting(model["waiting"]),
-            f"{model['running']}/{model['slots']}",
+            str(model["running"]),
+            f"{min(model['taken'], model['slots'])}/{model['slots']}",
             seconds(model["oldest_wait_s"]) if model["waiting"] else "",
             seconds(model["wait_p50_s"]),
             seconds(model["wait_p99_s"]),
@@ -231,7 +233,7 @@ def _state(state: str, role: str) -> Text:
     only = "" if role == "both" else f", {plain(role, 8)}"
     if state == "up":
         return Text(f"● up{only}")
-    is_bad = state in BAD
+    is_bad = state in MISSING
     return Text(f"{'■' if is_bad else '▲'} {plain(state, 12)}{only}", style="bold red" if is_bad else "bold yellow")
 
 

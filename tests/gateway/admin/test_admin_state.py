@@ -170,8 +170,21 @@ async def test_an_endpoint_that_dies_becomes_an_event(world: World) -> None:
     world.gate._watch.tick()
     seen = await state(world)
     assert seen["events"][0]["text"].endswith(" is down")
-    assert "is down." in seen["headline"]
+    assert seen["headline"].endswith(" is down. Idle: nothing waits, nothing runs.")
     assert seen["tone"] == "bad"
+
+
+async def test_what_runs_on_where_nothing_more_goes_takes_none_of_the_slots(world: World) -> None:
+    """A drained endpoint's requests were counted against the others' slots: "running 19 of 16"."""
+    clients = await crowded(world, waiting=0)
+    seen = await state(world)
+    assert (seen["running"], seen["slots_taken"], seen["slots"]) == (1, 1, 1)
+    await verb(world, f"endpoints/{seen['endpoints'][0]['name']}/drain")
+    seen = await state(world)
+    assert (seen["running"], seen["slots_taken"], seen["slots"]) == (1, 0, 0)
+    world.gate._watch.tick()
+    assert (await state(world))["now"]["slots"] == 0
+    await let_go(clients)
 
 
 async def test_a_queue_is_an_event_when_it_begins_and_when_it_is_over(world: World) -> None:

@@ -8,6 +8,7 @@ from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.cause import Cause
 from penstock.core.values.lifecycle import State
 from penstock.core.values.observation import Observation
+from penstock.core.values.retry import Failure
 from penstock.core.values.settings import AdmissionSettings, BandSettings
 from penstock.gateway.admin.headline import headline, tone
 from penstock.gateway.admin.reasons import WHY, endpoint_why, model_why
@@ -87,19 +88,115 @@ def test_who_is_next_and_who_waits_behind_by_priority_is_told_apart() -> None:
     )
 
 
-def test_endpoints_that_are_missing_are_told_whether_somebody_waits_or_not() -> None:
+def test_an_endpoint_that_is_missing_leads_the_sentence_and_needs_attention() -> None:
     made = scheduler(a=1, b=1)
     assert said(made, 0.0) == "Idle: nothing waits, nothing runs."
     made.endpoint_down("a", now=0.0)
-    assert said(made, 0.0) == "Idle: nothing waits, nothing runs. a is down."
+    assert said(made, 0.0) == "a is down. Idle: nothing waits, nothing runs."
+    assert tone(made.snapshot(now=0.0)) == "bad", "although b is there"
     made.endpoint_down("b", now=0.0)
     made.arrived(request("w"), now=0.0)
-    assert said(made, 2.0) == "Holding 1: m has no endpoint alive. Oldest 2.0 s. 2 of 2 endpoints are down."
+    assert said(made, 2.0) == "2 of 2 endpoints are down. Holding 1: m has no endpoint alive. Oldest 2.0 s."
     assert tone(made.snapshot(now=2.0)) == "bad"
 
 
+def test_an_endpoint_that_an_operator_drained_is_told_last_and_needs_no_attention() -> None:
+    made = scheduler(a=1, b=1)
+    made.endpoint_drained("a", now=0.0)
+    assert said(made, 0.0) == "Idle: nothing waits, nothing runs. a is drained."
+    assert tone(made.snapshot(now=0.0)) == "busy"
+
+
+def full(made: CheckedScheduler, count: int, waiting: int = 1) -> CheckedScheduler:
+    """So many requests run, and others wait."""
+    for at in range(count):
+        the_lease(made.arrived(request(f"r{at}"), now=0.0))
+    for at in range(waiting):
+        made.arrived(request(f"w{at}"), now=0.0)
+        assert made.state_of(f"w{at}") is State.WAITING
+    return made
+
+
+def test_slots_are_counted_on_the_engines_that_are_there() -> None:
+    """It said "16 of 16 on 2 engines" with one of the two dead."""
+    made = scheduler(a=16, b=16)
+    made.endpoint_down("b", now=0.0)
+    full(made, 16)
+    assert said(made, 1.0) == (
+        "b is down. Holding 1: m has all slots taken, 16 of 16 on 1 engine (1 of 2 out of service). Oldest 1.0 s."
+    )
+
+
+def test_what_still_runs_where_nothing_more_goes_takes_no_slot_elsewhere() -> None:
+    """It said "19 of 16" while an endpoint was drained."""
+    made = full(scheduler(a=16, b=3), 19, waiting=0)
+    made.endpoint_drained("b", now=0.5)
+    made.arrived(request("w"), now=0.5)
+    assert "m has all slots taken, 16 of 16 on 1 engine (1 of 2 out of service)." in said(made, 1.0)
+    model = made.snapshot(now=1.0).models[0]
+    assert (model.running, model.taken, model.slots) == (19, 16, 16)
+
+
+def test_slots_that_were_taken_away_under_requests_are_told_as_what_they_are() -> None:
+    made = full(scheduler(a=8), 8)
+    made.endpoint_changed("a", slots=5, now=0.5)
+    assert "m has all slots taken, 5 of 5 on 1 engine, and 3 requests more run there." in said(made, 1.0)
+
+
+def test_slots_that_another_model_has_are_taken_all_the_same() -> None:
+    """It said "all slots taken, 1 of 4": those of the model itself."""
+    made = scheduler(a=4)
+    made.endpoint_changed("a", models=["m", "n"], now=0.0)
+    for at, model in enumerate("mnnn"):
+        the_lease(made.arrived(request(f"r{at}", model=model), now=0.0))
+    made.arrived(request("w"), now=0.0)
+    assert "m has all slots taken, 4 of 4 on 1 engine." in said(made, 1.0)
+
+
+def test_a_model_with_a_live_endpoint_is_never_said_to_have_none() -> None:
+    """It said "no endpoint alive" beside one that was alive and refused as busy, or was drained."""
+    made = scheduler(a=8, b=8)
+    made.endpoint_down("b", now=0.0)
+    for lease in [the_lease(made.arrived(request(f"r{at}"), now=1.0)) for at in range(4)]:
+        made.failed(lease, Failure.BUSY, now=1.0)  # which leaves it alone for a moment
+    for at in range(4):
+        made.cancelled(f"r{at}", now=1.0)
+    made.arrived(request("w"), now=1.2)
+    picture = made.snapshot(now=1.25)
+    assert picture.models[0].cause is Cause.HELD
+    assert "no endpoint alive" not in headline(picture)
+
+    drained = scheduler(a=8, b=8)
+    drained.endpoint_down("b", now=0.0)
+    drained.endpoint_drained("a", now=0.0)
+    drained.arrived(request("w"), now=0.0)
+    assert said(drained, 1.0) == (
+        "b is down. Holding 1: m's other endpoints are drained by an operator. Oldest 1.0 s. a is drained."
+    )
+
+
+def test_a_row_of_an_endpoint_that_is_away_speaks_of_that_endpoint() -> None:
+    """It said "no endpoint for the model is alive" in the row of each one that was down."""
+    made = scheduler(a=1, b=1)
+    made.endpoint_down("b", now=0.0)
+    full(made, 1)
+    picture = made.snapshot(now=1.0)
+    assert picture.endpoints[1].closed is Cause.NO_BACKEND
+    assert endpoint_why(picture.endpoints[1], picture) == "it is down"
+
+
 def test_nothing_to_send_to_is_said() -> None:
-    assert said(scheduler(), 0.0) == "Idle: nothing waits, nothing runs. No endpoint is configured or discovered."
+    made = scheduler()
+    assert said(made, 0.0) == "No endpoint is configured or discovered. Idle: nothing waits, nothing runs."
+    assert tone(made.snapshot(now=0.0)) == "bad"
+
+
+def test_a_model_that_nobody_serves_is_not_said_to_have_endpoints() -> None:
+    made = scheduler(a=1, b=1)
+    made.endpoint_changed("b", models=["n"], now=0.0)
+    made.endpoint_removed("a", now=0.0)
+    made.arrived(request("w"), now=0.0)
+    assert said(made, 1.0) == "Holding 1: no endpoint serves m. Oldest 1.0 s."
 
 
 def test_who_has_most_of_what_waits_is_named() -> None:

@@ -114,8 +114,10 @@ class ModelSnapshot(msgspec.Struct, frozen=True):
     name: str
     waiting: int
     running: int
-    slots: int  #: of the endpoints in service that serve it
-    endpoints: int  #: that serve it
+    slots: int  #: of the endpoints in service that answer for it
+    taken: int  #: leases there, whatever their models; more than `slots` where slots were taken away
+    answering: int  #: these endpoints
+    endpoints: int  #: that serve it, in service or not
     up: int  #: of these, those in service
     cause: Cause | None  #: what the first of those that wait waits for
     cause_endpoints: int  #: at how many endpoints
@@ -324,12 +326,15 @@ def _model_now(
     cause = first.span.cause if first is not None else None
     where = [e for e in endpoints if first is not None and _closed(first.band, e, cause)]
     usages = [usage for e in where or endpoints if (usage := e.ledger.kv_usage(now)) is not None]
+    answering = [e for e in endpoints if e.in_service and e.role is not Role.PREFILL]
     p50_s, p99_s = meter.wait_quantiles_s()
     return ModelSnapshot(
         name=meter.name,
         waiting=waiting,
         running=meter.running,
-        slots=sum(e.slots for e in endpoints if e.in_service and e.role is not Role.PREFILL),
+        slots=sum([e.slots for e in answering]),
+        taken=sum([len(e.ledger.leases) for e in answering]),
+        answering=len(answering),
         endpoints=len(endpoints),
         up=sum(e.in_service for e in endpoints),
         cause=cause,

@@ -252,9 +252,13 @@ class Waits:
 
 
 def dominant(closed: Counter[Cause]) -> Cause:
-    """The cause to name for several endpoints: of those that could be used at all, the most frequent."""
+    """The cause to name for several endpoints: of those that could be used at all, the most frequent.
+
+    Else of those that are there: that nobody is alive is said where it is so of all.
+    """
     usable = {cause: count for cause, count in closed.items() if cause not in _OUT}
-    counts = usable or closed
+    there = {cause: count for cause, count in closed.items() if cause is not Cause.NO_BACKEND}
+    counts = usable or there or closed
     return max(counts, key=lambda cause: (counts[cause], -_ORDER[cause]))
 
 

@@ -1,28 +1,26 @@
 """The state of everything in one sentence: is it healthy, who waits, why, for how long.
 
-Made here once from the snapshot, so that the page, `top` and `status` say the same. What an operator stopped comes
-first, for it explains the rest; then the model with the most waiting: what keeps the request that is next, and who
-waits behind it by priority; then endpoints that are missing.
+Made here once from the snapshot, so that the page, `top` and `status` say the same. Endpoints that are missing come
+first, for somebody has to look at them; then what an operator stopped, which explains the rest; then the model with the
+most waiting: what keeps the request that is next, and who waits behind it by priority.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from penstock.core.explain.snapshot import ALL, AWAY, BandSnapshot, Snapshot
-from penstock.gateway.admin.reasons import count, model_why, short_name
+from penstock.gateway.admin.reasons import MISSING, count, model_why, short_name
 
 BANDS_NAMED_MAX = 3  # a sentence, not a table
 
-_OUT = {
-    **{state: state for state in AWAY},
-    "stuck": "stuck",
-    "ejected": "taken out after failures",
-    "draining": "drained",
-}
+_ASIDE = tuple(state for state in (*AWAY, "draining") if state not in MISSING)  # which pass, or are meant
+_WORDS = {"ejected": "taken out after failures", "draining": "drained"}
 
 
 def headline(snapshot: Snapshot, queueing: str = "") -> str:
     """One or two sentences; and why queueing is off, where it is."""
-    trouble = _trouble(snapshot)
+    missing = _those(snapshot, MISSING) if snapshot.endpoints else "No endpoint is configured or discovered."
     if snapshot.draining:
         state = f"Draining: nothing new is let in, {count(snapshot.waiting, 'waits', 'wait')}, {snapshot.running} run."
     elif snapshot.paused:
@@ -39,16 +37,16 @@ def headline(snapshot: Snapshot, queueing: str = "") -> str:
         state += f" Nothing new is let in for {names}."
     if queueing:
         state += f" Queueing: {queueing[0].lower()}{queueing[1:]}"
-    return f"{state} {trouble}".strip()
+    return " ".join(part for part in (missing, state, _those(snapshot, _ASIDE)) if part)
 
 
 def tone(snapshot: Snapshot) -> str:
     """How bad it is: "ok", "busy" or "bad"."""
-    out = [endpoint for endpoint in snapshot.endpoints if endpoint.state in (*AWAY, "stuck", "ejected")]
+    states = {endpoint.state for endpoint in snapshot.endpoints}
     dead = any(model.endpoints and not model.up for model in snapshot.models)
-    if snapshot.draining or snapshot.paused or dead or not snapshot.endpoints:
+    if snapshot.draining or snapshot.paused or dead or not states or not states.isdisjoint(MISSING):
         return "bad"
-    return "busy" if snapshot.waiting or out or snapshot.drained else "ok"
+    return "busy" if snapshot.waiting or snapshot.drained or not states.isdisjoint(_ASIDE) else "ok"
 
 
 def _holding(snapshot: Snapshot) -> str:
@@ -91,16 +89,14 @@ def _whose(snapshot: Snapshot, band: BandSnapshot, form: str) -> str:
     return form.format(f"{number}from {short_name(first.tenant)}")
 
 
-def _trouble(snapshot: Snapshot) -> str:
-    """What is wrong apart from waiting."""
-    if not snapshot.endpoints:
-        return "No endpoint is configured or discovered."
+def _those(snapshot: Snapshot, states: Iterable[str]) -> str:
+    """Which endpoints are in one of these states."""
     said = []
-    for state, word in _OUT.items():
+    for state in states:
         names = [endpoint.name for endpoint in snapshot.endpoints if endpoint.state == state]
         if names:
             listed = short_name(names[0]) if len(names) == 1 else f"{len(names)} of {len(snapshot.endpoints)} endpoints"
-            said.append(f"{listed} {'is' if len(names) == 1 else 'are'} {word}.")
+            said.append(f"{listed} {'is' if len(names) == 1 else 'are'} {_WORDS.get(state, state)}.")
     return " ".join(said)
 
 

@@ -11,11 +11,12 @@ from array import array
 from collections.abc import Mapping
 
 from penstock.core.endpoints.roles import Role
-from penstock.core.explain.snapshot import AWAY, Snapshot
+from penstock.core.explain.snapshot import AWAY, EndpointSnapshot, Snapshot
 
 SAMPLES_MAX = 3_600
 FINE_SAMPLES = 300
 COARSE_S = 10
+_OUT = (*AWAY, "draining")
 CURVES = ("waiting", "running", "slots", "oldest_s", "kv_max", "sent_per_s", "refused_per_s", "tokens_per_s")
 
 
@@ -41,7 +42,7 @@ class History:
         values = {
             "waiting": float(snapshot.waiting),
             "running": float(snapshot.running),
-            "slots": float(sum(e.slots for e in snapshot.endpoints if e.state not in AWAY and e.role != Role.PREFILL)),
+            "slots": float(sum([e.slots for e in answering(snapshot)])),
             "oldest_s": max((band.oldest_wait_s for band in snapshot.bands), default=0.0),
             "kv_max": max((e.kv_usage_believed or 0.0 for e in snapshot.endpoints), default=0.0),
             **self.rates,
@@ -61,6 +62,11 @@ class History:
             "coarse": {name: _coarse(list(ring)[:-FINE_SAMPLES]) for name, ring in self._rings.items()},
             "fine": {name: list(ring)[-FINE_SAMPLES:] for name, ring in self._rings.items()},
         }
+
+
+def answering(snapshot: Snapshot) -> list[EndpointSnapshot]:
+    """The endpoints that are there to answer, so that their slots count: nothing new goes to the others."""
+    return [e for e in snapshot.endpoints if e.state not in _OUT and e.role != Role.PREFILL]
 
 
 def _coarse(samples: list[float]) -> list[float]:

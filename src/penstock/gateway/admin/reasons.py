@@ -6,7 +6,7 @@ A bare "full" beside 80 % would be taken for a mistake.
 
 from __future__ import annotations
 
-from penstock.core.explain.snapshot import EndpointSnapshot, ModelSnapshot, Snapshot
+from penstock.core.explain.snapshot import ALL, EndpointSnapshot, ModelSnapshot, Snapshot
 from penstock.core.values.cause import Cause
 from penstock.gateway.admin.events import printable
 
@@ -33,6 +33,7 @@ WHY: dict[Cause, str] = {
     Cause.TURN: "{model} is being handed out in turn",
 }
 assert WHY.keys() == set(Cause)
+MISSING = ("down", "hung", "stuck", "ejected")  # states of endpoints that should be there and can't be used
 _COUNTED = (Cause.ENGINE_QUEUE, Cause.PREFILL_FULL, Cause.PACE, Cause.HELD)
 
 
@@ -41,22 +42,49 @@ def model_why(model: ModelSnapshot, snapshot: Snapshot, *, named: bool = True) -
     name = short_name(model.name) if named else "it"
     if model.cause is None:
         return f"{name} is being handed out"
-    text = WHY[model.cause] if named else WHY[model.cause].replace("{model}'s", "its")
-    why = text.format(model=name)
+    text = _special(model, snapshot) or WHY[model.cause]
+    why = (text if named else text.replace("{model}'s", "its")).format(model=name)
     engines = count(model.endpoints, "engine", "engines")
     if model.cause is Cause.KV_FULL and model.cause_endpoints:
         return _kv_why(model, why, f"{name}'s" if named else "its", snapshot)
     if model.cause is Cause.SLOTS_FULL:
-        return f"{why}, {model.running:,} of {model.slots:,} on {engines}"
+        return f"{why}, {_slots(model)}"
     if model.cause in _COUNTED and model.cause_endpoints:
         return f"{why}, {model.cause_endpoints} of {engines}"
     return why
+
+
+def _special(model: ModelSnapshot, snapshot: Snapshot) -> str | None:
+    """Where a cause stands for several things: the one that is so."""
+    if model.cause is Cause.NO_BACKEND and not model.endpoints:
+        return "no endpoint serves {model}"
+    if model.cause is Cause.NO_BACKEND and model.up:
+        return "{model}'s endpoints that would be next are not alive"
+    if model.cause is Cause.PAUSED and model.name not in snapshot.paused and ALL not in snapshot.paused:
+        others = "other " if any(e.state in MISSING for e in snapshot.endpoints if _serves(e, model)) else ""
+        return f"{{model}}'s {others}endpoints are drained by an operator"
+    return None
+
+
+def _serves(endpoint: EndpointSnapshot, model: ModelSnapshot) -> bool:
+    return endpoint.models is None or model.name in endpoint.models
+
+
+def _slots(model: ModelSnapshot) -> str:
+    """How many slots are taken, at the endpoints that are there; and what runs there beyond them."""
+    taken = f"{min(model.taken, model.slots):,} of {model.slots:,} on {count(model.answering, 'engine', 'engines')}"
+    if model.up < model.endpoints:
+        taken += f" ({model.endpoints - model.up} of {model.endpoints} out of service)"
+    over = model.taken - model.slots
+    return f"{taken}, and {count(over, 'request', 'requests')} more run there" if over > 0 else taken
 
 
 def endpoint_why(endpoint: EndpointSnapshot, snapshot: Snapshot) -> str | None:
     """Why an endpoint takes nothing of what is next, where there are numbers that show it."""
     if endpoint.closed is Cause.ENGINE_QUEUE and endpoint.given_up:
         return f"{count(endpoint.given_up, 'slot is', 'slots are')} still at work for clients that hung up"
+    if endpoint.closed is Cause.NO_BACKEND:
+        return f"it is {endpoint.state}"
     if endpoint.closed is not Cause.KV_FULL:
         return None
     ceiling = percent(snapshot.kv_usage_ceiling)

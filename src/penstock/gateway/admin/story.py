@@ -26,7 +26,7 @@ CAUSES: dict[Cause, str] = {
     Cause.CLASS_SHARE: "the last slots and memory were kept for tenants under their share",
     Cause.TENANT_CAP: "its tenant ran as many requests as it may",
     Cause.AFFINITY: "it was held for the endpoint that has its cache or session",
-    Cause.PAUSED: "an operator had paused sending",
+    Cause.PAUSED: "an operator had paused sending, or drained the endpoints",
     Cause.TURN: "others were served first: higher bands, or tenants that had got less for their weight",
 }
 assert CAUSES.keys() == set(Cause)

@@ -20,7 +20,7 @@ from penstock.core.explain.snapshot import EndpointSnapshot, ModelSnapshot, Snap
 from penstock.gateway.admin.episode import Episode
 from penstock.gateway.admin.events import EventLog, printable
 from penstock.gateway.admin.headline import headline, tone
-from penstock.gateway.admin.history import History
+from penstock.gateway.admin.history import History, answering
 from penstock.gateway.admin.reasons import endpoint_why, model_why
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer
 from penstock.gateway.proxy.driver import Driver
@@ -122,7 +122,7 @@ class Watch:
         """What the page, `top` and `status` show. Lists of endpoints are cut, the others come cut."""
         endpoints = sorted(snapshot.endpoints, key=_troubled_first)
         shown = endpoints[:ENDPOINTS_SHOWN]
-        queueing = self._facts.queueing()
+        queueing, there = self._facts.queueing(), answering(snapshot)
         return {
             "version": self._facts.version,
             "settings": self._facts.config_hash(),
@@ -140,6 +140,8 @@ class Watch:
             "drained": snapshot.drained,
             "waiting": snapshot.waiting,
             "running": snapshot.running,
+            "slots": sum([endpoint.slots for endpoint in there]),
+            "slots_taken": sum([min(endpoint.leases, endpoint.slots) for endpoint in there]),
             "waiting_tokens": snapshot.waiting_tokens,
             "waiting_bytes": snapshot.waiting_bytes,
             "models": [

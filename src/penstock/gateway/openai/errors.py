@@ -56,7 +56,7 @@ MESSAGE: dict[Reason, str] = {
     Reason.DEADLINE_MISSED: "The request's deadline can't be met any more. Please try again later.",
     Reason.DISPLACED: "The queue is full and a request of higher priority took this place. Please try again later.",
     Reason.OPERATOR: "The request was cancelled by an operator.",
-    Reason.NO_ENDPOINT: "No engine that serves this model is alive. Please try again later.",
+    Reason.NO_ENDPOINT: "No engine that serves this model is in service. Please try again later.",
     Reason.DRAINING: "Nothing new is taken: this service, model or endpoint is being drained. Please try again.",
     Reason.UPSTREAM_ERROR: "No engine answered the request.",
     Reason.UPSTREAM_TIMEOUT: "The engine did not answer in time.",

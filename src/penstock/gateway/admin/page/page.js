@@ -36,7 +36,8 @@ const tables = {
   models: new Table($("models"), [
     { title: "model", value: (m) => text(m.name), name: true },
     { title: "waiting", value: (m) => count(m.waiting), num: true, by: (m) => m.waiting, tone: (m) => (m.waiting ? "busy" : "") },
-    { title: "running / slots", value: (m) => `${count(m.running)} / ${count(m.slots)}`, num: true, part: (m) => m.running / (m.slots || 1) },
+    { title: "running", value: (m) => count(m.running), num: true },
+    { title: "slots taken", hint: "at the endpoints in service that serve it, whatever the model of what runs there", value: (m) => `${count(Math.min(m.taken, m.slots))} of ${count(m.slots)}`, num: true, part: (m) => m.taken / (m.slots || 1) },
     { title: "oldest", value: oldest, num: true, by: (m) => m.oldest_wait_s },
     { title: "waited p50 · p99 (last 256 sent)", hint: "in the queue, of those that were sent; who still waits does not count", value: (m) => `${seconds(m.wait_p50_s)} · ${seconds(m.wait_p99_s)}`, num: true, low: true },
     { title: "endpoints", value: (m) => `${m.up} of ${m.endpoints}`, num: true, tone: (m) => (m.up < m.endpoints ? "bad" : "") },
@@ -166,7 +167,7 @@ function show() {
   $("tone").className = s.tone;
   document.title = s.waiting ? `${s.waiting} wait – Penstock` : "Penstock";
   numbers([
-    ["waiting", count(s.waiting)], ["running", `${count(s.running)} of ${count(s.now.slots)} slots`],
+    ["waiting", count(s.waiting)], ["running", count(s.running)], ["slots taken", `${count(s.slots_taken)} of ${count(s.slots)}`],
     ["oldest waits", s.waiting ? seconds(s.now.oldest_s) : "–"], ["sent", `${(s.now.sent_per_s ?? 0).toFixed(1)}/s`],
     ["refused", `${(s.now.refused_per_s ?? 0).toFixed(1)}/s`], ["tokens", `${count(s.now.tokens_per_s ?? 0)}/s`],
   ]);
