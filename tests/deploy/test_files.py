@@ -54,6 +54,9 @@ def test_compose_takes_the_file_and_every_mount_is_there() -> None:
     mounts = [volume for service in services.values() for volume in service.get("volumes", [])]
     assert mounts
     assert all(Path(mount["source"]).exists() and mount["read_only"] for mount in mounts)
+    ours = [service for service in services.values() if service["image"] == "penstock"]
+    assert len(ours) == 3
+    assert all(service["read_only"] and service["cap_drop"] == ["ALL"] for service in ours)
     assert services["penstock"]["environment"]["PENSTOCK_ADMIN_TOKEN"] == TOKEN
 
 
