@@ -17,10 +17,12 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -164,17 +166,30 @@ class Children:
 
     @contextlib.contextmanager
     def ended_by_interrupt(self) -> Iterator[None]:
-        """SIGINT ends all of them before it is raised as `KeyboardInterrupt`."""
+        """SIGINT ends all of them, and is raised as `KeyboardInterrupt`.
+
+        A thread ends them. The handler runs in the main thread, and sleeps with it if the signal comes just before that
+        thread waits for a lock; compilers that end wake both.
+        """
+
+        def end_when_told() -> None:
+            if ear.recv(1):
+                self.end()
 
         def interrupted(*_: object) -> None:
-            self.end()
             raise KeyboardInterrupt
 
-        before = signal.signal(signal.SIGINT, interrupted)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
+        ear, mouth = socket.socketpair()
+        with ear, mouth:
+            mouth.settimeout(0)
+            threading.Thread(target=end_when_told, daemon=True).start()
+            before, woken = signal.signal(signal.SIGINT, interrupted), signal.set_wakeup_fd(mouth.fileno())
+            try:
+                yield
+            finally:
+                signal.set_wakeup_fd(woken)
+                signal.signal(signal.SIGINT, before)
+                mouth.shutdown(socket.SHUT_RDWR)
 
 
 class Progress:

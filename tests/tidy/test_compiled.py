@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import runpy
+import select
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -107,14 +108,18 @@ def test_a_missing_compiler_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the compiler is started in another way there")
+@pytest.mark.timeout(400)
 def test_an_interrupt_ends_the_compilers_at_once(tmp_path: Path) -> None:
     pytest.importorskip("setuptools", reason="the hook compiles with setuptools")
     compiler, began = tmp_path / "cc", tmp_path / "began"
-    compiler.write_text(f"#!/bin/sh\necho >> {began}\nexec sleep 60\n")
+    os.mkfifo(began)
+    compiler.write_text(f"#!/bin/sh\necho began > {began}\nexec sleep 3600\n")
     compiler.chmod(0o755)
     for at in range(20):
         (tmp_path / f"{at}.c").write_text("int x;")
     build = f"""
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it is inherited as ignored where the tests run in background
 import sys, types
 from pathlib import Path
 from setuptools import Extension
@@ -122,18 +127,31 @@ stub = types.ModuleType("hatchling.builders.hooks.plugin.interface")
 stub.BuildHookInterface = list
 sys.modules[stub.__name__] = stub
 import runpy
-import signal
 files = sorted(str(path) for path in Path({str(tmp_path)!r}).glob("*.c"))
 made = [Extension("a", files[:10]), *[Extension(f"e{{at}}", [file]) for at, file in enumerate(files[10:])]]
 runpy.run_path({str(ROOT / "hatch_build.py")!r})["to_machine_code"](made, Path({str(tmp_path)!r}))
 """
-    running = subprocess.Popen(
-        [sys.executable, "-c", build], env={**os.environ, "CC": str(compiler)}, stderr=subprocess.PIPE, text=True
-    )
-    while not began.exists():
-        assert running.poll() is None, running.communicate()[1]
-        time.sleep(0.01)
-    running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=20)  # a file would take a minute, and there are twenty
-    assert "KeyboardInterrupt" in said
+    with (tmp_path / "said").open("w+") as said:
+        running = subprocess.Popen(
+            [sys.executable, "-c", build], env={**os.environ, "CC": str(compiler)}, stderr=said, start_new_session=True
+        )
+        try:
+            _wait_for_word(began, running)
+            running.send_signal(signal.SIGINT)
+            running.wait(timeout=300)  # a file takes an hour, and there are twenty
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)  # compilers that were left, too
+        said.seek(0)
+        assert "KeyboardInterrupt" in said.read()
     assert running.returncode != 0
+
+
+def _wait_for_word(fifo: Path, running: subprocess.Popen[bytes]) -> None:
+    """Wait until something is written to `fifo`. Fails if `running` ends before."""
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        while not select.select([reader], [], [], 1.0)[0]:
+            assert running.poll() is None, "it ended before it started a compiler"
+    finally:
+        os.close(reader)
