@@ -1,4 +1,4 @@
-"""Does the batch lane take what is idle, give it back at once, lose nothing, and stay small? Four proofs, by name.
+"""Does batch work take what is idle, give it back at once, lose nothing, and stay small? Four proofs, by name.
 
 `share`: the `openai` client runs a batch over two simulated engines beside interactive streams; their time to first
 token is compared with the same streams alone, and the slots they leave with those the batch uses. `kill`: the gateway

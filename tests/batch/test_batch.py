@@ -136,9 +136,9 @@ async def test_the_openai_client_runs_a_batch(world: World, tmp_path: Path) -> N
     assert len(world.seen()) == 300
     assert await world.metric("penstock_batch_items_total", outcome="completed") == 300
     assert await world.metric("penstock_requests_total", band="batch", outcome="completed") == 300
-    lane = gate._batch
-    assert lane is not None
-    await world.until(lambda: not lane.keeper.outlook)
+    service = gate._batch
+    assert service is not None
+    await world.until(lambda: not service.manager.outlook)
     assert await world.metric("penstock_batch_open") == 0
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.batch.api import calls
 from penstock.batch.api.calls import CALLS_TENANT_MAX
-from penstock.batch.api.wiring import BatchLane
+from penstock.batch.api.wiring import BatchService
 from penstock.batch.store.sqlite import FILE, SqliteStore
 from penstock.batch.values import Quota
 from penstock.config.problems import ConfigError
@@ -21,7 +21,7 @@ from tests.batch.test_batch import FORM, Batches, form, gateway, jsonl, line
 from tests.gateway.conftest import World, request
 
 
-def lane(gate: Gateway) -> BatchLane:
+def service(gate: Gateway) -> BatchService:
     assert gate._batch is not None
     return gate._batch
 
@@ -31,7 +31,7 @@ async def rows(gate: Gateway, status: str) -> int:
         found = store.sqlite.execute("SELECT COUNT(*) FROM files WHERE status = :status", {"status": status})
         return int(found.fetchone()[0])
 
-    return await lane(gate).routes._files._store.do(count)
+    return await service(gate).routes._files._store.do(count)
 
 
 # --- uploads --------------------------------------------------------------------------------------------------------
@@ -63,8 +63,8 @@ async def test_an_upload_that_the_server_refuses_is_let_go(
     clients = [await world.client(attack(form(b"x" * 1000, purpose="batch"))) for _ in range(5)]
     for client in clients:
         assert (await client.answer()).status == status
-    await world.until(lambda: not lane(gate).routes._uploads)
-    await world.until(lambda: not lane(gate).routes._calls._tasks)
+    await world.until(lambda: not service(gate).routes._uploads)
+    await world.until(lambda: not service(gate).routes._calls._tasks)
     assert await rows(gate, "uploading") == 0
     assert (await Batches(world).upload(jsonl(line("a")))).status == 200
 
@@ -78,7 +78,7 @@ async def test_one_tenants_slow_transfers_hold_up_nobody_else(world: World, tmp_
     )
     slow = [await world.client(upload[:500]) for _ in range(CALLS_TENANT_MAX)]
     gate = world.gate
-    await world.until(lambda: len(lane(gate).routes._uploads) == CALLS_TENANT_MAX)
+    await world.until(lambda: len(service(gate).routes._uploads) == CALLS_TENANT_MAX)
     refused = await greedy.upload(jsonl(line("a")))
     assert (refused.status, refused.error()["code"]) == (429, "tenant_limit")
     assert refused.header("retry-after") is not None
@@ -86,7 +86,7 @@ async def test_one_tenants_slow_transfers_hold_up_nobody_else(world: World, tmp_
     assert (await other.upload(jsonl(line("a")))).status == 200
     for client in slow:
         client.hang_up()
-    await world.until(lambda: not lane(gate).routes._uploads)
+    await world.until(lambda: not service(gate).routes._uploads)
     assert (await greedy.upload(jsonl(line("a")))).status == 200
 
 
@@ -113,13 +113,13 @@ async def test_downloads_that_nobody_reads_leave_the_calls_free(
         for _ in range(2):
             readers.append(unread(world, request("GET", f"/v1/files/{file}/content", headers=api.headers)))
     gate = world.gate
-    await world.until(lambda: len(lane(gate).routes._calls._tasks) == 8)
+    await world.until(lambda: len(service(gate).routes._calls._tasks) == 8)
     api = Batches(world, "one more")
     assert (await api.upload(jsonl(line("a")))).status == 200
     assert (await api.call("GET", "/v1/batches")).status == 200
     for reader in readers:
         reader.close()
-    await world.until(lambda: not lane(gate).routes._calls._tasks)
+    await world.until(lambda: not service(gate).routes._calls._tasks)
 
 
 async def test_an_upload_cut_off_by_a_kill_keeps_no_room(tmp_path: Path) -> None:
@@ -207,10 +207,10 @@ async def test_a_clock_set_back_by_half_a_day_stops_no_batch(
     api = Batches(world)
     running = await api.start(*(line(f"r{n}", tokens=5) for n in range(60)))
     late = await api.start(line("late", tokens=5), *(line(f"l{n}", tokens=5) for n in range(300)), window="1s")
-    keeper = lane(gate).keeper
-    await world.until(lambda: len(keeper.outlook) == 2)
-    true_wall = keeper._wall
-    monkeypatch.setattr(keeper, "_wall", lambda: true_wall() - 12 * 3600)
+    manager = service(gate).manager
+    await world.until(lambda: len(manager.outlook) == 2)
+    true_wall = manager._wall
+    monkeypatch.setattr(manager, "_wall", lambda: true_wall() - 12 * 3600)
     assert (await api.ended(late))["status"] == "expired"
     await api.call("POST", f"/v1/batches/{running}/cancel")
     assert (await api.ended(running))["status"] == "cancelled"
@@ -242,7 +242,7 @@ async def test_a_store_that_is_damaged_under_way_answers_and_comes_back(world: W
     gate = await gateway(world, tmp_path)
     api = Batches(world)
     assert (await api.upload(jsonl(*(line(str(n), "x" * 1000) for n in range(500))))).status == 200
-    store = lane(gate).routes._files._store
+    store = service(gate).routes._files._store
     folder = tmp_path / "data"
 
     def damage(opened: Any) -> None:

@@ -43,7 +43,7 @@ class Offer(Protocol):
         """Take the item back, waiting or running. Neither `sent` nor `ended` is called any more."""
 
 
-class Lane(Protocol):
+class DispatchPort(Protocol):
     """The way to the engines, as the runner sees it."""
 
     def offer(self, work: Work, *, sent: Callable[[bool], None], ended: Callable[[ItemAnswer], None]) -> Offer:

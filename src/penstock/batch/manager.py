@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from penstock.batch import api_objects
-from penstock.batch.dispatch_port import Lane
+from penstock.batch.dispatch_port import DispatchPort
 from penstock.batch.eta import CompletionEta, Outlook
 from penstock.batch.input_file import InputReader
 from penstock.batch.runner import FAULT_S, LOOK_S, Runner
@@ -29,14 +29,14 @@ PURGE_S = 5.0
 READ_BYTES = 4 * CHUNK_BYTES  # read of a file in one go: takes some ten milliseconds of the store's thread
 
 
-class Keeper:
+class Manager:
     """Takes all batches of a store through their states, in tasks of its own."""
 
     def __init__(
         self,
         store: StoreThread,
         runner: Runner,
-        lane: Lane,
+        port: DispatchPort,
         *,
         lines_max: int,
         line_bytes_max: int,
@@ -46,7 +46,7 @@ class Keeper:
     ) -> None:
         self._store = store
         self._runner = runner
-        self._lane = lane
+        self._port = port
         self._lines_max = lines_max
         self._line_bytes_max = line_bytes_max
         self._claim_s = claim_s
@@ -164,7 +164,7 @@ class Keeper:
         file = await self._store.do(lambda store: store.file(batch.tenant, batch.input_file, 0.0))
         items: list[NewItem] = []
         reader = InputReader(
-            urls=self._lane.takes,
+            urls=self._port.takes,
             lines_max=self._lines_max,
             line_bytes_max=self._line_bytes_max,
             endpoint=batch.endpoint,
@@ -181,7 +181,7 @@ class Keeper:
         if not await self._keep(batch, items, reader):
             return
         for model, line in reader.models.items():
-            if not self._lane.serves(model):
+            if not self._port.serves(model):
                 text = f"The model `{model}` does not exist. GET /v1/models lists those that do."
                 reader.problems.append(LineProblem("model_not_found", text, "body.model", line))
         await self._begin(batch, reader)

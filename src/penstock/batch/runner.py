@@ -5,10 +5,10 @@ For each tenant and model (a *stream*) some items wait in the scheduler's lowest
 else wants finds an item at once, and the scheduler divides between tenants by weight. A tenant's own batches go
 earliest deadline first. Claimed items are bounded in number and bytes; more are claimed when half of them have gone.
 
-How many items are offered follows the room there is (`Lane.room`): what the tenant, the band and the queue may still
-hold, or, with queueing off, the unused slots. Batches take at most half of that room, so that their tenant's other
-requests find a place beside them. Items that are claimed but not offered stand *ready*, and one is offered as soon as
-another is sent: a limit of a few places is enough to keep the engines busy.
+How many items are offered follows the room there is (`DispatchPort.room`): what the tenant, the band and the queue may
+still hold, or, with queueing off, the unused slots. Batches take at most half of that room, so that their tenant's
+other requests find a place beside them. Items that are claimed but not offered stand *ready*, and one is offered as
+soon as another is sent: a limit of a few places is enough to keep the engines busy.
 
 A result counts when the store has it; until then the item is held. Reaching a limit of the tenant is no failure: the
 item stands ready again. An item that the gateway refuses for another reason (overload, a stop) goes back to the store
@@ -27,7 +27,7 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.batch import api_objects
-from penstock.batch.dispatch_port import ItemAnswer, Lane, Offer, Work
+from penstock.batch.dispatch_port import DispatchPort, ItemAnswer, Offer, Work
 from penstock.batch.input_file import Wrong, read_line
 from penstock.batch.states import ItemState, Status
 from penstock.batch.store.port import Store, StoreError
@@ -84,10 +84,10 @@ class _Pause(msgspec.Struct):
 class Runner:
     """Runs items of open batches until it is stopped. `fill` and `write` are its two tasks."""
 
-    def __init__(self, store: StoreThread, lane: Lane, *, name: str, now: Callable[[], float]) -> None:
+    def __init__(self, store: StoreThread, port: DispatchPort, *, name: str, now: Callable[[], float]) -> None:
         self.name = name
         self._store = store
-        self._lane = lane
+        self._port = port
         self._now = now
         self._batches: dict[str, Batch] = {}  # those in progress, the earliest deadline first
         self._held: dict[_Key, HeldItem] = {}
@@ -258,7 +258,7 @@ class Runner:
         assert work is not None
         if self._now() < self._pause(stream).until_s:
             return False
-        waiting, room = self._waiting[stream], self._lane.room(work.tenant, work.user, stream[1])
+        waiting, room = self._waiting[stream], self._port.room(work.tenant, work.user, stream[1])
         if room <= 0:  # others may hold the room for long: with none of ours under way, try one
             return not (waiting or self._running[stream])
         return waiting < max(1, (waiting + room) // 2)
@@ -268,7 +268,7 @@ class Runner:
         assert work is not None
         held.waits = True
         self._waiting[held.stream] += 1
-        offer = self._lane.offer(
+        offer = self._port.offer(
             work,
             sent=lambda sent: self._sent(held, sent=sent),
             ended=lambda answer: self._answered(held, work, answer),

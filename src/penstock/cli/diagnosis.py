@@ -21,7 +21,7 @@ from penstock.engines.recognise import ENGINES
 from penstock.gateway.endpoints import identify
 from penstock.gateway.endpoints.identify import Listing
 from penstock.gateway.endpoints.load_reader import LoadReader
-from penstock.gateway.endpoints.probe_client import Ask, ProbeAnswer, asking
+from penstock.gateway.endpoints.probe import Ask, ProbeAnswer, asking
 from penstock.http.client.pool import Headers, Upstream, UpstreamException, UpstreamTimeouts
 
 AT_ONCE_MAX = 16

@@ -8,8 +8,8 @@ from random import Random
 
 import penstock
 from penstock import clock
-from penstock.batch.api.dispatch import GatewayLane
-from penstock.batch.api.wiring import batch_lane
+from penstock.batch.api.dispatch import GatewayPort
+from penstock.batch.api.wiring import batch_service
 from penstock.config.model import Settings
 from penstock.core.scheduler import Scheduler
 from penstock.gateway import settings_map
@@ -60,14 +60,14 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
     routes = AdminRoutes(auth, events.audit)
     batch = None
     if settings.batch.enabled:
-        lane = GatewayLane(
+        port = GatewayPort(
             submit=lambda *request: app.submit(*request),  # noqa: PLW0108 - the app comes after it
             caller=lambda tenant, user: callers.inside(tenant, user, driver.now()),
             room=lambda caller, model: scheduler.room(model, caller.account, caller.band, now=driver.now()),
             knows=lambda model: scheduler.knows(model, now=driver.now()),
             aliases=lambda: catalog.aliases,
         )
-        batch = batch_lane(settings.batch, lane, driver, callers, metrics)
+        batch = batch_service(settings.batch, port, driver, callers, metrics)
     app = App(
         batch=None if batch is None else batch.routes,
         driver=driver,
@@ -99,8 +99,8 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         config_hash=lambda: reload.hash,
         loop_lag_s=lambda: metrics.loop_lag_s,
         queueing=lambda: queueing(reload.settings),
-        batches=tuple if batch is None else lambda: batch.keeper.outlook,
-        batch_store=lambda: None if batch is None else batch.keeper.trouble,
+        batches=tuple if batch is None else lambda: batch.manager.outlook,
+        batch_store=lambda: None if batch is None else batch.manager.trouble,
     )
     watch = Watch(driver, events, facts)
     Pages().add_to(routes)

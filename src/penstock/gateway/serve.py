@@ -8,7 +8,7 @@ import logging
 import resource
 import signal
 
-from penstock.batch.api.wiring import BatchLane
+from penstock.batch.api.wiring import BatchService
 from penstock.config.model import LimitsSection
 from penstock.gateway import early_signals
 from penstock.gateway.admin.own_token import OwnToken
@@ -47,7 +47,7 @@ class Gateway:
         own_token: OwnToken,
         certificate: Certificate,
         reporting: Reporting,
-        batch: BatchLane | None = None,
+        batch: BatchService | None = None,
     ) -> None:
         self._batch = batch
         self.reload = reload

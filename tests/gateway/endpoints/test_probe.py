@@ -11,8 +11,7 @@ import pytest
 from penstock.core.endpoints.health import Presence
 from penstock.gateway.endpoints import probe
 from penstock.gateway.endpoints.observer import ObserveSettings
-from penstock.gateway.endpoints.probe import HUNG_AFTER_S, Prober
-from penstock.gateway.endpoints.probe_client import ProbeAnswer
+from penstock.gateway.endpoints.probe import HUNG_AFTER_S, ProbeAnswer, Prober
 from penstock.http.client.pool import UpstreamError, UpstreamErrorKind, UpstreamException
 from tests.gateway.conftest import World, chat, request
 from tests.gateway.raw_engine import Peer, RawEngine

@@ -13,7 +13,7 @@ from penstock.engines.sglang import SGLANG
 from penstock.engines.trtllm import TRTLLM
 from penstock.engines.vllm import VLLM
 from penstock.gateway.endpoints.load_reader import GLIMPSE_INTERVAL_S, TRIES_BEFORE_GIVING_UP, LoadReader
-from penstock.gateway.endpoints.probe_client import ProbeAnswer
+from penstock.gateway.endpoints.probe import ProbeAnswer
 from tests.gateway.engines import faces
 from tests.gateway.engines.faces import GOLDEN, Route
 

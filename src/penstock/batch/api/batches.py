@@ -11,7 +11,7 @@ from penstock.batch import api_objects
 from penstock.batch.api.calls import ApiError, Owner, answer, page_size, query
 from penstock.batch.api.upload import keep_seconds
 from penstock.batch.eta import Outlook
-from penstock.batch.manager import Keeper
+from penstock.batch.manager import Manager
 from penstock.batch.states import BatchEvent, Status, may
 from penstock.batch.store.thread import StoreThread
 from penstock.batch.values import Batch, Quota
@@ -37,7 +37,7 @@ class Batches:
     def __init__(
         self,
         store: StoreThread,
-        keeper: Keeper,
+        manager: Manager,
         quota: Quota,
         *,
         urls: Callable[[str], bool],
@@ -45,7 +45,7 @@ class Batches:
         wall: Callable[[], float],
     ) -> None:
         self._store = store
-        self._keeper = keeper
+        self._manager = manager
         self._quota = quota
         self._urls = urls
         self._keep_s = keep_s
@@ -94,7 +94,7 @@ class Batches:
             times="{}",
         )
         await self._store.do(lambda store: store.add_batch(batch, self._quota))
-        self._keeper.wake()
+        self._manager.wake()
         answer(exchange, self._shown(batch))
 
     async def list(self, exchange: SocketExchange, owner: Owner) -> None:
@@ -115,7 +115,7 @@ class Batches:
                 raise ApiError(Reason.BAD_REQUEST, text, "batch_id")
             now = self._wall()
             await self._store.do(lambda store: store.move(name, BatchEvent.CANCEL, now))
-            self._keeper.wake()
+            self._manager.wake()
             batch = await self._find(owner, name)
         answer(exchange, self._shown(batch))
 
@@ -127,7 +127,7 @@ class Batches:
 
     def _shown(self, batch: Batch) -> dict[str, object]:
         shown = api_objects.batch_object(batch)
-        outlook = next((one for one in self._keeper.outlook if one.id == batch.id), None)
+        outlook = next((one for one in self._manager.outlook if one.id == batch.id), None)
         if outlook is not None and batch.state is Status.IN_PROGRESS:
             shown["penstock"] = progress(outlook)
         return shown

@@ -12,9 +12,9 @@ from penstock.batch.dispatch_port import ItemAnswer, Work
 from penstock.core.values.actions import Dispatch, Requeue
 from penstock.core.values.request import Usage
 from penstock.gateway.identity.caller import Caller
-from penstock.gateway.openai.answer import read_usage
 from penstock.gateway.openai.errors import Api
 from penstock.gateway.openai.routes import PathKind, route
+from penstock.gateway.openai.usage import read_usage
 from penstock.gateway.proxy.journey import QueuedJourney
 from penstock.http.server.server import Exchange, Header
 
@@ -129,8 +129,8 @@ class ItemJourney(QueuedJourney):
         super().requeued(action)
 
 
-class GatewayLane:
-    """The `Lane` of a gateway: submits items as requests of the gateway itself."""
+class GatewayPort:
+    """The `DispatchPort` of a gateway: submits items as requests of the gateway itself."""
 
     def __init__(
         self,

@@ -12,11 +12,11 @@ from pathlib import Path
 from penstock import clock
 from penstock.batch.api.batches import Batches
 from penstock.batch.api.calls import Calls
-from penstock.batch.api.dispatch import GatewayLane
+from penstock.batch.api.dispatch import GatewayPort
 from penstock.batch.api.files import FileRules, Files
 from penstock.batch.api.metrics import BatchMetrics
 from penstock.batch.api.routes import BatchRoutes
-from penstock.batch.manager import Keeper
+from penstock.batch.manager import Manager
 from penstock.batch.runner import Runner
 from penstock.batch.store.port import StorageFullError, Store, StoreBrokenError, StoreError
 from penstock.batch.store.sqlite import SqliteStore
@@ -31,40 +31,40 @@ from penstock.gateway.telemetry.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 
-class BatchLane:
+class BatchService:
     """Files and batches as a whole: the part that the gateway starts, drains and closes."""
 
-    def __init__(self, routes: BatchRoutes, calls: Calls, keeper: Keeper) -> None:
+    def __init__(self, routes: BatchRoutes, calls: Calls, manager: Manager) -> None:
         self.routes = routes
-        self.keeper = keeper
+        self.manager = manager
         self._calls = calls
 
     def start(self) -> None:
-        self.keeper.start()
+        self.manager.start()
 
     def drain(self) -> None:
         """Refuse new uploads and start no more items. Waiting items go back to the store, running ones may end."""
         self.routes.draining = True
-        self.keeper.stop()
+        self.manager.stop()
 
     async def close(self) -> None:
         await self._calls.close()
-        await self.keeper.close()
+        await self.manager.close()
 
 
-def batch_lane(
-    settings: BatchSection, lane: GatewayLane, driver: Driver, callers: Callers, metrics: Metrics
-) -> BatchLane:
-    """Returns the batch lane of a gateway. Raises ConfigError if the data folder can't be used."""
+def batch_service(
+    settings: BatchSection, port: GatewayPort, driver: Driver, callers: Callers, metrics: Metrics
+) -> BatchService:
+    """Returns files and batches of a gateway. Raises ConfigError if the data folder can't be used."""
     limits = settings.limits
     quota = Quota(files=limits.files, bytes=limits.bytes, batches=limits.batches, items=limits.items)
     store = StoreThread(_opening(settings))
     name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-    runner = Runner(store, lane, name=name, now=driver.now)
-    keeper = Keeper(
+    runner = Runner(store, port, name=name, now=driver.now)
+    manager = Manager(
         store,
         runner,
-        lane,
+        port,
         lines_max=limits.max_lines,
         line_bytes_max=limits.max_line,
         claim_s=settings.claim_timeout,
@@ -72,11 +72,11 @@ def batch_lane(
         now=driver.now,
     )
     rules = FileRules(quota, limits.max_file, limits.max_lines, limits.max_line, settings.keep)
-    files = Files(store, rules, runner=name, urls=lane.takes, wall=clock.wall)
-    batches = Batches(store, keeper, quota, urls=lane.takes, keep_s=settings.keep, wall=clock.wall)
+    files = Files(store, rules, runner=name, urls=port.takes, wall=clock.wall)
+    batches = Batches(store, manager, quota, urls=port.takes, keep_s=settings.keep, wall=clock.wall)
     calls = Calls(metrics.refused)
-    metrics.add(BatchMetrics(keeper, runner, store))
-    return BatchLane(BatchRoutes(calls, callers, files, batches, now=driver.now), calls, keeper)
+    metrics.add(BatchMetrics(manager, runner, store))
+    return BatchService(BatchRoutes(calls, callers, files, batches, now=driver.now), calls, manager)
 
 
 def _opening(settings: BatchSection) -> Callable[[], Store]:

@@ -15,7 +15,7 @@ from penstock.config.values import MODEL_CHARACTERS_MAX
 from penstock.engines import recognise
 from penstock.engines.base import Engine, Facts, Model
 from penstock.engines.openai import OPENAI
-from penstock.gateway.endpoints.probe_client import Ask, ProbeAnswer
+from penstock.gateway.endpoints.probe import Ask, ProbeAnswer
 from penstock.http.client.values import UpstreamErrorKind
 
 MODELS_MAX = 10_000

@@ -18,7 +18,7 @@ from penstock.core.endpoints.ledger import restarted_between
 from penstock.core.values.observation import Glimpse, Observation
 from penstock.engines import orca
 from penstock.engines.base import Engine, Facts, Load, PageReader
-from penstock.gateway.endpoints.probe_client import Ask, ProbeAnswer
+from penstock.gateway.endpoints.probe import Ask, ProbeAnswer
 
 AskPort = Callable[[int], Ask]  #: how to ask the same host at another port
 GLIMPSE_INTERVAL_S = 0.05  # an engine's gauges move once per step: reading them more often brings nothing new

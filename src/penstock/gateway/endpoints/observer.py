@@ -21,8 +21,7 @@ from penstock.engines.openai import OPENAI
 from penstock.gateway.endpoints import identify
 from penstock.gateway.endpoints.identify import Listing
 from penstock.gateway.endpoints.load_reader import LoadReader
-from penstock.gateway.endpoints.probe import Prober
-from penstock.gateway.endpoints.probe_client import LIST_BYTES_MAX, Ask, asking
+from penstock.gateway.endpoints.probe import LIST_BYTES_MAX, Ask, Prober, asking
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.target import Target
 from penstock.http.client.pool import Upstream, UpstreamException, UpstreamTimeouts

@@ -1,4 +1,6 @@
-"""Is an engine there, and does it serve? What an answer to a probe means, and what no answer means in the end.
+"""Is an engine there, and does it serve? How it is asked, what an answer means, and what no answer means in the end.
+
+Beside its requests an engine is asked with single GETs, bounded in time and size.
 
 Told apart are: *loading* (503 before it was ever well), *stopping* (503 after it was), *sleeping*, *down* (the
 connection is refused), *hung* (the connection is accepted, and nothing comes back). Slow is not hung: an engine in a
@@ -9,15 +11,71 @@ either.
 
 from __future__ import annotations
 
-from penstock.core.endpoints.health import Presence
-from penstock.gateway.endpoints.probe_client import ProbeAnswer
-from penstock.http.client.pool import UpstreamErrorKind
+from collections.abc import Awaitable, Callable
 
+import msgspec
+
+from penstock.core.endpoints.health import Presence
+from penstock.http.client.pool import Headers, Upstream, UpstreamErrorKind, UpstreamException
+
+ANSWER_BYTES_MAX = 4 << 20
+LIST_BYTES_MAX = 16 << 20  # for a list of models: real entries have some 500 bytes, and there may be many adapters
 HUNG_AFTER_S = 10.0  # an engine's HTTP side answers within milliseconds even while a step takes seconds
 HUNG_PROBES_MIN = 3
 LATE_S = 1.0  # a time-out that fires so much later than asked for was our own loop's fault
 _NO_ANSWER = (UpstreamErrorKind.FIRST_BYTE_TIMEOUT, UpstreamErrorKind.IDLE_TIMEOUT)
 _LOADING = b"loading"  # llama.cpp's 503
+
+
+class ProbeAnswer(msgspec.Struct, frozen=True):
+    """What came back. With status 0 nothing did, and `failure` says why."""
+
+    status: int
+    body: bytes = b""
+    failure: UpstreamException | None = None
+
+    @property
+    def ok(self) -> bool:
+        """True for status 200."""
+        return self.status == 200
+
+    @property
+    def absent(self) -> bool:
+        """True if the engine answered that it has no such path: an answer too, and a final one."""
+        return self.status in (404, 405, 501)
+
+    @property
+    def silent(self) -> bool:
+        """True if the engine said nothing either way (no answer in time, or a 5xx): it may answer another time."""
+        return self.status == 0 or self.status >= 500
+
+    def json(self) -> object:
+        """Returns the body as JSON; None if it is not JSON, or the status is not 200."""
+        if not self.ok:
+            return None
+        try:
+            return msgspec.json.decode(self.body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+
+
+Ask = Callable[[str], Awaitable[ProbeAnswer]]
+
+
+def asking(upstream: Upstream, headers: Headers, *, timeout_s: float, bytes_max: int = ANSWER_BYTES_MAX) -> Ask:
+    """Returns a function that sends a GET for a path to one endpoint. It never raises for what the engine does.
+
+    An answer has `timeout_s` to arrive whole, and at most `bytes_max`.
+    """
+
+    async def ask(path: str) -> ProbeAnswer:
+        try:
+            answer = await upstream.fetch("GET", path, headers=headers, timeout_s=timeout_s, bytes_max=bytes_max)
+        except UpstreamException as failure:
+            return ProbeAnswer(0, failure=failure)
+        return ProbeAnswer(answer.status, answer.body)
+
+    return ask
 
 
 class Prober:

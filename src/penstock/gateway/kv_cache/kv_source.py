@@ -18,7 +18,7 @@ import zmq.asyncio
 
 from penstock.engines.kv_blocks import RANKS_MAX, Changes, EndpointBlocks
 from penstock.engines.kv_events import Event
-from penstock.gateway.endpoints.probe_client import asking
+from penstock.gateway.endpoints.probe import asking
 from penstock.gateway.kv_cache.kv_stream import KvStream, Lost, PublisherAddress
 from penstock.http.client.pool import Headers, Upstream
 

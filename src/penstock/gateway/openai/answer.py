@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import re
 
-import msgspec
-
 from penstock.core.values.request import Usage
-from penstock.gateway.openai.fields import UsageFields
 from penstock.gateway.openai.stream_end import (
     TAIL_BYTES,
     cut_off,
@@ -23,21 +20,16 @@ from penstock.gateway.openai.stream_end import (
     tells_abort,
     tells_error,
 )
+from penstock.gateway.openai.usage import USAGE, read_usage
 
 HEAD_BYTES = 1024  # kept: an answer's id, and Anthropic's message_start, which alone tells the prompt's tokens
 HELD_BYTES_MAX = 65536  # of an event that is not whole yet; a longer one passes as it comes
-TOKENS_MAX = 2**31
-_USAGE_NAME = b'"usage":'
-_USAGE = re.compile(rb'"usage": ?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 _DATA = b"\ndata:"  # a space may follow
 _DATA_BEFORE = len(_DATA) - 1  # of it may have come with the piece before
 TAIL_BYTES_MAX = 2 * TAIL_BYTES
 _DONES = (b"data: [DONE]\n\n", b"data:[DONE]\n\n", b"data: [DONE]\r\n\r\n", b"data:[DONE]\r\n\r\n")
 _NO_CHOICES = re.compile(rb'"choices": ?\[\]')
 _SPLIT = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")  # an event ends with an empty line, of either kind
-
-
-_decode = msgspec.json.Decoder(UsageFields).decode
 
 
 class AnswerReader:
@@ -143,39 +135,5 @@ class AnswerReader:
             data, self._held = data[:whole], data[whole:]
         if data.find(b'"choices":[]') < 0 and data.find(b'"choices": []') < 0:  # not `in`, which tries a number first
             return data
-        kept = [event for event in _SPLIT.split(data) if not (_NO_CHOICES.search(event) and _USAGE.search(event))]
+        kept = [event for event in _SPLIT.split(data) if not (_NO_CHOICES.search(event) and USAGE.search(event))]
         return b"".join(kept)
-
-
-def read_usage(data: bytes, *, first: bool = False) -> Usage | None:
-    """The last (or first) usage object in some bytes of an answer, None when there is none that makes sense."""
-    found = _USAGE.search(data) if first else _last_usage(data)
-    if found is None:
-        return None
-    try:
-        usage = _decode(found[1])
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    told_prompt = usage.prompt_tokens if usage.prompt_tokens is not None else usage.input_tokens
-    told_completion = usage.completion_tokens if usage.completion_tokens is not None else usage.output_tokens
-    details = usage.prompt_tokens_details or usage.input_tokens_details
-    told_cached = usage.cache_read_input_tokens if details is None else details.cached_tokens
-    prompt, completion, cached = told_prompt or 0, told_completion or 0, told_cached or 0
-    if told_prompt is None and told_completion is None:
-        return None
-    if not (0 <= prompt < TOKENS_MAX and 0 <= completion < TOKENS_MAX and 0 <= cached < TOKENS_MAX):
-        return None
-    if details is None and cached:
-        return Usage(prompt + cached, completion, cached, cached_told=True)  # Anthropic counts them apart
-    return Usage(prompt, completion, min(cached, prompt), told_cached is not None)
-
-
-def _last_usage(data: bytes) -> re.Match[bytes] | None:
-    """Looked for from the end, where it stands: the text before it is the longer part."""
-    at = data.rfind(_USAGE_NAME)
-    while at >= 0:
-        found = _USAGE.match(data, at)
-        if found is not None:
-            return found
-        at = data.rfind(_USAGE_NAME, 0, at)
-    return None

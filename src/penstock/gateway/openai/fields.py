@@ -131,6 +131,22 @@ class UsageFields(msgspec.Struct):
     cache_read_input_tokens: int | None = None
 
 
+class SglangMeta(msgspec.Struct):
+    """Usage in the `meta_info` of SGLang's own API."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+class LlamacppTimings(msgspec.Struct):
+    """Usage in the `timings` of llama.cpp's own API."""
+
+    prompt_n: int | None = None  #: computed, without those from the cache
+    cache_n: int | None = None
+    predicted_n: int | None = None
+
+
 def field_reader(name: str) -> msgspec.json.Decoder[Any]:
     """Decodes this one field of an object, as `value`, raw; empty where it is absent."""
     return msgspec.json.Decoder(

@@ -19,8 +19,8 @@ from penstock.core.values.retry import Failure
 from penstock.engines import orca
 from penstock.gateway.openai import errors
 from penstock.gateway.openai.body import is_multipart
-from penstock.gateway.openai.own_usage import own_usage
 from penstock.gateway.openai.splice import Body, remove_field, set_field
+from penstock.gateway.openai.usage import own_usage
 from penstock.gateway.proxy.arrival import Arrival, Means
 from penstock.gateway.proxy.disagg.base import Division
 from penstock.gateway.proxy.disagg.concurrent import Meeting
