@@ -18,17 +18,19 @@ CORE_RANDOM = "penstock.core.scheduler"
 
 # A folder or file of the package, and what of the package it must not import.
 FORBIDDEN = {
-    "core": ("batch", "cli", "clock", "config", "engines", "gateway", "http", "journal", "sim"),
+    "core": ("batch", "cli", "clock", "config", "engines", "gateway", "http", "journal", "share", "sim"),
     "config": ("cli", "gateway", "http", "sim"),
     "engines": ("cli", "gateway", "http", "sim"),
-    "http": ("batch", "cli", "config", "core", "engines", "gateway", "sim"),
+    "http": ("batch", "cli", "config", "core", "engines", "gateway", "share", "sim"),
     "journal": ("cli", "gateway", "http", "sim"),
     "batch": ("cli", "sim"),
     "gateway": ("cli", "sim"),
+    "share": ("batch", "cli", "clock", "config", "engines", "gateway", "http", "sim"),
     "sim": ("batch", "cli", "gateway", "http"),
 }
 CLOCKLESS = (
     "core",
+    "share",
     "sim/engine/model.py",
     "sim/engine/blocks.py",
     "sim/checks/invariants.py",

@@ -1,5 +1,7 @@
 """What the scheduler asks its driver to do. Values: the core never calls anybody.
 
+They travel as they are from a decider to its edges (`penstock/share`), so each is an array with its name in front.
+
 After a `Dispatch` the driver owns the lease and reports `finished`, `failed` or `cancelled` for it exactly once.
 `Reject`, `Evict` and `Fail` end a request: the scheduler has already forgotten it.
 """
@@ -11,7 +13,7 @@ import msgspec
 from penstock.core.values.outcome import Outcome, Reason
 
 
-class Dispatch(msgspec.Struct, frozen=True, gc=False):
+class Dispatch(msgspec.Struct, array_like=True, tag="dispatch", frozen=True, gc=False):
     """Send the request to this endpoint, now."""
 
     request_id: str
@@ -22,7 +24,7 @@ class Dispatch(msgspec.Struct, frozen=True, gc=False):
     decode: str | None = None  #: only its prompt is computed there; this endpoint is leased to answer it
 
 
-class Decode(msgspec.Struct, frozen=True, gc=False):
+class Decode(msgspec.Struct, array_like=True, tag="decode", frozen=True, gc=False):
     """The prompt is computed: send the request on to the endpoint that answers it, under its own lease."""
 
     request_id: str
@@ -30,38 +32,38 @@ class Decode(msgspec.Struct, frozen=True, gc=False):
     lease: int  #: named in every report from now on; the prefill's is over
 
 
-class Requeue(msgspec.Struct, frozen=True, gc=False):
+class Requeue(msgspec.Struct, array_like=True, tag="requeue", frozen=True, gc=False):
     """The request waits again, its age kept; the lease it had is gone."""
 
     request_id: str
     cause: str  #: the failure that sent it back (`retry.Failure`)
 
 
-class _End(msgspec.Struct, frozen=True, gc=False):
+class _End(msgspec.Struct, array_like=True, frozen=True, gc=False):
     request_id: str
     reason: Reason
     retry_after_s: float | None = None
 
 
-class Reject(_End, frozen=True, gc=False):
+class Reject(_End, tag="reject", frozen=True, gc=False):
     """Refuse a request that never entered the queue."""
 
     outcome = Outcome.REJECTED
 
 
-class Evict(_End, frozen=True, gc=False):
+class Evict(_End, tag="evict", frozen=True, gc=False):
     """Refuse a request that waited."""
 
     outcome = Outcome.EVICTED
 
 
-class Fail(_End, frozen=True, gc=False):
+class Fail(_End, tag="fail", frozen=True, gc=False):
     """The request was sent and failed for good: pass on the engine's last answer, or say that there is none."""
 
     outcome = Outcome.FAILED
 
 
-class Abort(msgspec.Struct, frozen=True, gc=False):
+class Abort(msgspec.Struct, array_like=True, tag="abort", frozen=True, gc=False):
     """Stop a running request at its endpoint. The driver still reports the end of its lease."""
 
     request_id: str

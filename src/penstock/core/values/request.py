@@ -37,7 +37,7 @@ def keys_within(chunks: int) -> int:
     return _KEYS[min(chunks, PREFIX_CHUNKS_MAX)]
 
 
-class Contents(msgspec.Struct, frozen=True, gc=False):
+class Contents(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What a body holds, by kind: tokens are estimated for each kind apart."""
 
     text_bytes: int  #: what is left without the data of pictures, sounds and so on, and without token ids
@@ -50,7 +50,7 @@ class Contents(msgspec.Struct, frozen=True, gc=False):
     answers: int = 1  #: wanted in all; 0: the result is no text
 
 
-class Request(msgspec.Struct, frozen=True, gc=False):
+class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One client request, as the scheduler sees it."""
 
     id: str
@@ -91,7 +91,7 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
     output_tokens: int
 
 
-class Usage(msgspec.Struct, frozen=True, gc=False):
+class Usage(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What an answer truly cost, in tokens."""
 
     prompt_tokens: int

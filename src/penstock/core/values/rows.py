@@ -62,7 +62,7 @@ class LimitReached(msgspec.Struct, frozen=True):
     retry_after_s: float  #: when there will be enough again, if nothing else comes
 
 
-class Left(msgspec.Struct, frozen=True):
+class Left(msgspec.Struct, array_like=True, frozen=True):
     """What is left of one minute's worth."""
 
     limit: int
@@ -70,7 +70,7 @@ class Left(msgspec.Struct, frozen=True):
     reset_s: float  #: until it is full again
 
 
-class Allowance(msgspec.Struct, frozen=True):
+class Allowance(msgspec.Struct, array_like=True, frozen=True):
     """What one tenant may still send; None: no limit of that kind."""
 
     requests: Left | None

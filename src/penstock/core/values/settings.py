@@ -56,7 +56,7 @@ class QueueBounds(msgspec.Struct, frozen=True):
     tokens_max: int = 100_000_000
 
 
-class Prices(msgspec.Struct, frozen=True):
+class Prices(msgspec.Struct, array_like=True, frozen=True):
     """What a token counts, by kind."""
 
     prompt: float = 1.0

@@ -1,0 +1,304 @@
+"""What stands where the scheduler would, at an edge: facts go to the decider, its actions come back, later.
+
+Everyday picture: a shop floor whose manager sits in another room. Whoever serves customers tells the same things, in
+the same words, as if the manager stood beside them; what comes back comes a moment later and may cross with news.
+
+Crossings are settled here, by two rules. *What is over is over*: a request that the edge has forgotten is named by a
+number that is never used again, so an action for it is dropped; and who forgets says so, so the other side does too.
+*What a client has begun to read can't be taken back*: a `Requeue` that comes after the first byte is not followed. The
+answer goes on without a lease, as the foreign load that it is to the decider by then, and the edge says that nothing
+more is to be decided about it. So no request is answered twice, and none is forgotten by one side alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+import msgspec
+
+from penstock.core.queueing.position import QueuePosition
+from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Fail, Requeue
+from penstock.core.values.located import Source
+from penstock.core.values.request import Request, Usage
+from penstock.core.values.retry import Failure, final_reason
+from penstock.core.values.rows import Allowance
+from penstock.share.frames import Frame
+from penstock.share.messages import (
+    Allowed,
+    Arrived,
+    Aside,
+    Cancelled,
+    Down,
+    Endpoints,
+    Fact,
+    Failed,
+    Finished,
+    FirstToken,
+    FoundBlocks,
+    FoundCached,
+    Levels,
+    Moved,
+    PassedOn,
+    Places,
+    Prefilled,
+    Progressed,
+    Told,
+    Unreachable,
+    WherePlaced,
+)
+from penstock.share.view import View
+
+MOVED_INTERVAL_S = 0.1  # how often it is said which endpoints' answers go on: less than half of `movement.CHECK_S`
+
+
+class Held:
+    """A request at this edge, from its arrival until nothing more is decided about it."""
+
+    __slots__ = ("begun", "endpoint", "lease", "loose", "number", "output_tokens", "request", "since_s")
+
+    def __init__(self, number: int, request: Request, now: float) -> None:
+        self.number = number
+        self.request = request
+        self.since_s = now
+        self.lease: int | None = None  #: the decider's, from its dispatch to the fact that ends it
+        self.endpoint = ""
+        self.output_tokens = 0
+        self.begun = False  #: its client has some of the answer
+        self.loose = False  #: its lease was taken back too late: the answer goes on, the decider has forgotten it
+
+
+class Edge:
+    """Told of facts as a `Scheduler` is; what is decided comes out of `take`."""
+
+    def __init__(self, send: Callable[[Fact | Aside], None]) -> None:
+        self._send = send
+        self.view = View()
+        self.requests: dict[int, Held] = {}
+        self._by_id: dict[str, Held] = {}
+        self._leases: dict[int, Held] = {}
+        self.epoch = 0  #: the highest that was followed
+        self.stale = 0  #: frames of a decider that another one has followed
+        self._last_number = 0
+        self._moved_s = 0.0
+
+    # --- from the decider ---------------------------------------------------------------------------------------
+
+    def take(self, frame: Frame[Down]) -> tuple[list[Action], list[Down]]:
+        """What is to be carried out, in order; and what is not about requests, for whoever runs this edge.
+
+        What a decider says that another one has followed is not heard.
+        """
+        actions: list[Action] = []
+        others: list[Down] = []
+        if frame.epoch < self.epoch:
+            self.stale += 1
+            return actions, others
+        self.epoch = frame.epoch
+        for message in frame.messages:
+            match message:
+                case Told(number, action):
+                    held = self.requests.get(number)
+                    if held is not None and not held.loose and (done := self._decided(held, action)) is not None:
+                        actions.append(done)
+                case Endpoints():
+                    self.view.endpoints(message)
+                    others.append(message)
+                case Levels():
+                    self.view.levels(message)
+                case Allowed():
+                    self.view.allowed(message)
+                case Places():
+                    self.view.placed(message)
+                case _:
+                    others.append(message)
+        return actions, others
+
+    def _decided(self, held: Held, action: Action) -> Action | None:
+        """Book an action. None: nothing is to be done about it."""
+        match action:
+            case Dispatch() | Decode():
+                if action.endpoint not in self.view.rows:
+                    self._send(Failed(held.number, action.lease, Failure.CONNECT))
+                    return None
+                self._lend(held, action.lease)
+                held.endpoint = action.endpoint
+            case Requeue():
+                if held.begun:
+                    return self._too_late(held)
+                self._take_back(held)
+            case Abort():
+                pass
+            case _:
+                self._forget(held)
+        if action.request_id != held.request.id:  # the decider knows another request of that name
+            action = msgspec.structs.replace(action, request_id=held.request.id)
+        return action
+
+    def _too_late(self, held: Held) -> Action | None:
+        """The lease is gone, and the client reads: let it read on, and tell that nothing more is to be decided."""
+        self._send(Cancelled(held.number))
+        if held.lease is not None:
+            held.loose = True
+            return None
+        self._forget(held)  # the answer broke off meanwhile: this is its end
+        return _broken(held)
+
+    # --- facts, as a scheduler is told them -----------------------------------------------------------------------
+
+    def arrived(self, request: Request, *, now: float) -> list[Action]:
+        assert request.id not in self._by_id, "request ids are unique among those that have not ended"
+        self._last_number += 1
+        held = Held(self._last_number, request, now)
+        self.requests[held.number] = self._by_id[request.id] = held
+        if request.deadline_s is not None:
+            request = msgspec.structs.replace(request, deadline_s=request.deadline_s - now)
+        self._send(Arrived(held.number, request))
+        return []
+
+    def first_token(self, lease: int, *, now: float) -> list[Action]:  # noqa: ARG002
+        held = self._leases[lease]
+        held.begun = True
+        self._send(FirstToken(held.number, lease))
+        return []
+
+    def passed_on(self, lease: int, *, now: float) -> list[Action]:  # noqa: ARG002
+        held = self._leases[lease]
+        held.begun = True
+        self._send(PassedOn(held.number, lease))
+        return []
+
+    def progressed(self, lease: int, output_tokens: int, *, now: float) -> list[Action]:  # noqa: ARG002
+        held = self._leases[lease]
+        held.output_tokens = output_tokens
+        if not held.loose:
+            self._send(Progressed(held.number, lease, output_tokens))
+        return []
+
+    def prefilled(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:  # noqa: ARG002
+        held = self._leases[lease]
+        self._take_back(held)
+        self._send(Prefilled(held.number, lease, usage))
+        return []
+
+    def finished(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:  # noqa: ARG002
+        held = self._leases[lease]
+        self._forget(held)
+        if not held.loose:
+            self._send(Finished(held.number, lease, usage))
+        return []
+
+    def failed(self, lease: int, failure: Failure, *, answering: bool = False, now: float) -> list[Action]:  # noqa: ARG002
+        held = self._leases[lease]
+        if held.loose:
+            self._forget(held)
+            return [_broken(held)]
+        self._take_back(held)
+        self._send(Failed(held.number, lease, failure, answering))
+        return []
+
+    def cancelled(self, request_id: str, *, now: float) -> list[Action]:  # noqa: ARG002
+        held = self._by_id[request_id]
+        self._forget(held)
+        if not held.loose:
+            self._send(Cancelled(held.number))
+        return []
+
+    def located(self, request_id: str, keys: Iterable[int], block_tokens: int, *, now: float) -> list[Action]:  # noqa: ARG002
+        if (held := self._by_id.get(request_id)) is not None and held.lease is None:
+            self._send(FoundBlocks(held.number, list(keys), block_tokens))
+        return []
+
+    def cached(
+        self,
+        request_id: str,
+        tokens: Mapping[str, int],
+        source: Source = Source.LMCACHE,
+        *,
+        now: float,  # noqa: ARG002
+    ) -> list[Action]:
+        if (held := self._by_id.get(request_id)) is not None and held.lease is None:
+            self._send(FoundCached(held.number, dict(tokens), source))
+        return []
+
+    def endpoint_down(self, name: str, *, now: float) -> list[Action]:  # noqa: ARG002
+        """A request that needs no turn found nobody there."""
+        self._send(Unreachable(name, down=True))
+        return []
+
+    def moved(self, names: Iterable[str], *, now: float) -> list[Action]:
+        """Answers of these endpoints have come further. Said a few times a second; ask `wants_moved` before."""
+        self._moved_s = now
+        if named := list(names):
+            self._send(Moved(named))
+        return []
+
+    def wants_moved(self, now: float) -> bool:
+        """Whether it is time to say whose answers go on."""
+        return now >= self._moved_s + MOVED_INTERVAL_S
+
+    def expire(self, *, now: float) -> list[Action]:  # noqa: ARG002
+        return []
+
+    def next_deadline(self) -> float | None:
+        """Time is the decider's."""
+        return None
+
+    # --- questions ------------------------------------------------------------------------------------------------
+
+    @property
+    def paced(self) -> bool:
+        return self.view.paced
+
+    @property
+    def divides(self) -> bool:
+        return self.view.divides
+
+    @property
+    def waits(self) -> bool:
+        """Whom it matters to, observers, are with the decider."""
+        return False
+
+    def least_loaded(self, model: str, *, but: Collection[str] = (), now: float) -> str | None:  # noqa: ARG002
+        return self.view.least_loaded(model, but)
+
+    def serving(self, model: str, *, now: float) -> list[str]:  # noqa: ARG002
+        return self.view.serving(model)
+
+    def knows(self, model: str, *, now: float) -> bool | None:  # noqa: ARG002
+        return self.view.knows(model)
+
+    def allowance(self, account: str, *, now: float) -> Allowance | None:  # noqa: ARG002
+        return self.view.allowance(account)
+
+    def places(self, request_ids: Iterable[str], *, now: float) -> dict[str, QueuePosition]:  # noqa: ARG002
+        """Where requests stood when that was last asked for; and ask, so that the next time it is known."""
+        asked = {held.number: held for name in request_ids if (held := self._by_id.get(name)) is not None}
+        if not asked:
+            return {}
+        self._send(WherePlaced(list(asked)))
+        return {
+            asked[number].request.id: place
+            for number, place in self.view.places(asked).items()
+            if asked[number].lease is None
+        }
+
+    # --- small things ---------------------------------------------------------------------------------------------
+
+    def _lend(self, held: Held, lease: int) -> None:
+        self._take_back(held)
+        held.lease = lease
+        self._leases[lease] = held
+
+    def _take_back(self, held: Held) -> None:
+        if held.lease is not None:
+            del self._leases[held.lease]
+            held.lease = None
+
+    def _forget(self, held: Held) -> None:
+        self._take_back(held)
+        del self.requests[held.number]
+        del self._by_id[held.request.id]
+
+
+def _broken(held: Held) -> Fail:
+    return Fail(held.request.id, final_reason(Failure.BROKEN))

@@ -1,0 +1,269 @@
+"""What passes between an edge and its decider: facts up, actions down, and a view of what can't be asked each time.
+
+Facts name a request by the number that its edge gave it, once for the edge's life: clients choose the ids of requests,
+and choose them again, so an action on its way down could meet another request of the same name. Facts about a lease
+name it too, for the decider may have taken it back meanwhile.
+
+No body, no prompt and no key goes up: sizes, names, counts, and hashes of a prompt's blocks. Times are ages or remain
+spans, never moments: the clocks of two machines have nothing in common.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.core.values.actions import Action
+from penstock.core.values.located import Source
+from penstock.core.values.request import Request, Usage
+from penstock.core.values.retry import Failure
+from penstock.core.values.rows import Allowance
+
+PROTOCOL = 1  # of this file: two that differ in it do not talk
+
+
+class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=str.lower):
+    """An array, its name in front."""
+
+
+# --- how a link begins --------------------------------------------------------------------------------------------
+
+
+class Hello(_Message, frozen=True):
+    """An edge's first word. Protocol and version stand in front, where every version finds them."""
+
+    protocol: int
+    version: str
+    name: str  #: what people call it
+    epoch: int  #: the highest it has followed, 0: none yet
+    settings: str  #: hash of the settings it has, empty: it has none yet
+    pid: int = 0
+
+
+class Welcome(_Message, frozen=True):
+    """The decider's first word: this edge is one of its own now."""
+
+    version: str
+    settings: str  #: hash
+
+
+class Refused(_Message, frozen=True):
+    """The decider's only word to an edge that it does not take."""
+
+    why: str
+
+
+# --- facts: up ----------------------------------------------------------------------------------------------------
+
+
+class Arrived(_Message, frozen=True):
+    """A request came. Its deadline is how long it has left."""
+
+    number: int
+    request: Request
+
+
+class FirstToken(_Message, frozen=True):
+    number: int
+    lease: int
+
+
+class PassedOn(_Message, frozen=True):
+    number: int
+    lease: int
+
+
+class Progressed(_Message, frozen=True):
+    number: int
+    lease: int
+    output_tokens: int
+
+
+class Prefilled(_Message, frozen=True):
+    number: int
+    lease: int
+    usage: Usage | None = None
+
+
+class Finished(_Message, frozen=True):
+    """The request is answered: the edge has forgotten it."""
+
+    number: int
+    lease: int
+    usage: Usage | None = None
+
+
+class Failed(_Message, frozen=True):
+    number: int
+    lease: int
+    failure: Failure
+    answering: bool = False
+
+
+class Cancelled(_Message, frozen=True):
+    """Nothing more has to be decided about the request: its client is gone, or its answer can't be taken back."""
+
+    number: int
+
+
+class FoundBlocks(_Message, frozen=True):
+    """`located`: the keys of the prompt's token blocks."""
+
+    number: int
+    keys: list[int]
+    block_tokens: int
+
+
+class FoundCached(_Message, frozen=True):
+    """`cached`: how much of the prompt each endpoint holds."""
+
+    number: int
+    tokens: dict[str, int]
+    source: Source
+
+
+class Following(_Message, frozen=True):
+    """The edge reads requests by these settings from here on."""
+
+    settings: str  #: hash
+
+
+class Moved(_Message, frozen=True):
+    """Answers of these endpoints have come further since the last such message."""
+
+    endpoints: list[str]
+
+
+class Unreachable(_Message, frozen=True):
+    """A request that needs no turn found nobody there. `down`: the scheduler is to know at once."""
+
+    endpoint: str
+    down: bool = False
+
+
+class Disowned(_Message, frozen=True):
+    """An endpoint says that it lacks a model that it is believed to have."""
+
+    endpoint: str
+
+
+class Load(_Message, frozen=True):
+    """An answer carried a load header."""
+
+    endpoint: str
+    header: bytes
+
+
+class WherePlaced(_Message, frozen=True):
+    """Where do these requests stand in the queue? Asked for all who wait for a sign, at most every tick."""
+
+    numbers: list[int]
+
+
+class Made(_Message, frozen=True):
+    """An answer that its engine keeps was made there; or (no endpoint) it was deleted. Up, and down to all others."""
+
+    answer: str
+    endpoint: str
+    owner: str | None = None
+
+
+class Counts(_Message, frozen=True):
+    """What was counted since the last such message: series by family, labels and what to add."""
+
+    series: list[tuple[int, list[str], list[float]]]
+
+
+class Standing(_Message, frozen=True):
+    """How an edge is, once a second."""
+
+    sent_s: float  #: by the edge's clock; it comes back in `Heard`
+    link_s: float  #: how long a message and its answer took, the last time
+    lag_s: float  #: how late its loop ran a timer
+    cpu_s: float  #: since it started
+    connections: int
+    requests: int  #: that it holds, waiting ones included
+    bodies_bytes: int
+
+
+# --- actions and the view: down -----------------------------------------------------------------------------------
+
+
+class Told(_Message, frozen=True):
+    """Carry this out."""
+
+    number: int
+    action: Action
+
+
+class Allowed(_Message, frozen=True):
+    """What a tenant with rates has left; comes before the action that makes its headers wanted."""
+
+    account: str
+    allowance: Allowance
+
+
+class EndpointRow(msgspec.Struct, array_like=True, frozen=True):
+    """One endpoint, as an edge has to know it to send to it."""
+
+    name: str
+    url: str
+    engine: str  #: how it speaks, by name
+    labels: dict[str, str] = {}
+    api_key: str | None = None  #: only between processes of one gateway
+    priority: str | None = None  #: how its engine orders by `priority`, if it does
+    models: list[str] | None = None  #: None: it has not told yet
+    serves_any: bool = False
+    entries: list[dict[str, object]] = []  #: what it lists of its models, as `/v1/models` shows it
+
+
+class Endpoints(_Message, frozen=True):
+    """All endpoints there are. Comes before the first action that names a new one."""
+
+    rows: list[EndpointRow]
+    divides: bool = False
+
+
+class Levels(_Message, frozen=True):
+    """What changes all the time, in the order of the last `Endpoints`: load for its size, None where nothing may go."""
+
+    loads: list[float | None]
+    paced: bool = False
+
+
+class Places(_Message, frozen=True):
+    """Answer to `WherePlaced`: number, position, estimated seconds left, seconds waited."""
+
+    rows: list[tuple[int, tuple[int, float | None, float]]]
+
+
+class NewSettings(_Message, frozen=True):
+    """Follow these from now on."""
+
+    settings: str  #: hash
+    document: bytes  #: JSON; only between processes of one gateway
+
+
+class Heard(_Message, frozen=True):
+    """An edge's `Standing` is here; and what the other edges hold, so that limits are those of all together."""
+
+    sent_s: float
+    others_connections: int
+    others_bodies_bytes: int
+
+
+class Drain(_Message, frozen=True):
+    """The gateway is stopping: let nothing new in."""
+
+
+class Stop(_Message, frozen=True):
+    """All is served: end."""
+
+
+LeaseFact = FirstToken | PassedOn | Progressed | Prefilled | Finished | Failed
+RequestFact = Cancelled | FoundBlocks | FoundCached
+#: What the scheduler is told, or asked.
+Fact = Arrived | LeaseFact | RequestFact | Moved | WherePlaced
+#: What the edge tells those beside the scheduler.
+Aside = Following | Unreachable | Disowned | Load | Made | Counts | Standing
+Up = Hello | Fact | Aside
+Down = Welcome | Refused | Told | Allowed | Endpoints | Levels | Places | Made | NewSettings | Heard | Drain | Stop

@@ -1,0 +1,121 @@
+"""What comes on a link is read strictly: nothing that is no message of ours goes on, and the word says what came."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+import pytest
+
+import penstock
+from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
+from penstock.core.values.outcome import Reason
+from penstock.core.values.request import Contents, Request, Usage
+from penstock.core.values.retry import Failure
+from penstock.core.values.settings import Prices
+from penstock.share.frames import FRAME_BYTES_MAX, LinkError, decider_reader, edge_reader, why_not, written
+from penstock.share.messages import PROTOCOL, Arrived, Failed, Finished, Hello, Stop, Told
+
+REQUEST = Request(
+    "r-1",
+    "m",
+    1,
+    tenant="a",
+    flow=("a", "user"),
+    weights=(2.0, 1.0),
+    contents=Contents(5, pictures=1),
+    deadline_s=3.5,
+    prefix=(2**64 - 1, 0, -(2**63)),
+    prices=Prices(prompt=2.0),
+)
+ACTIONS: list[Action] = [
+    Dispatch("r-1", "e", 7, 0.25, 3, "d"),
+    Decode("r-1", "d", 8),
+    Requeue("r-1", "busy"),
+    Reject("r-1", Reason.QUEUE_FULL, 2.0),
+    Evict("r-1", Reason.DISPLACED),
+    Fail("r-1", Reason.UPSTREAM_ERROR),
+    Abort("r-1", Reason.OPERATOR),
+]
+
+
+def test_what_is_written_is_read_however_it_is_cut() -> None:
+    up = [Arrived(1, REQUEST), Finished(1, 7, Usage(3, 4, 1, cached_told=True)), Failed(2, 8, Failure.BUSY)]
+    down = [Told(1, action) for action in ACTIONS]
+    for size in (1, 3, 10, 10_000):
+        read_up, read_down = decider_reader(), edge_reader()
+        for messages, reader in ((up, read_up), (down, read_down)):
+            data = written(3, messages) + written(4, messages)
+            frames = [frame for at in range(0, len(data), size) for frame in reader.feed(data[at : at + size])]
+            assert [frame.epoch for frame in frames] == [3, 4]
+            assert [frame.messages for frame in frames] == [messages, messages]
+            assert not reader.inside
+
+
+def test_many_messages_go_in_several_frames() -> None:
+    frames = decider_reader().feed(written(1, [Arrived(n, REQUEST) for n in range(1, 2001)]))
+    assert len(frames) > 2
+    assert [message.number for frame in frames for message in frame.messages] == list(range(1, 2001))  # type: ignore[union-attr]
+
+
+def test_a_length_of_four_gigabytes_ends_the_link_before_anything_is_kept() -> None:
+    reader = decider_reader()
+    with pytest.raises(LinkError, match=f"a frame of 4294967295 bytes was announced; at most {FRAME_BYTES_MAX}"):
+        reader.feed(b"\xff\xff\xff\xff")
+
+
+def test_half_a_frame_waits_and_is_known_to_be_half() -> None:
+    reader = decider_reader()
+    data = written(1, [Arrived(1, REQUEST)])
+    assert reader.feed(data[:-1]) == []
+    assert reader.inside
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"",
+        msgspec.msgpack.encode({"epoch": 1}),
+        msgspec.msgpack.encode([1, [["arrived", "one", []]]]),
+        msgspec.msgpack.encode([1, [["no_such_thing", 1]]]),
+        msgspec.msgpack.encode([1, [["stop"]]]),  # a decider's word is none of an edge's
+        msgspec.msgpack.encode(["1", []]),
+        b"\x91" * 100_000,
+    ],
+    ids=["http", "empty", "object", "wrong kind", "unknown", "wrong way", "epoch", "deep"],
+)
+def test_garbage_ends_the_link_with_a_word(payload: bytes) -> None:
+    with pytest.raises(LinkError, match="what came is no message"):
+        decider_reader().feed(len(payload).to_bytes(4, "big") + payload)
+
+
+def test_random_bytes_never_do_anything_but_end_the_link() -> None:
+    random = Random(7)
+    good = written(1, [Arrived(1, REQUEST), Finished(1, 7, Usage(3, 4))])
+    ended = 0
+    for _ in range(3000):
+        data = bytearray(good)
+        for _ in range(random.randrange(1, 6)):
+            data[random.randrange(len(data))] = random.randrange(256)
+        try:
+            decider_reader().feed(bytes(data))
+        except LinkError:
+            ended += 1
+    assert ended > 500
+
+
+def test_another_protocol_or_version_is_told_with_both_names() -> None:
+    hello = Hello(PROTOCOL, penstock.__version__, "w", 0, "")
+    assert why_not(hello, version=penstock.__version__) is None
+    other = msgspec.structs.replace(hello, version="0.0.1")
+    assert why_not(other, version="9.9") == "the edge is Penstock 0.0.1, the decider 9.9: run one version"
+    newer = msgspec.msgpack.encode([1, [["hello", PROTOCOL + 1, "8.8", {"of": "another shape"}]]])
+    with pytest.raises(LinkError, match=rf"the other end speaks protocol {PROTOCOL + 1} \(Penstock '8.8'\), this one"):
+        decider_reader().feed(len(newer).to_bytes(4, "big") + newer)
+
+
+def test_a_frame_that_is_too_long_is_not_sent() -> None:
+    with pytest.raises(LinkError, match="too long to be sent"):
+        written(1, [Arrived(1, msgspec.structs.replace(REQUEST, session="x" * (FRAME_BYTES_MAX + 1)))])
+    assert edge_reader().feed(written(1, [Stop()]))[0].messages == [Stop()]
