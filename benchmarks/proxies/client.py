@@ -165,6 +165,7 @@ async def run(args: argparse.Namespace) -> dict[str, float]:
     load.clear()
     pids = cpu.tree(args.pid) if args.pid else []
     cpu_before_s, own_before_s, began_s = cpu.cpu_s(pids), time.process_time(), time.perf_counter()
+    root_before_s = cpu.cpu_s(pids[:1])
     await asyncio.sleep(args.seconds)
     wall_s = time.perf_counter() - began_s
     cpu_s, own_s = cpu.cpu_s(pids) - cpu_before_s, time.process_time() - own_before_s
@@ -177,6 +178,7 @@ async def run(args: argparse.Namespace) -> dict[str, float]:
         "events": load.events,
         "reads": load.reads,
         "cpu_s": cpu_s,
+        "root_cpu_s": cpu.cpu_s(pids[:1]) - root_before_s,
         "client_cpu_s": own_s,
         "wall_s": wall_s,
         "p50_ms": times_ms[len(times_ms) // 2],

@@ -10,6 +10,7 @@ import asyncio
 import copy
 import json
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, TypeVar
@@ -21,13 +22,16 @@ from penstock.config.load import Settings, from_mapping
 from penstock.core.explain.snapshot import Snapshot
 from penstock.gateway.bootstrap import gateway
 from penstock.gateway.serve import Gateway
+from penstock.gateway.workers import office, worker
 from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.fake_engine.log import Fault, LogEntry
 from penstock.sim.fake_engine.server import EngineServer
 from tests.gateway.raw_engine import Peer, RawEngine
+from tests.gateway.workers.beside import WorkerBeside
 
 CHAT = "/v1/chat/completions"
 NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
+WORKERS = int(os.environ.get("PENSTOCK_TEST_WORKERS", "0"))  # the same tests, with requests carried by so many
 WAIT_S = 30.0  # a bound for what takes milliseconds, on a machine that is busy with other things
 
 S = TypeVar("S")
@@ -226,9 +230,12 @@ class World:
             "health": {"probe_interval": 0.1},
             **settings,
         }
+        if WORKERS and self.document.setdefault("workers", WORKERS) != 1:
+            vars(office)["WorkerProcess"] = WorkerBeside
+            worker.TICK_S, worker.TICKS_PER_STANDING = 0.02, 1
         self._gateway = gate = gateway(self.settings(), self.settings)
         await gate.start()
-        self.port = gate.server.port
+        self.port = gate.port
         if self.engines:
             await self.until(lambda: all(endpoint.models is not None for endpoint in self.picture().endpoints))
         return gate
@@ -260,6 +267,8 @@ class World:
 
     async def metric(self, name: str, **labels: str) -> float:
         """The sum of a series' samples that have these labels."""
+        if WORKERS:
+            await asyncio.sleep(4 * worker.TICK_S)  # they say what they counted once a second, here more often
         page = (await self.ask("GET", "/metrics")).body.decode()
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         lines = [line for line in page.splitlines() if line.startswith((name + "{", name + " "))]

@@ -27,6 +27,7 @@ HELD_BY: dict[str, str] = {
     "ordering": HERE + "test_the_shortest_of_a_flow_goes_first",
     "state_dir": HERE + "test_what_a_gateway_keeps_for_itself_is_in_its_folder",
     "root_path": "production_stack::test_paths_are_served_with_and_without_their_prefix",
+    "workers": "processes::test_a_worker_that_is_killed_takes_its_own_connections_only",
     "tls.cert": "reload::test_a_renewed_certificate_is_shown_to_who_comes_now",
     "tls.key": "reload::test_a_renewed_certificate_is_shown_to_who_comes_now",
     "endpoints[].url": "gateway::test_each_path_is_served_as_the_engine_serves_it",

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.conftest import WAIT_S, Answer, Client, World, chat, request
+from tests.gateway.conftest import WAIT_S, WORKERS, Answer, Client, World, chat, request
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK")}
+if WORKERS:
+    ENVIRONMENT["PENSTOCK__WORKERS"] = str(WORKERS)
 
 
 class Process:
@@ -47,6 +49,17 @@ class Process:
         with pytest.raises(ProcessLookupError):
             os.killpg(self.process.pid, 0)
         return code
+
+    async def left_after_trouble(self, *, code: int = 0) -> bytes:
+        """Wait for its end where errors are to be expected: its log."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(WAIT_S):
+            self.log += await self.process.stderr.read()
+            assert await self.process.wait() == code
+        assert b"Traceback" not in self.log, self.log.decode()
+        with pytest.raises(ProcessLookupError):
+            os.killpg(self.process.pid, 0)
+        return self.log
 
     def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
         self.process.send_signal(number)

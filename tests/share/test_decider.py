@@ -148,7 +148,7 @@ def test_a_band_means_what_the_edge_knew_it_as() -> None:
         (0, _request(), "request 0 comes after 0"),
         (1, msgspec.structs.replace(_request(), band=3), "in band 3, where there are 3"),
         (1, msgspec.structs.replace(_request(), band=-1), "in band -1"),
-        (1, _request(flow=("a", "b"), weights=(1.0, 1.0)), "2 fairness levels, where there are 1"),
+        (1, _request(flow=("a", "b", "c"), weights=(1.0, 1.0, 1.0)), "3 fairness levels, where there are 1"),
         (1, _request(flow=("a",), weights=(1.0, 1.0)), "fairness levels"),
         (1, _request(flow=("a",), weights=(0.0,)), "a weight, a size or a time that is none"),
         (1, _request(body_bytes=-1), "a weight, a size or a time that is none"),

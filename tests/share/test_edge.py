@@ -19,7 +19,7 @@ from penstock.share.messages import (
     Failed,
     Finished,
     FirstToken,
-    Levels,
+    Loads,
     Places,
     Stop,
     Told,
@@ -34,7 +34,7 @@ class Desk:
     def __init__(self) -> None:
         self.said: list[Up] = []
         self.edge = Edge(self.said.append)
-        self.hear(Endpoints([EndpointRow("e", "http://e", "vllm", models=["m"])]), Levels([0.5]))
+        self.hear(Endpoints([EndpointRow("e", "http://e", "vllm", models=["m"])]), Loads([0.5]))
 
     def hear(self, *messages: Down, epoch: int = 1) -> list[Action]:
         return self.edge.take(Frame(epoch, list(messages)))[0]
@@ -147,13 +147,13 @@ def test_what_is_asked_at_once_is_answered_from_what_was_said_last() -> None:
         EndpointRow("b", "http://b", "vllm", models=["m"]),
         EndpointRow("c", "http://c", "vllm"),
     ]
-    desk.hear(Endpoints(rows, divides=True), Levels([0.5, 0.51, 0.0], paced=True))
+    desk.hear(Endpoints(rows, divides=True), Loads([0.5, 0.51, 0.0], paced=True))
     assert (edge.divides, edge.paced) == (True, True)
     assert (edge.knows("m", now=0.0), edge.knows("x", now=0.0)) == (True, None)  # c has not told yet
     assert edge.serving("m", now=0.0) == ["a", "b"]
     assert [edge.least_loaded("m", now=0.0) for _ in range(3)] == ["a", "b", "a"]
     assert edge.least_loaded("m", but=["a", "b"], now=0.0) is None
-    desk.hear(Levels([None, 0.9, 0.0]))
+    desk.hear(Loads([None, 0.9, 0.0]))
     assert edge.serving("m", now=0.0) == ["b"]
     desk.hear(Endpoints(rows[:2]))
     assert edge.knows("x", now=0.0) is False

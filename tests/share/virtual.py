@@ -22,7 +22,7 @@ from penstock.core.values.settings import EndpointSpec
 from penstock.share.decider import Decider, Remote, Seat
 from penstock.share.edge import Edge
 from penstock.share.frames import decider_reader, edge_reader, written
-from penstock.share.messages import Aside, Down, EndpointRow, Endpoints, Fact, Levels, Up
+from penstock.share.messages import Aside, Down, EndpointRow, Endpoints, Fact, Loads, Up
 from penstock.sim.checks.invariants import CheckedScheduler
 
 BANDS = ("interactive", "standard", "batch")
@@ -214,7 +214,7 @@ class SharedWorld:
         self.decider.opened(process.seat)
         rows = [EndpointRow(engine.name, "http://x", "vllm", models=["m"]) for engine in self.engines.values()]
         process.seat.send(Endpoints(rows))
-        process.seat.send(Levels([0.0] * len(rows)))
+        process.seat.send(Loads([0.0] * len(rows)))
 
     def _somebody_dies(self) -> None:
         self.die(self.random.choice(list(self.edges)))

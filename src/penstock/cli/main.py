@@ -97,6 +97,11 @@ def _serve(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="requests an endpoint is sent at a time, where it is not set or known",
     )
+    parser.add_argument(
+        "--workers",
+        metavar="N|auto",
+        help="processes that carry requests and answers; from 2 on, one more decides (default 1)",
+    )
     parser.add_argument("--routing", metavar="NAME", help="routing policy (default predicted_ttft)")
     parser.add_argument(
         "--imbalance-threshold",
@@ -260,6 +265,7 @@ def _run_gateway(args: argparse.Namespace) -> int:
         routing=args.routing,
         imbalance_threshold=args.imbalance_threshold,
         no_queue=args.no_queue,
+        workers=args.workers,
     )
 
     def read() -> Settings:

@@ -62,6 +62,8 @@ def _status(client: AdminClient, args: argparse.Namespace) -> int:
         console = Console(highlight=False)
         console.print(views.headline(state))
         console.print(views.numbers(state))
+        if state.get("edges"):
+            console.print(views.edges(state))
         if state["batches"]:
             console.print(views.batches(state, BATCHES_MAX))
         if state["batch_store"]:

@@ -7,7 +7,6 @@ import contextlib
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from penstock import logs
 from penstock.cli.following import changes
@@ -15,9 +14,8 @@ from penstock.config.effect import effect_warnings
 from penstock.config.load import ConfigError, Settings
 from penstock.config.sections.roles import role_warnings
 from penstock.gateway import bootstrap
-
-if TYPE_CHECKING:
-    from penstock.gateway.serve import Gateway
+from penstock.gateway.event_loop import event_loop
+from penstock.gateway.serve import Gateway, StartError
 
 
 def serve(settings: Settings, read: Callable[[], Settings], log_level: str, *, follows: Path | None = None) -> int:
@@ -43,6 +41,9 @@ def serve(settings: Settings, read: Callable[[], Settings], log_level: str, *, f
     except OSError as error:
         print(f"penstock: cannot listen on {settings.listen}: {error.strerror or error}", file=sys.stderr)
         return 1
+    except StartError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -58,12 +59,3 @@ async def _following(gateway: Gateway, file: Path | None) -> AsyncIterator[None]
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-def event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's loop where there is one, for its speed."""
-    try:
-        import uvloop  # noqa: PLC0415 - not available on every platform
-    except ImportError:  # pragma: no cover
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()

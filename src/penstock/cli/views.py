@@ -108,6 +108,24 @@ def endpoints(state: State, most: int) -> Table:
     return _more(table, state["endpoints"], most, state["endpoints_more"])
 
 
+def edges(state: State) -> Table:
+    """The processes that carry bytes for the gateway's first one."""
+    table = _table("worker", "where", ">up", ">requests", ">clients", ">CPU", ">link", ">lag", ">starts")
+    for one in state["edges"]:
+        table.add_row(
+            _name(one["name"], 12),
+            plain(one["where"], 24),
+            Text("away", style="bold red") if one["up_s"] is None else seconds(one["up_s"]),
+            f"{one['requests']:,}",
+            f"{one['connections']:,}",
+            f"{one['cpu']:.0%}",
+            f"{one['link_s'] * 1000:.1f} ms",
+            f"{one['lag_s'] * 1000:.1f} ms",
+            str(one["starts"]),
+        )
+    return table
+
+
 def doubts(state: State, most: int) -> list[Text]:
     """Endpoints whose gauges are not believed, and why. Engines that tell no load at all are left to `doctor`."""
     told = [one for one in state["endpoints"] if one["gauges"] not in ("believed", "none")]
@@ -171,7 +189,7 @@ def screen(state: State, width: int, height: int | None) -> RenderableType:
         "batches": min(len(state["batches"]), 3),
         "events": min(len(state["events"]), 3),
     }
-    spent += bool(state["batches"])
+    spent += bool(state["batches"]) + (len(state["edges"]) + 1 if state.get("edges") else 0)
     while sum(shown.values()) + spent + 8 > lines and max(shown.values()) > 1:
         longest = max(shown, key=shown.__getitem__)
         shown[longest] -= 1
@@ -182,6 +200,8 @@ def screen(state: State, width: int, height: int | None) -> RenderableType:
         parts.append(tenants(state, shown["tenants"]))
     parts.append(endpoints(state, shown["endpoints"]))
     parts += doubts(state, DOUBTS_SHOWN)
+    if state.get("edges"):
+        parts.append(edges(state))
     if state["batches"]:
         parts.append(batches(state, shown["batches"]))
     if left > 1:

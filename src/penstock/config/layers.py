@@ -28,6 +28,7 @@ class Flags:
     routing: str | None = None
     imbalance_threshold: str | None = None
     no_queue: bool = False
+    workers: str | None = None
 
 
 @dataclass(slots=True)
@@ -165,6 +166,8 @@ def _apply_flags(merged: Merged, flags: Flags) -> None:
         given.append(("endpoints", [{"url": url} for url in flags.endpoints], "--endpoint"))
     if flags.listen is not None:
         given.append(("listen", flags.listen, "--listen"))
+    if flags.workers is not None:
+        given.append(("workers", flags.workers, "--workers"))
     if flags.routing is not None:
         given.append(("routing", {"policy": flags.routing}, "--routing"))
     if flags.imbalance_threshold is not None:

@@ -311,6 +311,11 @@ class Settings(Section):
     root_path: RootPath = setting(
         "", "A prefix of paths, such as `/vllm`, under which everything is served too, for a proxy that leaves it on."
     )
+    workers: values.Workers = setting(
+        1,
+        "Processes that carry requests and answers. From 2 on, one more decides for all of them, so queue, limits and "
+        "fairness are those of one gateway. `auto`: as many as there are CPUs. docs/scale.md says when it pays.",
+    )
     tls: Tls = Tls()
     endpoints: Annotated[tuple[EndpointSection, ...], BeforeValidator(values.items(0, ENDPOINTS_MAX))] = ()
     discovery: Annotated[tuple[SourceSection, ...], BeforeValidator(values.items(0, SOURCES_MAX))] = ()

@@ -28,6 +28,7 @@ _ARRIVALS = "for requests that come from now on"
 RULES: dict[str, Rule] = {
     "listen": Rule("the socket is bound once", restarts=True),
     "root_path": Rule(_ARRIVALS),
+    "workers": Rule("processes are started once", restarts=True),
     "tls": Rule("for new connections; the files are read again even where their names stay"),
     "endpoints": Rule("slots, price and limits at once; what runs at an endpoint that is gone or replaced ends there"),
     "discovery": Rule("sources that did not change go on; endpoints that a removed source had named are drained"),

@@ -25,6 +25,7 @@ DURATION_S_MAX = 10 * 365 * 86_400.0  # ten years: beyond that somebody mistook 
 NAME_CHARACTERS_MAX = 128
 MODEL_CHARACTERS_MAX = 256
 MODELS_MAX = 1_000
+WORKERS_MAX = 64  # one decider feeds some tens of them
 WEIGHT_MAX = 1e6  # and 1/WEIGHT_MAX at least: beyond it, sums of tokens per weight lose their small parts
 
 TOKEN_CHARACTERS_MIN = (
@@ -287,6 +288,19 @@ def slots(value: object) -> int | Literal["auto"]:
     return result
 
 
+def workers(value: object) -> int | Literal["auto"]:
+    """Between 1 and `WORKERS_MAX` processes, or `auto`."""
+    if isinstance(value, str) and value == "auto":
+        return "auto"
+    try:
+        result = whole(value)
+    except Refused:
+        result = 0
+    if not 1 <= result <= WORKERS_MAX:
+        raise Refused(f"{show(value)}: expected `auto` or a whole number from 1 to {WORKERS_MAX}")
+    return result
+
+
 def served_models(value: object) -> tuple[str, ...] | Literal["auto"]:
     if isinstance(value, str):
         if value == "auto":
@@ -368,6 +382,11 @@ Label = Annotated[str, BeforeValidator(label), ValueKind("text")]
 Listen = Annotated[str, BeforeValidator(listen_address), ValueKind("`host:port`, `:port` or `[::1]:port`")]
 Url = Annotated[str, BeforeValidator(endpoint_url), ValueKind("URL")]
 Slots = Annotated[int | Literal["auto"], PlainValidator(slots), ValueKind("`auto` or a whole number ≥ 1")]
+Workers = Annotated[
+    int | Literal["auto"],
+    PlainValidator(workers),
+    ValueKind(f"`auto` or a whole number from 1 to {WORKERS_MAX}"),
+]
 ServedModels = Annotated[
     tuple[str, ...] | Literal["auto"], PlainValidator(served_models), ValueKind("`auto` or a list of names")
 ]

@@ -91,6 +91,7 @@ class Scheduler:
         self.room = questions.room
         self.knows = questions.knows
         self.serving = questions.serving
+        self.served = questions.served
         self.least_loaded = questions.least_loaded
         self.wanted = questions.wanted
         self.moved_s = questions.moved_s

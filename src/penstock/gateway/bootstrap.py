@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from random import Random
+from typing import TYPE_CHECKING
 
 import penstock
 from penstock import clock
@@ -22,6 +23,8 @@ from penstock.gateway.admin.requests import RequestVerbs
 from penstock.gateway.admin.routes import AdminRoutes
 from penstock.gateway.admin.verbs import EndpointVerbs
 from penstock.gateway.admin.watch import GatewayFacts, Watch
+from penstock.gateway.builtin.engine_paths import EnginePaths
+from penstock.gateway.builtin.paths import OwnPaths
 from penstock.gateway.certificate import Certificate
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.endpoints.discovery.base import Discovery
@@ -38,7 +41,10 @@ from penstock.gateway.reload import Reload
 from penstock.gateway.serve import Gateway
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.gateway.telemetry.reporting import Reporting
-from penstock.http.server.server import HttpServer
+from penstock.http.server.server import Handler, HttpServer
+
+if TYPE_CHECKING:
+    from penstock.gateway.workers.office import Office
 
 
 def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> Gateway:
@@ -69,26 +75,69 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         )
         batch = batch_service(settings.batch, port, driver, callers, metrics)
     app = App(
-        batch=None if batch is None else batch.routes,
         driver=driver,
         endpoints=endpoints,
         metrics=metrics,
         catalog=catalog,
-        admin=routes,
         origins=origins,
         callers=callers,
         affinities=affinities,
         heartbeats=heartbeats,
         reporting=reporting,
     )
-    server = HttpServer(app, settings_map.server_limits(settings), wall_clock=clock.wall)
+    own_paths = OwnPaths(
+        driver=driver,
+        callers=callers,
+        catalog=catalog,
+        metrics=metrics,
+        refuse=app.refusals.refuse,
+        request_id=app.refusals.request_id,
+        queueing=lambda: queueing(reload.settings),
+    )
+    app.serve(own_paths)
+    app.serve(routes, guarded=True)
+    engine_paths = EnginePaths(
+        driver=driver,
+        callers=callers,
+        targets=endpoints.targets,
+        auth=auth,
+        refuse=app.refusals.refuse,
+        request_id=app.refusals.request_id,
+    )
+    app.serve(engine_paths)
+    if batch is not None:
+        app.serve(batch.routes)
+    office: Office | None = None
+    handler: Handler = app
+    if (count := settings_map.workers(settings)) > 1:
+        # Only here: one process alone needs none of it.
+        from penstock.gateway.workers.office import Office  # noqa: PLC0415
+        from penstock.gateway.workers.relayed import FromWorkers  # noqa: PLC0415
+
+        office, handler = (
+            Office(
+                settings,
+                count=count,
+                driver=driver,
+                endpoints=endpoints,
+                catalog=catalog,
+                metrics=metrics,
+                responses=affinities.responses,
+                events=events,
+            ),
+            FromWorkers(app),
+        )
+    server = HttpServer(handler, settings_map.server_limits(settings), wall_clock=clock.wall)
     certificate = Certificate()
     reads_requests = (callers, affinities, heartbeats, catalog, settings_map.ToServer(server), auth, own_token)
     reports = (origins, metrics, reporting, app, settings_map.ToLog())
     reload = Reload(
         settings,
         read or (lambda: settings),
-        (*reads_requests, *reports, settings_map.ToScheduler(driver), endpoints),
+        (
+            *(*reads_requests, *reports, settings_map.ToScheduler(driver), endpoints),
+            *(() if office is None else (office,)),
+        ),
         certificate=certificate,
         discovery=SettingsSources(discovery, os.environ),
         metrics=metrics,
@@ -101,6 +150,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         queueing=lambda: queueing(reload.settings),
         batches=tuple if batch is None else lambda: batch.manager.outlook,
         batch_store=lambda: None if batch is None else batch.manager.trouble,
+        edges=tuple if office is None else office.edges,
     )
     watch = Watch(driver, events, facts)
     Pages().add_to(routes)
@@ -120,4 +170,5 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         certificate=certificate,
         reporting=reporting,
         batch=batch,
+        office=office,
     )

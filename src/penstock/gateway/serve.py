@@ -7,6 +7,7 @@ import gc
 import logging
 import resource
 import signal
+from typing import TYPE_CHECKING
 
 from penstock.batch.api.wiring import BatchService
 from penstock.config.model import LimitsSection
@@ -21,14 +22,22 @@ from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.reload import Reload
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.gateway.telemetry.reporting import Reporting
-from penstock.http.server.server import HttpServer
+from penstock.http.server.server import BACKLOG, HttpServer
+
+if TYPE_CHECKING:
+    from penstock.gateway.workers.office import Office
 
 logger = logging.getLogger(__name__)
 
 LAG_INTERVAL_S = 0.5
 OTHER_FILES = 256  # that are open beside connections of requests: probes, stores, libraries, the log
 GARBAGE_OBJECTS = 20_000  # made and not freed since the last look: some hundred requests' worth that wait or run
+WORKERS_TIMEOUT_S = 2.0  # for workers to end, beyond what their clients are given
 CLOSE_TIMEOUT_S = 5.0  # for clients to take the end of what was already answered
+
+
+class StartError(Exception):
+    """The gateway can't start. The text says why."""
 
 
 class Gateway:
@@ -48,7 +57,9 @@ class Gateway:
         certificate: Certificate,
         reporting: Reporting,
         batch: BatchService | None = None,
+        office: Office | None = None,
     ) -> None:
+        self.office = office
         self._batch = batch
         self.reload = reload
         self.driver = driver
@@ -68,7 +79,7 @@ class Gateway:
         """Serve until the first SIGTERM or SIGINT, drain, stop. A second signal forces."""
         await self.start()
         self.listen_to_signals()
-        _look_for_garbage_rarely()
+        look_for_garbage_rarely()
         give_large_blocks_back()
         try:
             await self._stop.wait()
@@ -80,17 +91,36 @@ class Gateway:
         """Listen and observe. Ready to queue when this returns; no engine was asked yet."""
         settings = self.reload.settings
         host, port = settings.listen_address
-        await self.server.start(host, port, ssl=self._certificate.context(settings))
+        if self.office is None:
+            await self.server.start(host, port, ssl=self._certificate.context(settings))
+        else:
+            self._certificate.check(settings)
+            await self.office.bind(host, port, BACKLOG)
+            self.server.start_at(self.office.relay)
         _look_at_open_files(settings.limits)
-        self.own_token.listening(self.server.port)
+        self.own_token.listening(self.port)
         loop = asyncio.get_running_loop()
         self.endpoints.start()
         self._discovery.start()
         if self._batch is not None:
             self._batch.start()
         self._tasks = [loop.create_task(self._measure_lag()), loop.create_task(self._watch.run())]
+        if self.office is not None:
+            await self._start_workers(self.office)
         shown = f"[{host}]" if ":" in host else host or "0.0.0.0"
-        logger.info("listening on %s://%s:%d", "https" if settings.tls.cert else "http", shown, self.server.port)
+        logger.info("listening on %s://%s:%d", "https" if settings.tls.cert else "http", shown, self.port)
+
+    @property
+    def port(self) -> int:
+        """The port that callers know."""
+        return self.server.port if self.office is None else self.office.port
+
+    async def _start_workers(self, office: Office) -> None:
+        try:
+            await office.start()
+        except OSError as error:
+            await self.close()
+            raise StartError(error.strerror or str(error)) from None
 
     def listen_to_signals(self) -> None:
         """SIGTERM and SIGINT stop, SIGHUP reloads. Those that came before are heard now."""
@@ -112,6 +142,8 @@ class Gateway:
         logger.info("draining: no new requests; waiting ones are served for %g s", queue.drain_timeout)
         if self._batch is not None:
             self._batch.drain()
+        if self.office is not None:
+            self.office.drain()
         self.driver.drain(queue_s=queue.drain_timeout, run_s=max(queue.drain_timeout, queue.stop_timeout))
         idle = asyncio.ensure_future(self.driver.idle())
         forced = asyncio.ensure_future(self._force.wait())
@@ -130,6 +162,8 @@ class Gateway:
         self._watch.close()
         if self._batch is not None:
             await self._batch.close()
+        if self.office is not None:
+            await self.office.close(CLOSE_TIMEOUT_S + WORKERS_TIMEOUT_S)
         await self._discovery.close()
         await self.endpoints.close()
         await self.server.wait_closed(CLOSE_TIMEOUT_S)
@@ -167,7 +201,7 @@ def _look_at_open_files(limits: LimitsSection) -> None:
             )
 
 
-def _look_for_garbage_rarely() -> None:
+def look_for_garbage_rarely() -> None:
     """Requests leave no cycles behind, so there is little to find; a look at all that stands costs some 50 ms."""
     gc.collect()
     gc.freeze()  # what was made at the start stays

@@ -18,6 +18,7 @@ from penstock.core.values.settings import (
     QueueBounds,
     RoutingSettings,
 )
+from penstock.gateway.cpus import usable_cpus
 from penstock.gateway.identity.caller import PART_OF
 from penstock.gateway.identity.callers import core_limits
 from penstock.gateway.proxy.driver import Driver
@@ -127,6 +128,11 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
         stale_after_s=max(3 * settings.observe.interval, 2.0),
         divided_tokens_min=settings.routing.divide_from,
     )
+
+
+def workers(settings: Settings) -> int:
+    """How many processes carry requests; 1: this one, which also decides."""
+    return usable_cpus() if settings.workers == "auto" else settings.workers
 
 
 def server_limits(settings: Settings) -> ServerLimits:

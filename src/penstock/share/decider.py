@@ -21,6 +21,7 @@ from penstock.core.scheduler import Scheduler
 from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.values.request import Request
 from penstock.core.values.settings import Prices
+from penstock.share.edge import NAME_CHARACTERS_MAX
 from penstock.share.frames import LinkError
 from penstock.share.messages import (
     Allowed,
@@ -37,15 +38,12 @@ from penstock.share.messages import (
     Moved,
     PassedOn,
     Places,
-    Prefilled,
     Progressed,
+    PromptComputed,
     RequestFact,
     Told,
     WherePlaced,
 )
-
-NAME_CHARACTERS_MAX = 1_000  # of an id, a model, a tenant: edges cut what clients send far below
-FLOW_LEVELS_MAX = 16
 
 
 class Journeys(Protocol):
@@ -72,7 +70,7 @@ class Seat:
 class Remote:
     """A request of an edge: a journey to the driver, a number to the edge."""
 
-    __slots__ = ("_decider", "lease", "name", "number", "request", "seat")
+    __slots__ = ("_decider", "endpoint", "lease", "number", "request", "seat")
 
     def __init__(self, decider: Decider, seat: Seat, number: int, request: Request) -> None:
         self._decider = decider
@@ -80,6 +78,7 @@ class Remote:
         self.number = number
         self.request = request
         self.lease: int | None = None
+        self.endpoint = ""  #: where it was sent last
 
     @property
     def waits(self) -> bool:
@@ -92,11 +91,11 @@ class Remote:
 
     def dispatched(self, action: Dispatch, /) -> None:
         self._decider.before_dispatch(self.seat, action.endpoint)
-        self.lease = action.lease
+        self.lease, self.endpoint = action.lease, action.endpoint
         self._tell(action)
 
     def decoding(self, action: Decode, /) -> None:
-        self.lease = action.lease
+        self.lease, self.endpoint = action.lease, action.endpoint
         self._tell(action)
 
     def requeued(self, action: Requeue, /) -> None:
@@ -157,6 +156,14 @@ class Decider:
             actions += self._scheduler.cancelled(remote.request.id, now=now)
         return actions
 
+    def in_use(self, endpoint: str) -> bool:
+        """Whether any edge has a request there."""
+        return any(
+            remote.lease is not None and remote.endpoint == endpoint
+            for seat in self.seats
+            for remote in seat.requests.values()
+        )
+
     # --- facts ----------------------------------------------------------------------------------------------------
 
     def take(self, seat: Seat, fact: Fact) -> list[Action]:
@@ -206,7 +213,7 @@ class Decider:
             case Failed():
                 remote.lease = None
                 return scheduler.failed(lease, fact.failure, answering=fact.answering, now=now)
-            case Prefilled():
+            case PromptComputed():
                 remote.lease = None
                 return scheduler.prefilled(lease, fact.usage, now=now)
 
@@ -246,8 +253,10 @@ class Decider:
         names = (request.id, request.model, request.tenant, request.account, *request.flow)
         if any(len(name) > NAME_CHARACTERS_MAX for name in names):
             raise LinkError("a request with a name that is too long")
-        if not 0 < len(request.flow) == len(request.weights) <= FLOW_LEVELS_MAX or len(request.flow) != self._levels:
-            raise LinkError(f"a request with {len(request.flow)} fairness levels, where there are {self._levels}")
+        levels = len(request.flow)
+        # Those without a key stand together, a level further down.
+        if len(request.weights) != levels or not self._levels <= levels <= self._levels + 1:
+            raise LinkError(f"a request with {levels} fairness levels, where there are {self._levels}")
         prices = request.prices or Prices()
         numbers = (request.deadline_s or 0.0, request.locate_s, prices.prompt, prices.cached_prompt, prices.completion)
         if (

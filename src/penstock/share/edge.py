@@ -17,8 +17,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import msgspec
 
 from penstock.core.queueing.position import QueuePosition
-from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Fail, Requeue
+from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Fail, Reject, Requeue
 from penstock.core.values.located import Source
+from penstock.core.values.outcome import Reason
 from penstock.core.values.request import Request, Usage
 from penstock.core.values.retry import Failure, final_reason
 from penstock.core.values.rows import Allowance
@@ -36,25 +37,26 @@ from penstock.share.messages import (
     FirstToken,
     FoundBlocks,
     FoundCached,
-    Levels,
+    Loads,
     Moved,
     PassedOn,
     Places,
-    Prefilled,
     Progressed,
+    PromptComputed,
     Told,
     Unreachable,
     WherePlaced,
 )
 from penstock.share.view import View
 
+NAME_CHARACTERS_MAX = 4096  # of a model: clients may write what they like, and no engine has one of a longer name
 MOVED_INTERVAL_S = 0.1  # how often it is said which endpoints' answers go on: less than half of `movement.CHECK_S`
 
 
-class Held:
+class HeldRequest:
     """A request at this edge, from its arrival until nothing more is decided about it."""
 
-    __slots__ = ("begun", "endpoint", "lease", "loose", "number", "output_tokens", "request", "since_s")
+    __slots__ = ("begun", "decode", "endpoint", "lease", "loose", "number", "output_tokens", "request", "since_s")
 
     def __init__(self, number: int, request: Request, now: float) -> None:
         self.number = number
@@ -62,6 +64,7 @@ class Held:
         self.since_s = now
         self.lease: int | None = None  #: the decider's, from its dispatch to the fact that ends it
         self.endpoint = ""
+        self.decode: tuple[str, int] | None = None  #: of a divided request: who answers, and its lease
         self.output_tokens = 0
         self.begun = False  #: its client has some of the answer
         self.loose = False  #: its lease was taken back too late: the answer goes on, the decider has forgotten it
@@ -73,9 +76,9 @@ class Edge:
     def __init__(self, send: Callable[[Fact | Aside], None]) -> None:
         self._send = send
         self.view = View()
-        self.requests: dict[int, Held] = {}
-        self._by_id: dict[str, Held] = {}
-        self._leases: dict[int, Held] = {}
+        self.requests: dict[int, HeldRequest] = {}
+        self._by_id: dict[str, HeldRequest] = {}
+        self._leases: dict[int, HeldRequest] = {}
         self.epoch = 0  #: the highest that was followed
         self.stale = 0  #: frames of a decider that another one has followed
         self._last_number = 0
@@ -103,7 +106,7 @@ class Edge:
                 case Endpoints():
                     self.view.endpoints(message)
                     others.append(message)
-                case Levels():
+                case Loads():
                     self.view.levels(message)
                 case Allowed():
                     self.view.allowed(message)
@@ -113,15 +116,21 @@ class Edge:
                     others.append(message)
         return actions, others
 
-    def _decided(self, held: Held, action: Action) -> Action | None:
+    def _decided(self, held: HeldRequest, action: Action) -> Action | None:
         """Book an action. None: nothing is to be done about it."""
         match action:
             case Dispatch() | Decode():
+                if action.lease == held.lease:
+                    return None  # it was lent with the dispatch
+                if held.begun:
+                    return self._too_late(held)
                 if action.endpoint not in self.view.rows:
                     self._send(Failed(held.number, action.lease, Failure.CONNECT))
                     return None
-                self._lend(held, action.lease)
-                held.endpoint = action.endpoint
+                self._lend(held, action.lease, action.endpoint)
+                held.decode = None
+                if isinstance(action, Dispatch) and action.decode is not None and action.decode_lease is not None:
+                    held.decode = action.decode, action.decode_lease
             case Requeue():
                 if held.begun:
                     return self._too_late(held)
@@ -134,7 +143,7 @@ class Edge:
             action = msgspec.structs.replace(action, request_id=held.request.id)
         return action
 
-    def _too_late(self, held: Held) -> Action | None:
+    def _too_late(self, held: HeldRequest) -> Action | None:
         """The lease is gone, and the client reads: let it read on, and tell that nothing more is to be decided."""
         self._send(Cancelled(held.number))
         if held.lease is not None:
@@ -146,9 +155,11 @@ class Edge:
     # --- facts, as a scheduler is told them -----------------------------------------------------------------------
 
     def arrived(self, request: Request, *, now: float) -> list[Action]:
+        if len(request.model) > NAME_CHARACTERS_MAX:
+            return [Reject(request.id, Reason.MODEL_NOT_FOUND)]
         assert request.id not in self._by_id, "request ids are unique among those that have not ended"
         self._last_number += 1
-        held = Held(self._last_number, request, now)
+        held = HeldRequest(self._last_number, request, now)
         self.requests[held.number] = self._by_id[request.id] = held
         if request.deadline_s is not None:
             request = msgspec.structs.replace(request, deadline_s=request.deadline_s - now)
@@ -177,8 +188,13 @@ class Edge:
     def prefilled(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:  # noqa: ARG002
         held = self._leases[lease]
         self._take_back(held)
-        self._send(Prefilled(held.number, lease, usage))
-        return []
+        self._send(PromptComputed(held.number, lease, usage))
+        if held.decode is None or held.decode[0] not in self.view.rows:
+            return []
+        # Who answers may have begun already: the lease holds from here on, and not a round trip later.
+        endpoint, following = held.decode
+        self._lend(held, following, endpoint)
+        return [Decode(held.request.id, endpoint, following)]
 
     def finished(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:  # noqa: ARG002
         held = self._leases[lease]
@@ -239,6 +255,10 @@ class Edge:
     def expire(self, *, now: float) -> list[Action]:  # noqa: ARG002
         return []
 
+    def drain(self, *, queue_until_s: float, stop_at_s: float, now: float) -> list[Action]:  # noqa: ARG002
+        """The decider drains, and says what becomes of each request."""
+        return []
+
     def next_deadline(self) -> float | None:
         """Time is the decider's."""
         return None
@@ -267,8 +287,8 @@ class Edge:
     def knows(self, model: str, *, now: float) -> bool | None:  # noqa: ARG002
         return self.view.knows(model)
 
-    def allowance(self, account: str, *, now: float) -> Allowance | None:  # noqa: ARG002
-        return self.view.allowance(account)
+    def allowance(self, tenant: str, *, now: float) -> Allowance | None:  # noqa: ARG002
+        return self.view.allowance(tenant)
 
     def places(self, request_ids: Iterable[str], *, now: float) -> dict[str, QueuePosition]:  # noqa: ARG002
         """Where requests stood when that was last asked for; and ask, so that the next time it is known."""
@@ -284,21 +304,21 @@ class Edge:
 
     # --- small things ---------------------------------------------------------------------------------------------
 
-    def _lend(self, held: Held, lease: int) -> None:
+    def _lend(self, held: HeldRequest, lease: int, endpoint: str) -> None:
         self._take_back(held)
-        held.lease = lease
+        held.lease, held.endpoint = lease, endpoint
         self._leases[lease] = held
 
-    def _take_back(self, held: Held) -> None:
+    def _take_back(self, held: HeldRequest) -> None:
         if held.lease is not None:
             del self._leases[held.lease]
             held.lease = None
 
-    def _forget(self, held: Held) -> None:
+    def _forget(self, held: HeldRequest) -> None:
         self._take_back(held)
         del self.requests[held.number]
         del self._by_id[held.request.id]
 
 
-def _broken(held: Held) -> Fail:
+def _broken(held: HeldRequest) -> Fail:
     return Fail(held.request.id, final_reason(Failure.BROKEN))

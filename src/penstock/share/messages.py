@@ -46,7 +46,7 @@ class Welcome(_Message, frozen=True):
     settings: str  #: hash
 
 
-class Refused(_Message, frozen=True):
+class NotTaken(_Message, frozen=True):
     """The decider's only word to an edge that it does not take."""
 
     why: str
@@ -78,7 +78,7 @@ class Progressed(_Message, frozen=True):
     output_tokens: int
 
 
-class Prefilled(_Message, frozen=True):
+class PromptComputed(_Message, frozen=True):
     number: int
     lease: int
     usage: Usage | None = None
@@ -146,7 +146,7 @@ class Disowned(_Message, frozen=True):
     endpoint: str
 
 
-class Load(_Message, frozen=True):
+class LoadHeader(_Message, frozen=True):
     """An answer carried a load header."""
 
     endpoint: str
@@ -159,7 +159,7 @@ class WherePlaced(_Message, frozen=True):
     numbers: list[int]
 
 
-class Made(_Message, frozen=True):
+class AnswerMade(_Message, frozen=True):
     """An answer that its engine keeps was made there; or (no endpoint) it was deleted. Up, and down to all others."""
 
     answer: str
@@ -167,13 +167,13 @@ class Made(_Message, frozen=True):
     owner: str | None = None
 
 
-class Counts(_Message, frozen=True):
+class Counted(_Message, frozen=True):
     """What was counted since the last such message: series by family, labels and what to add."""
 
     series: list[tuple[int, list[str], list[float]]]
 
 
-class Standing(_Message, frozen=True):
+class EdgeStanding(_Message, frozen=True):
     """How an edge is, once a second."""
 
     sent_s: float  #: by the edge's clock; it comes back in `Heard`
@@ -223,7 +223,7 @@ class Endpoints(_Message, frozen=True):
     divides: bool = False
 
 
-class Levels(_Message, frozen=True):
+class Loads(_Message, frozen=True):
     """What changes all the time, in the order of the last `Endpoints`: load for its size, None where nothing may go."""
 
     loads: list[float | None]
@@ -244,7 +244,7 @@ class NewSettings(_Message, frozen=True):
 
 
 class Heard(_Message, frozen=True):
-    """An edge's `Standing` is here; and what the other edges hold, so that limits are those of all together."""
+    """An edge's `EdgeStanding` is here; and what the other edges hold, so that limits are those of all together."""
 
     sent_s: float
     others_connections: int
@@ -259,11 +259,13 @@ class Stop(_Message, frozen=True):
     """All is served: end."""
 
 
-LeaseFact = FirstToken | PassedOn | Progressed | Prefilled | Finished | Failed
+LeaseFact = FirstToken | PassedOn | Progressed | PromptComputed | Finished | Failed
 RequestFact = Cancelled | FoundBlocks | FoundCached
 #: What the scheduler is told, or asked.
 Fact = Arrived | LeaseFact | RequestFact | Moved | WherePlaced
 #: What the edge tells those beside the scheduler.
-Aside = Following | Unreachable | Disowned | Load | Made | Counts | Standing
+Aside = Following | Unreachable | Disowned | LoadHeader | AnswerMade | Counted | EdgeStanding
 Up = Hello | Fact | Aside
-Down = Welcome | Refused | Told | Allowed | Endpoints | Levels | Places | Made | NewSettings | Heard | Drain | Stop
+Down = (
+    Welcome | NotTaken | Told | Allowed | Endpoints | Loads | Places | AnswerMade | NewSettings | Heard | Drain | Stop
+)

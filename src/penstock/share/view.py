@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 
 from penstock.core.queueing.position import QueuePosition
 from penstock.core.values.rows import Allowance
-from penstock.share.messages import Allowed, EndpointRow, Endpoints, Levels, Places
+from penstock.share.messages import Allowed, EndpointRow, Endpoints, Loads, Places
 
 ALLOWANCES_MAX = 10_000  # tenants whose rates are remembered; of others the headers are left out
 PICKED_LOAD = 1 / 64  # what one request that was sent there without a turn counts until the next word comes
@@ -42,7 +42,7 @@ class View:
                 self._models.setdefault(model, []).append(row.name)
         self._loads = {name: load for name, load in self._loads.items() if name in self.rows}
 
-    def levels(self, told: Levels) -> None:
+    def levels(self, told: Loads) -> None:
         """So loaded they are."""
         self.paced = told.paced
         # Where both crossed a change of the endpoints, the next word sets it right.

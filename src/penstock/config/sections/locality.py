@@ -56,6 +56,9 @@ def contradictions(document: Mapping[str, object]) -> Found:
     locality = routing.get("locality") or "history"
     if locality not in ("history", "kv_events", "lmcache"):
         return
+    if locality != "history" and str(document.get("workers") or 1) != "1":
+        message = f"are not possible with `locality: {locality}`, which one process has to follow"
+        yield ("workers",), message, "write `workers: 1`, or `locality: history`"
     endpoints = [_mapping(endpoint) for endpoint in _items(document.get("endpoints"))]
     published = list(_published(document))
     if locality == "kv_events":

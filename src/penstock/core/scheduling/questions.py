@@ -20,9 +20,12 @@ from penstock.core.explain.snapshot import (
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.position import QueuePosition, ranked
 from penstock.core.scheduling.state import SchedulerState
+from penstock.core.values.cause import Cause
 from penstock.core.values.lifecycle import State
 from penstock.core.values.request import Request
-from penstock.core.values.rows import Allowance
+from penstock.core.values.rows import Allowance, Serving
+
+_SENDS_DIRECTLY = (None, Cause.RETURNING, Cause.STUCK)  # as `Pool.usable`: what can't wait is not refused for these
 
 
 class Questions:
@@ -65,6 +68,19 @@ class Questions:
     def serving(self, model: str, *, now: float) -> list[str]:
         """Who could be sent a request for a model, by name."""
         return [endpoint.name for endpoint in self._state.pool.usable(Request(id="", model=model, band=0), now)]
+
+    def served(self, *, now: float) -> list[Serving]:
+        """What each endpoint serves, and how loaded it is: for those who can't ask each time."""
+        pool = self._state.pool
+        return [
+            Serving(
+                e.name,
+                e.models,
+                not e.tells_models,
+                e.ledger.load(now) / (e.ledger.slots or 1) if pool.unhealthy(e, now) in _SENDS_DIRECTLY else None,
+            )
+            for e in pool
+        ]
 
     def wanted(self, name: str, *, now: float) -> bool:
         """Whether requests wait that this endpoint, near its limit, could serve: its gauges matter now."""

@@ -152,10 +152,10 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
     lease.believe(route.cached_tokens, route.source, keys_since=route.keys_since, sought=route.sought)
     lease.computes(request.prefix, twin_computing=route.twin_computing)
     assert not state.settings.queue_enabled or len(chosen.ledger.leases) < chosen.slots
-    decode = None
+    decode, decode_lease = None, None
     if divides:
         lease.prefills()
-        decode = reserve_decode(state, entry, answering, now)
+        decode, decode_lease = reserve_decode(state, entry, answering, now)
         state.recorder.divided(entry, decode)
     entry.sent(lease)
     state.leases[lease.serial] = entry
@@ -173,7 +173,7 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
     rank = None
     if state.settings.engine_priority:
         rank = request.band * BAND_RANKS + min(node.waiting + node.in_flight, BAND_RANKS - 1)
-    made = Dispatch(request.id, chosen.name, lease.serial, entry.queue.waited_s, rank, decode)
+    made = Dispatch(request.id, chosen.name, lease.serial, entry.queue.waited_s, rank, decode, decode_lease)
     if state.watcher is not None:
         state.watcher.sent(entry, made)
     return made
@@ -209,8 +209,11 @@ def partners(state: SchedulerState, entry: Entry, now: float) -> list[Endpoint]:
     return [e for e in usable if e.role is Role.DECODE]
 
 
-def reserve_decode(state: SchedulerState, entry: Entry, partners: list[Endpoint], now: float) -> str:
-    """Take a slot at one of `partners` for the answer, while the prompt is computed elsewhere; returns its name."""
+def reserve_decode(state: SchedulerState, entry: Entry, partners: list[Endpoint], now: float) -> tuple[str, int]:
+    """Take a slot at one of `partners` for the answer, while the prompt is computed elsewhere.
+
+    Returns the endpoint's name and the lease's serial.
+    """
     if state.watcher is not None:
         state.watcher.reserves(entry, partners, now)
     state.lease_serial += 1
@@ -218,7 +221,7 @@ def reserve_decode(state: SchedulerState, entry: Entry, partners: list[Endpoint]
     endpoint = state.pool[lease.endpoint]
     assert not state.settings.queue_enabled or len(endpoint.ledger.leases) <= endpoint.slots
     state.queues.touch(endpoint)
-    return lease.endpoint
+    return lease.endpoint, lease.serial
 
 
 def release(state: SchedulerState, entry: Entry, now: float, *, abandoned: bool = False) -> Endpoint | None:

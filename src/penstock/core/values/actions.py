@@ -22,6 +22,7 @@ class Dispatch(msgspec.Struct, array_like=True, tag="dispatch", frozen=True, gc=
     queue_s: float  #: the time it spent in the queue, all visits together
     rank: int | None = None  #: for the engine's own queue, lower first; None: the engine's order is left alone
     decode: str | None = None  #: only its prompt is computed there; this endpoint is leased to answer it
+    decode_lease: int | None = None  #: and that lease, which holds from `prefilled` on unless `Decode` says otherwise
 
 
 class Decode(msgspec.Struct, array_like=True, tag="decode", frozen=True, gc=False):

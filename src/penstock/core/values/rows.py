@@ -75,3 +75,12 @@ class Allowance(msgspec.Struct, array_like=True, frozen=True):
 
     requests: Left | None
     tokens: Left | None
+
+
+class Serving(msgspec.Struct, frozen=True):
+    """What one endpoint serves, and whether it may be sent what needs no turn."""
+
+    name: str
+    models: frozenset[str] | None  #: None: it has not told yet
+    serves_any: bool
+    load: float | None  #: for its size; None: nothing may go there

@@ -20,7 +20,7 @@ EVENTS_MAX = 200
 TEXT_CHARS_MAX = 300  # names may be as long as callers like
 SHOWN_FIELDS = ("model", "name", "slots", "url")  # of what an operator sent: the rest may hold secrets
 
-Kind = Literal["start", "operator", "endpoint", "queue", "settings"]
+Kind = Literal["start", "operator", "endpoint", "queue", "settings", "worker"]
 
 
 class LoggedEvent(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ most waiting: what keeps the request that is next, and who waits behind it by pr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from penstock.core.explain.snapshot import ALL, AWAY, BandSnapshot, Snapshot
 from penstock.gateway.admin.reasons import MISSING, count, model_why, short_name
@@ -18,8 +18,8 @@ _ASIDE = tuple(state for state in (*AWAY, "draining") if state not in MISSING)  
 _WORDS = {"ejected": "taken out after failures", "draining": "drained"}
 
 
-def headline(snapshot: Snapshot, queueing: str = "") -> str:
-    """One or two sentences; and why queueing is off, where it is."""
+def headline(snapshot: Snapshot, queueing: str = "", *, away: Sequence[str] = ()) -> str:
+    """One or two sentences; why queueing is off, where it is; and which workers are `away`."""
     missing = _those(snapshot, MISSING) if snapshot.endpoints else "No endpoint is configured or discovered."
     if snapshot.draining:
         state = f"Draining: nothing new is let in, {count(snapshot.waiting, 'waits', 'wait')}, {snapshot.running} run."
@@ -37,16 +37,17 @@ def headline(snapshot: Snapshot, queueing: str = "") -> str:
         state += f" Nothing new is let in for {names}."
     if queueing:
         state += f" Queueing: {queueing[0].lower()}{queueing[1:]}"
-    return " ".join(part for part in (missing, state, _those(snapshot, _ASIDE)) if part)
+    workers = f"Away, and being started again: worker {', '.join(away)}." if away else ""
+    return " ".join(part for part in (missing, workers, state, _those(snapshot, _ASIDE)) if part)
 
 
-def tone(snapshot: Snapshot) -> str:
+def tone(snapshot: Snapshot, *, away: Sequence[str] = ()) -> str:
     """How bad it is: "ok", "busy" or "bad"."""
     states = {endpoint.state for endpoint in snapshot.endpoints}
     dead = any(model.endpoints and not model.up for model in snapshot.models)
     if snapshot.draining or snapshot.paused or dead or not states or not states.isdisjoint(MISSING):
         return "bad"
-    return "busy" if snapshot.waiting or snapshot.drained or not states.isdisjoint(_ASIDE) else "ok"
+    return "busy" if snapshot.waiting or snapshot.drained or away or not states.isdisjoint(_ASIDE) else "ok"
 
 
 def _holding(snapshot: Snapshot) -> str:

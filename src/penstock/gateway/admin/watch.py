@@ -25,6 +25,7 @@ from penstock.gateway.admin.reasons import endpoint_why, model_why
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.queueing import Queueing
+from penstock.gateway.telemetry.edges import ShownEdge
 from penstock.http.server.server import Exchange
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class GatewayFacts(msgspec.Struct, frozen=True):
     config_hash: Callable[[], str]
     loop_lag_s: Callable[[], float]
     queueing: Callable[[], Queueing]
+    edges: Callable[[], Sequence[ShownEdge]] = tuple  #: processes that carry bytes for this one
     batches: Callable[[], Sequence[object]] = tuple  #: those that have not ended, most pressing first
     batch_store: Callable[[], str | None] = lambda: None  #: why the store of files and batches is down
 
@@ -123,6 +125,8 @@ class Watch:
         endpoints = sorted(snapshot.endpoints, key=_troubled_first)
         shown = endpoints[:ENDPOINTS_SHOWN]
         queueing, there = self._facts.queueing(), answering(snapshot)
+        edges = self._facts.edges()
+        away = [edge.name for edge in edges if edge.up_s is None]
         return {
             "version": self._facts.version,
             "settings": self._facts.config_hash(),
@@ -130,10 +134,11 @@ class Watch:
             "up_s": self._driver.now() - self._started_s,
             "loop_lag_s": self._facts.loop_lag_s(),
             "tasks": _tasks(),
-            "headline": headline(snapshot, queueing.why if not queueing.enabled else ""),
+            "headline": headline(snapshot, queueing.why if not queueing.enabled else "", away=away),
             "queueing": queueing,
+            "edges": edges,
             "policy_trouble": [trouble.now() for trouble in TROUBLES.values() if trouble.count],
-            "tone": tone(snapshot),
+            "tone": tone(snapshot, away=away),
             "now": self._history.latest(),
             "draining": snapshot.draining,
             "paused": snapshot.paused,

@@ -6,14 +6,26 @@ Those of its tenant, never another's. The oldest are listed one by one; all are 
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+from penstock.core.values.request import Request
 from penstock.core.values.rows import Left
 from penstock.gateway.identity.caller import Caller
 from penstock.gateway.proxy.driver import Driver
-from penstock.gateway.proxy.journey import QueuedJourney
 
 LISTED_MAX = 100
+
+
+@runtime_checkable
+class Queued(Protocol):
+    """A journey that waits its turn, wherever its client is."""
+
+    @property
+    def request(self) -> Request: ...
+    @property
+    def waits(self) -> bool: ...
+    @property
+    def band(self) -> str: ...
 
 
 def own_queue(driver: Driver, caller: Caller) -> dict[str, Any]:
@@ -22,7 +34,7 @@ def own_queue(driver: Driver, caller: Caller) -> dict[str, Any]:
     own = [
         journey
         for journey in driver.journeys()
-        if isinstance(journey, QueuedJourney) and journey.request.tenant == caller.tenant
+        if isinstance(journey, Queued) and journey.request.tenant == caller.tenant
     ]
     waiting = [journey for journey in own if journey.waits]
     listed = list(islice(waiting, LISTED_MAX))

@@ -33,6 +33,10 @@ class Catalog:
         """`endpoint` is gone, and with it the models that no other endpoint serves."""
         self._listed.pop(endpoint, None)
 
+    def entries_of(self, endpoint: str) -> list[dict[str, object]]:
+        """Returns what `endpoint` lists, as it came; empty while it has told nothing."""
+        return [model.fields for model in self._listed.get(endpoint, ())]
+
     def entries(self) -> list[dict[str, object]]:
         """Returns one entry per name, aliases last. A model of several endpoints has their least context length."""
         found: dict[str, dict[str, object]] = {}

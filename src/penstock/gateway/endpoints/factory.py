@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Self
 
 import msgspec
@@ -15,6 +15,21 @@ from penstock.gateway.endpoints.observer import Observer, ObserveSettings
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.target import Target
 from penstock.http.client.pool import Upstream, UpstreamTimeouts
+
+
+def upstream_timeouts(settings: Settings) -> UpstreamTimeouts:
+    """How long an engine may take."""
+    timeouts = settings.timeouts
+    return UpstreamTimeouts(
+        connect_s=timeouts.connect, first_byte_s=timeouts.first_byte, between_bytes_s=timeouts.between_bytes
+    )
+
+
+def target_at(url: str, labels: Mapping[str, str], api_key: str | None, *, timeouts: UpstreamTimeouts) -> Target:
+    """Where requests for an endpoint of these `labels` are sent."""
+    upstream = Upstream(url, timeouts=timeouts)
+    port = bootstrap_port_of(labels)
+    return Target(upstream, api_key, None if port is None else (upstream.place[0], port))
 
 
 class EndpointFactory(msgspec.Struct, frozen=True):
@@ -36,11 +51,7 @@ class EndpointFactory(msgspec.Struct, frozen=True):
                 fast_interval_s=settings.observe.fast_interval,
                 probe_interval_s=settings.health.probe_interval,
             ),
-            timeouts=UpstreamTimeouts(
-                connect_s=settings.timeouts.connect,
-                first_byte_s=settings.timeouts.first_byte,
-                between_bytes_s=settings.timeouts.between_bytes,
-            ),
+            timeouts=upstream_timeouts(settings),
             slots_initial=settings.admission.slots_initial,
             leave_s=settings.queue.stop_timeout,
         )
@@ -48,10 +59,8 @@ class EndpointFactory(msgspec.Struct, frozen=True):
     def target(self, endpoint: EndpointSection) -> Target:
         """The endpoint as requests know it."""
         key = endpoint.api_key
-        upstream = Upstream(endpoint.url, timeouts=self.timeouts)
-        port = bootstrap_port_of(endpoint.labels)
-        place = None if port is None else (upstream.place[0], port)
-        return Target(upstream, key.get_secret_value() if key is not None else None, place)
+        secret = key.get_secret_value() if key is not None else None
+        return target_at(endpoint.url, endpoint.labels, secret, timeouts=self.timeouts)
 
     def observer(
         self, endpoint: EndpointSection, target: Target, on_models: Callable[[str, list[Model]], None]

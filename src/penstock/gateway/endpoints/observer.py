@@ -164,10 +164,17 @@ class Observer:
             logger.info("endpoint %s is %s", self._name, presence)
         if presence is Presence.UP:
             self._driver.tell(scheduler.endpoint_up(self._name, now=self._driver.now()))
+            if before is not Presence.UP:
+                self._changed()
             return
         self._driver.tell(scheduler.endpoint_down(self._name, presence=presence, now=self._driver.now()))
+        self._changed()
         if presence is Presence.HUNG and before is not Presence.HUNG:
             self._target.upstream.give_up("the engine answers nothing")  # its requests are tried elsewhere
+
+    def _changed(self) -> None:
+        if self._target.changed is not None:
+            self._target.changed()
 
     def _sleeps(self) -> bool:
         page = self._reader.facts.sleeping
@@ -197,6 +204,7 @@ class Observer:
                 self._is_new = False
         self._tell_models(listing)
         self._tell_slots()
+        self._changed()
 
     async def _learn_facts(self) -> None:
         """Ask for what the engine tells of itself. Where a question gets no answer, the answer before it stands."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -58,6 +58,10 @@ def limits_of(endpoint: EndpointSection) -> EndpointLimits:
         time_per_output_token_s_max=endpoint.max_time_per_output_token,
         engine_waiting_max=endpoint.max_engine_waiting,
     )
+
+
+def _nobody() -> None:
+    """For a gateway of one process."""
 
 
 class EndpointView(msgspec.Struct, frozen=True):
@@ -109,6 +113,9 @@ class EndpointRegistry:
         self._cut: list[Target] = []  # replaced by another of their name: closed when their requests have ended
         self._sweeper: asyncio.Task[None] | None = None
         self._started = False
+        self.changed: Callable[[], None] = _nobody  #: told when one comes, goes or is replaced, before it is sent to
+        self.told: Callable[[], None] = _nobody  #: told when what is known of one became another
+        self.in_use: Callable[[str], bool] = lambda _: False  #: whether other processes have requests there
         self._closing: asyncio.Task[None] | None = None  # closes a locator that was replaced
         driver.took_movement = self._took_movement
 
@@ -232,6 +239,10 @@ class EndpointRegistry:
             for m in self._members.values()
         ]
 
+    def known(self) -> Iterator[tuple[EndpointSection, Target]]:
+        """All endpoints that may still have requests, each with how it is reached."""
+        return ((member.spec, member.target) for member in self._members.values())
+
     # --- from wanted to there -------------------------------------------------------------------------------------
 
     def _reconcile(self) -> None:
@@ -294,6 +305,7 @@ class EndpointRegistry:
         member = _Member(endpoint, source, target, self._parts.observer(endpoint, target, self._listed))
         self._members[name] = member
         self.targets[name] = target
+        target.changed = lambda: self.told()  # noqa: PLW0108 - what is told may come later
         self._metrics.endpoint_added(name, endpoint.url)
         if models is not None:
             self._catalog.configured(name, sorted(models))
@@ -308,6 +320,7 @@ class EndpointRegistry:
             price=endpoint.price,
             limits=limits_of(endpoint),
         )
+        self.changed()
         self._driver.tell(self._driver.scheduler.endpoint_added(spec, now=self._driver.now()))
         if self.locator is not None:
             self.locator.endpoint_added(endpoint, target)
@@ -365,10 +378,12 @@ class EndpointRegistry:
             assert member.leave_at_s is not None
             if now >= member.leave_at_s:
                 member.target.upstream.close()  # its requests fail, and go to another endpoint where they can
-            if not member.target.upstream.busy:
-                logger.info("endpoint %s is gone", member.spec.name)
+            name = member.spec.name
+            if now >= member.leave_at_s or not (member.target.upstream.busy or self.in_use(name)):
+                logger.info("endpoint %s is gone", name)
                 self._forget(member)
                 member.target.upstream.close()
+                self.changed()
         for target in [target for target in self._cut if not target.upstream.busy]:
             self._cut.remove(target)
             target.upstream.close()

@@ -9,27 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from penstock.batch.api.routes import BatchRoutes
 from penstock.config.model import Settings
 from penstock.core.values.outcome import Reason
-from penstock.gateway.admin.routes import AdminRoutes
-from penstock.gateway.builtin.engine_paths import EnginePaths
-from penstock.gateway.builtin.paths import OwnPaths
 from penstock.gateway.endpoints.catalog import Catalog
-from penstock.gateway.endpoints.registry import EndpointRegistry
 from penstock.gateway.identity.caller import Caller, Key, Unauthorized
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.identity.origins import Origins
 from penstock.gateway.openai.routes import route
 from penstock.gateway.proxy.arrival import Means
-from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.proxy.driver import Decides, Driver
 from penstock.gateway.proxy.heartbeat import Heartbeats
-from penstock.gateway.proxy.intake import Intake
+from penstock.gateway.proxy.intake import Intake, Reached
 from penstock.gateway.proxy.journey import QueuedJourney
 from penstock.gateway.proxy.refusals import Refusals
 from penstock.gateway.proxy.stored_answers import StoredAnswers
 from penstock.gateway.proxy.ties import Affinities
-from penstock.gateway.queueing import queueing
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.gateway.telemetry.reporting import Reporting
 from penstock.http.server.server import Exchange, Header, Refusal, SocketExchange
@@ -49,22 +43,19 @@ class App:
     def __init__(
         self,
         *,
-        driver: Driver,
-        endpoints: EndpointRegistry,
+        driver: Driver[Decides],
+        endpoints: Reached,
         metrics: Metrics,
         catalog: Catalog,
-        admin: AdminRoutes,
         origins: Origins,
         callers: Callers,
         heartbeats: Heartbeats,
         affinities: Affinities,
         reporting: Reporting,
-        batch: BatchRoutes | None = None,
     ) -> None:
         self._callers = callers
         self._origins = origins
-        self._admin = admin
-        self._refusals = refusals = Refusals(driver, metrics)
+        self.refusals = refusals = Refusals(driver, metrics)
         means = Means(driver=driver, targets=endpoints.targets, metrics=metrics, heartbeats=heartbeats)
         self._intake = Intake(
             means,
@@ -75,31 +66,20 @@ class App:
             affinities=affinities,
             reporting=reporting,
         )
-        own = OwnPaths(
-            driver=driver,
-            callers=callers,
-            catalog=catalog,
-            metrics=metrics,
-            refuse=refusals.refuse,
-            request_id=refusals.request_id,
-            queueing=lambda: self._queueing,
-        )
         stored = StoredAnswers(means, callers=callers, responses=affinities.responses, refusals=refusals)
-        engines = EnginePaths(
-            driver=driver,
-            callers=callers,
-            targets=endpoints.targets,
-            auth=admin.auth,
-            refuse=refusals.refuse,
-            request_id=refusals.request_id,
-        )
-        self._parts: list[Part] = [own, admin, stored, engines, *(() if batch is None else (batch,))]
+        self._parts: list[Part] = [stored]
+        self._guarded: list[Part] = []
         self._root_path = ""
+
+    def serve(self, part: Part, *, guarded: bool = False) -> None:
+        """Let `part` answer its paths. A `guarded` one looks itself at what asks, and from which page."""
+        self._parts.append(part)
+        if guarded:
+            self._guarded.append(part)
 
     def follow(self, settings: Settings) -> None:
         """Serve requests that come from now on by these settings."""
         self._intake.follow(settings)
-        self._queueing = queueing(settings)
         self._root_path = settings.root_path
 
     # --- the server's hooks ---------------------------------------------------------------------------------
@@ -109,19 +89,19 @@ class App:
         if self._root_path and exchange.target_path.startswith(self._root_path + "/"):
             exchange.target_path = exchange.target_path[len(self._root_path) :]
         if self._origins.looks and (foreign := self._foreign(exchange)) is not None:
-            self._refusals.refuse(exchange, Reason.FORBIDDEN, foreign)
+            self.refusals.refuse(exchange, Reason.FORBIDDEN, foreign)
             return None
         if route(exchange.target_path) is None:
             part = self._part(exchange.target_path)
             if part is not None:
                 return part.begin(exchange)
-            self._refusals.refuse(exchange, Reason.PATH_NOT_FOUND)
+            self.refusals.refuse(exchange, Reason.PATH_NOT_FOUND)
         elif exchange.method != "POST":
-            self._refusals.refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", b"POST")])
+            self.refusals.refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", b"POST")])
         else:
             key = self._callers.key(exchange.lookup.get, exchange.repeats)
             if isinstance(key, Unauthorized):
-                self._refusals.refuse(exchange, key.reason, key.message)
+                self.refusals.refuse(exchange, key.reason, key.message)
             else:
                 exchange.note = key
         return None
@@ -129,7 +109,7 @@ class App:
     def _foreign(self, exchange: Exchange) -> str | None:
         """Why a page of another site, or a name that is not ours, is not served. What shows a key is no page."""
         foreign = self._origins.foreign(exchange)
-        if foreign is None or self._admin.owns(exchange.target_path):  # which asks for tokens, and looks itself
+        if foreign is None or any(part.owns(exchange.target_path) for part in self._guarded):
             return None
         return None if isinstance(self._callers.key(exchange.lookup.get, exchange.repeats), Key) else foreign
 
@@ -147,7 +127,7 @@ class App:
         self, exchange: SocketExchange | None, refusal: Refusal, detail: str
     ) -> tuple[int, Sequence[Header], bytes]:
         """Answer for the server what is not HTTP as it should be."""
-        return self._refusals.refused(exchange, refusal, detail)
+        return self.refusals.refused(exchange, refusal, detail)
 
     def submit(self, exchange: Exchange, caller: Caller, journey: type[QueuedJourney]) -> None:
         """Let a request that was made inside go the way of all others."""

@@ -10,7 +10,7 @@ from penstock.gateway.identity.caller import Caller
 from penstock.gateway.openai.fields import Peek
 from penstock.gateway.openai.routes import Route
 from penstock.gateway.openai.splice import Body
-from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.proxy.driver import Decides, Driver
 from penstock.gateway.proxy.model_profiles import PLAIN, Profile
 from penstock.gateway.proxy.target import Target
 from penstock.gateway.telemetry.metrics import Metrics
@@ -69,7 +69,7 @@ class Means:
     __slots__ = ("driver", "heartbeats", "metrics", "targets")
 
     def __init__(
-        self, *, driver: Driver, targets: Mapping[str, Target], metrics: Metrics, heartbeats: Heartbeats
+        self, *, driver: Driver[Decides], targets: Mapping[str, Target], metrics: Metrics, heartbeats: Heartbeats
     ) -> None:
         self.driver = driver
         self.targets = targets

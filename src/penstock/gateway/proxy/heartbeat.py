@@ -18,7 +18,7 @@ from penstock.config.model import Settings
 from penstock.core.queueing.position import QueuePosition
 from penstock.core.util.timers import Timers
 from penstock.gateway.openai.errors import Api
-from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.proxy.driver import Decides, Driver
 
 TICK_S = 0.1
 TOLD_PER_TICK_MAX = 500  # some milliseconds of work; who is left over is told a tick later
@@ -39,19 +39,21 @@ class Waiter(Protocol):
 
 
 class _Pulse:
-    __slots__ = ("anytime", "interval_s", "waiter")
+    __slots__ = ("anytime", "asked", "interval_s", "waiter")
 
     def __init__(self, waiter: Waiter, interval_s: float, *, anytime: bool) -> None:
         self.waiter = waiter
         self.interval_s = interval_s
         self.anytime = anytime  # not only while it stands in the queue
+        self.asked = False  # its place was asked for, and is told in a moment
 
 
 class Heartbeats:
     """Tells those who wait, all of them by one timer."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver[Decides], *, asks_ahead_s: float = 0.0) -> None:
         self._driver = driver
+        self._asks_ahead_s = asks_ahead_s  # where places are told elsewhere: how long before they are needed
         self._pulses: dict[str, _Pulse] = {}
         self._timers: Timers[str] = Timers()
         self._timer: asyncio.TimerHandle | None = None
@@ -76,7 +78,7 @@ class Heartbeats:
         else:
             return False
         self._pulses[name] = _Pulse(waiter, min(interval_s, INTERVAL_S_MAX), anytime=anytime)
-        self._timers.set(name, self._driver.now() + after_s)
+        self._timers.set(name, self._driver.now() + after_s - self._asks_ahead_s)
         self._arm()
         return anytime
 
@@ -107,7 +109,12 @@ class Heartbeats:
             pulse = self._pulses.get(name)
             if pulse is None:
                 continue
-            self._timers.set(name, now + pulse.interval_s)
+            if self._asks_ahead_s and not pulse.asked:
+                pulse.asked = True
+                self._timers.set(name, now + self._asks_ahead_s)
+                continue
+            pulse.asked = False
+            self._timers.set(name, now + pulse.interval_s - self._asks_ahead_s)
             place = places.get(name)
             if place is not None or pulse.anytime or pulse.waiter.beating:
                 pulse.waiter.heartbeat(place)

@@ -7,17 +7,17 @@ the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qs
 
 from penstock.config.model import Settings
 from penstock.core.values.outcome import Reason
 from penstock.core.values.request import Request
 from penstock.gateway.endpoints.catalog import Catalog
-from penstock.gateway.endpoints.registry import EndpointRegistry
 from penstock.gateway.identity.caller import Caller, Key, Unauthorized
 from penstock.gateway.identity.callers import Callers
+from penstock.gateway.kv_cache.locator import Locator
 from penstock.gateway.openai import body as bodies
 from penstock.gateway.openai.body import BadBody
 from penstock.gateway.openai.errors import Api
@@ -33,6 +33,7 @@ from penstock.gateway.proxy.journey import QueuedJourney
 from penstock.gateway.proxy.model_profiles import PLAIN, profiles
 from penstock.gateway.proxy.refusals import Refusals
 from penstock.gateway.proxy.slices import Slices
+from penstock.gateway.proxy.target import Target
 from penstock.gateway.proxy.ties import RESPONSES_PATH, Affinities
 from penstock.gateway.telemetry.reporting import Reporting
 from penstock.http.inflate import BadGzip, InflatesTooFar, TooMuchAtOnce, inflate
@@ -40,6 +41,15 @@ from penstock.http.server.server import Exchange, SocketExchange
 
 if TYPE_CHECKING:
     from penstock.gateway.telemetry.tracing import RequestTrace, Tracer  # needs an extra
+
+
+class Reached(Protocol):
+    """The endpoints that requests may be sent to."""
+
+    @property
+    def targets(self) -> Mapping[str, Target]: ...
+    @property
+    def locator(self) -> Locator | None: ...
 
 
 class Intake:
@@ -50,7 +60,7 @@ class Intake:
         means: Means,
         *,
         refusals: Refusals,
-        endpoints: EndpointRegistry,
+        endpoints: Reached,
         catalog: Catalog,
         callers: Callers,
         affinities: Affinities,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from penstock.core.values.outcome import Reason
 from penstock.gateway.openai import errors
 from penstock.gateway.openai.routes import api_of
-from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.proxy.driver import Decides, Driver
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.http.server.server import Exchange, Header, Refusal, SocketExchange
 
@@ -29,7 +29,7 @@ _REFUSALS = {
 class Refusals:
     """Refuses, counts it, and gives requests their ids."""
 
-    def __init__(self, driver: Driver, metrics: Metrics) -> None:
+    def __init__(self, driver: Driver[Decides], metrics: Metrics) -> None:
         self._driver = driver
         self._metrics = metrics
         self._serial = itertools.count(1)

@@ -20,6 +20,7 @@ class Target:
     __slots__ = (
         "_load_due_s",
         "api_key",
+        "changed",
         "created_s",
         "disowned",
         "engine",
@@ -43,6 +44,7 @@ class Target:
         self.meeting_place = meeting_place  # host and port where it hands over what it computes, if it is asked there
         self.unreachable: Callable[[], None] | None = None  # a request found nobody there
         self.disowned: Callable[[], None] | None = None  # it does not have a model that it is believed to have
+        self.changed: Callable[[], None] | None = None  # what it is, serves or how it fares became another
         self.engine = OPENAI  # until it is known
         self.priority: Priority | None = None  # how its engine orders by the body's `priority`, if it does
         self.finishes: set[str] = set()  # paths, of two, where its streams were seen to end with a finish reason

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from collections.abc import Callable
 
 import msgspec
 
@@ -44,16 +45,27 @@ class Responses:
 
     def __init__(self) -> None:
         self._made: OrderedDict[str, Made] = OrderedDict()
+        self.tell: Callable[[str, str, str | None], None] | None = None  #: to other processes; no endpoint: forgotten
 
     def made(self, head: bytes, endpoint: str, owner: str | None = None) -> bool:
         """An answer that begins like this was made there. False: it does not tell its id yet."""
         found = _RESPONSE_ID.search(head)
         if found is None:
             return False
-        self._made[found[1].decode("utf-8", "replace")] = Made(endpoint, owner)
+        answer = found[1].decode("utf-8", "replace")
+        self.note(answer, endpoint, owner)
+        if self.tell is not None:
+            self.tell(answer, endpoint, owner)
+        return True
+
+    def note(self, answer: str, endpoint: str, owner: str | None) -> None:
+        """Remember where an answer was made; without an endpoint, forget it."""
+        if not endpoint:
+            self._made.pop(answer, None)
+            return
+        self._made[answer] = Made(endpoint, owner)
         if len(self._made) > RESPONSES_MAX:
             self._made.popitem(last=False)
-        return True
 
     def find(self, response_id: str) -> Made | None:
         """What is remembered of an answer."""
@@ -62,6 +74,8 @@ class Responses:
     def forget(self, response_id: str) -> None:
         """It was deleted."""
         self._made.pop(response_id, None)
+        if self.tell is not None:
+            self.tell(response_id, "", None)
 
     def home(self, response_id: object) -> str | None:
         """Where an answer was made, as far as is remembered."""

@@ -70,6 +70,9 @@ class Metrics:
 
     def __init__(self, *, snapshot: Callable[[], Snapshot]) -> None:
         self._sources: list[SeriesSource] = []
+        self.counted: list[
+            Counter | Histogram | ProductionStack
+        ] = []  #: what happens, in one order in all processes of a gateway
         self._bands: list[str] = []  # shared with the gauges
         self._models: set[str] = set()
         self._lines: dict[tuple[str, str], _AnswerSeries] = {}
@@ -126,6 +129,7 @@ class Metrics:
             *(self._service, self._pace, self._prefills, self._prefill_time),
         ):
             self._sources.append(series)
+            self.counted.append(series)
         self.loop_lag_s = 0.0
         self._config_hash = ""
         self._level("event_loop_lag_seconds", "How late the event loop ran a timer, lately.", lambda: self.loop_lag_s)
@@ -142,6 +146,7 @@ class Metrics:
         self._aliases = RouterAliases(snapshot, self)
         self._with_aliases = self._with_stack = False
         self._stack = ProductionStack(snapshot)
+        self.counted.append(self._stack)
         for reason in Reason:
             self._rejections.labels(reason)
         for failure in Failure:
@@ -149,9 +154,10 @@ class Metrics:
         self._cancellations.labels()
         self._overheads = self._overhead.labels()
         self._sources.append(Gauges(snapshot, self._bands, self._known_models))
-        self._alias_rejections: dict[Reason, int] = dict.fromkeys(_TOO_MANY, 0)
-        self._admissions = 0
-        self._cancelled = 0
+        router = Counter("vllm_router", "What other projects' names count.", ["what"])
+        self._alias_rejections = {reason: router.labels(reason) for reason in _TOO_MANY}
+        self._admissions, self._cancelled = router.labels("admissions"), router.labels("cancelled")
+        self.counted.append(router)
 
     def follow(self, settings: Settings) -> None:
         """Count by the bands and tenants of these settings. What was counted stays, but for tenants that are gone."""
@@ -192,6 +198,10 @@ class Metrics:
         if self._with_stack:
             yield from self._stack.lines()
 
+    def add_sources(self, sources: Iterable[SeriesSource]) -> None:
+        """Print these, too."""
+        self._sources.extend(sources)
+
     def _level(self, name: str, text: str, value: Callable[[], float]) -> None:
         self._sources.append(Levels(f"penstock_{name}", text, [], lambda: [((), value())]))
 
@@ -214,7 +224,7 @@ class Metrics:
             self._stack.arrived(model)
 
     def dispatched(self, journey: QueuedJourney, action: Dispatch) -> None:
-        self._admissions += 1
+        self._admissions.inc()
         if self._with_stack:
             self._stack.sent(action.endpoint)
         self._dispatches.labels(action.endpoint).inc()
@@ -235,7 +245,7 @@ class Metrics:
         self._requests.labels(model, band, Outcome.REJECTED, reason).inc()
         self._rejections.labels(reason).inc()
         if reason in self._alias_rejections:
-            self._alias_rejections[reason] += 1
+            self._alias_rejections[reason].inc()
 
     def passed(self, model: str, outcome: Outcome, reason: Reason | None) -> None:
         """A request that needed no turn ended."""
@@ -264,10 +274,10 @@ class Metrics:
         else:
             self._queue_wait.labels(band, outcome).observe(journey.waited_s())
         if reason is not None and reason in self._alias_rejections:
-            self._alias_rejections[reason] += 1
+            self._alias_rejections[reason].inc()
         if reason is Reason.CANCELLED:
             self._cancellations.labels().inc()
-            self._cancelled += 1
+            self._cancelled.inc()
 
     def used(self, journey: QueuedJourney, usage: Usage | None, tokens_seen: int) -> None:
         """An answer is complete. `usage`: as the engine told; else only the tokens that were seen are known."""
@@ -328,12 +338,12 @@ class Metrics:
 
     def router_counters(self) -> Iterator[Metric]:
         admissions = CounterMetricFamily("vllm_router:admissions", "Requests sent to an engine.")
-        admissions.add_metric([], self._admissions)
+        admissions.add_metric([], self._admissions.value)
         yield admissions
         rejections = CounterMetricFamily("vllm_router:rejections", "Requests answered 429.", labels=["reason"])
         for reason, count in self._alias_rejections.items():
-            rejections.add_metric([_ROUTERS_WORDS.get(reason, reason)], count)
+            rejections.add_metric([_ROUTERS_WORDS.get(reason, reason)], count.value)
         yield rejections
         cancelled = CounterMetricFamily("vllm_router:queue_cancellations", "Waiters that hung up.")
-        cancelled.add_metric([], self._cancelled)
+        cancelled.add_metric([], self._cancelled.value)
         yield cancelled

@@ -7,7 +7,7 @@ machine is read of /proc, where there is one.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -31,10 +31,10 @@ class LastMinute:
         self._counts = [0] * WINDOW_S
         self._second = 0
 
-    def note(self, now: float) -> None:
+    def note(self, now: float, times: int = 1) -> None:
         """It happened."""
         self._forget(now)
-        self._counts[self._second % WINDOW_S] += 1
+        self._counts[self._second % WINDOW_S] += times
 
     def per_s(self, now: float) -> float:
         """The rate over the whole window."""
@@ -51,11 +51,12 @@ class LastMinute:
 class _Endpoint:
     """What is counted of one endpoint."""
 
-    __slots__ = ("cached_tokens", "prompt_tokens", "sent", "url")
+    __slots__ = ("cached_tokens", "prompt_tokens", "sent", "sent_total", "url")
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.sent = LastMinute()
+        self.sent_total = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
 
@@ -92,12 +93,32 @@ class ProductionStack:
         """A request was sent."""
         if (its := self._endpoints.get(endpoint)) is not None:
             its.sent.note(self._now())
+            its.sent_total += 1
 
     def used(self, endpoint: str, prompt_tokens: int, cached_tokens: int) -> None:
         """An engine told the usage of an answer."""
         if (its := self._endpoints.get(endpoint)) is not None:
             its.prompt_tokens += prompt_tokens
             its.cached_tokens += cached_tokens
+
+    def values(self) -> Iterator[tuple[tuple[str, ...], list[float]]]:
+        """What was counted, by kind and name; for another process."""
+        for model, count in self._came.items():
+            yield ("model", model), [count]
+        for name, its in self._endpoints.items():
+            yield ("endpoint", name), [its.sent_total, its.prompt_tokens, its.cached_tokens]
+
+    def add(self, labels: tuple[str, ...], values: Sequence[float]) -> None:
+        """Add what another process counted."""
+        match labels, [int(value) for value in values]:
+            case ("model", model), [count]:
+                self._came[model] = self._came.get(model, 0) + count
+            case ("endpoint", name), [sent, prompt_tokens, cached_tokens] if name in self._endpoints:
+                its = self._endpoints[name]
+                its.sent.note(self._now(), sent)
+                its.sent_total += sent
+                its.prompt_tokens += prompt_tokens
+                its.cached_tokens += cached_tokens
 
     def lines(self) -> Iterator[str]:
         """For `/metrics`."""

@@ -57,6 +57,16 @@ class Counter:
         """The series is no longer drawn; named again, it starts at zero."""
         self._series.pop(values, None)
 
+    def values(self) -> Iterator[tuple[tuple[str, ...], list[float]]]:
+        """Each series' labels and what was counted."""
+        for labels, count in self._series.items():
+            yield labels, [count.value]
+
+    def add(self, labels: tuple[str, ...], values: Sequence[float]) -> None:
+        """Add what another process counted."""
+        if len(labels) == len(self._names) and len(values) == 1:
+            self.labels(*labels).inc(values[0])
+
     def lines(self) -> Iterator[str]:
         name = f"{self._name}_total"
         yield head(name, self._text, "counter")
@@ -107,6 +117,18 @@ class Histogram:
                 values = (OTHER,) * len(values)
             found = self._series.setdefault(values, HistogramSeries(self._bounds))
         return found
+
+    def values(self) -> Iterator[tuple[tuple[str, ...], list[float]]]:
+        """Each series' labels, how often each bucket was met, and the sum."""
+        for labels, times in self._series.items():
+            yield labels, [*times.counts, times.sum]
+
+    def add(self, labels: tuple[str, ...], values: Sequence[float]) -> None:
+        """Add what another process observed."""
+        if len(labels) == len(self._names) and len(values) == len(self._bounds) + 2:
+            times = self.labels(*labels)
+            times.counts = [have + int(more) for have, more in zip(times.counts, values, strict=False)]
+            times.sum += values[-1]
 
     def lines(self) -> Iterator[str]:
         name = self._name

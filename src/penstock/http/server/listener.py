@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import ssl as tls
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -41,12 +41,14 @@ class Listener:
         ssl: tls.SSLContext | None = None,
         handshake_timeout_s: float,
         shutdown_timeout_s: float,
+        accepts_max: int = ACCEPTS_MAX,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._connection = connection
         self._ssl = ssl
         self._handshake_timeout_s = handshake_timeout_s if ssl else None
         self._shutdown_timeout_s = shutdown_timeout_s if ssl else None
+        self._accepts_max = accepts_max
         self._beginnings: set[asyncio.Task[None]] = set()  # bounded by the handshake time-out and by open files
         self._pause: asyncio.TimerHandle | None = None
         self._told_s = -TOLD_S
@@ -58,18 +60,16 @@ class Listener:
 
         Raises OSError if one of them can't be bound; then none is listened on.
         """
-        found = await self._loop.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
-        )
-        try:
-            for family, kind, protocol, _, address in dict.fromkeys(found):
-                self.sockets.append(_bound(family, kind, protocol, address))
-        except OSError:
-            self.close()
-            raise
-        for one in self.sockets:
+        sockets = await bound(host, port)
+        for one in sockets:
             one.listen(backlog)
-        self.port = int(self.sockets[0].getsockname()[1])
+        self.take(sockets)
+
+    def take(self, sockets: Sequence[socket.socket]) -> None:
+        """Accept from sockets that are listened on already, maybe by other processes too."""
+        self.sockets.extend(sockets)
+        name = sockets[0].getsockname()
+        self.port = int(name[1]) if isinstance(name, tuple) else 0
         self._watch()
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class Listener:
 
     def _accept(self, listening: socket.socket) -> None:
         """Accept what waits on one socket, up to `ACCEPTS_MAX`: the part of a turn that new connections get."""
-        for _ in range(ACCEPTS_MAX):
+        for _ in range(self._accepts_max):
             try:
                 accepted, _ = listening.accept()
             except (BlockingIOError, InterruptedError):
@@ -134,6 +134,22 @@ class Listener:
             self._told_s = now
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             logger.error("new connections wait: %s (this process may open %d; `ulimit -n`)", error.strerror, most)
+
+
+async def bound(host: str, port: int) -> list[socket.socket]:
+    """Sockets bound to every address of `host`, an empty one meaning all of this machine. OSError: one is taken."""
+    found = await asyncio.get_running_loop().getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
+    )
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            sockets.append(_bound(family, kind, protocol, address))
+    except OSError:
+        for one in sockets:
+            one.close()
+        raise
+    return sockets
 
 
 def _bound(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> socket.socket:

@@ -9,6 +9,7 @@ coroutine, scope and message dictionaries cost more than the rest of a request.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import Counter
 from email.utils import formatdate
 from typing import TYPE_CHECKING, cast
@@ -17,16 +18,17 @@ from penstock import clock
 from penstock.http.server.connection import Connection
 from penstock.http.server.exchange import Exchange, Header
 from penstock.http.server.limits import Refusal, ServerLimits
-from penstock.http.server.listener import Listener
+from penstock.http.server.listener import ACCEPTS_MAX, Listener
 from penstock.http.server.socket_exchange import Handler, SocketExchange
 from penstock.http.server.turns import ReadTurns
 
 if TYPE_CHECKING:
     import ssl as tls
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = ["Exchange", "Handler", "Header", "HttpServer", "Refusal", "ServerLimits", "SocketExchange"]
 
+BACKLOG = 2048  # newcomers that wait in the kernel's line; the system's own limit may be lower
 _ABORT_WAIT_S_MAX = 5.0  # aborted connections close within a turn of the loop; this bounds the wait for a stuck one
 
 
@@ -55,17 +57,40 @@ class HttpServer:
         self._date_s = 0
         self._date_line = b""
 
-    async def start(self, host: str, port: int, *, ssl: tls.SSLContext | None = None, backlog: int = 2048) -> None:
+    async def start(self, host: str, port: int, *, ssl: tls.SSLContext | None = None, backlog: int = BACKLOG) -> None:
         """Listen on `host` and `port`; port 0 takes a free one. Raises OSError if the address is taken."""
+        listener = self._listens(ssl, ACCEPTS_MAX)
+        await listener.listen(host, port, backlog)
+        self._listener = listener
+
+    def take(
+        self, sockets: Sequence[socket.socket], *, ssl: tls.SSLContext | None = None, accepts_max: int = ACCEPTS_MAX
+    ) -> None:
+        """Accept from sockets that are listened on already, at most `accepts_max` newcomers in a turn of the loop."""
+        self._listener = listener = self._listens(ssl, accepts_max)
+        listener.take(sockets)
+
+    def start_at(self, path: str) -> None:
+        """Listen on a unix socket of that name. Raises OSError if it can't be made."""
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        made.setblocking(False)  # noqa: FBT003 - the socket's own
+        try:
+            made.bind(path)
+            made.listen(BACKLOG)
+        except OSError:
+            made.close()
+            raise
+        self.take([made])
+
+    def _listens(self, ssl: tls.SSLContext | None, accepts_max: int) -> Listener:
         loop = asyncio.get_running_loop()
-        listener = Listener(
+        return Listener(
             lambda: cast("asyncio.Protocol", Connection(self, loop)),
             ssl=ssl,
             handshake_timeout_s=self.limits.header_timeout_s,
             shutdown_timeout_s=self.limits.linger_timeout_s,
+            accepts_max=accepts_max,
         )
-        await listener.listen(host, port, backlog)
-        self._listener = listener
 
     @property
     def port(self) -> int:

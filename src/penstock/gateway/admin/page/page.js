@@ -156,11 +156,16 @@ function numbers(entries) {
 
 const matches = (...fields) => !filter || fields.some((field) => String(field ?? "").toLowerCase().includes(filter));
 
+// Who carries the bytes, where it is not this process alone.
+const carried = (edges) => (edges?.length
+  ? ` · ${edges.length} workers: ${edges.map((e) => (e.up_s === null ? `${text(e.name)} away`
+    : `${text(e.name)} ${count(e.requests)} at ${(e.cpu * 100).toFixed(0)} % CPU`)).join(", ")}` : "");
+
 function show() {
   const s = state;
   const began = performance.now();
   drawCurves(); // first, while the layout is clean: it asks for sizes
-  put($("facts"), `${s.version} · settings ${s.settings.slice(0, 8)} · up ${seconds(s.up_s)} · loop lag ${(s.loop_lag_s * 1000).toFixed(1)} ms`);
+  put($("facts"), `${s.version} · settings ${s.settings.slice(0, 8)} · up ${seconds(s.up_s)} · loop lag ${(s.loop_lag_s * 1000).toFixed(1)} ms${carried(s.edges)}`);
   put($("sentence"), text(s.headline, 600));
   $("headline").title = s.queueing ? `Queueing: ${text(s.queueing.why, 600)}` : "";
   put($("tone"), TONES[s.tone] ?? s.tone);

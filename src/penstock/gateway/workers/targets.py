@@ -1,0 +1,114 @@
+"""The endpoints as a worker knows them: where to send what its decider has decided.
+
+The decider's registry says which there are; here is a transport for each. One that is another now is closed when what
+runs there has ended; one that is gone had its time already, for the registry keeps it while any worker has a request
+there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+
+from penstock.config.model import Settings
+from penstock.engines.base import Model, Priority
+from penstock.engines.openai import OPENAI
+from penstock.engines.recognise import ENGINES
+from penstock.gateway.endpoints.catalog import Catalog
+from penstock.gateway.endpoints.factory import target_at, upstream_timeouts
+from penstock.gateway.proxy.target import Target
+from penstock.gateway.telemetry.metrics import Metrics
+from penstock.http.client.pool import UpstreamTimeouts
+from penstock.share.messages import Aside, Disowned, EndpointRow, LoadHeader, Unreachable
+
+GONE_S = 1.0  # for what needs no turn, and so no lease, at an endpoint that the registry has given up
+QUIET_LOOK_S = 0.1  # how often it is looked whether what runs at one that is gone has ended
+
+
+class WorkerTargets:
+    """`targets` is shared with whoever sends to them."""
+
+    def __init__(self, *, catalog: Catalog, metrics: Metrics, say: Callable[[Aside], None]) -> None:
+        self._timeouts = UpstreamTimeouts()
+        self._catalog = catalog
+        self._metrics = metrics
+        self._say = say
+        self.targets: dict[str, Target] = {}
+        self.locator = None
+        self._rows: dict[str, EndpointRow] = {}
+        self._leaving: list[tuple[float, Target]] = []
+        self._look: asyncio.TimerHandle | None = None
+
+    def know(self, rows: list[EndpointRow]) -> None:
+        """These there are."""
+        for name in self._rows.keys() - {row.name for row in rows}:
+            self._leave(self.targets.pop(name), for_s=GONE_S)
+            self._catalog.forgotten(name)
+            self._metrics.endpoint_removed(name)
+            del self._rows[name]
+        for row in rows:
+            before = self._rows.get(row.name)
+            if before is None or _place(before) != _place(row):
+                if before is not None:
+                    self._leave(self.targets[row.name])
+                else:
+                    self._metrics.endpoint_added(row.name, row.url)
+                self.targets[row.name] = self._made(row)
+            target = self.targets[row.name]
+            target.engine = ENGINES.get(row.engine, OPENAI)
+            target.priority = None if row.priority is None else Priority[row.priority]
+            if before is None or before.entries != row.entries:
+                self._list(row)
+            self._rows[row.name] = row
+
+    def follow(self, settings: Settings) -> None:
+        """Give engines as long as these settings say."""
+        self._timeouts = upstream_timeouts(settings)
+        for target in self.targets.values():
+            target.upstream.retime(self._timeouts)
+
+    def moved(self) -> list[str]:
+        """Endpoints whose answers have come further since this was last asked."""
+        return [name for name, target in self.targets.items() if target.took_movement()]
+
+    def close(self) -> None:
+        """Close all connections."""
+        if self._look is not None:
+            self._look.cancel()
+        for target in (*self.targets.values(), *(target for _, target in self._leaving)):
+            target.upstream.close()
+
+    def _made(self, row: EndpointRow) -> Target:
+        name, target = row.name, target_at(row.url, row.labels, row.api_key, timeouts=self._timeouts)
+        target.unreachable = lambda: self._say(Unreachable(name))
+        target.disowned = lambda: self._say(Disowned(name))
+        target.heard_load = lambda header: self._say(LoadHeader(name, header))
+        return target
+
+    def _list(self, row: EndpointRow) -> None:
+        models = [Model(str(entry.get("id", "")), entry) for entry in row.entries]
+        self._catalog.listed(row.name, models)
+        self._metrics.models_known(model.id for model in models)
+
+    def _leave(self, target: Target, *, for_s: float = math.inf) -> None:
+        self._leaving.append((asyncio.get_running_loop().time() + for_s, target))
+        if self._look is None:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        left: list[tuple[float, Target]] = []
+        for until, target in self._leaving:
+            if target.upstream.busy and now < until:
+                left.append((until, target))
+            else:
+                target.upstream.close()
+        self._leaving = left
+        self._look = loop.call_later(QUIET_LOOK_S, self._sweep) if left else None
+
+
+def _place(row: EndpointRow) -> tuple[object, ...]:
+    """What makes it another one under its name."""
+    return row.url, row.api_key, row.labels

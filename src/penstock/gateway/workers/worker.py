@@ -1,0 +1,310 @@
+"""One worker: clients' connections, bodies and streams, and nothing that decides.
+
+Started by the gateway's first process with the sockets to listen on, a link to the decider, and nothing else: settings
+come over the link, at the start and with each reload. It ends when the decider says so, or is gone; signals are the
+decider's business, so it ignores those that a terminal or a container sends to all processes alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import penstock
+from penstock import clock, logs
+from penstock.config.load import Settings, config_hash
+from penstock.core.explain.snapshot import Snapshot
+from penstock.gateway import settings_map
+from penstock.gateway.certificate import Certificate
+from penstock.gateway.endpoints.catalog import Catalog
+from penstock.gateway.identity.callers import Callers
+from penstock.gateway.identity.origins import Origins
+from penstock.gateway.large_blocks import give_large_blocks_back
+from penstock.gateway.proxy import heartbeat
+from penstock.gateway.proxy.app import App
+from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.proxy.heartbeat import Heartbeats
+from penstock.gateway.proxy.ties import Affinities
+from penstock.gateway.reload import Follower
+from penstock.gateway.serve import CLOSE_TIMEOUT_S, look_for_garbage_rarely
+from penstock.gateway.telemetry.metrics import Metrics
+from penstock.gateway.telemetry.reporting import Reporting
+from penstock.gateway.workers.counts import CountsTaker
+from penstock.gateway.workers.link import Link
+from penstock.gateway.workers.relayed import Relayed
+from penstock.gateway.workers.targets import WorkerTargets
+from penstock.http.server.server import HttpServer
+from penstock.share.edge import Edge
+from penstock.share.frames import Frame, edge_reader
+from penstock.share.messages import (
+    PROTOCOL,
+    AnswerMade,
+    Down,
+    Drain,
+    EdgeStanding,
+    Endpoints,
+    Following,
+    Heard,
+    Hello,
+    NewSettings,
+    NotTaken,
+    Stop,
+    Welcome,
+)
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.1  # between two looks at whose answers go on
+TICKS_PER_STANDING = 10
+HEARTBEATS_AHEAD_S = heartbeat.TICK_S  # places are asked for one tick before they are told to those who wait
+ACCEPTS_MAX = 4  # newcomers in one turn: more, and the first of several workers to wake takes them all
+
+
+class Worker:
+    """What a worker is made of, from its first settings on."""
+
+    def __init__(
+        self, settings: Settings, edge: Edge, link: Link[Down], *, relay: str, sockets: list[socket.socket]
+    ) -> None:
+        self._settings = settings
+        self._edge = edge
+        self._link = link
+        self._sockets = sockets
+        self.driver = Driver(edge)
+        self.metrics = Metrics(snapshot=_no_picture)
+        self._counts = CountsTaker(self.metrics)
+        catalog = Catalog()
+        self.targets = WorkerTargets(catalog=catalog, metrics=self.metrics, say=link.say)
+        callers, affinities, reporting = Callers(), Affinities(), Reporting()
+        self._responses = affinities.responses
+        self._responses.tell = lambda *made: link.say(AnswerMade(*made))
+        self._reporting = reporting
+        heartbeats = Heartbeats(self.driver, asks_ahead_s=HEARTBEATS_AHEAD_S)
+        origins = Origins(listens_on=settings.listen_address[0])
+        app = App(
+            driver=self.driver,
+            endpoints=self.targets,
+            metrics=self.metrics,
+            catalog=catalog,
+            origins=origins,
+            callers=callers,
+            affinities=affinities,
+            heartbeats=heartbeats,
+            reporting=reporting,
+        )
+        app.serve(Relayed(relay, app.refusals.refuse, app.refusals.request_id), guarded=True)
+        self.server = HttpServer(app, settings_map.server_limits(settings), wall_clock=clock.wall)
+        self._certificate = Certificate()
+        self._followers: tuple[Follower, ...] = (
+            *(callers, affinities, heartbeats, catalog, origins, self.metrics, reporting, app),
+            *(settings_map.ToLog(), self.targets, self._certificate),
+        )
+        self._others = Heard(0.0, 0, 0)
+        self._link_s = 0.0
+        self._lag_s = 0.0
+        self._ticks = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
+        self.follow(settings)
+
+    def start(self) -> None:
+        """Take connections."""
+        context = self._certificate.context(self._settings)
+        self.server.take(self._sockets, ssl=context, accepts_max=ACCEPTS_MAX)
+        self._due_s = self.driver.now()
+        self._tick()
+
+    def follow(self, settings: Settings) -> None:
+        """Serve requests that come from now on by these settings."""
+        self._settings = settings
+        for follower in self._followers:
+            follower.follow(settings)
+        self._limit()
+
+    def heard(self, frame: Frame[Down]) -> list[Down]:
+        """Do what the decider says. Returns what is about the worker as a whole."""
+        actions, others = self._edge.take(frame)
+        rest: list[Down] = []
+        for message in others:
+            match message:
+                case Endpoints():
+                    self.targets.know(message.rows)
+                case AnswerMade():
+                    self._responses.note(message.answer, message.endpoint, message.owner)
+                case Heard():
+                    self._link_s = self.driver.now() - message.sent_s
+                    self._others = message
+                    self._limit()
+                case Drain():
+                    self.driver.draining = True
+                case _:
+                    rest.append(message)
+        self.driver.tell(actions)
+        return rest
+
+    async def close(self) -> None:
+        """All is served: let clients take the end of their answers."""
+        if self._timer is not None:
+            self._timer.cancel()
+        await self.server.wait_closed(CLOSE_TIMEOUT_S)
+        self.targets.close()
+        self.driver.close()
+        self._count()
+        await self._reporting.close()
+
+    def _limit(self) -> None:
+        """The limits are those of all workers together, as far as the last word of the others goes."""
+        limits = settings_map.server_limits(self._settings)
+        self.server.limits = replace(
+            limits,
+            connections_max=max(0, limits.connections_max - self._others.others_connections),
+            bodies_bytes_max=max(limits.body_bytes_max, limits.bodies_bytes_max - self._others.others_bodies_bytes),
+        )
+
+    def _tick(self) -> None:
+        now = self.driver.now()
+        self._lag_s = max(self._lag_s, now - self._due_s)
+        self._edge.moved(self.targets.moved(), now=now)
+        if self._ticks % TICKS_PER_STANDING == 0:
+            self._stand(now)
+        self._ticks += 1
+        self._due_s = now + TICK_S
+        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def _stand(self, now: float) -> None:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        self._link.say(
+            EdgeStanding(
+                now,
+                self._link_s,
+                self._lag_s,
+                used.ru_utime + used.ru_stime,
+                self.server.connections,
+                len(self._edge.requests),
+                self.server.bodies_bytes,
+            )
+        )
+        self._lag_s = 0.0
+        self._count()
+
+    def _count(self) -> None:
+        counts = self._counts.take()
+        if counts is not None:
+            self._link.say(counts)
+
+
+class WorkerLife:
+    """From the first word on the link to the last."""
+
+    def __init__(self, args: argparse.Namespace, started: Callable[[], None]) -> None:
+        self._args = args
+        self._started = started
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._worker: Worker | None = None
+        self.link: Link[Down] = Link(edge_reader(), epoch=args.epoch, heard=self._heard, lost=self._lost)
+        self._edge = Edge(self.link.say)
+
+    async def run(self) -> int:
+        """Until the decider says so, or is gone. Returns the exit code."""
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: self.link, sock=socket.socket(fileno=self._args.link))
+        self.link.say(Hello(PROTOCOL, penstock.__version__, self._args.name, 0, "", os.getpid()))
+        code = await self._ended
+        if self._worker is not None and code == 0:
+            await self._worker.close()
+        self.link.close()
+        return code
+
+    def _heard(self, frame: Frame[Down]) -> None:
+        if self._worker is None:
+            at = next((at for at, message in enumerate(frame.messages) if isinstance(message, NewSettings)), None)
+            for message in frame.messages[: len(frame.messages) if at is None else at]:
+                self._instead(message)
+            if at is None:
+                return
+            message = frame.messages[at]
+            assert isinstance(message, NewSettings)
+            settings = _read(message)
+            sockets = [socket.socket(fileno=number) for number in self._args.listen]
+            self._worker = Worker(settings, self._edge, self.link, relay=self._args.relay, sockets=sockets)
+            for rest in self._worker.heard(Frame(frame.epoch, frame.messages[at + 1 :])):
+                self._instead(rest)
+            self._worker.start()
+            self._started()
+            self.link.say(Following(message.settings))
+            return
+        for message in self._worker.heard(frame):
+            if isinstance(message, NewSettings):
+                self._worker.follow(_read(message))
+                self.link.say(Following(message.settings))
+            else:
+                self._instead(message)
+
+    def _instead(self, message: Down) -> None:
+        match message:
+            case Stop():
+                self._end(0)
+            case NotTaken(why):
+                logger.error("the decider does not take this worker: %s", why)
+                self._end(1)
+            case Welcome():
+                pass
+            case _:
+                logger.debug("not for a worker: %s", message)
+
+    def _lost(self, why: str) -> None:
+        if not self._ended.done():
+            logger.warning("worker %s ends, for its decider is gone: %s", self._args.name, why)
+        self._end(1)
+
+    def _end(self, code: int) -> None:
+        if not self._ended.done():
+            self._ended.set_result(code)
+
+
+def _no_picture() -> Snapshot:
+    raise AssertionError("a worker has no picture of the whole: its decider prints the metrics")
+
+
+def _read(message: NewSettings) -> Settings:
+    settings = Settings.model_validate(json.loads(message.document))
+    assert config_hash(settings) == message.settings, "settings arrive as they were sent"
+    return settings
+
+
+def _settled() -> None:
+    look_for_garbage_rarely()
+    give_large_blocks_back()
+
+
+def main(event_loop: Callable[[], asyncio.AbstractEventLoop]) -> int:
+    """What `python -m penstock.gateway.workers` runs."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--link", type=int, required=True)
+    parser.add_argument("--listen", type=int, action="append", required=True)
+    parser.add_argument("--relay", required=True)
+    parser.add_argument("--epoch", type=int, required=True)
+    parser.add_argument("--log-level", required=True)
+    args = parser.parse_args()
+    logs.configure(args.log_level)
+
+    async def run() -> int:
+        return await WorkerLife(args, _settled).run()
+
+    with asyncio.Runner(loop_factory=event_loop) as runner:
+        code = runner.run(run())
+    sys.stderr.flush()
+    return code

@@ -1,0 +1,211 @@
+"""`serve --workers 2` as processes: who dies takes what is its own, the rest goes on, and nobody is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.gateway.cpus import usable_cpus
+from tests.gateway.conftest import Client, World
+from tests.gateway.test_shutdown import Process, penstock, serving
+
+
+def _workers(process: Process) -> dict[int, str]:
+    """The workers' processes, and what they are called."""
+    found: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if b"penstock.gateway.workers" in words and parent == process.process.pid:
+                found[int(entry.name)] = words[words.index(b"--name") + 1].decode()
+    return found
+
+
+def _alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+async def _edges(world: World) -> dict[str, tuple[bool, int, int]]:
+    """Of each worker: is it up, how many requests it holds, how often it was started."""
+    state = (await world.ask("GET", "/admin/state")).json()
+    return {edge["name"]: (edge["up_s"] is not None, edge["requests"], edge["starts"]) for edge in state["edges"]}
+
+
+async def _until(world: World, claim: Callable[[dict[str, tuple[bool, int, int]]], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not claim(await _edges(world)):
+            await asyncio.sleep(0.05)
+
+
+async def _streams_of_both(world: World, count: int, tokens: int) -> dict[str, list[Client]]:
+    """Streams under way, by the worker that carries them: as many as it takes until both have some."""
+    carried: dict[str, list[Client]] = {"w1": [], "w2": []}
+    for _ in range(count):
+        before = await _edges(world)
+        client = await world.streaming(tokens=tokens)
+        await client.begun()
+        after = await _edges(world)
+        (name,) = [name for name in after if after[name][1] > before[name][1]]
+        carried[name].append(client)
+    assert all(carried.values()), "the kernel gave all connections to one"
+    return carried
+
+
+async def test_a_worker_that_is_killed_takes_its_own_connections_only(world: World) -> None:
+    engine = await world.engine(step_s=0.02)
+    async with serving(world, "--slots", "30", "--workers", "2") as process:
+        carried = await _streams_of_both(world, 12, tokens=250)
+        names = _workers(process)
+        assert sorted(names.values()) == ["w1", "w2"]
+        victim = next(pid for pid, name in names.items() if name == "w1")
+        running = engine.engine.running_now
+        os.kill(victim, signal.SIGKILL)
+        for client in carried["w1"]:
+            assert not (await client.rest()).endswith(b"data: [DONE]\n\n")
+        await world.until(lambda: engine.engine.running_now == running - len(carried["w1"]))
+        await _until(world, lambda edges: edges["w1"] == (True, 0, 2))
+        assert (await _edges(world))["w2"] == (True, len(carried["w2"]), 1)
+        assert await world.metric("penstock_leases") == len(carried["w2"])
+        for client in carried["w2"]:
+            while await client.piece():
+                pass
+            assert client.seen.endswith(b"data: [DONE]\n\n")
+        assert {(await world.chat()).status for _ in range(6)} == {200}
+        assert await world.metric("penstock_leases") == 0
+        events = (await world.ask("GET", "/admin/state")).json()["events"]
+        assert any(event["kind"] == "worker" and "w1 was killed by signal 9" in event["text"] for event in events)
+        process.signal()
+        log = (await process.left_after_trouble()).decode()
+        assert "worker w1 (process" in log
+        assert "is started again in 0.5 s" in log
+
+
+async def test_what_waits_at_a_worker_that_dies_is_dropped_and_newcomers_lose_nothing(world: World) -> None:
+    await world.engine(step_s=0.02)
+    async with serving(world, "--slots", "1", "--workers", "2") as process:
+        runs = await world.streaming(tokens=200)
+        await runs.begun()
+        waiting = [await world.streaming("waits", tokens=1) for _ in range(10)]
+        while await world.metric("penstock_queued_requests") != 10:
+            pass
+        edges = await _edges(world)
+        names = {name: pid for pid, name in _workers(process).items()}
+        victim = "w1" if edges["w1"][1] and edges["w2"][1] > 0 else max(edges, key=lambda name: edges[name][1])
+        os.kill(names[victim], signal.SIGKILL)
+        newcomers = [world.soon(world.chat(tokens=1)) for _ in range(10)]
+        assert {(await newcomer).status for newcomer in newcomers} == {200}
+        while await world.metric("penstock_queued_requests") or await world.metric("penstock_leases"):
+            await asyncio.sleep(0.05)
+        for client in waiting:
+            client.hang_up()
+        process.signal()
+        await process.left_after_trouble()
+
+
+async def test_a_parent_that_is_killed_ends_its_workers(world: World) -> None:
+    await world.engine(step_s=0.02)
+    async with serving(world, "--workers", "2") as process:
+        stream = await world.streaming(tokens=5000)
+        await stream.begun()
+        workers = _workers(process)
+        assert len(workers) == 2
+        process.signal(signal.SIGKILL)
+        await stream.rest()
+        await world.until(lambda: not any(map(_alive, workers)))
+        await world.until(lambda: world.engines[0].engine.in_engine == 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_to_all_processes_drains_as_one_to_the_first(world: World, number: signal.Signals) -> None:
+    """As a terminal, systemd and most containers send it."""
+    await world.engine(step_s=0.02)
+    async with serving(world, "--slots", "4", "--workers", "2") as process:
+        streams = [await world.streaming(tokens=60) for _ in range(6)]
+        for client in streams[:4]:
+            await client.begun()
+        os.killpg(process.process.pid, number)
+        await process.line(b"draining")
+        for client in streams:
+            data = await client.rest()
+            assert data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        assert await process.left() == 0
+
+
+async def test_a_reload_reaches_every_worker(world: World, tmp_path: Path) -> None:
+    await world.engine()
+    path = tmp_path / "penstock.yaml"
+    path.write_text("workers: 2\n")
+    async with serving(world, "-c", str(path)) as process:
+        key = "sk-" + "a" * 40
+        digest = hashlib.sha256(key.encode()).hexdigest()
+        path.write_text(
+            f"workers: 2\ntenants: [{{name: team-a, keys: ['sha256:{digest}']}}]\nidentity: {{require_key: true}}\n"
+        )
+        process.signal(signal.SIGHUP)
+        await process.line(b"reload")
+        await asyncio.sleep(0.3)
+        assert {(await world.chat()).status for _ in range(8)} == {401}
+        assert {(await world.chat_with({"authorization": f"Bearer {key}"})).status for _ in range(8)} == {200}
+        path.write_text("workers: 3\n")
+        process.signal(signal.SIGHUP)
+        assert b"needs a restart" in await process.line(b"workers")
+        process.signal()
+        assert await process.left() == 0
+
+
+async def test_one_worker_is_the_process_itself_and_imports_nothing_of_workers(world: World) -> None:
+    await world.engine()
+    async with serving(world, "--workers", "1") as process:
+        assert not _workers(process)
+        assert (await world.ask("GET", "/admin/state")).json()["edges"] == []
+        process.signal()
+        assert await process.left() == 0
+
+
+async def test_nothing_of_workers_is_imported_by_a_gateway_of_one_process() -> None:
+    code = (
+        "import sys, penstock.cli.main, penstock.gateway.bootstrap;"
+        "print([m for m in sys.modules if m.startswith(('penstock.share', 'penstock.gateway.workers'))])"
+    )
+    process = await asyncio.create_subprocess_exec(*(sys.executable, "-c", code), stdout=asyncio.subprocess.PIPE)
+    out, _ = await process.communicate()
+    assert out.strip() == b"[]"
+
+
+async def test_a_worker_that_can_not_start_is_said_and_exit_code_1(world: World, tmp_path: Path) -> None:
+    """As where two versions are mixed, or a file is missing."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\nif 'penstock.gateway.workers' in ' '.join(sys.orig_argv):\n    os._exit(7)\n"
+    )
+    await world.engine()
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = await penstock(
+        *("serve", "--endpoint", world.engines[0].url, "--listen", "127.0.0.1:0", "--workers", "2"), PYTHONPATH=path
+    )
+    log = (await process.left_after_trouble(code=1)).decode()
+    assert "ended with code 7" in log
+    assert log.splitlines()[-1] == "penstock: a worker ended before it served anything; the log says why"
+
+
+@pytest.mark.parametrize(
+    ("limit", "cpus"), [("max 100000", None), ("150000 100000", 2), ("50000 100000", 1), ("nonsense", None)]
+)
+def test_auto_is_what_the_machine_or_the_container_gives(
+    limit: str, cpus: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quota = tmp_path / "cpu.max"
+    quota.write_text(limit + "\n")
+    monkeypatch.setattr("penstock.gateway.cpus._QUOTA", quota)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert usable_cpus() == (8 if cpus is None else cpus)
