@@ -315,7 +315,7 @@ def test_the_packaged_chart_knows_every_setting(helm: Helm, tmp_path: Path) -> N
 def test_the_matrix_leaves_no_value_out() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
     used = {name for values in GOOD.values() for name in values}
-    assert schema.keys() - used == {"global", "containerPort", "resources", "podSecurityContext", "securityContext"}
+    assert schema.keys() - used == {"global", "containerPort", "podSecurityContext", "securityContext"}
 
 
 def test_a_discovery_of_ones_own_is_left_as_it_is(helm: Helm) -> None:

@@ -88,6 +88,10 @@ GOOD: dict[str, dict[str, Any]] = {
         "replicas": 2,
         "settings": {"batch": {"store": "postgres", "url": "postgresql://gate:gate@db/gate"}},
     },
+    "workers": {
+        "settings": {"workers": 3},
+        "resources": {"requests": {"cpu": "4", "memory": "2Gi"}, "limits": {"memory": "4Gi"}},
+    },
     "several": {"replicas": 3},
     "spread": {
         "replicas": 2,
