@@ -27,31 +27,31 @@ class AbandonedSlots:
         self._slots: list[tuple[float, float]] = []  # when each was given up, and until when it counts at most
 
     def note(self, lease: Lease, now: float, *, step_s: float, told_within_s: float) -> None:
-        """A request that the engine was sent is given up.
+        """Count the slot of a request that was sent to the engine and is abandoned now.
 
-        `step_s`: what a step takes of late, `told_within_s`: how long at most readings are believed.
+        `step_s` is what an engine step takes now, `told_within_s` for how long at most a reading is believed.
         """
         ends = lease.streamed and lease.first_token_s is not None
         lasts_s = told_within_s if self.lingers and not ends else max(STEPS_S_MIN, STEPS * step_s)
         self._slots.append((now, now + lasts_s))
 
     def read(self, asked_s: float) -> None:
-        """A reading that was asked for then shows how many run, these among them."""
+        """Forget the slots that were abandoned before `asked_s`: a reading asked for then shows how many really run."""
         if self._slots:
             self._slots = [slot for slot in self._slots if slot[0] >= asked_s]
 
     def no_more_than(self, slots: int) -> None:
-        """All others are seen to be at work for somebody: those that were given up first are free."""
+        """Keep at most `slots`, the latest ones: all other slots are seen to be at work for somebody."""
         if len(self._slots) > slots:
             del self._slots[: len(self._slots) - max(0, slots)]
 
     def count(self, now: float) -> int:
-        """How many are not free yet."""
+        """Returns how many slots are not free yet."""
         if not self._slots:
             return 0
         self._slots = [slot for slot in self._slots if slot[1] > now]
         return len(self._slots)
 
     def next_s(self, now: float) -> float:
-        """When time alone frees the next one; infinity when there is none."""
+        """Returns when time alone frees the next slot; infinity if none is left."""
         return min([until_s for _, until_s in self._slots if until_s > now], default=math.inf)

@@ -81,11 +81,11 @@ class AdaptiveSlots:
         self._known_until_s = 0.0
 
     def knows(self, now: float) -> bool:
-        """Whether the engine was seen to queue lately, so that its size is known, give or take."""
+        """True if the engine was recently seen to queue, so that its size is about known."""
         return now < self._known_until_s
 
     def unlearn(self) -> None:
-        """What showed its size was not true: it begins anew."""
+        """Start again: what showed the engine's size was not true."""
         self.slots = max(self.slots, self._first)
         self._known_until_s = self._hold_until_s = 0.0
         self._hold_s, self._step = HOLD_S, self._step_max()
@@ -107,12 +107,13 @@ class AdaptiveSlots:
         may_grow: bool = True,
         step_share: float = STEP_SHARE,
     ) -> int:
-        """What a witness tells of a moment: so many ran and waited, ours and others'.
+        """Take in what a witness tells of a moment, and return the slots to use from now on.
 
-        `arrivals` is how many are expected to wait only because they came since the engine's last step, `load` all that
-        is believed to be on it now, and `let` how many were let to it, where more wait for slots: fewer than there are
-        slots where some are kept free. `on_the_way` are those that do not run yet only because it takes time to begin,
-        `ran` the most that ran at once lately. `agreed`: the other witness shows a queue as well.
+        `running` and `waiting` count ours and others'. `arrivals` is how many are expected to wait only because they
+        came since the engine's last step, `load` all that is believed to be on it now, and `let` how many were let to
+        it, where more wait for slots: fewer than there are slots where some are kept free. `on_the_way` are those that
+        do not run yet only because it takes time to begin, `ran` the most that ran at once recently. `agreed`: the
+        other witness shows a queue as well.
         """
         queue = self._queues[witness]
         most = EXCESS_AGREED_MAX if agreed else EXCESS_PER_READING_MAX

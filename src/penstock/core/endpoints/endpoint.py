@@ -87,13 +87,13 @@ class Endpoint:
         return self.health.up and not self.drained
 
     def set_limits(self, limits: EndpointLimits) -> None:
-        """Its own thresholds, from now on."""
+        """Use `limits` of its own from now on; without any value set, those of all endpoints."""
         self.limits: EndpointLimits | None = None if limits == EndpointLimits() else limits
         self._usual: AdmissionSettings | None = None  # what its own settings were last made from
         self._own = AdmissionSettings()
 
     def admission(self, usual: AdmissionSettings) -> AdmissionSettings:
-        """The conditions' limits as they are here: its own, and for the rest those of all endpoints."""
+        """Returns the limits of admission as they are here: its own, and `usual` for those that it does not set."""
         limits = self.limits
         if limits is None:
             return usual
@@ -107,22 +107,25 @@ class Endpoint:
         return self._own
 
     def stuck(self, now: float) -> bool:
-        """Whether the engine shows no movement, so that nothing may go there now."""
+        """True if the engine shows no movement, so that nothing may go there now."""
         return self.movement.closed(self.ledger, now) or stands_still(self.ledger, now)
 
     def first_token(self, lease: Lease, now: float) -> None:
-        """It has taken a request in and computed its prompt."""
+        """Note that the engine has taken a request in and computed its prompt."""
         self.movement.began(lease, self.ledger, now)
         self.ledger.first_token(lease, now)
         self.health.answered(self.slots)
 
     def set_slots(self, slots: int | Literal["auto"]) -> None:
-        """By hand: fixed from now on; or `auto`: what the engine told, else found out, beginning with what it has."""
+        """Set the slots by hand: a number is fixed from now on.
+
+        With `auto` it is what the engine told, or else it is found out, starting from the present number.
+        """
         self._slots_by_hand = slots != "auto"
         self._choose_slots(self._told_slots if slots == "auto" else slots)
 
     def slots_told(self, slots: int) -> None:
-        """The engine says how many it runs at a time, which holds unless somebody set a number by hand."""
+        """Note how many requests the engine says it runs at once; used unless somebody set `slots` by hand."""
         self._told_slots = slots
         if not self._slots_by_hand:
             self._choose_slots(slots)
@@ -135,7 +138,7 @@ class Endpoint:
             self.adaptive, self.slots = None, slots
 
     def near_limit(self, now: float) -> bool:
-        """Whether a newer reading may open or close it: it is not idle, by any of what admission asks."""
+        """True if a newer reading may open or close the endpoint: by some measure of admission it is not idle."""
         ledger = self.ledger
         base, kv_usage = ledger.base, ledger.kv_usage(now) or 0.0
         queues = base is not None and base.waiting > 0
@@ -185,11 +188,11 @@ class Endpoint:
         return not self.adaptive.knows(now) and not ledger.at_work.overdue(ledger.prefill, now)
 
     def look_due(self, now: float) -> bool:
-        """Whether it is time to look at what our own answers show."""
+        """True if it is time to look at what our own answers show of the engine's size."""
         return self.adaptive is not None and now >= self._look_s
 
     def looks_s(self, now: float) -> float:
-        """When what our own answers show is to be looked at again, whether or not one comes; infinity: not at all."""
+        """Returns when to look again at what our own answers show, even if no answer comes; infinity: no need to."""
         ledger = self.ledger
         if self.adaptive is None or not ledger.prefill.leases or not ledger.shows:
             return math.inf
@@ -263,10 +266,11 @@ class Endpoint:
         return base is not None and base.running + base.waiting >= COUNTED * ledger.own_at_reading
 
     def fills_until_s(self, now: float) -> float:
-        """Until when enough is on its way to an engine of unknown size, as far as is known: a few more than were seen
-        to run there at once (docs/decisions/0032), so that no more than these wait when it is full; where answers come
-        whole, twice as many. And one more for every fourth that began, whoever was seen beside it: what is sent in
-        turns is never all seen at once. Minus infinity: not at all.
+        """Returns until when to send nothing more to an engine of unknown size; minus infinity: it may be sent more.
+
+        It waits while enough is on its way: a few more than were seen to run there at once (docs/decisions/0032), so
+        that no more than these wait when it is full; where answers come whole, twice as many. And one more for every
+        fourth that began, whatever was seen beside it: requests that are sent in turns are never all seen at once.
         """
         ledger, adaptive = self.ledger, self.adaptive
         if not self._begins_slowly or adaptive is None or not ledger.unseen or adaptive.knows(now):
@@ -293,20 +297,22 @@ class Endpoint:
         return changed
 
     def serves(self, model: str) -> bool:
-        """Whether requests for the model may go here."""
+        """True if requests for `model` may go here."""
         if not self.tells_models:
             return True
         return self.models is not None and model in self.models
 
     def shares_models(self, other: Endpoint) -> bool:
-        """Whether one may stand in for the other."""
+        """True if one may stand in for the other: some model is served by both."""
         if not (self.tells_models and other.tells_models):
             return True
         return self is other or not (self.models or frozenset()).isdisjoint(other.models or ())
 
 
 def least_loaded(endpoints: Sequence[Endpoint], now: float) -> Endpoint:
-    """The one with the least load for its size; among equals the one whose last request is the longest ago."""
+    """Returns the endpoint with the least load for its size; among equals the one whose last request is the longest
+    ago.
+    """
     chosen = endpoints[0]
     if len(endpoints) == 1:
         return chosen

@@ -98,7 +98,7 @@ class GaugeBelief:
     # --- readings -----------------------------------------------------------------------------------------------
 
     def missed(self) -> bool:
-        """A reading was not to be had. Returns whether those before it count for nothing now."""
+        """Note that a reading was not to be had. Returns True if those before it count for nothing from now on."""
         self._misses += 1
         if self._misses < MISSED:
             return False
@@ -107,7 +107,7 @@ class GaugeBelief:
         return True
 
     def moved(self, reading: Observation, own: int) -> None:
-        """A reading came that differs from the one before it; so many of our own were there."""
+        """Take in a reading that differs from the one before it. `own`: so many of our requests were there then."""
         self._came()
         if reading.kv_usage != self._kv_usage:
             self._kv_usage, self.kv_stood_s = reading.kv_usage, reading.asked_s
@@ -144,22 +144,25 @@ class GaugeBelief:
     # --- tries --------------------------------------------------------------------------------------------------
 
     def closes(self, now: float) -> None:
-        """Nothing but the gauges keeps it closed, and somebody waits."""
+        """Note that nothing but the gauges keeps the endpoint closed while a request waits.
+
+        `TRY_S` later it is tried.
+        """
         if self.closed_s is None:
             self.closed_s = now
             self._try_s = now + TRY_S
 
     def opens(self) -> None:
-        """They do not any more."""
+        """Note that the gauges no longer keep the endpoint closed."""
         self.closed_s = None
         self._width, self._late = 1, 0
 
     def may_try(self, now: float, *, stands_s: float) -> bool:
-        """Whether a request may be sent against what they say. `stands_s`: since when that must have stood still."""
+        """True if a request may be sent against what the gauges say, which must have stood still since `stands_s`."""
         return now >= self.may_try_s(stands_s=stands_s)
 
     def may_try_s(self, *, stands_s: float) -> float:
-        """When time alone allows it; infinity: it does not."""
+        """Returns when time alone allows a try; infinity if it does not."""
         return max(self.try_s, stands_s + TRY_S)
 
     @property
@@ -168,7 +171,10 @@ class GaugeBelief:
         return self._try_s if self.closed_s is not None and self.outstanding < self._width else math.inf
 
     def began(self, took_s: float, now: float, *, in_time_s: float, slots: int = CONTRADICTED) -> bool:
-        """A try began, after so long. Returns whether that was in time. `slots`: no more fit there at a time."""
+        """Note that a try began after `took_s`.
+
+        Returns True if that was in time. `slots`: no more fit there at a time.
+        """
         if took_s > in_time_s:
             self._width = 1
             self._late = min(self._late + 1, 16)

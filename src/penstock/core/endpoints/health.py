@@ -76,7 +76,7 @@ class Health:
         self.held_until_s = self.ejected_until_s = 0.0
 
     def failed(self, now: float) -> None:
-        """A request got an error or no answer."""
+        """Count an error, or no answer at all. Enough of them in a row, or one while on trial, eject the endpoint."""
         self._failures += 1
         on_trial = self._ejections > 0 and self.ejected_until_s <= now < self.trial_until_s
         if self._failures >= self.settings.eject_after or on_trial:
@@ -87,37 +87,39 @@ class Health:
             self._try_out(self.ejected_until_s)
 
     def answered(self, slots: int) -> None:
-        """An answer began: whoever is on trial may take more."""
+        """Note that an answer began: an endpoint on trial may take more, and `slots` of them end the trial."""
         if self.trial is not None:
             self.trial = self.trial + TRIAL_LEASES if self.trial + TRIAL_LEASES < slots else None
 
     def refused(self, now: float) -> None:
-        """A request was turned away as one too many."""
+        """Count a request that was turned away as one too many. Several in a row hold the endpoint for a moment."""
         self._refusals = min(self._refusals + 1, 32)
         if self._refusals >= HOLD_AFTER:
             self.held_until_s = now + min(HOLD_S * 2 ** (self._refusals - HOLD_AFTER), HOLD_S_MAX)
 
     def probed(self, *, up: bool, presence: Presence = Presence.DOWN, now: float) -> None:
-        """A probe came back; `presence` says how it is not up. An endpoint that returns starts with a clean slate."""
+        """Take in what a probe found; `presence` says how the endpoint is not up. One that returns is put on trial."""
         if up and not self.up:
             self.returned(now)
         self.up = up
         self.presence = Presence.UP if up else presence
 
     def returned(self, now: float) -> None:
-        """A new process, or an old one that comes back: nothing of before counts, and it is tried out."""
+        """Put the endpoint on trial and forget its failures: a new process answers, or an old one came back."""
         self.succeeded()
         self._try_out(now)
 
     def on_trial(self, leases: int, now: float) -> bool:
-        """Whether it holds as many as it may while it is tried out."""
+        """True if the endpoint is on trial and has as many `leases` as it may have meanwhile."""
         return self.trial is not None and leases >= self.trial and now < self.trial_until_s
 
     def _try_out(self, from_s: float) -> None:
         self.trial, self.trial_until_s = TRIAL_LEASES, from_s + TRIAL_S
 
     def ejected(self, now: float) -> bool:
+        """True while the endpoint is left out because of its errors."""
         return now < self.ejected_until_s
 
     def held(self, now: float) -> bool:
+        """True while the endpoint is left alone because it refused requests as busy."""
         return now < self.held_until_s

@@ -96,27 +96,35 @@ class Lease:
     def believe(
         self, cached_tokens: int, source: Source | None, *, keys_since: int = 0, sought: Sought | None = None
     ) -> None:
-        """Note how much of its prompt is believed to be there already, who says so, and on what that rests."""
+        """Note what is believed to be cached of the prompt: `source` says so, and `sought` is what that rests on."""
         self.cached_tokens = cached_tokens
         self.source = source
         self.keys_since = keys_since
         self.sought = sought
 
     def computes(self, prefix: tuple[Key, ...], *, twin_computing: bool) -> None:
-        """Note what will be cached when its prompt is computed."""
+        """Note `prefix`, which will be cached when the prompt is computed.
+
+        `twin_computing`: another request computes it now.
+        """
         self.prefix = prefix
         self.twin_computing = twin_computing
 
     def prefills(self) -> None:
-        """It computes a prompt for another lease: its one token ends it, so its prefill's end is seen."""
+        """Note that the lease computes a prompt for another one: its single token ends it, so its prefill's end is
+        seen.
+        """
         self.output_tokens, self.streamed = 1, True
 
     def takes_over(self, cached_tokens: int, *, told: bool) -> None:
-        """The prompt was computed elsewhere, where so much of it was cached. `told`: the engine there said so."""
+        """Note that the prompt was computed elsewhere, with `cached_tokens` cached there.
+
+        `told`: the engine there said so.
+        """
         self.cached_tokens, self.cached_told = cached_tokens, told
 
     def transfers(self, prompt_tokens: int) -> None:
-        """So much of its prompt is brought there instead of being computed."""
+        """Note that `prompt_tokens` of the prompt are brought to the engine instead of being computed there."""
         self.transferred_tokens = prompt_tokens
 
     def reached_client(self) -> None:
@@ -134,7 +142,10 @@ class Lease:
         return self.dispatched_s if self.taken_s < 0 else self.taken_s
 
     def ends_s(self, time_per_output_token_s: float, now: float) -> float:
-        """When it is expected to end, at that pace. One that outlasts its estimate is given half of it once more."""
+        """Returns when the answer is expected to end.
+
+        One that outlasts its estimate is given half of the estimate again.
+        """
         left = float(self.output_tokens - self.progress_tokens)
         if left <= 0:
             left = self.output_tokens / 2

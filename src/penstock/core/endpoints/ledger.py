@@ -71,7 +71,7 @@ class Ledger:
     # --- own leases ---------------------------------------------------------------------------------------------
 
     def add(self, lease: Lease) -> None:
-        """A dispatch happened: the lease holds one slot from now on."""
+        """Add a lease that was dispatched: it takes a slot until `remove`."""
         assert lease.serial not in self.leases
         lease.epoch = self.epoch
         if not self.at_work.streams:
@@ -88,7 +88,10 @@ class Ledger:
         self._note(lease.dispatched_s, 1, lease.tokens)
 
     def reserve(self, lease: Lease) -> None:
-        """A slot is held for a request whose prompt is computed elsewhere: this engine does not know of it yet."""
+        """Keep a slot for a request whose prompt is computed elsewhere.
+
+        This engine knows nothing of it until `begin`.
+        """
         assert lease.serial not in self.leases
         lease.epoch = self.epoch
         lease.pending = lease.seen = True
@@ -97,7 +100,7 @@ class Ledger:
         self._count_pending(lease, 1)
 
     def begin(self, lease: Lease, now: float) -> None:
-        """It is sent now, as if it had come just now."""
+        """Send the request of a reserved lease now, as if it had just come."""
         self._give_up_pending(lease)
         lease.taken_s, lease.dispatched_s, lease.seen = lease.dispatched_s, now, False
         self.add(lease)
@@ -114,7 +117,7 @@ class Ledger:
         self.pending_tokens += one * lease.tokens
 
     def first_token(self, lease: Lease, now: float) -> None:
-        """The engine has taken the request in and finished its prefill."""
+        """Note that the engine has taken the request in and finished its prefill."""
         self.life_s = lease.first_token_s = now
         self.pace.begun(lease, now)
         if lease.epoch != self.epoch:
@@ -135,7 +138,7 @@ class Ledger:
         self._entered_max = max(self._entered_max, self._entered)
 
     def progressed(self, lease: Lease, output_tokens: int, now: float) -> None:
-        """An answer has grown to that many tokens: that is how fast the endpoint makes them."""
+        """Note that an answer has grown to `output_tokens`, which shows how fast the endpoint makes them."""
         self.life_s = now
         if lease.epoch == self.epoch:
             self.pace.progressed(lease, output_tokens, now)
@@ -153,7 +156,7 @@ class Ledger:
         doubt = self.belief.doubt
         in_time = self.belief.began(took_s, now, in_time_s=in_time_s, slots=self.slots)
         if self.belief.doubt is not doubt:
-            self._judged_anew()
+            self._judge_again()
         return in_time
 
     def _in_time_s(self, lease: Lease, tokens: int, now: float) -> float | None:
@@ -167,7 +170,7 @@ class Ledger:
         return None if whole_s is None else prompt_s + whole_s
 
     def answered(self, lease: Lease, output_tokens: int, now: float) -> None:
-        """The last byte of an answer came."""
+        """Note that the last byte of an answer came, of `output_tokens`, or 0 where that is not told."""
         self.life_s = now
         if lease.epoch == self.epoch:
             if lease.tries:
@@ -188,7 +191,10 @@ class Ledger:
         self.prefill.unlearn()
 
     def remove(self, lease: Lease, now: float, *, abandoned: bool = False) -> None:
-        """The lease ended, however it did. `abandoned`: by us, and the engine has yet to find out."""
+        """Give back the lease's slot, however it ended.
+
+        `abandoned`: we ended it, and the engine has yet to find out.
+        """
         if lease.epoch != self.epoch:
             return  # its slot went with the old engine process
         if lease.pending:
@@ -216,8 +222,10 @@ class Ledger:
         self.abandoned.no_more_than(self.slots - (len(self.leases) - self.reserved))
 
     def advance(self, now: float) -> None:
-        """Let time pass for prompts: the first of them gets further, and answers that do not stream stop counting as
-        waiting when their prompts should be computed.
+        """Let time pass for prompts until `now`.
+
+        The first prompt gets further, and answers that do not stream stop counting as waiting when their prompts should
+        be computed.
         """
         for lease in self.prefill.advance(now):
             if not lease.seen:
@@ -236,7 +244,7 @@ class Ledger:
     # --- observations -------------------------------------------------------------------------------------------
 
     def observe(self, reading: Observation) -> bool:
-        """Take in a reading. Returns True when the engine turned out to have restarted (a new epoch began)."""
+        """Take in a reading. Returns True if it shows that the engine restarted (a new epoch began)."""
         restarted = self._observe(reading)
         if self.base is reading:
             self.abandoned.read(reading.asked_s)
@@ -248,7 +256,7 @@ class Ledger:
         previous_asked_s, self.asked_s = self.asked_s, reading.asked_s
         if previous_asked_s > -math.inf:
             self.read_every_s = max(READ_KEPT * self.read_every_s, reading.asked_s - previous_asked_s)
-        self._judged_anew()
+        self._judge_again()
         base = self.base
         self._at_the_door = 0.0
         if base is not None and reading.same_as(base):
@@ -277,18 +285,18 @@ class Ledger:
         return restarted
 
     def missed(self) -> None:
-        """A reading was not to be had."""
+        """Note that a reading was not to be had. Several in a row end the belief in the last one."""
         if self.belief.missed():
             self.base = None
             self._foreign = 0.0
             self._at_the_door = 0.0
-            self._judged_anew()
+            self._judge_again()
 
-    def _judged_anew(self) -> None:
+    def _judge_again(self) -> None:
         self._load_until_s = self._sure_until_s = -math.inf
 
     def standing(self, now: float) -> Standing:
-        """What its gauges are worth now."""
+        """Returns what the engine's gauges are worth now."""
         if self.belief.doubt is not None:
             return self.belief.doubt
         if self.base is None:
@@ -302,9 +310,10 @@ class Ledger:
             self._load_until_s = -math.inf
 
     def glimpse(self, part: Glimpse, now: float) -> None:
-        """Take in a part of a reading, where it differs from the last whole one.
+        """Take in a `part` of a reading if it differs from the last whole one.
 
-        How many are there in all it does not tell: that stays as it is believed to be, and only its split moves.
+        A part does not tell how many requests are there in all: that stays as it is believed to be, and only its split
+        moves.
         """
         base = self.base
         if base is None or part.asked_s <= self.asked_s or not self.credible(now):
@@ -338,7 +347,7 @@ class Ledger:
         self._foreign = 0.0
 
     def credible(self, now: float) -> bool:
-        """Whether the base may still be used: recent, and not standing still while it claims work."""
+        """True if the last reading may still be used: it is recent, and does not stand still while it claims work."""
         if now < self._sure_until_s:
             return True
         if self.belief.doubt is not None:
@@ -364,12 +373,12 @@ class Ledger:
     # --- what follows from both ---------------------------------------------------------------------------------
 
     def judged_stale_after(self, stale_after_s: float) -> None:
-        """Readings are used for that long from now on."""
+        """Use readings for `stale_after_s` from now on."""
         self.stale_after_s = stale_after_s
         self._load_until_s = self._sure_until_s = -math.inf
 
     def resized(self, slots: int) -> None:
-        """The endpoint takes more, or fewer, requests at a time from now on."""
+        """Use another number of `slots` from now on."""
         self.slots = slots
         self._load_until_s = -math.inf
 
@@ -379,14 +388,14 @@ class Ledger:
         return self.streams > 0 and 2 * self.streams >= len(self.leases)
 
     def foreign(self, now: float) -> float:
-        """Requests of others believed to be on the endpoint when readings are not to be had."""
+        """Returns how many requests of others are believed to be on the endpoint when no reading is to be had."""
         if self.gauges_moved_s == -math.inf or self.belief.doubt is not None:
             return 0.0  # it never told, or what it told is not believed
         faded = self._foreign * math.exp(-max(0.0, now - self.gauges_moved_s) / FOREIGN_DECAY_S)
         return min(faded, max(0.0, self.slots - 1.0))  # what was read last never fills an endpoint by itself
 
     def load(self, now: float) -> float:
-        """Requests believed to be on the endpoint, running or waiting, ours and others'."""
+        """Returns how many requests are believed to be on the endpoint, running or waiting, ours and others'."""
         if now < self._load_until_s:
             return self._load
         own = len(self.leases)
@@ -405,7 +414,8 @@ class Ledger:
         return self._load
 
     def engine_queue(self, slots: int, now: float, *, told: bool = True) -> float:
-        """Requests believed to wait inside the engine: observed, or our own that it can't have taken in yet.
+        """Returns how many requests are believed to wait inside the engine: by its gauges, or those of ours that it
+        can't have taken in yet.
 
         `told`: False leaves out what its gauges say.
         """
@@ -430,7 +440,7 @@ class Ledger:
         return max(0.0, unseen - max(free, float(-abandoned)))
 
     def review_s(self, now: float) -> float:
-        """When time alone may next lower the load, the engine queue or the KV usage; infinity when it can't."""
+        """Returns when time alone may next lower the load, the engine queue or the KV usage; infinity when it can't."""
         due_s = min(self.prefill.due_s, self.abandoned.next_s(now))
         if now < self._sure_until_s or self.credible(now):
             due_s = min(due_s, self.asked_s + self.stale_after_s)
@@ -439,7 +449,7 @@ class Ledger:
         return min(due_s, now + REVIEW_S) if self.foreign(now) > 0.01 else due_s
 
     def kv_usage(self, now: float) -> float | None:
-        """Share of the KV memory believed in use, None when the engine does not tell."""
+        """Returns the share of the KV memory that is believed to be in use; None if the engine does not tell."""
         base = self.base
         if base is None or base.kv_usage is None or not (now < self._sure_until_s or self.credible(now)):
             return None
@@ -450,7 +460,7 @@ class Ledger:
 
 
 def restarted_between(before: Observation, after: Observation) -> bool:
-    """Whether two readings are of different engine processes. Counters never fall, even where one follows at once."""
+    """True if two readings are of different engine processes. Counters never fall, even where one follows at once."""
     told = before.started_s is not None and after.started_s is not None
     if told and abs((after.started_s or 0.0) - (before.started_s or 0.0)) > 1.0:
         return True

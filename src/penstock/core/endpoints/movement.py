@@ -23,7 +23,7 @@ Answers that do not stream show nothing until they end, which may be long. *Answ
 under way, and none has ended. Where its gauges have moved with our answers so far, they tell the one who works from the
 one who does not: it is silent while no answer ends and a page that was asked for since shows nothing new, or does not
 come although it is due. Then its patience is that of above (docs/decisions/0036). Where gauges tell nothing, or only of
-others' requests, nothing may have ended for twice the longest time that an answer took of late, or should take.
+others' requests, nothing may have ended for twice the longest time that an answer took recently, or should take.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ CHECK_S = 0.25  # how often all are looked at while anything runs: a quarter of 
 LATE_S = 0.5  # a look that comes so much too late says that we stood still ourselves
 PATIENCE_S = 1.0  # longer than a step of most engines, shorter than what a person who waits forgives
 STEPS = 20.0
-GAPS = 3.0  # silences of late: the next one may be a longer prompt's
+GAPS = 3.0  # recent silences: the next one may be a longer prompt's
 GAP_HALVES_S = 60.0
 WHOLE_GAP_STAYS = 0.1  # ten times as long: how a page comes to what it shows does not change with the load
 ANSWERS_MIN = 8  # begun since it came; what compiles does so for the first few
 IDLE_S = 60.0  # shorter than the five minutes after which Ollama puts a model away
 PROMPT_TIMES = 2.0  # what a prompt is predicted to take
 TOKENS_PER_S_UNKNOWN = 100.0  # a small CPU's prefill: until the speed is known, the slowest that is in use
-ANSWER_TIMES = 2.0  # the longest answer of late, where answers alone tell
+ANSWER_TIMES = 2.0  # the longest recent answer, where answers alone tell
 UNSEEN_S = 0.5  # that gauges show nothing new: a few steps, and more than a page takes to come
 TRY_S = 1.0
 TRY_S_MAX = 30.0
@@ -87,14 +87,14 @@ class Movement:
         self._answers = 0  # begun since it came
         self._begun_s = -math.inf  # when it last began an answer, or ended one that does not stream
         self._ref_s: float | None = None  # when it last moved while streams were under way there
-        self._decode_gap_s = 0.0  # the longest silence of late that ended by itself
+        self._decode_gap_s = 0.0  # the longest recent silence that ended by itself
         self._start_gap_s = 0.0
         self._whole_gap_s = 0.0
         self._gaps_s = 0.0  # when these were last looked at
         self._whole_since_s = -math.inf  # since when answers are under way, none has ended and no gauge has moved,
         self._unseen_s = 0.0  # and for how long of that gauges should have shown something
-        self._answer_s = 0.0  # the longest that an answer which does not stream took of late
-        self._prompt_speed = 0.0  # the fastest that one was computed, and answered, of late
+        self._answer_s = 0.0  # the longest that an answer which does not stream took recently
+        self._prompt_speed = 0.0  # the fastest that one was computed, and answered, recently
         self._distrust = 1.0  # what its patience is multiplied by
         self._distrust_s = 0.0
         self._forgiven_s = -math.inf  # silences before count for nothing
@@ -104,7 +104,7 @@ class Movement:
     # --- facts ----------------------------------------------------------------------------------------------------
 
     def began(self, lease: Lease, ledger: Ledger, now: float) -> None:
-        """An answer begins, or one that does not stream is there; told before the ledger is."""
+        """Note that an answer begins, or that one which does not stream is there. The ledger is told afterwards."""
         if not lease.streamed and (took_s := now - lease.dispatched_s) > 0.0:
             self._answer_s = max(self._answer_s, took_s)
             self._prompt_speed = max(self._prompt_speed, lease.prompt_tokens / took_s)
@@ -118,7 +118,7 @@ class Movement:
         self.moves(now)
 
     def moves(self, now: float) -> None:
-        """It shows that it works, if only by an error."""
+        """Note that the engine works, if only because it sent an error: it is no longer stuck."""
         if self.stuck_s is not None:
             self.stuck_s = None
             self._whole_gap_s = max(self._whole_gap_s, self._unseen_s)
@@ -127,7 +127,7 @@ class Movement:
             self.forgive(now)
 
     def forgive(self, now: float) -> None:
-        """It was not heard, and that is not its fault."""
+        """Leave out the silence until `now`: it was ours, or the way's, and not the engine's."""
         self._forgiven_s = now
         if self._ref_s is not None:
             self._ref_s = now
@@ -140,7 +140,7 @@ class Movement:
         return self._answers >= ANSWERS_MIN
 
     def look(self, ledger: Ledger, now: float) -> None:
-        """Measure its silence. It is no longer stuck when it has moved since it was found so."""
+        """Measure the engine's silence, as `strain`. A stuck engine that has moved since is no longer stuck."""
         kept = math.exp2((self._gaps_s - now) / GAP_HALVES_S)
         self._gaps_s = now
         self._decode_gap_s *= kept
@@ -198,12 +198,12 @@ class Movement:
             )
 
     def found_stuck(self, now: float) -> None:
-        """Its silence was too long."""
+        """Note that the engine is stuck: its silence lasted longer than patience allows."""
         self.stuck_s = self._tried_s = now
         self._tries = 0
 
     def tried_s(self, ledger: Ledger) -> float:
-        """When one request may go there although it is stuck; infinity while one that is there has yet to begin."""
+        """Returns when one request may go to the stuck engine; infinity while the last one sent has yet to begin."""
         assert self.stuck_s is not None
         last = next(reversed(ledger.leases.values()), None)
         if last is not None and last.dispatched_s > self.stuck_s and last.first_token_s is None and not last.pending:
@@ -211,13 +211,13 @@ class Movement:
         return self._tried_s + min(TRY_S * float(1 << self._tries), TRY_S_MAX)
 
     def closed(self, ledger: Ledger, now: float) -> bool:
-        """Whether nothing may go there because it does not move."""
+        """True if nothing may go to the engine now because it does not move."""
         return self.stuck_s is not None and now < self.tried_s(ledger)
 
     def gives_up(self, lease: Lease, ledger: Ledger, now: float) -> bool:
-        """Whether a request that is at a stuck endpoint without a byte is better asked for elsewhere.
+        """True if a request that waits at a stuck endpoint without a byte is better asked for elsewhere.
 
-        What the endpoint has worked on for long is waited for as long again: it would all be done once more.
+        What the endpoint has worked on for long is waited for as long again: all of it would be done once more.
         """
         since_s = max(lease.dispatched_s, self.silent_since_s, self._forgiven_s)
         invested_s = max(0.0, self.silent_since_s - lease.dispatched_s)
@@ -228,7 +228,7 @@ class Movement:
         return now - since_s >= max(patience_s, invested_s)
 
     def gave_up(self, lease: Lease, now: float) -> None:
-        """It was taken back. If it was let through to find out, the next one comes later."""
+        """Note that a request was taken back. If it was a try, the next one comes later."""
         if self.stuck_s is not None and lease.dispatched_s > self.stuck_s:
             self._tries = min(self._tries + 1, 16)
             self._tried_s = now
@@ -293,11 +293,11 @@ def _has_room(ledger: Ledger, now: float) -> bool:
 
 
 def stands_still(ledger: Ledger, now: float) -> bool:
-    """Whether an engine shows nothing at all although it should: streams under way, its gauges answer, and nothing has
-    changed in either for `FROZEN_S`. Judged whatever other endpoints do, and before the engine is warm.
+    """True if an engine shows nothing at all although it should.
 
-    Answers that do not stream show nothing until they end, and gauges that are not to be had show nothing at all;
-    neither is held against the engine.
+    Streams are under way, its gauges answer, and nothing has changed in either for `FROZEN_S`. Judged whatever other
+    endpoints do, and before the engine is warm. Answers that do not stream show nothing until they end, and gauges that
+    are not to be had show nothing at all; neither is held against the engine.
     """
     if now < ledger.moved_s + FROZEN_S or now >= ledger.asked_s + ledger.stale_after_s:
         return False

@@ -30,7 +30,10 @@ class NetInFlight:
         return len(self._when)
 
     def note(self, when: float, leases: int, tokens: int) -> bool:
-        """So much came, or went. False: it is too long since that moment, and what was first is forgotten."""
+        """Count `leases` and `tokens` that came, or went if negative.
+
+        Returns False if so much happened since the moment counted from that the first of it is forgotten.
+        """
         self.leases += leases
         self.tokens += tokens
         self._when.append(when)
@@ -42,11 +45,11 @@ class NetInFlight:
         return False
 
     def begin(self, at_s: float) -> None:
-        """Count from that moment on."""
+        """Count from the moment `at_s` on."""
         self._forget(self._events_before(at_s))
 
     def before(self, at_s: float) -> int:
-        """How many leases it came to before a moment."""
+        """Returns how many leases, net, had come before the moment `at_s`."""
         events = self._events_before(at_s)
         return self._leases[events - 1] - self._leases_before if events else 0
 

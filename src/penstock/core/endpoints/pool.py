@@ -47,9 +47,11 @@ class Pool:
         return self._endpoints[name]
 
     def get(self, name: str) -> Endpoint | None:
+        """Returns the endpoint of that name; None if there is none."""
         return self._endpoints.get(name)
 
     def add(self, spec: EndpointSpec) -> Endpoint:
+        """Add an endpoint as the settings or discovery describe it, and return it. Its name must be new."""
         assert spec.name not in self._endpoints
         endpoint = Endpoint(
             spec,
@@ -64,7 +66,10 @@ class Pool:
         return endpoint
 
     def remove(self, name: str, *, known_until_s: float) -> Endpoint:
-        """Forget an endpoint. The models that only it served count as known for a while: it may be replaced."""
+        """Forget an endpoint and return it.
+
+        It may be replaced: models that only it served count as known until `known_until_s`.
+        """
         endpoint = self._endpoints.pop(name)
         self._next_epoch = max(self._next_epoch, endpoint.ledger.epoch + 1)
         for model in sorted(endpoint.models or ()) if endpoint.tells_models else ():
@@ -75,12 +80,12 @@ class Pool:
         return endpoint
 
     def holder(self, lease: Lease) -> Endpoint | None:
-        """The endpoint that a lease was taken at; None when it was removed, whoever has its name now."""
+        """Returns the endpoint at which a lease was taken; None if it was removed, even if another has its name now."""
         endpoint = self._endpoints.get(lease.endpoint)
         return endpoint if endpoint is not None and lease.epoch >= endpoint.first_epoch else None
 
     def knows(self, model: str, now: float) -> bool | None:
-        """Whether some endpoint serves the model; None while one may yet: it has not told, or is being replaced."""
+        """True if some endpoint serves the model; None while one may yet: it has not told, or is being replaced."""
         if any(e.serves(model) for e in self):
             return True
         if now < (self._gone.get(model) or now):
@@ -94,11 +99,11 @@ class Pool:
         return any(e.in_service and e.tells_models and e.models is None for e in self)
 
     def alive(self, model: str) -> bool:
-        """Whether an endpoint that serves the model is in service."""
+        """True if an endpoint that answers for the model is in service."""
         return any(e.in_service and e.role is not Role.PREFILL for e in self if e.serves(model))
 
     def unhealthy(self, endpoint: Endpoint, now: float) -> Cause | None:
-        """Why nothing may go to the endpoint at all."""
+        """Returns why nothing may go to the endpoint at all; None if something may."""
         health = endpoint.health
         if not health.up:
             return Cause.NO_BACKEND
@@ -113,7 +118,7 @@ class Pool:
         return Cause.STUCK if endpoint.stuck(now) else None
 
     def others_move(self, endpoint: Endpoint, now: float) -> bool:
-        """Whether another endpoint could do the same, and is well: it moves, or has nothing to do."""
+        """True if another endpoint could do the same work and is well: it moves, or has nothing to do."""
         return any(
             e is not endpoint
             and e.role is endpoint.role
@@ -124,12 +129,11 @@ class Pool:
         )
 
     def usable(self, request: Request, now: float, *, whole: bool = False) -> list[Endpoint]:
-        """Endpoints a request may go to without waiting for its turn: alive, and its own where it is pinned.
+        """Returns the endpoints a request may go to without waiting for its turn: those alive, or the one it is pinned
+        to.
 
-        Of those with roles, the ones that may compute its prompt; `whole`: it is not divided.
-
-        Where all that are alive are being tried out, or show no movement, they are used: a request that can't wait is
-        not refused for that.
+        Of endpoints with roles, those that may compute its prompt; `whole`: the request is not divided. If all that are
+        alive are on trial, or show no movement, they are returned: a request that can't wait is not refused for that.
         """
         model, pinned = request.model, request.pinned
         well: list[Endpoint] = []
@@ -147,12 +151,12 @@ class Pool:
         return well or tried_out
 
     def free_slots(self, model: str) -> int:
-        """Slots in service for a model that no lease holds."""
+        """Returns how many slots in service for the model no lease holds."""
         endpoints = [e for e in self if e.in_service and e.role is not Role.PREFILL and e.serves(model)]
         return sum(max(0, e.slots - len(e.ledger.leases)) for e in endpoints)
 
     def slots(self, model: str) -> int:
-        """Slots of the endpoints that are in service and answer for the model."""
+        """Returns the slots of the endpoints that are in service and answer for the model."""
         slots = self._slots.get(model)
         if slots is None:
             if len(self._slots) >= SLOTS_CACHED_MAX:
@@ -163,7 +167,7 @@ class Pool:
         return slots
 
     def serving(self, model: str) -> int:
-        """Endpoints that are in service and compute prompts for the model."""
+        """Returns how many endpoints in service compute prompts for the model."""
         count = self._serving.get(model)
         if count is None:
             if len(self._serving) >= SLOTS_CACHED_MAX:
@@ -174,14 +178,14 @@ class Pool:
         return count
 
     def reconfigured(self, health: HealthSettings, *, stale_after_s: float) -> None:
-        """Other rules for health and readings from now on. Verdicts that were passed stand."""
+        """Use other rules for health and readings from now on. Verdicts that were passed stand."""
         self._health, self._stale_after_s = health, stale_after_s
         for endpoint in self:
             endpoint.health.settings = health
             endpoint.ledger.judged_stale_after(stale_after_s)
 
     def changed(self) -> None:
-        """An endpoint's slots, models or verdict changed."""
+        """Forget what was derived from the endpoints: the slots, models or verdict of one changed."""
         self._slots.clear()
         self._serving.clear()
         self.roles.changed(self)

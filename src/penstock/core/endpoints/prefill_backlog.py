@@ -58,7 +58,7 @@ class PrefillBacklog:
         self._sent_queues = 0  # and prompt tokens that were before these and in them, each counted by itself
 
     def add(self, lease: Lease) -> None:
-        """A prompt was sent. Predicts when it is computed."""
+        """Add the prompt of a request that was sent, and predict on the lease when it is computed."""
         queued = self.outstanding_tokens + lease.prompt_tokens
         lease.prefill_end_s = lease.dispatched_s + queued / self.rate + BASE_S
         lease.queued_tokens = queued
@@ -72,14 +72,14 @@ class PrefillBacklog:
             self._await_progress()
 
     def first_token(self, lease: Lease, now: float) -> None:
-        """One of them is computed, as its first token shows."""
+        """Note that a prompt is computed, as its first token shows; learn the engine's speed from it."""
         elapsed_s = now - self._begun_s(lease) - BASE_S
         self._free_s, self._own_until_s = now, now + OWN_KEPT_S
         self._learn(lease.prompt_tokens, elapsed_s)
         self.remove(lease)
 
     def remove(self, lease: Lease) -> None:
-        """One of them is done with, computed or not."""
+        """Forget a prompt, computed or not."""
         del self.leases[lease.serial]
         self.outstanding_tokens -= lease.prompt_tokens - lease.computed_tokens
         self.computed_tokens += lease.prompt_tokens
@@ -87,14 +87,14 @@ class PrefillBacklog:
         self._await_progress()
 
     def restarted(self, after_s: float) -> None:
-        """Another process answers there, which was sent nothing before then."""
+        """Forget all prompts sent before `after_s`: another process answers now."""
         self.leases = {serial: lease for serial, lease in self.leases.items() if lease.dispatched_s >= after_s}
         self.outstanding_tokens = sum([x.prompt_tokens - x.computed_tokens for x in self.leases.values()])
 
     # --- time ---------------------------------------------------------------------------------------------------
 
     def advance(self, now: float) -> list[Lease]:
-        """Let time pass: the first one gets further. Returns those that are done with, as far as can be told."""
+        """Let the first prompt get further. Returns the leases whose prompts should be computed by now."""
         if now < self.due_s:
             return []
         ended = [x for x in self.leases.values() if not x.streamed and x.prefill_end_s <= now]
@@ -113,7 +113,7 @@ class PrefillBacklog:
         return ended
 
     def left(self, now: float) -> float:
-        """Tokens still to be computed, as far as can be told: the first prompt since the last was done."""
+        """Returns how many tokens are still to be computed, as far as the time since the last prompt ended tells."""
         if not self.leases:
             return 0.0
         first = self._first
@@ -121,21 +121,24 @@ class PrefillBacklog:
         return self.outstanding_tokens + first.computed_tokens - computed
 
     def overdue(self, now: float) -> bool:
-        """Whether the first of the prompts takes more than twice as long as was predicted when it was sent."""
+        """True if the first prompt takes more than twice as long as was predicted when it was sent."""
         if not self.leases:
             return False
         first = self._first
         return now > 2.0 * first.prefill_end_s - first.dispatched_s
 
     def keeps_waiting(self, waiting: float, now: float) -> bool:
-        """Whether so many may wait there not for a slot but for others' prompts, which take more than one step."""
+        """True if `waiting` requests may wait there for others' prompts, which take more than a step, and not for a
+        slot.
+        """
         if self.outstanding_tokens <= STEP_TOKENS or len(self.leases) <= waiting:
             return False
         return self.explains(now - self._first.dispatched_s)
 
     def explains(self, wait_s: float) -> bool:
-        """Whether so long a wait may be for the prompts that were sent: at the best speed, for a queue for slots makes
-        it look low.
+        """True if a wait of `wait_s` may be for the prompts that were sent.
+
+        Judged at the best speed seen, because a queue for slots makes the speed look low.
         """
         return self.outstanding_tokens >= EXPLAINED * wait_s * max(self.best_rate, self.rate)
 
@@ -158,8 +161,10 @@ class PrefillBacklog:
     # --- speed --------------------------------------------------------------------------------------------------
 
     def observed(self, before: Observation, after: Observation) -> None:
-        """How long the engine says first tokens took between two readings, where none of ours was seen of late: answers
-        that do not stream show none, and at a first guess their prompts would count as queued for too long.
+        """Learn from how long the engine says first tokens took between two readings, if none of ours was seen
+        recently.
+
+        Answers that do not stream show none, and at a first guess their prompts would count as queued for too long.
         """
         if before.first_token_s_total is None or after.first_token_s_total is None:
             return
@@ -180,7 +185,7 @@ class PrefillBacklog:
             self._learn_slowly(tokens, seconds / count)
 
     def answered(self, lease: Lease, tokens: int, now: float) -> None:
-        """A whole answer came, of so many tokens; 0: that is not told."""
+        """Learn from a whole answer of so many `tokens`, or 0 where that is not told."""
         if now < self._own_until_s or now < self._told_until_s:
             return
         answers = self._answers

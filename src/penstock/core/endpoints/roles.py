@@ -32,19 +32,22 @@ class Role(StrEnum):
 
 
 def role_of(labels: Mapping[str, str]) -> Role:
-    """As its labels say; what is none of the words counts as unlabelled."""
+    """Returns the role that an endpoint's labels say; a word that is no role counts as unlabelled."""
     said = next((labels[name] for name in LABELS if name in labels), "")
     return Role(said) if said in Role.__members__.values() else Role.BOTH
 
 
 def bootstrap_port_of(labels: Mapping[str, str]) -> int | None:
-    """Where those who take over what a prefill endpoint computes ask for it; None: it is told in the first answer."""
+    """Returns the port where decode endpoints ask for what a prefill endpoint computes.
+
+    None: its first answer tells.
+    """
     said = labels.get(BOOTSTRAP_LABEL, "") if role_of(labels) is Role.PREFILL else ""
     return int(said) if said.isdecimal() and said.isascii() and 0 < int(said[:6]) <= PORT_MAX else None
 
 
 def one_sided(roles_by_model: Mapping[str, Iterable[Role]]) -> dict[str, str]:
-    """For each model whose endpoints play one role without the other: what that means."""
+    """Returns, for each model whose endpoints play one role without the other, what that means, in words."""
     found: dict[str, str] = {}
     for model, played in sorted(roles_by_model.items()):
         roles = frozenset(played)
@@ -66,13 +69,13 @@ class Roles:
         self._stages: dict[str, frozenset[Role]] = {}  # by model: the roles that are in service
 
     def changed(self, endpoints: Iterable[Endpoint]) -> None:
-        """Endpoints came, went, or are in or out of service."""
+        """Look at the roles again: `endpoints` came, went, or are in or out of service."""
         self._endpoints = tuple(endpoints)
         self.any = any(e.role is not Role.BOTH for e in self._endpoints)
         self._stages.clear()
 
     def in_service(self, model: str) -> frozenset[Role]:
-        """The roles that endpoints in service play for a model."""
+        """Returns the roles that endpoints in service play for the model."""
         stages = self._stages.get(model)
         if stages is None:
             if len(self._stages) >= STAGES_MAX:
@@ -82,7 +85,7 @@ class Roles:
         return stages
 
     def computes(self, endpoint: Endpoint, model: str, *, whole: bool) -> bool:
-        """Whether an endpoint may compute a prompt for a model; `whole`: of a request that is not divided."""
+        """True if an endpoint may compute a prompt for the model; `whole`: of a request that is not divided."""
         if endpoint.role is Role.BOTH:
             return True
         if endpoint.role is Role.PREFILL:

@@ -30,7 +30,7 @@ OVERDUE_S_MIN = 0.05  # pauses of our own loop and of the network are no queue
 RATE_SHARE = 0.3  # of a look's ends a second in what is kept of them: several looks smooth the steps
 LEARN = 0.1  # of the difference: some ten first tokens show what is usual
 BEST_KEPT_S = 5.0  # some seconds of a mix of requests: the most at work varies with it
-STANDS = 0.95  # of the most that ran lately: those that run stand still there
+STANDS = 0.95  # of the most that ran recently: those that run stand still there
 ENDS_MIN = 3  # whole answers that a look needs: what a token takes varies
 ENDS_UNTOLD_MIN = 12  # where it is not told how long they are, which varies more
 ENDS_UNTOLD_SHARE = 0.5  # and of those there, of whom the short ones end first
@@ -60,9 +60,9 @@ class RunningEvidence:
         self._unshown: dict[int, float] = {}  # sent, do not stream, and no stream sent after them has begun: since when
         self._whole_running: set[int] = set()  # do not stream, and one sent after them has
         self.shown = 0  #: how many were ever seen to begin, or to come whole
-        self.step_s = 0.0  #: what an output token takes of late; 0 while unknown
+        self.step_s = 0.0  #: what an output token takes now; 0 while unknown
         self.usual_s = math.inf  #: what a first token takes where nothing waits, as far as is known
-        self.ends_per_s = 0.0  #: requests that end a second, of late
+        self.ends_per_s = 0.0  #: requests that end a second, recently
         self._ended = 0  # since the last look
         self._looked_s = 0.0
         self._ends: deque[float] = deque(maxlen=ENDS_MAX)
@@ -74,8 +74,10 @@ class RunningEvidence:
     # --- what happens -------------------------------------------------------------------------------------------
 
     def sent(self, lease: Lease, leases: int) -> None:
-        """One more was sent, and so many are there now. While no more are there than lately ran at once, none waits for
-        a slot, so what first tokens take then is what is usual.
+        """Note that one more request was sent, so that `leases` are there now.
+
+        While no more are there than recently ran at once, none waits for a slot, so what first tokens take then is what
+        is usual.
         """
         lease.beside = leases
         lease.within_proven = leases <= self.most
@@ -112,7 +114,7 @@ class RunningEvidence:
             self.running += 1
 
     def ended(self, lease: Lease, now: float) -> None:
-        """A request is over. One that streams and never began was not seen to run."""
+        """Note that a request is over. A stream that never began was not seen to run."""
         if lease.first_token_s is not None:
             self.running -= 1
         elif lease.streamed:
@@ -127,7 +129,7 @@ class RunningEvidence:
         self._note(now)
 
     def answered(self, lease: Lease, tokens: int, now: float) -> None:
-        """It was answered to the end, with so many tokens, or 0 where that is not told."""
+        """Note a complete answer of so many `tokens`, or 0 where that is not told."""
         began_s = lease.first_token_s
         in_one_piece = began_s is None or now - began_s <= WHOLE_SHARE * (now - lease.dispatched_s)
         if began_s is None or (in_one_piece and not lease.streamed):
@@ -169,7 +171,7 @@ class RunningEvidence:
         return self._whole < WHOLE_AFTER
 
     def ended_lately(self, now: float) -> int:
-        """How many ended less than a step ago."""
+        """Returns how many requests ended less than a step ago."""
         step_s = self.step_s or (self.usual_s / STEPS_TO_BEGIN if self.usual_s < math.inf else 0.0)
         since_s, ends = now - WINDOW_STEPS * step_s, self._ends
         while ends and ends[0] <= since_s:
@@ -177,7 +179,7 @@ class RunningEvidence:
         return len(ends)
 
     def look(self, now: float) -> int:
-        """The most that was seen at work since the last look."""
+        """Returns the most that was seen at work since the last look, and starts the next."""
         peak, self._peak = max(self._peak, self.running), self.running
         if now > self._looked_s:
             per_s = self._ended / (now - self._looked_s)
@@ -189,7 +191,10 @@ class RunningEvidence:
         return peak
 
     def look_whole(self, now: float) -> tuple[float, float] | None:
-        """How many ran at once by what whole answers took, and of how many that were there; None: too few have come."""
+        """Returns how many ran at once, judged by how long whole answers took, and of how many that were there.
+
+        None: too few answers have come.
+        """
         answers = self._answers
         if answers < (ENDS_UNTOLD_MIN if self._untold else ENDS_MIN):
             return None
@@ -212,8 +217,9 @@ class RunningEvidence:
         return ran, beside
 
     def whole_in_s(self, tokens: int, step_s: float) -> float | None:
-        """What a whole answer takes at most that has not waited, if a step of its engine takes that long, or 0 where
-        that is not known; None: nothing tells.
+        """Returns what a whole answer takes at most if it has not waited; None: nothing tells.
+
+        `step_s` is what a step of its engine takes, or 0 where that is not known.
         """
         if not tokens:
             return OVERDUE * self._whole_step_s or None
@@ -226,25 +232,26 @@ class RunningEvidence:
         return self.ends_per_s * self.usual_s if self.usual_s < math.inf else 0.0
 
     def stands(self, peak: int) -> bool:
-        """Whether those at work are as many as there ever were of late: they stand still."""
+        """True if `peak` requests are as many as were recently seen at work at all: the number stands still."""
         return peak >= STANDS * max(self._best, self._best_before)
 
     @property
     def most(self) -> int:
-        """The most that was seen at work lately, up to now."""
+        """The most that was seen at work recently, up to now."""
         return max(self.best(), self._peak)
 
     def best(self) -> int:
-        """The most that was seen at work lately."""
+        """Returns the most that was recently seen at work."""
         return max(self._best, self._best_before)
 
     def late_after_s(self, *, sure: bool = False) -> float:
-        """After how long a first token is overdue; infinity while it is not known what is usual."""
+        """Returns after how long a first token is overdue; infinity while it is not known what is usual."""
         return max((SURELY_OVERDUE if sure else OVERDUE) * self.usual_s, OVERDUE_S_MIN)
 
     def overdue(self, prefill: PrefillBacklog, now: float, *, sure: bool = False) -> int:
-        """Streams that should have begun: they wait for a slot. None where prompts explain the wait. `sure`: though
-        somebody else says that none waits.
+        """Returns how many streams should have begun, so that they wait for a slot; 0 if prompts explain the wait.
+
+        `sure`: be slower to say so, because another witness says that none waits.
         """
         before_s = now - self.late_after_s(sure=sure)
         late, oldest_s = 0, now

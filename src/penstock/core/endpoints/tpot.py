@@ -1,4 +1,4 @@
-"""How fast does an endpoint make output tokens of late: as our own streams show, or else as the engine tells.
+"""How fast does an endpoint make output tokens now: as our own streams show, or else as the engine tells.
 
 A limit on the pace is held against what the engine tells, where it does: that is of all its requests, whoever sent
 them, and it is there before a stream of ours has shown anything. Where it does not, our own streams count while there
@@ -29,16 +29,16 @@ class Tpot:
         self._own_s = -math.inf  # when one of our own streams last told
         self._told_s: float | None = None  # the engine's own figure,
         self._told_at_s = -math.inf  # and when that was asked for
-        self._told_since: Observation | None = None  # the reading that the next one is reckoned from
+        self._told_since: Observation | None = None  # the reading that the next one is counted from
         self._own_until_s = -math.inf  # until then our own streams tell it; after that, the engine
         self.kept_until_s = -math.inf  #: it is not used any longer
 
     def begun(self, lease: Lease, now: float) -> None:
-        """An answer has begun."""
+        """Note that an answer has begun."""
         lease.progress_s, lease.progress_tokens, lease.progress_computed = now, 1, self._prefill.computed_tokens
 
     def progressed(self, lease: Lease, output_tokens: int, now: float) -> None:
-        """An answer has grown to that many tokens."""
+        """Note that an answer has grown to `output_tokens`."""
         made = output_tokens - lease.progress_tokens
         if made < TOKENS_MIN:
             return
@@ -57,7 +57,7 @@ class Tpot:
             self._between_s += LEARNING_RATE * (between_s - self._between_s)
 
     def observed(self, before: Observation, after: Observation) -> None:
-        """The engine told how many tokens it has made and how long they took in all, again."""
+        """Learn from two readings of how many tokens the engine has made, and how long they took in all."""
         since = self._told_since or before
         if since.pace_s_total is None or after.pace_s_total is None:
             return
@@ -76,23 +76,23 @@ class Tpot:
                 self.kept_until_s = after.asked_s + KEPT_S
 
     def exceeds(self, limit_s: float, now: float, *, own: bool) -> bool:
-        """Whether tokens take longer than that now; `own`: requests of ours are there."""
+        """True if an output token takes longer than `limit_s` now; `own`: requests of ours are there."""
         if now < self._told_at_s + LIMIT_KEPT_S:
             return (self._told_s or 0.0) > limit_s
         return own and now < self._own_s + LIMIT_KEPT_S and (self._pace_s or 0.0) > limit_s
 
     def forgotten_s(self, now: float) -> float:
-        """When a limit is no longer held against what is known now."""
+        """Returns when a limit is no longer held against what is known now."""
         if now < self._told_at_s + LIMIT_KEPT_S:
             return self._told_at_s + LIMIT_KEPT_S
         return self._own_s + LIMIT_KEPT_S
 
     def time_per_output_token_s(self, now: float) -> float:
-        """Of late; 0 while unknown."""
+        """Returns the time per output token, as recently seen; 0 while unknown."""
         return self._pace_s or 0.0 if now < self.kept_until_s else 0.0
 
     def decode_s(self, now: float) -> float | None:
-        """That of steps that compute no prompts; None while unknown.
+        """Returns the time per output token of steps that compute no prompts; None while unknown.
 
         An engine computes prompts in the steps that make tokens, so under many prompts tokens come slowly, however few
         requests make them: what one more of these costs the others is a part of the steps without.

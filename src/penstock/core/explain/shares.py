@@ -1,4 +1,4 @@
-"""Who has how much, and got how much of late: one meter per tenant in a band, one per model.
+"""Who has how much, and recently got how much: one meter per tenant in a band, one per model.
 
 A meter counts what waits and what runs, and adds up the service that was charged, forgetting over a minute. Forgetting
 is done by letting what comes later count for more (all sums grow by the same factor, so shares need no arithmetic

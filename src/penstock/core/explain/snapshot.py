@@ -40,7 +40,7 @@ REQUESTS_SHOWN = 40  # in each state
 # "down" to "hung" are a probe's words, "draining" is an operator's; "stuck" and what follows come from its answers.
 AWAY = ("down", "loading", "sleeping", "stopping", "hung")
 STATES = ("up", *AWAY, "draining", "stuck", "ejected", "held")
-STOPPING_S = 10.0  # whoever takes no connection, but has moved a stream so lately, is about to end, and not gone
+STOPPING_S = 10.0  # whoever takes no connection, but has moved a stream so recently, is about to end, and not gone
 
 
 class EndpointSnapshot(msgspec.Struct, frozen=True):

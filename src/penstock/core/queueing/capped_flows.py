@@ -47,7 +47,7 @@ class CappedFlows:
             tree.let_go(node)
 
     def let_all_go(self) -> None:
-        """Limits may have changed: whose tenant may run no more is found out anew."""
+        """Limits may have changed: whose tenant may run no more is found out again."""
         for tenant in list(self.flows):
             self.let_go(tenant)
 

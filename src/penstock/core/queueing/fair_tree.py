@@ -69,9 +69,9 @@ class Node:
         self.heaps: dict[str, list[tuple[float, int, Node]]] = {}  # per model: children with backlog, by tag
         self.lined: dict[str, int] = {}  # and how many these are: what else is in a heap is there no more
         self.leaves: dict[str, Leaf] = {}
-        self.left = 0.0  # work that left lately without having been sent, fading; as of `left_s`. Of flows and the root
+        self.left = 0.0  # work that recently left unsent, fading; as of `left_s`. Of flows and the root
         self.left_s = 0.0
-        self.demand = 0.0  # work asked for lately, fading; as of `demand_s`
+        self.demand = 0.0  # work asked for recently, fading; as of `demand_s`
         self.demand_s = 0.0
         self.held = False  # passed over, whatever waits below it
 

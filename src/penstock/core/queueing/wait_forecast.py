@@ -1,6 +1,6 @@
 """How long would a request wait: behind Retry-After, and behind refusing at once what can't be served in time.
 
-Little's law backwards: the work ahead, divided by the rate at which work has been taken up lately. Ahead of a request
+Little's law backwards: the work ahead, divided by the rate at which work has been taken up recently. Ahead of a request
 is what its own flow has waiting, stretched by the share that others take meanwhile (weights of active flows over its
 own, per level), plus what its flow is in debt; but never more than all that waits in its band. Work of higher bands
 comes on top. Rates are kept per model, and only over the time since a queue for it formed: before, dispatches follow
@@ -8,9 +8,9 @@ arrivals and say nothing of what the engines could do; until there is enough of 
 say it.
 
 Not all who stand ahead will be sent: who can't make its deadline, waits too long or hangs up leaves, and shortens the
-wait of those behind. Who will is not known, but how much work left a flow of late is, and a line that is sent at one
+wait of those behind. Who will is not known, but how much work left a flow recently is, and a line that is sent at one
 rate and left at another moves up by their sum. So no line is walked through, and an estimate costs the same however
-much waits. At the door it is reckoned that all ahead stay: who is refused there has waited for nothing yet, and those
+much waits. At the door all ahead are expected to stay: who is refused there has waited for nothing yet, and those
 let in because others are given up would be given up in their turn.
 
 Where turns are dealt by requests, whatever their size, requests are what is counted, instead of work.
@@ -96,7 +96,7 @@ class WaitForecast:
         """How much time a request has to have left when it is sent, as far as the present tells.
 
         Where others with as much time are refused for want of room, that is as much as nearly all need: a slot given
-        to one that is probably late is taken from one that would not be. Else it is as little as any needed of late.
+        to one that is probably late is taken from one that would not be. Else it is as little as any needed recently.
         """
         learned = self._models.get(entry.model)
         if learned is None:
@@ -106,7 +106,7 @@ class WaitForecast:
         return learned.first_tokens.at_best_s(entry.route.uncached_tokens, now)
 
     def soonest_s(self, entry: Entry, now: float) -> float:
-        """As little as any first token needed of late."""
+        """As little as any first token needed recently."""
         learned = self._models.get(entry.model)
         return learned.first_tokens.at_best_s(entry.route.uncached_tokens, now) if learned is not None else 0.0
 
@@ -159,7 +159,7 @@ class WaitForecast:
         return self._ahead(entry, bands, ahead, rate, fades_s) / rate
 
     def _ahead(self, entry: Entry, bands: list[Band], ahead: float | None, rate: float, now: float) -> float:
-        """What will be sent before it, in all, if `rate` is sent per second. Late enough, nobody has left of late."""
+        """What will be sent before it, in all, if `rate` is sent per second. Late enough, nobody has left recently."""
         flow = node = entry.node_of()
         band, model = entry.request.band, entry.model
         own = self._size(entry) if entry.seq in bands[band].entries else 0.0

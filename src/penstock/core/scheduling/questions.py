@@ -129,7 +129,7 @@ class Questions:
         return self._state.quotas.allowance(tenant, now)
 
     def explain(self, request_id: str, *, now: float) -> Explanation | None:
-        """Why a request waits or waited: any that has not ended, and those that did lately. None: not known."""
+        """Why a request waits or waited: any that has not ended, and those that did recently. None: not known."""
         state = self._state
         entry = state.entries.get(request_id) or state.recorder.find(request_id)
         if entry is None:

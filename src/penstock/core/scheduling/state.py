@@ -171,7 +171,7 @@ class SchedulerState:
         return entry.route.cached_tokens > before
 
     def look_again(self, endpoint: Endpoint, when: float) -> None:
-        """Arm the endpoint's one timer. Whoever finds it closed arms it anew, so an earlier use loses nothing."""
+        """Arm the endpoint's one timer. Whoever finds it closed arms it again, so an earlier use loses nothing."""
         if when != math.inf:
             self.timers.set_earlier(endpoint.name, when)
 

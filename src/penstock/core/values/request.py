@@ -29,7 +29,7 @@ _KEYS = tuple(sum(end <= chunks for end in PREFIX_ENDS) for chunks in range(PREF
 
 WORK_PER_OUTPUT_TOKEN = 2.0  # what a request takes, whatever it is charged: completion tokens hold a slot longer
 
-Key = Hashable  # of a block of a prompt: compared and looked up, never reckoned with
+Key = Hashable  # of a block of a prompt: compared and looked up, never counted with
 
 
 def keys_within(chunks: int) -> int:
