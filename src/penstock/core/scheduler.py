@@ -118,5 +118,7 @@ class Scheduler:
         return self._state.paced
 
     def inspect(self) -> Inspection:
-        """The state as it is at any time from now on, to look at: for checkers and tests, never to decide by."""
+        """Returns the state as it is at any time from now on, to look at: for checkers and tests, never to decide
+        by.
+        """
         return self._state

@@ -76,7 +76,10 @@ class Health:
         self.held_until_s = self.ejected_until_s = 0.0
 
     def failed(self, now: float) -> None:
-        """Count an error, or no answer at all. Enough of them in a row, or one while on trial, eject the endpoint."""
+        """Count an error, or no answer at all.
+
+        Enough in a row eject the endpoint, and so does one on trial after an ejection.
+        """
         self._failures += 1
         on_trial = self._ejections > 0 and self.ejected_until_s <= now < self.trial_until_s
         if self._failures >= self.settings.eject_after or on_trial:
@@ -87,7 +90,10 @@ class Health:
             self._try_out(self.ejected_until_s)
 
     def answered(self, slots: int) -> None:
-        """Note that an answer began: an endpoint on trial may take more, and `slots` of them end the trial."""
+        """Note that an answer began.
+
+        An endpoint on trial may take more; once that is as many as its `slots`, the trial is over.
+        """
         if self.trial is not None:
             self.trial = self.trial + TRIAL_LEASES if self.trial + TRIAL_LEASES < slots else None
 

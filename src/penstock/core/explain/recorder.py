@@ -134,10 +134,11 @@ class Recorder:
     # --- what happens (each request pays for all of it: benchmarks/snapshot.py) -----------------------------------
 
     def arrived(self, entry: Entry, now: float) -> None:
+        """Begin the trail of a request that came."""
         self._trails[entry.seq] = Trail(now, self._serial, self._bands[entry.request.band])
 
     def waits(self, entry: Entry, now: float) -> None:
-        """It stays in the queue."""
+        """Note that `entry` stays in the queue: its wait counts for its tenant, and for what it waits for."""
         trail = self._trails[entry.seq]
         meter = trail.meter
         if meter is None:
@@ -148,7 +149,10 @@ class Recorder:
         trail.stay = self._waits.enter(entry, now)
 
     def sent(self, entry: Entry, endpoints: Sequence[Endpoint], choice: Choice, now: float) -> None:
-        """A request goes to one of the endpoints that were open; its ledger has not counted the request yet."""
+        """Note that a request goes to the endpoint of `choice`, one of `endpoints`, which were open.
+
+        The endpoint's ledger has not counted the request yet.
+        """
         trail, shares = self._trails[entry.seq], self._shares
         meter, model = trail.meter, trail.model
         if meter is None:
@@ -188,21 +192,22 @@ class Recorder:
         shares.add(meter, trail.counted, now)
 
     def first_byte(self, entry: Entry, now: float) -> None:
+        """Note when the first byte of the answer to `entry` came."""
         trail = self._trails[entry.seq]
         trail.first_s = now
 
     def divided(self, entry: Entry, endpoint: str) -> None:
-        """Only its prompt is computed where it was sent."""
+        """Note that the request is answered at `endpoint`; where it was sent only its prompt is computed."""
         if (sent := self._trails[entry.seq].sent) is not None:
             sent.decode = endpoint
 
     def handed_over(self, entry: Entry, endpoint: str, now: float) -> None:
-        """Its prompt is computed, and it goes on to who answers it."""
+        """Note that the prompt is computed, and that `endpoint` answers from now on."""
         if (sent := self._trails[entry.seq].sent) is not None:
             sent.decode, sent.decode_s = endpoint, now
 
     def released(self, entry: Entry) -> None:
-        """It is at no endpoint any more."""
+        """Count out a request that is at no endpoint any more."""
         trail = self._trails[entry.seq]
         assert trail.meter is not None
         assert trail.model is not None
@@ -210,7 +215,7 @@ class Recorder:
         trail.model.running -= 1
 
     def requeued(self, entry: Entry, failure: str, endpoint: str, now: float) -> None:
-        """It goes back to the queue, and counts for nothing."""
+        """Note that a request goes back to the queue because of `failure`: what it got counts for nothing."""
         trail = self._trails[entry.seq]
         assert trail.meter is not None
         assert trail.sent is not None
@@ -219,21 +224,22 @@ class Recorder:
         trail.counted = 0.0
 
     def bumped(self, entry: Entry) -> None:
+        """Note that an operator put a request first."""
         self._trails[entry.seq].bumped = True
 
     def tried(self, entry: Entry) -> None:
-        """It is about to be sent although it is forecast to miss its deadline."""
+        """Note that a request is about to be sent although it is forecast to miss its deadline."""
         self._trails[entry.seq].tried = True
         self._shares.model(entry.model).tried += 1
 
     def blamed(self, entry: Entry, reason: Reason) -> None:
-        """Somebody ends it for a reason, before it is over."""
+        """Note the `reason` for which a request is being ended, before it is over."""
         self._trails[entry.seq].reason = reason
 
     def reconfigured(
         self, bands: Sequence[str], settings: AdmissionSettings, entries: Iterable[Entry], now: float
     ) -> None:
-        """Other settings, and bands maybe: who waits goes on waiting in another line."""
+        """Follow other settings, and maybe other bands: `entries` that wait go on waiting, in another line."""
         here = [(entry, self._trails[entry.seq]) for entry in entries]
         waiting = [(entry, trail) for entry, trail in here if entry.state is State.WAITING and trail.meter is not None]
         for entry, trail in waiting:
@@ -252,7 +258,7 @@ class Recorder:
             self.waits(entry, now)
 
     def ended(self, entry: Entry, reason: Reason | None, usage: Usage | None, now: float) -> None:
-        """It is over, and was settled."""
+        """Note how a request ended that was settled. `reason`: None if it was answered. It is kept for a while."""
         trail = self._trails[entry.seq]
         if trail.stay is not None:
             self._leave(entry, trail, now)
@@ -295,23 +301,24 @@ class Recorder:
     # --- what is told -------------------------------------------------------------------------------------------
 
     def trail(self, entry: Entry) -> Trail:
-        """What is noted of a request that is here, or that ended and is kept."""
+        """Returns what is noted of a request that is here, or that ended and is kept."""
         return self._trails[entry.seq]
 
     def find(self, request_id: str) -> Entry | None:
-        """One that ended."""
+        """Returns the latest request that ended with this id; None if none is kept."""
         return self._by_id.get(request_id)
 
     def latest(self) -> Iterator[Entry]:
-        """Those that ended, the last one first."""
+        """Returns the requests that ended and are kept, the last one first."""
         return reversed(self._ended)
 
     def cause(self, entry: Entry) -> Cause | None:
-        """What a waiting request waits for, as last looked at."""
+        """Returns what a waiting request waits for, as last looked at; None if it is in no line."""
         stay = self._trails[entry.seq].stay
         return stay.line.span.cause if stay is not None else None
 
     def explain(self, entry: Entry, *, estimated_wait_s: float | None, now: float) -> Explanation:
+        """Returns all that is known of a request. `estimated_wait_s`: None if it does not wait, or nothing is known."""
         request, trail = entry.request, self._trails[entry.seq]
         start_s, sent, waiting = trail.arrived_s, trail.sent, entry.state is State.WAITING
         before = self._before(entry)

@@ -69,7 +69,7 @@ class ModelMeter:
         self.waits_s: deque[float] = deque(maxlen=WAITS_KEPT)  # in the queue, of the latest dispatches
 
     def wait_quantiles_s(self) -> tuple[float, float]:
-        """The median, and what 99 in 100 stay under."""
+        """Returns the median of the latest waits, and what 99 in 100 of them stay under; 0 and 0 without any."""
         ordered = sorted(self.waits_s)
         if not ordered:
             return 0.0, 0.0
@@ -90,7 +90,7 @@ class Shares:
         self._scale = 1.0
 
     def meter(self, entry: Entry) -> Meter:
-        """The meter of a request's tenant in its band."""
+        """Returns the meter of a request's tenant in its band."""
         request = entry.request
         key = (request.band, request.tenant)
         meter = self._meters.get(key)
@@ -103,7 +103,7 @@ class Shares:
         return meter
 
     def model(self, name: str) -> ModelMeter:
-        """The meter of a model. Beyond `MODELS_MAX` names, one that counts and is not kept."""
+        """Returns the meter of a model. Beyond `MODELS_MAX` names it counts and is not kept."""
         model = self._models.get(name)
         if model is None:
             model = ModelMeter(name)
@@ -112,16 +112,19 @@ class Shares:
         return model
 
     def models(self) -> dict[str, ModelMeter]:
+        """Returns the meters of all models that are kept, by name."""
         return self._models
 
     def begins_to_wait(self, meter: Meter) -> None:
+        """Note that the first request of `meter` waits."""
         self._waiting[meter.band][meter] = None
 
     def waits_no_more(self, meter: Meter) -> None:
+        """Note that no request of `meter` waits any more."""
         del self._waiting[meter.band][meter]
 
     def add(self, meter: Meter, service: float, now: float) -> None:
-        """The tenant gets service."""
+        """Count `service` that the tenant of `meter` gets now."""
         if now - self._scaled_s > SCALE_FOR_S:
             if now - self._epoch_s > RESCALE_S:
                 self._rescale(now)
@@ -131,13 +134,16 @@ class Shares:
         self._got[meter.band] += service * self._scale
 
     def correct(self, meter: Meter, service: float, then: float) -> None:
-        """It was that much more than was added then, or less."""
+        """Add to the service that was counted at `then`, or take from it if negative."""
         scaled = service * math.exp((then - self._epoch_s) / SHARE_WINDOW_S)
         meter.got += scaled
         self._got[meter.band] += scaled
 
     def rearranged(self, heirs: Sequence[int | None]) -> None:
-        """Bands have other ranks: for each present one, which of the old ones it was. Nobody waits at this moment."""
+        """Give bands other ranks: `heirs` has, for each present band, its old rank, or None.
+
+        Nothing waits at this moment.
+        """
         rank = {old: new for new, old in enumerate(heirs) if old is not None}
         meters = [meter for meter in self._meters.values() if meter.band in rank]
         for meter in meters:
@@ -147,12 +153,12 @@ class Shares:
         self._waiting = [{} for _ in heirs]
 
     def share_of_band(self, band: int) -> float:
-        """Of all service over the last minute, what went to a band."""
+        """Returns the part of all service over the last minute that went to a band (by rank)."""
         total = sum(max(got, 0.0) for got in self._got)
         return max(self._got[band], 0.0) / total if total > 0 else 0.0
 
     def flows(self, names: list[str], now: float) -> tuple[list[FlowSnapshot], int]:
-        """The tenants with the most waiting, then those that got most; and how many more are active."""
+        """Returns the tenants with the most waiting, then those that got most; and how many more are active."""
         waiting = [meter for band in self._waiting for meter in band]
         shown = waiting
         if len(waiting) > SHOWN_MAX:
@@ -223,7 +229,7 @@ class Shares:
 
 
 def oldest_s(entries: Iterable[Entry], now: float) -> float:
-    """How long the longest of them has waited."""
+    """Returns how long the longest of `entries` has waited; 0 if there are none."""
     return max((now - entry.queue.waits_since_s for entry in entries), default=0.0)
 
 

@@ -190,10 +190,12 @@ ALL = "*"  #: all models, where those that are paused or drained are named
 
 
 def stopped_models(stopped: Iterable[str | None]) -> list[str]:
+    """Returns the names of models that are paused or drained, sorted; `ALL` stands for all models."""
     return sorted(ALL if model is None else model for model in stopped)
 
 
 def queues_of(bands: Iterable[Band]) -> list[QueueSnapshot]:
+    """Returns how much waits for each model in each band, without those for which nothing waits."""
     return [
         QueueSnapshot(model=model, band=band.settings.name, requests=requests, prompt_tokens=band.tokens_of[model])
         for band in bands
@@ -202,6 +204,7 @@ def queues_of(bands: Iterable[Band]) -> list[QueueSnapshot]:
 
 
 def band_now(band: Band, share: float, now: float) -> BandSnapshot:
+    """Returns the row of a band; `share` is its part of all service."""
     oldest = next(iter(band.entries.values()), None)  # in order of entering
     return BandSnapshot(
         name=band.settings.name,
@@ -222,7 +225,7 @@ class Misfit(msgspec.Struct, frozen=True):
 
 
 def tight(busy: Band | None, waits: Waits) -> dict[Endpoint, Misfit]:
-    """The endpoints that are open to the highest band with work, but have no room for the first in its line."""
+    """Returns what keeps the first in line from the endpoints that are open to `busy`, the highest band with work."""
     lines = [line for line in waits.lines() if line.band is busy and line.span.cause in _SIZES]
     if busy is None or not lines:
         return {}
@@ -231,7 +234,7 @@ def tight(busy: Band | None, waits: Waits) -> dict[Endpoint, Misfit]:
 
 
 def head_of(line: Line) -> Entry:
-    """The request of a line that goes next."""
+    """Returns the request of a line that goes next."""
     return line.band.tree.head([line.model]) or next(iter(line.entries.values()))
 
 
@@ -278,7 +281,7 @@ def endpoint_now(
 def models_now(
     bands: Sequence[Band], pool: Pool, shares: Shares, waits: Waits, *, settings: AdmissionSettings, now: float
 ) -> tuple[list[ModelSnapshot], int]:
-    """The models with most waiting, and how many more there are."""
+    """Returns the models with most waiting, and how many more there are."""
     backlog: Counter[str] = Counter()
     for band in bands:
         backlog.update(band.tree.root.backlog)
@@ -375,7 +378,7 @@ def _closed(band: Band, endpoint: Endpoint, cause: Cause | None) -> bool:
 
 
 def requests_now(bands: Sequence[Band], leases: Mapping[int, Entry], recorder: Recorder, now: float) -> RequestRows:
-    """Some of the requests in each state, those that count first."""
+    """Returns some of the requests in each state, those that count first."""
     each = max(1, REQUESTS_SHOWN // len(bands))
     waiting = [entry for band in bands for entry in islice(band.entries.values(), each)]
     for band in bands:

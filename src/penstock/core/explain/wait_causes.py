@@ -44,6 +44,7 @@ class Span:
         self.before = before
 
     def up_to(self, until_s: float) -> Seconds:
+        """Returns the seconds of each cause, up to `until_s`."""
         held = dict(self.before)
         held[self.cause] = held.get(self.cause, 0.0) + max(0.0, until_s - self.since_s)
         return held
@@ -86,7 +87,7 @@ class Stayed:
         self.end_s = end_s
 
     def seconds(self) -> Seconds:
-        """How long it waited for what."""
+        """Returns how long the request waited for what."""
         before = self.begin.up_to(self.begin_s)
         held = self.end.up_to(self.end_s)
         return {cause: s for cause, until in held.items() if (s := until - before.get(cause, 0.0)) > 1e-9}
@@ -117,7 +118,10 @@ class Waits:
         self._round_s = 0.0
 
     def enter(self, entry: Entry, now: float) -> Stay | None:
-        """A request waits from now on. None where there are too many lines to tell them apart."""
+        """Put a request that waits from now on into its line.
+
+        Returns None if there are too many lines to tell them apart.
+        """
         request = entry.request
         tenant = entry.account if entry.account in self._quotas.capped else None
         key = (request.band, request.model, tenant)
@@ -136,22 +140,25 @@ class Waits:
         return Stay(line, line.span, now)
 
     def leave(self, stay: Stay, entry: Entry, now: float) -> Stayed:
-        """It waits no more."""
+        """Take a request out of its line. Returns its visit, for `Stayed.seconds`."""
         line = stay.line
         del line.entries[entry.seq]
         return Stayed(stay.begin, stay.begin_s, line.span, now)
 
     def so_far(self, stay: Stay, now: float) -> Stayed:
-        """As if it were over now."""
+        """Returns a visit that is under way as if it were over now."""
         return Stayed(stay.begin, stay.begin_s, stay.line.span, now)
 
     def reconfigured(self, settings: AdmissionSettings) -> None:
-        """Bands may have changed; nobody is in any line at this moment."""
+        """Begin again with other `settings`, and maybe other bands. No request is in any line at this moment."""
         self._settings = settings
         self._lines.clear()
 
     def look(self, now: float, *, at_once: bool = False) -> None:
-        """The pump can send nothing more: see what keeps each line, unless that was seen a moment ago."""
+        """See what keeps each line, now that the pump can send nothing more.
+
+        A look within `LOOK_S` of the last one is skipped, unless it is to be `at_once`.
+        """
         if now - self._round_s < LOOK_S and not at_once:
             return
         self._round_s = now
@@ -163,19 +170,20 @@ class Waits:
                 self._lines[key] = self._lines.pop(key)  # to the end: next round looks at others
 
     def band(self, rank: int) -> Band:
+        """Returns the band of that rank."""
         return self._queues.bands[rank]
 
     def present(self, stay: Stay, now: float) -> Cause:
-        """What a line waits for at this very moment."""
+        """Returns what a line waits for at this very moment."""
         self._look_at(stay.line, now)
         return stay.line.span.cause
 
     def lines(self) -> list[Line]:
-        """Those with somebody in them."""
+        """Returns the lines in which a request waits."""
         return [line for line in self._lines.values() if line.entries]
 
     def cause(self, band: Band, model: str, tenant: str | None, now: float) -> Cause:
-        """What keeps the first of a line from being sent."""
+        """Returns what keeps the first of a line from being sent. `tenant`: None if it has no limit on what runs."""
         if not self._pauses.sends(model):
             return Cause.PAUSED
         if tenant is not None and self._quotas.held(tenant):
@@ -190,7 +198,9 @@ class Waits:
         return dominant(closed)
 
     def endpoints(self, band: Band, model: str) -> tuple[Counter[Cause], list[Endpoint]]:
-        """Of the endpoints that serve a model: how many are closed to a band for which cause, and which are open."""
+        """Returns how many endpoints that serve a model are closed to a band, by cause; and those that are open to
+        it.
+        """
         if self._pool.roles.any:
             return self._endpoints_by_role(band, model)
         if self._pool.uniform:
@@ -252,9 +262,9 @@ class Waits:
 
 
 def dominant(closed: Counter[Cause]) -> Cause:
-    """The cause to name for several endpoints: of those that could be used at all, the most frequent.
+    """Returns the cause to name for several endpoints: of those that could be used at all, the most frequent.
 
-    Else of those that are there: that nobody is alive is said where it is so of all.
+    If none could be used, the most frequent of those that are there; `NO_BACKEND` only if all are away.
     """
     usable = {cause: count for cause, count in closed.items() if cause not in _OUT}
     there = {cause: count for cause, count in closed.items() if cause is not Cause.NO_BACKEND}

@@ -45,26 +45,26 @@ class Band:
         self.closed: dict[Endpoint, Cause] = {}  # why each was closed when it was last found so
 
     def touch(self, endpoint: Endpoint) -> None:
-        """Something happened to the endpoint: ask again whether it is open."""
+        """Ask again whether the endpoint is open, because something happened to it."""
         free = self.open.pop(endpoint, None)
         if free is not None:
             self.free_slots = self.free_slots - free if self.open else 0.0
         self.unchecked[endpoint] = None
 
     def forget(self, endpoint: Endpoint) -> None:
-        """The endpoint was removed."""
+        """Forget an endpoint that was removed."""
         self.touch(endpoint)
         del self.unchecked[endpoint]
         self.closed.pop(endpoint, None)
 
     def opened(self, endpoint: Endpoint, free_slots: float) -> None:
-        """The endpoint was asked, and is open."""
+        """Remember that the endpoint is open, with so many `free_slots`, until it is touched."""
         self.open[endpoint] = free_slots
         self.closed.pop(endpoint, None)
         self.free_slots += free_slots
 
     def note_under_share(self, flow: Node, model: str) -> None:
-        """A request comes to a flow that is under its share."""
+        """Remember that `flow`, for which a request just came, is under its share."""
         flows = self._under_share.setdefault(model, {})
         flows[flow] = None
         if len(flows) > FLOWS_UNDER_SHARE_MAX:
@@ -72,12 +72,12 @@ class Band:
             self._under_share[model] = dict.fromkeys(waiting[-FLOWS_UNDER_SHARE_MAX // 2 :])
 
     def flows_under_share(self, model: str) -> list[Node]:
-        """The flows with requests waiting for a model that were under their share when last looked at."""
+        """Returns the flows with requests waiting for a model that were under their share when last looked at."""
         flows = self._under_share.get(model)
         return [node for node in flows if not node.held and model in node.backlog] if flows else []
 
     def no_longer_under_share(self, flow: Node, model: str) -> None:
-        """The flow is over its share now; its next request will be judged again."""
+        """Forget that `flow` was under its share; its next request will be judged again."""
         self._under_share[model].pop(flow, None)
 
     def replant(self) -> None:
@@ -86,12 +86,13 @@ class Band:
         self._under_share.clear()
 
     def adopt(self, entries: Iterable[Entry]) -> None:
-        """Let entries of a band that is gone wait here, among the own in the order in which all entered."""
+        """Let the `entries` of a band that is gone wait here, among its own in the order in which all entered."""
         for entry in entries:
             self.push(entry)
         self.entries = dict(sorted(self.entries.items(), key=lambda item: (item[1].queue.since_s, item[0])))
 
     def push(self, entry: Entry) -> None:
+        """Let an entry wait. `Queues.push` counts it for all bands."""
         self.entries[entry.seq] = entry
         self.bytes += entry.request.body_bytes
         tokens, model = entry.estimate.prompt_tokens, entry.model
@@ -102,6 +103,10 @@ class Band:
         self.tree.push(entry)
 
     def remove(self, entry: Entry) -> None:
+        """Take out an entry that no longer waits, as `entry.state` says already.
+
+        `Queues.remove` counts it for all bands.
+        """
         del self.entries[entry.seq]
         self.bumped.pop(entry.seq, None)
         self.bytes -= entry.request.body_bytes
@@ -119,7 +124,7 @@ class Band:
                 light.pop(flow, None)
 
     def resized(self, entry: Entry) -> None:
-        """What there is to compute of a waiting prompt changed: more of it is cached, or less."""
+        """Note that what is to be computed of a waiting prompt changed: more of it is cached, or less."""
         self._unsize(entry)
         size = entry.queue.size_class = _size_class(entry.route.uncached_tokens)
         self._sizes[size] = self._sizes.get(size, 0) + 1
@@ -131,11 +136,13 @@ class Band:
             del self._sizes[size]
 
     def prompt_tokens_min(self) -> int:
-        """Of no waiting prompt is less to be computed; a bound, at most a quarter too low."""
+        """Returns a bound that no waiting prompt is below, in tokens to be computed: at most a quarter too low, 0 if
+        none waits.
+        """
         return _size_of(min(self._sizes)) if self._sizes else 0
 
     def over_bounds(self) -> bool:
-        """Whether more waits in it than may."""
+        """True if more waits in this band than its own settings allow."""
         settings = self.settings
         return (
             (settings.requests_max is not None and self.tree.waiting > settings.requests_max)

@@ -24,7 +24,10 @@ class CappedFlows:
         self.flows: dict[str, list[tuple[QueueTree, Node]]] = {}  # by tenant
 
     def hold(self, entry: Entry) -> bool:
-        """The entry's tenant runs as many requests as it may: pass over its flow. False: that is shared with others."""
+        """Exclude the tenant's flow until one of its leases ends.
+
+        Returns False if other tenants share the flow: then skip entry by entry.
+        """
         if self._tenant_level is None:
             return False
         path: list[Node] = []
@@ -42,17 +45,20 @@ class CappedFlows:
         return True
 
     def let_go(self, tenant: str) -> None:
-        """The tenant may run more again."""
+        """Give the flows of `tenant` their turn back: it may run more again."""
         for tree, node in self.flows.pop(tenant, ()):
             tree.let_go(node)
 
     def let_all_go(self) -> None:
-        """Limits may have changed: whose tenant may run no more is found out again."""
+        """Give all flows their turn back, because limits may have changed. Which to hold is found out again."""
         for tenant in list(self.flows):
             self.let_go(tenant)
 
     def head(self, band: Band, models: list[str]) -> Entry | None:
-        """Who is next in fair order. Flows of tenants that run all they may are held when they are met here."""
+        """Returns the next entry in fair order; None if there is none that may run.
+
+        Flows of tenants that run as many requests as they may are held when they are met here.
+        """
         head = band.tree.head(models)
         while head is not None and self._quotas.held(head.account) and self.hold(head):
             head = band.tree.head(models)

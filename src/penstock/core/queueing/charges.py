@@ -40,11 +40,11 @@ class Charges:
         return all(policy.by_request for policy in self._policies)
 
     def of_band(self, band: int) -> FairnessPolicy:
-        """The policy between the flows of a band."""
+        """Returns the policy between the flows of a band, by rank."""
         return self._policies[band]
 
     def policy(self, entry: Entry) -> FairnessPolicy:
-        """What counts an entry's service."""
+        """Returns the policy that counts an entry's service: its band's, at the prices of its model."""
         request = entry.request
         return self._policies[request.band] if request.prices is None else self._with(request.band, request.prices)
 
@@ -58,10 +58,11 @@ class Charges:
         return made
 
     def appraised(self, entry: Entry) -> None:
-        """Note what a request that is about to be sent is estimated to count for."""
+        """Note on the entry what a request that is about to be sent is estimated to count for."""
         entry.charge.cost = self.estimated_cost(entry)
 
     def estimated_cost(self, entry: Entry) -> float:
+        """Returns what a request is estimated to count for, with what is believed cached of its prompt."""
         estimate, cached = entry.estimate, entry.route.cached_tokens
         tokens = estimate.prompt_tokens
         return self.policy(entry).cost(
@@ -71,14 +72,17 @@ class Charges:
         )
 
     def full_cost(self, entry: Entry) -> float:
-        """What it is estimated to count for if nothing of its prompt is cached."""
+        """Returns what a request is estimated to count for if nothing of its prompt is cached."""
         estimate = entry.estimate
         return self.policy(entry).cost(
             prompt_tokens=estimate.prompt_tokens, cached_tokens=0, completion_tokens=estimate.output_tokens
         )
 
     def recounted(self, entry: Entry, band: int) -> None:
-        """A band's policy counts it from now on, and no tree has been charged by it: note what it would have been."""
+        """Note what the request would have been charged by the policy of `band`, which counts it from now on.
+
+        No tree has been charged by that policy yet: finding its place in one (`SchedulerState.place`) does that.
+        """
         entry.charge.charged = 0.0
         if entry.lease is not None:
             prices = entry.request.prices
@@ -90,12 +94,15 @@ class Charges:
             )
 
     def dispatched(self, tree: QueueTree, entry: Entry) -> None:
-        """Charge the estimate."""
+        """Charge the estimate to the entry's flow."""
         entry.charge.charged_output = entry.estimate.output_tokens
         self._charge_up_to(tree, entry, entry.charge.cost)
 
     def progressed(self, tree: QueueTree, entry: Entry) -> bool:
-        """An answer has grown: charge what it is ahead of the estimate, a step in advance. True: others may be next."""
+        """Charge what an answer has grown beyond its estimate, a step in advance.
+
+        Returns True if something was charged, so that another request may be next.
+        """
         if entry.charge.output_seen <= entry.charge.charged_output:
             return False
         steps = -(-(entry.charge.output_seen - entry.estimate.output_tokens) // REFRESH_TOKENS)
@@ -112,7 +119,7 @@ class Charges:
         return True
 
     def settle(self, tree: QueueTree, entry: Entry, usage: Usage) -> float:
-        """Replace the estimate by the truth. Returns the true cost."""
+        """Replace the estimate by the true `usage`. Returns the true cost."""
         cost = self.policy(entry).cost(
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
@@ -122,7 +129,7 @@ class Charges:
         return cost
 
     def refund(self, tree: QueueTree, entry: Entry) -> None:
-        """It did not run: give everything back."""
+        """Give the flow back everything: the request did not run, so its `entry.charge` is 0 again."""
         self._charge_up_to(tree, entry, 0.0)
         entry.charge.charged_output = entry.charge.output_seen = 0
 

@@ -20,14 +20,17 @@ TARGETS = 2.0  # waits allowed while a queue stands, in targets: between one and
 
 
 def entered(band: BandSettings, entry: Entry, now: float) -> None:
-    """A request joined its flow's queue."""
+    """Note that a request joined its flow's queue: one that was empty can't stand yet."""
     leaf = _leaf(entry)
     if band.shed_target_s is not None and (len(leaf) == 1 or leaf.calm_s == math.inf):
         leaf.calm_s = now + band.shed_target_s  # before that nobody can have waited longer
 
 
 def leaves(band: BandSettings, entry: Entry, now: float) -> None:
-    """A request is sent, and about to leave its flow's queue. How soon one went that overtook others proves nothing."""
+    """Note that a request is about to be sent. A short wait at the head of its flow ends a standing queue.
+
+    How soon a request went that overtook others proves nothing.
+    """
     if band.shed_target_s is not None and now - entry.queue.waits_since_s <= band.shed_target_s:
         leaf = _leaf(entry)
         if leaf.head() is entry:
@@ -35,7 +38,7 @@ def leaves(band: BandSettings, entry: Entry, now: float) -> None:
 
 
 def due_s(band: BandSettings, entry: Entry) -> float:
-    """When a waiting request is to be shed, if no short wait is seen in its flow before."""
+    """Returns when a waiting request is to be shed if no short wait is seen in its flow before; infinity: never."""
     if band.shed_target_s is None:
         return math.inf
     allowed_s = entry.queue.waits_since_s + TARGETS * band.shed_target_s
@@ -43,7 +46,10 @@ def due_s(band: BandSettings, entry: Entry) -> float:
 
 
 def refuses(band: BandSettings, entry: Entry, wait_s: float | None, now: float) -> bool:
-    """Whether a newcomer, which has joined the queue, is to be refused for what it would wait."""
+    """True if a newcomer, which has joined the queue, is to be refused for what it would wait.
+
+    `wait_s`: None while unknown.
+    """
     if band.shed_target_s is None or wait_s is None or wait_s <= TARGETS * band.shed_target_s:
         return False
     return now >= _leaf(entry).calm_s + band.shed_interval_s

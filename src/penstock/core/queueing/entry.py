@@ -67,27 +67,30 @@ class QueueRecord:
         return self.since_s - self.waited_s
 
     def meet(self, deadline_s: float) -> None:
-        """Its first token is to come by then."""
+        """Note until when the first token is to come."""
         self.deadline_s = deadline_s
 
     def ordered(self, key: tuple[int, float]) -> None:
-        """Note what its flow is ordered by. The leaf where it stands has to be told, too (`rekeyed`)."""
+        """Note the `key` that the flow is ordered by.
+
+        The leaf where the entry stands has to be told, too (`rekeyed`).
+        """
         self.key = key
 
     def placed(self, node: Node) -> None:
-        """Note the flow it belongs to."""
+        """Note `node`, the flow that the request belongs to."""
         self.node = node
 
     def allow(self, wait_s_max: float) -> None:
-        """Let it wait for so long in all."""
+        """Let the request wait for `wait_s_max` in all."""
         self.wait_s_max = wait_s_max
 
     def entered(self, now: float) -> None:
-        """It waits from now on."""
+        """Note that the request waits from now on."""
         self.since_s = now
 
     def left(self, now: float) -> None:
-        """It waits no more."""
+        """Add the visit that ends now to `waited_s`."""
         self.waited_s += now - self.since_s
 
     def passed_through(self) -> None:
@@ -114,11 +117,11 @@ class ChargeRecord:
         self.output_seen = 0  #: completion tokens that came so far
 
     def expect(self, work: float) -> None:
-        """Note what it is estimated to take."""
+        """Note the `work` that the request is estimated to take."""
         self.work = work
 
     def seen(self, output_tokens: int) -> None:
-        """Its answer has come to that many tokens, or more."""
+        """Note that the answer has come to `output_tokens`, or more."""
         self.output_seen = max(self.output_seen, output_tokens)
 
 
@@ -149,17 +152,19 @@ class RouteRecord:
         self.looked_up: tuple[Source, Mapping[str, int]] | None = None  #: who answered, and tokens by endpoint
 
     def believe(self, cached_tokens: int, prompt_tokens: int) -> None:
-        """Of so many prompt tokens so many are held: where most is or, once it is sent, where it was sent."""
+        """Note that `cached_tokens` of the prompt are held: where most is or, once the request is sent, where it was
+        sent.
+        """
         self.cached_tokens = cached_tokens
         left = prompt_tokens - cached_tokens
         self.uncached_tokens = left if left > 0 else 1
 
     def told_blocks(self, keys: tuple[int, ...], block_tokens: int) -> None:
-        """Note the keys of its prompt's token blocks."""
+        """Note the `keys` of the prompt's token blocks."""
         self.blocks = (keys, block_tokens)
 
     def told_holders(self, source: Source, tokens: Mapping[str, int]) -> None:
-        """Note what a look-up answered: how many tokens each endpoint holds."""
+        """Note what a look-up at `source` answered: how many tokens each endpoint holds."""
         self.looked_up = (source, tokens)
 
     def forget(self) -> None:
@@ -252,7 +257,10 @@ class Entry:
         self.retry = NO_RETRY
 
     def expect(self, estimate: Estimate, *, whole: bool = True) -> None:
-        """Note how large it is estimated to be, not known to be cached anywhere, and if its prompt may be divided."""
+        """Note the `estimate` of its size.
+
+        Nothing is known to be cached yet. `whole`: its prompt may not be divided.
+        """
         self.estimate = estimate
         self.whole = whole
         self.route.believe(0, estimate.prompt_tokens)
@@ -283,10 +291,10 @@ class Entry:
         return node
 
     def presumed_usage(self) -> Usage:
-        """What it cost, where no engine tells: its prompt as estimated, and what was seen of its answer.
+        """Returns what a request cost if no engine tells: its prompt as estimated, and what was seen of its answer.
 
         Of an answer that does not stream nothing is seen, so it counts as estimated, even where the caller gave up:
-        else who gives up just before the end would have it all computed for nothing.
+        else a caller that gives up just before the end would have it all computed for nothing.
         """
         output = self.charge.output_seen
         if not self.request.streamed or (self.state is State.COMPLETED and output == 0):
@@ -294,10 +302,11 @@ class Entry:
         return Usage(self.estimate.prompt_tokens, output, min(self.route.cached_tokens, self.estimate.prompt_tokens))
 
     def move(self, event: Event) -> None:
+        """Move to the state after `event`. Raises if the table of states knows no such step."""
         self.state = TRANSITIONS.get((self.state, event)) or after(self.state, event)
 
     def became(self, request: Request) -> None:
-        """Put another form of the same request in its place: another band's, or one without what is not needed."""
+        """Put another form of the same `request` in its place: another band's, or one without what is not needed."""
         self.request = request
 
     def own_affinity(self, locate_until_s: float = -math.inf) -> AffinityRecord:
@@ -324,5 +333,5 @@ class Entry:
         return retry is not NO_RETRY and retry.excluded.get(endpoint, -math.inf) > now
 
     def excluded_until_s(self, endpoint: str) -> float:
-        """Until when an endpoint is excluded for the request; minus infinity: it is not."""
+        """Returns until when an endpoint is excluded for the request; minus infinity if it is not."""
         return self.retry.excluded.get(endpoint, -math.inf)

@@ -51,7 +51,7 @@ _PIECES = (
 
 
 def contents_of(request: Request) -> Contents:
-    """What a request's body holds; all of it is text where nobody says."""
+    """Returns what a request's body holds; all of it is text where nobody says."""
     return request.contents or Contents(request.body_bytes)
 
 
@@ -89,7 +89,7 @@ class Estimator:
         self._output_tokens = _Average()
 
     def estimate(self, tenant: str, model: str, contents: Contents, output_tokens_max: int | None) -> Estimate:
-        """A guess for one request; at least one token each."""
+        """Returns the estimated tokens of a request's prompt and answer; at least one each."""
         prompt = self._text_tokens(tenant, model, contents) + contents.token_ids + self._pieces_tokens(model, contents)
         output = self._output_tokens.get(tenant, model, OUTPUT_TOKENS)
         if output_tokens_max is not None:
@@ -98,7 +98,7 @@ class Estimator:
         return Estimate(min(max(1, round(prompt)), prompt_max), max(1, round(output * contents.answers)))
 
     def learn_prompt(self, tenant: str, model: str, contents: Contents, prompt_tokens: int) -> None:
-        """An engine said how many tokens such a prompt was."""
+        """Learn from an engine that says such a prompt was `prompt_tokens` long."""
         if prompt_tokens <= 0:
             return
         pieces_tokens = self._pieces_tokens(model, contents)
@@ -117,7 +117,7 @@ class Estimator:
             self._tokens_per_byte.learn(("", model), ratio)
 
     def learn_output(self, tenant: str, model: str, output_tokens: int, answers: int = 1) -> None:
-        """So many answers were complete at this length, all together."""
+        """Learn that `answers` complete answers were `output_tokens` long together."""
         if not answers:
             return
         each = output_tokens / answers

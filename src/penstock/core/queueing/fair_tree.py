@@ -86,18 +86,18 @@ class Node:
         return not self.active and not self.held and (self.parent is None or self.tag <= self.parent.virtual)
 
     def enlist(self, child: Node, model: str) -> None:
-        """Put a child into the heap of a model, with its present tag."""
+        """Put `child` into the heap of a model, with its present tag."""
         heap = self.heaps.setdefault(model, [])
         heapq.heappush(heap, (child.tag, child.index, child))
         self._trim(model, heap)
 
     def begins(self, child: Node, model: str) -> None:
-        """The first request for a model waits below a child."""
+        """Note that the first request for a model waits below `child`."""
         self.lined[model] = self.lined.get(model, 0) + 1
         self.enlist(child, model)
 
     def ends(self, model: str) -> None:
-        """The last one below a child does not wait any more."""
+        """Note that the last request for `model` below one of the children no longer waits."""
         self.lined[model] -= 1
         if not self.lined[model]:
             del self.lined[model]
@@ -115,7 +115,7 @@ class Node:
             heapq.heapify(heap)
 
     def first(self, model: str) -> Node | None:
-        """The child to serve next for a model."""
+        """Returns the child to serve next for a model; None if nothing that may be sent waits for it."""
         heap = self.heaps.get(model)
         while heap:
             tag, index, child = heap[0]
@@ -130,7 +130,7 @@ class Node:
         return None
 
     def in_order(self, model: str) -> Iterator[Node]:
-        """Its children with backlog for a model, the least tag first, without disturbing anything."""
+        """Yields the children with backlog for a model, the least tag first, without disturbing anything."""
         heap = self.heaps.get(model, [])
         front: list[tuple[float, int, int]] = [(heap[0][0], heap[0][1], 0)] if heap else []
         given: set[int] = set()
@@ -168,11 +168,14 @@ class QueueTree:
         return self._nodes
 
     def models(self) -> list[str]:
-        """The models that requests wait for, in a steady order."""
+        """Returns the models that requests wait for, in a steady order."""
         return list(self.root.backlog)
 
     def node(self, path: Path, weights: tuple[float, ...]) -> Node:
-        """The flow at the end of a path, made where it does not exist yet."""
+        """Returns the flow at the end of a path, made if it does not exist yet.
+
+        `weights` has one for each step of the path.
+        """
         node = self.root
         assert len(path) == len(weights)
         for level, name in enumerate(path):
@@ -194,7 +197,7 @@ class QueueTree:
         return node
 
     def weight(self, path: Path) -> float:
-        """What the flow or group at the end of a path weighs; of one that is forgotten, what it would weigh again."""
+        """Returns what the flow or group at the end of a path weighs; if it is forgotten, what it would weigh again."""
         node = self.root
         for name in path:
             child = node.children.get(name)
@@ -227,7 +230,7 @@ class QueueTree:
             node = parent
 
     def remove(self, entry: Entry) -> None:
-        """Take an entry out that no longer waits (its state says so already)."""
+        """Take out an entry that no longer waits, as `entry.state` says already."""
         node, model = entry.queue.node, entry.model
         assert node is not None
         leaf = node.leaves[model]
@@ -250,7 +253,7 @@ class QueueTree:
             up = up.parent
 
     def serve_at_once(self, flow: Node) -> None:
-        """Note that a request goes that never had to wait, of a flow of which nothing waits.
+        """Note that a request of `flow`, of which nothing waits, is sent without having waited.
 
         To tags and virtual times it is what `push`, `serve` and `remove` of that request come to: a flow that comes
         back from idle is lifted to the virtual time, which then moves up to the tags along its path.
@@ -265,7 +268,7 @@ class QueueTree:
             node = parent
 
     def lent(self, flow: Node) -> None:
-        """A request of the flow was given a lease."""
+        """Note that a request of `flow` was given a lease."""
         node: Node | None = flow
         while node is not None:
             if node.parent is not None and not node.active:
@@ -274,7 +277,7 @@ class QueueTree:
             node = node.parent
 
     def returned(self, flow: Node) -> None:
-        """A lease of the flow ended."""
+        """Note that a lease of `flow` ended."""
         node: Node | None = flow
         while node is not None:
             assert node.in_flight > 0
@@ -284,7 +287,7 @@ class QueueTree:
             node = node.parent
 
     def release(self, flow: Node) -> None:
-        """Forget a flow, and its groups, if that changes nothing."""
+        """Forget `flow`, and its groups, if that changes nothing."""
         node = flow
         while node.parent is not None and node.idle and not node.children:
             if node.parent.children.get(node.name) is not node:
@@ -314,9 +317,9 @@ class QueueTree:
                 leaf.rekeyed()
 
     def reweigh(self, level: int, weights: Mapping[str, float]) -> None:
-        """The nodes of a level weigh what is given for their names, 1 where nothing is. Service they got stays so.
+        """Give the nodes of a level the `weights` for their names, 1 where none is given. The service they got stays.
 
-        A part that many share stands beside the others of its level, and who shares it one below, each as much.
+        A part that many share stands beside the others of its level, and those that share it one below, each as much.
         """
         self._weights[level] = weights
         for parent in _parents(self.root, level):
@@ -327,7 +330,7 @@ class QueueTree:
                 child.weight = weight
 
     def hold(self, node: Node) -> None:
-        """Pass over a node until it is let go."""
+        """Pass over `node` until `let_go`."""
         node.held = True
 
     def let_go(self, node: Node) -> None:
@@ -338,7 +341,9 @@ class QueueTree:
                 node.parent.enlist(node, model)
 
     def head(self, models: Collection[str], node: Node | None = None) -> Entry | None:
-        """The request that is next, of those that wait for one of the models (below `node`, if given)."""
+        """Returns the request that is next, of those that wait for one of the models, below `node` if given; None if
+        there is none.
+        """
         top = node = node or self.root
         while node.children:
             best: Node | None = None
@@ -358,7 +363,7 @@ class QueueTree:
         return first
 
     def in_order(self, models: Collection[str], node: Node | None = None) -> Iterator[Entry]:
-        """What would be next if the one before were passed over: flow by flow, each from its head on."""
+        """Yields what would be next if the one before were passed over: flow by flow, each from its head on."""
         yield from self._below(node or self.root, models)
 
     def _below(self, node: Node, models: Collection[str]) -> Iterator[Entry]:
@@ -372,14 +377,14 @@ class QueueTree:
             yield from _merged([node.leaves[model].in_order() for model in models if model in node.leaves], _age)
 
     def serve(self, entry: Entry) -> None:
-        """Note that an entry's flow is served now: virtual time moves up to the tags along its path."""
+        """Note that the flow of `entry` is served now: virtual time moves up to the tags along its path."""
         node = entry.queue.node
         while node is not None and node.parent is not None:
             node.parent.virtual = max(node.parent.virtual, node.tag)
             node = node.parent
 
     def charge(self, flow: Node, cost: float) -> None:
-        """Add to the service a flow and its ancestors got; negative to give back."""
+        """Add `cost` to the service that a flow and its ancestors got; negative to give back."""
         node = flow
         while node.parent is not None:
             node.tag += cost / node.weight
@@ -416,7 +421,7 @@ def _merged(streams: list[Iterator[Item]], key: Callable[[Item], Any]) -> Iterat
 
 
 def top(node: Node) -> Node:
-    """The flow or group of the highest level that a flow belongs to."""
+    """Returns the flow or group of the highest level that a flow belongs to."""
     parent = node.parent
     while parent is not None and parent.parent is not None:
         node, parent = parent, parent.parent
@@ -424,7 +429,7 @@ def top(node: Node) -> Node:
 
 
 def lead(one: Node, other: Node) -> float:
-    """How far a flow is ahead of another, where their ways part: service that it got beyond its fair part.
+    """Returns how far a flow is ahead of another, where their ways part: service that it got beyond its fair part.
 
     In the unit of the policy's costs; below 0: it is behind. 0 for a flow and itself.
     """
@@ -441,12 +446,12 @@ def lead(one: Node, other: Node) -> float:
 
 
 def fair_order(node: Node) -> tuple[float, int]:
-    """The least goes first, among siblings."""
+    """Returns the sort key of a node among its siblings: the least goes first."""
     return node.tag, node.index
 
 
 def in_fair_order(siblings: list[Node]) -> Iterator[Node]:
-    """The least first; the others are put in order when more than that one is asked for."""
+    """Yields the least of the siblings first; the others are put in order when more than that one is asked for."""
     if not siblings:
         return
     least, tag = siblings[0], siblings[0].tag

@@ -31,13 +31,14 @@ class Leaf:
         return self.live
 
     def push(self, entry: Entry) -> None:
+        """Let an entry wait here: it starts another visit to the queue."""
         entry.queue.visit += 1
         entry.queue.out_of_turn_before = self.out_of_turn
         heapq.heappush(self._heap, (entry.queue.key, entry.seq, entry.queue.visit, entry))
         self.live += 1
 
     def remove(self, entry: Entry) -> None:
-        """Take an entry out, wherever it stands. The caller has moved it out of `WAITING`."""
+        """Take `entry` out, wherever it stands. The caller has moved it out of `WAITING`."""
         assert entry.state is not State.WAITING
         self.live -= 1
         if len(self._heap) > 2 * self.live + 16:
@@ -56,17 +57,18 @@ class Leaf:
         heapq.heapify(self._heap)
 
     def head(self) -> Entry | None:
+        """Returns the entry that is next; None if none waits."""
         heap = self._heap
         return heap[0][3] if heap else None
 
     def waiting(self) -> Iterator[Entry]:
-        """The entries, in no order."""
+        """Yields the entries that wait, in no order."""
         for item in self._heap:
             if _alive(item):
                 yield item[3]
 
     def in_order(self) -> Iterator[Entry]:
-        """The entries from the head on, without disturbing the heap; O(log k) for the k-th."""
+        """Yields the entries from the head on, without disturbing the heap; O(log k) for the k-th."""
         heap = self._heap
         if not heap:
             return

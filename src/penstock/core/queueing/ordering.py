@@ -14,17 +14,17 @@ AGEING_WORK_PER_S = 50.0  # a request of 1,500 tokens is overtaken for at most h
 
 
 def fcfs(entry: Entry, now: float) -> float:  # noqa: ARG001
-    """In order of arrival."""
+    """Returns a key for the order of arrival."""
     return float(entry.seq)
 
 
 def deadline(entry: Entry, now: float) -> float:  # noqa: ARG001
-    """Earliest deadline first; requests without one come last, in order of arrival."""
+    """Returns a key for the earliest deadline first; requests without one come last, in order of arrival."""
     return entry.queue.deadline_s
 
 
 def shortest_first(entry: Entry, now: float) -> float:
-    """Least estimated work first, ageing."""
+    """Returns a key for the least estimated work first, with ageing."""
     return entry.charge.work + AGEING_WORK_PER_S * now
 
 

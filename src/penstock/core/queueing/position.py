@@ -26,7 +26,7 @@ class QueuePosition(msgspec.Struct, frozen=True):
 
 
 def ranked(entries: Iterable[Entry], bands: Sequence[Band]) -> Iterator[tuple[Entry, int, float]]:
-    """Entries that wait, each with its position and the work before it in its own line."""
+    """Yields entries that wait, each with its position (1 is the next) and the work before it in its own line."""
 
     def turn(entry: Entry) -> tuple[bool, tuple[int, float], int]:
         return entry.seq not in bands[entry.request.band].bumped, entry.queue.key, entry.seq

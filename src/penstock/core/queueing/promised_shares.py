@@ -28,13 +28,13 @@ class PromisedShares:
         self._promised = [band for band in self._queues.bands if band.settings.min_share > 0]
 
     def owed(self) -> list[Band]:
-        """Those with work that got less than they were promised."""
+        """Returns the bands with work that got less than they were promised."""
         if not self._promised:
             return self._promised
         return [band for band in self._promised if band.credit > 0 and band.tree.root.waiting]
 
     def sent(self, entry: Entry) -> None:
-        """A request was sent: count it as it is estimated."""
+        """Count the work of a request that was sent, as it is estimated, for and against the shares."""
         if not self._promised:
             return
         rank = entry.request.band
@@ -51,7 +51,7 @@ class PromisedShares:
         self.settle(entry, entry.charge.work)
 
     def settle(self, entry: Entry, work: float) -> None:
-        """By now it is known, or likely, to be that much work."""
+        """Correct what was counted for an entry: by now its `work` is known, or likely, to be that much."""
         more = work - entry.charge.counted
         if not more or entry.charge.counted_in is None:
             return

@@ -31,7 +31,7 @@ class Queues:
         self.tokens = 0
 
     def rearrange(self, bands: Sequence[BandSettings], bounds: QueueBounds) -> dict[Band, Band]:
-        """Other bands from now on, matched by name. Returns who takes over from those that are gone.
+        """Use other bands from now on, matched by name. Returns the heir of each band that is gone.
 
         That is the next lower one that stays, else the lowest there is.
         """
@@ -52,7 +52,7 @@ class Queues:
         return heirs
 
     def push(self, entry: Entry) -> None:
-        """Let an entry wait. Its state, node, key and estimates are set."""
+        """Let `entry` wait. Its state, node, key and estimates are set."""
         self.bands[entry.request.band].push(entry)
         self.waiting += 1
         self.bytes += entry.request.body_bytes
@@ -67,12 +67,12 @@ class Queues:
         self.tokens -= entry.estimate.prompt_tokens
 
     def find(self, seq: int) -> Entry | None:
-        """The waiting entry with an arrival number."""
+        """Returns the waiting entry with that arrival number; None if none has it."""
         return next((band.entries[seq] for band in self.bands if seq in band.entries), None)
 
     def backlog(self, entry: Entry) -> tuple[float, int]:
-        """How many of its band wait whom a request may keep waiting, as if each flow had as many as its own; and how
-        many do in all.
+        """Returns how many of its band a request may keep waiting, as if each flow had as many as its own; and how many
+        wait in all.
 
         So a flow with little to wait for never waits for the sake of one that has much.
         """
@@ -83,18 +83,20 @@ class Queues:
         return min(root.waiting, flow.waiting * root.active_weight / flow.weight), root.waiting
 
     def over_bounds(self) -> bool:
-        """Whether more waits in all than may."""
+        """True if more waits in all bands together than may."""
         bounds = self._bounds
         return self.waiting > bounds.requests_max or self.bytes > bounds.bytes_max or self.tokens > bounds.tokens_max
 
     def room(self, band: int) -> int:
-        """How many more requests may wait in a band without anybody having to go."""
+        """Returns how many more requests may wait in a band without displacing another."""
         settings, waiting = self.bands[band].settings, len(self.bands[band].entries)
         room = self._bounds.requests_max - self.waiting
         return max(0, room if settings.requests_max is None else min(room, settings.requests_max - waiting))
 
     def displaced_by(self, entry: Entry) -> list[Entry] | None:
-        """Who has to go for a newcomer that waits already; None when that would not help, so that it must go itself."""
+        """Returns the entries that have to go for a newcomer that waits already; None if that would not help, so that
+        the newcomer goes.
+        """
         bounds, victims = self._bounds, list[Entry]()
         requests = self.waiting - bounds.requests_max
         bytes_, tokens = self.bytes - bounds.bytes_max, self.tokens - bounds.tokens_max
@@ -110,11 +112,15 @@ class Queues:
         return victims if max(requests, bytes_, tokens) <= 0 else None
 
     def forget(self, endpoint: Endpoint) -> None:
+        """Forget an endpoint that was removed, in every band."""
         for band in self.bands:
             band.forget(endpoint)
 
     def touch(self, endpoint: Endpoint) -> None:
-        """Something happened to the endpoint: every band asks it again. Those that have yet to, do so anyway."""
+        """Let every band ask `endpoint` again, because something happened to it.
+
+        Those that have yet to ask, do so anyway.
+        """
         for band in self.bands:
             if endpoint not in band.unchecked:
                 band.touch(endpoint)

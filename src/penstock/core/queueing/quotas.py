@@ -39,21 +39,23 @@ class TokenBucket:
         self._at_s: float | None = None
 
     def left(self, now: float) -> float:
+        """Returns how much can be taken now; negative while there is a debt."""
         if self._at_s is None:
             return self.size
         return min(self.size, self._level + self._rate_per_s * max(0.0, now - self._at_s))
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Seconds until `amount` can be taken, 0 when it can be now."""
+        """Returns the seconds until `amount` can be taken; 0 if it can be now."""
         missing = min(amount, self.size) - self.left(now)
         return missing / self._rate_per_s if missing > self.size * 1e-9 else 0.0  # less is rounding, not debt
 
     def allowance(self, now: float) -> Left:
+        """Returns the limit, what is left of it, and the seconds until it is full again, as headers tell them."""
         left = self.left(now)
         return Left(round(self.size), max(0, int(left + 1e-9)), (self.size - left) / self._rate_per_s)
 
     def take(self, amount: float, now: float) -> None:
-        """Charge an amount, negative to give back. Nothing is kept beyond a full bucket."""
+        """Charge `amount`, negative to give back. Nothing is kept beyond a full bucket."""
         self._level = min(self.size, self.left(now) - amount)
         self._at_s = now
 
@@ -83,7 +85,10 @@ class Quotas:
     # --- rates: refused on arrival, settled at the end ------------------------------------------------------
 
     def admit(self, tenant: str, *, tokens: int, now: float) -> LimitReached | None:
-        """Charge a request and its estimated tokens; where either is too much, charge nothing and say which."""
+        """Charge a request and its estimated tokens; None if both were had.
+
+        If either is too much, nothing is charged, and the limit that takes longest is returned.
+        """
         account = self._accounts.get(tenant)
         if account is None:
             return None
@@ -104,14 +109,14 @@ class Quotas:
         return None
 
     def refund(self, tenant: str, *, tokens: int, now: float) -> None:
-        """An admitted request was refused after all: it never counted."""
+        """Take back the charge of an admitted request that was refused after all: `tokens` as in `admit`."""
         account = self._accounts.get(tenant)
         if account is not None and account.requests is not None:
             account.requests.take(-1, now)
         self.settle(tenant, reserved=tokens, used=0, now=now)
 
     def settle(self, tenant: str, *, reserved: int, used: int, now: float) -> None:
-        """An admitted request ended, having used so many tokens of what it reserved, or more. Once per request."""
+        """Replace the `reserved` tokens of an admitted request by those `used`, which may be more. Once per request."""
         account = self._accounts.get(tenant)
         if account is not None and account.tokens is not None:
             account.tokens.take(used - reserved, now)
@@ -119,7 +124,10 @@ class Quotas:
     # --- other limits ---------------------------------------------------------------------------------------
 
     def reconfigured(self, limits: Mapping[str, Limits], entries: Iterable[Entry], now: float) -> None:
-        """Other limits from now on, for what is here too. What is left of a minute's worth stays, and so do debts."""
+        """Use other `limits` from now on, for what is here too.
+
+        What is left of a minute's worth stays, and so do debts.
+        """
         before, self._accounts = (
             self._accounts,
             {name: _Account(its) for name, its in limits.items() if its != Limits()},
@@ -143,7 +151,7 @@ class Quotas:
     # --- what waits -----------------------------------------------------------------------------------------
 
     def queued(self, tenant: str, body_bytes: int, prompt_tokens: int) -> None:
-        """A request entered the queue."""
+        """Count a request that entered the queue against the limits of `tenant`."""
         account = self._accounts.get(tenant)
         if account is not None:
             account.queued += 1
@@ -151,7 +159,7 @@ class Quotas:
             account.queued_tokens += prompt_tokens
 
     def unqueued(self, tenant: str, body_bytes: int, prompt_tokens: int) -> None:
-        """A request left the queue, wherever to."""
+        """Count a request out that left the queue of `tenant`, wherever to."""
         account = self._accounts.get(tenant)
         if account is not None:
             assert account.queued > 0
@@ -161,7 +169,10 @@ class Quotas:
             account.queued_tokens -= prompt_tokens
 
     def over_queued(self, tenant: str) -> str | None:
-        """The bound that what waits exceeds; asked after a newcomer was queued and could not go on at once."""
+        """Returns the name of the bound that what waits exceeds; None if none.
+
+        Asked after a newcomer was queued and could not go on at once.
+        """
         account = self._accounts.get(tenant)
         if account is None:
             return None
@@ -175,7 +186,7 @@ class Quotas:
         return None
 
     def room(self, tenant: str, now: float) -> float:
-        """How many more requests of the tenant may wait now; infinity where nothing limits them."""
+        """Returns how many more requests of the tenant may wait now; infinity where nothing limits them."""
         account = self._accounts.get(tenant)
         if account is None:
             return math.inf
@@ -191,12 +202,12 @@ class Quotas:
     # --- what runs ------------------------------------------------------------------------------------------
 
     def held(self, tenant: str) -> bool:
-        """May none of its requests be sent for now?"""
+        """True if none of the tenant's requests may be sent for now, because it runs as many as it may."""
         account = self._accounts.get(tenant)
         return account is not None and account.limits.running is not None and account.running >= account.limits.running
 
     def started(self, tenant: str) -> bool:
-        """A request was sent. True: that was the last one for now, hold the tenant's flows."""
+        """Count a request that was sent. Returns True if it was the last one for now: hold the tenant's flows."""
         account = self._accounts.get(tenant)
         if account is None:
             return False
@@ -205,7 +216,10 @@ class Quotas:
         return self.held(tenant)
 
     def ended(self, tenant: str) -> bool:
-        """A request is no longer at an engine. True: the tenant's flows were held, and need not be any more."""
+        """Count a request out that is no longer at an engine.
+
+        Returns True if the tenant's flows need no longer be held.
+        """
         account = self._accounts.get(tenant)
         if account is None:
             return False
@@ -215,7 +229,7 @@ class Quotas:
         return was_held and not self.held(tenant)  # a limit may have fallen below what runs
 
     def allowance(self, tenant: str, now: float) -> Allowance | None:
-        """What is left of the rates, None where there are none."""
+        """Returns what is left of the tenant's rates; None if it has none."""
         account = self._accounts.get(tenant)
         if account is None or (account.requests is None and account.tokens is None):
             return None
@@ -231,7 +245,7 @@ class Quotas:
         return len(self._accounts)
 
     def snapshot(self, now: float, *, most: int = SHOWN_MAX) -> list[TenantSnapshot]:
-        """The tenants with most waiting, then running."""
+        """Returns at most `most` tenants, those first of which most waits, then most runs."""
         shown = heapq.nlargest(most, self._accounts.items(), key=lambda item: (item[1].queued, item[1].running))
         return [
             TenantSnapshot(

@@ -40,24 +40,24 @@ class TtftEvidence:
         self._sizes: dict[int, _Size] = {}  # by powers of two
 
     def sent(self, prompt_tokens: int, now: float) -> None:
-        """A prompt of which so much has to be computed was sent."""
+        """Note that a prompt was sent of which `prompt_tokens` have to be computed."""
         self._of(prompt_tokens).sent_s = now
 
     def came(self, prompt_tokens: int, after_s: float, now: float) -> None:
-        """The first token of such an answer came that long after the dispatch."""
+        """Note that the first token of such an answer came `after_s` after the dispatch."""
         self._of(prompt_tokens).answers.append((now, after_s))
 
     def at_best_s(self, prompt_tokens: int, now: float) -> float:
-        """What none of the last ones was below; 0 without evidence."""
+        """Returns the time that none of the last first tokens was below; 0 without evidence."""
         return min([took_s for _, took_s in self._evidence(prompt_tokens, now)[-LAST:]], default=0.0)
 
     def mostly_s(self, prompt_tokens: int, now: float) -> float:
-        """What nearly all of the last ones were below; 0 without evidence."""
+        """Returns the time that nearly all of the last first tokens were below; 0 without evidence."""
         took_s = sorted([took_s for _, took_s in self._evidence(prompt_tokens, now)])
         return took_s[min(len(took_s) - 1, int((1.0 - LATE_SHARE) * len(took_s)))] if took_s else 0.0
 
     def may_try(self, prompt_tokens: int, now: float) -> bool:
-        """Whether none of its size was sent for a while, so that the next one is worth what it teaches."""
+        """True if no prompt of this size was sent for a while, so that the next one is worth what it teaches."""
         return now - self._of(prompt_tokens).sent_s >= TRY_EVERY_S
 
     def _evidence(self, prompt_tokens: int, now: float) -> list[tuple[float, float]]:

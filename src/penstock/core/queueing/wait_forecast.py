@@ -59,13 +59,13 @@ class WaitForecast:
         self._by_request = by_request  # turns are dealt by requests, whatever their size
 
     def reconfigured(self, *, by_request: bool) -> None:
-        """Turns are dealt otherwise from now on; nothing of what was counted serves any more."""
+        """Deal turns by request, or by work, from now on. If that is a change, what was counted is forgotten."""
         if by_request != self._by_request:
             self._by_request = by_request
             self._models.clear()
 
     def dispatched(self, entry: Entry, *, queued: bool, now: float) -> None:
-        """A request was sent. `queued`: others for the same model wait."""
+        """Note that a request was sent. `queued`: others for the same model wait."""
         model = entry.model
         learned = self._of(model)
         learned.first_tokens.sent(entry.route.uncached_tokens, now)
@@ -76,16 +76,18 @@ class WaitForecast:
             learned.drain.note(now, self._size(entry))
 
     def resumed(self, model: str | None) -> None:
-        """Sending goes on after a pause, for a model or for all: what was measured meanwhile says nothing."""
+        """Forget the rate of `model`, or of all if None: sending goes on after a pause, and the time of the pause says
+        nothing.
+        """
         for learned in self._models.values() if model is None else filter(None, [self._models.get(model)]):
             learned.drain = DecayingRate()
 
     def first_token(self, model: str, prompt_tokens: int, after_s: float, now: float) -> None:
-        """The first token of a prompt of which so much was to be computed came that long after the dispatch."""
+        """Note that a first token came `after_s` after the dispatch, for a prompt with `prompt_tokens` to compute."""
         self._of(model).first_tokens.came(prompt_tokens, after_s, now)
 
     def lease_ended(self, entry: Entry, after_s: float, now: float) -> None:
-        """A request was at an endpoint for that long."""
+        """Note that a request was at an endpoint for `after_s`."""
         learned = self._of(entry.model)
         learned.seconds.add(after_s, now)
         learned.work.add(self._size(entry), now)
@@ -93,10 +95,10 @@ class WaitForecast:
     # --- deadlines ----------------------------------------------------------------------------------------------
 
     def first_token_s(self, entry: Entry, now: float) -> float:
-        """How much time a request has to have left when it is sent, as far as the present tells.
+        """Returns how much time a request has to have left when it is sent, as far as the present tells.
 
-        Where others with as much time are refused for want of room, that is as much as nearly all need: a slot given
-        to one that is probably late is taken from one that would not be. Else it is as little as any needed recently.
+        If others with as much time are refused for want of room, that is as much as nearly all need: a slot given to
+        one that is probably late is taken from one that would not be. Else it is as little as any recently needed.
         """
         learned = self._models.get(entry.model)
         if learned is None:
@@ -106,16 +108,18 @@ class WaitForecast:
         return learned.first_tokens.at_best_s(entry.route.uncached_tokens, now)
 
     def soonest_s(self, entry: Entry, now: float) -> float:
-        """As little as any first token needed recently."""
+        """Returns the least time that a first token recently needed; 0 while unknown."""
         learned = self._models.get(entry.model)
         return learned.first_tokens.at_best_s(entry.route.uncached_tokens, now) if learned is not None else 0.0
 
     def may_try(self, entry: Entry, now: float) -> bool:
-        """Whether it is to be sent although it is forecast to be late, because nothing else would tell of it."""
+        """True if the request is to be sent although it is forecast to be late, because nothing else would tell of
+        it.
+        """
         return self._of(entry.model).first_tokens.may_try(entry.route.uncached_tokens, now)
 
     def refused(self, model: str, within_s: float, now: float) -> None:
-        """A deadline was refused that left so much time, for what stands before it."""
+        """Note that a deadline `within_s` from arrival was refused, for what stands before the request."""
         learned = self._of(model)
         if now >= learned.scarce_until_s or within_s >= learned.refused_s:
             learned.refused_s, learned.scarce_until_s = within_s, now + SCARCE_S
@@ -123,7 +127,7 @@ class WaitForecast:
     # --- waits --------------------------------------------------------------------------------------------------
 
     def left(self, entry: Entry, now: float) -> None:
-        """A waiting request left without having been sent."""
+        """Note that a waiting request left without having been sent."""
         node: Node | None = entry.queue.node
         assert node is not None
         size = self._size(entry)
@@ -134,7 +138,7 @@ class WaitForecast:
             node.left, node.left_s = _fading(node, now) + size, now
 
     def ahead(self, requests: int, work: float) -> float:
-        """So many stand before one in its own line, of so much work: as they are counted here."""
+        """Returns what stands before a request in its own line, in the unit that is counted here: requests or work."""
         return requests if self._by_request else work
 
     def wait_s(
@@ -147,9 +151,9 @@ class WaitForecast:
         ahead: float | None = None,
         refusing: bool = False,
     ) -> float | None:
-        """Seconds until a request is sent that has so much `ahead` in its flow; None while unknown.
+        """Returns the seconds until a request is sent that has so much `ahead` in its flow; None while unknown.
 
-        By default it joins, or has joined, its flow's end. `refusing`: it is asked whether to wait at all. Then nobody
+        By default it joins, or has joined, its flow's end. `refusing`: it is asked whether to wait at all. Then nothing
         ahead counts as leaving without being sent, and what was learned before the present says nothing.
         """
         rate = self._rate(entry.model, slots, now - PRESENT_S if refusing else -math.inf, now)
@@ -215,6 +219,6 @@ def _sent_share(node: Node, sent_per_s: float, now: float) -> float:
 
 
 def retry_after_s(wait_s: float | None, jitter: float) -> float:
-    """What to tell a refused caller. `jitter` in 0..1 spreads those who were refused together."""
+    """Returns the seconds to tell a refused caller. `jitter` in 0..1 spreads those that were refused together."""
     seconds = RETRY_AFTER_UNKNOWN_S if wait_s is None else wait_s
     return min(max(seconds * (1.0 + 0.25 * jitter), RETRY_AFTER_S_MIN), RETRY_AFTER_S_MAX)

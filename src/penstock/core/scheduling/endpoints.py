@@ -24,7 +24,7 @@ class EndpointFacts:
         self._state = state
 
     def endpoint_added(self, spec: EndpointSpec, *, now: float) -> list[Action]:
-        """An endpoint may be used from now on."""
+        """Take in an endpoint, to be used from now on. Returns what is sent there."""
         state = self._state
         endpoint = state.pool.add(spec)
         state.paced = state.has_pace_limit()
@@ -32,11 +32,14 @@ class EndpointFacts:
         return sending.touched(state, endpoint, now)
 
     def endpoint_up(self, name: str, *, now: float) -> list[Action]:
-        """A probe found it alive."""
+        """Note that a probe found the endpoint alive. Returns what follows."""
         return _probed(self._state, name, up=True, now=now)
 
     def endpoint_down(self, name: str, *, presence: Presence = Presence.DOWN, now: float) -> list[Action]:
-        """A probe found nobody there, or nobody who serves. What runs there is left to its own connection's fate."""
+        """Note that a probe found nobody there, or an engine that does not serve, as `presence` says.
+
+        What runs there is left to its own connection's fate.
+        """
         return _probed(self._state, name, up=False, presence=presence, now=now)
 
     def endpoint_changed(
@@ -52,10 +55,11 @@ class EndpointFacts:
         limits: EndpointLimits | None = None,
         now: float,
     ) -> list[Action]:
-        """It told what it serves (or that it can't tell) or how many it runs, or its slots were set. None: as before.
+        """Note what an endpoint told (what it serves, or that it can't tell; how many it runs), or what was set. None:
+        as before.
 
         `slots` are set by hand and stay; `auto` gives them back to what the engine tells, or to finding out. `lingers`:
-        its engine goes on with what is given up (`abandoned_slots.py`).
+        its engine goes on with requests that are abandoned (`abandoned_slots.py`).
         """
         state = self._state
         endpoint = state.pool[name]
@@ -85,9 +89,10 @@ class EndpointFacts:
         return actions
 
     def endpoint_removed(self, name: str, *, now: float) -> list[Action]:
-        """Nothing new goes there. What runs there ends in its own time; one of the same name may come later.
+        """Remove an endpoint. What runs there ends in its own time; another of the same name may come later.
 
-        What only it served waits on, for it may be replaced: until `max_wait` is over, and then gets `no_endpoint`.
+        Requests that only it served wait on, because it may be replaced: until `max_wait` is over, and then get
+        `no_endpoint`.
         """
         state = self._state
         endpoint = state.pool.remove(name, known_until_s=now + state.settings.wait_s_max)
@@ -100,15 +105,15 @@ class EndpointFacts:
         return sending.pumped(state, now)
 
     def endpoint_drained(self, name: str, *, now: float) -> list[Action]:
-        """An operator wants nothing new to go there; what runs there may finish."""
+        """Send nothing new to the endpoint, as an operator wants it; what runs there may finish."""
         return _drained(self._state, name, drained=True, now=now)
 
     def endpoint_resumed(self, name: str, *, now: float) -> list[Action]:
-        """An operator gives it back."""
+        """Use a drained endpoint again. Returns what is sent there."""
         return _drained(self._state, name, drained=False, now=now)
 
     def observed(self, name: str, reading: Observation | None, *, now: float) -> list[Action]:
-        """A reading of its gauges came, or (None) none could be had."""
+        """Take in a `reading` of the endpoint's gauges; None: it could not be had."""
         state = self._state
         endpoint = state.pool[name]
         epoch = endpoint.ledger.epoch
@@ -122,42 +127,42 @@ class EndpointFacts:
         return sending.touched(state, endpoint, now)
 
     def moved(self, names: Iterable[str], *, now: float) -> list[Action]:
-        """Answers of these endpoints have come further, or would have if their clients read them."""
+        """Note that answers of the endpoints `names` have come further, or would have if their clients read them."""
         for name in names:
             if (endpoint := self._state.pool.get(name)) is not None:
                 endpoint.ledger.life_s = now
         return []
 
     def glimpsed(self, name: str, part: Glimpse, *, now: float) -> list[Action]:
-        """An answer told a part of its gauges."""
+        """Take in a `part` of the endpoint's gauges, as an answer told it."""
         state = self._state
         endpoint = state.pool[name]
         endpoint.ledger.glimpse(part, now)
         return sending.touched(state, endpoint, now)
 
     def kv_stored(self, endpoint: str, keys: Iterable[int], *, now: float) -> list[Action]:  # noqa: ARG002
-        """An endpoint says that it holds these token blocks from now on (their keys, made at the edge)."""
+        """Note that an endpoint says that it holds these token blocks from now on: their `keys`, made at the edge."""
         state = self._state
         if (known := state.pool.get(endpoint)) is not None:
             state.router.stored(known, keys)
         return []
 
     def kv_removed(self, endpoint: str, keys: Iterable[int], *, now: float) -> list[Action]:  # noqa: ARG002
-        """It does not hold these any more."""
+        """Note that an endpoint no longer holds the token blocks with these `keys`."""
         state = self._state
         if (known := state.pool.get(endpoint)) is not None:
             state.router.removed(known, keys)
         return []
 
     def kv_cleared(self, endpoint: str, *, now: float) -> list[Action]:  # noqa: ARG002
-        """It says that it holds nothing any more."""
+        """Note that `endpoint` says that it holds nothing any more."""
         state = self._state
         if (known := state.pool.get(endpoint)) is not None:
             state.router.cleared(known)
         return []
 
     def kv_lost(self, endpoint: str, *, now: float) -> list[Action]:  # noqa: ARG002
-        """Its word can't be had any more: until it tells again, our own history speaks for it."""
+        """Note that the KV-event stream of `endpoint` ended: until it tells again, our own history speaks for it."""
         state = self._state
         if (known := state.pool.get(endpoint)) is not None:
             state.router.lost(known)

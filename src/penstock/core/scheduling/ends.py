@@ -36,7 +36,7 @@ def refuse(state: SchedulerState, entry: Entry, reason: Reason, now: float, afte
 
 
 def reject(state: SchedulerState, entry: Entry, reason: Reason, now: float, actions: list[Action]) -> None:
-    """Reject an admitted request, and give its tenant back what was reserved for it."""
+    """Reject an admitted request, and give its tenant back what was reserved for it. Adds to `actions`."""
     if entry.state is not State.REJECTED:
         entry.move(Event.REFUSED)
     after_s = come_back_after_s(state, entry, reason, now)
@@ -47,7 +47,7 @@ def reject(state: SchedulerState, entry: Entry, reason: Reason, now: float, acti
 
 
 def evict(state: SchedulerState, entry: Entry, reason: Reason, now: float, actions: list[Action]) -> None:
-    """Take a waiting request out of the queue for good; `reason` is what its client is told."""
+    """Take a waiting request out of the queue for good; `reason` is what its client is told. Adds to `actions`."""
     after_s = come_back_after_s(state, entry, reason, now)
     unqueue(state, entry, Event.EVICTED, now)
     state.forecast.left(entry, now)
@@ -56,7 +56,7 @@ def evict(state: SchedulerState, entry: Entry, reason: Reason, now: float, actio
 
 
 def fail(state: SchedulerState, entry: Entry, failure: Failure, now: float, actions: list[Action]) -> None:
-    """End a request that was dispatched, and whose lease is released, by what `failure` comes to."""
+    """End a request that was dispatched, and whose lease is released, by what `failure` comes to. Adds to `actions`."""
     reason = retry.final_reason(failure)
     began = entry.state is State.STREAMING or failure is Failure.BROKEN  # of what does not stream it is not told
     entry.move(Event.FAILED)
@@ -81,7 +81,7 @@ def end(state: SchedulerState, entry: Entry, usage: Usage | None, now: float, re
 
 
 def forget(state: SchedulerState, entry: Entry) -> None:
-    """Let go of all that is held of a request, its place in the tree included."""
+    """Drop all that is held of a request, its place in the tree included."""
     del state.entries[entry.request.id]
     state.tree_of(entry).release(entry.node_of())
 

@@ -25,7 +25,11 @@ class TimeFacts:
         self._state = state
 
     def expire(self, *, now: float) -> list[Action]:
-        """Let time pass: evict who waited too long, look again at what time may have opened, and at who moves."""
+        """Let time pass, and return what follows.
+
+        Requests that waited too long are evicted; what time may have opened is looked at again, and so is which engines
+        move.
+        """
         state = self._state
         actions: list[Action] = []
         if now >= state.look_s:

@@ -99,16 +99,16 @@ class Watcher(Protocol):
     """Is shown single decisions."""
 
     def sends_alone(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
-        """A newcomer is about to be sent that never waits, because nobody does."""
+        """A newcomer is about to be sent to one of `endpoints` without waiting, because nothing waits."""
 
     def sends(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
-        """A request is about to be sent to one of these."""
+        """A request is about to be sent to one of `endpoints`."""
 
     def sent(self, entry: Entry, dispatch: Dispatch) -> None:
-        """It was."""
+        """A request was sent, as `dispatch` says."""
 
     def reserves(self, entry: Entry, partners: list[Endpoint], now: float) -> None:
-        """A slot is about to be taken at one of these, for the answer to a prompt that is computed elsewhere."""
+        """A slot is about to be taken at one of `partners`, for the answer to a prompt that is computed elsewhere."""
 
     def settled(self, entry: Entry, usage: Usage | None) -> None:
-        """An admitted request is over, and was charged for what it used."""
+        """An admitted request is over, and was charged for `usage`; None: the charge was refunded."""

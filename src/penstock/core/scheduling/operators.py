@@ -23,14 +23,14 @@ class OperatorFacts:
         self._state = state
 
     def paused(self, model: str | None, *, now: float) -> list[Action]:
-        """Nothing of this model (None: of any) is sent until `resumed`; who comes waits."""
+        """Send nothing of this model (None: of any) until `resumed`; requests that come wait."""
         state = self._state
         state.pauses.pause(model)
         state.wait_causes.look(now, at_once=True)
         return []
 
     def drained(self, model: str | None, *, now: float) -> list[Action]:  # noqa: ARG002
-        """Nothing new of this model (None: of any) is let in until `resumed`; who waits is served."""
+        """Let in nothing new of this model (None: of any) until `resumed`; requests that wait are served."""
         self._state.pauses.drain(model)
         return []
 
@@ -42,7 +42,10 @@ class OperatorFacts:
         return sending.pumped(state, now)
 
     def bumped(self, request_id: str, *, now: float) -> list[Action]:
-        """A waiting request goes next in its band, after those bumped before it. It still has to find room."""
+        """Let a waiting request go next in its band, after those bumped before it. It still has to find room.
+
+        Returns an empty list if no such request waits.
+        """
         state = self._state
         entry = state.entries.get(request_id)
         if entry is None or entry.state is not State.WAITING:
@@ -52,7 +55,11 @@ class OperatorFacts:
         return sending.pumped(state, now)
 
     def evicted(self, request_id: str, *, now: float) -> list[Action]:
-        """An operator takes a request out: who waits is refused, what runs is stopped at its endpoint."""
+        """Take a request out, as an operator wants it: one that waits is refused, one that runs is stopped at its
+        endpoint.
+
+        Returns an empty list if there is no such request.
+        """
         state = self._state
         entry = state.entries.get(request_id)
         if entry is None:
@@ -66,9 +73,10 @@ class OperatorFacts:
         return actions
 
     def reconfigured(self, settings: SchedulerSettings, *, now: float) -> list[Action]:
-        """Other settings from now on. Nothing that waits or runs is lost; raises before anything changes if it can't.
+        """Use other settings from now on. Nothing that waits or runs is lost.
 
-        Bands are matched by name. What waits keeps its time to wait, unless it gets more now, and its deadline.
+        Raises NeedsRestartError, before anything changes, if what waits could not follow. Bands are matched by name.
+        What waits keeps its time to wait, unless it gets more now, and its deadline.
         """
         state = self._state
         if keys := needing_restart(state.settings, settings):

@@ -37,7 +37,7 @@ class Questions:
         self._state = state
 
     def next_deadline(self) -> float | None:
-        """When `expire` must be called next, None for never."""
+        """Returns when `expire` must be called next; None for never."""
         state = self._state
         due_s = state.timers.next()
         if state.look_s != math.inf:
@@ -48,7 +48,7 @@ class Questions:
         return min((time for time in times if time is not None), default=None)
 
     def room(self, model: str, tenant: str, band: int, *, now: float) -> int:
-        """How many more requests there is room for: in the queue, or where nothing waits, in slots that nobody uses.
+        """Returns how many more requests there is room for: in the queue or, with queueing off, in unused slots.
 
         Bounds in bytes and tokens are left out: they depend on the request.
         """
@@ -58,7 +58,10 @@ class Questions:
         return int(min(room, state.quotas.room(tenant, now)))
 
     def least_loaded(self, model: str, *, but: Collection[str] = (), now: float) -> str | None:
-        """Where to send something that needs neither queue nor lease (tokenizing); None when nobody else is alive."""
+        """Returns where to send something that needs neither queue nor lease (tokenizing), not one of `but`.
+
+        None if no other endpoint is alive.
+        """
         usable = self._state.pool.usable(Request(id="", model=model, band=0), now)
         usable = [endpoint for endpoint in usable if endpoint.name not in but] if but else usable
         if not usable:
@@ -66,11 +69,11 @@ class Questions:
         return least_loaded(usable, now).name
 
     def serving(self, model: str, *, now: float) -> list[str]:
-        """Who could be sent a request for a model, by name."""
+        """Returns the names of the endpoints that a request for a model could be sent to."""
         return [endpoint.name for endpoint in self._state.pool.usable(Request(id="", model=model, band=0), now)]
 
     def served(self, *, now: float) -> list[Serving]:
-        """What each endpoint serves, and how loaded it is: for those who can't ask each time."""
+        """Returns what each endpoint serves, and how loaded it is: for processes that can't ask each time."""
         pool = self._state.pool
         return [
             Serving(
@@ -83,7 +86,7 @@ class Questions:
         ]
 
     def wanted(self, name: str, *, now: float) -> bool:
-        """Whether requests wait that this endpoint, near its limit, could serve: its gauges matter now."""
+        """True if requests wait that this endpoint, near its limit, could serve: its gauges matter now."""
         state = self._state
         endpoint = state.pool[name]
         return endpoint.near_limit(now) and any(
@@ -91,27 +94,27 @@ class Questions:
         )
 
     def moved_s(self, name: str) -> float:
-        """When an endpoint last showed that it works; minus infinity: never yet."""
+        """Returns when an endpoint last showed that it works; minus infinity: never yet."""
         return self._state.pool[name].ledger.moved_s
 
     def knows(self, model: str, *, now: float) -> bool | None:
-        """Whether some endpoint serves the model; None while one may yet: it has not told, or is being replaced."""
+        """True if some endpoint serves the model; None while one may yet: it has not told, or is being replaced."""
         return self._state.pool.knows(model, now)
 
     def state_of(self, request_id: str) -> State | None:
-        """Where a request is, None when it ended or was never here."""
+        """Returns where a request is; None if it ended or was never here."""
         state = self._state
         entry = state.entries.get(request_id)
         return None if entry is None else entry.state
 
     def wait_s(self, request_id: str, *, now: float) -> float | None:
-        """How long a waiting request is estimated to wait from now on, None when that can't be told."""
+        """Returns how long a waiting request is estimated to wait from now on; None if that can't be told."""
         state = self._state
         entry = state.entries.get(request_id)
         return None if entry is None or entry.state is not State.WAITING else state.estimated_wait_s(entry, now)
 
     def places(self, request_ids: Iterable[str], *, now: float) -> dict[str, QueuePosition]:
-        """Where those of some requests that wait stand. Asked for many at once it costs little for each."""
+        """Returns the positions of those requests that wait. Asked for many at once it costs little for each."""
         state = self._state
         found = [state.entries.get(request_id) for request_id in request_ids]
         waiting: list[Entry] = [entry for entry in found if entry is not None and entry.state is State.WAITING]
@@ -125,11 +128,11 @@ class Questions:
         }
 
     def allowance(self, tenant: str, *, now: float) -> Allowance | None:
-        """What a tenant has left of its rates; None where it has none."""
+        """Returns what a tenant has left of its rates; None if it has none."""
         return self._state.quotas.allowance(tenant, now)
 
     def explain(self, request_id: str, *, now: float) -> Explanation | None:
-        """Why a request waits or waited: any that has not ended, and those that did recently. None: not known."""
+        """Returns why a request waits or waited, if it has not ended or ended recently; None if it is not known."""
         state = self._state
         entry = state.entries.get(request_id) or state.recorder.find(request_id)
         if entry is None:
@@ -138,7 +141,7 @@ class Questions:
         return state.recorder.explain(entry, estimated_wait_s=wait_s, now=now)
 
     def snapshot(self, *, now: float) -> Snapshot:
-        """The picture now."""
+        """Returns the picture of this moment."""
         state = self._state
         queues, causes = state.queues, state.wait_causes
         names = [band.settings.name for band in queues.bands]

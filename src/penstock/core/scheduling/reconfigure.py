@@ -29,7 +29,7 @@ class NeedsRestartError(ValueError):
 
 
 def needing_restart(old: SchedulerSettings, new: SchedulerSettings) -> list[str]:
-    """The changed settings, by their paths, that what waits could not follow."""
+    """Returns the changed settings, by their paths, that what waits could not follow; empty if all can be followed."""
     fixed = {
         "fairness.levels": old.levels == new.levels,  # flows hold requests, and nobody knows their other names
     }
@@ -48,7 +48,7 @@ class Changed:
 def compared(
     old: SchedulerSettings, new: SchedulerSettings, before: Sequence[Band], heirs: dict[Band, Band]
 ) -> Changed:
-    """Which bands' requests fall under another policy or order, in their own band or in that of its heir."""
+    """Returns which bands' requests fall under another policy or order, in their own band or in that of its heir."""
     changed = Changed()
     for band, was in zip(before, old.bands, strict=True):
         heir = heirs.get(band, band)

@@ -30,7 +30,7 @@ class RequestFacts:
         self._state = state
 
     def arrived(self, request: Request, *, now: float) -> list[Action]:
-        """A request came, whole. It is dispatched, waits, or is refused at once."""
+        """Take in a request that came, whole. Returns its dispatch or refusal, or, if it waits, what it displaces."""
         state = self._state
         assert request.id not in state.entries, "request ids are unique among those that have not ended"
         state.seq += 1
@@ -57,7 +57,7 @@ class RequestFacts:
             raise
 
     def first_token(self, lease: int, *, now: float) -> list[Action]:
-        """The first byte of a streamed answer came: the prefill is over. Of other answers it tells nothing."""
+        """Note the first byte of a streamed answer: the prefill is over. Of other answers it tells nothing."""
         state = self._state
         entry = state.leases[lease]
         entry.move(Event.FIRST_TOKEN)
@@ -75,12 +75,15 @@ class RequestFacts:
         return sending.touched(state, endpoint, now)
 
     def passed_on(self, lease: int, *, now: float) -> list[Action]:  # noqa: ARG002
-        """Of an answer that does not stream a part has reached the client: it can't be asked for elsewhere any more."""
+        """Note that a part of an answer that does not stream has reached the client.
+
+        The request of `lease` can't be asked for elsewhere any more.
+        """
         self._state.leases[lease].leased().reached_client()
         return []
 
     def progressed(self, lease: int, output_tokens: int, *, now: float) -> list[Action]:
-        """An answer has grown to that many tokens. Worth telling every few dozen tokens, not each."""
+        """Note that an answer has grown to `output_tokens`. Worth telling every few dozen tokens, not each."""
         state = self._state
         entry = state.leases[lease]
         held = entry.leased()
@@ -99,7 +102,10 @@ class RequestFacts:
         return sending.pumped(state, now) if look else []
 
     def finished(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
-        """The last byte of an answer was read from the engine. `usage`: what it truly cost, where that is known."""
+        """Note that the last byte of an answer was read from the engine.
+
+        `usage`: what it truly cost; None: not known.
+        """
         state = self._state
         entry = state.leases[lease]
         model = entry.model
@@ -134,9 +140,9 @@ class RequestFacts:
         return sending.pumped(state, now)
 
     def prefilled(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
-        """The prompt of a divided request is computed: its prefill lease ends, and its decode lease begins.
+        """Note that the prompt of a divided request is computed: its prefill lease ends, and its decode lease begins.
 
-        Where the engines meet, who answers can't be another one any more.
+        Returns a `Decode` first. If the engines meet, the one that answers can't be replaced any more.
         """
         state = self._state
         entry = state.leases.pop(lease)
@@ -165,7 +171,7 @@ class RequestFacts:
         return actions
 
     def failed(self, lease: int, failure: Failure, *, answering: bool = False, now: float) -> list[Action]:
-        """The dispatch failed. Before the first byte the request may go back to the queue.
+        """Note that a dispatch failed. Returns what becomes of the request: before the first byte it may wait again.
 
         `answering`: it was not the endpoint of this lease that failed, which computes a prompt, but the one that was to
         take it over and answer.
@@ -189,9 +195,9 @@ class RequestFacts:
         return actions
 
     def cancelled(self, request_id: str, *, now: float) -> list[Action]:
-        """The client hung up. A waiting request leaves the queue, a running one gives its lease back.
+        """Note that the client hung up. A waiting request leaves the queue, a running one gives its lease back.
 
-        Of a request that is not known (`arrived` raised) there is nothing to take back.
+        Returns an empty list for a request that is not known (`arrived` raised).
         """
         state = self._state
         entry = state.entries.get(request_id)
@@ -208,7 +214,7 @@ class RequestFacts:
         return sending.touched(state, endpoint, now) if endpoint is not None else sending.pumped(state, now)
 
     def located(self, request_id: str, keys: Iterable[int], block_tokens: int, *, now: float) -> list[Action]:
-        """The keys of a request's token blocks became known: they tell which endpoint holds how much of it."""
+        """Note the `keys` of a request's token blocks: they tell which endpoint holds how much of its prompt."""
         state = self._state
         entry = state.entries.get(request_id)
         if entry is None or entry.state is not State.WAITING:
@@ -219,7 +225,10 @@ class RequestFacts:
     def cached(
         self, request_id: str, tokens: Mapping[str, int], source: Source = Source.LMCACHE, *, now: float
     ) -> list[Action]:
-        """A look-up answered: how many tokens of the prompt each endpoint holds, by name; empty where it failed."""
+        """Note what a look-up at `source` answered: how many `tokens` of the prompt each endpoint holds, by name.
+
+        Empty if the look-up failed.
+        """
         state = self._state
         entry = state.entries.get(request_id)
         if entry is None or entry.state is not State.WAITING:

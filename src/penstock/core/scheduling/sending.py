@@ -24,20 +24,20 @@ BAND_RANKS = 1024  # engine priorities per band: pending requests of one tenant 
 
 
 def pumped(state: SchedulerState, now: float) -> list[Action]:
-    """Dispatch whatever can be dispatched; returns what came of it."""
+    """Dispatch whatever can be dispatched. Returns what came of it."""
     actions: list[Action] = []
     hand_out(state, now, actions)
     return actions
 
 
 def touched(state: SchedulerState, endpoint: Endpoint, now: float) -> list[Action]:
-    """An endpoint may have opened or closed: look at it again. Returns what came of it."""
+    """Look again at an endpoint that may have opened or closed. Returns what came of it."""
     state.queues.touch(endpoint)
     return pumped(state, now) if state.queues.waiting else []
 
 
 def look_at(state: SchedulerState, endpoint: Endpoint, now: float) -> None:
-    """What our own answers show of an endpoint's size, where nobody told it."""
+    """Look at what our own answers show of the endpoint's size; nothing if its size was told or set."""
     if endpoint.adaptive is None:
         return
     if endpoint.look_due(now) and endpoint.looked(now, wanted=state.pump.wants_slots(endpoint)):
@@ -47,7 +47,7 @@ def look_at(state: SchedulerState, endpoint: Endpoint, now: float) -> None:
 
 
 def hand_out(state: SchedulerState, now: float, actions: list[Action]) -> None:
-    """Dispatch until nothing that waits may be sent."""
+    """Dispatch until nothing that waits may be sent. Adds to `actions`."""
     if not state.settings.queue_enabled and state.queues.waiting:
         send_all(state, now, actions)
     while state.queues.waiting and (found := state.pump.next(now)) is not None:
@@ -61,8 +61,9 @@ def hand_out(state: SchedulerState, now: float, actions: list[Action]) -> None:
 
 
 def send_all(state: SchedulerState, now: float, actions: list[Action]) -> None:
-    """With queueing off nobody waits for a slot: who waited before it was switched off, or waits for an endpoint to
-    tell what it serves, goes where its model is served.
+    """With queueing off, send everything that waits to where its model is served. Adds to `actions`.
+
+    Such a request came before queueing was switched off, or waits for an endpoint to tell what it serves.
     """
     for band in state.queues.bands:
         for model in band.tree.models():
@@ -79,7 +80,7 @@ def send_all(state: SchedulerState, now: float, actions: list[Action]) -> None:
 
 
 def alone(state: SchedulerState, entry: Entry, now: float) -> list[Endpoint]:
-    """Where a newcomer may go when nobody else waits; empty: it has to join the queue to find out."""
+    """Returns where a newcomer may go if nothing else waits; empty: it has to join the queue to find out."""
     endpoints = state.pump.alone(entry, now)
     if not endpoints or not in_time(state, entry, now):
         return []
@@ -89,7 +90,7 @@ def alone(state: SchedulerState, entry: Entry, now: float) -> list[Endpoint]:
 
 
 def in_time(state: SchedulerState, entry: Entry, now: float) -> bool:
-    """Whether its first token may come by its deadline if it is sent now; or it is sent to find out."""
+    """True if the first token may come by the request's deadline if it is sent now; also if it is sent to find out."""
     if entry.queue.deadline_s == math.inf:
         return True
     left_s = entry.queue.deadline_s - now
@@ -106,7 +107,7 @@ def in_time(state: SchedulerState, entry: Entry, now: float) -> bool:
 
 
 def dispatch_alone(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now: float) -> Dispatch:
-    """Send it as if it had joined the queue and left it in the same moment."""
+    """Send a request as if it had joined the queue and left it in the same moment. Returns its dispatch."""
     entry.queue.passed_through()
     state.tree_of(entry).serve_at_once(entry.node_of())
     state.under_share.sent(entry, now)
@@ -117,7 +118,7 @@ def dispatch_alone(state: SchedulerState, entry: Entry, endpoints: list[Endpoint
 
 
 def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now: float) -> Dispatch:
-    """Pop the request and take a lease at one of `endpoints`, in one step."""
+    """Pop the request and take a lease at one of `endpoints`, in one step. Returns its dispatch."""
     if state.watcher is not None:
         state.watcher.sends(entry, endpoints, now)
     request, tree, node = entry.request, state.tree_of(entry), entry.node_of()
@@ -180,7 +181,7 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
 
 
 def leave_queue(state: SchedulerState, entry: Entry, band: Band, chosen: Endpoint, now: float) -> None:
-    """It waited, and goes to an endpoint."""
+    """Take a request out of the queue of `band` that goes to the endpoint `chosen`."""
     state.groups.sent(entry, chosen, now)
     if entry.dispatch.follows is None:
         if entry.seq not in band.bumped:  # else it is out of turn, and says nothing of how far turns have come
@@ -194,7 +195,10 @@ def leave_queue(state: SchedulerState, entry: Entry, band: Band, chosen: Endpoin
 
 
 def usable(state: SchedulerState, entry: Entry, now: float) -> list[Endpoint]:
-    """Where it may be sent without waiting for its turn: prefill endpoints only with one that would answer it."""
+    """Returns where a request may be sent without waiting for its turn.
+
+    Prefill endpoints are among these only if an endpoint is there that would answer.
+    """
     usable = state.pool.usable(entry.request, now, whole=entry.whole)
     if entry.whole or not state.pool.roles.any or partners(state, entry, now):
         return usable
@@ -202,7 +206,9 @@ def usable(state: SchedulerState, entry: Entry, now: float) -> list[Endpoint]:
 
 
 def partners(state: SchedulerState, entry: Entry, now: float) -> list[Endpoint]:
-    """The decode endpoints that may be leased for it: those with room, or where slots do not limit, the well."""
+    """Returns the decode endpoints that may be leased for a request: those with room or, with queueing off, all that
+    are well.
+    """
     if state.settings.queue_enabled:
         return state.candidates.partners(entry, now)
     usable = state.pool.usable(entry.request, now, whole=True)
@@ -225,7 +231,10 @@ def reserve_decode(state: SchedulerState, entry: Entry, partners: list[Endpoint]
 
 
 def release(state: SchedulerState, entry: Entry, now: float, *, abandoned: bool = False) -> Endpoint | None:
-    """Give the slot back, exactly once; `abandoned`: the engine is not done yet. None when its endpoint is gone."""
+    """Give the slot back, exactly once. Returns its endpoint; None if that is gone.
+
+    `abandoned`: the engine is not done yet.
+    """
     lease = entry.leased()
     del state.leases[lease.serial]
     entry.sent(None)

@@ -44,17 +44,17 @@ from penstock.core.values.settings import SchedulerSettings
 
 
 def account_of(settings: SchedulerSettings) -> Charges:
-    """Who charges, by the policy of each band."""
+    """Returns the charges by the fairness policy of each band."""
     return Charges([settings.fairness_of(band) for band in settings.bands], settings.prices)
 
 
 def keys_of(settings: SchedulerSettings) -> list[Callable[[Entry, float], float]]:
-    """What orders the requests of a flow, by band."""
+    """Returns, for each band, the function that orders the requests of a flow."""
     return [ORDERINGS[settings.ordering_of(band)] for band in settings.bands]
 
 
 def by_arrival(settings: SchedulerSettings) -> list[bool]:
-    """Whether requests of a flow go in order of arrival, by band."""
+    """Returns, for each band, True if requests of a flow go in order of arrival."""
     return [settings.ordering_of(band) == "fcfs" for band in settings.bands]
 
 
@@ -160,10 +160,11 @@ class SchedulerState:
                     band.tree.reweigh(settings.levels.index(name), weights)
 
     def tree_of(self, entry: Entry) -> QueueTree:
+        """Returns the queue tree of the entry's band."""
         return self.queues.bands[entry.request.band].tree
 
     def look(self, entry: Entry, now: float) -> bool:
-        """Look again who holds a waiting prompt. True when more of it is held than before."""
+        """Look again which endpoints hold a waiting prompt. Returns True if more of it is held than before."""
         before = entry.route.cached_tokens
         self.router.look(entry, now)
         if entry.route.cached_tokens != before:
@@ -171,12 +172,15 @@ class SchedulerState:
         return entry.route.cached_tokens > before
 
     def look_again(self, endpoint: Endpoint, when: float) -> None:
-        """Arm the endpoint's one timer. Whoever finds it closed arms it again, so an earlier use loses nothing."""
+        """Look at `endpoint` again at `when`, at the latest; infinity: no need to.
+
+        Its one timer may stand earlier: what finds the endpoint closed then arms the timer again.
+        """
         if when != math.inf:
             self.timers.set_earlier(endpoint.name, when)
 
     def place(self, entry: Entry, band: Band) -> None:
-        """Find its flow in a band's tree, which has not counted what it was charged so far."""
+        """Find the flow of `entry` in a band's tree, which has not counted what it was charged so far."""
         request = entry.request
         path, weights = (request.flow, request.weights) if self.charges.of_band(band.rank).uses_flows else ((), ())
         node = band.tree.node(path, weights)
@@ -185,17 +189,19 @@ class SchedulerState:
             band.tree.charge(node, entry.charge.charged)
 
     def wait_s_max(self, band: Band) -> float:
+        """Returns how long a request of `band` may wait: by the band's own setting, or by that of all bands."""
         own_s = band.settings.wait_s_max
         return self.settings.wait_s_max if own_s is None else own_s
 
     def estimated_wait_s(
         self, entry: Entry, now: float, *, ahead: float | None = None, refusing: bool = False
     ) -> float | None:
+        """Returns the seconds until a request is sent; None while unknown. See `WaitForecast.wait_s`."""
         slots = self.pool.slots(entry.model)
         return self.forecast.wait_s(entry, self.queues.bands, slots, now, ahead=ahead, refusing=refusing)
 
     def health_changed(self, now: float) -> None:
-        """Somebody's health changed: whether the ejections of others are ignored may have changed with it."""
+        """Look again at ejected endpoints: another's health decides whether their ejections are ignored."""
         self.pool.changed()
         for endpoint in self.pool:
             if endpoint.health.ejected(now):
@@ -203,9 +209,11 @@ class SchedulerState:
 
     def reserved_share(self) -> float | None:
         # Where all stand in one line nobody is under a share, and what is kept would be used by nobody.
+        """Returns the share of slots that is reserved for flows under their share; None: it is measured."""
         return self.settings.admission.reserved_share if self.charges.uses_flows else 0.0
 
     def has_pace_limit(self) -> bool:
+        """True if a limit of time per output token is set, for all, for a band or for an endpoint."""
         bands_s = [band.time_per_output_token_s_max for band in self.settings.bands]
         own_s = [e.limits.time_per_output_token_s_max for e in self.pool if e.limits is not None]
         return any((self.settings.admission.time_per_output_token_s_max, *bands_s, *own_s))

@@ -15,7 +15,10 @@ from penstock.core.values.outcome import Reason
 
 
 def admit_to_wait(state: SchedulerState, entry: Entry, now: float, actions: list[Action]) -> None:
-    """Let a request that found nothing open wait, or reject it where it may not, or where that would not help."""
+    """Let a request that found nothing open wait.
+
+    Reject it, in `actions`, if it may not wait, or if waiting would not help.
+    """
     band = state.queues.bands[entry.request.band]
     reason = too_long(state, entry, band, now)
     if state.quotas.over_queued(entry.account) is not None:
@@ -32,7 +35,7 @@ def admit_to_wait(state: SchedulerState, entry: Entry, now: float, actions: list
 
 
 def too_long(state: SchedulerState, entry: Entry, band: Band, now: float) -> Reason | None:
-    """The reason why a request had better not wait as long as is foreseen; None: it may."""
+    """Returns the reason why a request had better not wait as long as is foreseen; None: it may."""
     if entry.queue.deadline_s == math.inf and band.settings.shed_target_s is None:
         return None
     wait_s = state.estimated_wait_s(entry, now, refusing=True)
@@ -45,7 +48,7 @@ def too_long(state: SchedulerState, entry: Entry, band: Band, now: float) -> Rea
 
 
 def make_room(state: SchedulerState, entry: Entry, now: float, actions: list[Action]) -> bool:
-    """Keep the queue within its bounds, at the cost of lower bands. False: the newcomer has to go."""
+    """Keep the queue within its bounds, at the cost of lower bands. Returns False if the newcomer has to go."""
     victims = state.queues.displaced_by(entry) if state.queues.over_bounds() else []
     for victim in victims or ():
         ends.evict(state, victim, Reason.DISPLACED, now, actions)
@@ -53,7 +56,7 @@ def make_room(state: SchedulerState, entry: Entry, now: float, actions: list[Act
 
 
 def enqueue(state: SchedulerState, entry: Entry, now: float) -> None:
-    """Put a request into its flow's queue, and into all that counts those who wait."""
+    """Put `entry` into its flow's queue, and into all that counts requests that wait."""
     entry.queue.entered(now)
     state.queues.push(entry)
     codel.entered(state.queues.bands[entry.request.band].settings, entry, now)
@@ -63,29 +66,32 @@ def enqueue(state: SchedulerState, entry: Entry, now: float) -> None:
 
 
 def arm(state: SchedulerState, entry: Entry, now: float) -> None:
-    """See to it that nobody waits longer than it may, or than it helps."""
+    """Set the timer of `entry`, so that it waits no longer than it may, or than waiting helps."""
     times = (may_wait_until_s(entry), helps_until_s(state, entry, now), shed_s(state, entry))
     state.timers.set(entry.seq, min(times))
 
 
 def may_wait_until_s(entry: Entry) -> float:
-    """Until when `max_wait` lets a request wait."""
+    """Returns until when `max_wait` lets a request wait."""
     return entry.queue.waits_since_s + entry.queue.wait_s_max
 
 
 def shed_s(state: SchedulerState, entry: Entry) -> float:
-    """When a request is shed if its queue still stands then; infinity: never."""
+    """Returns when a request is shed if its queue still stands then; infinity: never."""
     return codel.due_s(state.queues.bands[entry.request.band].settings, entry)
 
 
 def helps_until_s(state: SchedulerState, entry: Entry, now: float) -> float:
-    """Until when sending a request may still meet its deadline; infinity: it has none."""
+    """Returns until when sending a request may still meet its deadline; infinity: it has none."""
     due_s = entry.queue.deadline_s
     return due_s - state.forecast.soonest_s(entry, now) if due_s != math.inf else due_s
 
 
 def time_is_up(state: SchedulerState, entry: Entry, now: float, actions: list[Action]) -> None:
-    """Its time has come, unless first tokens come sooner by now than when it was armed, or its queue moved on."""
+    """Evict a request whose timer went off, by what is over for it. Adds to `actions`.
+
+    If first tokens come sooner by now than when the timer was armed, or its queue moved on, it waits on.
+    """
     if helps_until_s(state, entry, now) <= now:
         ends.evict(state, entry, Reason.DEADLINE_MISSED, now, actions)
     elif may_wait_until_s(entry) <= now:

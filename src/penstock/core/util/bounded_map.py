@@ -31,7 +31,7 @@ class BoundedMap(Generic[Key, Value]):
         return self._items.get(key)
 
     def set(self, key: Key, value: Value) -> None:
-        """Remember a value: the key is the youngest now, and the oldest one makes room."""
+        """Remember `value`: its key is the youngest now, and the oldest one makes room if there are too many."""
         items = self._items
         items[key] = value
         items.move_to_end(key)
@@ -47,5 +47,5 @@ class BoundedMap(Generic[Key, Value]):
         self._items.clear()
 
     def values(self) -> list[Value]:
-        """All values, the oldest first."""
+        """Returns all values, the oldest first."""
         return list(self._items.values())

@@ -27,18 +27,18 @@ class Decaying:
         self._asked, self._asked_s = 0.0, 0.0  # what is left as of the last question: many are of one moment
 
     def at(self, now: float) -> float:
-        """What is left of it."""
+        """Returns what is left of the amount."""
         if now != self._asked_s:
             self._asked = self._value * math.exp((self.at_s - now) / self.window_s)
             self._asked_s = now
         return self._asked
 
     def add(self, amount: float, now: float) -> None:
-        """Add an amount to what is left."""
+        """Add `amount` to what is left."""
         self.set(self.at(now) + amount, now)
 
     def set(self, value: float, now: float) -> None:
-        """Let it be this much now, whatever it was."""
+        """Let the amount be `value` now, whatever it was."""
         self._value = self._asked = value
         self.at_s = self._asked_s = now
 
@@ -53,7 +53,7 @@ class DecayingRate:
         self._since_s: float | None = None
 
     def note(self, now: float, amount: float = 1.0) -> None:
-        """Something happened: one event, or so much work."""
+        """Count an event, or so much work as `amount`."""
         if self._since_s is None:
             self._since_s = now
         self._amount.add(amount, now)
@@ -64,11 +64,11 @@ class DecayingRate:
         return self._since_s is not None
 
     def elapsed_s(self, now: float) -> float:
-        """For how long it has been measured."""
+        """Returns for how long the rate has been measured; 0 before anything was noted."""
         return now - self._since_s if self._since_s is not None else 0.0
 
     def per_s(self, now: float) -> float:
-        """The recent rate; 0 before anything was noted, and next to it long after."""
+        """Returns the recent rate: 0 before anything was noted, and close to 0 long after."""
         if self._since_s is None:
             return 0.0
         seen_s = max(now - self._since_s, SEEN_S_MIN)

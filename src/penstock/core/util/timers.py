@@ -46,10 +46,11 @@ class Timers(Generic[Key]):
             self.set(key, when)
 
     def cancel(self, key: Key) -> None:
+        """Forget `key`, if it is set."""
         self._when.pop(key, None)
 
     def next(self) -> float | None:
-        """The earliest time, None when nothing is set."""
+        """Returns the earliest time; None if nothing is set."""
         heap, get = self._heap, self._when.get
         while heap:
             when, order, key = heap[0]

@@ -83,7 +83,7 @@ def after(state: State, event: Event) -> State:
 
 
 def states_markdown() -> str:
-    """The table as a Mermaid diagram and a list, for docs/states.md."""
+    """Returns the table as a Mermaid diagram and a list, for docs/states.md."""
     lines = [
         "# The life of a request",
         "",

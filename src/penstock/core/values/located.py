@@ -11,7 +11,7 @@ Levels = list[tuple[int, int]]  # endpoints as bits, and how many of the leading
 
 
 def bits_of(bits: int) -> Iterator[int]:
-    """The numbers of the bits that are set."""
+    """Yields the numbers of the bits that are set."""
     while bits:
         low = bits & -bits
         yield low.bit_length() - 1
@@ -41,28 +41,30 @@ class Located:
         self.said: dict[int, Source] = {}  # and who they are
 
     def measured(self, tokens_per_byte: tuple[int, int], chunk_bytes: int | None) -> None:
-        """Say how much of the prompt its keys stand for: tokens in so many bytes, and bytes per key."""
+        """Say how much of the prompt its keys stand for: `tokens_per_byte` as tokens in so many bytes, and bytes per
+        key.
+        """
         tokens, bytes_ = tokens_per_byte
         self._uneven = chunk_bytes is None
         self._tokens_per_chunk = tokens * (chunk_bytes or PREFIX_CHUNK_BYTES) / max(1, bytes_)
 
     def tokens_at(self, depth: int) -> int:
-        """The tokens that so many leading keys stand for."""
+        """Returns how many tokens `depth` leading keys stand for."""
         return int((PREFIX_ENDS[depth - 1] if self._uneven and depth else depth) * self._tokens_per_chunk)
 
     def keys_in(self, tokens: int) -> int:
-        """How many leading keys stand for so many tokens."""
+        """Returns how many leading keys stand for so many `tokens`."""
         chunks = round(tokens / self._tokens_per_chunk) if self._tokens_per_chunk else 0
         return keys_within(chunks) if self._uneven else chunks
 
     def tokens(self, endpoint: int) -> int:
-        """How many tokens of the prompt an endpoint is believed to hold."""
+        """Returns how many tokens of the prompt an endpoint (by index) is believed to hold."""
         if endpoint in self.told:
             return self.told[endpoint]
         return self.tokens_at(self.depth(endpoint)) if self.levels else 0
 
     def depth(self, endpoint: int) -> int:
-        """How many of its leading blocks it was sent, by our history."""
+        """Returns how many of the prompt's leading blocks an endpoint (by index) was sent, by our history."""
         bit = self._bits.get(endpoint, 0)
         for bits, depth in self.levels:
             if bits & bit:
@@ -81,7 +83,7 @@ class Located:
         return most
 
     def leave_out(self, doubted: int) -> None:
-        """Forget what our history says of these endpoints (bits)."""
+        """Forget what our history says of the endpoints in `doubted` (a bit for each index)."""
         self.levels = [(bits & ~doubted, depth) for bits, depth in self.levels if bits & ~doubted]
 
 

@@ -28,7 +28,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     prefix_hit_ratio: float | None = None  #: of prompts found in its cache, as it counts; told on, not acted on
 
     def sane(self) -> bool:
-        """Whether these can be an engine's numbers at all."""
+        """True if these can be an engine's numbers at all."""
         kv_usage = self.kv_usage or 0.0
         gauges = (self.running, self.waiting, kv_usage, self.kv_capacity_tokens or 0)
         rest = (self.progress or 0.0, self.started_s or 0.0, self.in_all or 0.0)
@@ -36,7 +36,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
         return finite and kv_usage <= KV_USAGE_SANE_MAX and self.running + self.waiting <= REQUESTS_SANE_MAX
 
     def same_as(self, other: Observation) -> bool:
-        """Whether nothing moved between two readings."""
+        """True if nothing moved between two readings."""
         mine = (self.running, self.waiting, self.kv_usage, self.progress)
         return mine == (other.running, other.waiting, other.kv_usage, other.progress)
 

@@ -33,7 +33,7 @@ Key = Hashable  # of a block of a prompt: compared and looked up, never counted 
 
 
 def keys_within(chunks: int) -> int:
-    """How many keys stand for no more than so many chunks, where keys are as in `PREFIX_ENDS`."""
+    """Returns how many keys stand for no more than `chunks` chunks, where keys are as in `PREFIX_ENDS`."""
     return _KEYS[min(chunks, PREFIX_CHUNKS_MAX)]
 
 
@@ -76,11 +76,11 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
     locate_s: float = 0.0  #: it may wait so long for `located` or `cached` to tell where its prompt is cached
 
     def keys_of(self, chunks: int) -> int:
-        """How many of its leading keys stand for so many chunks of its prompt."""
+        """Returns how many of the request's leading keys stand for `chunks` chunks of its prompt."""
         return keys_within(chunks) if self.prefix_chunk_bytes is None else chunks
 
     def chunks_of(self, prompt_bytes: float) -> int:
-        """So many bytes of its prompt in chunks, at least one."""
+        """Returns how many chunks so many bytes of the prompt are; at least one."""
         return max(1, round(prompt_bytes / (self.prefix_chunk_bytes or PREFIX_CHUNK_BYTES)))
 
 

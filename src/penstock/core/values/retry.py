@@ -52,7 +52,7 @@ class RetryBudget:
         self._second = 0  # the present one
 
     def sent(self, now: float) -> None:
-        """A request was sent for the first time."""
+        """Note that a request was sent for the first time: it allows a part of a retry."""
         self._advance(now)
         self._sent[self._second % WINDOW_S] += 1
 
@@ -93,7 +93,7 @@ def verdict(
 
 
 def final_reason(failure: Failure) -> Reason:
-    """The reason under which a request ends after this failure."""
+    """Returns the reason under which a request ends after `failure`."""
     if failure is Failure.BROKEN:
         return Reason.STREAM_BROKEN
     if failure is Failure.FIRST_BYTE_TIMEOUT:

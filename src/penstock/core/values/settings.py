@@ -133,9 +133,9 @@ class SchedulerSettings(msgspec.Struct, frozen=True):
     divided_tokens_min: int = 0  #: shorter prompts are not computed apart from their answers
 
     def fairness_of(self, band: BandSettings) -> str:
-        """The policy between the flows of a band."""
+        """Returns the name of the policy between the flows of a band: its own, or that of all bands."""
         return band.fairness or self.fairness
 
     def ordering_of(self, band: BandSettings) -> str:
-        """The order inside the flows of a band."""
+        """Returns the name of the order inside the flows of a band: its own, or that of all bands."""
         return band.ordering or self.ordering

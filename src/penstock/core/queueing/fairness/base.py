@@ -15,5 +15,5 @@ class FairnessPolicy:
     by_request: bool = False  #: each request counts the same
 
     def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> float:
-        """What a request counts for, by what it is estimated to use or was seen to use. Never negative."""
+        """Returns what a request counts for, by what it is estimated to use or was seen to use. Never negative."""
         raise NotImplementedError
