@@ -8,7 +8,7 @@ from random import Random
 import msgspec
 import pytest
 
-from penstock.core.scheduler import SchedulerSettings
+from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.core.values.request import Request
 from penstock.core.values.settings import BandSettings, QueueBounds
 from tests.share.virtual import BANDS, Chances, SharedWorld
@@ -71,3 +71,68 @@ def test_each_request_ends_once_and_no_slot_is_used_twice_or_lost(seed: int, cha
     assert world.outcomes["completed"] > 60
     assert max(engine.most for engine in world.engines.values()) > 2
     assert (world.deaths > 4) == bool(chances.dies_every_s)
+
+
+SMOOTH = Chances(refused=0, reset=0, broken=0, hangs_up=0)
+
+
+def _backlogged(
+    placement: dict[str, list[int]], weights: dict[str, float], *, edges: int, seed: int = 1
+) -> dict[str, int]:
+    """Tokens that each tenant got in two minutes, when all ask for more than there is, each at its own edges."""
+    world = SharedWorld(
+        seed=seed,
+        edges=edges,
+        engines={"x": 8},
+        chances=SMOOTH,
+        settings=SchedulerSettings(bands=tuple(BandSettings(name) for name in BANDS), wait_s_max=1000.0),
+        kind=Scheduler,  # with so many waiting the checked one takes minutes
+    )
+    for number in range(2200):
+        for tenant, places in placement.items():
+            request = Request(
+                f"{tenant}{number}",
+                "m",
+                1,
+                tenant=tenant,
+                flow=(tenant,),
+                weights=(weights[tenant],),
+                body_bytes=400,
+                streamed=True,
+                output_tokens_max=64,
+            )
+            world.at(number * 0.0002, partial(_arrive, world, request, f"edge{places[number % len(places)]}"))
+    world.run(120.0)
+    got = dict.fromkeys(placement, 0)
+    for client in world.clients:
+        if client.ends == ["completed"]:
+            got[client.request.tenant] += client.tokens
+    assert all(sum(not client.ends for client in world.clients if client.request.tenant == name) > 8 for name in got)
+    return got
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [{"a": [0, 1], "b": [0, 1]}, {"a": [0], "b": [1]}, {"a": [1], "b": [0]}, {"a": [0, 0, 0, 1], "b": [1]}],
+    ids=["balanced", "apart", "swapped", "skewed"],
+)
+def test_weights_hold_wherever_requests_come_in(placement: dict[str, list[int]]) -> None:
+    """Two frontends, weights 4:1, one engine; with a queue in each, a skewed ingress gives 1:1."""
+    got = _backlogged(placement, {"a": 4.0, "b": 1.0}, edges=2)
+    assert got["a"] / got["b"] == pytest.approx(4.0, rel=0.02), got
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        {"a": [0], "b": [1], "c": [1], "d": [1]},
+        {"a": [0], "b": [0, 1], "c": [1], "d": [0, 1]},
+        {"a": [0], "b": [0], "c": [0, 1], "d": [1]},
+        {"a": [0], "b": [1], "c": [2, 3], "d": [3]},
+    ],
+    ids=["A|BCD", "ABD|BCD", "ABC|CD", "A|B|C|C+D"],
+)
+def test_four_tenants_get_the_same_whoever_carries_them(placement: dict[str, list[int]]) -> None:
+    got = list(_backlogged(placement, dict.fromkeys("abcd", 1.0), edges=4).values())
+    jain = sum(got) ** 2 / (len(got) * sum(one * one for one in got))
+    assert jain >= 0.995, (jain, got)

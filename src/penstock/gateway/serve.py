@@ -139,11 +139,11 @@ class Gateway:
     async def drain(self) -> None:
         """Admit nothing more; serve what waits and what runs, within their time-outs."""
         queue = self.reload.settings.queue
-        logger.info("draining: no new requests; waiting ones are served for %g s", queue.drain_timeout)
         if self._batch is not None:
             self._batch.drain()
         if self.office is not None:
             self.office.drain()
+        logger.info("draining: no new requests; waiting ones are served for %g s", queue.drain_timeout)
         self.driver.drain(queue_s=queue.drain_timeout, run_s=max(queue.drain_timeout, queue.stop_timeout))
         idle = asyncio.ensure_future(self.driver.idle())
         forced = asyncio.ensure_future(self._force.wait())

@@ -67,5 +67,13 @@ class WorkerBeside:
             self.starts += 1
             self._linked(ours)
             code = await self.life.run()
+            if code and (worker := self.life._worker) is not None:  # what the system does for a process that ends
+                if worker._timer is not None:
+                    worker._timer.cancel()
+                worker.server.stop_accepting()
+                for connection in tuple(worker.server._connections):
+                    connection.abort()
+                worker.targets.close()
+                worker.driver.close()
             if not self._ending:
                 self._died(0, f"ended with code {code}", 0.0)

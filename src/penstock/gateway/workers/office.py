@@ -250,8 +250,8 @@ class Office:
             self._driver.tell(self.decider.lost(seat))
             if not self._ending:
                 logger.warning("worker %s is lost with its connections and %d requests: %s", worker.name, lost, why)
-        if worker.process is not None and not self._ending:
-            worker.process.kill()  # without its decider it is of no use
+            if worker.process is not None and not self._ending:
+                worker.process.kill()  # without its decider it is of no use
 
     def _died(self, worker: _Worker, pid: int, how: str, wait_s: float) -> None:
         if worker.link is not None:
@@ -279,9 +279,10 @@ class Office:
         if isinstance(message, Hello) and worker.seat is None:
             why = why_not(message, version=penstock.__version__) or ""
         if why:
+            logger.error("worker %s is not taken: %s", worker.name, why)
             worker.link.say(NotTaken(why))
-            worker.link.flush()
-            worker.link.end(why)
+            worker.link.close()  # it has the word, and ends by itself
+            self._lost(worker, why)
             return
         worker.seat = seat = Seat(worker.name, worker.link.say, self.decider.bands)
         self.decider.opened(seat)
@@ -368,8 +369,9 @@ class Office:
         self._refresh()
         now = self._driver.now()
         for worker in self._workers:
-            if worker.link is not None and worker.ready and now - worker.heard_s > HUNG_S:
-                worker.link.end(f"it has said nothing for {HUNG_S:g} s")
+            patience_s = HUNG_S if worker.ready else READY_S
+            if worker.link is not None and now - worker.heard_s > patience_s:
+                worker.link.end(f"it has said nothing for {patience_s:g} s")
         self._timer = asyncio.get_running_loop().call_later(REFRESH_S, self._tick)
 
     def _refresh_soon(self) -> None:

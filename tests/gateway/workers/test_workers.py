@@ -1,0 +1,292 @@
+"""Workers beside their decider: one queue, one set of limits, one page; and links that say what is no word of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.config.load import ConfigError, from_mapping
+from penstock.core.values.request import Request
+from penstock.gateway.workers import office, worker
+from penstock.share.frames import written
+from penstock.share.messages import PROTOCOL, Arrived, Finished, Hello
+from tests.gateway.conftest import Client, World, chat, request
+from tests.gateway.proxy.test_stored_answers import keepers, made, stored
+from tests.gateway.workers.beside import WorkerBeside
+
+FIRST, SECOND = "w1", "w2"
+
+
+@pytest.fixture(autouse=True)
+def _beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(office, "WorkerProcess", WorkerBeside)
+    monkeypatch.setattr(worker, "TICKS_PER_STANDING", 1)
+    monkeypatch.setattr(worker, "TICK_S", 0.02)
+
+
+def workers(world: World) -> dict[str, WorkerBeside]:
+    assert world.gate.office is not None
+    return {one.name: one.process for one in world.gate.office._workers}  # type: ignore[misc]
+
+
+def inside(world: World, name: str) -> worker.Worker:
+    life = workers(world)[name].life
+    assert life is not None
+    assert life._worker is not None
+    return life._worker
+
+
+@contextmanager
+def only(world: World, name: str) -> Iterator[None]:
+    """Connections that come now are this worker's."""
+    loop = asyncio.get_running_loop()
+    others = [inside(world, other).server._listener for other in workers(world) if other != name]
+    for listener in others:
+        assert listener is not None
+        for one in listener.sockets:
+            loop.remove_reader(one)
+    yield
+    for listener in others:
+        assert listener is not None
+        listener._watch()
+
+
+async def at(world: World, name: str, **more: Any) -> Client:
+    """A stream that this worker carries."""
+    held = len(inside(world, name)._edge.requests)
+    with only(world, name):
+        client = await world.streaming(**more)
+        await world.until(lambda: len(inside(world, name)._edge.requests) == held + 1)
+    return client
+
+
+async def test_slots_and_queue_are_those_of_one_gateway(world: World) -> None:
+    engine = await world.engine(step_s=0.01)
+    await world.gateway(slots=2, workers=2)
+    runs = [await at(world, name, tokens=60) for name in (FIRST, SECOND)]
+    waits = [await at(world, name, tokens=2) for name in (FIRST, FIRST, SECOND)]
+    await world.until(lambda: world.picture().waiting == 3)
+    assert engine.engine.in_engine == 2
+    own = (await world.ask("GET", "/queue")).json()
+    assert (own["running"], own["waiting"]) == (2, 3)
+    assert [row["position"] for row in own["requests"]] == [1, 2, 3]
+    for client in (*runs, *waits):
+        answer = await client.answer()
+        assert answer.status == 200
+        assert answer.body.endswith(b"data: [DONE]\n\n")
+    assert engine.log.in_engine_max == 2
+
+
+async def test_an_id_that_two_workers_have_is_two_requests(world: World) -> None:
+    await world.engine(step_s=0.01)
+    await world.gateway(slots=4, workers=2)
+    clients = []
+    for name in (FIRST, SECOND):
+        with only(world, name):
+            body = chat(tokens=20, stream=True)
+            clients.append(await world.client(request(body=body, headers={"x-request-id": "mine"})))
+            await world.until(lambda name=name: len(inside(world, name)._edge.requests) == 1)  # type: ignore[misc]
+    state = (await world.ask("GET", "/admin/state")).json()
+    assert sorted(row["id"] for row in state["requests"]["running"]) == ["mine", "mine~w2~1"]
+    for client in clients:
+        answer = await client.answer()
+        assert answer.header("x-request-id") == "mine"
+
+
+async def test_counts_are_sums(world: World) -> None:
+    await world.engine()
+    await world.gateway(workers=2)
+    for name in (FIRST, SECOND, SECOND):
+        assert (await (await at(world, name, tokens=4)).answer()).status == 200
+    await world.idle()
+    await asyncio.sleep(0.2)
+    assert await world.metric("penstock_requests_total", outcome="completed") == 3
+    assert await world.metric("penstock_ttft_seconds_count") == 3
+    assert await world.metric("penstock_tokens_total", kind="completion") == 12
+    assert await world.metric("penstock_dispatches_total") == 3
+    assert await world.metric("penstock_edge_up") == 2
+
+
+async def test_an_answer_that_is_kept_is_found_by_whichever_worker_is_asked(world: World) -> None:
+    engines = {keeper.name: keeper for keeper in await keepers(world, workers=2)}
+    with only(world, FIRST):
+        ((name, home),) = (await made(world, 1)).items()
+    await world.until(lambda: inside(world, SECOND)._responses.find(name) is not None)
+    with only(world, SECOND):
+        assert (await stored(world, name)).header("x-penstock-endpoint") == home
+        assert (await stored(world, name, method="DELETE")).json()["deleted"] is True
+    await world.until(lambda: inside(world, FIRST)._responses.find(name) is None)
+    assert [keeper.name for keeper in engines.values() if any(name in line for line in keeper.seen)] == [home]
+
+
+async def test_a_reload_reaches_workers_and_what_waits_there(world: World) -> None:
+    await world.engine(step_s=0.01)
+    await world.gateway(slots=1, workers=2)
+    runs = await at(world, FIRST, tokens=60)
+    waits = await at(world, SECOND, tokens=2)
+    world.document["bands"] = [{"name": "gold"}, {"name": "standard"}]
+    world.document["queue"] = {"max_requests": 1}
+    assert (await world.ask("POST", "/admin/reload", b"{}")).status == 200
+    assert world.gate.office is not None
+    await world.until(lambda: all(seat.bands == ("gold", "standard") for seat in world.gate.office.decider.seats))  # type: ignore[union-attr]
+    for name in (FIRST, SECOND):
+        with only(world, name):
+            refused = await world.chat_with({"x-penstock-band": "gold"})
+            assert refused.header("x-penstock-band") == "gold" or refused.status == 429
+    for client in (runs, waits):
+        assert (await client.answer()).body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_an_endpoint_that_comes_is_known_before_anything_is_sent_there(world: World) -> None:
+    await world.engine(step_s=0.01)
+    await world.gateway(slots=1, workers=2)
+    streams = [await at(world, name, tokens=30) for name in (FIRST, SECOND, SECOND)]
+    other = await world.engine()
+    added = {"url": other.url, "name": "other", "slots": 4, "models": ["sim"]}
+    assert (await world.ask("POST", "/admin/endpoints", json.dumps(added).encode())).status in (200, 201)
+    assert {(await client.answer()).header("x-penstock-endpoint") for client in streams} >= {"other"}
+    assert (await world.ask("DELETE", "/admin/endpoints/other")).status in (200, 202)
+    await world.until(lambda: "other" not in inside(world, FIRST).targets.targets)
+    await world.until(lambda: "other" not in inside(world, SECOND).targets.targets)
+
+
+async def test_connections_in_all_are_limited_with_what_the_others_have(world: World) -> None:
+    await world.engine(step_s=0.01)
+    await world.gateway(slots=9, workers=2, limits={"max_connections": 6})
+    streams = [await at(world, FIRST, tokens=300) for _ in range(4)]
+    await world.until(lambda: inside(world, SECOND).server.limits.connections_max == 2)
+    with only(world, SECOND):
+        kept = [await world.client() for _ in range(2)]
+        await world.until(lambda: inside(world, SECOND).server.connections == 2)
+        refused = await world.ask("GET", "/health")
+        assert (refused.status, refused.error()["code"]) == (429, "overload")
+    for client in (*kept, *streams):
+        client.hang_up()
+
+
+async def test_own_paths_are_answered_by_the_first_process_for_whom_the_worker_names(world: World) -> None:
+    await world.engine()
+    await world.gateway(workers=2)
+    for path in ("/ready", "/version", "/v1/models", "/metrics", "/admin/state", "/queue", "/engines"):
+        answer = await world.ask("GET", path, headers={"x-penstock-peer": "8.8.8.8 1"})
+        assert answer.status == 200, path  # /admin is open to this machine alone, and that header is ours
+    head = await world.client(request("HEAD", "/v1/models"))
+    answer = await head.head()
+    assert (answer.status, int(answer.header("content-length") or 0) > 0) == (200, True)
+    wrong = await world.ask("POST", "/admin/pause", b"{}", headers={"authorization": "Bearer no"})
+    assert wrong.status == 401
+    big = await world.ask("POST", "/admin/pause", b"x" * 200_000, headers={"authorization": "Bearer no"})
+    assert big.status in (401, 413)
+    assert (await world.ask("GET", "/nowhere")).status == 404
+    events = await world.client(request("GET", "/admin/events"))
+    assert (await events.head()).status == 200
+    assert b"data:" in await events.piece()
+    events.hang_up()
+    await world.until(lambda: world.gate.server.connections == 0)
+
+
+async def test_a_worker_that_is_away_is_in_the_first_sentence(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await world.engine()
+    await world.gateway(workers=2)
+    assert world.gate.office is not None
+    world.gate.office._workers[0].ready = False
+    state = (await world.ask("GET", "/admin/state")).json()
+    assert state["headline"].startswith("Away, and being started again: worker w1.")
+    assert state["tone"] == "busy"
+    world.gate.office._workers[0].ready = True
+
+
+class TestLinks:
+    """A worker whose link says nonsense is ended; all others go on."""
+
+    @pytest.fixture(autouse=True)
+    def _expects_errors(self, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+        self.log = caplog
+        yield
+        caplog.clear()  # that a worker ended is an error in the log, here as it should be
+
+    async def _says(self, world: World, name: str, data: bytes) -> None:
+        """Bytes on a worker's link, as if it had written them; then it is another one."""
+        process = workers(world)[name]
+        assert process.life is not None
+        link, starts = process.life.link, process.starts
+        assert link._transport is not None
+        link._transport.write(data)
+        await world.until(lambda: process.starts == starts + 1)
+        await world.until(lambda: world.gate.office.edges()[0].up_s is not None)  # type: ignore[union-attr]
+
+    @pytest.mark.parametrize(
+        ("data", "words"),
+        [
+            (b"\xff\xff\xff\xff", "a frame of 4294967295 bytes was announced"),
+            (b"\x00\x00\x00\x04junk", "what came is no message"),
+            (written(1, [Hello(PROTOCOL, penstock.__version__, "w1", 0, "")]), "a link begins with a hello, once"),
+            (written(1, [Arrived(10**9, Request("x", "sim", 99))]), "in band 99, where there are 3"),
+        ],
+        ids=["4 GB", "garbage", "hello twice", "no such band"],
+    )
+    async def test_nonsense_ends_that_worker_and_its_leases_come_back(
+        self, world: World, data: bytes, words: str
+    ) -> None:
+        await world.engine(step_s=0.01)
+        await world.gateway(slots=2, workers=2)
+        lost, kept = await at(world, FIRST, tokens=4000), await at(world, SECOND, tokens=60)
+        await world.until(lambda: world.picture().running == 2)
+        await self._says(world, FIRST, data)
+        assert words in self.log.text
+        await lost.rest()
+        assert world.picture().running == 1
+        assert (await kept.answer()).body.endswith(b"data: [DONE]\n\n")
+        assert (await (await at(world, FIRST, tokens=2)).answer()).status == 200
+
+    async def test_what_is_said_of_another_epoch_or_a_request_that_is_not_there_changes_nothing(
+        self, world: World
+    ) -> None:
+        await world.engine()
+        await world.gateway(workers=2)
+        process = workers(world)[FIRST]
+        assert process.life is not None
+        process.life.link.say(Finished(77, 12345))
+        await asyncio.sleep(0.05)
+        assert process.starts == 1
+        assert (await world.chat()).status == 200
+
+    async def test_another_version_is_not_taken_and_says_so(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await world.engine()
+        await world.gateway(workers=2)
+        process = workers(world)[FIRST]
+        with monkeypatch.context() as patched:
+            patched.setattr(office, "why_not", lambda *_, **__: "the edge is Penstock 0.0.0")  # both are of one version
+            process.kill()
+            await world.until(lambda: "worker w1 is not taken: the edge is Penstock 0.0.0" in self.log.text)
+            await world.until(lambda: "does not take this worker: the edge is Penstock 0.0.0" in self.log.text)
+        await world.until(lambda: world.gate.office.edges()[0].up_s is not None)  # type: ignore[union-attr]
+        assert (await (await at(world, FIRST, tokens=2)).answer()).status == 200
+
+    async def test_one_that_says_nothing_is_ended(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        await world.engine()
+        await world.gateway(workers=2)
+        monkeypatch.setattr(office, "HUNG_S", 0.3)
+        inside(world, FIRST)._timer.cancel()  # type: ignore[union-attr]
+        process = workers(world)[FIRST]
+        await world.until(lambda: process.starts == 2)
+        assert "it has said nothing for 0.3 s" in self.log.text
+
+
+@pytest.mark.parametrize("locality", ["kv_events", "lmcache"])
+def test_a_locality_that_one_process_has_to_follow_is_refused_with_a_word(locality: str) -> None:
+    routing: dict[str, Any] = {"locality": locality}
+    if locality == "lmcache":
+        routing["lmcache"] = {"controller": "http://c:1"}
+    endpoints = [{"url": "http://a:1", "kv_events": "auto"} if locality == "kv_events" else {"url": "http://a:1"}]
+    with pytest.raises(ConfigError, match=f"workers: are not possible with `locality: {locality}`"):
+        from_mapping({"workers": 2, "endpoints": endpoints, "routing": routing})
+    assert from_mapping({"workers": 1, "endpoints": endpoints, "routing": routing}).workers == 1
