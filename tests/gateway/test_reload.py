@@ -553,7 +553,7 @@ def kept(gate: Gateway) -> dict[str, object]:
     found |= {"body": intake._body_bytes_max, "observe": member.observer._settings}
     parts = endpoints._parts
     found |= {"parts": (parts.observe, parts.timeouts, parts.slots_initial, parts.leave_s)}
-    found |= {"scheduler": scheduler.inspect().settings, "tenants": sorted(metrics._tenants)}
+    found |= {"scheduler": scheduler.inspect().settings, "tenants": sorted(metrics._tenants._lines)}
     if (locator := endpoints.locator) is not None and locator._lmcache is not None:
         found["services"] = [type(service) for service in locator._lmcache._services]
     return found

@@ -19,6 +19,7 @@ from penstock.config.reloading import Change
 
 RELOAD_TIMEOUT_S = 60.0  # ten thousand tenants take some seconds to read
 BATCHES_MAX = 8  # shown by `status`
+FAILURES_MAX = 6
 EXIT_BUSY = 3  # of `status --check`: something needs a look; 0: all is well, 1: no answer
 
 
@@ -64,6 +65,8 @@ def _status(client: AdminClient, args: argparse.Namespace) -> int:
         console.print(views.numbers(state))
         if state.get("edges"):
             console.print(views.edges(state))
+        for line in views.lately(state, FAILURES_MAX):
+            console.print(line)
         if state["batches"]:
             console.print(views.batches(state, BATCHES_MAX))
         if state["batch_store"]:

@@ -34,7 +34,8 @@ def plain(value: object, chars_max: int = 120) -> str:
 
 def headline(state: State) -> Text:
     mark, style = MARKS.get(state["tone"], MARKS["bad"])
-    return Text.assemble((mark, style), " ", (plain(state["headline"], 600), "bold"))
+    said = Text.assemble((mark, style), " ", (plain(state["headline"], 600), "bold"))
+    return said.append(f" → {plain(state['advice'], 300)}") if state["advice"] else said
 
 
 def numbers(state: State) -> Text:
@@ -45,6 +46,27 @@ def numbers(state: State) -> Text:
         f" · sent {now.get('sent_per_s', 0):.1f}/s · refused {now.get('refused_per_s', 0):.1f}/s"
         f" · {now.get('tokens_per_s', 0):,.0f} tokens/s"
     )
+
+
+def lately(state: State, most: int = 0) -> list[Text]:
+    """How the last minute went, in a line; and in the next ones what failed most often, and whose it was."""
+    told = state["lately"]
+    p50_s, p99_s = told["first_token_p50_s"], told["first_token_p99_s"]
+    first = "" if p50_s is None else f" · first token {seconds(p50_s)}, p99 {seconds(p99_s)}"
+    line = Text(
+        f"last minute: ended {told['ended']:,} · refused {told['refused']:,} · evicted {told['evicted']:,}"
+        f" · broken {told['broken']:,} · failed {told['failed']:,} · retried {told['retried']:,}{first}"
+    )
+    rows = [
+        Text(plain(f"  {row['count']:,} {row['tenant'] or 'unknown'}: {row['what']}{_at(row)} ({row['reason']})"))
+        for row in told["rows"][:most]
+    ]
+    more = len(told["rows"]) - most + told["rows_more"]
+    return [line, *rows, *([Text(f"  and {more} more kinds")] if most and more > 0 else [])]
+
+
+def _at(row: State) -> str:
+    return f" at {row['endpoint']}" if row["endpoint"] else ""
 
 
 def models(state: State, most: int) -> Table:
@@ -181,7 +203,12 @@ def screen(state: State, width: int, height: int | None) -> RenderableType:
     """Returns the whole screen. With a `height`, the lists share its lines, and requests get what is left."""
     lines = 60 if height is None else height
     sentence = headline(state)
-    spent = 1 + len(sentence.wrap(Console(width=width), width)) + 1
+    spent = (
+        1
+        + len(sentence.wrap(Console(width=width), width))
+        + 1
+        + len(lately(state)[0].wrap(Console(width=width), width))
+    )
     shown = {
         "models": min(len(state["models"]), 4),
         "tenants": min(len(state["tenants"]), 8),
@@ -195,7 +222,7 @@ def screen(state: State, width: int, height: int | None) -> RenderableType:
         shown[longest] -= 1
     which = next((name for name in ("waiting", "running") if state["requests"][name]), "ended")
     left = lines - spent - sum(shown.values()) - 8
-    parts: list[RenderableType] = [sentence, numbers(state), models(state, shown["models"])]
+    parts: list[RenderableType] = [sentence, numbers(state), *lately(state), models(state, shown["models"])]
     if state["tenants"]:
         parts.append(tenants(state, shown["tenants"]))
     parts.append(endpoints(state, shown["endpoints"]))

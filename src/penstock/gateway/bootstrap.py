@@ -151,6 +151,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         batches=tuple if batch is None else lambda: batch.manager.outlook,
         batch_store=lambda: None if batch is None else batch.manager.trouble,
         edges=tuple if office is None else office.edges,
+        failures=metrics.failures,
     )
     watch = Watch(driver, events, facts)
     Pages().add_to(routes)

@@ -17,6 +17,7 @@ from penstock.gateway.admin.events import EVENTS_MAX, EventLog, printable
 from penstock.gateway.admin.headline import seconds
 from penstock.gateway.admin.history import COARSE_S, FINE_SAMPLES, SAMPLES_MAX, History
 from penstock.gateway.admin.watch import LISTENERS_MAX
+from penstock.gateway.telemetry.failures import Failures
 from tests.gateway.conftest import Client, World, chat, request
 
 EVIL = "<script>alert(1)</script>"
@@ -329,7 +330,7 @@ def test_durations_are_said_as_people_say_them() -> None:
 def test_the_history_keeps_an_hour_and_thins_what_is_old_without_losing_a_spike() -> None:
     history = History()
     for at in range(SAMPLES_MAX + 100):
-        history.add(_picture(waiting=99 if at == 200 else 1), float(at))
+        history.add(_picture(waiting=99 if at == 200 else 1), Failures(), float(at))
     told: Any = history.curves()
     assert len(told["fine"]["waiting"]) == FINE_SAMPLES
     assert len(told["coarse"]["waiting"]) == (SAMPLES_MAX - FINE_SAMPLES) // COARSE_S

@@ -3,5 +3,5 @@
 `routes.py` is the table of paths, `auth.py` who may (`own_token.py`: the token of a gateway that was given none). To
 see: `watch.py` takes one picture a second for `history.py`, `events.py` (with `episode.py`) and the page (`page/`,
 served by `pages.py`); `headline.py` says the state in a sentence, `reasons.py` why something waits, `story.py` a whole
-wait. To do: `verbs.py` (endpoints), `requests.py`, `reload_verb.py`.
+wait; `failing/` is the room of what went wrong. To do: `verbs.py` (endpoints), `requests.py`, `reload_verb.py`.
 """

@@ -20,7 +20,7 @@ EVENTS_MAX = 200
 TEXT_CHARS_MAX = 300  # names may be as long as callers like
 SHOWN_FIELDS = ("model", "name", "slots", "url")  # of what an operator sent: the rest may hold secrets
 
-Kind = Literal["start", "operator", "endpoint", "queue", "settings", "worker"]
+Kind = Literal["start", "operator", "endpoint", "queue", "settings", "worker", "failure"]
 
 
 class LoggedEvent(msgspec.Struct, frozen=True):
@@ -40,12 +40,28 @@ class EventLog:
         self._events: deque[LoggedEvent] = deque(maxlen=EVENTS_MAX)
         self._serial = 0
 
-    def note(self, kind: Kind, text: str) -> None:
-        """Add a line, here and to the log."""
+    def note(self, kind: Kind, text: str) -> int:
+        """Add a line, here and to the log. Returns its serial."""
         text = printable(text)
         self._serial += 1
         self._events.append(LoggedEvent(self._serial, self._wall(), kind, text))
         logger.info("%s: %s", kind, text)
+        return self._serial
+
+    def amend(self, serial: int, kind: Kind, text: str) -> int:
+        """Let a line say something else from now on; a new one where there is none any more. Returns its serial.
+
+        The log can't be written anew: it has the line as it was at first, and once more when that is `over`.
+        """
+        at = serial - self._serial - 1  # serials have no gaps, so that is its place from the end
+        if serial < 1 or -at > len(self._events):
+            return self.note(kind, text)
+        self._events[at] = msgspec.structs.replace(self._events[at], text=printable(text))
+        return serial
+
+    def over(self, kind: Kind, text: str) -> None:
+        """A line that was amended says this for good."""
+        logger.info("%s, in all: %s", kind, printable(text))
 
     def latest(self, count: int = EVENTS_MAX) -> list[LoggedEvent]:
         """The last ones first."""

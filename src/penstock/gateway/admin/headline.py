@@ -2,7 +2,8 @@
 
 Made here once from the snapshot, so that the page, `top` and `status` say the same. Endpoints that are missing come
 first, for somebody has to look at them; then what an operator stopped, which explains the rest; then the model with the
-most waiting: what keeps the request that is next, and who waits behind it by priority.
+most waiting: what keeps the request that is next, and who waits behind it by priority. What failed in the last minute
+and whose it was stands where it belongs: answers that broke before, refusals after what waits.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from penstock.core.explain.snapshot import ALL, AWAY, BandSnapshot, Snapshot
+from penstock.gateway.admin.failing.lately import Lately, of_note, said
 from penstock.gateway.admin.reasons import MISSING, count, model_why, short_name
+from penstock.gateway.telemetry.failures import Kind
 
 BANDS_NAMED_MAX = 3  # a sentence, not a table
+FAILURES_NAMED_MAX = 2
 
 _ASIDE = tuple(state for state in (*AWAY, "draining") if state not in MISSING)  # which pass, or are meant
 _WORDS = {"ejected": "taken out after failures", "draining": "drained"}
 
 
-def headline(snapshot: Snapshot, queueing: str = "", *, away: Sequence[str] = ()) -> str:
-    """One or two sentences; why queueing is off, where it is; and which workers are `away`."""
+def headline(snapshot: Snapshot, queueing: str = "", lately: Lately | None = None, *, away: Sequence[str] = ()) -> str:
+    """Some sentences: with what failed in the last minute, why queueing is off, and which workers are `away`."""
     missing = _those(snapshot, MISSING) if snapshot.endpoints else "No endpoint is configured or discovered."
     if snapshot.draining:
         state = f"Draining: nothing new is let in, {count(snapshot.waiting, 'waits', 'wait')}, {snapshot.running} run."
@@ -38,16 +42,27 @@ def headline(snapshot: Snapshot, queueing: str = "", *, away: Sequence[str] = ()
     if queueing:
         state += f" Queueing: {queueing[0].lower()}{queueing[1:]}"
     workers = f"Away, and being started again: worker {', '.join(away)}." if away else ""
-    return " ".join(part for part in (missing, workers, state, _those(snapshot, _ASIDE)) if part)
+    broken = _lately(lately, (Kind.BROKEN, Kind.FAILED))
+    refused = _lately(lately, (Kind.REFUSED, Kind.EVICTED))
+    return " ".join(part for part in (missing, workers, broken, state, refused, _those(snapshot, _ASIDE)) if part)
 
 
-def tone(snapshot: Snapshot, *, away: Sequence[str] = ()) -> str:
+def tone(snapshot: Snapshot, lately: Lately | None = None, *, away: Sequence[str] = ()) -> str:
     """How bad it is: "ok", "busy" or "bad"."""
     states = {endpoint.state for endpoint in snapshot.endpoints}
     dead = any(model.endpoints and not model.up for model in snapshot.models)
-    if snapshot.draining or snapshot.paused or dead or not states or not states.isdisjoint(MISSING):
+    failing = lately is not None and of_note(lately, (Kind.BROKEN, Kind.FAILED))
+    if snapshot.draining or snapshot.paused or dead or not states or not states.isdisjoint(MISSING) or failing:
         return "bad"
-    return "busy" if snapshot.waiting or snapshot.drained or away or not states.isdisjoint(_ASIDE) else "ok"
+    refusing = lately is not None and of_note(lately, (Kind.REFUSED, Kind.EVICTED))
+    is_aside = not states.isdisjoint(_ASIDE)
+    return "busy" if snapshot.waiting or snapshot.drained or away or is_aside or refusing else "ok"
+
+
+def _lately(lately: Lately | None, kinds: Iterable[Kind]) -> str:
+    """What failed in the last minute, where that is worth a word."""
+    groups = [] if lately is None else of_note(lately, kinds)
+    return f"Last minute: {'; '.join([said(group) for group in groups[:FAILURES_NAMED_MAX]])}." if groups else ""
 
 
 def _holding(snapshot: Snapshot) -> str:

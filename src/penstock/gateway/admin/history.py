@@ -7,17 +7,21 @@ before that every tenth, as the largest of the ten, so that no spike is lost.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Mapping
 
 from penstock.core.endpoints.roles import Role
 from penstock.core.explain.snapshot import AWAY, EndpointSnapshot, Snapshot
+from penstock.gateway.telemetry.failures import Failures, Kind
 
 SAMPLES_MAX = 3_600
 FINE_SAMPLES = 300
 COARSE_S = 10
 _OUT = (*AWAY, "draining")
-CURVES = ("waiting", "running", "slots", "oldest_s", "kv_max", "sent_per_s", "refused_per_s", "tokens_per_s")
+RATES = ("sent_per_s", "tokens_per_s", *(f"{kind}_per_s" for kind in Kind))
+TIMES = ("first_token_p50_s", "first_token_p99_s")  # NaN, null in JSON, where no stream began
+CURVES = ("waiting", "running", "slots", "oldest_s", "kv_max", *RATES, *TIMES)
 
 
 class History:
@@ -25,27 +29,28 @@ class History:
 
     def __init__(self) -> None:
         self._rings: dict[str, array[float]] = {name: array("d") for name in CURVES}
-        self._last: tuple[float, int, int, int] | None = None
-        self.rates: dict[str, float] = dict.fromkeys(("sent_per_s", "refused_per_s", "tokens_per_s"), 0.0)
+        self._last: tuple[float, list[int]] | None = None
+        self._rates: dict[str, float] = dict.fromkeys(RATES, 0.0)
 
-    def add(self, snapshot: Snapshot, now: float) -> None:
+    def add(self, snapshot: Snapshot, failures: Failures, now: float) -> None:
         """Take a sample. Rates are over the time since the one before."""
         sent = sum(endpoint.dispatches_total for endpoint in snapshot.endpoints)
-        refused = sum(model.refused_total for model in snapshot.models)
         tokens = sum(model.prompt_tokens_total + model.output_tokens_total for model in snapshot.models)
+        totals = [sent, tokens, *failures.totals.values()]
         if self._last is not None and now > self._last[0]:
             passed_s = now - self._last[0]
-            deltas = (sent - self._last[1], refused - self._last[2], tokens - self._last[3])
             # An endpoint or model that left takes its total along: that is no negative rate.
-            self.rates = {name: max(0.0, d / passed_s) for name, d in zip(self.rates, deltas, strict=True)}
-        self._last = (now, sent, refused, tokens)
+            deltas = [max(0.0, (total - last) / passed_s) for total, last in zip(totals, self._last[1], strict=True)]
+            self._rates = dict(zip(RATES, deltas, strict=True))
+        self._last = (now, totals)
         values = {
             "waiting": float(snapshot.waiting),
             "running": float(snapshot.running),
             "slots": float(sum([e.slots for e in answering(snapshot)])),
             "oldest_s": max((band.oldest_wait_s for band in snapshot.bands), default=0.0),
             "kv_max": max((e.kv_usage_believed or 0.0 for e in snapshot.endpoints), default=0.0),
-            **self.rates,
+            **self._rates,
+            **dict(zip(TIMES, failures.first_tokens_s(now) or (math.nan, math.nan), strict=True)),
         }
         for name, ring in self._rings.items():
             ring.append(round(values[name], 3))
@@ -71,4 +76,8 @@ def answering(snapshot: Snapshot) -> list[EndpointSnapshot]:
 
 def _coarse(samples: list[float]) -> list[float]:
     skipped = len(samples) % COARSE_S  # the oldest ones, so that groups end where the fine part begins
-    return [max(samples[at : at + COARSE_S]) for at in range(skipped, len(samples), COARSE_S)]
+    return [_largest(samples[at : at + COARSE_S]) for at in range(skipped, len(samples), COARSE_S)]
+
+
+def _largest(samples: list[float]) -> float:
+    return max([sample for sample in samples if not math.isnan(sample)], default=math.nan)

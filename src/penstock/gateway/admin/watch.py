@@ -19,6 +19,9 @@ from penstock.config.sections.policies import TROUBLES
 from penstock.core.explain.snapshot import EndpointSnapshot, ModelSnapshot, Snapshot
 from penstock.gateway.admin.episode import Episode
 from penstock.gateway.admin.events import EventLog, printable
+from penstock.gateway.admin.failing.advice import advice
+from penstock.gateway.admin.failing.incidents import Incidents
+from penstock.gateway.admin.failing.lately import FailureWindow
 from penstock.gateway.admin.headline import headline, tone
 from penstock.gateway.admin.history import History, answering
 from penstock.gateway.admin.reasons import endpoint_why, model_why
@@ -26,6 +29,7 @@ from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.queueing import Queueing
 from penstock.gateway.telemetry.edges import ShownEdge
+from penstock.gateway.telemetry.failures import Failures
 from penstock.http.server.server import Exchange
 
 logger = logging.getLogger(__name__)
@@ -55,6 +59,7 @@ class GatewayFacts(msgspec.Struct, frozen=True):
     edges: Callable[[], Sequence[ShownEdge]] = tuple  #: processes that carry bytes for this one
     batches: Callable[[], Sequence[object]] = tuple  #: those that have not ended, most pressing first
     batch_store: Callable[[], str | None] = lambda: None  #: why the store of files and batches is down
+    failures: Failures = msgspec.field(default_factory=Failures)
 
 
 class Watch:
@@ -65,6 +70,8 @@ class Watch:
         self._events = events
         self._facts = facts
         self._history = History()
+        self._last_minute = FailureWindow(facts.failures)
+        self._incidents = Incidents(events)
         self._listeners: dict[Exchange, bool] = {}  # and whether each has yet to take what it was sent
         self._started_s = driver.now()
         self._before: dict[str, str] = {}  # endpoints' states at the last tick
@@ -93,8 +100,9 @@ class Watch:
     def tick(self) -> None:
         """Look once."""
         snapshot, now = self._snapshot(), self._driver.now()
-        self._history.add(snapshot, now)
+        self._history.add(snapshot, self._facts.failures, now)
         self._note_changes(snapshot, now)
+        self._incidents.look(self._last_minute.look(now), snapshot, now)
         self._tick += 1
         if self._listeners:
             self._send(self._frame(snapshot))
@@ -127,6 +135,7 @@ class Watch:
         queueing, there = self._facts.queueing(), answering(snapshot)
         edges = self._facts.edges()
         away = [edge.name for edge in edges if edge.up_s is None]
+        lately = self._last_minute.now(self._driver.now())
         return {
             "version": self._facts.version,
             "settings": self._facts.config_hash(),
@@ -134,11 +143,13 @@ class Watch:
             "up_s": self._driver.now() - self._started_s,
             "loop_lag_s": self._facts.loop_lag_s(),
             "tasks": _tasks(),
-            "headline": headline(snapshot, queueing.why if not queueing.enabled else "", away=away),
+            "headline": headline(snapshot, queueing.why if not queueing.enabled else "", lately, away=away),
+            "advice": advice(snapshot, lately),
+            "lately": lately,
             "queueing": queueing,
             "edges": edges,
             "policy_trouble": [trouble.now() for trouble in TROUBLES.values() if trouble.count],
-            "tone": tone(snapshot, away=away),
+            "tone": tone(snapshot, lately, away=away),
             "now": self._history.latest(),
             "draining": snapshot.draining,
             "paused": snapshot.paused,

@@ -19,9 +19,9 @@ class DirectJourney(Relay):
 
     __slots__ = (
         "_attempts",
+        "_caller",
         "_driver",
         "_endpoint",
-        "_has_key",
         "_inflated",
         "_metrics",
         "_request_id",
@@ -34,7 +34,7 @@ class DirectJourney(Relay):
     def __init__(self, arrival: Arrival, means: Means) -> None:
         super().__init__(arrival.exchange, arrival.body, arrival.model)
         assert arrival.caller is not None
-        self._has_key = arrival.caller.has_key
+        self._caller = arrival.caller
         self._inflated = arrival.inflated
         self.pinned = arrival.pinned
         self.api = arrival.route.api
@@ -71,7 +71,7 @@ class DirectJourney(Relay):
             api_key=target.api_key,
             request_id=self._request_id,
             inflated=self._inflated,
-            has_key=self._has_key,
+            has_key=self._caller.has_key,
         )
         self.send(target, headers, self.body)
 
@@ -79,7 +79,7 @@ class DirectJourney(Relay):
         return [(b"x-request-id", self._request_id), (b"x-penstock-endpoint", self._endpoint.encode())]
 
     def succeeded(self, status: int) -> None:  # noqa: ARG002
-        self._metrics.passed(self.model, Outcome.COMPLETED, None)
+        self._metrics.passed(self.model, self._caller, self._endpoint, Outcome.COMPLETED, None)
 
     def failed(self, failure: Failure, detail: str) -> None:  # noqa: ARG002
         self._attempts += 1
@@ -100,11 +100,11 @@ class DirectJourney(Relay):
         elif not self.engine_error([]):
             self._refuse(reason)
             return
-        self._metrics.passed(self.model, Outcome.FAILED, reason)
+        self._metrics.passed(self.model, self._caller, self._endpoint, Outcome.FAILED, reason)
 
     def _client_gone(self) -> None:
         self.hang_up()
-        self._metrics.passed(self.model, Outcome.FAILED, Reason.CLIENT_GONE)
+        self._metrics.passed(self.model, self._caller, self._endpoint, Outcome.FAILED, Reason.CLIENT_GONE)
 
     def _refuse(self, reason: Reason, message: str | None = None) -> None:
         message = message or errors.message(reason, model=self.model, pinned=self.pinned)
@@ -113,4 +113,5 @@ class DirectJourney(Relay):
             self.api, reason, message, param=errors.PARAM.get(reason), retry_after_s=retry_after_s
         )
         self.exchange.respond(status, [*headers, (b"x-request-id", self._request_id)], body)
-        self._metrics.passed(self.model, Outcome.FAILED if self._endpoint else Outcome.REJECTED, reason)
+        outcome = Outcome.FAILED if self._endpoint else Outcome.REJECTED
+        self._metrics.passed(self.model, self._caller, self._endpoint, outcome, reason)

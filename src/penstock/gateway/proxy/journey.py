@@ -197,7 +197,7 @@ class QueuedJourney(Relay):
             self.hang_up()
             self.no_answer()
         self._waiting_since_s = self._driver.now()
-        self._metrics.requeued(action)
+        self._metrics.requeued(self, action)
         if self._trace is not None:
             self._trace.requeued(action.cause)
 
@@ -249,6 +249,7 @@ class QueuedJourney(Relay):
             self._trace.first_byte()
         assert self._lease is not None
         if self.request.streamed:  # else it comes with all the others, and says nothing of when the prefill was over
+            self._metrics.answering(self)
             self._driver.tell(self._driver.scheduler.first_token(self._lease, now=now))
         elif self._length is None or self._length > WHOLE_BYTES_MAX:
             self._driver.tell(self._driver.scheduler.passed_on(self._lease, now=now))

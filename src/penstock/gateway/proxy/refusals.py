@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from penstock.core.values.outcome import Reason
+from penstock.gateway.identity.caller import Key
 from penstock.gateway.openai import errors
 from penstock.gateway.openai.routes import api_of
 from penstock.gateway.proxy.driver import Decides, Driver
@@ -56,7 +57,7 @@ class Refusals:
         extra: Sequence[Header] = (),
     ) -> None:
         """Answer a request of ours with a refusal. None as `message`: what is said for the reason as a rule."""
-        self._metrics.refused(reason)
+        self._count(reason, exchange)
         retry_after_s = 1.0 if reason is Reason.DRAINING else None
         status, headers, body = errors.refusal(
             api_of(exchange.target_path), reason, message, param=param, retry_after_s=retry_after_s
@@ -69,9 +70,17 @@ class Refusals:
         """Answer for the server what is not HTTP as it should be."""
         reason = _REFUSALS[refusal]
         api = api_of(exchange.target_path) if exchange is not None else errors.Api.OPENAI
-        self._metrics.refused(reason)
+        self._count(reason, exchange)
         retry_after_s = 1.0 if reason is Reason.OVERLOAD else None
         status, headers, body = errors.refusal(api, reason, detail, retry_after_s=retry_after_s)
         if exchange is not None and exchange.method:
             headers.append((b"x-request-id", self.request_id(exchange)))
         return status, headers, body
+
+    def _count(self, reason: Reason, exchange: Exchange | None) -> None:
+        """Whose it is, is known by its key here, if it has a good one."""
+        key = exchange.note if exchange is not None else None
+        if isinstance(key, Key):
+            self._metrics.refused(reason, tenant=key.owner.name, label=key.owner.label)
+        else:
+            self._metrics.refused(reason)

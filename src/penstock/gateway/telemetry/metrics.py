@@ -21,11 +21,14 @@ from penstock.core.values.request import Usage
 from penstock.core.values.retry import Failure
 from penstock.gateway.openai.errors import STATUS
 from penstock.gateway.telemetry.exposition import Levels, SeriesSource
+from penstock.gateway.telemetry.failures import Failures
 from penstock.gateway.telemetry.levels import ENDPOINTS_MAX, Collected, Gauges, RouterAliases
 from penstock.gateway.telemetry.production_stack import ProductionStack
 from penstock.gateway.telemetry.series import OTHER, Count, Counter, Histogram, HistogramSeries
+from penstock.gateway.telemetry.tenants import TenantSeries
 
 if TYPE_CHECKING:
+    from penstock.gateway.identity.caller import Caller
     from penstock.gateway.proxy.disagg.base import Division
     from penstock.gateway.proxy.journey import QueuedJourney
 
@@ -33,7 +36,6 @@ CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 MODELS_MAX = 500  # model labels; more are `other`
 MODEL_LINES_MAX = 90_000  # of the page, for all models: 500 of them in three bands
 _LINES_PER_BAND = 60  # of a model: three histograms and what stands beside them
-TENANTS_MAX = 1_000  # tenant labels; more are `other`
 _WAITS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
 _TIMES_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 _PACES_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
@@ -114,9 +116,8 @@ class Metrics:
             bounds=_OVERHEADS_S,
         )
         self._tokens = Counter("penstock_tokens", "Tokens, as engines told.", ["model", "kind"])
-        self._service = Counter(
-            "penstock_tenant_service_tokens", "Tokens each tenant got.", ["tenant"], most=TENANTS_MAX
-        )
+        self._tenants = TenantSeries()
+        self.failures = Failures()
         self._pace = Histogram(
             "penstock_time_per_output_token_seconds",
             "Between an answer's first and last token, per token.",
@@ -126,7 +127,7 @@ class Metrics:
         for series in (
             *(self._requests, self._queue_wait, self._dispatches, self._rejections, self._requeues),
             *(self._cancellations, self._ttft, self._request_time, self._overhead, self._tokens),
-            *(self._service, self._pace, self._prefills, self._prefill_time),
+            *(*self._tenants.all, self._pace, self._prefills, self._prefill_time),
         ):
             self._sources.append(series)
             self.counted.append(series)
@@ -142,7 +143,6 @@ class Metrics:
             lambda: float(self._reload_failed),
         )
         self._reload_failed = False
-        self._tenants: list[str] = []
         self._aliases = RouterAliases(snapshot, self)
         self._with_aliases = self._with_stack = False
         self._stack = ProductionStack(snapshot)
@@ -161,11 +161,7 @@ class Metrics:
 
     def follow(self, settings: Settings) -> None:
         """Count by the bands and tenants of these settings. What was counted stays, but for tenants that are gone."""
-        before, self._tenants = self._tenants, [*[tenant.name for tenant in settings.tenants], OTHER]
-        for gone in set(before) - set(self._tenants):
-            self._service.remove(gone)
-        for tenant in self._tenants:
-            self._service.labels(tenant)
+        self._tenants.follow(settings)
         self._bands[:] = [band.name for band in settings.bands]
         self._models_max = min(MODELS_MAX, MODEL_LINES_MAX // (_LINES_PER_BAND * len(self._bands)))
         for band in self._bands:
@@ -237,19 +233,24 @@ class Metrics:
         labels = self.model_label(journey.request.model), journey.band
         self._prefill_time.labels(*labels).observe(journey.elapsed_s() - division.since_s)
 
-    def requeued(self, action: Requeue) -> None:
+    def requeued(self, journey: QueuedJourney, action: Requeue) -> None:
         self._requeues.labels(action.cause).inc()
+        self.failures.retried(journey.caller.tenant, journey.endpoint, action.cause)
 
-    def refused(self, reason: Reason, *, model: str = OTHER, band: str = "") -> None:
-        """A request that never reached the scheduler."""
-        self._requests.labels(model, band, Outcome.REJECTED, reason).inc()
+    def refused(self, reason: Reason, *, tenant: str = "", label: str = OTHER) -> None:
+        """A request that never reached the scheduler. `tenant`: whose it was, as far as that is known by then."""
+        self._requests.labels(OTHER, "", Outcome.REJECTED, reason).inc()
         self._rejections.labels(reason).inc()
         if reason in self._alias_rejections:
             self._alias_rejections[reason].inc()
+        self._tenants.ended(label, Outcome.REJECTED, reason)
+        self.failures.note(tenant, "", Outcome.REJECTED, reason)
 
-    def passed(self, model: str, outcome: Outcome, reason: Reason | None) -> None:
+    def passed(self, model: str, caller: Caller, endpoint: str, outcome: Outcome, reason: Reason | None) -> None:
         """A request that needed no turn ended."""
         self._requests.labels(self.model_label(model), "", outcome, reason or "").inc()
+        self._tenants.ended(caller.tenant_label, outcome, reason)
+        self.failures.note(caller.tenant, endpoint, outcome, reason)
         if outcome is Outcome.REJECTED:
             assert reason is not None
             self._rejections.labels(reason).inc()
@@ -262,8 +263,16 @@ class Metrics:
             line.request_time.observe(journey.elapsed_s())
         else:
             self._not_answered(journey, outcome, reason)
+        caller, waited_s = journey.caller, None if outcome is Outcome.REJECTED else journey.waited_s()
+        self._tenants.ended(caller.tenant_label, outcome, reason, waited_s=waited_s)
+        self.failures.note(caller.tenant, journey.endpoint, outcome, reason)
         if journey.first_s is not None and journey.request.streamed:
             line.ttft.observe(journey.first_s - journey.started_s)
+            self._tenants.first_token(caller.tenant_label, journey.first_s - journey.started_s)
+
+    def answering(self, journey: QueuedJourney) -> None:
+        """A stream began."""
+        self.failures.first_token(journey.elapsed_s())
 
     def _not_answered(self, journey: QueuedJourney, outcome: Outcome, reason: Reason | None) -> None:
         band = journey.band
@@ -291,7 +300,7 @@ class Metrics:
             self._tokens.labels(model, "cached_prompt").inc(cached)
         if completion:
             self._tokens.labels(model, "completion").inc(completion)
-        self._service.labels(journey.caller.tenant_label).inc(prompt + completion)
+        self._tenants.served(journey.caller.tenant_label, prompt + completion)
         if self._with_stack:
             self._stack.used(journey.endpoint, prompt, cached)
         if journey.request.streamed and journey.first_s is not None and completion > 1:

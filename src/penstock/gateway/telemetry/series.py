@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
+from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
@@ -19,6 +20,7 @@ from penstock.gateway.telemetry.exposition import head, labels_of, number, sampl
 SERIES_MAX = 20_000  # of one counter, whoever chooses the labels; further ones count as `other`, in all labels
 HISTOGRAMS_MAX = 5_000  # of one histogram: each has some twenty lines
 OTHER = "other"
+Series = TypeVar("Series")
 
 
 class Count:
@@ -66,6 +68,10 @@ class Counter:
         """Add what another process counted."""
         if len(labels) == len(self._names) and len(values) == 1:
             self.labels(*labels).inc(values[0])
+
+    def forget(self, firsts: Set[str]) -> None:
+        """Remove all series whose first label is one of these."""
+        _forget(self._series, firsts)
 
     def lines(self) -> Iterator[str]:
         name = f"{self._name}_total"
@@ -130,6 +136,10 @@ class Histogram:
             times.counts = [have + int(more) for have, more in zip(times.counts, values, strict=False)]
             times.sum += values[-1]
 
+    def forget(self, firsts: Set[str]) -> None:
+        """Remove all series whose first label is one of these."""
+        _forget(self._series, firsts)
+
     def lines(self) -> Iterator[str]:
         name = self._name
         yield head(name, self._text, "histogram")
@@ -161,3 +171,8 @@ class Histogram:
                 buckets.append((le, float(total)))
             family.add_metric([str(value) for value in values], buckets, times.sum)
         yield family
+
+
+def _forget(series: dict[tuple[str, ...], Series], firsts: Set[str]) -> None:
+    for values in [values for values in series if values[0] in firsts]:
+        del series[values]

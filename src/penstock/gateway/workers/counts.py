@@ -12,6 +12,7 @@ from penstock.gateway.telemetry.metrics import Metrics
 from penstock.share.messages import Counted
 
 Row = tuple[int, list[str], list[float]]
+FAILURES = -1  # the number of what is no series: what ended badly, and whose it was
 
 
 class CountsTaker:
@@ -36,6 +37,7 @@ class CountsTaker:
                 added = [now - was for was, now in zip(before, values, strict=True)]
                 if any(added):
                     rows.append((number, list(labels), added))
+        rows += [(FAILURES, labels, values) for labels, values in self._metrics.failures.told()]
         return Counted(rows) if rows else None
 
 
@@ -43,5 +45,7 @@ def add(metrics: Metrics, rows: Iterable[Row]) -> None:
     """Add what a worker counted."""
     counted = metrics.counted
     for number, labels, values in rows:
-        if 0 <= number < len(counted):
+        if number == FAILURES:
+            metrics.failures.add(labels, values)
+        elif 0 <= number < len(counted):
             counted[number].add(tuple(labels), values)

@@ -1,0 +1,84 @@
+"""What is to be done about what the sentence says? One line for the first thing that is wrong; "" where nothing is.
+
+Whose hand it takes is said with it: an engine's log, an operator's verb, a setting, or the callers who come back.
+"""
+
+from __future__ import annotations
+
+from penstock.core.explain.snapshot import EndpointSnapshot, Snapshot
+from penstock.core.values.cause import Cause
+from penstock.core.values.outcome import Reason
+from penstock.gateway.admin.failing.lately import FailureGroup, Lately, of_note
+from penstock.gateway.admin.reasons import MISSING, short_name
+from penstock.gateway.telemetry.failures import Kind
+
+_MORE = "More engines help"
+WAITING: dict[Cause, str] = {
+    Cause.NO_BACKEND: "Start an engine that serves the model: requests wait for it as long as they may.",
+    Cause.WARMING: "Patience, or name the endpoints' `models` in the settings.",
+    Cause.EJECTED: "The engines' logs say why they fail; they are tried again by themselves.",
+    Cause.HELD: "The engines refuse what they are sent: give the endpoints fewer `slots`.",
+    Cause.RETURNING: "Patience: it is a matter of seconds.",
+    Cause.STUCK: "Restart the engines that show no movement; their logs say why.",
+    Cause.SLOTS_FULL: f"{_MORE}, or more `slots` where engines have room.",
+    Cause.ENGINE_QUEUE: "Give the endpoints fewer `slots`, or the band another `max_engine_waiting`.",
+    Cause.PREFILL_FULL: f"{_MORE}, or a higher `admission.max_prefill_tokens`.",
+    Cause.KV_FULL: f"{_MORE}, or shorter contexts.",
+    Cause.PACE: f"{_MORE}; the limit is `admission.max_time_per_output_token`.",
+    Cause.SHUNNED: "The engine's log says why it refused the request; another try comes.",
+    Cause.CLASS_SHARE: "Nothing: that is what shares are for. `admission.reserved_slots` says how many are kept.",
+    Cause.TENANT_CAP: "Nothing, unless the tenant may run more: its `limits.running`.",
+    Cause.AFFINITY: "Nothing: it is worth the wait. `routing.affinity_wait` says how long.",
+    Cause.PAUSED: "`penstock resume`, or `penstock endpoint resume NAME`, takes it back.",
+    Cause.TURN: "Nothing, as long as everybody gets the share that is meant: `weight`, bands and `min_share` say it.",
+}
+assert WAITING.keys() == set(Cause)
+_STATES = {
+    "down": "See whether {} runs, and what its log says",
+    "hung": "Restart {}: it takes connections and answers none",
+    "stuck": "Restart {}: it runs requests and shows no movement; its log says why",
+    "ejected": "See in the log of {} why it fails; it is tried again by itself",
+}
+_SHORT = f"{_MORE}, or less work: `limits` or `weight` of who sends most. Callers were told when to come back."
+_REASONS: dict[str, str] = {
+    Reason.QUEUE_FULL: _SHORT,
+    Reason.OVERLOAD: _SHORT,
+    Reason.QUEUE_TIMEOUT: f"{_SHORT} They waited in vain for `queue.max_wait`.",
+    Reason.DEADLINE_INFEASIBLE: f"{_MORE}, or longer deadlines.",
+    Reason.DEADLINE_MISSED: f"{_MORE}, or longer deadlines.",
+    Reason.DISPLACED: "Nothing, if bands are as they are meant: higher ones took the places.",
+    Reason.NO_ENDPOINT: "Start an engine that serves the model.",
+    Reason.STREAM_BROKEN: "See the log of {} for the moment when the streams broke: mostly memory, or a restart.",
+    Reason.UPSTREAM_TIMEOUT: "See whether {} is overloaded; the limit is `timeouts.first_byte`.",
+}
+
+
+def advice(snapshot: Snapshot, lately: Lately) -> str:
+    """One line, or nothing where all is well."""
+    if not snapshot.endpoints:
+        return "`penstock endpoint add URL`, or `endpoints:` in the settings and `penstock reload`."
+    if missing := [endpoint for endpoint in snapshot.endpoints if endpoint.state in MISSING]:
+        return _missing(missing, snapshot)
+    if snapshot.draining:
+        return "Nothing: it ends when what runs is over, or its time is."
+    if snapshot.paused or snapshot.drained:
+        return "`penstock resume` takes it back."
+    for kinds in ((Kind.BROKEN, Kind.FAILED), (Kind.REFUSED, Kind.EVICTED)):
+        if groups := of_note(lately, kinds):
+            return _failing(groups[0])
+    model = next((model for model in snapshot.models if model.waiting and model.cause is not None), None)
+    return WAITING[model.cause] if model is not None and model.cause is not None else ""
+
+
+def _missing(missing: list[EndpointSnapshot], snapshot: Snapshot) -> str:
+    first = missing[0]
+    others = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+    failure = f" (last: {first.failure})" if first.failure else ""
+    todo = f"{_STATES[first.state].format(short_name(first.name))}{failure}{others}."
+    left = any(endpoint.state == "up" for endpoint in snapshot.endpoints)
+    return f"{todo} {'The others carry its work.' if left else 'Requests wait for it as long as they may.'}"
+
+
+def _failing(group: FailureGroup) -> str:
+    where = short_name(group.endpoint) if group.endpoint else "the engines"
+    return _REASONS.get(group.reason, "See the log of {}.").format(where)

@@ -1,0 +1,215 @@
+"""What went wrong in the last minute, and whose is it? The sum of the rows of sixty looks, and its words.
+
+A look adds its rows and takes those of a minute ago away, so the sum costs what is new, not what is there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+
+import msgspec
+
+from penstock.core.values.outcome import Reason
+from penstock.core.values.retry import Failure as Retry
+from penstock.gateway.admin.events import printable
+from penstock.gateway.telemetry.failures import OTHERS, Failures, Kind, Mishap
+
+WINDOW_S = 60.0
+ROWS_SHOWN = 20
+TENANTS_NAMED = 3
+NAME_CHARS_MAX = 60
+SHARE_OF_NOTE = 0.01  # of the requests that ended: below it a failure is no reason to call anybody
+
+# What a reason says of requests. Those of `Kind.RETRIED` are failures of a dispatch.
+WORDS: dict[str, str] = {
+    Reason.BAD_REQUEST: "refused: not valid",
+    Reason.UNAUTHORIZED: "refused: no key, or a wrong one",
+    Reason.FORBIDDEN: "refused: not allowed",
+    Reason.MODEL_NOT_FOUND: "refused: nobody serves that model",
+    Reason.ENDPOINT_NOT_FOUND: "refused: no such endpoint",
+    Reason.CLIENT_TIMEOUT: "refused: sent too slowly",
+    Reason.REQUEST_TOO_LARGE: "refused: too large",
+    Reason.HEADER_TOO_LARGE: "refused: headers too large",
+    Reason.QUEUE_FULL: "refused: the queue is full",
+    Reason.TENANT_LIMIT: "refused: over a limit of the tenant",
+    Reason.DEADLINE_INFEASIBLE: "refused: could not be served in time",
+    Reason.ENDPOINT_OVERLOADED: "refused: the endpoint they name is full",
+    Reason.OVERLOAD: "refused: too much at once",
+    Reason.QUEUE_TIMEOUT: "timed out waiting",
+    Reason.DEADLINE_MISSED: "missed their deadline waiting",
+    Reason.DISPLACED: "gave their place to higher bands",
+    Reason.NO_ENDPOINT: "found no endpoint in service",
+    Reason.DRAINING: "refused: draining",
+    Reason.STORAGE_FULL: "refused: the storage is full",
+    Reason.UPSTREAM_ERROR: "got no answer",
+    Reason.UPSTREAM_TIMEOUT: "got no answer in time",
+    Reason.STREAM_BROKEN: "broken off",
+    Retry.CONNECT: "tried again: it could not be reached",
+    Retry.RESET: "tried again: it hung up",
+    Retry.BUSY: "tried again: it refused them as too many",
+    Retry.SERVER_ERROR: "tried again: it answered with errors",
+    Retry.FIRST_BYTE_TIMEOUT: "tried again: it said nothing in time",
+    Retry.MODEL_GONE: "tried again: it has no such model",
+    "stuck": "tried again: it showed no movement",
+}
+# What the callers of a request can mend by themselves, and what an operator set: no reason to call anybody.
+_THEIR_OWN = frozenset(
+    {
+        Reason.BAD_REQUEST,
+        Reason.UNAUTHORIZED,
+        Reason.FORBIDDEN,
+        Reason.MODEL_NOT_FOUND,
+        Reason.PATH_NOT_FOUND,
+        Reason.METHOD_NOT_ALLOWED,
+        Reason.ENDPOINT_NOT_FOUND,
+        Reason.CLIENT_TIMEOUT,
+        Reason.REQUEST_TOO_LARGE,
+        Reason.HEADER_TOO_LARGE,
+        Reason.WEBSOCKET_UNSUPPORTED,
+        Reason.TENANT_LIMIT,
+        Reason.DRAINING,
+    }
+)
+
+
+class FailureRow(msgspec.Struct, frozen=True):
+    """One line of the last minute's failures."""
+
+    kind: Kind
+    reason: str
+    tenant: str  #: "": not known
+    endpoint: str  #: "": none had a part in it
+    count: int
+    what: str  #: in words
+
+
+class FailureGroup(msgspec.Struct, frozen=True):
+    """All failures of the last minute with one reason."""
+
+    kind: Kind
+    reason: str
+    count: int
+    what: str  #: in words
+    whose: str  #: in words; "" where no tenant is known
+    endpoint: str  #: where, if all were at one
+
+
+class Lately(msgspec.Struct, frozen=True):
+    """The last minute."""
+
+    ended: int  #: requests, however they ended
+    refused: int
+    evicted: int
+    broken: int
+    failed: int
+    retried: int
+    first_token_p50_s: float | None  #: of streams, over the last seconds; None: none began
+    first_token_p99_s: float | None
+    groups: list[FailureGroup]  #: the most frequent first
+    rows: list[FailureRow]  #: the most frequent first
+    rows_more: int
+
+
+class FailureWindow:
+    """Sums up what `Failures` tells at each look."""
+
+    def __init__(self, failures: Failures) -> None:
+        self._failures = failures
+        self._looks: deque[tuple[float, Counter[Mishap], int]] = deque()  # when, what was new, and how many ended
+        self._sum: Counter[Mishap] = Counter()
+        self._ended = 0
+        self._ended_before = 0
+
+    def look(self, now: float) -> Counter[Mishap]:
+        """Take what is new, and give it."""
+        rows, ended = self._failures.take(), self._failures.ended - self._ended_before
+        self._ended_before = self._failures.ended
+        self._looks.append((now, rows, ended))
+        self._sum.update(rows)
+        self._ended += ended
+        while self._looks[0][0] <= now - WINDOW_S:
+            _, old, count = self._looks.popleft()
+            self._ended -= count
+            for row, number in old.items():
+                if self._sum[row] == number:
+                    del self._sum[row]
+                else:
+                    self._sum[row] -= number
+        return rows
+
+    def now(self, now: float) -> Lately:
+        """As of the last look."""
+        kinds: Counter[Kind] = Counter()
+        tenants: dict[tuple[Kind, str], Counter[str]] = {}
+        endpoints: dict[tuple[Kind, str], set[str]] = {}
+        for row, number in self._sum.items():
+            kinds[row.kind] += number
+            key = row.kind, row.reason
+            tenants.setdefault(key, Counter())[row.tenant] += number
+            endpoints.setdefault(key, set()).add(row.endpoint)
+        times = self._failures.first_tokens_s(now)
+        return Lately(
+            ended=self._ended,
+            refused=kinds[Kind.REFUSED],
+            evicted=kinds[Kind.EVICTED],
+            broken=kinds[Kind.BROKEN],
+            failed=kinds[Kind.FAILED],
+            retried=kinds[Kind.RETRIED],
+            first_token_p50_s=times and times[0],
+            first_token_p99_s=times and times[1],
+            groups=sorted(
+                [_group(kind, reason, of, endpoints[kind, reason]) for (kind, reason), of in tenants.items()],
+                key=lambda group: -group.count,
+            ),
+            rows=[
+                FailureRow(
+                    row.kind,
+                    row.reason,
+                    printable(row.tenant, NAME_CHARS_MAX),
+                    printable(row.endpoint, NAME_CHARS_MAX),
+                    number,
+                    words(row.kind, row.reason),
+                )
+                for row, number in self._sum.most_common(ROWS_SHOWN)
+            ],
+            rows_more=max(0, len(self._sum) - ROWS_SHOWN),
+        )
+
+
+def words(kind: Kind, reason: str) -> str:
+    """What happened, for people."""
+    return WORDS.get(reason, f"{kind}: {reason}")
+
+
+def of_note(lately: Lately, kinds: Iterable[Kind]) -> list[FailureGroup]:
+    """The failures of these kinds that somebody should know of; none where all of them together are next to nothing."""
+    groups = [group for group in lately.groups if group.kind in kinds and group.reason not in _THEIR_OWN]
+    return groups if sum(group.count for group in groups) >= max(1.0, SHARE_OF_NOTE * lately.ended) else []
+
+
+def said(group: FailureGroup) -> str:
+    """A group in a few words: `275 requests of nightly timed out waiting`."""
+    subject = "stream" if group.kind is Kind.BROKEN else "request"
+    number = f"{group.count:,} {subject}{'' if group.count == 1 else 's'}"
+    where = f" at {group.endpoint}" if group.endpoint else ""
+    if group.whose.startswith("of "):
+        return f"{number} {group.whose} {group.what}{where}"
+    return f"{number} {group.what}{where}" + (f" ({group.whose})" if group.whose else "")
+
+
+def _group(kind: Kind, reason: str, tenants: Counter[str], endpoints: set[str]) -> FailureGroup:
+    where = printable(next(iter(endpoints)), NAME_CHARS_MAX) if len(endpoints) == 1 else ""
+    return FailureGroup(kind, reason, sum(tenants.values()), words(kind, reason), whose(tenants), where)
+
+
+def whose(counts: Counter[str]) -> str:
+    """Of whom so many were: the first ones by name, the others as a number. Nobody's where no name is known."""
+    named = [(name, number) for name, number in counts.most_common() if name not in ("", OTHERS)]
+    rest = sum(counts.values()) - sum(number for _, number in named[:TENANTS_NAMED])
+    if len(counts) == 1 and named:
+        return f"of {printable(named[0][0], NAME_CHARS_MAX)}"
+    parts = [f"{number:,} of {printable(name, NAME_CHARS_MAX)}" for name, number in named[:TENANTS_NAMED]]
+    if parts and rest:
+        parts.append(f"{rest:,} of others")
+    return ", ".join(parts)

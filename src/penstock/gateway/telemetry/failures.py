@@ -1,0 +1,124 @@
+"""What ended badly since the last look, and whose was it? Counted as it happens, taken once a second by who watches.
+
+A failure is told by four words: what became of the request, the reason, the tenant, and the endpoint where one had a
+part in it. So a flood of a million refusals is one row with a number, and rows are bounded: past `ROWS_MAX` between
+two looks, tenants are no longer told apart, and then endpoints neither. Clients that hang up are no failure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from penstock.core.values.outcome import Outcome, Reason
+
+ROWS_MAX = 512  # between two looks
+OTHERS = "others"  # a tenant or an endpoint past that
+FIRST_TOKENS_MAX = 512  # remembered for the quantiles
+FIRST_TOKENS_S = 10.0  # long enough to have some, short enough to follow what happens
+_ENDED, _FIRST_TOKENS = "ended", "first_tokens"  # what else is told between processes
+_OWN_WISH = (Reason.CANCELLED, Reason.CLIENT_GONE, Reason.OPERATOR)
+
+
+class Kind(StrEnum):
+    """What became of a request that did not go well."""
+
+    REFUSED = "refused"  #: at the door
+    EVICTED = "evicted"  #: after it had waited
+    BROKEN = "broken"  #: its answer had begun
+    FAILED = "failed"  #: sent, and not answered
+    RETRIED = "retried"  #: sent, and back in the queue: its client notices a longer wait
+
+
+AT_ENDPOINTS = (Kind.BROKEN, Kind.FAILED, Kind.RETRIED)  # where an endpoint had a part in it
+
+
+class Mishap(NamedTuple):
+    """What happened to whose request where."""
+
+    kind: Kind
+    reason: str
+    tenant: str  #: "": not known, as it was refused before anybody asked
+    endpoint: str  #: "": none had a part in it
+
+
+class Failures:
+    """Counts since the start, rows since the last look."""
+
+    def __init__(self) -> None:
+        self.totals: dict[Kind, int] = dict.fromkeys(Kind, 0)
+        self.ended = 0  #: requests, however they ended
+        self._ended_told = 0
+        self._rows: Counter[Mishap] = Counter()
+        self._fresh: deque[float] = deque(maxlen=FIRST_TOKENS_MAX)  # times to first tokens since the last look
+        self._first_tokens: deque[tuple[float, float]] = deque(maxlen=FIRST_TOKENS_MAX)  # with the time of that look
+
+    def note(self, tenant: str, endpoint: str, outcome: Outcome, reason: Reason | None) -> None:
+        """A request ended. Nothing is noted where it went well, or its client wished it."""
+        self.ended += 1
+        if reason is None or outcome is Outcome.COMPLETED or reason in _OWN_WISH:
+            return
+        self._add(Mishap(_kind(outcome, reason), reason, tenant, endpoint), 1)
+
+    def retried(self, tenant: str, endpoint: str, cause: str) -> None:
+        """A request that was sent waits again."""
+        self._add(Mishap(Kind.RETRIED, cause, tenant, endpoint), 1)
+
+    def first_token(self, after_s: float) -> None:
+        """A stream began."""
+        self._fresh.append(after_s)
+
+    def take(self) -> Counter[Mishap]:
+        """What was noted since this was last asked."""
+        rows, self._rows = self._rows, Counter()
+        return rows
+
+    def first_tokens_s(self, now: float) -> tuple[float, float] | None:
+        """The median of the last seconds, and what 99 in 100 stay under; None where no stream began."""
+        self._first_tokens.extend([(now, after_s) for after_s in self._fresh])
+        self._fresh.clear()
+        times = sorted([after_s for at_s, after_s in self._first_tokens if now - at_s <= FIRST_TOKENS_S])
+        return (times[len(times) // 2], times[int(0.99 * len(times))]) if times else None
+
+    # --- several processes --------------------------------------------------------------------------------------------
+
+    def told(self) -> list[tuple[list[str], list[float]]]:
+        """All that was noted since this was last asked, for another process, which is the one that looks."""
+        rows = [([*row], [float(number)]) for row, number in self.take().items()]
+        if self.ended > self._ended_told:
+            rows.append(([_ENDED], [float(self.ended - self._ended_told)]))
+            self._ended_told = self.ended
+        if self._fresh:
+            rows.append(([_FIRST_TOKENS], [*self._fresh]))
+            self._fresh.clear()
+        return rows
+
+    def add(self, labels: Sequence[str], values: Sequence[float]) -> None:
+        """Add what another process told."""
+        if labels == [_FIRST_TOKENS]:
+            self._fresh.extend(values)
+        elif labels == [_ENDED]:
+            self.ended += int(sum(values))
+        elif len(labels) == len(Mishap._fields) and labels[0] in self.totals:
+            kind, reason, tenant, endpoint = labels
+            self._add(Mishap(Kind(kind), reason, tenant, endpoint), int(sum(values)))
+
+    def _add(self, row: Mishap, number: int) -> None:
+        self.totals[row.kind] += number
+        if row.kind not in AT_ENDPOINTS:
+            row = row._replace(endpoint="")
+        for whose in (row, row._replace(tenant=OTHERS), row._replace(tenant=OTHERS, endpoint=row.endpoint and OTHERS)):
+            if whose in self._rows or len(self._rows) < ROWS_MAX:
+                self._rows[whose] += number
+                return
+        self._rows[Mishap(row.kind, OTHERS, OTHERS, "")] += number  # a few more: one of each kind
+
+
+def _kind(outcome: Outcome, reason: Reason) -> Kind:
+    if outcome is Outcome.REJECTED:
+        return Kind.REFUSED
+    if outcome is Outcome.EVICTED:
+        return Kind.EVICTED
+    return Kind.BROKEN if reason is Reason.STREAM_BROKEN else Kind.FAILED

@@ -1,0 +1,86 @@
+"""Who got what, by tenant: how requests ended and why, how long they waited, and for the first token; tokens.
+
+Labels are the tenants of the settings, `TENANTS_MAX` of them; all others are `other`, as are requests that are refused
+before anybody asks whose they are. Times have fewer bounds here than elsewhere: some 25 lines a tenant in all, and one
+for each reason.
+"""
+
+from __future__ import annotations
+
+from penstock.config.model import Settings
+from penstock.core.values.outcome import Outcome, Reason
+from penstock.gateway.telemetry.series import OTHER, Count, Counter, Histogram, HistogramSeries
+
+TENANTS_MAX = 1_000  # tenant labels; more are `other`
+_TIMES_S = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class _TenantLine:
+    """What is counted of nearly every request of a tenant: its series, looked up once."""
+
+    __slots__ = ("completed", "service", "ttft", "wait")
+
+    def __init__(self, completed: Count, wait: HistogramSeries, ttft: HistogramSeries, service: Count) -> None:
+        self.completed = completed
+        self.wait = wait
+        self.ttft = ttft
+        self.service = service
+
+
+class TenantSeries:
+    """All series with a tenant."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, _TenantLine] = {}
+        self._requests = Counter(
+            "penstock_tenant_requests", "Requests of each tenant that ended.", ["tenant", "outcome", "reason"]
+        )
+        self._wait = Histogram(
+            "penstock_tenant_queue_wait_seconds",
+            "Time in the queue, of requests that left it.",
+            ["tenant"],
+            bounds=_TIMES_S,
+        )
+        self._ttft = Histogram(
+            "penstock_tenant_ttft_seconds",
+            "From the whole request to the answer's first byte, of streams.",
+            ["tenant"],
+            bounds=_TIMES_S,
+        )
+        self._service = Counter("penstock_tenant_service_tokens", "Tokens each tenant got.", ["tenant"])
+        self.all: tuple[Counter | Histogram, ...] = (self._requests, self._wait, self._ttft, self._service)
+
+    def follow(self, settings: Settings) -> None:
+        """Count by these tenants. What was counted stays, but for those that are gone."""
+        names = [*[tenant.name for tenant in settings.tenants][: TENANTS_MAX - 1], OTHER]
+        if gone := self._lines.keys() - set(names):
+            for series in self.all:
+                series.forget(gone)
+        self._lines = {name: self._line(name) for name in names}
+
+    def ended(self, tenant: str, outcome: Outcome, reason: Reason | None, *, waited_s: float | None = None) -> None:
+        """A request ended. `waited_s`: None where it never was in the queue."""
+        label = tenant if tenant in self._lines else OTHER
+        line = self._lines[label]
+        if outcome is Outcome.COMPLETED and reason is None:
+            line.completed.inc()
+        else:
+            self._requests.labels(label, outcome, reason or "").inc()
+        if waited_s is not None:
+            line.wait.observe(waited_s)
+
+    def first_token(self, tenant: str, after_s: float) -> None:
+        """A stream began."""
+        (self._lines.get(tenant) or self._lines[OTHER]).ttft.observe(after_s)
+
+    def served(self, tenant: str, tokens: int) -> None:
+        """A tenant's prompt was read, or its answer written."""
+        (self._lines.get(tenant) or self._lines[OTHER]).service.inc(tokens)
+
+    def _line(self, name: str) -> _TenantLine:
+        return _TenantLine(
+            self._requests.labels(name, Outcome.COMPLETED, ""),
+            self._wait.labels(name),
+            self._ttft.labels(name),
+            self._service.labels(name),
+        )

@@ -1,0 +1,229 @@
+"""Failures are told with whose they are: in the sentence, in events that stay few, in the minute's rows, as curves."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from penstock.core.values.outcome import Outcome, Reason
+from penstock.core.values.retry import Failure as Retry
+from penstock.gateway.admin.events import EventLog
+from penstock.gateway.admin.failing.advice import advice
+from penstock.gateway.admin.failing.incidents import LONG_S, OPEN_MAX, QUIET_S, Incidents
+from penstock.gateway.admin.failing.lately import _THEIR_OWN, ROWS_SHOWN, WINDOW_S, WORDS, FailureWindow
+from penstock.gateway.admin.headline import headline, tone
+from penstock.gateway.admin.history import CURVES, History
+from penstock.gateway.telemetry.failures import Failures
+from penstock.sim.checks.invariants import CheckedScheduler
+from tests.core.drive import scheduler
+from tests.gateway.admin.test_admin_state import state
+from tests.gateway.conftest import World, chat, fault
+
+
+class Minute:
+    """Failures that happen, and everything that tells of them."""
+
+    def __init__(self, made: CheckedScheduler | None = None) -> None:
+        self.made = made or scheduler(None, **{"gpu-0": 8, "gpu-1": 8})
+        self.failures = Failures()
+        self.events = EventLog(wall=lambda: 7.0)
+        self.last = FailureWindow(self.failures)
+        self.incidents = Incidents(self.events)
+
+    def happens(self, count: int, tenant: str, outcome: Outcome, reason: Reason | None, endpoint: str = "") -> None:
+        for _ in range(count):
+            self.failures.note(tenant, endpoint, outcome, reason)
+
+    def look(self, now: float) -> None:
+        self.incidents.look(self.last.look(now), self.made.snapshot(now=now), now)
+
+    def texts(self) -> list[str]:
+        return [event.text for event in self.events.latest()]
+
+
+def test_a_killed_engine_is_one_event_with_whose_streams_it_broke() -> None:
+    minute = Minute()
+    minute.happens(9, "nightly", Outcome.FAILED, Reason.STREAM_BROKEN, "gpu-0")
+    minute.look(1.0)
+    assert minute.texts() == ["gpu-0 broke 9 streams of nightly"]
+    minute.happens(6, "team-a", Outcome.FAILED, Reason.STREAM_BROKEN, "gpu-0")
+    minute.made.endpoint_down("gpu-0", now=1.5)
+    minute.look(2.0)
+    assert minute.texts() == ["gpu-0 (down) broke 15 streams: 9 of nightly, 6 of team-a, in 1.0 s"]
+
+
+def test_a_flood_that_times_out_is_one_event_that_counts_on_until_it_is_quiet() -> None:
+    minute = Minute()
+    for at in range(275):
+        minute.happens(1, "nightly", Outcome.EVICTED, Reason.QUEUE_TIMEOUT)
+        minute.look(at / 10)
+    assert minute.texts() == ["275 requests of nightly timed out waiting, in 27.4 s"]
+    minute.look(27.4 + QUIET_S)
+    minute.happens(1, "nightly", Outcome.EVICTED, Reason.QUEUE_TIMEOUT)
+    minute.look(90.0)
+    assert minute.texts() == [
+        "1 request of nightly timed out waiting",
+        "275 requests of nightly timed out waiting, in 27.4 s",
+    ]
+
+
+def test_the_log_hears_of_an_incident_twice_at_its_begin_and_in_all(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    minute = Minute()
+    for at in range(20):
+        minute.happens(1, "a", Outcome.REJECTED, Reason.QUEUE_FULL)
+        minute.look(float(at))
+    minute.look(19.0 + QUIET_S)
+    assert [record.message for record in caplog.records] == [
+        "failure: 1 request of a refused: the queue is full",
+        "failure, in all: 20 requests of a refused: the queue is full, in 19.0 s",
+    ]
+
+
+def test_events_stay_few_however_much_fails_where_and_whose_it_is() -> None:
+    minute = Minute()
+    for at in range(100):
+        for tenant in range(100):
+            minute.happens(1, f"t{tenant}", Outcome.FAILED, Reason.STREAM_BROKEN, f"gpu-{at}")
+            minute.happens(1, f"t{tenant}", Outcome.REJECTED, Reason.QUEUE_FULL)
+        minute.look(at / 10)
+    texts = minute.texts()
+    assert len(texts) == OPEN_MAX + 1, "and one for all endpoints beyond that"
+    broken = [int(text.split(" broke ")[1].split()[0].replace(",", "")) for text in texts if " broke " in text]
+    assert sum(broken) == 10_000
+    assert any(text.startswith("10,000 requests refused: the queue is full: 100 of t0, ") for text in texts)
+    assert all(len(text) < 300 for text in texts)
+
+
+def test_an_incident_without_end_begins_again_so_that_it_is_seen() -> None:
+    minute = Minute()
+    for at in range(int(2.5 * LONG_S)):
+        minute.happens(1, "a", Outcome.REJECTED, Reason.QUEUE_FULL)
+        minute.look(float(at))
+    assert len(minute.texts()) == 3
+
+
+def test_who_looks_around_makes_no_events() -> None:
+    minute = Minute()
+    minute.happens(50, "", Outcome.REJECTED, Reason.PATH_NOT_FOUND)
+    minute.happens(2, "", Outcome.REJECTED, Reason.UNAUTHORIZED)
+    minute.look(1.0)
+    assert minute.texts() == ["2 requests refused: no key, or a wrong one"]
+
+
+# --- the sentence -----------------------------------------------------------------------------------------------------
+
+
+def test_what_broke_and_what_was_refused_stands_in_the_sentence_with_whose_it_was() -> None:
+    minute = Minute()
+    minute.happens(15, "nightly", Outcome.FAILED, Reason.STREAM_BROKEN, "gpu-0")
+    minute.happens(30, "nightly", Outcome.REJECTED, Reason.QUEUE_FULL)
+    minute.happens(10, "team-a", Outcome.REJECTED, Reason.QUEUE_FULL)
+    minute.made.endpoint_down("gpu-0", now=0.5)
+    minute.look(1.0)
+    picture, lately = minute.made.snapshot(now=1.0), minute.last.now(1.0)
+    assert headline(picture, "", lately) == (
+        "gpu-0 is down. Last minute: 15 streams of nightly broken off at gpu-0. Idle: nothing waits, nothing runs."
+        " Last minute: 40 requests refused: the queue is full (30 of nightly, 10 of team-a)."
+    )
+    assert tone(picture, lately) == "bad"
+    assert advice(picture, lately) == "See whether gpu-0 runs, and what its log says. The others carry its work."
+    assert "Last minute" not in headline(picture, "", FailureWindow(Failures()).now(1.0))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "expected"),
+    [
+        (Outcome.FAILED, Reason.STREAM_BROKEN, "bad"),
+        (Outcome.EVICTED, Reason.QUEUE_TIMEOUT, "busy"),
+        (Outcome.REJECTED, Reason.QUEUE_FULL, "busy"),
+        (Outcome.REJECTED, Reason.BAD_REQUEST, "ok"),  # its caller can mend it, and nobody else
+        (Outcome.REJECTED, Reason.TENANT_LIMIT, "ok"),  # an operator set it
+    ],
+)
+def test_failures_change_the_tone_where_somebody_should_look(outcome: Outcome, reason: Reason, expected: str) -> None:
+    minute = Minute()
+    minute.happens(10, "a", outcome, reason, "gpu-0")
+    minute.look(1.0)
+    picture = minute.made.snapshot(now=1.0)
+    assert tone(picture, minute.last.now(1.0)) == expected
+    minute.happens(2_000, "a", Outcome.COMPLETED, None)
+    minute.look(2.0)
+    assert tone(picture, minute.last.now(2.0)) == "ok", "next to nothing of what was served"
+
+
+def test_a_minute_later_it_is_over() -> None:
+    minute = Minute()
+    minute.happens(10, "a", Outcome.EVICTED, Reason.QUEUE_TIMEOUT)
+    for at in range(int(WINDOW_S) + 1):
+        minute.look(float(at))
+        assert minute.last.now(float(at)).evicted == (10 if at < WINDOW_S else 0)
+    assert minute.last.now(60.0).rows == []
+    assert minute.last.now(60.0).ended == 0
+    assert not minute.last._sum
+
+
+def test_the_minutes_rows_are_the_most_frequent_and_few() -> None:
+    minute = Minute()
+    for at in range(100):
+        minute.happens(at + 1, f"t{at}", Outcome.REJECTED, Reason.QUEUE_FULL)
+    minute.look(1.0)
+    lately = minute.last.now(1.0)
+    assert (len(lately.rows), lately.rows_more, lately.refused) == (ROWS_SHOWN, 100 - ROWS_SHOWN, 5_050)
+    assert (lately.rows[0].tenant, lately.rows[0].count) == ("t99", 100)
+
+
+def test_every_reason_and_every_failure_of_a_dispatch_has_its_words() -> None:
+    unsaid = {Reason.PATH_NOT_FOUND, Reason.METHOD_NOT_ALLOWED, Reason.WEBSOCKET_UNSUPPORTED}
+    unsaid |= {Reason.CANCELLED, Reason.CLIENT_GONE, Reason.OPERATOR}
+    assert {*Reason} - unsaid <= WORDS.keys()
+    assert {*Retry} - {Retry.BROKEN} <= WORDS.keys(), "what broke is not tried again"
+    assert not unsaid & WORDS.keys()
+    assert {*Reason} >= _THEIR_OWN
+
+
+# --- curves, and over HTTP --------------------------------------------------------------------------------------------
+
+
+def test_failures_and_first_tokens_are_curves() -> None:
+    minute, history = Minute(), History()
+    history.add(minute.made.snapshot(now=0.0), minute.failures, 0.0)
+    minute.happens(6, "a", Outcome.EVICTED, Reason.QUEUE_TIMEOUT)
+    minute.happens(4, "a", Outcome.FAILED, Reason.STREAM_BROKEN, "gpu-0")
+    minute.failures.first_token(0.25)
+    history.add(minute.made.snapshot(now=2.0), minute.failures, 2.0)
+    history.add(minute.made.snapshot(now=60.0), minute.failures, 60.0)
+    fine = msgspec.json.decode(msgspec.json.encode(history.curves()))["fine"]
+    assert fine.keys() == set(CURVES)
+    assert fine["evicted_per_s"] == [0, 3, 0]
+    assert fine["broken_per_s"] == [0, 2, 0]
+    assert fine["first_token_p50_s"] == [None, 0.25, None], "no stream is no time of nothing"
+
+
+async def test_a_broken_stream_is_seen_with_its_tenant_and_its_endpoint(world: World) -> None:
+    engine = await world.engine()
+    await world.gateway()
+    fault(engine, "die", count=1, after_bytes=200)
+    await world.ask(body=chat(tokens=50, stream=True), headers={"X-Tenant-Id": "nightly"})
+    world.gate._watch.tick()
+    name = engine.url.removeprefix("http://")
+    seen = await state(world)
+    assert f"Last minute: 1 stream of nightly broken off at {name}." in seen["headline"]
+    assert seen["events"][0]["text"].startswith(f"{name} broke 1 stream of nightly")
+    assert seen["tone"] == "bad"
+    assert name in seen["advice"]
+    assert (seen["lately"]["broken"], seen["lately"]["ended"]) == (1, 1)
+    assert seen["lately"]["rows"][0]["tenant"] == "nightly"
+    assert seen["lately"]["first_token_p50_s"] > 0
+
+
+async def test_a_retry_that_no_client_sees_is_seen_here(world: World) -> None:
+    first, second = await world.engine(), await world.engine()
+    await world.gateway()
+    fault(first, "error", count=1)
+    fault(second, "error", count=1)
+    assert (await world.chat()).status == 200
+    world.gate._watch.tick()
+    seen = await state(world)
+    assert seen["lately"]["retried"] >= 1
+    assert any("tried again: it answered with errors" in event["text"] for event in seen["events"])
