@@ -153,6 +153,7 @@ HELD_BY: dict[str, str] = {
     "identity.anonymous.limits.queued_tokens": LIMITS,
     "identity.anonymous.limits.requests_per_minute": HERE + "test_callers_without_a_key_have_rates_together",
     "identity.anonymous.limits.tokens_per_minute": HERE + "test_callers_without_a_key_have_rates_together",
+    "autoscale.*": "autoscale::test_every_target_of_the_rule_is_a_setting",
     "observe.interval": HERE + "test_gauges_are_read_as_often_as_is_set_and_faster_while_somebody_waits",
     "observe.fast_interval": HERE + "test_gauges_are_read_as_often_as_is_set_and_faster_while_somebody_waits",
     "metrics.aliases": "metrics::test_the_routers_names_are_there_for_who_asks",

@@ -444,6 +444,7 @@ EVERYTHING: list[dict[str, Any]] = [
             "allowed_origins": ["https://chat.example"],
         },
         "observe": {"interval": 7, "fast_interval": 3},
+        "autoscale": {"target_wait": 30, "saturation": 0.7, "start": 120, "keep": 600},
         "metrics": {"aliases": ["vllm_router"]},
         "admin": {"token": "number-one", "read_token": "number-two"},
         "log": {"format": "json", "access": True, "routing": True},

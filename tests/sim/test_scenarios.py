@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.sim.engine.profiles import EngineConfig
+from penstock.sim.scenarios.autoscale import RIVALS, RULE, SHAPES, TURNS_PLAY, scaled
 from penstock.sim.scenarios.base import STANDARD, Variant, run
 from penstock.sim.scenarios.registry import SCENARIOS, Setup
 from penstock.sim.world.workload import Constant, InFlight, Stream
@@ -89,3 +90,22 @@ def test_a_light_tenant_on_a_cold_gateway_waits_no_longer_than_later(slots: int,
     done = run(Setup(1, 60.0), Variant("cold", engines=(engine,)), (flood, light), warm_s=0.0)
     waits = [j.queue_s for j in sorted(done.journeys("light".__eq__), key=lambda j: j.job.at_s)]
     assert max(waits[9:30]) <= 2.0 * max(waits[30:])
+
+
+# --- autoscaling ------------------------------------------------------------------------------------------------------
+
+
+def test_engines_are_wanted_for_fewer_hours_than_by_queue_length_or_utilisation() -> None:
+    """A part of the scenario, for its time: the full one is `penstock simulate --scenario autoscale`."""
+    setup, (ramp, _, from_zero) = Setup(1, 1800.0), SHAPES
+    ours = scaled(setup, ramp, RULE, 1.0)
+    queue, utilisation = RIVALS
+    waiting, busy = scaled(setup, ramp, queue, 5.0), scaled(setup, ramp, utilisation, 0.8)
+    assert ours.engine_hours < 0.8 * waiting.engine_hours
+    assert ours.p99_s < 0.2 * waiting.p99_s
+    assert ours.engine_hours < 0.5 * busy.engine_hours
+    assert ours.turns <= ramp.turns + TURNS_PLAY
+    ours, cheapest = scaled(setup, from_zero, RULE, 1.0), scaled(setup, from_zero, queue, 20.0)
+    assert ours.engine_hours < cheapest.engine_hours
+    assert ours.p99_s < cheapest.p99_s
+    assert ours.turns <= from_zero.turns + TURNS_PLAY

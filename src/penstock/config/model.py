@@ -17,7 +17,7 @@ from penstock.config.sections.batch import BatchSection
 from penstock.config.sections.discovery import SOURCES_MAX, SourceSection
 from penstock.config.sections.locality import Instance, KvEvents
 from penstock.config.sections.models import ModelSection
-from penstock.config.sections.operation import Admin, Log, Tracing
+from penstock.config.sections.operation import Admin, AutoscaleSection, Log, Tracing
 from penstock.config.sections.policies import OrderingName, OrderingNameOrEmpty
 from penstock.config.sections.routing import RoutingSection
 from penstock.config.sections.section import Section, setting
@@ -340,6 +340,7 @@ class Settings(Section):
     tenants: Annotated[tuple[Tenant, ...], BeforeValidator(values.items(0, TENANTS_MAX))] = ()
     identity: Identity = setting(Identity(), "", validate_default=True)
     observe: Observe = Observe()
+    autoscale: AutoscaleSection = AutoscaleSection()
     metrics: MetricsSection = MetricsSection()
     admin: Admin = Admin()
     state_dir: values.OptionalFile = setting(

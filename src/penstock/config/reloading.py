@@ -55,6 +55,7 @@ RULES: dict[str, Rule] = {
     "identity": Rule(_ARRIVALS),
     "identity.anonymous": Rule("at once: the weight, and the limits with what was left of them"),
     "observe": Rule("with the next reading"),
+    "autoscale": Rule("within a second"),
     "metrics": Rule("with the next scrape"),
     "log": Rule("at once; `--log-level` stays"),
     "tracing": Rule(_ARRIVALS),

@@ -101,6 +101,7 @@ class Scheduler:
         self.allowance = questions.allowance
         self.explain = questions.explain
         self.snapshot = questions.snapshot
+        self.loads = questions.loads
 
     @property
     def waits(self) -> bool:

@@ -23,6 +23,7 @@ from penstock.gateway.admin.requests import RequestVerbs
 from penstock.gateway.admin.routes import AdminRoutes
 from penstock.gateway.admin.verbs import EndpointVerbs
 from penstock.gateway.admin.watch import GatewayFacts, Watch
+from penstock.gateway.builtin.autoscale import Autoscale
 from penstock.gateway.builtin.engine_paths import EnginePaths
 from penstock.gateway.builtin.paths import OwnPaths
 from penstock.gateway.certificate import Certificate
@@ -105,6 +106,9 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         request_id=app.refusals.request_id,
     )
     app.serve(engine_paths)
+    autoscale = Autoscale(driver, catalog, app.refusals.refuse)
+    metrics.add_source(autoscale)
+    app.serve(autoscale)
     if batch is not None:
         app.serve(batch.routes)
     office: Office | None = None
@@ -130,7 +134,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
     server = HttpServer(handler, settings_map.server_limits(settings), wall_clock=clock.wall)
     certificate = Certificate()
     reads_requests = (callers, affinities, heartbeats, catalog, settings_map.ToServer(server), auth, own_token)
-    reports = (origins, metrics, reporting, app, settings_map.ToLog())
+    reports = (origins, metrics, reporting, app, autoscale, settings_map.ToLog())
     reload = Reload(
         settings,
         read or (lambda: settings),
@@ -170,6 +174,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         own_token=own_token,
         certificate=certificate,
         reporting=reporting,
+        autoscale=autoscale,
         batch=batch,
         office=office,
     )

@@ -14,6 +14,7 @@ from penstock.config.model import LimitsSection
 from penstock.gateway import early_signals
 from penstock.gateway.admin.own_token import OwnToken
 from penstock.gateway.admin.watch import Watch
+from penstock.gateway.builtin.autoscale import Autoscale
 from penstock.gateway.certificate import Certificate
 from penstock.gateway.endpoints.discovery.base import Discovery
 from penstock.gateway.endpoints.registry import EndpointRegistry
@@ -56,6 +57,7 @@ class Gateway:
         own_token: OwnToken,
         certificate: Certificate,
         reporting: Reporting,
+        autoscale: Autoscale,
         batch: BatchService | None = None,
         office: Office | None = None,
     ) -> None:
@@ -71,6 +73,7 @@ class Gateway:
         self.own_token = own_token
         self._certificate = certificate
         self._reporting = reporting
+        self._autoscale = autoscale
         self._tasks: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
@@ -104,7 +107,8 @@ class Gateway:
         self._discovery.start()
         if self._batch is not None:
             self._batch.start()
-        self._tasks = [loop.create_task(self._measure_lag()), loop.create_task(self._watch.run())]
+        forever = (self._measure_lag(), self._watch.run(), self._autoscale.run())
+        self._tasks = [loop.create_task(work) for work in forever]
         if self.office is not None:
             await self._start_workers(self.office)
         shown = f"[{host}]" if ":" in host else host or "0.0.0.0"

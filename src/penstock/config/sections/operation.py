@@ -35,6 +35,21 @@ class Admin(Section):
         return self.token is not None or self.read_token is not None
 
 
+class AutoscaleSection(Section):
+    """How many endpoints `/autoscale` wants for a model (docs/autoscaling.md)."""
+
+    target_wait: values.Duration = setting(
+        60.0, "The queue that stands when new endpoints begin to serve is to be gone within this.", gt=0
+    )
+    saturation: values.Number = setting(0.85, "The share of the slots that is to be in use.", gt=0, le=1)
+    start: values.Duration = setting(
+        60.0,
+        "How long an engine takes from being asked for to its first request: load is looked at so far ahead.",
+        ge=0,
+    )
+    keep: values.Duration = setting(300.0, "What was wanted so recently is wanted still.", ge=0)
+
+
 class Log(Section):
     """What is logged, on standard error. Prompts, answers, keys and tokens never are."""
 

@@ -270,6 +270,7 @@ class Recorder:
             self._shares.model(entry.model).refused += 1
         else:
             model.ended += 1
+            model.served_s += now - trail.sent.at_s if trail.sent is not None else 0.0
             if usage is not None:
                 model.prompt_tokens += usage.prompt_tokens
                 model.output_tokens += usage.completion_tokens

@@ -53,6 +53,7 @@ class ModelMeter:
         "prompt_tokens",
         "refused",
         "running",
+        "served_s",
         "tried",
         "waits_s",
     )
@@ -62,6 +63,7 @@ class ModelMeter:
         self.running = 0
         self.dispatched = 0
         self.ended = 0  # after a dispatch
+        self.served_s = 0.0  # that these were at an endpoint, all together
         self.refused = 0  # rejected or evicted
         self.tried = 0  # sent although they were forecast to miss their deadlines
         self.prompt_tokens = 0

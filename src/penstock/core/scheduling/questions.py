@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable
 
 from penstock.core.endpoints.endpoint import least_loaded
+from penstock.core.explain.endpoints_wanted import ModelLoad, loads_now
 from penstock.core.explain.explanation import Explanation
 from penstock.core.explain.snapshot import (
     Snapshot,
@@ -139,6 +140,10 @@ class Questions:
             return None
         wait_s = state.estimated_wait_s(entry, now) if entry.state is State.WAITING else None
         return state.recorder.explain(entry, estimated_wait_s=wait_s, now=now)
+
+    def loads(self) -> dict[str, ModelLoad]:
+        """How much each model has to do, and with what: what an autoscaler's rule is told once a second."""
+        return loads_now(self._state.queues.bands, self._state.pool, self._state.shares)
 
     def snapshot(self, *, now: float) -> Snapshot:
         """Returns the picture of this moment."""

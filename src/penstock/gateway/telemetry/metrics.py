@@ -181,6 +181,10 @@ class Metrics:
     def queue_wait_samples(self) -> Iterable[Metric]:
         return self._queue_wait.collect()
 
+    def add_source(self, source: SeriesSource) -> None:
+        """Print the series of something else, too."""
+        self._sources.append(source)
+
     def add(self, collector: Collector) -> None:
         """Print what somebody else collects, too."""
         self._sources.append(Collected(collector))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from penstock.sim.scenarios import (
+    autoscale as scenario_autoscale,
+)
+from penstock.sim.scenarios import (
     bands,
     isolation,
     shares,
@@ -40,6 +43,7 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario("engine_death", "an engine dies and comes back", 120.0, trouble.engine_death),
         Scenario("frozen_engine", "one of two engines stands still for 5 s", 120.0, trouble.frozen_engine),
         Scenario("cancel_storm", "half of the clients hang up", 120.0, trouble.cancel_storm),
+        Scenario("autoscale", "how many engines, on loads that change", 1800.0, scenario_autoscale.autoscale),
         Scenario("grouping", "shared documents, with followers and without", 210.0, scenario_grouping.grouping),
         Scenario("estimates_wrong", "estimates wrong by 10x", 320.0, shares.estimates_wrong),
     )
