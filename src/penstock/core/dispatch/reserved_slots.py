@@ -60,12 +60,6 @@ class ReservedSlots:
         """A request of a light flow came while others waited."""
         _of(self._arrivals, model).note(now)
 
-    def taken_back(self, model: str, arrivals: int, now: float) -> None:
-        """So many of the latest arrivals turned out to be the beginning of a flood."""
-        rate = self._arrivals.get(model)
-        if rate is not None:
-            rate.take_back(now, arrivals)
-
     def freed(self, model: str, now: float) -> None:
         """A lease ended."""
         _of(self._freed, model).note(now)

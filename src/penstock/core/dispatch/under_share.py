@@ -27,7 +27,6 @@ RESERVE_REVIEW_S = 1.0  # how often a reserve is looked at again; light arrivals
 FORESEEN_SLOTS_MAX = 64  # of a pool whose leases' ends are foreseen one by one; rates are exact enough beyond
 DEMAND_WINDOW_S = 30.0  # some tens of requests of a light flow; shorter calls a burst of three a flood
 UNDER_SHARE_WAITING_MAX = 3  # requests of a light flow that wait: more is a backlog, whatever it holds and asked for
-BURST_S = 1.0  # what counts as one moment: a script that starts forty calls takes a part of it
 DEMAND_PLAY = 2.0  # a handful of requests of very different sizes is easily twice its mean
 
 
@@ -72,23 +71,7 @@ class UnderShare:
             self._queues.bands[entry.request.band].note_under_share(node, model)
             crowded = any(model in band.tree.root.backlog for band in self._queues.bands)
             if crowded and node.waiting <= UNDER_SHARE_WAITING_MAX:
-                if now - node.burst_s > BURST_S:
-                    node.burst, node.burst_s = 0, now
-                node.burst += 1
                 self._reserved.arrived(model, now)
-        if node.burst and node.waiting > UNDER_SHARE_WAITING_MAX:
-            self._is_backlog(node, model, now)
-
-    def _is_backlog(self, node: Node, model: str, now: float) -> None:
-        """A flow has a backlog. If it came in one moment, no slots are reserved for its first requests after all.
-
-        The first requests of a flood look like those of a light flow. Two teams with forty requests each, at once,
-        would otherwise keep slots free from each other, for nobody, until their first requests were forgotten. The very
-        first to wait counts for neither: nobody waited before it.
-        """
-        if now - node.burst_s <= BURST_S and node.burst >= node.waiting - 1:
-            self._reserved.taken_back(model, node.burst, now)
-        node.burst = 0
 
     def returned(self, entry: Entry, now: float) -> None:
         """A request is about to join its flow again: slots are reserved for it, but it counts as one arrival."""

@@ -33,8 +33,6 @@ class Node:
     __slots__ = (
         "active_weight",
         "backlog",
-        "burst",
-        "burst_s",
         "children",
         "demand",
         "demand_s",
@@ -75,8 +73,6 @@ class Node:
         self.left_s = 0.0
         self.demand = 0.0  # work asked for recently, fading; as of `demand_s`
         self.demand_s = 0.0
-        self.burst = 0  # arrivals of one moment that slots were reserved for
-        self.burst_s = -math.inf  # when the first of them came
         self.held = False  # passed over, whatever waits below it
 
     @property

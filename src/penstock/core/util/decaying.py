@@ -58,10 +58,6 @@ class DecayingRate:
             self._since_s = now
         self._amount.add(amount, now)
 
-    def take_back(self, now: float, amount: float) -> None:
-        """So much of what was noted did not happen; never more than what is left."""
-        self._amount.set(max(0.0, self._amount.at(now) - amount), now)
-
     @property
     def measured(self) -> bool:
         """Whether anything was noted yet."""
