@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.scheduler import Bench
 
 from penstock.core.queueing.entry import Entry
+from penstock.core.routing.policies.base import Choice
 from penstock.core.scheduler import Scheduler
 from penstock.core.values.lifecycle import Event
 from penstock.core.values.request import Request, Usage
@@ -74,7 +75,7 @@ def recording_s(scheduler: Scheduler, tenants: int) -> float:
             recorder.arrived(entry, 1.0)
             recorder.waits(entry, 1.0)
         for entry in entries:
-            recorder.sent(entry, pool[:1], pool[0], 2.0)
+            recorder.sent(entry, pool[:1], Choice(pool[0]), 2.0)
             recorder.first_byte(entry, 3.0)
             recorder.released(entry)
             recorder.ended(entry, None, _USAGE, 4.0)

@@ -8,7 +8,7 @@ from typing import Any
 from playwright.async_api import Page
 
 from tests.gateway.admin.test_admin_state import crowded, let_go
-from tests.gateway.conftest import World, chat, request
+from tests.gateway.conftest import World, chat, fault, request
 from tests.page.conftest import Window
 
 FRAME_MS_MAX = 100
@@ -85,6 +85,75 @@ async def test_it_pauses_everything_and_resumes(world: World, window: Window) ->
     await window.says("Paused: everything.")
     await window.page.click('#stops button[data-verb="resume"]')
     await window.says("Idle: nothing waits, nothing runs.")
+
+
+async def test_it_shows_failures_with_whose_they_are(world: World, window: Window) -> None:
+    engine = await world.engine()
+    await world.gateway(queue={"max_wait": 0.2})
+    await window.open(world)
+    await window.says("Nothing failed in the last minute.", "#failures")
+    fault(engine, "die", count=1, after_bytes=200)
+    broken = await world.ask(body=chat(tokens=50, stream=True), headers={"x-tenant-id": "nightly"})
+    assert b"stream_broken" in broken.body
+    name = engine.url.removeprefix("http://")
+    await window.says("■ attention", "#tone")
+    await window.says(f"Last minute: 1 stream of nightly broken off at {name}.")
+    await window.says("the log", "#advice")
+    await window.says("broken off (stream_broken)", "#failures")
+    await window.says(f"{name} broke 1 stream of nightly", "#events")
+    await window.says("1 broken off", "#numbers")
+    await window.page.wait_for_function(
+        "() => /broken streams.*max 1/.test(document.querySelector('#curves').textContent)"
+    )
+
+
+async def test_curves_have_ranges_and_show_the_values_under_the_pointer(world: World, window: Window) -> None:
+    await world.engine()
+    await world.gateway()
+    running = await world.streaming(tokens=4_000)
+    await running.begun()
+    await window.open(world)
+    curve = "#curves figure:nth-child(3)"  # what runs, and the slots
+    await window.says("1 · slots 4", curve)
+    for label, pressed in (("1 h", "3600"), ("1 min", "60")):
+        await window.page.click(f'#ranges button:text-is("{label}")')
+        assert await window.page.evaluate("localStorage.getItem('penstock-range')") == pressed
+        assert await window.page.locator("#ranges button[aria-pressed=true]").text_content() == label
+    await window.page.wait_for_function("() => window.penstockFrame.count >= 4")
+    box = await window.page.locator(f"{curve} canvas").bounding_box()
+    assert box is not None
+    await window.page.mouse.move(box["x"] + box["width"] * 0.85, box["y"] + 30)
+    await window.says("running1 · slots 4 (−", curve)  # so many seconds ago
+    await window.says("0 (−", "#curves figure:nth-child(1)")  # all curves show the same moment
+    await window.page.mouse.move(5, 5)
+    await window.page.focus("#curves")
+    await window.page.keyboard.press("ArrowLeft")
+    await window.says("(now)", curve)
+    await window.page.keyboard.press("Escape")
+    gone = "(where) => !document.querySelector(where).textContent.includes('(now)')"
+    await window.page.wait_for_function(gone, arg=curve)
+    told = await window.page.get_attribute(f"{curve} canvas", "aria-label")
+    assert told == "running: 1 · slots 4", "for who does not see it"
+    running.hang_up()
+
+
+async def test_what_the_curves_keep_is_bounded(world: World, window: Window) -> None:
+    await world.engine()
+    await world.gateway()
+    await window.open(world)
+    await window.says("Idle")
+    kept = await window.page.evaluate(
+        """async () => {
+          const { Curve } = await import("./curves.js");
+          const curve = new Curve(document.createElement("div"), "x", { x: "" }, String);
+          for (let at = 0; at < 10000; at++) curve.lines[0].add(at, at === 7000 ? 99 : 1);
+          const { points } = curve.lines[0];
+          return [points.length, Math.max(...points.map((p) => p[1])), points[0][0]];
+        }"""
+    )
+    assert kept[0] <= 1_000
+    assert kept[1] == 99, "no spike is lost"
+    assert kept[2] <= 10_000 - 3_600, "an hour is there"
 
 
 async def test_it_comes_back_after_a_restart(world: World, window: Window) -> None:

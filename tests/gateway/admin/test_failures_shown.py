@@ -15,7 +15,7 @@ from penstock.gateway.admin.headline import headline, tone
 from penstock.gateway.admin.history import CURVES, History
 from penstock.gateway.telemetry.failures import Failures
 from penstock.sim.checks.invariants import CheckedScheduler
-from tests.core.drive import scheduler
+from tests.core.drive import request, scheduler
 from tests.gateway.admin.test_admin_state import state
 from tests.gateway.conftest import World, chat, fault
 
@@ -150,6 +150,17 @@ def test_failures_change_the_tone_where_somebody_should_look(outcome: Outcome, r
     minute.happens(2_000, "a", Outcome.COMPLETED, None)
     minute.look(2.0)
     assert tone(picture, minute.last.now(2.0)) == "ok", "next to nothing of what was served"
+
+
+def test_a_drain_that_makes_requests_wait_is_what_can_be_taken_back() -> None:
+    made = scheduler(a=1, b=1)
+    made.endpoint_drained("b", now=0.0)
+    for at in range(2):
+        made.arrived(request(f"r{at}"), now=0.0)
+    quiet = FailureWindow(Failures()).now(1.0)
+    assert advice(made.snapshot(now=1.0), quiet) == "`penstock endpoint resume b` gives its slots back."
+    made.endpoint_resumed("b", now=1.0)
+    assert advice(made.snapshot(now=1.0), quiet) == "", "nothing waits any more"
 
 
 def test_a_minute_later_it_is_over() -> None:

@@ -67,6 +67,9 @@ def advice(snapshot: Snapshot, lately: Lately) -> str:
         if groups := of_note(lately, kinds):
             return _failing(groups[0])
     model = next((model for model in snapshot.models if model.waiting and model.cause is not None), None)
+    drained = next((endpoint.name for endpoint in snapshot.endpoints if endpoint.state == "draining"), None)
+    if snapshot.waiting and drained is not None:
+        return f"`penstock endpoint resume {short_name(drained)}` gives its slots back."
     return WAITING[model.cause] if model is not None and model.cause is not None else ""
 
 

@@ -14,7 +14,7 @@ from penstock.core.explain.snapshot import Snapshot
 from penstock.gateway.admin.events import EventLog, printable
 from penstock.gateway.admin.failing.lately import WORDS, whose, words
 from penstock.gateway.admin.headline import seconds
-from penstock.gateway.admin.reasons import MISSING, count
+from penstock.gateway.admin.reasons import count
 from penstock.gateway.telemetry.failures import OTHERS, Kind, Mishap
 
 QUIET_S = 30.0
@@ -22,7 +22,7 @@ LONG_S = 300.0
 OPEN_MAX = 24
 TENANTS_MAX = 50  # told apart in one
 _Key = tuple[Kind, str, str]
-_AWAY = (*MISSING, "stopping", "sleeping", "loading")
+_AWAY = ("down", "hung", "stopping", "sleeping", "loading")  # as a probe finds it; our own verdicts explain nothing
 
 
 class Incident:

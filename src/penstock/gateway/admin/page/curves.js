@@ -1,19 +1,30 @@
-// Small curves of the last hour: one canvas each, the same time axis, the largest value written beside the present one.
+// Curves on one time axis: a canvas each, with axes, one or two lines, and the values under the pointer, which all
+// curves show for the same moment. What is kept is bounded: an hour in steps that grow with age.
 
-const HOUR_S = 3600;
+export const RANGES = { "1 min": 60, "10 min": 600, "1 h": 3600 };
 const LEAST_S = 10; // else the first seconds would jump
+const FINE_S = 600; // in seconds; before that the largest of ten
+const STEP_S = 10;
+const POINTS_MAX = 1000; // 600 of a second, 300 of ten, and what is thinned next
+const LEFT = 34; // room for the numbers of the axis
+const BOTTOM = 13;
+const TOP = 6;
 
-export class Curve {
-  constructor(parent, label, format, { top } = {}) {
-    const figure = parent.appendChild(document.createElement("figure"));
-    const caption = figure.appendChild(document.createElement("figcaption"));
-    caption.append(label, document.createElement("span"));
-    this.value = caption.lastChild.appendChild(document.createElement("b"));
-    this.most = caption.lastChild.appendChild(document.createElement("span"));
-    this.canvas = figure.appendChild(document.createElement("canvas"));
-    this.format = format;
-    this.top = top;
-    this.points = []; // [seconds, value], oldest first
+// Axis ends that people count in: 1, 2, 5, 10, 20, 50 …
+function rounded(most) {
+  const power = 10 ** Math.floor(Math.log10(most));
+  return [1, 2, 5, 10].map((step) => step * power).find((end) => end >= most * 0.999);
+}
+
+function ago(seconds) {
+  if (seconds < 1) return "now";
+  return seconds < 90 ? `−${Math.round(seconds)} s` : `−${Math.round(seconds / 60)} min`;
+}
+
+class Line {
+  constructor(name) {
+    this.name = name;
+    this.points = []; // [seconds, value or null], oldest first
   }
 
   load(coarse, step, fine, now) {
@@ -24,60 +35,161 @@ export class Curve {
 
   add(now, value) {
     this.points.push([now, value]);
-    if (this.points.length > 8000) this.points.splice(0, 4000);
+    if (this.points.length > POINTS_MAX) this.thin(now);
   }
 
-  draw(now, colours) {
-    const { canvas, points } = this;
+  // What is older than the longest range goes, of what is older than ten minutes the largest of ten seconds stays.
+  thin(now) {
+    const kept = new Map();
+    for (const [at, value] of this.points) {
+      if (at < now - 3600 - STEP_S) continue;
+      const step = at < now - FINE_S ? STEP_S : 0;
+      const key = step ? Math.floor(at / step) * step + step / 2 : at;
+      const before = kept.get(key);
+      kept.set(key, before == null ? value : value == null ? before : Math.max(before, value));
+    }
+    this.points = [...kept];
+  }
+
+  // The largest value of each column, so that no spike is lost; null where there is none.
+  columns(from, span, width) {
+    const columns = new Array(width).fill(null);
+    for (const [at, value] of this.points) {
+      const column = Math.floor(((at - from) / span) * (width - 1));
+      if (value == null || column < 0 || column >= width) continue;
+      if (columns[column] == null || value > columns[column]) columns[column] = value;
+    }
+    return columns;
+  }
+
+  latest() {
+    return this.points.length ? this.points[this.points.length - 1][1] : null;
+  }
+}
+
+export class Curve {
+  // `lines`: {name in the frames: what it is called in the caption, "" where there is but one}
+  constructor(parent, label, lines, format, { top, bad } = {}) {
+    const figure = parent.appendChild(document.createElement("figure"));
+    if (bad) figure.className = "failures";
+    const caption = figure.appendChild(document.createElement("figcaption"));
+    caption.append(label, document.createElement("span"));
+    this.value = caption.lastChild;
+    this.canvas = figure.appendChild(document.createElement("canvas"));
+    this.canvas.setAttribute("role", "img");
+    this.canvas.setAttribute("aria-label", label);
+    this.canvas.curve = this;
+    this.lines = Object.entries(lines).map(([name, called]) => Object.assign(new Line(name), { called }));
+    Object.assign(this, { label, format, top, bad, written: "" });
+  }
+
+  since() {
+    return this.lines[0].points[0]?.[0] ?? null;
+  }
+
+  // `range`: seconds shown; `at`: how far from the left the pointer is, 0 to 1, or null.
+  draw(now, colours, range, at) {
+    const { canvas } = this;
     const scale = window.devicePixelRatio || 1;
     const width = canvas.clientWidth;
     const height = canvas.clientHeight;
-    if (!width || !points.length) return 0;
+    const since = this.since();
+    if (!width || since == null) return 0;
     if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
       canvas.width = Math.round(width * scale);
       canvas.height = Math.round(height * scale);
     }
-    // One column per pixel holds the largest value in it, so that no spike is lost and a frame costs the same always.
-    const columns = new Float64Array(width).fill(-1);
-    let largest = 0;
-    const span = Math.min(HOUR_S, Math.max(LEAST_S, now - points[0][0])); // all there is, an hour at most
-    for (const [at, value] of points) {
-      const column = Math.floor(((at - now + span) / span) * (width - 1));
-      if (column < 0 || column >= width) continue;
-      if (value > columns[column]) columns[column] = value;
-      if (value > largest) largest = value;
-    }
-    const top = this.top ?? (largest || 1);
+    const inner = width - LEFT;
+    const tall = height - BOTTOM - TOP;
+    const span = Math.min(range, Math.max(LEAST_S, now - since)); // all there is, at most what is asked for
+    const drawn = this.lines.map((line) => line.columns(now - span, span, inner));
+    const largest = Math.max(0, ...drawn.flat().filter((value) => value != null));
+    const top = this.top ?? (largest > 0 ? rounded(largest) : 1);
+    const y = (value) => TOP + tall - (Math.min(value, top) / top) * tall;
     const context = canvas.getContext("2d");
     context.setTransform(scale, 0, 0, scale, 0, 0);
     context.clearRect(0, 0, width, height);
-    context.strokeStyle = colours.line;
-    for (const quarter of [0.25, 0.5, 0.75]) {
+    this.axes(context, colours, { inner, tall, height, width, span, top, y });
+    // Points further apart than the next one could be have nothing between them.
+    const gap = Math.max(3, (inner / span) * (span > RANGES["1 min"] * 5 ? 2.2 * STEP_S : 2.2));
+    drawn.forEach((columns, which) => this.line(context, columns, y, gap, which ? colours.second : this.bad ? colours.bad : colours.first, which));
+    const seen = at == null ? null : Math.round(at * (inner - 1));
+    if (seen != null) {
+      context.strokeStyle = colours.ink;
+      context.lineWidth = 1;
       context.beginPath();
-      context.moveTo(Math.round(width * quarter) + 0.5, 0);
-      context.lineTo(Math.round(width * quarter) + 0.5, height);
+      context.moveTo(LEFT + seen + 0.5, TOP);
+      context.lineTo(LEFT + seen + 0.5, TOP + tall);
       context.stroke();
     }
-    context.beginPath();
-    let first = -1;
-    let last = -1;
-    for (let at = 0; at < width; at++) {
-      if (columns[at] < 0) continue;
-      const y = height - 1.5 - (Math.min(columns[at], top) / top) * (height - 4);
-      if (first < 0) { context.moveTo(at, y); first = at; } else context.lineTo(at, y);
-      last = at;
-    }
-    context.strokeStyle = colours.blue;
-    context.lineWidth = 1.5;
-    context.stroke();
-    context.lineTo(last, height);
-    context.lineTo(first, height);
-    context.closePath();
-    context.fillStyle = colours.fill;
-    context.fill();
-    context.lineWidth = 1;
-    this.value.textContent = this.format(points[points.length - 1][1]);
-    this.most.textContent = `  max ${this.format(largest)}`;
+    this.tell(drawn.map((columns, which) => (seen == null ? this.lines[which].latest() : nearest(columns, seen, gap))), largest, seen == null ? null : span * (1 - at));
     return span;
   }
+
+  axes(context, colours, { inner, tall, height, width, span, top, y }) {
+    context.strokeStyle = colours.line;
+    context.fillStyle = colours.dim;
+    context.font = "10px system-ui, sans-serif";
+    context.lineWidth = 1;
+    context.textBaseline = "middle";
+    context.textAlign = "right";
+    for (const part of [0, 0.5, 1]) {
+      const line = Math.round(y(top * part)) + 0.5;
+      context.beginPath();
+      context.moveTo(LEFT, line);
+      context.lineTo(width, line);
+      context.stroke();
+      context.fillText(this.format(top * part), LEFT - 3, line);
+    }
+    context.textBaseline = "alphabetic";
+    for (const part of [0, 0.5, 1]) {
+      context.textAlign = part === 0 ? "left" : part === 1 ? "right" : "center";
+      context.fillText(ago(span * (1 - part)), LEFT + inner * part, height - 2);
+    }
+  }
+
+  line(context, columns, y, gap, colour, which) {
+    context.strokeStyle = colour;
+    context.lineWidth = which ? 1 : 1.5;
+    context.setLineDash(which ? [3, 2] : []);
+    context.beginPath();
+    let last = null;
+    columns.forEach((value, column) => {
+      if (value == null) return;
+      if (last == null || column - last > gap) {
+        context.moveTo(LEFT + column, y(value));
+        context.lineTo(LEFT + column + 1, y(value)); // else one alone would be nothing
+      } else context.lineTo(LEFT + column, y(value));
+      last = column;
+    });
+    context.stroke();
+    context.setLineDash([]);
+  }
+
+  // The values, in the caption and for screen readers: of the moment under the pointer, else the present ones.
+  tell(values, largest, before) {
+    const parts = values.map((value, which) => {
+      const called = this.lines[which].called;
+      return `${called ? `${called} ` : ""}${value == null ? "–" : this.format(value)}`;
+    });
+    const most = values.length > 1 ? "" : ` (max ${this.format(largest)})`; // of several the axis has to do
+    const written = `${parts.join(" · ")}${before == null ? most : ` (${ago(before)})`}`;
+    if (written === this.written) return;
+    this.written = written;
+    this.value.textContent = written;
+    this.canvas.setAttribute("aria-label", `${this.label}: ${written}`);
+  }
+}
+
+function nearest(columns, at, gap) {
+  for (let away = 0; away <= gap; away++) {
+    for (const column of [at - away, at + away]) if (columns[column] != null) return columns[column];
+  }
+  return null;
+}
+
+// How far into the plot a pointer is, 0 to 1.
+export function within(event) {
+  const box = event.target.getBoundingClientRect();
+  return Math.min(1, Math.max(0, (event.clientX - box.left - LEFT) / (box.width - LEFT)));
 }

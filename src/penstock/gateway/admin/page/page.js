@@ -1,7 +1,7 @@
 // The live page: listens to /admin/events, shows each frame, sends verbs. The token goes in the Authorization header
 // only, so that no other site's page can act here.
 
-import { Curve } from "./curves.js";
+import { Curve, RANGES, within as place } from "./curves.js";
 import { Table, count, percent, seconds, text } from "./tables.js";
 
 const $ = (id) => document.getElementById(id);
@@ -16,6 +16,7 @@ const CAUSES = {
 };
 const cause = (word, why) => (word ? `${word}: ${why ?? CAUSES[word] ?? ""}` : "");
 const oldest = (row) => (row.waiting ? seconds(row.oldest_wait_s) : "");
+const FAILED = [["refused", "refused"], ["evicted", "waited in vain"], ["broken", "broken off"], ["failed", "failed"]];
 const TONES = { ok: "● ok", busy: "▲ busy", bad: "■ attention" };
 const ORDERS = {
   waiting: "Highest band first, in each band who came first; between tenants turns decide. A heading sorts.",
@@ -98,6 +99,12 @@ const tables = {
     { title: "done in", hint: "at the present pace", value: (b) => (b.estimated_end == null ? "–" : seconds(Math.max(0, b.estimated_end - state.at))), num: true },
     { title: "window", hint: "what is left of it", value: (b) => (b.misses_window ? `${seconds(Math.max(0, b.deadline - state.at))}, will be missed` : seconds(Math.max(0, b.deadline - state.at))), num: true, tone: (b) => (b.misses_window ? "bad" : "") },
   ], { key: (b) => b.id, limit: 12, empty: "None." }),
+  failures: new Table($("failures"), [
+    { title: "requests", value: (f) => count(f.count), num: true, by: (f) => f.count },
+    { title: "whose", value: (f) => text(f.tenant || "unknown", 40), name: true },
+    { title: "what became of them", value: (f) => `${f.what} (${f.reason})`, wide: true, tone: (f) => (["broken", "failed"].includes(f.kind) ? "bad" : "") },
+    { title: "at", value: (f) => text(f.endpoint, 40), name: true },
+  ], { key: (f) => `${f.kind} ${f.reason} ${f.endpoint} ${f.tenant}`, limit: 8, empty: "Nothing failed in the last minute." }),
   events: new Table($("events"), [
     { title: "at", value: (e) => new Date(e.at * 1000).toLocaleTimeString("en-GB"), num: false },
     { title: "kind", value: (e) => e.kind, low: true },
@@ -105,14 +112,25 @@ const tables = {
   ], { key: (e) => e.serial, limit: 12, empty: "Nothing happened yet." }),
 };
 
-const curves = {
-  waiting: new Curve($("curves"), "waiting", count),
-  running: new Curve($("curves"), "running", count),
-  oldest_s: new Curve($("curves"), "oldest wait", seconds),
-  kv_max: new Curve($("curves"), "fullest KV", percent, { top: 1 }),
-  sent_per_s: new Curve($("curves"), "sent per s", count),
-  tokens_per_s: new Curve($("curves"), "tokens per s", count),
-};
+const amount = (value) => (value > 0 && value < 10 ? String(Math.round(value * 10) / 10) : count(value));
+const drawn = $("curves");
+const charts = [
+  new Curve(drawn, "waiting", { waiting: "" }, amount),
+  new Curve(drawn, "oldest wait", { oldest_s: "" }, seconds),
+  new Curve(drawn, "running", { running: "", slots: "slots" }, amount),
+  new Curve(drawn, "first token", { first_token_p50_s: "", first_token_p99_s: "p99" }, seconds),
+  new Curve(drawn, "sent / s", { sent_per_s: "" }, amount),
+  new Curve(drawn, "tokens / s", { tokens_per_s: "" }, amount),
+  new Curve(drawn, "fullest KV", { kv_max: "" }, percent, { top: 1 }),
+  new Curve(drawn, "refused / s", { refused_per_s: "" }, amount, { bad: true }),
+  new Curve(drawn, "waited in vain / s", { evicted_per_s: "" }, amount, { bad: true }),
+  new Curve(drawn, "broken streams / s", { broken_per_s: "" }, amount, { bad: true }),
+  new Curve(drawn, "failed / s", { failed_per_s: "" }, amount, { bad: true }),
+  new Curve(drawn, "tried again / s", { retried_per_s: "" }, amount, { bad: true }),
+];
+const lines = charts.flatMap((chart) => chart.lines);
+let range = Number(localStorage.getItem("penstock-range")) || RANGES["10 min"];
+let pointed = null; // how far into the curves the pointer is, 0 to 1
 
 function promised(band) {
   if (band.min_share) return `${percent(band.min_share)} while it has work`;
@@ -166,7 +184,8 @@ function show() {
   const began = performance.now();
   drawCurves(); // first, while the layout is clean: it asks for sizes
   put($("facts"), `${s.version} · settings ${s.settings.slice(0, 8)} · up ${seconds(s.up_s)} · loop lag ${(s.loop_lag_s * 1000).toFixed(1)} ms${carried(s.edges)}`);
-  put($("sentence"), text(s.headline, 600));
+  put($("sentence"), text(s.headline, 900));
+  put($("advice"), s.advice ? `→ ${text(s.advice, 400)}` : "");
   $("headline").title = s.queueing ? `Queueing: ${text(s.queueing.why, 600)}` : "";
   put($("tone"), TONES[s.tone] ?? s.tone);
   $("tone").className = s.tone;
@@ -174,8 +193,11 @@ function show() {
   numbers([
     ["waiting", count(s.waiting)], ["running", count(s.running)], ["slots taken", `${count(s.slots_taken)} of ${count(s.slots)}`],
     ["oldest waits", s.waiting ? seconds(s.now.oldest_s) : "–"], ["sent", `${(s.now.sent_per_s ?? 0).toFixed(1)}/s`],
-    ["refused", `${(s.now.refused_per_s ?? 0).toFixed(1)}/s`], ["tokens", `${count(s.now.tokens_per_s ?? 0)}/s`],
+    ["tokens", `${count(s.now.tokens_per_s ?? 0)}/s`],
+    ["first token", s.lately.first_token_p50_s == null ? "–" : `${seconds(s.lately.first_token_p50_s)}, p99 ${seconds(s.lately.first_token_p99_s)}`],
+    ["last minute", `${count(s.lately.ended)} ended, of them ${FAILED.map(([kind, said]) => `${count(s.lately[kind])} ${said}`).join(", ")}; ${count(s.lately.retried)} tried again`],
   ]);
+  tables.failures.update(s.lately.rows.filter((f) => matches(f.tenant, f.endpoint, f.what, f.reason)), filter ? 0 : s.lately.rows_more);
   tables.models.update(s.models.filter((m) => matches(m.name, m.cause)), filter ? 0 : s.models_more);
   tables.bands.update(s.bands);
   tables.tenants.update(s.tenants.filter((t) => matches(t.tenant, t.band)), filter ? 0 : s.tenants_more);
@@ -213,12 +235,40 @@ function showRequests() {
 
 function drawCurves() {
   const style = getComputedStyle(document.documentElement);
-  const colours = { blue: style.getPropertyValue("--blue"), fill: style.getPropertyValue("--fill"), line: style.getPropertyValue("--line") };
+  const [first, second, bad, line, dim, ink] = ["--blue", "--orange", "--red", "--line", "--dim", "--ink"].map((name) => style.getPropertyValue(name));
   let span = 0;
-  for (const curve of Object.values(curves)) span = curve.draw(state.at, colours) || span;
-  const since = state.up_s < 3600 ? `since the start, ${seconds(span)} ago` : "the last hour";
-  put($("span"), span ? `Curves: ${since}.` : "");
+  for (const chart of charts) span = chart.draw(state.at, { first, second, bad, line, dim, ink }, range, pointed) || span;
+  put($("span"), span && span < range * 0.99 ? `since the start, ${seconds(span)} ago` : "");
 }
+
+for (const [label, length] of Object.entries(RANGES)) {
+  const button = $("ranges").appendChild(document.createElement("button"));
+  button.textContent = label;
+  button.setAttribute("aria-pressed", String(length === range));
+  button.addEventListener("click", () => {
+    range = length;
+    localStorage.setItem("penstock-range", String(length));
+    for (const other of $("ranges").children) other.setAttribute("aria-pressed", String(other === button));
+    if (state) drawCurves();
+  });
+}
+
+function point(at) {
+  pointed = at;
+  if (state) drawCurves();
+}
+for (const kind of ["pointermove", "pointerdown"]) {
+  drawn.addEventListener(kind, (event) => { if (event.target.curve) point(place(event)); });
+}
+drawn.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") point(null); });
+drawn.addEventListener("keydown", (event) => {
+  const step = { ArrowLeft: -0.02, ArrowRight: 0.02 }[event.key];
+  if (event.key === "Escape") point(null);
+  if (step) {
+    event.preventDefault();
+    point(Math.min(1, Math.max(0, (pointed ?? 1) + step)));
+  }
+});
 
 // --- the connection -------------------------------------------------------------------------------------------
 
@@ -259,7 +309,7 @@ async function listen() {
   if (history.ok) {
     const { coarse_s, coarse, fine } = await history.json();
     const now = Date.now() / 1000;
-    loadCurves = (at) => { for (const name in curves) curves[name].load(coarse[name], coarse_s, fine[name], at ?? now); };
+    loadCurves = (at) => { for (const line of lines) line.load(coarse[line.name], coarse_s, fine[line.name], at ?? now); };
   }
   linked(true, "live");
   access(!$("login").hidden && !token);
@@ -283,7 +333,7 @@ let stop = new AbortController();
 function take(frame) {
   state = frame;
   if (loadCurves) { loadCurves(frame.at); loadCurves = null; }
-  for (const name in curves) if (frame.now[name] != null) curves[name].add(frame.at, frame.now[name]);
+  for (const line of lines) if (line.name in frame.now) line.add(frame.at, frame.now[line.name]);
   if (!document.hidden) show();
 }
 
