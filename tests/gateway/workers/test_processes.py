@@ -209,3 +209,43 @@ def test_auto_is_what_the_machine_or_the_container_gives(
     monkeypatch.setattr("penstock.gateway.cpus._QUOTA", quota)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert usable_cpus() == (8 if cpus is None else cpus)
+
+
+async def test_kills_under_load_leak_nothing_and_no_engine_gets_more_than_its_slots(world: World) -> None:
+    """Streams run, others wait, and workers are killed one after the other; who is not theirs is served to the end."""
+    slots, kills, theirs = 40, 4, 0
+    engine = await world.engine(step_s=0.01)
+    answers: list[bool] = []
+
+    async def client() -> None:
+        """One request after the other, until it is over; each ends well or with its connection."""
+        while not over.is_set():
+            try:
+                made = await world.streaming(tokens=40)
+                answers.append((await made.answer()).body.endswith(b"data: [DONE]\n\n"))
+                made.hang_up()
+            except (OSError, EOFError):
+                answers.append(False)
+
+    over = asyncio.Event()
+    async with serving(world, "--slots", str(slots), "--workers", "2") as process:
+        load = [asyncio.create_task(client()) for _ in range(100)]
+        for number in range(kills):
+            await _until(world, lambda edges: all(up for up, _, _ in edges.values()))
+            assert await world.metric("penstock_queued_requests") > 0
+            names = {name: pid for pid, name in _workers(process).items()}
+            victim = f"w{number % 2 + 1}"
+            theirs += (await _edges(world))[victim][1]
+            os.kill(names[victim], signal.SIGKILL)
+            await asyncio.sleep(0.5)
+        over.set()
+        await asyncio.gather(*load)
+        assert await world.metric("penstock_leases") == 0
+        assert await world.metric("penstock_queued_requests") == 0
+        assert engine.log.in_engine_max <= slots
+        cut = answers.count(False)
+        assert 0 < cut <= theirs + 10 * kills, "others than a victim's own were cut, beside some that came meanwhile"
+        assert answers.count(True) > cut
+        process.signal()
+        await process.left_after_trouble()
+    assert engine.engine.in_engine == 0
