@@ -21,6 +21,7 @@ from penstock.share.messages import (
     FirstToken,
     Loads,
     Places,
+    Progressed,
     Stop,
     Told,
     Up,
@@ -164,3 +165,18 @@ def test_what_is_asked_at_once_is_answered_from_what_was_said_last() -> None:
 
 def test_what_is_not_about_requests_is_for_whoever_runs_the_edge() -> None:
     assert Desk().edge.take(Frame(1, [Stop()])) == ([], [Stop()])
+
+
+def test_growth_is_told_in_steps_and_to_the_token_where_nothing_else_tells_it() -> None:
+    desk = Desk()
+    number = desk.sent()
+    for tokens in (33, 65, 97, 129, 140):
+        desk.edge.progressed(5, tokens, now=0.1)
+    assert desk.said == [Progressed(number, 5, 65), Progressed(number, 5, 129)]
+    desk.edge.finished(5, None, now=0.2)
+    assert desk.said[2:] == [Progressed(number, 5, 140), Finished(number, 5, None)]
+    desk.hear(Loads([0.5], paced=True))
+    other = desk.sent("other", lease=6)
+    desk.edge.progressed(6, 9, now=0.3)
+    desk.edge.finished(6, Usage(1, 9), now=0.4)
+    assert desk.said == [Progressed(other, 6, 9), Finished(other, 6, Usage(1, 9))]

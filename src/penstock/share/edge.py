@@ -50,13 +50,27 @@ from penstock.share.messages import (
 from penstock.share.view import View
 
 NAME_CHARACTERS_MAX = 4096  # of a model: clients may write what they like, and no engine has one of a longer name
+PROGRESS_TOKENS = (
+    64  # an answer's growth is told in such steps, unless a limit on the time per token is held against it
+)
 MOVED_INTERVAL_S = 0.1  # how often it is said which endpoints' answers go on: less than half of `movement.CHECK_S`
 
 
 class HeldRequest:
     """A request at this edge, from its arrival until nothing more is decided about it."""
 
-    __slots__ = ("begun", "decode", "endpoint", "lease", "loose", "number", "output_tokens", "request", "since_s")
+    __slots__ = (
+        "begun",
+        "decode",
+        "endpoint",
+        "lease",
+        "loose",
+        "number",
+        "output_tokens",
+        "request",
+        "since_s",
+        "told_tokens",
+    )
 
     def __init__(self, number: int, request: Request, now: float) -> None:
         self.number = number
@@ -65,7 +79,7 @@ class HeldRequest:
         self.lease: int | None = None  #: the decider's, from its dispatch to the fact that ends it
         self.endpoint = ""
         self.decode: tuple[str, int] | None = None  #: of a divided request: who answers, and its lease
-        self.output_tokens = 0
+        self.output_tokens = self.told_tokens = 0  #: seen of its answer, and told
         self.begun = False  #: its client has some of the answer
         self.loose = False  #: its lease was taken back too late: the answer goes on, the decider has forgotten it
 
@@ -181,8 +195,8 @@ class Edge:
     def progressed(self, lease: int, output_tokens: int, *, now: float) -> list[Action]:  # noqa: ARG002
         held = self._leases[lease]
         held.output_tokens = output_tokens
-        if not held.loose:
-            self._send(Progressed(held.number, lease, output_tokens))
+        if not held.loose and (output_tokens >= held.told_tokens + PROGRESS_TOKENS or self.view.paced):
+            self._tell_progress(held, lease)
         return []
 
     def prefilled(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:  # noqa: ARG002
@@ -200,6 +214,8 @@ class Edge:
         held = self._leases[lease]
         self._forget(held)
         if not held.loose:
+            if usage is None and held.output_tokens > held.told_tokens:
+                self._tell_progress(held, lease)  # nothing else tells how long the answer was
             self._send(Finished(held.number, lease, usage))
         return []
 
@@ -308,6 +324,10 @@ class Edge:
         self._take_back(held)
         held.lease, held.endpoint = lease, endpoint
         self._leases[lease] = held
+
+    def _tell_progress(self, held: HeldRequest, lease: int) -> None:
+        held.told_tokens = held.output_tokens
+        self._send(Progressed(held.number, lease, held.output_tokens))
 
     def _take_back(self, held: HeldRequest) -> None:
         if held.lease is not None:
