@@ -22,6 +22,8 @@ CITING = sorted(
     )
 )
 _CITED = re.compile(r"docs/([a-z0-9/_-]+\.md)(?:#([a-z0-9_-]+))?")
+_DECISION = re.compile(r"docs/decisions/(\d{4})(?!-)")
+_FILE_CITED = re.compile(r"`((?:[a-z0-9_]+/)*[a-z0-9_]+\.(?:py|md))`")
 _LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)")
 # Section marks and numbered points of papers that are not in the repository.
 _ELSEWHERE = re.compile(r"§|\bS[1-5]\.\d|\bDESIGN\b")
@@ -60,6 +62,24 @@ def test_a_page_or_heading_that_is_cited_is_there() -> None:
                 missing.append(f"{name_of(path)} cites docs/{page}, which is not there")
             elif heading and heading not in headings(DOCS / page):
                 missing.append(f"{name_of(path)} cites docs/{page}#{heading}; it has {sorted(headings(DOCS / page))}")
+    assert missing == []
+
+
+def test_a_decision_that_is_cited_by_its_number_is_there() -> None:
+    there = {page.name[:4] for page in DECISIONS}
+    cited = {(name_of(path), number) for path in CITING for number in _DECISION.findall(path.read_text())}
+    assert cited
+    assert [each for each in sorted(cited) if each[1] not in there] == []
+
+
+def test_a_file_that_a_source_names_is_there() -> None:
+    """By its way from a folder above the source, or from one below it."""
+    missing = []
+    for source in sorted((ROOT / "src").rglob("*.py")):
+        above = [folder for folder in (source.parent, *source.parent.parents) if folder.is_relative_to(ROOT)]
+        for file in _FILE_CITED.findall(source.read_text()):
+            if not any((folder / file).exists() for folder in above) and not any(source.parent.rglob(file)):
+                missing.append(f"{name_of(source)} names {file}, which is not there")
     assert missing == []
 
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> Gateway:
     """Everything that `penstock serve` runs. Call on a running event loop; nothing is started yet.
 
-    `read` gives the settings anew, for a reload; without it they stay.
+    `read` gives the settings again, for a reload; without it they stay.
     """
     scheduler = Scheduler(settings_map.scheduler_settings(settings), random=Random())
     driver = Driver(scheduler)

@@ -3,9 +3,9 @@
 Most endpoints do both. One labelled `role: prefill` computes prompts and hands them over; one labelled `role: decode`
 takes them over and answers. Where the first also names a `bootstrap_port`, both are sent the request at once and meet
 there (SGLang's form); else the second is sent it when the first is done (vLLM's). A request is routed to the endpoint
-that computes its prompt; where that is a prefill endpoint, a decode endpoint is leased with it (`disaggregation.py`).
-What can't be divided goes whole to an endpoint that does both, or to a decode endpoint, which computes prompts too,
-also while no prefill endpoint is in service.
+that computes its prompt; where that is a prefill endpoint, a decode endpoint is leased with it
+(`dispatch/disaggregation.py`). What can't be divided goes whole to an endpoint that does both, or to a decode endpoint,
+which computes prompts too, also while no prefill endpoint is in service.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The answer to why a request waits or waited; `explain.py` makes it."""
+"""The answer to why a request waits or waited; `recorder.py` makes it."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class EndpointFacts:
         as before.
 
         `slots` are set by hand and stay; `auto` gives them back to what the engine tells, or to finding out. `lingers`:
-        its engine goes on with requests that are abandoned (`abandoned_slots.py`).
+        its engine goes on with requests that are abandoned (`endpoints/abandoned_slots.py`).
         """
         state = self._state
         endpoint = state.pool[name]

@@ -2,7 +2,7 @@
 
 Two tokens: one for everything, one that only reads. With neither, the gateway has one of its own, which only who may
 read its file knows (`gateway/admin/own_token.py`). Without a token nobody changes anything; where none is set, and it
-listens on loopback, this machine may look (`origins.py` says who that is).
+listens on loopback, this machine may look (`identity/origins.py` says who that is).
 
 The right token is always let in, however many wrong ones came before it and from wherever: otherwise anybody behind
 the same proxy could lock an operator out. So what is wrong is compared too, and a guesser is slowed down instead: past

@@ -1,4 +1,4 @@
-"""What happened lately, for people: a short list in memory, the same lines in the log.
+"""What happened recently, for people: a short list in memory, the same lines in the log.
 
 What operators did stands there with who did it. Nobody's prompts, and of what operators sent only names and numbers.
 """

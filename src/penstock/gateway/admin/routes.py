@@ -2,7 +2,7 @@
 
 A route is a method, a path whose `{…}` parts are names, who may use it, and a function that answers. The head decides
 whether a request is served at all (path, method, token); only then its body is read. Handlers may raise `AdminError`;
-it is answered in the shape of all errors. `verbs.py` and others add their routes to a table; `app.py` asks it.
+it is answered in the shape of all errors. `verbs.py` and others add their routes to a table; `proxy/app.py` asks it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The paths that Penstock answers itself: is it alive, what does it serve, how does a caller stand?
 
-`/admin` and the files and batches have their own (`admin/routes.py`, `batch/routes.py`).
+`/admin` and the files and batches have their own (`admin/routes.py`, `batch/api/routes.py`).
 """
 
 from __future__ import annotations

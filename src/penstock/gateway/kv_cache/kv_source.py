@@ -3,7 +3,7 @@
 `auto` asks the engine: vLLM tells its publishers at `/kv_event_sources`, SGLang at `/server_info`; an engine that tells
 nothing is listened to at vLLM's documented ports. Of what an engine tells only ports are taken, never a host: it says
 where it is bound, not how it is reached. All ranks are followed together. When one is lost everything of the endpoint
-is forgotten (the scheduler is told at once) and it begins anew, after a pause that grows while nobody is there.
+is forgotten (the scheduler is told at once) and the stream begins again, after a pause that grows with each failure.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class KvSource:
 
 
 def pause_after(pause_s: float, lasted_s: float) -> float:
-    """How long to wait before the session after the next. Each begins with a replay, which is not for nothing."""
+    """Returns how long to wait before the session after the next. Each begins with a replay, which has its cost."""
     return PAUSE_S if lasted_s >= STEADY_S else min(2 * pause_s, PAUSE_S_MAX)
 
 

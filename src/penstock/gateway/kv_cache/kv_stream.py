@@ -76,7 +76,7 @@ class KvStream:
         self.connected = asyncio.Event()
 
     async def follow(self) -> None:
-        """One session. Ends by raising `Lost`, if it isn't cancelled before."""
+        """Follow the stream for one session. Ends by raising `Lost`, if it isn't cancelled before."""
         socket = self._socket(zmq.SUB)
         monitor = socket.get_monitor_socket(_EVENTS)
         try:

@@ -37,10 +37,10 @@ class Service(Protocol):
     """One of the two."""
 
     async def held(self, tokens: array[int], models: Collection[str], salt: str) -> dict[str, int]:
-        """Tokens by instance."""
+        """Returns how many of the tokens each instance holds, for any of the `models`."""
 
     async def addresses(self) -> dict[str, str]:
-        """ip → instance, of ips that one instance has for itself."""
+        """Returns instances by IP address, without addresses that several instances share."""
 
     def close(self) -> None: ...
 
@@ -127,11 +127,13 @@ class LmCache:
         self.in_time = True  #: whether the last answer was worth waiting for
 
     def endpoint_added(self, name: str, url: str, instance: str | None) -> None:
+        """Ask for this endpoint from now on, as `instance`; None: it is found by the address in `url`."""
         self._instances[name] = instance
         self._hosts[name] = urlsplit(url).hostname or ""
         self._by_address_until_s = 0.0
 
     def endpoint_removed(self, name: str) -> None:
+        """Forget the endpoint of that `name`."""
         del self._instances[name], self._hosts[name]
         self._by_address.pop(name, None)
 

@@ -84,7 +84,7 @@ class Locator:
     # --- endpoints ------------------------------------------------------------------------------------------------
 
     def endpoint_added(self, endpoint: EndpointSection, target: Target) -> None:
-        """The scheduler knows it already."""
+        """Listen to an endpoint that the scheduler knows already. `target`: how it is asked."""
         name = endpoint.name
         self._targets[name] = target
         if self._lmcache is not None:
@@ -95,7 +95,7 @@ class Locator:
                 self._follow(name)
 
     def endpoint_removed(self, name: str) -> None:
-        """The scheduler still knows it."""
+        """Stop listening to the endpoint `name`, which the scheduler still knows."""
         del self._targets[name]
         self.tokenizer.endpoint_removed(name)
         if self._lmcache is not None:
@@ -174,7 +174,7 @@ class Locator:
         return Search(model, asked, LOCATE_S if in_time else 0.0, tokens, endpoint, sources)
 
     def begin(self, request_id: str, search: Search) -> None:
-        """Find out, and tell the scheduler."""
+        """Find out where the prompt of a request is cached, as `search` says, and tell the scheduler."""
         if self._lmcache is None and search.tokens is not None:
             self._tell_blocks(request_id, search, search.tokens)
             return

@@ -59,7 +59,7 @@ class Tokenizer:
         ] = {}  # endpoint -> until when it is not asked, and how long that is
 
     def known(self, question: Question) -> array[int] | None:
-        """The tokens, where they need not be asked for."""
+        """Returns the tokens if they are remembered; None: they have to be asked for."""
         if question.tokens is not None:
             return question.tokens
         key = _key(question)
@@ -77,6 +77,7 @@ class Tokenizer:
         return next((name for name in able if self._resting.get(name, (0.0,))[0] <= now), None)
 
     def endpoint_removed(self, name: str) -> None:
+        """Forget whether the endpoint `name` is left alone for a while."""
         self._resting.pop(name, None)
 
     async def ask(self, question: Question, endpoint: str) -> array[int] | None:

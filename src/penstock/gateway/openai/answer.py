@@ -33,7 +33,7 @@ _SPLIT = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")  # an event ends with an empty 
 
 
 class AnswerReader:
-    """One answer on its way through."""
+    """Reads one answer as it passes."""
 
     __slots__ = ("_done", "_held", "_hides_usage", "_lines", "_streamed", "_tail", "head", "tokens")
 
@@ -48,7 +48,7 @@ class AnswerReader:
         self.tokens = 0  #: events passed, about as many as tokens
 
     def take(self, data: bytes) -> bytes:
-        """Look at the next bytes; returns those to pass on."""
+        """Look at the next bytes of the answer. Returns those to pass on."""
         if self._streamed:
             if len(self.head) < HEAD_BYTES:
                 self.head += data[: HEAD_BYTES - len(self.head)]
@@ -79,45 +79,45 @@ class AnswerReader:
         return data
 
     def rest(self) -> bytes:
-        """What is still held when the stream is over."""
+        """Returns what is still held when the stream is over."""
         rest, self._held, self._done = self._done + self._held, b"", b""
         return rest
 
     @property
     def tail(self) -> bytes:
-        """Its last bytes."""
+        """The last bytes of the answer."""
         return bytes(self._tail[-TAIL_BYTES:])
 
     def ended_well(self, path: str, *, finishes: bool = True) -> bool:
-        """Whether it is an answer and not a failure, now that it is whole. `finishes`: its engine gives reasons."""
+        """True if the answer, now that it is whole, is one and not a failure. `finishes`: its engine gives reasons."""
         if self._lines:
             return lines_ended_well(self.tail)
         return not self._streamed or ended_well(path, self.tail, finishes=finishes)
 
     def gives_finish_reason(self, path: str) -> bool:
-        """Whether it is a stream that says why it ended."""
+        """True if the answer is a stream that says why it ended."""
         return self._streamed and gives_finish_reason(path, self.tail)
 
     def tells_abort(self) -> bool:
-        """Whether the engine itself said that it cut it short."""
+        """True if the engine itself said that it cut the answer short."""
         return not lines_ended_well(self.tail) if self._lines else tells_abort(self.tail)
 
     def cut_off(self) -> bool:
-        """Whether it is a stream that stops inside an event."""
+        """True if the answer is a stream that stops inside an event."""
         return self._streamed and cut_off(self.tail)
 
     def tells_error(self) -> bool:
-        """Whether the engine itself said that it failed."""
+        """True if the engine itself said that the answer failed."""
         return line_tells_error(self.tail) if self._lines else tells_error(self.tail)
 
     def mid_event(self) -> bool:
-        """Whether it broke off inside an event."""
+        """True if the stream broke off inside an event, so that an event of our own can't follow."""
         if self._lines:
             return not self._tail.endswith(b"\n")
         return not self._held and not self._tail.endswith((b"\n\n", b"\r\n\r\n"))
 
     def usage(self) -> Usage | None:
-        """What the engine says it cost."""
+        """Returns what the engine says the answer cost; None if it does not say."""
         usage = read_usage(self.tail)
         if usage is not None and not usage.prompt_tokens and (first := read_usage(self.head, first=True)) is not None:
             return Usage(first.prompt_tokens, usage.completion_tokens, first.cached_tokens, first.cached_told)

@@ -65,7 +65,7 @@ def read(body: bytes, *, pooled: bool) -> Read:
 
 
 def read_large(body: bytes, *, pooled: bool) -> Generator[None, None, Read]:
-    """Read a large body, in steps."""
+    """Read a large body, in steps. `pooled`: its answer is no text. Raises `BadBody`."""
     try:
         fields = yield from scan.scan(body)
     except scan.Malformed as malformed:
@@ -179,7 +179,7 @@ def _own(raw: msgspec.Raw) -> Own | None:
 
 
 def replace_model(body: Body, model: str) -> Body:
-    """The same body with another name in the field `model`."""
+    """Returns the same body with another name in the field `model`."""
     return (
         body.with_model(model)
         if isinstance(body, Spliced)
@@ -188,7 +188,7 @@ def replace_model(body: Body, model: str) -> Body:
 
 
 def ask_usage(body: Body, stream_options: object) -> Body | None:
-    """The same body, asking for the usage of a stream; None where the caller does so, or has other wishes."""
+    """Returns the same body, asking for the usage of a stream; None if the caller asks for it, or has other wishes."""
     if stream_options is msgspec.UNSET and not isinstance(body, Spliced):
         return add_field(body, "stream_options", _ASKING)
     if stream_options is msgspec.UNSET or stream_options in _NOT_ASKING:
@@ -197,5 +197,5 @@ def ask_usage(body: Body, stream_options: object) -> Body | None:
 
 
 def is_multipart(content_type: bytes | None) -> bool:
-    """Whether a body is a form and no JSON."""
+    """True if a body with this content type is a form, and no JSON."""
     return (content_type or b"")[:19].lower() == b"multipart/form-data"

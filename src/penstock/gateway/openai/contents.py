@@ -63,7 +63,7 @@ _NO_PIECES: Pieces = (0, 0, 0, 0)
 
 
 def contents(body: bytes, text: Text, answers: int) -> Contents:
-    """What a small body holds; `answers` are wanted of each input."""
+    """Returns what a small body holds; `answers` are wanted of each input."""
     chat = text.messages is not NOTHING  # nothing else of it is a list of inputs
     if chat and body.find(b"[", body.find(b"[") + 1) < 0:  # that of its messages is the only list
         return Contents(len(body), 0, 0, 0, 0, 0, 1, answers)
@@ -91,7 +91,7 @@ def contents(body: bytes, text: Text, answers: int) -> Contents:
 
 
 def weigh(body: bytes, text: Text, spans: Sequence[Span], answers: int) -> Generator[None, None, Contents]:
-    """The same of a large one. `spans`: where the fields stand that may hold several inputs."""
+    """Find out, in steps, what a large body holds. `spans`: where the fields stand that may hold several inputs."""
     found: list[Found] = []
     at = STRIDE_BYTES
     while at < len(body):

@@ -91,7 +91,7 @@ _ANTHROPIC_TYPES = {
 
 
 def message(reason: Reason, *, model: str, pinned: str | None) -> str:
-    """What to say of a reason to who asked for a model, and maybe for an endpoint."""
+    """Returns what to say of a reason to a caller who asked for a model, and maybe for the endpoint `pinned`."""
     if reason is Reason.MODEL_NOT_FOUND:
         return model_not_found(model)
     if reason is Reason.ENDPOINT_NOT_FOUND:
@@ -100,12 +100,12 @@ def message(reason: Reason, *, model: str, pinned: str | None) -> str:
 
 
 def model_not_found(model: str) -> str:
-    """What to tell a caller who named a model that nobody serves."""
+    """Returns what to tell a caller who named a model that no endpoint serves."""
     return f"The model `{model[:200]}` does not exist. GET /v1/models lists those that do."
 
 
 def error_body(api: Api, reason: Reason, message: str, *, param: str | None = None) -> bytes:
-    """The error as JSON, in the caller's shape."""
+    """Returns the error as JSON, in the shape of the caller's API. `param`: the field of the body that is wrong."""
     status = STATUS[reason]
     body: dict[str, object]
     if api is Api.ANTHROPIC:
@@ -125,12 +125,14 @@ def error_body(api: Api, reason: Reason, message: str, *, param: str | None = No
 
 
 def error_event(api: Api, reason: Reason, message: str, *, param: str | None = None) -> bytes:
-    """The error as an event of a stream that has begun; in Ollama's, as a line."""
+    """Returns the error as an event of a stream that has begun; in Ollama's API, as a line."""
     return _event(api, error_body(api, reason, message, param=param))
 
 
 def engine_error_event(api: Api, status: int, body: bytes) -> bytes:
-    """An engine's own error answer as an event of a stream that has begun; in our words if it is no error object."""
+    """Returns an engine's own error answer as an event of a stream that has begun; in our words if `body` is no error
+    object.
+    """
     try:
         told = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -155,7 +157,10 @@ def refusal(
     param: str | None = None,
     retry_after_s: float | None = None,
 ) -> tuple[int, Headers, bytes]:
-    """Status, headers and body of an error that Penstock makes."""
+    """Returns the status, headers and body of an error that Penstock makes.
+
+    `retry_after_s`: None: the header is left out.
+    """
     headers: Headers = [
         (b"content-type", b"application/json"),
         (b"x-penstock-reason", reason.encode()),
@@ -168,7 +173,7 @@ def refusal(
 
 
 def rate_limits(allowance: Allowance) -> Headers:
-    """What a caller has left of its rates, in OpenAI's header names."""
+    """Returns headers that tell a caller what is left of its rates, under OpenAI's names."""
     headers: Headers = []
     for name, left in ((b"requests", allowance.requests), (b"tokens", allowance.tokens)):
         if left is not None:
@@ -191,5 +196,5 @@ def _duration(seconds: float) -> bytes:
 
 
 def retry_after(seconds: float) -> tuple[bytes, bytes]:
-    """The header, in whole seconds from 1 to 60: what every SDK obeys."""
+    """Returns the header, in whole seconds from 1 to 60, which every SDK obeys."""
     return b"retry-after", b"%d" % min(max(math.ceil(seconds), 1), 60)

@@ -24,7 +24,7 @@ _SOUNDS = "/v1/audio/"
 
 
 def read_form(body: bytes, content_type: bytes, path: str, *, pooled: bool) -> Generator[None, None, Read]:
-    """Read a form, in steps. Raises `BadBody`."""
+    """Read a form, in steps. `pooled`: its answer is no text. Raises `BadBody`."""
     try:
         boundary = boundary_of(content_type)
     except BadForm as problem:

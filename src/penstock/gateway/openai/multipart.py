@@ -23,7 +23,7 @@ class BadForm(Exception):  # noqa: N818 - it says what it is
 
 
 def boundary_of(content_type: bytes) -> bytes:
-    """What stands between the parts of a form. Raises `BadForm`."""
+    """Returns what stands between the parts of a form. Raises `BadForm`."""
     found = _BOUNDARY.search(content_type)
     if not content_type.lower().startswith(b"multipart/form-data") or found is None:
         raise BadForm("A form is expected: `Content-Type: multipart/form-data; boundary=…`.")
@@ -34,7 +34,10 @@ def boundary_of(content_type: bytes) -> bytes:
 
 
 def parameters_of(headers: bytes) -> dict[bytes, str]:
-    """What a part's head says of it: `name`, and `filename` where it is a file. Empty where it is no part of a form."""
+    """Returns what a part's head says of it: `name`, and `filename` if it is a file.
+
+    Empty if it is no part of a form.
+    """
     found = _DISPOSITION.search(headers.replace(b"\r\n", b"\n"))
     if found is None:
         return {}
@@ -56,7 +59,7 @@ class Form:
         self.ended = False
 
     def feed(self, data: bytes) -> None:
-        """The next bytes. Raises BadForm."""
+        """Read the next bytes of the form. Raises `BadForm`."""
         self._data += data
         while self._step(self):
             pass

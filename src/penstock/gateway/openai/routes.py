@@ -91,7 +91,7 @@ def route(path: str) -> Route | None:
 
 
 def api_of(path: str) -> Api:
-    """Whose error shape a caller of this path expects."""
+    """Returns the API whose error shape a caller of this path expects."""
     found = ROUTES.get(path)
     if found is not None:
         return found.api

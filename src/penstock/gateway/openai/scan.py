@@ -65,7 +65,7 @@ class FoundFields:
         self.cuts: dict[str, Span] = {}  # what to leave out to be rid of one that is given once
 
     def last(self, name: str) -> Span | None:
-        """Where the value stands that counts."""
+        """Returns where the value stands that counts: the last one of that name; None if there is none."""
         spans = self.spans.get(name)
         return None if spans is None else spans[-1]
 
@@ -205,7 +205,7 @@ def _string_end(body: bytes, at: int) -> Generator[None, None, int]:
 
 
 def value_end(body: bytes, at: int) -> int:
-    """Where a value of a small body ends that begins here."""
+    """Returns where the value ends that begins at `at`, in a small body."""
     steps = _value_end(body, at)
     while True:
         try:
@@ -216,7 +216,7 @@ def value_end(body: bytes, at: int) -> int:
 
 
 def unquoted(text: bytes, at: int) -> str:
-    """A key as it is meant."""
+    """Returns the key at `at` as it is meant: without quotes and escapes."""
     try:
         return str(msgspec.json.decode(text)) if b"\\" in text else str(text[1:-1], "utf-8")
     except msgspec.DecodeError:

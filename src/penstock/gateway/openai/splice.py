@@ -47,14 +47,16 @@ class Spliced:
         return self._size
 
     def with_model(self, model: str) -> Spliced:
-        """The same for another model."""
+        """Returns the same body for another model."""
         if self._fields is not None:
             return self.with_fields({"model": msgspec.json.encode(model)})
         assert self._model is not None, "a form that names none has no other name"
         return Spliced(self.data, None, self._model, {self._model: model.encode()})
 
     def with_fields(self, values: Mapping[str, bytes]) -> Spliced:
-        """The same with some top-level fields set to JSON values, wherever they are given, else added."""
+        """Returns the same body with some top-level fields set to JSON `values`, wherever they are given, else
+        added.
+        """
         fields = self._fields
         assert fields is not None, "only JSON has fields"
         edits = dict(self._edits)
@@ -69,7 +71,7 @@ class Spliced:
         return Spliced(self.data, fields, edits=edits)
 
     def without(self, name: str) -> Spliced:
-        """The same without a top-level field; one that is given several times is set to 0 instead."""
+        """Returns the same body without a top-level field; one that is given several times is set to 0 instead."""
         fields = self._fields
         assert fields is not None, "only JSON has fields"
         if len(fields.spans.get(name, ())) > 1:
@@ -84,14 +86,14 @@ class Spliced:
         return b"" if span is None or span[1] - span[0] > bytes_max else self.data[span[0] : span[1]]
 
     def fields(self, of: type[T]) -> T:
-        """All the fields that a struct of raw values has."""
+        """Returns all the fields that a struct of raw values has."""
         assert self._fields is not None, "only JSON has fields"
         whole = memoryview(self.data)
         names = [(name, self._fields.last(name)) for name in of.__struct_fields__]
         return of(**{name: msgspec.Raw(whole[span[0] : span[1]]) for name, span in names if span is not None})
 
     def pieces(self) -> list[bytes | memoryview]:
-        """What is to be written, in order."""
+        """Returns what is to be written, in order."""
         whole, at = memoryview(self.data), 0
         pieces: list[bytes | memoryview] = []
         for (begin, end), value in sorted(self._edits.items()):
@@ -105,17 +107,17 @@ Body = bytes | Spliced
 
 
 def set_field(body: Body, name: str, value: bytes) -> Body:
-    """The same body with a top-level field set to a JSON value, added where missing. `peek` has accepted it."""
+    """Returns the same body with a top-level field set to a JSON value, added where missing. `peek` has accepted it."""
     return set_fields(body, {name: value})
 
 
 def set_fields(body: Body, values: Mapping[str, bytes]) -> Body:
-    """The same with several fields, in one pass."""
+    """Returns the same body with several fields set, in one pass."""
     return body.with_fields(values) if isinstance(body, Spliced) else set_in_bytes(body, values)
 
 
 def set_in_bytes(body: bytes, values: Mapping[str, bytes]) -> bytes:
-    """The same of a small body."""
+    """Returns the same small body with several fields set."""
     pieces: list[bytes] = []
     missing = dict(values)
     copied = 0
@@ -133,12 +135,12 @@ def set_in_bytes(body: bytes, values: Mapping[str, bytes]) -> bytes:
 
 
 def remove_field(body: Body, name: str) -> Body:
-    """The same body without a top-level field, however often it is given. `peek` has accepted it."""
+    """Returns the same body without a top-level field, however often it is given. `peek` has accepted it."""
     return body.without(name) if isinstance(body, Spliced) else remove_in_bytes(body, name)
 
 
 def remove_in_bytes(body: bytes, name: str) -> bytes:
-    """The same of a small body."""
+    """Returns the same small body without a top-level field."""
     try:
         places = [(start, end) for _, start, end in _fields_named(body, (name,))]
     except _TooManyFieldsError:
@@ -155,7 +157,7 @@ def remove_in_bytes(body: bytes, name: str) -> bytes:
 
 
 def add_field(body: bytes, name: str, value: bytes) -> bytes:
-    """The same bytes with a top-level field more, before all others."""
+    """Returns the same bytes with one more top-level field, before all others."""
     return _with_fields(body, {name: value})
 
 

@@ -26,56 +26,56 @@ _WITH_FINISH_REASON = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
 def stillborn(data: bytes) -> bool:
-    """Whether an answer's first bytes say that there is none: nothing was computed, so another engine may be asked.
+    """True if an answer's first bytes say that there is none: nothing was computed, so another engine may be asked.
 
-    What queues inside an engine gets a bare `[DONE]`, or an error, when the engine stops. An error that is the
-    caller's own would be the same anywhere.
+    What queues inside an engine gets a bare `[DONE]`, or an error, when the engine stops. An error that is the caller's
+    own would be the same anywhere, so it counts as an answer.
     """
     return _DONE.match(data) is not None or (_ERROR.match(data) is not None and _OF_CALLER.search(data) is None)
 
 
 def line_tells_error(tail: bytes | bytearray) -> bool:
-    """The same of a stream of lines."""
+    """True if the engine itself said that its stream of JSON lines failed."""
     return _LINE_ERROR.search(tail) is not None
 
 
 def lines_ended_well(tail: bytes) -> bool:
-    """Whether a stream of JSON lines (Ollama's), whole as HTTP goes, is an answer and not a failure."""
+    """True if a stream of JSON lines (Ollama's), whole as HTTP goes, is an answer and not a failure."""
     return not line_tells_error(tail) and _LINE_DONE.search(tail[tail.rfind(b"\n", 0, -1) + 1 :]) is not None
 
 
 def aborted(path: str, answer: bytes) -> bool:
-    """Whether an answer that is no stream says that it was cut short: its engine went to sleep, or ends."""
+    """True if an answer that is no stream says that it was cut short: its engine went to sleep, or ends."""
     return answer.find(b'"abort"') >= 0 and path in _WITH_FINISH_REASON and _ABORTED.search(answer) is not None
 
 
 def ends_itself(path: str) -> bool:
-    """Whether engines say on that path that a stream is over (`[DONE]`): then nothing is added to what they say."""
+    """True if engines say on that path that a stream is over (`[DONE]`): then nothing is added to what they say."""
     return path in _WITH_FINISH_REASON
 
 
 def tells_error(tail: bytes | bytearray) -> bool:
-    """Whether the engine itself said that its stream failed."""
+    """True if the engine itself said that its stream of events failed."""
     return _ERROR.search(tail) is not None
 
 
 def gives_finish_reason(path: str, tail: bytes) -> bool:
-    """Whether the stream says why it ended, on a path where engines may."""
+    """True if the stream says why it ended, on a path where engines may say so."""
     return path in _WITH_FINISH_REASON and _FINISHED.search(tail) is not None
 
 
 def cut_off(tail: bytes) -> bool:
-    """Whether the last event has no end. Of an answer that ends with its connection nothing else says so."""
+    """True if the last event has no end. Of an answer that ends with its connection nothing else says so."""
     return _CUT.search(tail) is not None
 
 
 def tells_abort(tail: bytes) -> bool:
-    """Whether the engine says that it cut the stream short."""
+    """True if the engine says that it cut the stream short."""
     return _ABORTED.search(tail) is not None
 
 
 def ended_well(path: str, tail: bytes, *, finishes: bool = True) -> bool:
-    """Whether a stream of server-sent events, whole as HTTP goes, is an answer and not a failure.
+    """True if a stream of server-sent events, whole as HTTP goes, is an answer and not a failure.
 
     `finishes`: its engine is known to give finish reasons on that path.
     """

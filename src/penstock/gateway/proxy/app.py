@@ -78,14 +78,17 @@ class App:
             self._guarded.append(part)
 
     def follow(self, settings: Settings) -> None:
-        """Serve requests that come from now on by these settings."""
+        """Serve requests that come from now on by `settings`."""
         self._intake.follow(settings)
         self._root_path = settings.root_path
 
     # --- the server's hooks ---------------------------------------------------------------------------------
 
     def begin(self, exchange: SocketExchange) -> int | None:
-        """Refuse what the head alone tells is not to be served."""
+        """Refuse what the head alone tells is not to be served.
+
+        Returns a limit on the body; None: that of all bodies.
+        """
         if self._root_path and exchange.target_path.startswith(self._root_path + "/"):
             exchange.target_path = exchange.target_path[len(self._root_path) :]
         if self._origins.looks and (foreign := self._foreign(exchange)) is not None:
@@ -114,7 +117,7 @@ class App:
         return None if isinstance(self._callers.key(exchange.lookup.get, exchange.repeats), Key) else foreign
 
     def complete(self, exchange: SocketExchange) -> None:
-        """Serve a request that is wholly here."""
+        """Serve a request whose body is here."""
         found = route(exchange.target_path)
         if found is None:
             part = self._part(exchange.target_path)
@@ -126,11 +129,11 @@ class App:
     def refused(
         self, exchange: SocketExchange | None, refusal: Refusal, detail: str
     ) -> tuple[int, Sequence[Header], bytes]:
-        """Answer for the server what is not HTTP as it should be."""
+        """Returns the status, headers and body with which the server refuses what is not HTTP as it should be."""
         return self.refusals.refused(exchange, refusal, detail)
 
     def submit(self, exchange: Exchange, caller: Caller, journey: type[QueuedJourney]) -> None:
-        """Let a request that was made inside go the way of all others."""
+        """Let a request that was made inside (of a batch) go the way of all others, as `caller`."""
         found = route(exchange.target_path)
         assert found is not None
         self._intake.submit(exchange, found, caller, journey)

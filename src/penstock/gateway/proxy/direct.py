@@ -63,7 +63,7 @@ class DirectJourney(Relay):
         self.send_to(endpoint, target)
 
     def send_to(self, endpoint: str, target: Target) -> None:
-        """Send it there."""
+        """Send the request to `endpoint`, which waits in no queue."""
         self._endpoint = endpoint
         self.exchange.on_disconnect = self._client_gone
         headers = request_headers(

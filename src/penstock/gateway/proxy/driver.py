@@ -85,21 +85,22 @@ class Driver(Generic[S_co]):
         self._idle.set()
 
     def join(self, request_id: str, journey: Journey) -> None:
-        """Let a journey hear of what is decided about its request, until it leaves."""
+        """Tell `journey` what is decided about its request, until it leaves."""
         self._journeys[request_id] = journey
         self._idle.clear()
 
     def leave(self, request_id: str) -> None:
-        """The journey is over."""
+        """Forget the journey of a request that is over."""
         del self._journeys[request_id]
         if not self._journeys:
             self._idle.set()
 
     def knows(self, request_id: str) -> bool:
+        """True if a request of that id is under way."""
         return request_id in self._journeys
 
     def journeys(self) -> Iterator[Journey]:
-        """All that are under way, the oldest first."""
+        """Returns all journeys that are under way, the oldest first."""
         return iter(self._journeys.values())
 
     async def idle(self) -> None:
@@ -107,7 +108,10 @@ class Driver(Generic[S_co]):
         await self._idle.wait()
 
     def tell(self, actions: list[Action]) -> None:
-        """Carry out what a fact led to. Call as `driver.tell(driver.scheduler.finished(..., now=driver.now()))`."""
+        """Carry out the `actions` that a fact led to.
+
+        Call it as `driver.tell(driver.scheduler.finished(..., now=driver.now()))`.
+        """
         if self._carrying_out:
             self._line.extend(actions)
             return
@@ -126,7 +130,7 @@ class Driver(Generic[S_co]):
         self._arm()
 
     def drain(self, *, queue_s: float, run_s: float) -> None:
-        """Admit nothing more; what waits is served for so long, and what runs may go on for so long."""
+        """Admit nothing more; what waits is served for `queue_s`, and what runs may go on for `run_s`."""
         self.draining = True
         now = self.now()
         self.tell(self.scheduler.drain(queue_until_s=now + queue_s, stop_at_s=now + run_s, now=now))

@@ -41,7 +41,7 @@ def request_headers(
     ranked: bool = False,
     plain: bool = False,
 ) -> Headers:
-    """What goes upstream of a client's headers, and the engine's own credential."""
+    """Returns what goes upstream of a client's headers, with the engine's own credential, if it has one."""
     kept = _passing(headers, _dropped(api_key is not None or has_key, ranked, inflated, plain))
     kept.append((b"x-request-id", request_id))
     if api_key is not None:
@@ -50,7 +50,7 @@ def request_headers(
 
 
 def response_headers(headers: Headers) -> Headers:
-    """What goes back of an engine's headers."""
+    """Returns what goes back to the client of an engine's headers."""
     return _passing(headers, _RESPONSE_OWN)
 
 

@@ -60,14 +60,14 @@ class Heartbeats:
         self._timer_at = 0.0
 
     def follow(self, settings: Settings) -> None:
-        """For streams that come from now on."""
+        """Tell streams that come from now on as `settings` say."""
         queue = settings.queue
         self._after_s = queue.heartbeat_after  # 0: only clients that would time out are told
         # The longest that a request may wait: a client that waits longer than that by itself needs nothing.
         self._wait_s_max = max([band.max_wait or queue.max_wait for band in settings.bands])
 
     def watch(self, name: str, waiter: Waiter, read_timeout: bytes | None) -> bool:
-        """Look after a stream until its answer begins. True: it may be told while an engine works on it."""
+        """Look after a stream until its answer begins. Returns True if it may be told while an engine works on it."""
         after_s, patience_s = self._after_s, _patience_s(read_timeout)
         anytime = patience_s is not None and patience_s < min(after_s or self._wait_s_max, self._wait_s_max)
         if anytime:
@@ -83,7 +83,7 @@ class Heartbeats:
         return anytime
 
     def leave(self, name: str) -> None:
-        """Its answer begins, or it is over."""
+        """Forget the stream `name`: its answer begins, or it is over."""
         if self._pulses.pop(name, None) is not None:
             self._timers.cancel(name)
             if not self._pulses and self._timer is not None:
@@ -122,7 +122,7 @@ class Heartbeats:
 
 
 def heartbeat_event(api: Api, place: QueuePosition | None) -> bytes:
-    """What is sent: a comment, which every client skips, and for Anthropic's the event they know."""
+    """Returns what is sent: a comment, which every client skips, and for Anthropic's API the event it knows."""
     if place is None:
         told = b": an engine has it"
     elif place.eta_s is None:

@@ -77,7 +77,7 @@ class Intake:
         self._slices = Slices()
 
     def follow(self, settings: Settings) -> None:
-        """Take requests that come from now on by these settings."""
+        """Take requests that come from now on as `settings` say."""
         self._levels = settings.fairness.levels
         self._bands = [band.name for band in settings.bands]
         self._asks_usage = settings.accounting.usage == "auto"
@@ -99,7 +99,7 @@ class Intake:
             self._refusals.refuse(exchange, Reason.BAD_REQUEST, message)
 
     def submit(self, exchange: Exchange, route: Route, caller: Caller, journey: type[QueuedJourney]) -> None:
-        """Let a request in that was made inside, by the way of all others."""
+        """Let a request in that was made inside, by the way of all others, as `caller`."""
         arrival = Arrival(exchange, route, self._refusals.request_id(exchange), caller)
         self._parse(arrival, exchange.body, journey)
 

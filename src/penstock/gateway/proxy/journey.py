@@ -135,6 +135,7 @@ class QueuedJourney(Relay):
     # --- from the scheduler ---------------------------------------------------------------------------------
 
     def dispatched(self, action: Dispatch, /) -> None:
+        """Ask the engine, or both engines of a divided request, that `action` names."""
         self._lease = action.lease
         self.endpoint = action.endpoint
         self._queue_s = action.queue_s
@@ -150,6 +151,7 @@ class QueuedJourney(Relay):
             division.begin(self._targets)
 
     def decoding(self, action: Decode, /) -> None:
+        """Ask the endpoint that `action` names for the answer, if it does not have the request already."""
         division = self._division
         assert division is not None
         self._lease = action.lease
@@ -165,7 +167,10 @@ class QueuedJourney(Relay):
             self.ask(target, action.endpoint, division.rank, division.rest(self.body))
 
     def ask(self, target: Target, name: str, rank: int | None, body: Body, *, sink: Sink | None = None) -> Call:
-        """Send the request to an engine: the whole of it, or what is its part."""
+        """Send the request to an engine: the whole of it, or what is its part. Returns the call.
+
+        `rank`: among those that wait at the engines; None: it is not told.
+        """
         if rank is not None:
             rank = None if target.priority is None else rank * target.priority.value
         headers = request_headers(
@@ -192,6 +197,7 @@ class QueuedJourney(Relay):
         return self.send(target, headers, body, sink)
 
     def requeued(self, action: Requeue, /) -> None:
+        """Wait again, as `action` says. Nothing of an answer was passed on."""
         if self._lease is not None:  # it is taken back, with nothing of an answer passed on
             self._lease = None
             self.hang_up()
@@ -202,6 +208,7 @@ class QueuedJourney(Relay):
             self._trace.requeued(action.cause)
 
     def ended(self, action: Reject | Evict | Fail, /) -> None:
+        """Tell the client how its request ended without an answer, as `action` says."""
         reason = action.reason
         extra: Headers = [(b"x-penstock-reason", reason.encode())]
         if action.retry_after_s is not None:
@@ -215,6 +222,7 @@ class QueuedJourney(Relay):
         self._leave(action.outcome, reason)
 
     def aborted(self, action: Abort, /) -> None:
+        """End a request that runs, as `action` says, with an error or by breaking its answer off."""
         if self._committed:
             self.break_off(self.api, action.reason)
         else:
@@ -225,6 +233,7 @@ class QueuedJourney(Relay):
     # --- from the engine ------------------------------------------------------------------------------------
 
     def own_headers(self) -> Headers:
+        """Returns the headers that tell the caller of id, band, endpoint, wait and rates."""
         headers: Headers = [(b"x-request-id", self.request_id), (b"x-penstock-band", self.band.encode())]
         if self.endpoint:
             headers.append((b"x-penstock-endpoint", self.endpoint.encode()))
@@ -255,7 +264,10 @@ class QueuedJourney(Relay):
             self._driver.tell(self._driver.scheduler.passed_on(self._lease, now=now))
 
     def prefilled(self, usage: Usage | None) -> None:
-        """The prompt of a divided request is computed."""
+        """Tell the scheduler that the prompt of a divided request is computed.
+
+        `usage`: None if the engine told none.
+        """
         now = self._driver.now()
         self._driver.tell(self._driver.scheduler.prefilled(self._give_back(), usage, now=now))
 
@@ -279,9 +291,11 @@ class QueuedJourney(Relay):
             self._driver.tell(self._driver.scheduler.progressed(self._lease, tokens, now=now))
 
     def hides_usage(self) -> bool:
+        """True if the usage was asked for by us, so that the client is not to see it."""
         return self._injected_usage and (self._length is None or self._beating) and not self._packed
 
     def succeeded(self, status: int) -> None:
+        """Settle a complete answer, by the usage that it tells."""
         usage = self._answer.usage() if status < 400 else Usage(0, 0)  # an engine's refusal cost nothing
         if usage is None:
             usage = self._own_usage()
@@ -296,6 +310,7 @@ class QueuedJourney(Relay):
         self._driver.tell(self._driver.scheduler.finished(self._give_back(), usage, now=now))
 
     def failed(self, failure: Failure, detail: str) -> None:
+        """Tell the scheduler that the endpoint failed, or for a divided request the one that let it down."""
         logger.debug("%s at %s: %s, %s", self.request.id, self.endpoint, failure, detail)
         by = None if self._division is None else self._division.let_down()
         if by is not None:
@@ -319,11 +334,11 @@ class QueuedJourney(Relay):
     # --- from the client ------------------------------------------------------------------------------------
 
     def elapsed_s(self) -> float:
-        """Since the whole request was here."""
+        """Returns the seconds since the whole request was here."""
         return self._driver.now() - self.started_s
 
     def waited_s(self) -> float:
-        """In the queue, all visits together, the present one included."""
+        """Returns the seconds in the queue, all visits together, the present one included."""
         since_s = self._waiting_since_s
         return self._queue_s if since_s is None else self._queue_s + self._driver.now() - since_s
 
@@ -369,7 +384,7 @@ class QueuedJourney(Relay):
         return self._lease is None
 
     def heartbeat(self, place: QueuePosition | None, /) -> None:
-        """Tell the waiting client where it stands."""
+        """Tell the waiting client where it stands; None: an engine has its request."""
         self._plain = True
         self.beat(heartbeat_event(self.api, place))
 

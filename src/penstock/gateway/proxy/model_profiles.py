@@ -21,7 +21,7 @@ PLAIN = Profile()
 
 
 def profiles(settings: Settings) -> dict[str, Profile]:
-    """By name. What an alias does not say holds as for the model it stands for."""
+    """Returns profiles by name. What an alias does not say holds as for the model it stands for."""
     ranks = {band.name: rank for rank, band in enumerate(settings.bands)}
     found: dict[str, Profile] = {}
     for name, model in settings.models.items():

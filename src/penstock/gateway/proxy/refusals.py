@@ -36,14 +36,16 @@ class Refusals:
         self._serial = itertools.count(1)
 
     def request_id(self, exchange: Exchange) -> bytes:
-        """The id that the caller gave in `x-request-id`, or a new one where that is missing, long or not printable."""
+        """Returns the id that the caller gave in `x-request-id`, or a new one if that is missing, long or not
+        printable.
+        """
         given = exchange.header(b"x-request-id")
         if given and len(given) <= REQUEST_ID_BYTES_MAX and given.isascii() and given.decode().isprintable():
             return given
         return b"req-%x-%x" % (int(self._driver.now() * 1000), next(self._serial))
 
     def unique(self, request_id: bytes) -> str:
-        """The id under which the scheduler knows it: the caller's own, unless that one is under way."""
+        """Returns the id under which the scheduler knows a request: the caller's own, unless that one is under way."""
         name = request_id.decode()
         return f"{name}~{next(self._serial)}" if self._driver.knows(name) else name
 
@@ -56,7 +58,7 @@ class Refusals:
         param: str | None = None,
         extra: Sequence[Header] = (),
     ) -> None:
-        """Answer a request of ours with a refusal. None as `message`: what is said for the reason as a rule."""
+        """Answer a request of ours with a refusal. `message`: None: what is said for the reason as a rule."""
         self._count(reason, exchange)
         retry_after_s = 1.0 if reason is Reason.DRAINING else None
         status, headers, body = errors.refusal(
@@ -67,7 +69,7 @@ class Refusals:
     def refused(
         self, exchange: SocketExchange | None, refusal: Refusal, detail: str
     ) -> tuple[int, Sequence[Header], bytes]:
-        """Answer for the server what is not HTTP as it should be."""
+        """Returns the status, headers and body with which the server refuses what is not HTTP as it should be."""
         reason = _REFUSALS[refusal]
         api = api_of(exchange.target_path) if exchange is not None else errors.Api.OPENAI
         self._count(reason, exchange)

@@ -92,31 +92,31 @@ class Relay:
     # --- what differs ---------------------------------------------------------------------------------------
 
     def own_headers(self) -> Headers:
-        """Headers that Penstock adds to the answer."""
+        """Returns the headers that Penstock adds to the answer."""
         raise NotImplementedError
 
     def first_byte(self) -> None:
-        """The first byte of the body is here."""
+        """Note that the first byte of the body is here."""
 
     def progressed(self) -> None:
-        """More of the body was passed on."""
+        """Note that more of the body was passed on."""
 
     def hides_usage(self) -> bool:
-        """Whether the stream's usage was asked for by Penstock and not by the client."""
+        """True if the stream's usage was asked for by Penstock and not by the client."""
         return False
 
     def succeeded(self, status: int) -> None:
-        """The answer is complete."""
+        """Settle an answer that is complete; `status` may be a refusal of the engine."""
         raise NotImplementedError
 
     def failed(self, failure: Failure, detail: str) -> None:
-        """There is no answer, or an error that may be taken back, or the answer broke off."""
+        """Handle a failure: there is no answer, or an error that may be taken back, or the answer broke off."""
         raise NotImplementedError
 
     # --- the engine's side ----------------------------------------------------------------------------------
 
     def send(self, target: Target, headers: Headers, body: Body, sink: Sink | None = None) -> Call:
-        """Ask an engine. The answer goes to the client, unless somebody else (`sink`) is to have it."""
+        """Ask an engine. Returns the call. The answer goes to the client, unless `sink` is to have it."""
         self._head = self._error_body = self._whole = None
         self._length = None
         self._packed = self._sse = self._lines = False
@@ -272,7 +272,7 @@ class Relay:
         self.exchange.write(data)
 
     def beat(self, event: bytes) -> None:
-        """Tell a waiting client something before there is an answer. The first time this commits status 200."""
+        """Tell a waiting client something before there is an answer. The first `event` commits status 200."""
         if not self._beating:
             self._beating = True
             self.exchange.start(200, [*_STREAM_HEADERS, *self.own_headers()], length=None)
@@ -281,7 +281,10 @@ class Relay:
     def refuse(
         self, api: errors.Api, reason: Reason, message: str, *, param: str | None, retry_after_s: float | None
     ) -> None:
-        """Answer with an error of our own; as an event where a stream was promised."""
+        """Answer with an error of our own; as an event where a stream was promised.
+
+        `retry_after_s`: None: no such header.
+        """
         if self._beating:
             self.exchange.write(errors.error_event(api, reason, message, param=param))
             self.exchange.end()
@@ -290,7 +293,7 @@ class Relay:
             self.exchange.respond(status, headers + self.own_headers(), body)
 
     def engine_error(self, extra: Headers) -> bool:
-        """Pass on the engine's own error answer, if there is one."""
+        """Pass on the engine's own error answer, with `extra` headers. Returns False if there is none."""
         if self._head is None or self._error_body is None:
             return False
         status, headers = self._head
@@ -307,14 +310,14 @@ class Relay:
         return True
 
     def refused(self, status: int, body: bytearray) -> None:
-        """The engine whose head came refuses the request, or fails, to another sink."""
+        """Handle a refusal or an error of the engine whose head came, if `body` went to another sink."""
         self._call = None
         self._error_body = body
         self._sse = self._lines = False
         self._ended_in_error(status, body)
 
     def refused_by(self, target: Target, head: tuple[int, Headers], body: bytearray) -> None:
-        """Another engine than the one asked last does, which makes what that one does useless."""
+        """Handle a refusal by `target`, another engine than the one asked last, whose work is useless now."""
         self.hang_up()
         self._target, self._head = target, head
         self._length = self._whole = None
@@ -361,7 +364,9 @@ class Relay:
             self.failed(Failure.BROKEN, "not a stream")
 
     def break_off(self, api: errors.Api, reason: Reason) -> None:
-        """End an answer that has begun: with an error event in a stream, else by closing the connection."""
+        """End an answer that has begun: with an error event for `reason` in a stream, else by closing the
+        connection.
+        """
         if self._may_insert():
             self.exchange.write(self._broken_event(api, reason))
             self.exchange.end()

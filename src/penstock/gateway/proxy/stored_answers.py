@@ -49,11 +49,11 @@ class StoredAnswers:
         self._refuse = refusals.refuse
 
     def owns(self, path: str) -> bool:
-        """Whether a path is one of these."""
+        """True if the path is one of a stored answer."""
         return split(path) is not None
 
     def begin(self, exchange: Exchange) -> None:
-        """Refuse who may not ask, and what can't be asked."""
+        """Refuse a method that is none, and a caller that may not ask.."""
         found = split(exchange.target_path)
         assert found is not None
         methods = METHODS[found[1]]
@@ -65,7 +65,7 @@ class StoredAnswers:
             self._refuse(exchange, key.reason, key.message)
 
     def complete(self, exchange: Exchange) -> None:
-        """Ask where it was made, or everywhere."""
+        """Ask the endpoint where the answer was made, or every endpoint if that is not remembered."""
         header = exchange.lookup.get
         key = self._callers.key(header, exchange.repeats)
         caller = self._callers.identify(key, header, exchange.peer[0], now=self._driver.now())

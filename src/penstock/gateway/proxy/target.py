@@ -53,17 +53,17 @@ class Target:
         self.moved = False  # some of an answer came since `took_movement`
 
     def took_movement(self) -> bool:
-        """Whether answers have come further since this was last asked, or would have if their clients read them."""
+        """True if answers have come further since this was last asked, or would have if their clients read them."""
         moved, self.moved = self.moved, False
         return moved or self.upstream.waits_for_clients
 
     def asks_load(self, now: float) -> bool:
-        """Whether the answer to a request that goes there now shall tell the engine's load."""
+        """True if the answer to a request that goes there now shall tell the engine's load."""
         if not self.engine.orca or now < self._load_due_s:
             return False
         self._load_due_s = now + LOAD_INTERVAL_S
         return True
 
     def own_headers(self) -> Headers:
-        """For what we ask it ourselves."""
+        """Returns the headers for what we ask the engine ourselves: its credential, or none."""
         return [(b"authorization", b"Bearer " + self.api_key.encode())] if self.api_key else []

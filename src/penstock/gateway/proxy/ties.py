@@ -48,7 +48,7 @@ class Responses:
         self.tell: Callable[[str, str, str | None], None] | None = None  #: to other processes; no endpoint: forgotten
 
     def made(self, head: bytes, endpoint: str, owner: str | None = None) -> bool:
-        """An answer that begins like this was made there. False: it does not tell its id yet."""
+        """Note that an answer that begins like `head` was made there. Returns False if it does not tell its id yet."""
         found = _RESPONSE_ID.search(head)
         if found is None:
             return False
@@ -59,7 +59,7 @@ class Responses:
         return True
 
     def note(self, answer: str, endpoint: str, owner: str | None) -> None:
-        """Remember where an answer was made; without an endpoint, forget it."""
+        """Remember where an answer was made; with an empty `endpoint`, forget it."""
         if not endpoint:
             self._made.pop(answer, None)
             return
@@ -68,17 +68,19 @@ class Responses:
             self._made.popitem(last=False)
 
     def find(self, response_id: str) -> Made | None:
-        """What is remembered of an answer."""
+        """Returns what is remembered of an answer; None if nothing is."""
         return self._made.get(response_id)
 
     def forget(self, response_id: str) -> None:
-        """It was deleted."""
+        """Forget an answer that was deleted, here and, through `tell`, elsewhere; `response_id` as the engine gave
+        it.
+        """
         self._made.pop(response_id, None)
         if self.tell is not None:
             self.tell(response_id, "", None)
 
     def home(self, response_id: object) -> str | None:
-        """Where an answer was made, as far as is remembered."""
+        """Returns the endpoint where an answer was made; None if that is not remembered."""
         made = self._made.get(response_id) if isinstance(response_id, str) else None
         return None if made is None else made.endpoint
 
@@ -90,7 +92,7 @@ class Affinities:
         self.responses = Responses()
 
     def follow(self, settings: Settings) -> None:
-        """Read ties as these settings say from now on. Which endpoint made which answer stays known."""
+        """Read ties as `settings` say from now on. Which endpoint made which answer stays known."""
         routing = settings.routing
         session = routing.session
         self._reads_prefix = by_cache(routing.policy)
@@ -101,7 +103,7 @@ class Affinities:
         self._field_name = session.body or ""
 
     def ties(self, exchange: Exchange, body: Body, peek: Peek, model: str) -> Ties:
-        """Of a request for this model, its alias resolved."""
+        """Returns the session, prefix keys and home of a request for `model`, its alias resolved."""
         path = exchange.target_path
         home = None
         if path == RESPONSES_PATH and peek.previous_response is not None:

@@ -36,30 +36,32 @@ class Division:
         self.usage: Usage | None = None  #: of the first half, where its engine told it
 
     def begin(self, targets: Mapping[str, Target]) -> None:
-        """The leases are taken: ask whom there is to ask."""
+        """Ask whom there is to ask, now that the leases are taken."""
         raise NotImplementedError
 
     def has_asked(self, endpoint: str) -> bool:  # noqa: ARG002
-        """The prompt is computed, and this endpoint leased to answer. Whether it has the request already."""
+        """True if `endpoint`, which is leased to answer now that the prompt is computed, has the request already."""
         return False
 
     def rest(self, body: Body) -> Body:
-        """What to send to who answers and does not have the request yet."""
+        """Returns what to send to an endpoint that answers and does not have the request yet."""
         return body
 
     def answers(self, status: int) -> bool:  # noqa: ARG002
-        """The first byte of an answer came. Whether it is one to a prompt that was computed."""
+        """True if the first byte that came, with `status`, is of an answer to a prompt that was computed."""
         return True
 
     def let_down(self) -> str | None:
-        """The journey failed. By whom, where that was the one who answers, while the prompt was being computed."""
+        """Returns who is to blame for a failed journey: the endpoint that was to answer; None: the one that was asked
+        last.
+        """
         return None
 
     def hang_up(self) -> None:
-        """What the first engine does is of no use any more, or is done."""
+        """Stop what the first engine does: it is of no use any more, or is done."""
 
     def whole(self, usage: Usage | None) -> Usage | None:
-        """What both halves cost together, from what the answer tells."""
+        """Returns what both halves cost together, by what the answer tells as `usage`; None if it tells nothing."""
         if usage is None or self.usage is None:
             return usage
         return whole_usage(usage, self.usage.cached_tokens, cached_told=self.usage.cached_told)

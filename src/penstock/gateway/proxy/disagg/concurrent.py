@@ -61,7 +61,11 @@ class Meeting(Division):
         return endpoint == self._decode
 
     def answers(self, status: int) -> bool:
-        """Who answers may do so before the other one told that the prompt is computed; or it refuses the request."""
+        """True if the answer may go on: the one that answers may begin before the other one told that the prompt is
+        computed.
+
+        A refusal ends the meeting.
+        """
         if self._computing:
             self.hang_up()
             self._journey.endpoint = self._decode
@@ -118,7 +122,7 @@ class Meeting(Division):
 
 
 def meeting_fields(host: str, port: int) -> dict[str, bytes]:
-    """What both are told of where they meet, as JSON. An IPv6 address stands in brackets."""
+    """Returns what both are told of where they meet, as JSON. An IPv6 address stands in brackets."""
     host = f"[{host}]" if ":" in host else host
     room = secrets.randbits(ROOM_BITS)
     return {

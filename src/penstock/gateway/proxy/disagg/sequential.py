@@ -65,7 +65,7 @@ _prefilled = msgspec.json.Decoder(_Prefilled).decode
 
 
 def divisible(path: str, body: Body) -> bool:
-    """Whether a request that `peek` has accepted has one prompt, one answer, and no say of its own in transfers."""
+    """True if a request that `peek` has accepted has one prompt, one answer, and no say of its own in transfers."""
     if path not in PATHS:
         return False
     shape = _shape(body)
@@ -89,7 +89,7 @@ def _wished(raw: msgspec.Raw) -> bool:
 
 
 def prefill_body(path: str, body: Body) -> Body:
-    """The same request for its prompt alone: one token, not streamed, its KV to be fetched."""
+    """Returns the same request for its prompt alone: one token, not streamed, its KV to be fetched."""
     shape = _shape(body)
     values = {"max_tokens": b"1", "stream": b"false", "kv_transfer_params": _ASKED}
     if path == "/v1/chat/completions" or _wished(shape.max_completion_tokens):
