@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core.dispatch.backfill import BACKFILLED_MAX
 from penstock.core.queueing.entry import Entry
-from penstock.core.routing.affinity_wait import RECKONED_S
+from penstock.core.routing.affinity_wait import WORTH_HOLDS_S
 from penstock.core.routing.last_sent import DEPTH_MIN, FORGOTTEN_AT_ONCE, FOUND, KEYS_MAX, LastSent
 from penstock.core.routing.policies.predicted_ttft import COLD
 from penstock.core.scheduler import SchedulerSettings
@@ -78,12 +78,12 @@ def test_what_was_reckoned_holds_for_a_moment_and_then_it_is_looked_at_again() -
     entry = made.inspect().entries["second"]
     passer = made.arrived(prompt("passer", 2, 3), now=4.01)
     assert sent(passer), "it passes the one that is held, beside an endpoint that computes nothing"
-    assert entry.affinity.reckoned_s == 4.0
+    assert entry.affinity.weighed_s == 4.0
     due_s = made.next_deadline()
     assert due_s is not None
-    assert due_s <= 4.0 + RECKONED_S, "whoever was passed unasked is asked soon, though nothing happens"
+    assert due_s <= 4.0 + WORTH_HOLDS_S, "whoever was passed unasked is asked soon, though nothing happens"
     made.finished(the_lease(passer), Usage(256, 40, 0), now=4.2)
-    assert entry.affinity.reckoned_s == 4.2
+    assert entry.affinity.weighed_s == 4.2
 
 
 def test_a_short_prompt_is_not_worth_a_wait() -> None:

@@ -132,8 +132,11 @@ def kv_tokens_free(endpoint: Endpoint, settings: AdmissionSettings, *, now: floa
 
 
 def over_share_room(room: Room, endpoint: Endpoint) -> Room:
-    """Of an endpoint's room, what is for flows over their share while light ones come: an engine computes prompts first
-    come, first served, so what a heavy flow has put before it is what a light request waits for.
+    """Returns the part of an endpoint's room that is for flows over their share while under-share requests keep
+    arriving.
+
+    An engine computes prompts first come, first served, so what an over-share flow has put before it is what an
+    under-share request waits for.
     """
     ledger, (prefill_tokens, tokens) = endpoint.ledger, room
     if outstanding := ledger.prefill.outstanding_tokens:
@@ -143,7 +146,7 @@ def over_share_room(room: Room, endpoint: Endpoint) -> Room:
 
 
 def kv_tokens(entry: Entry, endpoint: Endpoint) -> int:
-    """What a request takes of an endpoint's KV memory: its prompt alone where it is answered elsewhere."""
+    """Returns what a request takes of an endpoint's KV memory: its prompt alone if it is answered elsewhere."""
     if endpoint.role is Role.PREFILL and not entry.whole:
         return entry.estimate.prompt_tokens
     return entry.estimated_tokens
@@ -160,7 +163,7 @@ def misfit(entry: Entry, endpoint: Endpoint, settings: AdmissionSettings, *, now
 
 
 def lifts_s(cause: Cause, endpoint: Endpoint, *, now: float) -> float:
-    """When time alone may next lift a cause that keeps requests from the endpoint; infinity when it won't."""
+    """Returns when time alone may next lift a cause that keeps requests from the endpoint; infinity when it won't."""
     if cause in (Cause.NO_BACKEND, Cause.PAUSED):
         return math.inf
     if cause is Cause.STUCK:

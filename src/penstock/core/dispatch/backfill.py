@@ -4,7 +4,7 @@ Within a turn of the pump it is noted who was passed over; when somebody is foun
 that was overtaken as often as may be has room kept for it: wherever it may go, nobody else goes until it fits
 (docs/design.md#group-dispatch).
 
-To count how often each request is overtaken is not enough: a flow with few waiting at a time begins anew with each of
+To count how often each request is overtaken is not enough: a flow with few waiting at a time begins again with each of
 them, and would fall behind without end. So no flow gets more than as many of its own requests ahead of those it
 overtakes, which is the K * c_max in the bound of fairness (docs/design.md#fairness).
 """
@@ -31,7 +31,7 @@ class Backfill:
         self._starved: list[Entry] = []  # overtaken as often as may be: room is kept for those of them that wait
 
     def reconfigured(self, account: Charges) -> None:
-        """Service may be counted in another way from now on."""
+        """Count service as `account` does from now on."""
         self._charges = account
 
     def begin(self) -> None:
@@ -40,22 +40,22 @@ class Backfill:
         self.kept.clear()
 
     def not_kept(self, endpoints: list[Endpoint]) -> list[Endpoint]:
-        """Those of the endpoints whose room is for anybody."""
+        """Returns those of the endpoints whose room is not reserved in this turn."""
         return [e for e in endpoints if e not in self.kept] if self.kept else endpoints
 
     def passes(self, entry: Entry) -> None:
-        """It is passed over in this turn."""
+        """Note that `entry` is passed over in this turn."""
         if entry not in self.passed:
             self.passed.append(entry)
 
     def keep(self, entry: Entry, free: list[Endpoint], now: float) -> None:
-        """Keep room for one that was passed over, if that was so often enough."""
+        """Reserve room for `entry`, which was passed over, if that was so often enough."""
         if entry.dispatch.backfilled >= BACKFILLED_MAX:
             model = entry.model
             self.kept.update([e for e in free if e.serves(model) and not entry.excludes(e.name, now)])
 
     def in_bound(self, entry: Entry, endpoints: list[Endpoint], others: list[Entry], now: float) -> list[Endpoint]:
-        """Where it may go before `others` whose turn it is, and who could go there, too."""
+        """Returns where a request may go before `others` whose turn it is, and that could go there, too."""
         node, may_lead = entry.node_of(), (BACKFILLED_MAX - 1) * self._charges.full_cost(entry) + EPSILON
         for other in others:
             if other.request.band == entry.request.band and lead(node, other.node_of()) > may_lead:
@@ -66,12 +66,12 @@ class Backfill:
         return endpoints
 
     def too_far(self, entry: Entry, other: Entry) -> bool:
-        """Whether its flow is as far ahead of another's as it may be, if not further."""
+        """True if the request's flow is as far ahead of another's as it may be, or further."""
         may_lead = (BACKFILLED_MAX - 1) * self._charges.full_cost(entry) + EPSILON
         return other.request.band == entry.request.band and lead(entry.node_of(), other.node_of()) > may_lead
 
     def found(self, endpoints: list[Endpoint]) -> None:
-        """Somebody goes to one of these endpoints: it overtakes those who were passed over and could go there."""
+        """Note that a request goes to one of `endpoints`: it overtakes those passed over that could go there."""
         self.passed = [x for x in self.passed if any(e.serves(x.request.model) for e in endpoints)]
         for overtaken in self.passed:
             record = overtaken.own_dispatch()
@@ -81,7 +81,7 @@ class Backfill:
                 self._starved.append(overtaken)
 
     def room_is_kept(self, endpoint: Endpoint, now: float) -> bool:
-        """Whether one that was overtaken as often as may be waits for room there."""
+        """True if a request that was overtaken as often as may be waits for room at `endpoint`."""
         if endpoint in self.kept:
             return True
         for entry in self._starved:  # a loop, for mostly there is nobody

@@ -56,11 +56,11 @@ class CandidateFilter:
     # --- open to a band -----------------------------------------------------------------------------------------
 
     def closed(self, endpoint: Endpoint, band: BandSettings, now: float) -> Cause | None:
-        """Why an endpoint is closed to a band."""
+        """Returns why an endpoint is closed to a band; None if it is open."""
         return self._pool.unhealthy(endpoint, now) or admission.closed(endpoint, band, self.settings, now=now)
 
     def open_to(self, endpoint: Endpoint, entry: Entry, now: float) -> bool:
-        """Whether an endpoint would take this very request now."""
+        """True if an endpoint would take this very request now."""
         band = self._queues.bands[entry.request.band].settings
         return (
             self.closed(endpoint, band, now) is None
@@ -68,7 +68,7 @@ class CandidateFilter:
         )
 
     def check_open(self, band: Band, now: float) -> None:
-        """Ask those that were touched whether they are open to a band."""
+        """Ask endpoints that were touched whether they are open to `band`."""
         for endpoint in band.unchecked:
             cause = self.closed(endpoint, band.settings, now)
             if cause in _MAY_BE_TOLD or endpoint.ledger.belief.closed_s is not None:
@@ -97,7 +97,7 @@ class CandidateFilter:
     # --- room for a request -------------------------------------------------------------------------------------
 
     def anybody_serves(self, model: str, endpoints: list[Endpoint]) -> bool:
-        """Whether any of the endpoints serves a model."""
+        """True if any of the endpoints serves the model."""
         for endpoint in endpoints:  # the first one does, as mostly
             if endpoint.serves(model):
                 return True
@@ -106,13 +106,13 @@ class CandidateFilter:
         return False
 
     def serving(self, model: str, endpoints: list[Endpoint]) -> list[Endpoint]:
-        """Those of the endpoints that serve a model."""
+        """Returns those of the endpoints that serve the model."""
         if self._pool.uniform:
             return endpoints if endpoints and endpoints[0].serves(model) else []
         return [endpoint for endpoint in endpoints if endpoint.serves(model)]
 
     def fitting(self, entry: Entry, endpoints: list[Endpoint], now: float) -> list[Endpoint]:
-        """The endpoints, of those that are open, with room for this very request."""
+        """Returns those of the open `endpoints` with room for this very request."""
         if self._quotas.held(entry.account):
             return []
         model = entry.model
@@ -149,7 +149,7 @@ class CandidateFilter:
         return computing
 
     def partners(self, entry: Entry, now: float) -> list[Endpoint]:
-        """The decode endpoints that have room for a divided request now."""
+        """Returns the decode endpoints that have room for a divided request now."""
         model, over_share, found = entry.model, self._under_share.is_over_share(entry, now), []
         for endpoint in self._queues.bands[entry.request.band].open:
             if endpoint.role is not Role.DECODE or endpoint in self._backfill.kept or not endpoint.serves(model):

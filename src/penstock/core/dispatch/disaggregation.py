@@ -27,7 +27,10 @@ class PendingDecodes:
         self.leases: dict[int, Lease] = {}
 
     def reserve(self, entry: Entry, partners: Sequence[Endpoint], serial: int, now: float) -> Lease:
-        """Take the decode half, at the least loaded of the partners: the policy chose by the prompt, not by this."""
+        """Take the decode half, at the least loaded of the partners. Returns its lease, pending.
+
+        The policy chose by the prompt, not by this.
+        """
         assert entry.seq not in self.leases
         chosen = least_loaded(partners, now)
         lease = Lease(
@@ -59,12 +62,12 @@ class PendingDecodes:
         return self._pool.holder(self.leases[entry.seq])
 
     def lost(self, entry: Entry) -> bool:
-        """Whether the endpoint that was to answer is known to be down or gone."""
+        """True if the endpoint that was to answer is known to be down or gone."""
         endpoint = self.answering(entry)
         return endpoint is None or not endpoint.health.up
 
     def begin(self, entry: Entry, now: float) -> Lease:
-        """The prompt is computed: from now on this is the request's lease."""
+        """Returns the lease of the decode half, which is the request's own now that the prompt is computed."""
         lease = self.leases.pop(entry.seq)
         if (endpoint := self._pool.holder(lease)) is not None:
             endpoint.ledger.begin(lease, now)
@@ -73,5 +76,8 @@ class PendingDecodes:
 
 
 def whole_usage(answer: Usage, cached_tokens: int, *, cached_told: bool) -> Usage:
-    """What a divided request truly cost. Engines count what came over as cached, but somebody had to compute it."""
+    """Returns what a divided request truly cost.
+
+    Engines count what came over as cached, but it had to be computed elsewhere: `cached_tokens` were cached there.
+    """
     return Usage(answer.prompt_tokens, answer.completion_tokens, min(cached_tokens, answer.prompt_tokens), cached_told)

@@ -23,17 +23,19 @@ class OperatorPauses:
         self.drained: dict[str | None, None] = {}
 
     def sends(self, model: str) -> bool:
-        """Whether requests for the model may be sent."""
+        """True if requests for the model may be sent."""
         return not self.paused or (model not in self.paused and None not in self.paused)
 
     def admits(self, model: str) -> bool:
-        """Whether new requests for the model are let in."""
+        """True if new requests for the model are let in."""
         return not self.drained or (model not in self.drained and None not in self.drained)
 
     def pause(self, model: str | None) -> None:
+        """Send nothing for `model` from now on; None: for any."""
         _add(self.paused, model)
 
     def drain(self, model: str | None) -> None:
+        """Let in nothing new for `model` from now on; None: for any."""
         _add(self.drained, model)
 
     def resume(self, model: str | None) -> None:

@@ -46,7 +46,7 @@ class PrefillStagger:
         self.holds = False
 
     def sent(self, prefill_s: float) -> None:
-        """A prompt of a flow over its share, that takes so long, was sent."""
+        """Note that a prompt of a flow over its share was sent, which takes `prefill_s` to compute."""
         self._seconds = KEPT * self._seconds + prefill_s
         self._squares = KEPT * self._squares + prefill_s * prefill_s
 
@@ -56,7 +56,7 @@ class PrefillStagger:
         return 0.5 * self._squares / self._seconds if self._seconds > 0.0 else math.inf
 
     def allowed(self, entry: Entry, endpoints: list[Endpoint], now: float) -> list[Endpoint]:
-        """Those of the endpoints where a prompt of a flow over its share may be computed now."""
+        """Returns those of the endpoints where a prompt of a flow over its share may be computed now."""
         patience_s, prompt_tokens = self.patience_s, entry.estimate.prompt_tokens
         allowed: list[Endpoint] = []
         for endpoint in endpoints:

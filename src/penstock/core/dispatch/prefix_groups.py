@@ -81,7 +81,7 @@ class PrefixGroups:
     def reconfigured(
         self, settings: RoutingSettings, account: Charges, waiting: Iterable[Entry], *, by_arrival: Sequence[bool]
     ) -> None:
-        """Other settings, and those that wait may stand in other flows now."""
+        """Follow other `settings`; those that wait may stand in other flows now."""
         self._charges = account
         self.size = settings.prefix_group
         self._tokens_min = settings.prefix_group_tokens
@@ -102,7 +102,7 @@ class PrefixGroups:
     # --- what happens -------------------------------------------------------------------------------------------
 
     def waits(self, entry: Entry) -> None:
-        """It stays in the queue."""
+        """Note that `entry` stays in the queue, where others of its prefix find it."""
         if not self.size or not entry.request.prefix:
             return
         node = entry.node_of()
@@ -123,7 +123,7 @@ class PrefixGroups:
                 found.setdefault(node, {})[seq] = entry
 
     def left(self, entry: Entry) -> None:
-        """It waits no more."""
+        """Note that `entry` no longer waits."""
         node, led = entry.node_of(), self._led
         for key in entry.dispatch.group_keys:
             if key in led:
@@ -141,7 +141,7 @@ class PrefixGroups:
         _unfound(entry)
 
     def sent(self, entry: Entry, endpoint: Endpoint, now: float) -> None:
-        """It is sent there, and stood in the queue until now: as a follower, or in its turn."""
+        """Note that `entry`, which stood in the queue until now, goes to `endpoint`: as a follower, or in its turn."""
         if entry.dispatch.follows is not None:
             self._groups[endpoint].left -= 1
             leaf = entry.node_of().leaves[entry.model]
@@ -155,12 +155,12 @@ class PrefixGroups:
                 self._led.setdefault(key, {})[group] = None
 
     def forget_leader(self, entry: Entry) -> None:
-        """A request is under way: if it comes back, it waits for its own turn."""
+        """Forget whom `entry` followed: if it comes back, it waits for its own turn."""
         if entry.dispatch.follows is not None:
             entry.dispatch.follows = None
 
     def gone(self, endpoint: Endpoint) -> None:
-        """There is no such endpoint any more, or another group there."""
+        """Forget the group at `endpoint`: the endpoint is gone, or another group is there."""
         group = self._groups.pop(endpoint, None)
         if group is None:
             return
@@ -173,15 +173,15 @@ class PrefixGroups:
     # --- who may follow -----------------------------------------------------------------------------------------
 
     def group(self, endpoint: Endpoint, now: float) -> PrefixGroup | None:
-        """The group that may still grow there."""
+        """Returns the group that may still grow at an endpoint; None if there is none."""
         group = self._groups.get(endpoint)
         return group if group is not None and group.left > 0 and now < group.until_s else None
 
     def candidates(self, group: PrefixGroup) -> list[PossibleFollower]:
-        """Of each flow the one that waits longest, those first who share most with the leader.
+        """Returns of each flow the request that waits longest, those first that share most with the leader.
 
-        They are looked for again when somebody comes or goes who is found by one of the keys, or each time, where
-        several flows are found by one: these take turns.
+        They are looked for again when a request that is found by one of the keys comes or goes, or each time, where
+        several flows are found by one key: these take turns.
         """
         if group.found is not None:
             return group.found
@@ -213,7 +213,9 @@ class PrefixGroups:
         return found
 
     def in_bound(self, entry: Entry, models: Collection[str]) -> bool:
-        """Whether its flow may be served now, out of its turn, with regard to all who wait for one of the models."""
+        """True if the request's flow may be served out of its turn now, with regard to all that wait for one of the
+        models.
+        """
         may_lead = (self.size - 1) * self._charges.full_cost(entry) + EPSILON
         node = entry.node_of()
         while (parent := node.parent) is not None:
@@ -230,7 +232,7 @@ class PrefixGroups:
         return True
 
     def in_order(self, entry: Entry) -> bool:
-        """Whether it may go before those who stand before it in its own flow."""
+        """True if a request may go before those that stand before it in its own flow."""
         leaf = entry.node_of().leaves[entry.model]
         head = leaf.head()
         if head is None or head is entry:

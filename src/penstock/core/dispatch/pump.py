@@ -71,7 +71,7 @@ class Pump:
         self._look = look  # again who holds its prompt's prefix; True: by now more of it is held
 
     def next(self, now: float) -> Found | None:
-        """The request to send next and the endpoints it may go to."""
+        """Returns the request to send next and the endpoints it may go to; None if nothing can be sent."""
         self._backfill.begin()
         self._stagger.begin()
         for band in self._turns():
@@ -82,7 +82,9 @@ class Pump:
         return None
 
     def wants_slots(self, endpoint: Endpoint) -> bool:
-        """Whether the highest that wait for what it serves wait for slots: all are taken, or what is free is kept."""
+        """True if the highest band that waits for what the endpoint serves waits for slots: all are taken or
+        reserved.
+        """
         for band in self._queues.bands:
             if any(endpoint.serves(model) for model in band.tree.root.backlog):
                 return endpoint in band.open or band.closed.get(endpoint) is Cause.SLOTS_FULL
@@ -117,7 +119,7 @@ class Pump:
         return self._candidates.fitting(entry, free, now)
 
     def may_go(self, entry: Entry, now: float) -> bool:
-        """Whether a newcomer changes what can be sent: nobody else could be a moment ago, and it opens no way for them.
+        """True if a newcomer changes what can be sent: no other could be a moment ago, and it opens no way for them.
 
         Most that come to a full pool don't, and this is a tenth of the price of finding out by looking at all.
         """
@@ -212,7 +214,7 @@ class Pump:
         """
         looked_at, prefill_room, kv_room = 0, math.inf, math.inf
         ahead: set[tuple[Node, str]] = set()  # flows that are as far ahead as may be: others pass them, too
-        held: list[Entry] = []  # by reckoning: nobody gets too far ahead of them either
+        held: list[Entry] = []  # by an estimate: nobody gets too far ahead of them either
         for entry in islice(line, HELD_MAX):
             if entry.affinity.preferred and self._affinity.surely_waits(entry, free, now):
                 held.append(entry)
@@ -238,7 +240,7 @@ class Pump:
                     looked_at += 1
                     continue
             if entry.affinity.may_wait and self._affinity.waits(entry, now):
-                if self._affinity.reckons:
+                if self._affinity.weighs_wait:
                     held.append(entry)
                 continue  # nobody overtakes it: it waits for an endpoint of its own
             looked_at += 1

@@ -49,35 +49,35 @@ class ReservedSlots:
         self._weight = Decaying(WEIGHT_KEPT_S)
 
     def weight_seen(self, weight: float, now: float) -> None:
-        """So much weight of flows is active. Flows come and go; who came lately counts as about to come again."""
+        """Note that flows of so much `weight` are active. One that came recently counts as about to come again."""
         self._weight.set(max(weight, self._weight.at(now)), now)
 
     def weight(self, now: float) -> float:
-        """The active weight lately, fading."""
+        """Returns the active weight of recent flows, fading."""
         return self._weight.at(now)
 
     def arrived(self, model: str, now: float) -> None:
-        """A request of a light flow came while others waited."""
+        """Note that a request of an under-share flow for `model` came while others waited."""
         _of(self._arrivals, model).note(now)
 
     def freed(self, model: str, now: float) -> None:
-        """A lease ended."""
+        """Note that a lease of `model` ended."""
         _of(self._freed, model).note(now)
 
     def under_share_come(self, model: str, now: float) -> bool:
-        """Whether requests of light flows came lately, while others waited; never where a fixed share is set."""
+        """True if requests of under-share flows came recently, while others waited; never if a fixed share is set."""
         if self.share is not None:
             return False
         arrivals = self._arrivals.get(model)
         return arrivals is not None and arrivals.per_s(now) * WINDOW_S >= UNDER_SHARE_MIN
 
     def freed_per_s(self, model: str, now: float) -> float:
-        """Slots that freed per second, of late."""
+        """Returns how many slots recently freed per second."""
         freed = self._freed.get(model)
         return freed.per_s(now) if freed is not None else 0.0
 
     def kept(self, model: str, slots: int, frees_s: Callable[[str, float], Sequence[float]], now: float) -> int:
-        """Slots that only flows under their fair share may use, of all the slots there are for the model."""
+        """Returns how many of the model's `slots` only flows under their fair share may use."""
         if self.share is not None:
             return int(slots * self.share)
         arrivals = self._arrivals.get(model)
@@ -92,7 +92,7 @@ class ReservedSlots:
         return kept
 
     def kept_lately(self, model: str) -> int:
-        """What was last found to be kept."""
+        """Returns how many slots were reserved when that was last asked."""
         return self._kept.get(model, (0, 0, 0.0))[0]
 
 

@@ -56,7 +56,7 @@ class UnderShare:
     # --- what happens -------------------------------------------------------------------------------------------
 
     def asked(self, entry: Entry, now: float) -> None:
-        """A request came to its flow: note what the flow asks for."""
+        """Note what the flow of `entry`, which came, asks for."""
         node = top(entry.node_of())
         if node.parent is None:
             return  # all requests stand in one flow
@@ -65,7 +65,7 @@ class UnderShare:
         self._reserved.weight_seen(node.parent.active_weight + (0.0 if node.active else node.weight), now)
 
     def arrived(self, entry: Entry, now: float) -> None:
-        """A request is about to join its flow: note whether slots are reserved for such."""
+        """Note whether slots are reserved for `entry`, which is about to join its flow."""
         node, model = top(entry.node_of()), entry.model
         if node.parent is not None and self.under_share(node, model, now):
             self._queues.bands[entry.request.band].note_under_share(node, model)
@@ -74,24 +74,26 @@ class UnderShare:
                 self._reserved.arrived(model, now)
 
     def returned(self, entry: Entry, now: float) -> None:
-        """A request is about to join its flow again: slots are reserved for it, but it counts as one arrival."""
+        """Note the same of `entry` when it joins its flow again: slots are reserved for it, but it counts as one
+        arrival.
+        """
         node, model = top(entry.node_of()), entry.model
         if node.parent is not None and self.under_share(node, model, now):
             self._queues.bands[entry.request.band].note_under_share(node, model)
 
     def sent(self, entry: Entry, now: float) -> None:
-        """A request was sent: that much work is what fair shares are of."""
+        """Add the work of `entry`, which was sent, to what fair shares are of."""
         self._served.add(entry.charge.work, now)
 
     def moved(self, before: Node, after: Node) -> None:
-        """A flow goes on in another tree: what it asked for of late is not forgotten."""
+        """Keep what a flow recently asked for when it goes on in another tree, as `after`."""
         if after.parent is not None and before.demand > 0.0:
             last_s = max(before.demand_s, after.demand_s)
             after.demand = sum([x.demand * math.exp((x.demand_s - last_s) / DEMAND_WINDOW_S) for x in (before, after)])
             after.demand_s, before.demand = last_s, 0.0
 
-    def judged_anew(self, now: float) -> None:
-        """Trees and weights may be others now: judge all flows with waiting requests anew."""
+    def judge_again(self, now: float) -> None:
+        """Judge all flows with waiting requests again at `now`: trees and weights may be others."""
         for band in self._queues.bands:
             for flow in band.tree.root.children.values():
                 for model in flow.backlog:
@@ -101,10 +103,10 @@ class UnderShare:
     # --- who is light -------------------------------------------------------------------------------------------
 
     def under_share(self, node: Node, model: str, now: float) -> bool:
-        """Whether a flow takes no more than its fair share: of the slots, or of the work, of late.
+        """True if a flow recently took no more than its fair share: of the slots, or of the work.
 
-        Judged by slots alone, a burst of a light flow would be shut out just when it needs what is kept for it; by work
-        alone, a light flow whose few requests happened to be large. A flood exceeds both.
+        Judged by slots alone, a burst of an under-share flow would be shut out just when it needs what is reserved for
+        it; by work alone, such a flow whose few requests happened to be large. A flood exceeds both.
         """
         parent = node.parent
         if parent is None:
@@ -113,7 +115,7 @@ class UnderShare:
         return node.in_flight + 1 <= self._pool.slots(model) * part or self._asked_for_less(node, part, now)
 
     def asked_under_share(self, node: Node, now: float) -> bool:
-        """Whether a flow asked for no more than its fair share of the work of late, give or take."""
+        """True if a flow recently asked for no more than its fair share of the work, give or take."""
         assert node.parent is not None
         return self._asked_for_less(node, self._part(node, node.parent, now), now)
 
@@ -129,10 +131,10 @@ class UnderShare:
         return node.parent is None or not self.asked_under_share(node, now)
 
     def in_order(self, band: Band, model: str, now: float) -> Iterator[Entry]:
-        """The requests for a model of flows that are under their share, in fair order.
+        """Yields the requests for a model of flows that are under their share, in fair order.
 
         They are remembered from their arrival, for they need not be among the first: a flood that is held back falls
-        behind its fair share of the tokens, and then stands before the light flows for whom the slots are kept.
+        behind its fair share of the tokens, and then stands before the flows for which the slots are reserved.
         """
         head = self._capped.head(band, [model])
         if head is not None and self._quotas.held(head.account):  # its flow is shared with others
@@ -148,25 +150,25 @@ class UnderShare:
                 yield from band.tree.in_order([model], node)
 
     def _part(self, node: Node, parent: Node, now: float) -> float:
-        """The share that a flow's weight gives it among those active lately."""
+        """The share that a flow's weight gives it among those recently active."""
         active, lately = parent.active_weight, self._reserved.weight(now)
         if not (node.waiting or node.in_flight):
             active += node.weight
         return node.weight / (active if active > lately else lately)
 
     def _asked_for_less(self, node: Node, part: float, now: float) -> bool:
-        """Whether a flow asked for no more than that part of the work of late, give or take."""
+        """Whether a flow asked for no more than that part of the work recently, give or take."""
         asked = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S)
         return asked <= DEMAND_PLAY * self._served.at(now) * part
 
     # --- what is kept for them ----------------------------------------------------------------------------------
 
     def kept(self, model: str, now: float) -> int:
-        """Slots of a model that only flows under their share may use."""
+        """Returns how many slots of a model only flows under their share may use."""
         return self._reserved.kept(model, self._pool.slots(model), self._frees_s, now)
 
     def only_reserved_left(self, model: str, band: Band, endpoints: list[Endpoint], now: float) -> bool:
-        """Whether the slots that are left for a model are reserved for flows under their share."""
+        """True if the slots that are left for a model are reserved for flows under their share."""
         kept = self.kept(model, now)
         if kept <= 0:
             return False

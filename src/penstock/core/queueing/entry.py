@@ -176,7 +176,7 @@ class RouteRecord:
 class AffinityRecord:
     """A request's wait for an endpoint that it prefers, beside others that have room."""
 
-    __slots__ = ("again_s", "behind", "locate_until_s", "may_wait", "preferred", "reckoned_s", "since_s", "until_s")
+    __slots__ = ("again_s", "behind", "locate_until_s", "may_wait", "preferred", "since_s", "until_s", "weighed_s")
 
     def __init__(self, locate_until_s: float = -math.inf, *, may_wait: bool = True) -> None:
         self.may_wait = may_wait  #: it may be let wait for an endpoint it prefers
@@ -186,7 +186,7 @@ class AffinityRecord:
         self.again_s = 0.0  #: and for how long once more, if it is still worth that then
         self.behind = 0  #: so many others, who came before it
         self.until_s = -math.inf  #: when that wait ends, where its worth is estimated
-        self.reckoned_s = -math.inf  #: when it was found last that the wait is worth its while
+        self.weighed_s = -math.inf  #: when it was found last that the wait is worth its while
 
 
 class DispatchRecord:

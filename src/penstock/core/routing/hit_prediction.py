@@ -39,7 +39,7 @@ class HitPredictions:
         self.off_until_s = -math.inf  # until then one or the other of them is not asked about some endpoint
 
     def trusted(self, source: Source, endpoint: int, now: float) -> bool:
-        """Whether to believe what it says about an endpoint."""
+        """True if what `source` says about an endpoint is to be believed."""
         if now >= self.off_until_s:
             return True
         record = self._records.get((source, endpoint))
@@ -56,9 +56,9 @@ class HitPredictions:
         now: float,
         learns: bool = False,
     ) -> bool:
-        """It promised so many tokens, and so many were there. Returns whether it was right.
+        """Compare how many tokens were promised with how many were there. Returns True if the promise was right.
 
-        `learns`: if not, it promises less from now on, and that is all.
+        `learns`: if it was not, the source promises less from now on, and that is all.
         """
         totals = self._totals[source]
         totals[0] += predicted
@@ -79,11 +79,12 @@ class HitPredictions:
         return not wrong
 
     def forget(self, endpoint: int) -> None:
-        """The endpoint is gone, or another process now."""
+        """Forget an `endpoint` that is gone, or another process now."""
         for source in Source:
             self._records.pop((source, endpoint), None)
 
     def snapshot(self, now: float) -> list[SourceSnapshot]:
+        """Returns how often each source was right, and about how many endpoints it is not asked now."""
         off = dict.fromkeys(Source, 0)
         for (source, _), record in self._records.items():
             off[source] += now < record.off_until_s

@@ -25,16 +25,16 @@ class HotPrefixes:
         self._uses: BoundedMap[Key, Decaying] = BoundedMap(PREFIXES_MAX)
 
     def used(self, key: Key, now: float) -> None:
-        """A request whose longest prefix held anywhere is this one is sent."""
+        """Note that a request is sent whose longest prefix that is held anywhere has this `key`."""
         uses = self._uses.get(key) or Decaying(FADE_S)
         uses.add(1.0, now)
         self._uses.set(key, uses)
 
     def uses(self, key: Key, now: float) -> float:
-        """How often a prefix was used recently."""
+        """Returns how often a prefix was used recently; 0 if it is not remembered."""
         uses = self._uses.get(key)
         return uses.at(now) if uses is not None else 0.0
 
     def hot(self, key: Key, tokens: int, holders: int, now: float) -> bool:
-        """Whether a prefix of so many tokens should be held by more endpoints than it is."""
+        """True if a prefix of so many tokens should be held by more endpoints than the `holders` that it has."""
         return self.uses(key, now) > USES_MAX * holders * (1.0 + tokens / LARGE_TOKENS)

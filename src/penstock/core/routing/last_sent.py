@@ -3,7 +3,7 @@
 Our history forgets what an engine can't hold any more, and with a small cache that is nearly everything at once. What
 is forgotten may still be there: an engine keeps what runs, drops what rested longest, and nobody tells. And whether it
 is or not, there is no better place to look. So the last endpoint of each prompt is remembered for much longer, by a few
-of its keys (at depths that grow by a fourth), and counts for as much of the prompt as was found of late by this alone,
+of its keys (at depths that grow by a fourth), and counts for as much of the prompt as was recently found by this alone,
 where as much was sent to the endpoint since: an engine drops what rested longest, so that tells nearly all.
 """
 
@@ -62,7 +62,7 @@ class LastSent:
         return None
 
     def sent(self, prefix: Sequence[Key], endpoint: int) -> None:
-        """A prompt goes there now."""
+        """Note that a prompt goes to `endpoint` now."""
         last = self._last
         self._sent[endpoint] = sent = self._sent.get(endpoint, 0) + len(prefix)
         here = (endpoint, sent)
@@ -76,23 +76,26 @@ class LastSent:
                 del last[key]
 
     def failed(self, prefix: Sequence[Key], endpoint: int) -> None:
-        """It was not computed there."""
+        """Forget that a prompt was sent to `endpoint`: it was not computed there."""
         for depth in _within(prefix):
             last = self._last.get(prefix[depth - 1])
             if last is not None and last[0] == endpoint:
                 del self._last[prefix[depth - 1]]
 
     def cleared(self, endpoint: int) -> None:
-        """It holds nothing any more, or is no longer one of ours. Seldom, and some milliseconds of work."""
+        """Forget what was sent to `endpoint`: it holds nothing any more, or is gone.
+
+        Seldom, and some milliseconds of work.
+        """
         self._last = {key: last for key, last in self._last.items() if last[0] != endpoint}
         self._sent.pop(endpoint, None)
 
     def expected(self, sought: Sought) -> int:
-        """How many of the tokens will be there."""
+        """Returns how many of the tokens looked for will be there."""
         return int(sought.amount * self.found[sought.age])
 
     def learn(self, sought: Sought, found: int) -> None:
-        """So many of the tokens were there."""
+        """Learn that `found` of the tokens looked for were there."""
         age = sought.age
         self._looks[age] += 1
         rate = max(LEARNING_RATE, 1.0 / (1 + self._looks[age]))  # a mean of all at first, the guess one of them

@@ -46,12 +46,12 @@ class Trouble:
         self.last = ""
 
     def note(self, what: str) -> None:
-        """Count one more, and keep what it was for people."""
+        """Count one more fault, and keep `what` it was for people."""
         self.count += 1
         self.last = what[:TOLD_CHARACTERS_MAX]
 
     def now(self) -> PolicyTrouble:
-        """For people."""
+        """Returns the count and the last fault, for people."""
         return PolicyTrouble(self.decision, self.name, self.count, self.last)
 
 
@@ -133,7 +133,7 @@ class OutsideRouting(RoutingPolicy):
 
 
 def outside_order(key: Callable[[Entry, float], SupportsFloat], trouble: Trouble) -> Callable[[Entry, float], float]:
-    """Orders as another package says; by arrival where that is no number."""
+    """Returns a key function that orders as another package says; by arrival if that raises or is no number."""
 
     def guarded(entry: Entry, now: float) -> float:
         try:

@@ -26,7 +26,7 @@ DROPS_PER_KEY = 2  # more than one: so the dropped generation is gone before the
 
 
 def shared(one: Sequence[Key], other: Sequence[Key]) -> int:
-    """How many keys two prompts have in common. Each stands for all before it, so few have to be compared."""
+    """Returns how many keys two prompts have in common. Each stands for all before it, so few have to be compared."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -68,16 +68,16 @@ class PrefixIndex:
         return len(self._holders)
 
     def held(self, endpoint: int) -> int:
-        """How many keys an endpoint holds; 0 for one that nothing was ever told of."""
+        """Returns how many keys an endpoint holds; 0 for one that nothing was ever told of."""
         held = self._held.get(endpoint)
         return 0 if held is None else len(held)
 
     def knows(self, endpoint: int) -> bool:
-        """Whether anything was ever told of an endpoint, if only that it holds nothing."""
+        """True if anything was ever told of an endpoint, if only that it holds nothing."""
         return endpoint in self._held
 
     def store(self, endpoint: int, keys: Iterable[Key]) -> None:
-        """An endpoint holds these blocks now, or used them."""
+        """Note that an endpoint holds the blocks with these `keys` now, or used them."""
         self.version += 1
         held = self._joined(endpoint)
         holders, bit = self._holders, self.bits[endpoint]
@@ -102,7 +102,7 @@ class PrefixIndex:
                 young, old, dropped = held.young, held.old, held.dropped
 
     def remove(self, endpoint: int, keys: Iterable[Key]) -> None:
-        """An endpoint does not hold these blocks any more."""
+        """Note that an endpoint no longer holds the blocks with these `keys`."""
         held = self._held.get(endpoint)
         if held is None:
             return
@@ -116,7 +116,7 @@ class PrefixIndex:
                     break
 
     def clear(self, endpoint: int) -> None:
-        """An endpoint holds nothing (any more)."""
+        """Note that `endpoint` holds nothing, or nothing any more."""
         self.version += 1
         held = self._joined(endpoint)
         bit = self.bits[endpoint]
@@ -126,14 +126,14 @@ class PrefixIndex:
             generation.clear()
 
     def forget(self, endpoint: int) -> None:
-        """There is no such endpoint any more."""
+        """Forget that there was such an `endpoint`."""
         if endpoint in self._held:
             self.clear(endpoint)
             del self._held[endpoint]
             del self._endpoint_of[self.bits.pop(endpoint).bit_length() - 1]
 
     def since(self, endpoint: int, key: Key) -> int:
-        """How many keys at most an endpoint stored or used since it did so with this one, by generations."""
+        """Returns how many keys at most an endpoint stored or used since it did so with this one, by generations."""
         held = self._held.get(endpoint)
         if held is None:
             return 0
@@ -142,23 +142,23 @@ class PrefixIndex:
         return len(held.young) + len(held.old) if key in held.old else len(held)
 
     def limit(self, endpoint: int, keys_max: int) -> None:
-        """From now on an endpoint is believed to hold no more than so many blocks."""
+        """Believe from now on that an endpoint holds no more than `keys_max` blocks."""
         held = self._joined(endpoint)
         held.keys_max = max(KEYS_MIN, min(keys_max, self._keys_max))
         if not held.dropped and len(held.young) * GENERATIONS >= held.keys_max:
             self._age(held, self.bits[endpoint])
 
     def limit_of(self, endpoint: int) -> int:
-        """How many keys an endpoint is believed to hold at most."""
+        """Returns how many keys an endpoint is believed to hold at most."""
         held = self._held.get(endpoint)
         return self._keys_max if held is None else held.keys_max
 
     def match(self, keys: Sequence[Key]) -> dict[int, int]:
-        """How many of the leading blocks each endpoint holds; those that hold none are left out."""
+        """Returns how many of the leading blocks each endpoint holds; those that hold none are left out."""
         return {self._endpoint_of[n]: depth for bits, depth in self.levels(keys) for n in bits_of(bits)}
 
     def levels(self, keys: Sequence[Key]) -> Levels:
-        """The same by depth: which endpoints (as bits) hold exactly so many of them, the fewest first."""
+        """Returns the same by depth: which endpoints (as bits) hold exactly so many of the blocks, the fewest first."""
         levels: Levels = []
         if not keys:
             return levels
@@ -178,11 +178,11 @@ class PrefixIndex:
         return levels
 
     def bit(self, endpoint: int) -> int:
-        """The endpoint in `levels`; 0 if nothing was ever told of it."""
+        """Returns the endpoint's bit in `levels`; 0 if nothing was ever told of it."""
         return self.bits.get(endpoint, 0)
 
     def endpoint_of(self, number: int) -> int:
-        """The endpoint whose bit has this number."""
+        """Returns the endpoint whose bit has this number."""
         return self._endpoint_of[number]
 
     def _joined(self, endpoint: int) -> _Held:

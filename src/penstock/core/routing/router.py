@@ -44,7 +44,7 @@ class Router:
         self._choose_policy(policy, settings)
 
     def reconfigured(self, policy: str, settings: RoutingSettings) -> None:
-        """Another policy, or the same with other settings, from now on. What is known of endpoints stays known."""
+        """Use `policy`, or the same with other settings, from now on. What is known of endpoints stays known."""
         if (policy, settings) != (self._named, self.settings):
             self._choose_policy(policy, settings)
 
@@ -52,20 +52,23 @@ class Router:
         self._named, self.settings = policy, settings
         self._policy = POLICIES[policy](settings, self._draw)
         wait_s, policy_ = settings.affinity_wait_s, self._policy
-        self.reckons = wait_s is None and policy_.reckons
+        self.weighs_wait = wait_s is None and policy_.weighs_wait
         self.prefers = wait_s is not None and wait_s > 0 and (policy_.uses_prefix or policy_.uses_session)
         self.strict = settings.strict_sessions and self._policy.uses_session
 
     # --- one request --------------------------------------------------------------------------------------------
 
     def look(self, entry: Entry, now: float) -> None:
-        """Find out who holds how much of a request's prompt now."""
+        """Find out which endpoints hold how much of the prompt of `entry` now."""
         if self._policy.uses_prefix:
             entry.route.located = located = self._located(entry, now)
             entry.route.believe(located.most, entry.estimate.prompt_tokens)
 
     def choose(self, entry: Entry, endpoints: Sequence[Endpoint], now: float) -> Choice:
-        """One of the endpoints. The request goes there: so its prefix will be there, and its session live there."""
+        """Returns one of the endpoints.
+
+        The request goes there: so its prefix will be there, and its session live there.
+        """
         request, policy = entry.request, self._policy
         if policy.uses_prefix:
             located = self._located(entry, now)
@@ -107,7 +110,7 @@ class Router:
         return self._policy.choose(endpoints, self._context(entry, located, sought, now))
 
     def preferred(self, entry: Entry, now: float) -> Sequence[Endpoint]:
-        """The endpoints a request may wait for, of those alive. Changes nothing."""
+        """Returns the endpoints that a request may wait for, of those alive. Changes nothing."""
         located = self._located(entry, now) if self._policy.uses_prefix else NOWHERE
         context = self._context(entry, located, self._sought(entry.request, located, now), now)
         preferred = self._policy.preferred(context)
@@ -173,7 +176,9 @@ class Router:
         return [endpoint for endpoint in endpoints if endpoint.price <= least]
 
     def home(self, request: Request, now: float, *, whole: bool) -> Endpoint | None:
-        """Where its session lives, while that one is alive and may compute its prompt."""
+        """Returns where the request's session lives, if that endpoint is alive and may compute its prompt; else
+        None.
+        """
         if request.session is None or not self._policy.uses_session:
             return None
         name = self._sessions.get(request.model, request.session)
@@ -181,14 +186,14 @@ class Router:
         return home if home is not None and self._pool.roles.computes(home, request.model, whole=whole) else None
 
     def alive(self, name: str, request: Request, now: float) -> Endpoint | None:
-        """An endpoint by name, if it is well and serves the request's model."""
+        """Returns an endpoint by name, if it is well and serves the request's model; else None."""
         endpoint = self._pool.get(name)
         if endpoint is None or not endpoint.serves(request.model) or not endpoint.in_service:
             return None
         return None if endpoint.health.ejected(now) and self._pool.unhealthy(endpoint, now) else endpoint
 
     def answered(self, lease: Lease, usage: Usage, now: float) -> None:
-        """An answer is complete: was its prompt cached as believed?"""
+        """Check whether the prompt of a complete answer was cached as believed, and learn from it."""
         endpoint = self._pool.get(lease.endpoint)
         if endpoint is None or lease.source is None or not (usage.cached_told or usage.cached_tokens):
             return
@@ -214,7 +219,7 @@ class Router:
             self._resize(endpoint, lease.keys_since, right=right)
 
     def failed(self, entry: Entry, lease: Lease) -> None:
-        """It was not computed there, so its prefix is not to be found there."""
+        """Forget that the prompt of `entry` was sent to its endpoint: it was not computed there."""
         endpoint = self._pool.holder(lease)
         request = entry.request
         if endpoint is None or not self._policy.uses_prefix or not request.prefix:
@@ -227,29 +232,37 @@ class Router:
     # --- what others say of endpoints ---------------------------------------------------------------------------
 
     def stored(self, endpoint: Endpoint, keys: Iterable[int]) -> None:
+        """Note that an endpoint says that it holds the token blocks with these `keys`."""
         self._exact.store(endpoint.index, keys)
 
     def removed(self, endpoint: Endpoint, keys: Iterable[int]) -> None:
+        """Note that an endpoint says that it no longer holds the token blocks with these `keys`."""
         self._exact.remove(endpoint.index, keys)
 
     def cleared(self, endpoint: Endpoint) -> None:
+        """Note that `endpoint` says that it holds nothing any more."""
         self._exact.clear(endpoint.index)
 
     def lost(self, endpoint: Endpoint) -> None:
-        """Nobody says any more what it holds."""
+        """Fall back to our own history for `endpoint`, whose KV-event stream ended."""
         self._exact.forget(endpoint.index)
 
     def down(self, endpoint: Endpoint) -> None:
-        """Nobody answers there. Until its gauges tell whether it is the same process, it holds nothing that we know."""
+        """Doubt what `endpoint`, where nobody answers, holds: nothing, until its gauges tell that it is the same
+        process.
+        """
         self._doubted[endpoint.index] = endpoint
 
     def answers(self, endpoint: Endpoint) -> None:
-        """Somebody answers there. Where it has no gauges to tell, it is taken for a new process."""
+        """Note that `endpoint` answers. If it has no gauges to tell, it is taken for a new process."""
         if endpoint.index in self._doubted and endpoint.ledger.base is None:
             self.read(endpoint, restarted=True)
 
     def read(self, endpoint: Endpoint, *, restarted: bool) -> None:
-        """Its gauges were read: another process answers there, with an empty cache, or still the same."""
+        """Note that the endpoint's gauges were read.
+
+        `restarted`: another process answers there, with an empty cache.
+        """
         if restarted:
             self._history.clear(endpoint.index)
             self._last_sent.cleared(endpoint.index)
@@ -257,7 +270,7 @@ class Router:
         self._doubted.pop(endpoint.index, None)
 
     def gone(self, endpoint: Endpoint) -> None:
-        """The endpoint is no longer one of ours."""
+        """Forget an `endpoint` that was removed."""
         self._history.forget(endpoint.index)
         self._last_sent.cleared(endpoint.index)
         self._exact.forget(endpoint.index)

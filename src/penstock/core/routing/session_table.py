@@ -21,5 +21,5 @@ class SessionTable:
         return self._homes.get((model, session))
 
     def moved(self, model: str, session: str, endpoint: str) -> None:
-        """The session lives at that endpoint now."""
+        """Note that the session lives at `endpoint` now."""
         self._homes.set((model, session), endpoint)

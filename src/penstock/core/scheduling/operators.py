@@ -93,7 +93,7 @@ class OperatorFacts:
         state.backfill.reconfigured(state.charges)
         state.promised.reconfigured()
         state.capped.let_all_go()
-        state.under_share.judged_anew(now)
+        state.under_share.judge_again(now)
         state.recorder.reconfigured(
             [band.name for band in settings.bands], settings.admission, state.entries.values(), now
         )

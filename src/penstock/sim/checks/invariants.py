@@ -321,7 +321,7 @@ class CheckedScheduler(Scheduler):
     def _check_shared_records(self) -> None:
         """Nobody wrote to what all share who have no record of their own."""
         assert not NO_AFFINITY.may_wait
-        assert (NO_AFFINITY.preferred, NO_AFFINITY.until_s, NO_AFFINITY.reckoned_s) == ((), -math.inf, -math.inf)
+        assert (NO_AFFINITY.preferred, NO_AFFINITY.until_s, NO_AFFINITY.weighed_s) == ((), -math.inf, -math.inf)
         assert (NO_DISPATCH.backfilled, NO_DISPATCH.follows, NO_DISPATCH.group_keys) == (0, None, ())
         assert (NO_RETRY.attempts, NO_RETRY.recalls, NO_RETRY.refusals, NO_RETRY.excluded) == (0, 0, 0, {})
 

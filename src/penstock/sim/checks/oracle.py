@@ -338,7 +338,7 @@ class Oracle:
         if only is not None:
             return [e for e in fitting if e is only]
         held = bool(entry.affinity.preferred) and affinity.waits_until_s(entry, fitting, now) > now
-        if not known and affinity.reckons:  # what a wait is worth changes with every engine step
+        if not known and affinity.weighs_wait:  # what a wait is worth changes with every engine step
             held = bool(entry.affinity.preferred) and now < entry.affinity.until_s
         return [] if held or now < entry.affinity.locate_until_s else fitting
 

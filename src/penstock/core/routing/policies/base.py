@@ -48,23 +48,23 @@ class Context:
         self.price_weight_s = price_weight_s  #: of a later first token, for each unit that an endpoint is cheaper
 
     def load(self, endpoint: Endpoint) -> float:
-        """Requests believed to be at the endpoint, running or waiting."""
+        """Returns how many requests are believed to be at the endpoint, running or waiting."""
         return endpoint.ledger.load(self.now)
 
     def matched_tokens(self, endpoint: Endpoint) -> int:
-        """Tokens of this prompt that the endpoint is believed to hold."""
+        """Returns how many tokens of this prompt the endpoint is believed to hold."""
         return self.matched.get(endpoint.index, 0)
 
     def uncached_tokens(self, endpoint: Endpoint) -> int:
-        """Tokens of this prompt that the endpoint would have to compute: at least one."""
+        """Returns how many tokens of this prompt the endpoint would have to compute: at least one."""
         return max(1, self.prompt_tokens - self.matched.get(endpoint.index, 0))
 
     def prefill_tokens(self, endpoint: Endpoint) -> float:
-        """Prompt tokens that the endpoint was sent and has not computed yet."""
+        """Returns how many prompt tokens the endpoint was sent and has not computed yet."""
         return endpoint.ledger.prefill.left(self.now)
 
     def alive(self) -> Sequence[Endpoint]:
-        """All endpoints that are well and serve the model, whether or not they are open now."""
+        """Returns all endpoints that are well and serve the model, whether or not they are open now."""
         return self._alive()
 
 
@@ -86,7 +86,7 @@ class Choice:
         self.scored_by = scored_by  #: what the scores are, for people; None: no numbers to show
 
     def score(self, endpoint: Endpoint) -> float | None:
-        """The endpoint's score; None where it was not compared, or by nothing that people can read."""
+        """Returns the endpoint's score; None if it was not compared, or by nothing that people can read."""
         if self.scored_by is not None:
             for compared, score in zip(self.among, self.scores, strict=True):
                 if compared is endpoint:
@@ -100,7 +100,7 @@ class RoutingPolicy:
     uses_prefix: bool = False  #: wants to know which endpoint holds how much of the prompt
     weighs_load: bool = False  #: then what most endpoints hold, or should hold, is no reason to go to one
     uses_session: bool = False  #: wants to know where the session is at home
-    reckons: bool = False  #: says how long a wait for what is cached elsewhere is worth
+    weighs_wait: bool = False  #: says how long a wait for what is cached elsewhere is worth
     takes_turns: bool = False  #: its choices depend on those before, so it is asked where only one is open, too
     scored_by: str | None = None  #: what its scores are, for people; None: nothing that people could read
     minds_size: bool = False  #: a larger endpoint gets more, which the conformance suite then holds it to
@@ -111,21 +111,23 @@ class RoutingPolicy:
         self.draw = draw  #: a number from 0 up to 1; a policy draws no other, so that a run can be repeated
 
     def choose(self, endpoints: Sequence[Endpoint], context: Context) -> Choice:
-        """One of the `endpoints` (never empty, all serve the request's model), by the policy that judges here."""
+        """Returns one of the `endpoints` (never empty, all serve the request's model), by the policy that judges
+        here.
+        """
         judge = self.judge(endpoints, context)
         scores = judge.score(endpoints, context)
         return Choice(judge.pick(endpoints, scores, context), endpoints, scores, judge.scored_by)
 
     def judge(self, endpoints: Sequence[Endpoint], context: Context) -> RoutingPolicy:  # noqa: ARG002
-        """The policy that scores this request: another one where this one has nothing to go by."""
+        """Returns the policy that scores this request: another one where this one has nothing to go by."""
         return self
 
     def score(self, endpoints: Sequence[Endpoint], context: Context) -> list[float]:
-        """One number for each endpoint, in their order. The least is best."""
+        """Returns one number for each endpoint, in their order. The least is best."""
         raise NotImplementedError
 
     def pick(self, endpoints: Sequence[Endpoint], scores: list[float], context: Context) -> Endpoint:  # noqa: ARG002
-        """The endpoint with the least score; among equals the one whose last request is the longest ago."""
+        """Returns the endpoint with the least score; among equals the one whose last request is the longest ago."""
         chosen, least, last = endpoints[0], math.inf, 0
         for at, score in enumerate(scores):  # a loop, for it is run over all that are open, at every dispatch
             if score > least:
@@ -137,7 +139,7 @@ class RoutingPolicy:
         return chosen
 
     def preferred(self, context: Context) -> Sequence[Endpoint]:  # noqa: ARG002
-        """The endpoints worth waiting for, of those alive; empty where any will do. Changes nothing."""
+        """Returns the endpoints worth waiting for, of those alive; empty where any will do. Changes nothing."""
         return ()
 
     def worth_waiting(
@@ -148,7 +150,7 @@ class RoutingPolicy:
         ahead: Mapping[Endpoint, int],  # noqa: ARG002
         pressure: float,  # noqa: ARG002
     ) -> tuple[list[Endpoint], float]:
-        """The `holders` to wait for `instead` of going to one of those now, and for how many seconds at most.
+        """Returns the `holders` to wait for `instead` of going to one of those now, and for how many seconds at most.
 
         `ahead`: how many wait for an endpoint already. `pressure`: how many others come later by as much as one
         endpoint computes longer. An empty list: none is worth it. Changes nothing.

@@ -31,14 +31,16 @@ class PredictedTtft(RoutingPolicy):
 
     uses_prefix = True
     weighs_load = True
-    reckons = True
+    weighs_wait = True
     scored_by: str | None = "predicted cost, s"
 
     def score(self, endpoints: Sequence[Endpoint], context: Context) -> list[float]:
         return _costs(endpoints, context)
 
     def pick(self, endpoints: Sequence[Endpoint], scores: list[float], context: Context) -> Endpoint:
-        """The least loaded of those that cost about the least; of those near the prompt's cache, if there are any."""
+        """Returns the least loaded of the endpoints that cost about the least; of those near the prompt's cache, if
+        there are any.
+        """
         if context.matched and (near := self._near(endpoints, scores, context)):
             endpoints, scores = [endpoints[at] for at in near], [scores[at] for at in near]
         dearest = min(scores) * (1.0 + PLAY) + PLAY_S

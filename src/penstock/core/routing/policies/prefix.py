@@ -36,7 +36,7 @@ class PrefixAware(RoutingPolicy):
         return self.by_session if context.home in endpoints else self.by_load
 
     def score(self, endpoints: Sequence[Endpoint], context: Context) -> list[float]:
-        """Tokens held: here the most is best."""
+        """Returns how many tokens each endpoint holds: here the most is best."""
         matched = context.matched
         return [float(matched.get(e.index, 0)) for e in endpoints]
 

@@ -23,7 +23,7 @@ class RoundRobin(RoutingPolicy):
         self._last: BoundedMap[str, int] = BoundedMap(MODELS_MAX)
 
     def score(self, endpoints: Sequence[Endpoint], context: Context) -> list[float]:
-        """How many turns until the endpoint's own."""
+        """Returns how many turns remain until each endpoint's own."""
         found = self._last.get(context.request.model)
         last = -1 if found is None else found
         return [float(e.index) if e.index > last else e.index + ROUND for e in endpoints]
