@@ -68,8 +68,8 @@ class Oracle:
         fitting = [e for e in free if self._open(e, band, now) and self._fits(entry, e, now)]
         assert set(endpoints) == set(self._allowed(entry, fitting, now)), f"{entry.request} may go to {fitting}"
         assert not self._tenant_held(entry), f"at {now} {entry.request} is sent, and its tenant is held"
-        kept = self._only_reserved_left(model, free, now, known=True)
-        assert not kept, f"at {now} {entry.request} takes a slot that is kept for light flows"
+        reserved = self._only_reserved_left(model, free, now, known=True)
+        assert not reserved, f"at {now} {entry.request} takes a slot that is reserved for flows under their share"
 
     def check_nobody_waits_in_vain(self, now: float) -> None:
         choice = self._choice(now, known=False, discount=set())
@@ -97,7 +97,9 @@ class Oracle:
         assert not kept, f"{entry.request} takes room that is kept for {kept[0].request}"
         free = [e for e in band.open if e not in state.backfill.kept]
         if self._only_reserved_left(entry.request.model, free, now, known=True):
-            assert state.under_share.under_share(_top(entry), entry.request.model, now), "the slot was kept for others"
+            assert state.under_share.under_share(_top(entry), entry.request.model, now), (
+                "the slot was reserved for others"
+            )
         cost = state.charges.full_cost(entry)
         line = list(self._order(band, [endpoint]))
         for level, node in enumerate(_path(entry)):
@@ -127,8 +129,10 @@ class Oracle:
                 if not self._open(endpoint, band, now):
                     continue
                 head = next(self._order(band, [endpoint]), None)
-                scarce = head is not None and self._only_reserved_left(head.request.model, band.open, now, known=True)
-                if head is not None and not self._tenant_held(head) and not scarce:
+                only_reserved = head is not None and self._only_reserved_left(
+                    head.request.model, band.open, now, known=True
+                )
+                if head is not None and not self._tenant_held(head) and not only_reserved:
                     fitting = [endpoint] if self._fits(head, endpoint, now) else []
                     answering = [e for e in self._known_open(head) if self._open(e, band, now)]
                     fits = self._allowed(head, self._answered(head, fitting, answering, now), now)
@@ -139,17 +143,17 @@ class Oracle:
     def _choice(self, now: float, *, known: bool, discount: set[Entry]) -> Choice | None:
         """`known`: ask the endpoints that the scheduler knows to be open, else those that have been so for a while."""
         bands = self._state.queues.bands
-        kept: set[Endpoint] = set()
+        reserved: set[Endpoint] = set()
         passed: list[Entry] = []
         turns = [band for band in bands if band.credit > 0] + list(bands)
         for band in turns:
             if not band.tree.waiting:
                 continue
             pool = band.open if known else (e for e in self._state.pool if self._open_long(e, band, now))
-            free = [e for e in pool if e not in kept]
+            free = [e for e in pool if e not in reserved]
             if not free:
                 continue
-            choice = self._choice_of(band, free, kept, passed, now, known=known, discount=discount)
+            choice = self._choice_of(band, free, reserved, passed, now, known=known, discount=discount)
             if choice is not None:
                 return choice
         return None
@@ -158,7 +162,7 @@ class Oracle:
         self,
         band: Band,
         free: list[Endpoint],
-        kept: set[Endpoint],
+        reserved: set[Endpoint],
         passed: list[Entry],
         now: float,
         *,
@@ -167,19 +171,19 @@ class Oracle:
     ) -> Choice | None:
         order = [entry for entry in self._order(band, free) if not self._tenant_held(entry)]
         models = [m for m in self._sendable(band) if any(e.serves(m) for e in free)]
-        scarce = [model for model in models if self._only_reserved_left(model, free, now, known=known)]
-        plain = [model for model in models if model not in scarce]
+        only_reserved = [model for model in models if self._only_reserved_left(model, free, now, known=known)]
+        plain = [model for model in models if model not in only_reserved]
         bumped = [entry for entry in band.bumped.values() if entry in order]
-        lines = [bumped, *(self._light(band, order, model, now, known=known) for model in scarce)]
+        lines = [bumped, *(self._under_share_line(band, order, model, now, known=known) for model in only_reserved)]
         first = next((x for x in order if x.request.model in plain), None)
         if first is not None and self._is_over_share(first, now, known=known):
-            lines += [[first], self._light(band, order, first.request.model, now, known=known)]
+            lines += [[first], self._under_share_line(band, order, first.request.model, now, known=known)]
         lines += [[x for x in order if x.request.model in plain]]
         lines += [[x for x in order if x.request.model == model] for model in plain if len(plain) > 1]
         if not known:  # in which line who stands is not sure: claim nothing that any of them could be in the way of
-            passed += [x for x in order if not self._places(x, free, kept, now, known=False)]
+            passed += [x for x in order if not self._places(x, free, reserved, now, known=False)]
             for entry in passed:
-                self._keep(entry, free, kept, now, backfilled=entry.dispatch.backfilled)
+                self._reserve(entry, free, reserved, now, backfilled=entry.dispatch.backfilled)
         for number, line in enumerate(lines):
             looked_at, ahead = 0, set[tuple[Node, str]]()
             for entry in line:
@@ -188,7 +192,7 @@ class Oracle:
                 if (entry.node_of(), entry.request.model) in ahead:
                     looked_at += 1
                     continue
-                if places := self._places(entry, free, kept, now, known=known):
+                if places := self._places(entry, free, reserved, now, known=known):
                     if number > 0:  # a bumped request goes first
                         places = [e for e in places if self._in_bound(entry, e, passed, now)]
                     if places:
@@ -200,19 +204,21 @@ class Oracle:
                     continue
                 looked_at += 1
                 passed.append(entry)
-                self._keep(entry, free, kept, now, backfilled=entry.dispatch.backfilled - (entry in discount))
+                self._reserve(entry, free, reserved, now, backfilled=entry.dispatch.backfilled - (entry in discount))
         return None
 
-    def _keep(self, entry: Entry, free: list[Endpoint], kept: set[Endpoint], now: float, *, backfilled: int) -> None:
+    def _reserve(
+        self, entry: Entry, free: list[Endpoint], reserved: set[Endpoint], now: float, *, backfilled: int
+    ) -> None:
         """A request that backfill has passed as often as it may gets a reservation."""
         if backfilled >= BACKFILLED_MAX:
-            kept.update(e for e in free if e.serves(entry.request.model) and not entry.excludes(e.name, now))
+            reserved.update(e for e in free if e.serves(entry.request.model) and not entry.excludes(e.name, now))
 
     def _places(
-        self, entry: Entry, free: list[Endpoint], kept: set[Endpoint], now: float, *, known: bool
+        self, entry: Entry, free: list[Endpoint], reserved: set[Endpoint], now: float, *, known: bool
     ) -> list[Endpoint]:
         """Where it may go as far as it alone is concerned."""
-        rest = [e for e in free if e not in kept]
+        rest = [e for e in free if e not in reserved]
         fitting = [e for e in rest if self._fits(entry, e, now, known=known)]
         return self._allowed(entry, self._answered(entry, fitting, rest, now, known=known), now, known=known)
 
@@ -228,14 +234,14 @@ class Oracle:
                         return False
         return True
 
-    def _light(self, band: Band, order: list[Entry], model: str, now: float, *, known: bool) -> list[Entry]:
+    def _under_share_line(self, band: Band, order: list[Entry], model: str, now: float, *, known: bool) -> list[Entry]:
         """Requests of flows under their share, as the pump judges it; if not `known`, also when it last looked."""
         line = [entry for entry in order if entry.request.model == model]
         flows = [*(_top(entry) for entry in line[:1]), *band.flows_under_share(model)]
         times = (now,) if known else (now, now - RESERVE_REVIEW_S - ROUNDING_S)
         judge = self._state.under_share.under_share
-        light = {flow for flow in flows if all(judge(flow, model, when) for when in times)}
-        return [entry for entry in line if _top(entry) in light]
+        under_share = {flow for flow in flows if all(judge(flow, model, when) for when in times)}
+        return [entry for entry in line if _top(entry) in under_share]
 
     def _order(self, band: Band, free: Iterable[Endpoint]) -> Iterator[Entry]:
         """The fair order: by tags from the top level down, then by key and arrival. Held flows do not count."""
@@ -257,15 +263,15 @@ class Oracle:
         between, the oracle claims only that no more than the limit is reserved, and none if no flow is under its share.
         """
         state = self._state
-        reserve, slots = state.reserved, state.pool.slots(model)
+        measure, slots = state.reserved, state.pool.slots(model)
         answering = [e for e in state.pool if e.role is not Role.PREFILL]
         assert slots == sum(e.slots for e in answering if e.in_service and e.serves(model))
-        kept = reserve.kept_lately(model) if reserve.share is None else int(reserve.share * slots)
-        if not known and reserve.share is None:
-            kept = int(slots * SHARE_MAX) if self._under_share_come(model, now) else 0
+        reserved = measure.kept_lately(model) if measure.share is None else int(measure.share * slots)
+        if not known and measure.share is None:
+            reserved = int(slots * SHARE_MAX) if self._under_share_come(model, now) else 0
         return (
-            kept > 0
-            and sum(e.slots - e.ledger.load(now) for e in endpoints if e in answering and e.serves(model)) <= kept
+            reserved > 0
+            and sum(e.slots - e.ledger.load(now) for e in endpoints if e in answering and e.serves(model)) <= reserved
         )
 
     def _fits(self, entry: Entry, endpoint: Endpoint, now: float, *, known: bool = True) -> bool:
