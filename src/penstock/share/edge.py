@@ -323,6 +323,7 @@ class Edge:
     def _lend(self, held: HeldRequest, lease: int, endpoint: str) -> None:
         self._take_back(held)
         held.lease, held.endpoint = lease, endpoint
+        held.output_tokens = held.told_tokens = 0
         self._leases[lease] = held
 
     def _tell_progress(self, held: HeldRequest, lease: int) -> None:
