@@ -90,3 +90,33 @@ async def test_top_fits_the_terminal_whatever_names_are_like(world: World, heigh
     assert "\x1b[2J" not in out.getvalue()
     assert "[red]markup" in out.getvalue()
     await let_go(clients)
+
+
+async def test_a_tenant_is_shown_paused_limited_and_cleared(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    await world.engine()
+    await world.gateway(tenants=[{"name": "nightly", "limits": {"running": 8}}])
+    assert await run(world, "tenant", "pause", "nightly", "--until-reload") == 0
+    assert capsys.readouterr().out.startswith("nightly: PAUSED (by an operator, until the next reload), 0 waiting")
+    assert await run(world, "tenant", "limit", "nightly", "--running", "2", "--queued-bytes", "1MiB") == 0
+    out = capsys.readouterr().out
+    assert "\n  running 2 (by an operator, until it is taken back; in the settings: 8)\n" in out
+    assert "\n  queued_bytes 1,048,576 (by an operator" in out
+    assert await run(world, "tenant", "resume", "nightly") == 0
+    assert await run(world, "tenant", "limit", "nightly", "--reset") == 0
+    capsys.readouterr()
+    assert await run(world, "tenant", "ls") == 0
+    assert "nightly: 0 waiting, 0 running, weight 1, running 8\n" in capsys.readouterr().out
+    assert await run(world, "tenant", "show", "nightly", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["limits"] == {"running": {"value": 8, "by": "settings"}}
+    assert await run(world, "tenant", "cancel", "nightly") == 0
+    assert capsys.readouterr().out == "nightly: 0 requests cancelled\n"
+
+
+@pytest.mark.parametrize("words", [("show",), ("pause",), ("resume",), ("limit", "--running", "2"), ("cancel",)])
+async def test_a_verb_for_a_tenant_that_is_not_there_fails(
+    world: World, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    await world.engine()
+    await world.gateway()
+    assert await run(world, "tenant", words[0], "nobody", *words[1:]) == 1
+    assert capsys.readouterr().err.startswith("penstock: There is no tenant `nobody`: ")

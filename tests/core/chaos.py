@@ -380,6 +380,7 @@ class Chaos:
             "bump",
             "cancel",
             "auto",
+            "limit",
             "reload",
         )
         match random.choice(verbs):
@@ -402,6 +403,12 @@ class Chaos:
                 self._carry_out(scheduler.bumped(request_id, now=now))
             case "reload":
                 self._reload()
+            case "limit":
+                told = random.choice(
+                    ({}, {"limited": Limits(running=0)}, {"two": Limits(running=random.choice((0, 2)))})
+                )
+                self.settings = replace(self.settings, tenants=told)
+                self._carry_out(scheduler.tenants_limited(told, now=now))
             case "cancel":
                 self._carry_out(scheduler.evicted(request_id, now=now))
             case "auto" if not self.engines[name].removed:

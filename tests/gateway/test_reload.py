@@ -544,7 +544,7 @@ def kept(gate: Gateway) -> dict[str, object]:
     found |= plain("origins", follower(gate, Origins))
     found |= plain("callers", callers, "_tenants", "_keys", "_dynamic", "_dynamic_users", "_trusted_peers")
     for name, known in callers._tenants.items():
-        found |= {f"tenant {name}": (known.weight, known.band_max, known.limits, known.users.limit)}
+        found |= {f"tenant {name}": (known.weight, known.band_max, known.users.limit)}
     found |= {"keys": {key: known.owner.name for key, known in callers._keys.items()}}
     found |= {"dynamic": (callers._dynamic.limit, callers._dynamic_users.limit)}
     found |= plain("affinities", follower(gate, Affinities), "responses", "_field")

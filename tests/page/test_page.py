@@ -65,6 +65,7 @@ async def test_it_drains_an_endpoint_and_cancels_a_request(world: World, window:
     clients = await crowded(world)
     await window.open(world)
     await window.page.click('#endpoints button[data-verb="endpoint-drain"]')
+    await window.page.click("#ask-yes")
     await window.says("▲ draining", "#endpoints")
     assert world.picture().endpoints[0].state == "draining"
     await window.says("drain (by 127.0.0.1)", "#events")
@@ -169,20 +170,42 @@ async def test_it_comes_back_after_a_restart(world: World, window: Window) -> No
     await window.says("Idle: nothing waits, nothing runs.")
 
 
-async def test_this_machine_looks_and_is_asked_for_the_token_when_it_changes_something(
-    world: World, window: Window
-) -> None:
+async def test_this_machine_looks_and_sees_no_button_until_it_has_typed_the_token(world: World, window: Window) -> None:
     await world.engine()
     await world.gateway()
     await window.open(world, with_token=False)
     await window.says("Idle: nothing waits, nothing runs.")
-    await window.page.click('#endpoints button[data-verb="endpoint-drain"]')
-    await window.says("needs the admin token", "#notice")
-    assert world.picture().endpoints[0].state == "up"
+    assert await window.page.locator("button[data-verb]:visible").count() == 0
     await window.page.fill("#token", world.gate.own_token.token)
     await window.page.keyboard.press("Enter")
     await window.page.click('#endpoints button[data-verb="endpoint-drain"]')
+    assert world.picture().endpoints[0].state == "up"
+    await window.page.click("#ask-yes")
     await window.says("▲ draining", "#endpoints")
+
+
+async def test_a_tenant_is_paused_limited_and_cleared_after_a_question(world: World, window: Window) -> None:
+    await world.engine()
+    await world.gateway(tenants=[{"name": "nightly"}])
+    client = await world.client_for(chat(tokens=4000, stream=True), {"x-tenant-id": "nightly"})
+    await world.until(lambda: world.picture().running == 1)
+    await window.open(world)
+    await window.page.click('#tenants button[data-verb="tenant-pause"]')
+    await window.says("Pause tenant nightly?", "#ask-text")
+    assert world.picture().paused_tenants == []
+    await window.page.click("#ask-yes")
+    await window.says("Paused by an operator: tenant nightly.")
+    waits = await world.client_for(chat(), {"x-tenant-id": "nightly"})
+    await world.until(lambda: world.picture().waiting == 1)
+    await window.page.click('#tenants button[data-verb="tenant-cancel"]')
+    await window.page.click("#ask-yes")
+    assert (await waits.answer()).header("x-penstock-reason") == "operator"
+    await window.page.click('#tenants button[data-verb="tenant-limit"]')
+    await window.page.fill("#ask-value", "2")
+    await window.page.click("#ask-yes")
+    await window.page.click('#tenants button[data-verb="tenant-resume"]')
+    await world.until(lambda: world.picture().tenants and world.picture().tenants[0].limits.running == 2)
+    client.hang_up()
 
 
 async def test_it_asks_for_a_token_and_shows_nothing_without_one(world: World, window: Window) -> None:
@@ -191,15 +214,16 @@ async def test_it_asks_for_a_token_and_shows_nothing_without_one(world: World, w
     await window.open(world)
     await window.says("admin token", "#notice")
     assert await window.page.text_content("#sentence") == "…"
+    assert (await window.page.inner_text("main")).strip() == await window.page.inner_text("#notice")
     await window.page.fill("#token", "only-look")
     await window.page.keyboard.press("Enter")
     await window.says("Idle: nothing waits, nothing runs.")
-    await window.page.click('#endpoints button[data-verb="endpoint-drain"]')
-    await window.says("may look, but change nothing", "#notice")
+    assert await window.page.locator("button[data-verb]:visible").count() == 0
+    assert not await window.page.is_visible("#add")
     await window.page.fill("#token", "all-of-it")
     await window.page.keyboard.press("Enter")
-    await window.says("live", "#link")
     await window.page.click('#endpoints button[data-verb="endpoint-drain"]')
+    await window.page.click("#ask-yes")
     await window.says("▲ draining", "#endpoints")
 
 

@@ -2,6 +2,6 @@
 
 `main.py` is the door; it imports a command only when that command is asked for, so that `--help` is quick.
 `running.py` runs a gateway, and `following.py` a file that it follows.
-`admin_client.py` and `batch_client.py` reach a running gateway, `views.py` draws its state in a terminal,
-`diagnosis.py` examines endpoints for `doctor.py`.
+`steering/` has the verbs for endpoints and tenants. `admin_client.py` and `batch_client.py` reach a running gateway,
+`views.py` draws its state in a terminal, `diagnosis.py` examines endpoints for `doctor.py`.
 """

@@ -141,10 +141,17 @@ def _keys(parser: argparse.ArgumentParser) -> None:
 
 
 def _endpoint(parser: argparse.ArgumentParser) -> None:
-    from penstock.cli import endpoint as endpoint_cli
+    from penstock.cli.steering import endpoint as endpoint_cli
 
     endpoint_cli.add_arguments(parser)
     parser.set_defaults(run=endpoint_cli.run)
+
+
+def _tenant(parser: argparse.ArgumentParser) -> None:
+    from penstock.cli.steering import tenant as tenant_cli
+
+    tenant_cli.add_arguments(parser)
+    parser.set_defaults(run=tenant_cli.run)
 
 
 def _operator(name: str) -> _Load:
@@ -216,6 +223,12 @@ _COMMANDS = {
         "add, drain, resume or remove endpoints of a running gateway",
         _endpoint,
         "Change the endpoints of a running gateway. The settings stay as they are.",
+    ),
+    "tenant": _Command(
+        "pause, limit or clear a tenant of a running gateway",
+        _tenant,
+        "Show the tenants of a running gateway, pause or limit one, or cancel its requests. The settings file stays as "
+        "it is; a restart ends what was changed.",
     ),
     "status": _Command("say how it stands, in a sentence", _operator("status")),
     "queue": _Command("show who waits and why; bump or cancel a request", _operator("queue")),

@@ -80,6 +80,8 @@ class Scheduler:
         self.resumed = operators.resumed
         self.bumped = operators.bumped
         self.evicted = operators.evicted
+        self.all_evicted = operators.all_evicted
+        self.tenants_limited = operators.tenants_limited
         self.reconfigured = operators.reconfigured
 
         timing = TimeFacts(state)
@@ -95,9 +97,12 @@ class Scheduler:
         self.least_loaded = questions.least_loaded
         self.wanted = questions.wanted
         self.moved_s = questions.moved_s
+        self.requests_of = questions.requests_of
+        self.busy = questions.busy
         self.state_of = questions.state_of
         self.wait_s = questions.wait_s
         self.places = questions.places
+        self.limits_of = questions.limits_of
         self.allowance = questions.allowance
         self.explain = questions.explain
         self.snapshot = questions.snapshot

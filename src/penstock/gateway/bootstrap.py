@@ -21,6 +21,8 @@ from penstock.gateway.admin.pages import Pages
 from penstock.gateway.admin.reload_verb import ReloadVerb
 from penstock.gateway.admin.requests import RequestVerbs
 from penstock.gateway.admin.routes import AdminRoutes
+from penstock.gateway.admin.tenant_orders import TenantOrders
+from penstock.gateway.admin.tenants import TenantVerbs
 from penstock.gateway.admin.verbs import EndpointVerbs
 from penstock.gateway.admin.watch import GatewayFacts, Watch
 from penstock.gateway.builtin.autoscale import Autoscale
@@ -64,6 +66,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
     origins = Origins(listens_on=host)
     auth = AdminAuth(listens_on=host, now=driver.now, origins=origins, own=own_token.token)
     callers, affinities, heartbeats, reporting = Callers(), Affinities(), Heartbeats(driver), Reporting()
+    orders = TenantOrders(events)
     routes = AdminRoutes(auth, events.audit)
     batch = None
     if settings.batch.enabled:
@@ -139,7 +142,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         settings,
         read or (lambda: settings),
         (
-            *(*reads_requests, *reports, settings_map.ToScheduler(driver), endpoints),
+            *(*reads_requests, *reports, orders, settings_map.ToScheduler(driver, orders.limits), endpoints),
             *(() if office is None else (office,)),
         ),
         certificate=certificate,
@@ -162,6 +165,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
     watch.add_to(routes)
     EndpointVerbs(endpoints, driver).add_to(routes)
     RequestVerbs(driver).add_to(routes)
+    TenantVerbs(driver, callers, orders).add_to(routes)
     ReloadVerb(reload).add_to(routes)
     return Gateway(
         reload=reload,

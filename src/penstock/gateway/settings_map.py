@@ -6,6 +6,10 @@ settings are new: so a gateway that was told new ones is what it would be if it 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
+import msgspec
+
 from penstock import logs
 from penstock.config.model import Settings
 from penstock.config.sections.tenancy import ANONYMOUS
@@ -14,6 +18,7 @@ from penstock.core.values.settings import (
     AdmissionSettings,
     BandSettings,
     HealthSettings,
+    Limits,
     Prices,
     QueueBounds,
     RoutingSettings,
@@ -29,13 +34,15 @@ from penstock.http.server.server import HttpServer, ServerLimits
 class ToScheduler:
     """Tells the scheduler. What it does about new settings is carried out at once."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, limits: Callable[[], Mapping[str, Limits]]) -> None:
         self._driver = driver
+        self._limits = limits  # of tenants, with what operators said of them
 
     def follow(self, settings: Settings) -> None:
         """Decide by these settings from now on, also about what waits."""
-        driver = self._driver
-        driver.tell(driver.scheduler.reconfigured(scheduler_settings(settings), now=driver.now()))
+        driver, told = self._driver, scheduler_settings(settings)
+        told = msgspec.structs.replace(told, tenants=self._limits())
+        driver.tell(driver.scheduler.reconfigured(told, now=driver.now()))
 
 
 class ToServer:

@@ -13,7 +13,7 @@ from penstock.core.values.observation import Observation
 from penstock.core.values.outcome import Reason
 from penstock.core.values.request import Usage
 from penstock.core.values.retry import Failure
-from penstock.core.values.settings import AdmissionSettings, BandSettings, EndpointSpec
+from penstock.core.values.settings import AdmissionSettings, BandSettings, EndpointSpec, Limits
 from penstock.sim.checks.invariants import CheckedScheduler
 from tests.core.drive import ends, request, requeued, scheduler, sent, the_lease
 
@@ -344,3 +344,65 @@ def test_what_an_engine_tells_of_its_slots_holds_as_long_as_nobody_sets_them() -
     made.endpoint_changed("a", told_slots=3, now=0.0)
     shown = made.snapshot(now=0.0).endpoints[0]
     assert (shown.slots, shown.slots_auto) == (3, False)
+
+
+# --- a tenant is paused, limited, cleared -------------------------------------------------------------------------
+
+
+def test_a_paused_tenant_waits_beside_free_slots_while_others_are_served() -> None:
+    made = scheduler(a=2)
+    made.arrived(request("before", tenant="x"), now=0.0)
+    assert made.tenants_limited({"x": Limits(running=0)}, now=1.0) == []
+    assert made.arrived(request("x1", tenant="x"), now=1.0) == []
+    assert [name for name, _ in sent(made.arrived(request("y1", tenant="y"), now=1.0))] == ["y1"]
+    explained = made.explain("x1", now=2.0)
+    assert explained is not None
+    assert explained.waits_for is Cause.TENANT_PAUSED
+    assert made.snapshot(now=2.0).paused_tenants == ["x"]
+    made.finished(the_lease_of(made, "before"), Usage(1, 1), now=3.0)
+    assert made.state_of("x1") is State.WAITING
+    assert [name for name, _ in sent(made.tenants_limited({}, now=4.0))] == ["x1"]
+    assert made.snapshot(now=4.0).paused_tenants == []
+
+
+def test_who_waited_before_a_pause_is_told_of_it_and_of_its_end() -> None:
+    made = scheduler(a=1)
+    (lease,) = fill(made, 1, "y")
+    made.arrived(request("x1", tenant="x"), now=0.0)
+    made.tenants_limited({"x": Limits(running=0)}, now=1.0)
+    assert made.finished(lease, Usage(1, 1), now=3.0) == []
+    made.tenants_limited({"x": Limits(running=1)}, now=5.0)
+    explained = made.explain("x1", now=5.0)
+    assert explained is not None
+    assert {part.cause: round(part.seconds) for part in explained.waits} == {
+        Cause.SLOTS_FULL: 1,
+        Cause.TENANT_PAUSED: 4,
+    }
+
+
+def test_a_lower_limit_ends_nothing_that_runs_and_a_higher_one_sends_at_once() -> None:
+    made = scheduler(a=4)
+    fill(made, 2, "x")
+    made.tenants_limited({"x": Limits(running=1)}, now=1.0)
+    assert made.arrived(request("x1", tenant="x"), now=1.0) == []
+    assert len(made.books.leases) == 2
+    assert [name for name, _ in sent(made.tenants_limited({"x": Limits(running=3)}, now=2.0))] == ["x1"]
+
+
+def test_many_are_taken_out_at_once_and_what_that_frees_is_handed_out() -> None:
+    made = scheduler(a=1)
+    fill(made, 1, "x")
+    for name in ("x1", "x2"):
+        made.arrived(request(name, tenant="x"), now=0.0)
+    made.arrived(request("y1", tenant="y"), now=0.0)
+    assert made.requests_of("x", running=False) == ["x1", "x2"]
+    assert made.requests_of("x", running=True) == ["fill-0"]
+    assert made.busy() == {"x": (2, 1), "y": (1, 0)}
+    actions = made.all_evicted(["x1", "gone", "x2", "fill-0"], now=1.0)
+    assert ends(actions) == [("x1", "evicted", "operator"), ("x2", "evicted", "operator")]
+    assert [action for action in actions if isinstance(action, Abort)] == [Abort("fill-0", Reason.OPERATOR)]
+    assert made.state_of("y1") is State.WAITING
+
+
+def the_lease_of(made: CheckedScheduler, request_id: str) -> int:
+    return next(lease for lease, dispatch in made.books.leases.items() if dispatch.request_id == request_id)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.endpoint import add_arguments, run
+from penstock.cli.steering.endpoint import add_arguments, run
 from penstock.config.load import EndpointSection, from_mapping
 from penstock.gateway.endpoints.registry import SETTINGS
 from tests.gateway.conftest import Answer, World

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from penstock.config.load import ConfigError, from_mapping
 from penstock.core.values.outcome import Reason
-from penstock.core.values.settings import Limits
 from penstock.gateway.identity.caller import Caller, Unauthorized
 from penstock.gateway.identity.callers import Callers, key_hash, new_key
 from penstock.gateway.identity.name_quota import IDLE_S, NameQuota, safe_name
@@ -89,7 +88,7 @@ def served(
 def test_a_key_is_its_tenant(headers: dict[str, Any]) -> None:
     caller = served(callers(), **headers)
     assert (caller.tenant, caller.weight, caller.has_key) == ("alice", 2.0, True)
-    assert (caller.limits, caller.tenant_label) == (Limits(running=3), "alice")
+    assert caller.tenant_label == "alice"
 
 
 def test_a_key_that_was_not_made_here_is_known_by_its_hash_too() -> None:
@@ -160,7 +159,7 @@ def test_a_keyless_caller_is_whom_its_header_names() -> None:
 
 def test_nobody_named_is_anonymous() -> None:
     for caller in (served(callers()), served(callers(), x_tenant_id=""), served(callers(), x_tenant_id="  ")):
-        assert (caller.tenant, caller.weight, caller.limits) == ("anonymous", 1.0, None)
+        assert (caller.tenant, caller.weight) == ("anonymous", 1.0)
         assert (caller.user, caller.tenant_label) == ("", "other")
 
 
@@ -172,12 +171,12 @@ def test_anonymous_and_other_may_have_weight_and_limits() -> None:
     who = callers(tenants=tenants, identity={"max_dynamic": 1})
     caller = served(who)
     assert (caller.weight, caller.band, caller.tenant_label) == (0.1, 2, "anonymous")
-    assert [served(who, x_tenant_id=name).limits for name in ("a", "b")] == [None, Limits(queued=2)]
+    assert [served(who, x_tenant_id=name).account for name in ("a", "b")] == ["anonymous", "other"]
 
 
 def test_a_keyless_caller_cannot_claim_a_tenant_that_has_keys() -> None:
     caller = served(callers(), x_tenant_id="alice")
-    assert (caller.tenant, caller.limits) == ("anonymous", None)
+    assert caller.tenant == "anonymous"
 
 
 @pytest.mark.parametrize(
@@ -418,10 +417,7 @@ KEYED: list[dict[str, object]] = [{"name": "alice", "keys": [key_hash(ALICE)]}, 
 def test_callers_without_a_key_share_one_part_whatever_they_are_called() -> None:
     who = callers(tenants=KEYED, identity={"anonymous": {"weight": 3, "limits": {"running": 5}}})
     for caller in (served(who, x_tenant_id="a"), served(who, x_tenant_id="b", x_user_id="u"), served(who)):
-        assert (caller.part, caller.account, caller.weight, caller.limits) == ("anonymous",) * 2 + (
-            3,
-            Limits(running=5),
-        )
+        assert (caller.part, caller.account, caller.weight) == ("anonymous", "anonymous", 3)
     assert served(who, x_tenant_id="a").flow(("tenant",), "m") == ((" anonymous", "a"), (3, 1.0))
     assert served(who, x_tenant_id="open").flow(("tenant",), "m") == (("open",), (1.0,))
     assert served(who, x_api_key=ALICE, x_tenant_id="a").flow(("tenant",), "m") == (("alice",), (1.0,))
@@ -468,6 +464,6 @@ def test_the_part_is_written_once() -> None:
     anonymous = {"name": "anonymous", "weight": 4, "limits": {"queued": 1}, "max_band": "batch"}
     who = callers(tenants=[*KEYED, anonymous])
     caller = served(who, x_tenant_id="a")
-    assert (caller.weight, caller.limits, caller.band, caller.part) == (4, Limits(queued=1), BATCH, "anonymous")
+    assert (caller.weight, caller.band, caller.part) == (4, BATCH, "anonymous")
     with pytest.raises(ConfigError, match=r"identity\.anonymous: is given twice, as tenants\[0\] too"):
         from_mapping({"tenants": [anonymous], "identity": {"anonymous": {"weight": 2}}})

@@ -257,6 +257,14 @@ class Recorder:
         for entry, _ in waiting:
             self.waits(entry, now)
 
+    def relined(self, entries: Iterable[Entry], now: float) -> None:
+        """Some who wait may wait for something else from now on: each joins the line that it belongs to."""
+        for entry in entries:
+            trail = self._trails[entry.seq]
+            if trail.meter is not None:
+                self._leave(entry, trail, now)
+                self.waits(entry, now)
+
     def ended(self, entry: Entry, reason: Reason | None, usage: Usage | None, now: float) -> None:
         """Note how a request ended that was settled. `reason`: None if it was answered. It is kept for a while."""
         trail = self._trails[entry.seq]

@@ -184,6 +184,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     flows_more: int
     requests: RequestRows
     sources: list[SourceSnapshot]  #: of what is cached where
+    paused_tenants: list[str] = []
 
 
 ALL = "*"  #: all models, where those that are paused or drained are named

@@ -187,7 +187,7 @@ class Waits:
         if not self._pauses.sends(model):
             return Cause.PAUSED
         if tenant is not None and self._quotas.held(tenant):
-            return Cause.TENANT_CAP
+            return Cause.TENANT_PAUSED if self._quotas.paused(tenant) else Cause.TENANT_CAP
         closed, free = self.endpoints(band, model)
         if (free or not _OUT.issuperset(closed)) and self._higher(band, model):
             return Cause.TURN

@@ -1,6 +1,7 @@
 """Limits: what may one tenant have, whatever its fair share is?
 
-`running` holds: the tenant's flows wait while that many of its requests are at the engines. The others refuse:
+`running` holds: the tenant's flows wait while that many of its requests are at the engines; 0 is how an operator pauses
+a tenant. The others refuse:
 `queued`, `queued_bytes` and `queued_tokens` bound what waits, `requests_per_minute` and `tokens_per_minute` are token
 buckets that hold a minute's worth. A request reserves its estimated tokens on arrival and settles the difference when
 the truth is known, so an account may go into debt and then refuses until it is paid off; a request larger than a whole
@@ -195,7 +196,7 @@ class Quotas:
             room = float(limits.queued - account.queued)
         if account.requests is not None:
             room = min(room, account.requests.left(now))
-        if account.tokens is not None and account.tokens.left(now) < 1.0:
+        if limits.running == 0 or (account.tokens is not None and account.tokens.left(now) < 1.0):
             room = 0.0
         return max(0.0, room)
 
@@ -205,6 +206,15 @@ class Quotas:
         """True if none of the tenant's requests may be sent for now, because it runs as many as it may."""
         account = self._accounts.get(tenant)
         return account is not None and account.limits.running is not None and account.running >= account.limits.running
+
+    def limits_of(self, tenant: str) -> Limits | None:
+        account = self._accounts.get(tenant)
+        return None if account is None else account.limits
+
+    def paused(self, tenant: str) -> bool:
+        """Whether none of its requests is sent, however few run."""
+        account = self._accounts.get(tenant)
+        return account is not None and account.limits.running == 0
 
     def started(self, tenant: str) -> bool:
         """Count a request that was sent. Returns True if it was the last one for now: hold the tenant's flows."""
@@ -239,6 +249,9 @@ class Quotas:
         )
 
     # --- the picture ----------------------------------------------------------------------------------------
+
+    def paused_names(self) -> list[str]:
+        return [name for name in self.capped if self.paused(name)]
 
     def __len__(self) -> int:
         """How many have limits."""

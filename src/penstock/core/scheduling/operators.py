@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
+from msgspec.structs import replace
+
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import top
@@ -11,7 +15,7 @@ from penstock.core.scheduling.state import SchedulerState, account_of, by_arriva
 from penstock.core.values.actions import Abort, Action
 from penstock.core.values.lifecycle import State
 from penstock.core.values.outcome import Reason
-from penstock.core.values.settings import SchedulerSettings
+from penstock.core.values.settings import Limits, SchedulerSettings
 
 
 class OperatorFacts:
@@ -54,23 +58,34 @@ class OperatorFacts:
         state.recorder.bumped(entry)
         return sending.pumped(state, now)
 
+    def tenants_limited(self, limits: Mapping[str, Limits], *, now: float) -> list[Action]:
+        """Hold tenants to `limits` from now on, all of them, also for what is here. `running=0` pauses a tenant."""
+        state = self._state
+        state.settings = replace(state.settings, tenants=limits)
+        state.quotas.reconfigured(limits, state.entries.values(), now)
+        state.capped.let_all_go()
+        state.under_share.judge_again(now)
+        state.recorder.relined(_waiting(state), now)
+        state.wait_causes.look(now, at_once=True)
+        for endpoint in state.pool:
+            state.queues.touch(endpoint)
+        return sending.pumped(state, now)
+
+    def all_evicted(self, request_ids: Iterable[str], *, now: float) -> list[Action]:
+        """Take many requests out, as `evicted` does each, and hand out once what their going makes room for."""
+        state, actions = self._state, list[Action]()
+        for request_id in request_ids:
+            _take_out(state, request_id, now, actions)
+        sending.hand_out(state, now, actions)
+        return actions
+
     def evicted(self, request_id: str, *, now: float) -> list[Action]:
         """Take a request out, as an operator wants it: one that waits is refused, one that runs is stopped at its
         endpoint.
 
         Returns an empty list if there is no such request.
         """
-        state = self._state
-        entry = state.entries.get(request_id)
-        if entry is None:
-            return []
-        if entry.state is not State.WAITING:
-            state.recorder.blamed(entry, Reason.OPERATOR)
-            return [Abort(request_id, Reason.OPERATOR)]
-        actions: list[Action] = []
-        ends.evict(state, entry, Reason.OPERATOR, now, actions)
-        sending.hand_out(state, now, actions)
-        return actions
+        return self.all_evicted((request_id,), now=now)
 
     def reconfigured(self, settings: SchedulerSettings, *, now: float) -> list[Action]:
         """Use other settings from now on. Nothing that waits or runs is lost.
@@ -84,8 +99,7 @@ class OperatorFacts:
         before, state.settings = state.settings, settings
         state.router.reconfigured(settings.routing, settings.router)
         _rearrange(state, before)
-        waiting = [entry for entry in state.entries.values() if entry.state is State.WAITING]
-        state.groups.reconfigured(settings.router, state.charges, waiting, by_arrival=by_arrival(settings))
+        state.groups.reconfigured(settings.router, state.charges, _waiting(state), by_arrival=by_arrival(settings))
         state.reserved.share = state.reserved_share()
         state.quotas.reconfigured(settings.tenants, state.entries.values(), now)
         state.pool.reconfigured(settings.health, stale_after_s=settings.stale_after_s)
@@ -102,6 +116,21 @@ class OperatorFacts:
         for endpoint in state.pool:
             state.queues.touch(endpoint)
         return sending.pumped(state, now)
+
+
+def _waiting(state: SchedulerState) -> list[Entry]:
+    return [entry for entry in state.entries.values() if entry.state is State.WAITING]
+
+
+def _take_out(state: SchedulerState, request_id: str, now: float, actions: list[Action]) -> None:
+    entry = state.entries.get(request_id)
+    if entry is None:
+        return
+    if entry.state is State.WAITING:
+        ends.evict(state, entry, Reason.OPERATOR, now, actions)
+    else:
+        state.recorder.blamed(entry, Reason.OPERATOR)
+        actions.append(Abort(request_id, Reason.OPERATOR))
 
 
 def _rearrange(state: SchedulerState, before: SchedulerSettings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable
 
 from penstock.core.endpoints.endpoint import least_loaded
@@ -25,6 +26,7 @@ from penstock.core.values.cause import Cause
 from penstock.core.values.lifecycle import State
 from penstock.core.values.request import Request
 from penstock.core.values.rows import Allowance, Serving
+from penstock.core.values.settings import Limits
 
 _SENDS_DIRECTLY = (None, Cause.RETURNING, Cause.STUCK)  # as `Pool.usable`: what can't wait is not refused for these
 
@@ -108,6 +110,21 @@ class Questions:
         entry = state.entries.get(request_id)
         return None if entry is None else entry.state
 
+    def busy(self) -> dict[str, tuple[int, int]]:
+        """How many requests wait and run, by whose limits hold for them."""
+        waiting, running = Counter[str](), Counter[str]()
+        for entry in self._state.entries.values():
+            (waiting if entry.state is State.WAITING else running)[entry.account] += 1
+        return {name: (waiting[name], running[name]) for name in {**waiting, **running}}
+
+    def requests_of(self, tenant: str, *, running: bool) -> list[str]:
+        """The requests of a tenant that wait, or that run: by its own name, or because its limits hold for them."""
+        return [
+            request_id
+            for request_id, entry in self._state.entries.items()
+            if (entry.state is not State.WAITING) is running and tenant in (entry.account, entry.tenant)
+        ]
+
     def wait_s(self, request_id: str, *, now: float) -> float | None:
         """Returns how long a waiting request is estimated to wait from now on; None if that can't be told."""
         state = self._state
@@ -131,6 +148,10 @@ class Questions:
     def allowance(self, tenant: str, *, now: float) -> Allowance | None:
         """Returns what a tenant has left of its rates; None if it has none."""
         return self._state.quotas.allowance(tenant, now)
+
+    def limits_of(self, tenant: str) -> Limits | None:
+        """What a tenant may have; None where nothing limits it."""
+        return self._state.quotas.limits_of(tenant)
 
     def explain(self, request_id: str, *, now: float) -> Explanation | None:
         """Returns why a request waits or waited, if it has not ended or ended recently; None if it is not known."""
@@ -178,4 +199,5 @@ class Questions:
             flows_more=flows_more,
             requests=requests_now(queues.bands, state.leases, state.recorder, now),
             sources=state.router.sources.snapshot(now),
+            paused_tenants=sorted(state.quotas.paused_names()),
         )

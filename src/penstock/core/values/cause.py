@@ -22,6 +22,7 @@ class Cause(StrEnum):
     SHUNNED = "shunned"  #: this endpoint just refused or failed this very request
     CLASS_SHARE = "class_share"  #: the last slots are kept for flows under their fair share
     TENANT_CAP = "tenant_cap"  #: the tenant runs as many as it may
+    TENANT_PAUSED = "tenant_paused"  #: an operator has paused the tenant
     AFFINITY = "affinity"  #: it is held for an endpoint that has its session or its prompt in its cache
     PAUSED = "paused"  #: an operator drains the endpoint, or has paused the model or all
     TURN = "turn"  #: others are served first: higher bands, or flows that got less

@@ -90,6 +90,10 @@ class AdminAuth:
             return Denied(Reason.UNAUTHORIZED, "This needs an admin token: `Authorization: Bearer …`.")
         return self._failed(_network(head.peer[0]))
 
+    def may_change(self, head: Head) -> bool:
+        """Whether the head has the token for everything. Notes nobody's failure."""
+        return _equal(_digest(_bearer(head)), self._token if self.is_set else self._own)
+
     def _without_token(self, head: Head, *, writes: bool, public: bool) -> Denied | None:
         """What nobody needs a token for, where none is set."""
         if not self._is_local:

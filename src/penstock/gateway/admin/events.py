@@ -13,12 +13,14 @@ from typing import Literal
 import msgspec
 
 from penstock import clock
+from penstock.config.sections.tenancy import TenantLimits
 
 logger = logging.getLogger(__name__)
 
 EVENTS_MAX = 200
 TEXT_CHARS_MAX = 300  # names may be as long as callers like
-SHOWN_FIELDS = ("model", "name", "slots", "url")  # of what an operator sent: the rest may hold secrets
+# Of what an operator sent: the rest may hold secrets.
+SHOWN_FIELDS = ("model", "name", "slots", "url", *TenantLimits.model_fields, "until_reload", "running_too")
 
 Kind = Literal["start", "operator", "endpoint", "queue", "settings", "worker", "failure"]
 

@@ -39,6 +39,10 @@ def headline(snapshot: Snapshot, queueing: str = "", lately: Lately | None = Non
     if snapshot.drained and not snapshot.draining:
         names = "anything" if ALL in snapshot.drained else ", ".join(map(short_name, snapshot.drained[:3]))
         state += f" Nothing new is let in for {names}."
+    if snapshot.paused_tenants:
+        names = ", ".join(map(short_name, snapshot.paused_tenants[:3]))
+        more = len(snapshot.paused_tenants) - 3
+        state += f" Paused by an operator: tenant {names}{f' and {more} more' if more > 0 else ''}."
     if queueing:
         state += f" Queueing: {queueing[0].lower()}{queueing[1:]}"
     workers = f"Away, and being started again: worker {', '.join(away)}." if away else ""
@@ -55,8 +59,9 @@ def tone(snapshot: Snapshot, lately: Lately | None = None, *, away: Sequence[str
     if snapshot.draining or snapshot.paused or dead or not states or not states.isdisjoint(MISSING) or failing:
         return "bad"
     refusing = lately is not None and of_note(lately, (Kind.REFUSED, Kind.EVICTED))
+    stopped = snapshot.drained or snapshot.paused_tenants
     is_aside = not states.isdisjoint(_ASIDE)
-    return "busy" if snapshot.waiting or snapshot.drained or away or is_aside or refusing else "ok"
+    return "busy" if snapshot.waiting or stopped or away or is_aside or refusing else "ok"
 
 
 def _lately(lately: Lately | None, kinds: Iterable[Kind]) -> str:

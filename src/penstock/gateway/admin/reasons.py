@@ -28,6 +28,7 @@ WHY: dict[Cause, str] = {
     Cause.SHUNNED: "{model}'s first in line was just refused and is tried elsewhere",
     Cause.CLASS_SHARE: "{model}'s last slots and memory are kept for tenants under their share",
     Cause.TENANT_CAP: "{model}'s waiting tenants run as many as they may",
+    Cause.TENANT_PAUSED: "{model}'s waiting tenants are paused",
     Cause.AFFINITY: "{model}'s first in line is held for the endpoint that has its cache",
     Cause.PAUSED: "{model} is paused",
     Cause.TURN: "{model} is being handed out in turn",

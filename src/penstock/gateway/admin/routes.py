@@ -66,6 +66,10 @@ class AdminRoutes:
         route = _Route(_split(path), handler, method != "GET" if writes is None else writes, public)
         self._routes.setdefault(method, []).append(route)
 
+    def may_change(self, exchange: Exchange) -> bool:
+        """Whether a caller may do more than look."""
+        return self.auth.may_change(exchange)
+
     @staticmethod
     def owns(path: str) -> bool:
         """Whether a path is one of these at all."""

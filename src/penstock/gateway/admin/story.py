@@ -25,6 +25,7 @@ CAUSES: dict[Cause, str] = {
     Cause.SHUNNED: "the endpoint had just refused or failed it",
     Cause.CLASS_SHARE: "the last slots and memory were kept for tenants under their share",
     Cause.TENANT_CAP: "its tenant ran as many requests as it may",
+    Cause.TENANT_PAUSED: "an operator had paused its tenant",
     Cause.AFFINITY: "it was held for the endpoint that has its cache or session",
     Cause.PAUSED: "an operator had paused sending, or drained the endpoints",
     Cause.TURN: "others were served first: higher bands, or tenants that had got less for their weight",

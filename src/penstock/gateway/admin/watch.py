@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 INTERVAL_S = 1.0
 LISTENERS_MAX = 32
 ENDPOINTS_SHOWN = 256
+TENANTS_SHOWN = 200  # of those that are paused
 EVENTS_SHOWN = 50
 BATCHES_SHOWN = 50
 NAME_CHARS_MAX = 200  # longer than any that people use, short enough for a frame of hundreds
@@ -83,6 +84,9 @@ class Watch:
         routes.add("GET", "/admin/state", self._state)
         routes.add("GET", "/admin/events", self._listen)
         routes.add("GET", "/admin/history", self._curves)
+        routes.add(
+            "GET", "/admin/access", lambda exchange, _: answer(exchange, {"writes": routes.may_change(exchange)})
+        )
 
     async def run(self) -> None:
         """A tick a second, until cancelled."""
@@ -154,6 +158,7 @@ class Watch:
             "draining": snapshot.draining,
             "paused": snapshot.paused,
             "drained": snapshot.drained,
+            "paused_tenants": [printable(name, NAME_CHARS_MAX) for name in snapshot.paused_tenants[:TENANTS_SHOWN]],
             "waiting": snapshot.waiting,
             "running": snapshot.running,
             "slots": sum([endpoint.slots for endpoint in there]),
@@ -222,6 +227,11 @@ class Watch:
         self._was_draining = snapshot.draining
         if line := self._episode.look(snapshot, now):
             self._events.note("queue", line)
+
+
+def _access(routes: AdminRoutes, exchange: Exchange) -> None:
+    """What the caller may do, so that the page shows no button that would be refused."""
+    answer(exchange, {"writes": routes.may_change(exchange)})
 
 
 def _tasks() -> int:

@@ -39,7 +39,8 @@ def own_queue(driver: Driver, caller: Caller) -> dict[str, Any]:
     waiting = [journey for journey in own if journey.waits]
     listed = list(islice(waiting, LISTED_MAX))
     places = driver.scheduler.places([journey.request.id for journey in listed], now=now)
-    limits, allowance = caller.limits, driver.scheduler.allowance(caller.account, now=now)
+    scheduler = driver.scheduler
+    limits, allowance = scheduler.limits_of(caller.account), scheduler.allowance(caller.account, now=now)
     return {
         "tenant": caller.tenant,
         "running": len(own) - len(waiting),

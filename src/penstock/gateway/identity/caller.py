@@ -6,7 +6,6 @@ import msgspec
 
 from penstock.core.queueing.fair_tree import PART_PREFIX
 from penstock.core.values.outcome import Reason
-from penstock.core.values.settings import Limits
 from penstock.gateway.identity.name_quota import NameQuota
 
 PART_OF = PART_PREFIX + "{}"  # a part that many share, by whose it is: no name from outside begins with a space
@@ -21,7 +20,6 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     weight: float
     band: int  #: the rank granted, 0 is the highest
     band_lowered: bool  #: it asked for a higher one
-    limits: Limits | None
     tenant_label: str  #: for metrics: a configured name, or `other`
     deadline_s: float | None  #: to the first token, from arrival on
     priority: int  #: the body's own, lower first, within its flow
@@ -71,7 +69,6 @@ class TenantProfile(msgspec.Struct, frozen=True):
     name: str
     weight: float
     band_max: int
-    limits: Limits | None
     has_keys: bool
     users: NameQuota
     label: str

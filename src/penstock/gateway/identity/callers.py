@@ -18,7 +18,7 @@ import hashlib
 import ipaddress
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from penstock.config.model import Settings
 from penstock.config.sections.tenancy import ANONYMOUS, OTHER, Tenant, TenantLimits
@@ -75,10 +75,10 @@ class Callers:
         self._networks = [ipaddress.ip_network(network) for network in identity.trusted_proxies]
         self._trusted_peers: dict[str, bool] = {}
         anonymous = settings.anonymous
-        limits = core_limits(anonymous.limits)
+        is_limited = core_limits(anonymous.limits) is not None
         # Where there is nobody else, all stand in that part, and need not be told so one by one.
-        self._part = ANONYMOUS if settings.tenants or self._networks or limits is not None else ""
-        self._part_weight, self._part_limits = (anonymous.weight, limits) if self._part else (1.0, None)
+        self._part = ANONYMOUS if settings.tenants or self._networks or is_limited else ""
+        self._part_weight = anonymous.weight if self._part else 1.0
         self._tenants = {tenant.name: self._known(tenant, identity.max_dynamic) for tenant in settings.tenants}
         known = [
             Key(bytes.fromhex(key.removeprefix(HASH_PREFIX)), self._tenants[tenant.name], f"key:{key[7:19]}")
@@ -154,7 +154,6 @@ class Callers:
             weight=tenant.weight,
             band=band,
             band_lowered=asked is not None and asked < band,
-            limits=tenant.limits,
             tenant_label=tenant.label,
             deadline_s=self._deadline_s(header, band),
             priority=_priority(priority),
@@ -182,12 +181,28 @@ class Callers:
             weight=known.weight,
             band=len(self._ranks) - 1,
             band_lowered=False,
-            limits=known.limits,
             tenant_label=known.label,
             deadline_s=None,
             priority=0,
             part=known.part,
         )
+
+    def profiles(self) -> Iterable[TenantProfile]:
+        """The tenants of the settings."""
+        return self._tenants.values()
+
+    def profile(self, name: str) -> TenantProfile | None:
+        """A tenant of the settings; None where it has none of that name."""
+        return self._tenants.get(name)
+
+    def account_of(self, name: str) -> str | None:
+        """Whose limits hold for a tenant or a name that callers gave lately; None: no such name is known."""
+        known = self._tenants.get(name)
+        if known is not None:
+            return known.part or name
+        if name in self._dynamic.trusted:
+            return name
+        return (self._part or name) if name == ANONYMOUS or name in self._dynamic.untrusted else None
 
     # --- who ------------------------------------------------------------------------------------------------
 
@@ -224,7 +239,6 @@ class Callers:
             name=tenant.name,
             weight=tenant.weight,
             band_max=self._ranks[tenant.max_band] if tenant.max_band else self._band_max,
-            limits=core_limits(tenant.limits),
             has_keys=bool(tenant.keys),
             users=users,
             label=tenant.name,
@@ -242,13 +256,12 @@ class Callers:
             return listed
         if trusted and name not in (ANONYMOUS, OTHER):
             users = self._dynamic_users.trusted
-            return TenantProfile(name, 1.0, self._band_max, None, has_keys=False, users=users, label=OTHER)
+            return TenantProfile(name, 1.0, self._band_max, has_keys=False, users=users, label=OTHER)
         shared = self._tenants.get(ANONYMOUS)
         return TenantProfile(
             name,
             self._part_weight,
             self._band_max if shared is None else shared.band_max,
-            self._part_limits,
             has_keys=False,
             users=self._dynamic_users.untrusted,
             label=OTHER,

@@ -65,6 +65,9 @@ class NameQuota:
     def __len__(self) -> int:
         return len(self._seen_s)
 
+    def __contains__(self, name: Hashable) -> bool:
+        return name in self._seen_s
+
     def admit(self, name: Hashable, now: float) -> bool:
         """Does the name count as itself?"""
         seen = self._seen_s

@@ -240,10 +240,9 @@ class QueuedJourney(Relay):
         if self._division is not None:
             headers.append((b"x-penstock-prefill", self._division.prefill.encode()))
         headers.append((b"x-penstock-queue-ms", b"%d" % (self.waited_s() * 1000)))
-        if self.caller.limits is not None:
-            allowance = self._driver.scheduler.allowance(self.caller.account, now=self._driver.now())
-            if allowance is not None:
-                headers += errors.rate_limits(allowance)
+        allowance = self._driver.scheduler.allowance(self.caller.account, now=self._driver.now())
+        if allowance is not None:
+            headers += errors.rate_limits(allowance)
         return headers
 
     def first_byte(self) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import Any
@@ -32,6 +32,7 @@ from penstock.core.values.lifecycle import State
 from penstock.core.values.outcome import Outcome, Reason
 from penstock.core.values.request import Request, Usage
 from penstock.core.values.retry import Failure
+from penstock.core.values.settings import Limits
 from penstock.sim.checks.oracle import Oracle
 from penstock.sim.checks.tree_check import check_tree
 
@@ -274,6 +275,15 @@ class CheckedScheduler(Scheduler):
         assert [band.settings for band in bands] == list(settings.bands)
         waiting = [entry for entry in entries.values() if entry.state is State.WAITING]
         assert all(entry.seq in bands[entry.request.band].entries for entry in waiting)
+        return actions
+
+    def _tenants_limited(self, fact: Fact, limits: Mapping[str, Limits], *, now: float) -> list[Action]:
+        """Nothing ends by it; new limits do not hold for what came before them."""
+        self._ran = Counter([self.books.requests[d.request_id].tenant for d in self.books.leases.values()])
+        self.books.requeued |= self.books.waiting
+        actions = fact(limits, now=now)
+        late = {a.request_id for a in actions if isinstance(a, Evict) and a.reason is Reason.DEADLINE_MISSED}
+        assert all(isinstance(a, Dispatch) or a.request_id in late for a in actions), actions
         return actions
 
     def _expire(self, fact: Fact, *, now: float) -> list[Action]:

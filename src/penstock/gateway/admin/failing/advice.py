@@ -28,6 +28,7 @@ WAITING: dict[Cause, str] = {
     Cause.SHUNNED: "The engine's log says why it refused the request; another try comes.",
     Cause.CLASS_SHARE: "Nothing: that is what shares are for. `admission.reserved_slots` says how many are kept.",
     Cause.TENANT_CAP: "Nothing, unless the tenant may run more: its `limits.running`.",
+    Cause.TENANT_PAUSED: "`penstock tenant resume NAME` takes it back.",
     Cause.AFFINITY: "Nothing: it is worth the wait. `routing.affinity_wait` says how long.",
     Cause.PAUSED: "`penstock resume`, or `penstock endpoint resume NAME`, takes it back.",
     Cause.TURN: "Nothing, as long as everybody gets the share that is meant: `weight`, bands and `min_share` say it.",

@@ -10,7 +10,7 @@ const CAUSES = {
   ejected: "taken out after failures", held: "it refuses requests as too many", returning: "it just came back and is tried out first", stuck: "it has shown no movement for long", slots_full: "all slots are taken",
   engine_queue: "enough waits inside the engine", prefill_full: "enough prompt tokens are being computed",
   kv_full: "too little KV memory is free below the ceiling", pace: "it is slower per token than allowed", shunned: "it just refused this request",
-  class_share: "the last slots and memory are kept for tenants under their share", tenant_cap: "the tenant runs as many as it may",
+  class_share: "the last slots and memory are kept for tenants under their share", tenant_paused: "an operator paused the tenant", tenant_cap: "the tenant runs as many as it may",
   affinity: "held for the endpoint that has its cache or session", paused: "an operator stopped it",
   turn: "higher bands or tenants that got less go first",
 };
@@ -63,6 +63,7 @@ const tables = {
     { title: "share got", hint: "of the tokens all tenants got over the last minute, by price", value: (t) => percent(t.share_of_all), num: true, by: (t) => t.share_of_all, part: (t) => t.share_of_all },
     { title: "within its band: got, fair", hint: "of what its band got over the last minute; fair by weight, among the tenants of the band", value: within, low: true },
     { title: "weight", value: (t) => String(t.weight), num: true, low: true, by: (t) => t.weight },
+    { title: "", verbs: tenantVerbs },
   ], { key: (t) => `${t.band} ${t.tenant}`, limit: 15, empty: "Nobody asks for anything." }),
   endpoints: new Table($("endpoints"), [
     { title: "endpoint", value: (e) => text(e.name), name: true },
@@ -155,6 +156,11 @@ function said(endpoint) {
 function stopVerbs(model) {
   const stopped = state.paused.includes(model) || state.drained.includes(model);
   return stopped ? [["model-resume", "Resume"]] : [["model-pause", "Pause"], ["model-drain", "Drain"]];
+}
+
+function tenantVerbs(tenant) {
+  const pauses = state.paused_tenants.includes(tenant.tenant) ? ["tenant-resume", "Resume"] : ["tenant-pause", "Pause"];
+  return [pauses, ["tenant-limit", "Limit"], ["tenant-cancel", "Cancel"]];
 }
 
 function put(node, value) { if (node.textContent !== value) node.textContent = value; }
@@ -277,9 +283,18 @@ function headers(more = {}) {
 }
 
 // Without a token set the gateway shows itself to this machine, on loopback; to change something takes its own token.
+// Buttons that change something are there only for those who may (`body.writes`).
 function access(asked) {
   $("login").hidden = !token && !asked;
-  $("open").hidden = Boolean(token) || asked;
+  $("open").hidden = Boolean(token) || document.body.classList.contains("locked");
+}
+
+// Who may not look is told so, and shown nothing else, also nothing of what was shown before.
+function lock() {
+  state = null;
+  put($("sentence"), "…");
+  document.body.classList.remove("writes");
+  document.body.classList.add("locked");
 }
 
 function linked(on, label) {
@@ -298,6 +313,8 @@ async function message(answer) {
 }
 
 async function listen() {
+  const allowed = await fetch("access", { headers: headers(), cache: "no-store", signal: stop.signal });
+  const writes = allowed.ok && (await allowed.json()).writes;
   const answer = await fetch("events", { headers: headers(), cache: "no-store", signal: stop.signal });
   if (!answer.ok) {
     const said = await message(answer);
@@ -312,7 +329,9 @@ async function listen() {
     loadCurves = (at) => { for (const line of lines) line.load(coarse[line.name], coarse_s, fine[line.name], at ?? now); };
   }
   linked(true, "live");
-  access(!$("login").hidden && !token);
+  document.body.classList.toggle("writes", writes);
+  document.body.classList.remove("locked");
+  access(!writes);
   notice("");
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -351,6 +370,7 @@ async function forever() {
       linked(false, "reconnecting");
     } catch (error) {
       if (error.denied) {
+        lock();
         linked(false, "no access");
         access(true);
         notice(error.message);
@@ -410,6 +430,8 @@ async function explain(id) {
   if (!$("explain").open) $("explain").showModal();
 }
 
+const tenantOf = (key) => key.slice(key.indexOf(" ") + 1); // a band's name has no space
+
 const VERBS = {
   explain: (id) => explain(id),
   bump: (id) => act("POST", `requests/${encodeURIComponent(id)}/bump`),
@@ -421,7 +443,28 @@ const VERBS = {
   "model-pause": async (model) => (await ask(`Pause ${text(model)}?`)) && act("POST", "pause", { model }),
   "model-drain": async (model) => (await ask(`Drain ${text(model)}? New requests for it are refused.`)) && act("POST", "drain", { model }),
   "model-resume": (model) => act("POST", "resume", { model }),
-  "endpoint-drain": (name) => act("POST", `endpoints/${encodeURIComponent(name)}/drain`),
+  "tenant-pause": async (key) => {
+    const name = tenantOf(key);
+    if (await ask(`Pause tenant ${text(name)}? Nothing more of its requests is sent; what comes waits, what runs goes on.`)) await act("POST", `tenants/${encodeURIComponent(name)}/pause`, {});
+  },
+  "tenant-resume": (key) => act("POST", `tenants/${encodeURIComponent(tenantOf(key))}/resume`, {}),
+  "tenant-limit": async (key) => {
+    const name = tenantOf(key);
+    const told = await act("GET", `tenants/${encodeURIComponent(name)}`);
+    if (!told) return;
+    const now = told.limits.running?.value;
+    const running = await ask(`How many requests of tenant ${text(name)} may run at a time? A number, or none; empty: as the settings say.`, now == null ? "" : String(now));
+    if (running === null) return;
+    if (running === "") await act("DELETE", `tenants/${encodeURIComponent(name)}/limit`);
+    else await act("POST", `tenants/${encodeURIComponent(name)}/limit`, { running: running === "none" ? null : running });
+  },
+  "tenant-cancel": async (key) => {
+    const name = tenantOf(key);
+    if (!(await ask(`Cancel all waiting requests of tenant ${text(name)}? Their callers are refused; what runs goes on.`))) return;
+    let left = 1;
+    while (left > 0) left = (await act("POST", `tenants/${encodeURIComponent(name)}/cancel`, {}))?.left ?? 0;
+  },
+  "endpoint-drain": async (name) => (await ask(`Drain ${text(name)}? It is sent nothing more; what runs there ends.`)) && act("POST", `endpoints/${encodeURIComponent(name)}/drain`),
   "endpoint-resume": (name) => act("POST", `endpoints/${encodeURIComponent(name)}/resume`),
   "endpoint-remove": async (name) => (await ask(`Remove ${text(name)}? What runs there may end.`)) && act("DELETE", `endpoints/${encodeURIComponent(name)}`),
   "endpoint-slots": async (name) => {

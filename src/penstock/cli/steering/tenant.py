@@ -1,0 +1,155 @@
+"""`penstock tenant …`: how does an operator steer one tenant of a running gateway from a shell?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+from urllib.parse import quote
+
+from penstock.cli import admin_client, views
+from penstock.cli.admin_client import AdminClient, GatewayError
+from penstock.config.sections.tenancy import TenantLimits
+
+_LIST = "/admin/tenants"
+_UNLIMITED = "none"
+_CHANGES = {
+    "pause": "send nothing more of its requests; what comes waits, what runs goes on",
+    "resume": "take a pause back",
+    "limit": "put other limits in the place of those in the settings",
+    "cancel": "take its waiting requests out of the queue",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
+    listing = verbs.add_parser("ls", help="show the tenants", description="Show the tenants.", allow_abbrev=False)
+    listing.set_defaults(tenant=_list)
+    show = verbs.add_parser(
+        "show",
+        help="show one tenant: its limits, and who set them",
+        description="Show one tenant: what waits and runs, its limits, and who set them: the settings or an operator.",
+        allow_abbrev=False,
+    )
+    show.add_argument("name", metavar="NAME", help="the tenant's name")
+    show.set_defaults(tenant=_show)
+    parsers = [listing, show]
+    for verb, meaning in _CHANGES.items():
+        sub = verbs.add_parser(verb, help=meaning, description=f"{meaning.capitalize()}.", allow_abbrev=False)
+        sub.add_argument("name", metavar="NAME", help="the tenant's name")
+        if verb in ("pause", "limit"):
+            sub.add_argument("--until-reload", action="store_true", help="only until the settings are read again")
+        if verb == "limit":
+            _add_limits(sub)
+        if verb == "cancel":
+            sub.add_argument("--running", action="store_true", help="also stop what runs at engines")
+        sub.set_defaults(tenant=_CALLS[verb])
+        parsers.append(sub)
+    for sub in parsers:
+        admin_client.add_arguments(sub)
+        sub.add_argument("--json", action="store_true", help="print the answer as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns the exit code: 1 where the gateway can't be reached, or refuses."""
+    try:
+        answer = args.tenant(admin_client.client(args), args)
+    except GatewayError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return 1
+    if args.json:
+        print(json.dumps(answer))
+    elif "cancelled" in answer:
+        count = answer["cancelled"]
+        print(f"{views.plain(answer['name'])}: {count:,} request{'' if count == 1 else 's'} cancelled")
+    else:
+        for tenant in answer.get("tenants", [answer]):
+            for line in _lines(tenant, whole=args.tenant is not _list):
+                print(line)
+        if answer.get("more"):
+            print(f"and {answer['more']:,} more that have no requests here")
+    return 0
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    for key, field in TenantLimits.model_fields.items():
+        meaning = (field.description or "").partition(". ")[0].rstrip(".")
+        help_text = f"{meaning[0].lower()}{meaning[1:]} (`{_UNLIMITED}`: no such limit)".replace("%", "%%")
+        parser.add_argument(f"--{key.replace('_', '-')}", metavar="N", help=help_text)
+    parser.add_argument("--reset", action="store_true", help="let the limits of the settings hold again")
+
+
+def _list(client: AdminClient, _: argparse.Namespace) -> Any:
+    return client.call("GET", _LIST)
+
+
+def _show(client: AdminClient, args: argparse.Namespace) -> Any:
+    return client.call("GET", _path(args))
+
+
+def _pause(client: AdminClient, args: argparse.Namespace) -> Any:
+    return client.call("POST", f"{_path(args)}/pause", {"until_reload": True} if args.until_reload else {})
+
+
+def _resume(client: AdminClient, args: argparse.Namespace) -> Any:
+    return client.call("POST", f"{_path(args)}/resume", {})
+
+
+def _limit(client: AdminClient, args: argparse.Namespace) -> Any:
+    given = {key: getattr(args, key) for key in TenantLimits.model_fields if getattr(args, key) is not None}
+    if args.reset:
+        if given:
+            raise GatewayError("--reset goes without other limits")
+        return client.call("DELETE", f"{_path(args)}/limit")
+    body: dict[str, object] = {key: None if value == _UNLIMITED else value for key, value in given.items()}
+    if args.until_reload:
+        body["until_reload"] = True
+    return client.call("POST", f"{_path(args)}/limit", body)
+
+
+def _cancel(client: AdminClient, args: argparse.Namespace) -> Any:
+    """The gateway takes some out at a time: until none is left of those that were there."""
+    body = {"running_too": True} if args.running else {}
+    answer = client.call("POST", f"{_path(args)}/cancel", body)
+    cancelled, left = answer["cancelled"], answer["left"]
+    while left > 0 and answer["cancelled"]:
+        answer = client.call("POST", f"{_path(args)}/cancel", body)
+        cancelled, left = cancelled + answer["cancelled"], left - answer["cancelled"]
+    return {**answer, "cancelled": cancelled}
+
+
+def _path(args: argparse.Namespace) -> str:
+    return f"{_LIST}/{quote(args.name, safe='')}"
+
+
+def _lines(tenant: dict[str, Any], *, whole: bool) -> list[str]:
+    """One tenant: on one line in a list, else with a line for each limit."""
+    said = [f"{tenant['waiting']:,} waiting", f"{tenant['running']:,} running"]
+    if tenant["weight"] is not None:
+        said.append(f"weight {tenant['weight']:g}")
+    if not tenant["in_settings"]:
+        said.append("not in the settings")
+    if tenant["paused"]:
+        said.insert(0, f"PAUSED ({_who(tenant['paused'])})")
+    limits = [_limit_line(key, limit) for key, limit in tenant["limits"].items()]
+    name = views.plain(tenant["name"])
+    if whole:
+        return [f"{name}: {', '.join(said)}", *(f"  {line}" for line in limits or ["no limits"])]
+    return [f"{name}: {', '.join([*said, *limits])}"]
+
+
+def _limit_line(key: str, limit: dict[str, Any]) -> str:
+    value = _UNLIMITED if limit["value"] is None else f"{limit['value']:,}"
+    if limit["by"] != "operator":
+        return f"{key} {value}"
+    settings = _UNLIMITED if limit["settings"] is None else f"{limit['settings']:,}"
+    return f"{key} {value} ({_who(limit)}; in the settings: {settings})"
+
+
+def _who(change: dict[str, Any]) -> str:
+    until = "until the next reload" if change["until"] == "reload" else "until it is taken back"
+    return f"by an operator, {until}"
+
+
+_CALLS = {"pause": _pause, "resume": _resume, "limit": _limit, "cancel": _cancel}

@@ -1,0 +1,175 @@
+"""What an operator may do to a tenant at run time: look, pause, resume, limit, and take its requests out.
+
+A tenant is one of the settings, the part of all callers without a key, or a name that a trusted proxy gave within the
+last ten minutes. A name inside that shared part has no limits of its own: only its requests can be taken out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+
+from penstock.config.load import ConfigError, from_mapping
+from penstock.config.sections.tenancy import ANONYMOUS
+from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer, body_of
+from penstock.gateway.admin.tenant_orders import LIMITS, PAUSED, Order, TenantOrders, TooManyOrderedError
+from penstock.gateway.identity.callers import Callers
+from penstock.gateway.proxy.driver import Driver
+from penstock.http.server.server import Exchange
+
+LIST = "/admin/tenants"
+SHOWN_MAX = 200
+CANCELLED_MAX = 1_000  # at a time: each of them is answered in this turn of the loop
+
+
+class TenantVerbs:
+    """The verbs, as handlers of routes."""
+
+    def __init__(self, driver: Driver, callers: Callers, orders: TenantOrders) -> None:
+        self._driver = driver
+        self._scheduler = driver.scheduler
+        self._callers = callers
+        self._orders = orders
+
+    def add_to(self, routes: AdminRoutes) -> None:
+        routes.add("GET", LIST, self._list)
+        routes.add("GET", LIST + "/{name}", self._show)
+        routes.add("POST", LIST + "/{name}/pause", self._pause)
+        routes.add("POST", LIST + "/{name}/resume", self._resume)
+        routes.add("POST", LIST + "/{name}/limit", self._limit)
+        routes.add("DELETE", LIST + "/{name}/limit", self._unlimit)
+        routes.add("POST", LIST + "/{name}/cancel", self._cancel)
+
+    # --- looking --------------------------------------------------------------------------------------------------
+
+    def _list(self, exchange: Exchange, _: Mapping[str, str]) -> None:
+        busy = self._scheduler.busy()
+        listed = [profile.name for profile in self._callers.profiles()]
+        # Those with work first, the most waiting first, then those of which an operator said something.
+        names = dict.fromkeys([*sorted(busy, key=lambda name: busy[name], reverse=True), *self._orders, *listed])
+        rows = [self._row(name, busy.get(name, (0, 0))) for name in islice(names, SHOWN_MAX)]
+        answer(exchange, {"tenants": rows, "more": len(names) - len(rows)})
+
+    def _show(self, exchange: Exchange, names: Mapping[str, str]) -> None:
+        self._answer(exchange, self._account(names))
+
+    def _row(self, name: str, busy: tuple[int, int]) -> dict[str, object]:
+        """How a tenant stands, and who said so."""
+        profile, orders = self._callers.profile(name), self._orders.of(name)
+        file = self._orders.file.get(name)
+        limits: dict[str, object] = {}
+        for key in LIMITS:
+            ours = None if file is None else getattr(file, key)
+            if key in orders:
+                order = orders[key]
+                limits[key] = {"value": order.value, "by": "operator", "until": _until(order), "settings": ours}
+            elif ours is not None:
+                limits[key] = {"value": ours, "by": "settings"}
+        return {
+            "name": name,
+            "in_settings": profile is not None,
+            "has_keys": profile is not None and profile.has_keys,
+            "weight": None if profile is None else profile.weight,
+            "waiting": busy[0],
+            "running": busy[1],
+            "paused": None if PAUSED not in orders else {"by": "operator", "until": _until(orders[PAUSED])},
+            "limits": limits,
+        }
+
+    def _answer(self, exchange: Exchange, name: str) -> None:
+        answer(exchange, self._row(name, self._scheduler.busy().get(name, (0, 0))))
+
+    # --- changing -------------------------------------------------------------------------------------------------
+
+    def _pause(self, exchange: Exchange, names: Mapping[str, str]) -> None:
+        name = self._account(names)
+        body = body_of(exchange)
+        self._say(name, {PAUSED: Order(until_reload=_flag(body, "until_reload"))})
+        self._answer(exchange, name)
+
+    def _resume(self, exchange: Exchange, names: Mapping[str, str]) -> None:
+        name = self._account(names)
+        self._take_back(name, PAUSED)
+        self._answer(exchange, name)
+
+    def _limit(self, exchange: Exchange, names: Mapping[str, str]) -> None:
+        name = self._account(names)
+        body = body_of(exchange)
+        until_reload = _flag(body, "until_reload")
+        said = {key: value for key, value in body.items() if key != "until_reload"}
+        if not said:
+            raise AdminError(400, "bad_request", f"Name at least one limit: {', '.join(LIMITS)}.")
+        try:
+            read = from_mapping({"tenants": [{"name": "it", "limits": said}]}).tenants[0].limits
+        except ConfigError as error:
+            lines = [problem.line().removeprefix("tenants[0].limits.") for problem in error.problems]
+            raise AdminError(400, "bad_request", "; ".join(lines)) from None
+        self._say(name, {key: Order(getattr(read, key), until_reload=until_reload) for key in said})
+        self._answer(exchange, name)
+
+    def _unlimit(self, exchange: Exchange, names: Mapping[str, str]) -> None:
+        name = self._account(names)
+        self._take_back(name, *LIMITS)
+        self._answer(exchange, name)
+
+    def _cancel(self, exchange: Exchange, names: Mapping[str, str]) -> None:
+        """Take out what waits, and what runs where that is said; so many at a time, and tell how many are left."""
+        name = names["name"]
+        running_too = _flag(body_of(exchange), "running_too")
+        found = self._scheduler.requests_of(name, running=False)
+        if running_too:
+            found += self._scheduler.requests_of(name, running=True)
+        if not found and self._callers.account_of(name) is None and name not in self._orders:
+            raise _unknown(name)
+        now = found[:CANCELLED_MAX]
+        self._driver.tell(self._scheduler.all_evicted(now, now=self._driver.now()))
+        answer(exchange, {"name": name, "cancelled": len(now), "left": len(found) - len(now)})
+
+    # --- parts ----------------------------------------------------------------------------------------------------
+
+    def _account(self, names: Mapping[str, str]) -> str:
+        """The tenant that a path names. Raises where there is none, or where it has no limits of its own."""
+        name = names["name"]
+        if name in self._orders:
+            return name
+        account = self._callers.account_of(name)
+        if account is None and name in self._scheduler.busy():
+            return name  # another process met that name
+        if account is None:
+            raise _unknown(name)
+        if account != name:
+            message = (
+                f"`{name[:200]}` is a name inside `{ANONYMOUS}`, which all callers without a key share: name that."
+            )
+            raise AdminError(409, "conflict", message, param="name")
+        return name
+
+    def _say(self, name: str, orders: Mapping[str, Order]) -> None:
+        try:
+            self._orders.say(name, orders)
+        except TooManyOrderedError as error:
+            raise AdminError(409, "conflict", f"{error}.") from None
+        self._tell()
+
+    def _take_back(self, name: str, *keys: str) -> None:
+        self._orders.take_back(name, *keys)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._driver.tell(self._scheduler.tenants_limited(self._orders.limits(), now=self._driver.now()))
+
+
+def _unknown(name: str) -> AdminError:
+    message = f"There is no tenant `{name[:200]}`: not in the settings, and no caller gave that name lately."
+    return AdminError(404, "tenant_not_found", message, param="name")
+
+
+def _until(order: Order) -> str:
+    return "reload" if order.until_reload else "restart"
+
+
+def _flag(body: Mapping[str, object], name: str) -> bool:
+    value = body.get(name, False)
+    if not isinstance(value, bool):
+        raise AdminError(400, "bad_request", f"`{name}` has to be true or false.", param=name)
+    return value

@@ -1,0 +1,138 @@
+"""What operators do to tenants over HTTP: pause, limit, take back, cancel; who said what, and how long it holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.gateway.admin.events import EventLog
+from penstock.gateway.admin.tenant_orders import ORDERED_MAX, Order, TenantOrders, TooManyOrderedError
+from penstock.gateway.identity.callers import key_hash
+from tests.gateway.admin.test_admin_state import crowded, let_go, state, verb
+from tests.gateway.conftest import World, chat
+
+KEY = "pk-nightly"
+TENANTS: list[dict[str, Any]] = [
+    {"name": "nightly", "keys": [key_hash(KEY)], "limits": {"running": 8, "queued": 50}},
+    {"name": "open"},
+]
+
+
+async def show(world: World, name: str, status: int = 200) -> dict[str, Any]:
+    answer = await world.ask("GET", f"/admin/tenants/{name}")
+    assert answer.status == status
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def test_a_paused_tenant_waits_and_others_are_served(world: World) -> None:
+    await world.engine()
+    await world.gateway(tenants=TENANTS)
+    told = await verb(world, "tenants/open/pause")
+    assert told["paused"] == {"by": "operator", "until": "restart"}
+    waits = await world.client_for(chat(), {"x-tenant-id": "open"})
+    await world.until(lambda: world.picture().waiting == 1)
+    assert (await world.chat_with({"x-tenant-id": "somebody"})).status == 200
+    seen = await state(world)
+    assert seen["headline"].endswith("Paused by an operator: tenant open.")
+    assert (seen["tone"], seen["paused_tenants"]) == ("busy", ["open"])
+    assert [row["cause"] for row in seen["requests"]["waiting"]] == ["tenant_paused"]
+    assert (await show(world, "open"))["waiting"] == 1
+    assert (await verb(world, "tenants/open/resume"))["paused"] is None
+    assert (await waits.answer()).status == 200
+    assert any("tenants open pause (by 127.0.0.1)" in event["text"] for event in (await state(world))["events"])
+
+
+async def test_an_operators_limit_stands_beside_that_of_the_settings(world: World) -> None:
+    await world.engine()
+    await world.gateway(tenants=TENANTS)
+    told = await verb(world, "tenants/nightly/limit", {"running": 2, "queued": None, "requests_per_minute": "60"})
+    by = {"by": "operator", "until": "restart"}
+    assert told["limits"] == {
+        "running": {"value": 2, "settings": 8, **by},
+        "queued": {"value": None, "settings": 50, **by},
+        "requests_per_minute": {"value": 60, "settings": None, **by},
+    }
+    answer = await world.chat_with({"authorization": f"Bearer {KEY}"})
+    assert (answer.status, answer.header("x-ratelimit-limit-requests")) == (200, "60")
+    own = (await world.ask("GET", "/queue", headers={"authorization": f"Bearer {KEY}"})).json()
+    assert own["limits"]["running"] == 2
+    gone = (await world.ask("DELETE", "/admin/tenants/nightly/limit")).json()
+    assert gone["limits"] == {
+        "running": {"value": 8, "by": "settings"},
+        "queued": {"value": 50, "by": "settings"},
+    }
+
+
+async def test_what_is_said_until_a_reload_ends_with_it_and_the_rest_stays(world: World) -> None:
+    await world.engine()
+    await world.gateway(tenants=TENANTS)
+    await verb(world, "tenants/nightly/limit", {"running": 2})
+    await verb(world, "tenants/nightly/pause", {"until_reload": True})
+    await verb(world, "tenants/open/limit", {"queued": 3, "until_reload": True})
+    assert world.picture().paused_tenants == ["nightly"]
+    await verb(world, "reload")
+    told = await show(world, "nightly")
+    assert (told["paused"], told["limits"]["running"]["value"]) == (None, 2)
+    assert (await show(world, "open"))["limits"] == {}
+    assert world.picture().paused_tenants == []
+    assert any("ended with the reload" in event["text"] for event in (await state(world))["events"])
+
+
+async def test_a_tenants_waiting_requests_are_cancelled_and_no_others(world: World) -> None:
+    clients = await crowded(world)
+    answer = await verb(world, "tenants/team-a/cancel")
+    assert answer == {"name": "team-a", "cancelled": 2, "left": 0}
+    await world.until(lambda: world.picture().waiting == 1)
+    assert (await clients[1].answer()).header("x-penstock-reason") == "operator"
+    assert world.picture().running == 1
+    assert (await verb(world, "tenants/anonymous/cancel", {"running_too": True}))["cancelled"] == 1
+    await let_go(clients)
+
+
+async def test_the_list_has_who_waits_first_and_all_of_the_settings(world: World) -> None:
+    clients = await crowded(world)
+    listed = (await world.ask("GET", "/admin/tenants")).json()
+    assert [(row["name"], row["waiting"], row["in_settings"]) for row in listed["tenants"]][:2] == [
+        ("team-a", 2, False),
+        ("team-b", 1, False),
+    ]
+    assert listed["more"] == 0
+    await let_go(clients)
+
+
+async def test_a_verb_that_names_what_is_not_there_fails_in_words(world: World) -> None:
+    await world.engine()
+    await world.gateway(tenants=TENANTS)
+    assert (await show(world, "nobody", 404))["error"]["code"] == "tenant_not_found"
+    for path in ("pause", "resume", "cancel"):
+        assert (await verb(world, f"tenants/nobody/{path}", status=404))["error"]["code"] == "tenant_not_found"
+    await world.chat_with({"x-tenant-id": "inside"})
+    refused = await verb(world, "tenants/inside/pause", status=409)
+    assert "a name inside `anonymous`" in refused["error"]["message"]
+    for body in ({}, {"running": 0}, {"runing": 3}, {"running": 2, "until_reload": "yes"}):
+        assert (await verb(world, "tenants/nightly/limit", body, status=400))["error"]["code"] == "bad_request"
+
+
+async def test_who_may_only_look_is_told_so_before_a_button_is_shown(world: World) -> None:
+    await world.engine()
+    await world.gateway(admin={"token": "all-of-it", "read_token": "only-look"}, tenants=TENANTS)
+    for token, writes in (("all-of-it", True), ("only-look", False)):
+        headers = {"authorization": f"Bearer {token}"}
+        assert (await world.ask("GET", "/admin/access", headers=headers)).json() == {"writes": writes}
+        answer = await world.ask("POST", "/admin/tenants/open/pause", headers=headers)
+        assert answer.status == (200 if writes else 403)
+    assert (await world.ask("GET", "/admin/access", headers={"authorization": "Bearer wrong-one"})).status == 401
+
+
+def test_so_many_tenants_and_no_more_may_be_spoken_of() -> None:
+    orders = TenantOrders(EventLog())
+    for at in range(ORDERED_MAX):
+        orders.say(f"t{at}", {"paused": Order()})
+    orders.say("t0", {"running": Order(3)})
+    with pytest.raises(TooManyOrderedError, match=str(ORDERED_MAX)):
+        orders.say("one-more", {"paused": Order()})
+    orders.take_back("t1", "paused")
+    orders.say("one-more", {"paused": Order()})
+    assert orders.limits()["one-more"].running == 0
