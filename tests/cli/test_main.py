@@ -14,7 +14,7 @@ from penstock.core.dispatch import pump
 
 COMMANDS = {
     "serve": ["--config", "--endpoint", "--listen", "--slots", "--routing", "--no-queue", "--log-level"],
-    "check": ["FILE", "--json"],
+    "check": ["FILE", "--live", "--json"],
     "engine": ["--port", "--host", "--model", "--slots", "--profile", "--step-ms", "--kv-blocks", "--block-size",
                "--max-batched-tokens", "--priority", "--kv-events", "--seed"],
     "demo": ["--once"],

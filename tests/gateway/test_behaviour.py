@@ -104,6 +104,7 @@ def failures(rows: list[Row]) -> None:
             Failure.SERVER_ERROR,
             Failure.BUSY,
             Failure.FIRST_BYTE_TIMEOUT,
+            Failure.NOT_AN_ENGINE,
             Failure.MODEL_GONE,
             Failure.BROKEN,
         )

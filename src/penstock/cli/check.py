@@ -1,22 +1,32 @@
-"""`penstock check FILE`: would these settings be accepted, and if not, what is wrong?"""
+"""`penstock check FILE`: are these settings good, and with `--live`, are the engines there?"""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import sys
 from dataclasses import asdict
 
+from penstock.cli import doctor
+from penstock.cli.diagnosis import Doctor
 from penstock.config.effect import effect_warnings
 from penstock.config.load import ConfigError, Problem, load, summary
+from penstock.config.model import Settings
 from penstock.config.sections.roles import role_warnings
 
 EXIT_OK, EXIT_WRONG, EXIT_UNREADABLE = 0, 1, 2
+LIVE_TIMEOUT_S = 5.0  # for each answer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="the settings file; `-` is standard input")
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="also ask the endpoints, as `penstock doctor` does: is each an engine that serves what it should?",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -39,8 +49,15 @@ def run_check(args: argparse.Namespace) -> int:
         message, warnings = summary(settings), [*role_warnings(settings), *effect_warnings(settings)]
     except ConfigError as error:
         problems, code = error.problems, EXIT_UNREADABLE if error.unreadable else EXIT_WRONG
+    live = live_problems(settings) if args.live and not problems else []
+    if live:
+        code = EXIT_WRONG
     if args.json:
-        result = {"ok": not problems, "problems": [asdict(problem) for problem in problems]}
+        result: dict[str, object] = {
+            "ok": not problems and not live,
+            "problems": [asdict(problem) for problem in problems],
+        }
+        result |= {"endpoints": live} if args.live else {}
         print(json.dumps(result | ({"warnings": warnings} if warnings else {})))
     elif problems:
         for problem in problems:
@@ -49,4 +66,15 @@ def run_check(args: argparse.Namespace) -> int:
         print(message)
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr)
+        for line in live:
+            print(line, file=sys.stderr)
+        if args.live and not live:
+            print(f"{len(settings.endpoints)} of the file's endpoints answer as they should")
     return code
+
+
+def live_problems(settings: Settings) -> list[str]:
+    """Ask the endpoints of the settings; returns a line for each thing that is wrong with one of them."""
+    reports = asyncio.run(doctor.examine(settings, Doctor(timeout_s=LIVE_TIMEOUT_S, tries=False)))
+    wrong = [f"{report.name}: {problem}" for report in reports for problem in report.problems]
+    return wrong + doctor.unserved(settings, reports)

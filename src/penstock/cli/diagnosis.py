@@ -39,6 +39,10 @@ WITHOUT = {
 NOT_BELIEVED = (
     "a page that stands still while answers go on is not believed: only Penstock's own requests are counted there"
 )
+NO_ENGINE = (
+    "it answers, but by no sign as an engine: it lists no models, and is tried with one request at a time; if it is an"
+    " engine, write `engine: openai` and its `models`"
+)
 MOVES_LOOKS = 4  # SGLang writes its page every 40 steps: so many looks see it within two seconds
 MOVES_LOOK_S = 0.5
 STANDS_IN = "while all its slots are busy it is not known how many requests wait inside it"
@@ -144,7 +148,8 @@ class Doctor:
             problems.append(f"its health probe {engine.probe_path} says: {_said(probe)}")
         facts, _ = await identify.learn_facts(ask, engine)
         models = identify.listed(listing, facts)
-        problems += _wrong_models(endpoint, models)
+        stranger = models is None and engine.name == "openai" and (configured is None or endpoint.models == "auto")
+        problems += [NO_ENGINE] if stranger else _wrong_models(endpoint, models)
         reader.use(engine)
         reading = await reader.full() if reader.reads and facts.tells_load is not False else None
         facts = facts.over(reader.facts)
@@ -191,8 +196,8 @@ def _said(answer: ProbeAnswer) -> str:
 
 def _wrong_models(endpoint: EndpointSection, models: list[Model] | None) -> list[str]:
     if models is None:
-        told = "it does not list its models"
-        return [] if endpoint.models != "auto" else [f"{told}: it is taken to serve any; better name them in `models`"]
+        told = "it does not list its models: it may serve any; better name them in `models`"
+        return [] if endpoint.models != "auto" else [told]
     if endpoint.models == "auto":
         return [] if models else ["it serves no model now"]
     listed = {model.id for model in models}

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         for problem in error.problems:
             print(f"penstock: {problem.line()}", file=sys.stderr)
         return EXIT_UNREADABLE
-    reports = asyncio.run(_examine(settings, Doctor(timeout_s=args.timeout, tries=args.tries)))
+    reports = asyncio.run(examine(settings, Doctor(timeout_s=args.timeout, tries=args.tries)))
     problems = unserved(settings, reports)
     warnings = one_role(settings, reports)
     if args.json:
@@ -97,7 +97,8 @@ def one_role(settings: Settings, reports: Sequence[Report]) -> list[str]:
     return [f"model `{model}` {what}" for model, what in one_sided(roles).items()]
 
 
-async def _examine(settings: Settings, doctor: Doctor) -> list[Report]:
+async def examine(settings: Settings, doctor: Doctor) -> list[Report]:
+    """Returns a report for each endpoint, in their order."""
     found: dict[str, Report] = {}
     endpoints = settings.endpoints
     async for report in doctor.examine_all(endpoints):

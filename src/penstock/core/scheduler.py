@@ -99,6 +99,7 @@ class Scheduler:
         self.moved_s = questions.moved_s
         self.requests_of = questions.requests_of
         self.busy = questions.busy
+        self.proven = questions.proven
         self.state_of = questions.state_of
         self.wait_s = questions.wait_s
         self.places = questions.places

@@ -204,12 +204,12 @@ class Decider:
             case Progressed():
                 return scheduler.progressed(lease, fact.output_tokens, now=now)
             case FirstToken():
-                return scheduler.first_token(lease, now=now)
+                return scheduler.first_token(lease, well=fact.well, now=now)
             case PassedOn():
                 return scheduler.passed_on(lease, now=now)
             case Finished():
                 self.forget(remote)
-                return scheduler.finished(lease, fact.usage, now=now)
+                return scheduler.finished(lease, fact.usage, refused=fact.refused, now=now)
             case Failed():
                 remote.lease = None
                 return scheduler.failed(lease, fact.failure, answering=fact.answering, now=now)

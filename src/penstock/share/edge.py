@@ -180,10 +180,10 @@ class Edge:
         self._send(Arrived(held.number, request))
         return []
 
-    def first_token(self, lease: int, *, now: float) -> list[Action]:  # noqa: ARG002
+    def first_token(self, lease: int, *, well: bool = True, now: float) -> list[Action]:  # noqa: ARG002
         held = self._leases[lease]
         held.begun = True
-        self._send(FirstToken(held.number, lease))
+        self._send(FirstToken(held.number, lease, well))
         return []
 
     def passed_on(self, lease: int, *, now: float) -> list[Action]:  # noqa: ARG002
@@ -210,13 +210,20 @@ class Edge:
         self._lend(held, following, endpoint)
         return [Decode(held.request.id, endpoint, following)]
 
-    def finished(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:  # noqa: ARG002
+    def finished(
+        self,
+        lease: int,
+        usage: Usage | None = None,
+        *,
+        refused: bool = False,
+        now: float,  # noqa: ARG002
+    ) -> list[Action]:
         held = self._leases[lease]
         self._forget(held)
         if not held.loose:
             if usage is None and held.output_tokens > held.told_tokens:
                 self._tell_progress(held, lease)  # nothing else tells how long the answer was
-            self._send(Finished(held.number, lease, usage))
+            self._send(Finished(held.number, lease, usage, refused))
         return []
 
     def failed(self, lease: int, failure: Failure, *, answering: bool = False, now: float) -> list[Action]:  # noqa: ARG002
@@ -299,6 +306,11 @@ class Edge:
 
     def serving(self, model: str, *, now: float) -> list[str]:  # noqa: ARG002
         return self.view.serving(model)
+
+    def proven(self, name: str) -> bool:
+        """True if the decider takes an endpoint for an engine."""
+        row = self.view.rows.get(name)
+        return row is not None and row.proven
 
     def knows(self, model: str, *, now: float) -> bool | None:  # noqa: ARG002
         return self.view.knows(model)

@@ -65,6 +65,7 @@ class Arrived(_Message, frozen=True):
 class FirstToken(_Message, frozen=True):
     number: int
     lease: int
+    well: bool = True  #: it is no error that came
 
 
 class PassedOn(_Message, frozen=True):
@@ -90,6 +91,7 @@ class Finished(_Message, frozen=True):
     number: int
     lease: int
     usage: Usage | None = None
+    refused: bool = False  #: with an error
 
 
 class Failed(_Message, frozen=True):
@@ -213,6 +215,7 @@ class EndpointRow(msgspec.Struct, array_like=True, frozen=True):
     priority: str | None = None  #: how its engine orders by `priority`, if it does
     models: list[str] | None = None  #: None: it has not told yet
     serves_any: bool = False
+    proven: bool = True  #: it is taken for an engine
     entries: list[dict[str, object]] = []  #: what it lists of its models, as `/v1/models` shows it
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,3 +147,22 @@ def test_an_alias_that_leads_nowhere_is_a_problem() -> None:
         "models.a: stands for `m`, which no endpoint serves",
         "models.b: stands for `n`, which no endpoint serves",
     ]
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_what_is_no_engine_is_named_by_doctor_and_by_check_live(
+    world: Faces, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, named: bool
+) -> None:
+    engine, files = await world.face(faces.VLLM), await world.face({})
+    models = ", models: [m]" if named else ""
+    path = tmp_path / "penstock.yaml"
+    path.write_text(f"endpoints:\n- {{url: '{engine.url}'}}\n- {{url: '{files.url}', name: files{models}}}\n")
+    assert await asyncio.to_thread(main, ["check", str(path)]) == 0, "the file is as it should be"
+    assert await asyncio.to_thread(main, ["check", str(path), "--live"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("files: it answers, but by no sign as an engine")
+    assert await asyncio.to_thread(main, ["doctor", "-c", str(path), "--json"]) == 1
+    found = {report["name"]: report["problems"] for report in json.loads(capsys.readouterr().out)["endpoints"]}
+    assert [line] == [f"files: {problem}" for problem in found["files"]]
+    path.write_text(f"endpoints:\n- {{url: '{engine.url}'}}\n- {{url: '{files.url}', engine: openai, models: [m]}}\n")
+    assert await asyncio.to_thread(main, ["check", str(path), "--live"]) == 0, "the operator's word"

@@ -171,6 +171,8 @@ def lifts_s(cause: Cause, endpoint: Endpoint, *, now: float) -> float:
         return math.inf if movement.stuck_s is None else movement.tried_s(endpoint.ledger)
     if cause is Cause.SLOTS_FULL and len(endpoint.ledger.leases) >= endpoint.slots:
         return math.inf  # a lease has to end
+    if cause is Cause.UNPROVEN:
+        return endpoint.proof.try_s if endpoint.proof.try_s > now else math.inf  # a lease has to end
     if cause is Cause.RETURNING:
         return endpoint.health.trial_until_s
     if cause in (Cause.HELD, Cause.EJECTED):

@@ -14,6 +14,7 @@ from penstock.core.endpoints.health import Health
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.ledger import Ledger
 from penstock.core.endpoints.movement import Movement, stands_still
+from penstock.core.endpoints.proof import Proof
 from penstock.core.endpoints.roles import bootstrap_port_of, role_of
 from penstock.core.values.observation import Observation
 from penstock.core.values.settings import AdmissionSettings, EndpointLimits, EndpointSpec, HealthSettings
@@ -54,6 +55,9 @@ class Endpoint:
         self.ledger = Ledger(slots=spec.slots, stale_after_s=stale_after_s, epoch=epoch)
         self.health = Health(health, up=True)
         self.movement = Movement()
+        self.proof = Proof(vouched=spec.vouched)
+        self.left_to_others: frozenset[str] | None = None  # models, where it was seen through; None: nothing is
+        self.left_all_to_others = False  # to one that serves any model
         self.drained = False  # by an operator: nothing new goes there
         self._told_slots: int | None = None  # by the engine
         self._slots_by_hand = not spec.adaptive_slots
@@ -152,6 +156,7 @@ class Endpoint:
         before, ledger = self.ledger.base, self.ledger
         if ledger.observe(reading):
             self.health.returned(now)
+            self.proof.returned()
             self.movement = Movement()
         if self.adaptive is None or ledger.base is before or before is None or not ledger.credible(now):
             return False
@@ -298,6 +303,12 @@ class Endpoint:
 
     def serves(self, model: str) -> bool:
         """True if requests for `model` may go here."""
+        if self.left_to_others is not None and (self.left_all_to_others or model in self.left_to_others):
+            return False
+        return self.claims(model)
+
+    def claims(self, model: str) -> bool:
+        """True if it says that it serves `model`, or may; it may have been seen through."""
         if not self.tells_models:
             return True
         return self.models is not None and model in self.models

@@ -33,6 +33,7 @@ class Pool:
         self._gone: BoundedMap[str, float] = BoundedMap(GONE_MAX)  # models without endpoints, and until when known
         self._slots: dict[str, int] = {}  # per model, until something changes
         self._serving: dict[str, int] = {}  # likewise
+        self.answered = 0  # good answers of all endpoints so far
         self.uniform = True  # all endpoints serve the same models
         self.priced = False  # they have different prices
         self.roles = Roles()
@@ -86,7 +87,7 @@ class Pool:
 
     def knows(self, model: str, now: float) -> bool | None:
         """True if some endpoint serves the model; None while one may yet: it has not told, or is being replaced."""
-        if any(e.serves(model) for e in self):
+        if any(e.serves(model) and not self._put_off(e, now) for e in self):
             return True
         if now < (self._gone.get(model) or now):
             return None
@@ -109,6 +110,8 @@ class Pool:
             return Cause.NO_BACKEND
         if endpoint.drained:
             return Cause.PAUSED
+        if endpoint.proof.waits(len(endpoint.ledger.leases), now):
+            return Cause.UNPROVEN
         if now < health.held_until_s:
             return Cause.HELD
         if now < health.ejected_until_s:
@@ -139,14 +142,16 @@ class Pool:
         well: list[Endpoint] = []
         tried_out: list[Endpoint] = []
         for e in self._endpoints.values():
-            if not e.serves(model) or (pinned is not None and e.name != pinned):
+            if e.name != pinned if pinned is not None else not e.serves(model):
+                continue
+            if not e.claims(model):
                 continue
             if self.roles.any and pinned is None and not self.roles.computes(e, model, whole=whole):
                 continue
             cause = self.unhealthy(e, now)
             if cause is None:
                 well.append(e)
-            elif cause in (Cause.RETURNING, Cause.STUCK):
+            elif cause in (Cause.RETURNING, Cause.STUCK, Cause.UNPROVEN):
                 tried_out.append(e)
         return well or tried_out
 
@@ -191,9 +196,45 @@ class Pool:
         self.roles.changed(self)
         self.priced = len({e.price for e in self}) > 1
         self.uniform = len({e.models if e.tells_models else "any" for e in self}) <= 1
+        for endpoint in self:
+            if endpoint.proof.closed or endpoint.left_to_others is not None:
+                self._leave_to_others(endpoint)
+
+    def stands_in(self, endpoint: Endpoint, model: str) -> bool:
+        """Whether another endpoint, which is an engine and in service, serves a model."""
+        return any(e.claims(model) for e in self._standing(endpoint))
+
+    def replaces(self, endpoint: Endpoint) -> bool:
+        """Whether other endpoints, which are engines and in service, serve all that this one claims to."""
+        others = self._standing(endpoint)
+        if any(not e.tells_models for e in others):
+            return True
+        return endpoint.tells_models and (endpoint.models or frozenset()) <= _models_of(others)
+
+    def _leave_to_others(self, endpoint: Endpoint) -> None:
+        """An endpoint that was seen through gets nothing that another, which is an engine and in service, serves."""
+        if not endpoint.proof.closed:
+            endpoint.left_to_others = None
+            return
+        others = self._standing(endpoint)
+        endpoint.left_to_others = _models_of(others)
+        endpoint.left_all_to_others = any(not e.tells_models for e in others)
+        self.uniform = False
+
+    def _standing(self, endpoint: Endpoint) -> list[Endpoint]:
+        return [e for e in self if e is not endpoint and e.in_service and e.proof.stands and e.role is endpoint.role]
+
+    def _put_off(self, endpoint: Endpoint, now: float) -> bool:
+        """Whether it claims to serve any model, failed to prove it, and is not tried again yet."""
+        leases = endpoint.ledger.leases
+        return not endpoint.tells_models and not leases and endpoint.proof.waits(0, now)
 
     def _panics(self, endpoint: Endpoint, now: float) -> bool:
         """Whether so few of the endpoints that share its models (and its role) are left that ejections are ignored."""
         up = [e for e in self if e.in_service and e.role is endpoint.role and e.shares_models(endpoint)]
         healthy = sum(not e.health.ejected(now) for e in up)
         return healthy < len(up) * self._health.panic_threshold
+
+
+def _models_of(endpoints: list[Endpoint]) -> frozenset[str]:
+    return frozenset[str]().union(*[e.models or frozenset() for e in endpoints])

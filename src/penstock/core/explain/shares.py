@@ -70,6 +70,11 @@ class ModelMeter:
         self.output_tokens = 0
         self.waits_s: deque[float] = deque(maxlen=WAITS_KEPT)  # in the queue, of the latest dispatches
 
+    @property
+    def real(self) -> bool:
+        """Whether an engine has answered for the model: else its name may be a caller's mistake."""
+        return self.prompt_tokens + self.output_tokens > 0
+
     def wait_quantiles_s(self) -> tuple[float, float]:
         """Returns the median of the latest waits, and what 99 in 100 of them stay under; 0 and 0 without any."""
         ordered = sorted(self.waits_s)
@@ -105,10 +110,15 @@ class Shares:
         return meter
 
     def model(self, name: str) -> ModelMeter:
-        """Returns the meter of a model. Beyond `MODELS_MAX` names it counts and is not kept."""
+        """Returns the meter of a model. Beyond `MODELS_MAX` names it counts and is not kept.
+
+        Names that callers made up make room: those of which nothing runs, and nothing was ever answered.
+        """
         model = self._models.get(name)
         if model is None:
             model = ModelMeter(name)
+            if len(self._models) >= MODELS_MAX:
+                self._models = {known: meter for known, meter in self._models.items() if meter.running or meter.real}
             if len(self._models) < MODELS_MAX:
                 self._models[name] = model
         return model

@@ -37,9 +37,9 @@ _SIZES = (Cause.KV_FULL, Cause.PREFILL_FULL)  # what may keep a request from an 
 REQUESTS_SHOWN = 40  # in each state
 
 
-# "down" to "hung" are a probe's words, "draining" is an operator's; "stuck" and what follows come from its answers.
+# "down" to "hung" are a probe's words, "draining" is an operator's; "unproven" and what follows come from its answers.
 AWAY = ("down", "loading", "sleeping", "stopping", "hung")
-STATES = ("up", *AWAY, "draining", "stuck", "ejected", "held")
+STATES = ("up", *AWAY, "draining", "unproven", "stuck", "ejected", "held")
 STOPPING_S = 10.0  # whoever takes no connection, but has moved a stream so recently, is about to end, and not gone
 
 
@@ -282,17 +282,19 @@ def endpoint_now(
 def models_now(
     bands: Sequence[Band], pool: Pool, shares: Shares, waits: Waits, *, settings: AdmissionSettings, now: float
 ) -> tuple[list[ModelSnapshot], int]:
-    """Returns the models with most waiting, and how many more there are."""
+    """Returns the models with most waiting, those that endpoints name first, and how many more there are."""
     backlog: Counter[str] = Counter()
     for band in bands:
         backlog.update(band.tree.root.backlog)
     meters = shares.models()
-    names = dict.fromkeys((*backlog, *meters))
-    for endpoint in pool:
-        if endpoint.models is not None:
-            names.update(dict.fromkeys(sorted(endpoint.models)))
+    served = {name for endpoint in pool for name in endpoint.models or ()}
+    # What only callers ever named is no row, unless it waits or runs.
+    names = dict.fromkeys([*backlog, *[name for name, meter in meters.items() if meter.running or meter.real]])
+    names.update(dict.fromkeys(sorted(served)))
     shown = heapq.nlargest(
-        MODELS_SHOWN, names, key=lambda name: (backlog[name], meters[name].running if name in meters else 0)
+        MODELS_SHOWN,
+        names,
+        key=lambda name: (name in served, backlog[name], meters[name].running if name in meters else 0),
     )
     serving: dict[str, list[Endpoint]] = {name: [] for name in shown}
     any_model = [endpoint for endpoint in pool if not endpoint.tells_models]
@@ -422,6 +424,8 @@ def _state(endpoint: Endpoint, now: float) -> str:
         return Presence.STOPPING if is_working and health.presence is Presence.DOWN else health.presence
     if endpoint.drained:
         return "draining"
+    if not endpoint.proof.stands:
+        return "unproven"
     if endpoint.movement.stuck_s is not None or stands_still(ledger, now):
         return "stuck"
     if health.ejected(now):

@@ -7,11 +7,10 @@ from typing import Literal
 
 from penstock.core.endpoints.health import Presence
 from penstock.core.endpoints.movement import Movement
-from penstock.core.scheduling import ends, sending
+from penstock.core.scheduling import returning, sending
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Action
 from penstock.core.values.observation import Glimpse, Observation
-from penstock.core.values.outcome import Reason
 from penstock.core.values.settings import EndpointLimits, EndpointSpec
 
 
@@ -48,6 +47,7 @@ class EndpointFacts:
         *,
         models: Iterable[str] | None = None,
         tells_models: bool | None = None,
+        vouched: bool | None = None,
         slots: int | Literal["auto"] | None = None,
         told_slots: int | None = None,
         lingers: bool | None = None,
@@ -58,6 +58,7 @@ class EndpointFacts:
         """Note what an endpoint told (what it serves, or that it can't tell; how many it runs), or what was set. None:
         as before.
 
+        `vouched`: whether anything says that it is an engine, before it has answered a request (`proof.py`).
         `slots` are set by hand and stay; `auto` gives them back to what the engine tells, or to finding out. `lingers`:
         its engine goes on with requests that are abandoned (`endpoints/abandoned_slots.py`).
         """
@@ -67,6 +68,8 @@ class EndpointFacts:
             endpoint.models = frozenset(models)
         if tells_models is not None:
             endpoint.tells_models = tells_models
+        if vouched is not None:
+            endpoint.proof.vouch(vouched=vouched)
         if slots is not None:
             endpoint.set_slots(slots)
         if told_slots is not None:
@@ -81,10 +84,7 @@ class EndpointFacts:
         state.health_changed(now)
         state.queues.touch(endpoint)
         actions: list[Action] = []
-        for band in state.queues.bands:
-            unknown = {model for model in band.tree.models() if state.pool.knows(model, now) is False}
-            for entry in [e for e in band.entries.values() if e.request.model in unknown] if unknown else ():
-                ends.evict(state, entry, Reason.MODEL_NOT_FOUND, now, actions)
+        returning.evict_unknown(state, now, actions)
         sending.hand_out(state, now, actions)
         return actions
 
@@ -172,6 +172,8 @@ class EndpointFacts:
 def _drained(state: SchedulerState, name: str, *, drained: bool, now: float) -> list[Action]:
     endpoint = state.pool[name]
     endpoint.drained = drained
+    if not drained:
+        endpoint.proof.forgive()
     state.health_changed(now)
     return sending.touched(state, endpoint, now)
 
@@ -182,6 +184,9 @@ def _probed(
     endpoint = state.pool[name]
     if up and not endpoint.health.up:
         endpoint.movement = Movement()
+        endpoint.proof.returned()
+    elif up:
+        endpoint.proof.chance(now)
     endpoint.health.probed(up=up, presence=presence, now=now)
     if up:
         state.router.answers(endpoint)

@@ -58,6 +58,8 @@ def evict(state: SchedulerState, entry: Entry, reason: Reason, now: float, actio
 def fail(state: SchedulerState, entry: Entry, failure: Failure, now: float, actions: list[Action]) -> None:
     """End a request that was dispatched, and whose lease is released, by what `failure` comes to. Adds to `actions`."""
     reason = retry.final_reason(failure)
+    if failure is Failure.NOT_AN_ENGINE and not any(e.models and entry.model in e.models for e in state.pool):
+        reason = Reason.MODEL_NOT_FOUND  # nobody but the caller ever named it
     began = entry.state is State.STREAMING or failure is Failure.BROKEN  # of what does not stream it is not told
     entry.move(Event.FAILED)
     end(state, entry, entry.presumed_usage() if began else None, now, reason)

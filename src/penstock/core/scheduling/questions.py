@@ -69,7 +69,7 @@ class Questions:
         usable = [endpoint for endpoint in usable if endpoint.name not in but] if but else usable
         if not usable:
             return None
-        return least_loaded(usable, now).name
+        return least_loaded([e for e in usable if e.proof.stands] or usable, now).name
 
     def serving(self, model: str, *, now: float) -> list[str]:
         """Returns the names of the endpoints that a request for a model could be sent to."""
@@ -95,6 +95,11 @@ class Questions:
         return endpoint.near_limit(now) and any(
             endpoint.serves(model) for band in state.queues.bands for model in band.tree.models()
         )
+
+    def proven(self, name: str) -> bool:
+        """Whether an endpoint is taken for an engine; False, too, of one that is gone."""
+        endpoint = self._state.pool.get(name)
+        return endpoint is not None and endpoint.proof.stands
 
     def moved_s(self, name: str) -> float:
         """Returns when an endpoint last showed that it works; minus infinity: never yet."""

@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 
 from penstock.core.dispatch.disaggregation import whole_usage
-from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.estimate import contents_of
-from penstock.core.scheduling import ends, returning, sending, waiting
+from penstock.core.scheduling import ends, judging, returning, sending, waiting
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Action, Decode
 from penstock.core.values.lifecycle import Event, State
@@ -56,8 +55,11 @@ class RequestFacts:
                 ends.end(state, entry, None, now, Reason.CANCELLED)
             raise
 
-    def first_token(self, lease: int, *, now: float) -> list[Action]:
-        """Note the first byte of a streamed answer: the prefill is over. Of other answers it tells nothing."""
+    def first_token(self, lease: int, *, well: bool = True, now: float) -> list[Action]:
+        """Note the first byte of a streamed answer: the prefill is over. Of other answers it tells nothing.
+
+        `well`: it is no error that came.
+        """
         state = self._state
         entry = state.leases[lease]
         entry.move(Event.FIRST_TOKEN)
@@ -70,6 +72,8 @@ class RequestFacts:
             return []
         endpoint.first_token(held, now)
         sending.look_at(state, endpoint, now)
+        if well and not endpoint.proof.stands:
+            judging.well(state, endpoint, now)
         if len(endpoint.ledger.leases) >= endpoint.slots and not state.stagger.holds:
             return []  # closed before and after, and nobody waits elsewhere for its prompt to be computed
         return sending.touched(state, endpoint, now)
@@ -101,10 +105,11 @@ class RequestFacts:
                 look = True
         return sending.pumped(state, now) if look else []
 
-    def finished(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
+    def finished(self, lease: int, usage: Usage | None = None, *, refused: bool = False, now: float) -> list[Action]:
         """Note that the last byte of an answer was read from the engine.
 
-        `usage`: what it truly cost; None: not known.
+        `usage`: what it truly cost; None: not known. `refused`: the answer is an error, for which the request is to
+        blame, as far as one answer shows.
         """
         state = self._state
         entry = state.leases[lease]
@@ -136,7 +141,9 @@ class RequestFacts:
             endpoint.health.answered(endpoint.slots)
             endpoint.movement.began(held, endpoint.ledger, now)
         sending.look_at(state, endpoint, now)
-        _well(state, endpoint, now)
+        if refused and endpoint.proof.refused(now - held.began_s, well=state.pool.answered):
+            judging.seen_through(state, endpoint, now)
+        judging.well(state, endpoint, now, refused=refused)
         return sending.pumped(state, now)
 
     def prefilled(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
@@ -153,7 +160,7 @@ class RequestFacts:
         if endpoint is not None:
             endpoint.first_token(held, now)
             endpoint.ledger.remove(held, now)
-            _well(state, endpoint, now)
+            judging.well(state, endpoint, now)
         meets = endpoint is not None and endpoint.meets
         if not meets and state.pending.lost(entry) and (others := sending.partners(state, entry, now)):
             state.pending.drop(entry, now)
@@ -184,13 +191,15 @@ class RequestFacts:
         if answering:
             endpoint = answers
         if endpoint is not None:
-            _blame(state, endpoint, failure, now)
+            judging.blame(state, endpoint, entry.model, failure, now)
         actions: list[Action] = []
         assert (entry.state is State.STREAMING) <= (failure is Failure.BROKEN), "nothing is taken back after it"
         if returning.verdict(state, entry, failure, endpoint, now) is Verdict.FAIL:
             ends.fail(state, entry, failure, now, actions)
         else:
             returning.requeue(state, entry, now, actions, failure=failure, endpoint=endpoint)
+        if endpoint is not None and not endpoint.proof.stands:
+            returning.evict_unknown(state, now, actions)
         sending.hand_out(state, now, actions)
         return actions
 
@@ -265,7 +274,7 @@ def _unservable(state: SchedulerState, request: Request, now: float) -> Reason |
     endpoint = state.pool.get(request.pinned)
     if endpoint is None:
         return Reason.ENDPOINT_NOT_FOUND
-    if endpoint.serves(request.model):
+    if endpoint.claims(request.model):
         return None
     return Reason.NO_ENDPOINT if endpoint.models is None else Reason.MODEL_NOT_FOUND
 
@@ -312,30 +321,6 @@ def _send_or_refuse(state: SchedulerState, entry: Entry, now: float, actions: li
         waiting.admit_to_wait(state, entry, now, actions)
     else:
         ends.reject(state, entry, reason, now, actions)
-
-
-def _well(state: SchedulerState, endpoint: Endpoint, now: float) -> None:
-    """It did what was asked of it."""
-    was_ejected = endpoint.health.ejected(now)
-    endpoint.health.succeeded()
-    if was_ejected:
-        state.health_changed(now)
-    state.queues.touch(endpoint)
-
-
-def _blame(state: SchedulerState, endpoint: Endpoint, failure: Failure, now: float) -> None:
-    endpoint.failure, endpoint.failed_s = failure, now
-    if failure is Failure.CONNECT:
-        endpoint.health.probed(up=False, now=now)
-        state.router.down(endpoint)
-    elif failure is Failure.BUSY:
-        endpoint.health.refused(now)
-    elif failure is not Failure.MODEL_GONE:  # which says nothing of how it fares
-        endpoint.health.failed(now)
-    if failure in (Failure.BUSY, Failure.SERVER_ERROR, Failure.MODEL_GONE):
-        endpoint.movement.moves(now)
-    state.queues.touch(endpoint)
-    state.health_changed(now)
 
 
 def _told_where(state: SchedulerState, entry: Entry, now: float) -> list[Action]:

@@ -15,6 +15,7 @@ from penstock.core.values.lifecycle import Event
 from penstock.core.values.outcome import Reason
 from penstock.core.values.retry import Failure, Verdict
 
+FREE_ELSEWHERE = frozenset({Failure.MODEL_GONE, Failure.NOT_AN_ENGINE})  # costs nobody work; once per endpoint
 AVOID_S = 1.0  # a request that failed at an endpoint is tried elsewhere for that long
 REFUSED_AVOID_S = 0.1  # a request that was refused; doubles with each refusal of the same request
 REFUSED_AVOID_S_MAX = 2.0
@@ -38,7 +39,7 @@ def requeue(
     cause = Cause.STUCK if failure is None else failure
     state.recorder.requeued(entry, cause, endpoint.name if endpoint is not None else "", now)
     if endpoint is not None:
-        avoid_s = math.inf if failure is Failure.MODEL_GONE else AVOID_S
+        avoid_s = math.inf if failure in FREE_ELSEWHERE else AVOID_S
         if failure is Failure.BUSY:
             avoid_s = min(REFUSED_AVOID_S * 2 ** min(entry.retry.refusals - 1, 16), REFUSED_AVOID_S_MAX)
         retry = entry.own_retry()
@@ -77,9 +78,11 @@ def verdict(state: SchedulerState, entry: Entry, failure: Failure, endpoint: End
     """Count a failure, and judge whether the request goes back to the queue. `endpoint`: None where it is gone."""
     if failure is Failure.BUSY:
         entry.own_retry().refusals += 1
-    elif failure is not Failure.MODEL_GONE:
+    elif failure not in FREE_ELSEWHERE:
         entry.own_retry().attempts += 1
-    elif not others_serve(state, entry, endpoint, now):
+    elif not others_serve(state, entry, endpoint, now) and not (
+        failure is Failure.NOT_AN_ENGINE and state.pool.telling
+    ):
         return Verdict.FAIL
     if entry.request.pinned is not None:
         return Verdict.FAIL
@@ -96,3 +99,11 @@ def verdict(state: SchedulerState, entry: Entry, failure: Failure, endpoint: End
 def others_serve(state: SchedulerState, entry: Entry, endpoint: Endpoint | None, now: float) -> bool:
     """True if another endpoint has the model, as far as is known, however it fares now."""
     return any(e is not endpoint and e.serves(entry.model) and not entry.excludes(e.name, now) for e in state.pool)
+
+
+def evict_unknown(state: SchedulerState, now: float, actions: list[Action]) -> None:
+    """Take out of the queue what waits for models that, as is known now, no endpoint serves."""
+    for band in state.queues.bands:
+        unknown = {model for model in band.tree.models() if state.pool.knows(model, now) is False}
+        for entry in [e for e in band.entries.values() if e.request.model in unknown] if unknown else ():
+            ends.evict(state, entry, Reason.MODEL_NOT_FOUND, now, actions)

@@ -204,7 +204,7 @@ class SchedulerState:
         """Look again at ejected endpoints: another's health decides whether their ejections are ignored."""
         self.pool.changed()
         for endpoint in self.pool:
-            if endpoint.health.ejected(now):
+            if endpoint.health.ejected(now) or not endpoint.proof.stands:
                 self.queues.touch(endpoint)
 
     def reserved_share(self) -> float | None:

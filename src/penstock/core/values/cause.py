@@ -10,6 +10,7 @@ class Cause(StrEnum):
 
     NO_BACKEND = "no_backend"  #: no endpoint serves the model, or none of them is alive
     WARMING = "warming"  #: endpoints are there that have not told yet what they serve
+    UNPROVEN = "unproven"  #: what answers there has yet to show that it is an engine
     EJECTED = "ejected"  #: the endpoint failed several times in a row
     HELD = "held"  #: the endpoint refused several times in a row
     RETURNING = "returning"  #: the endpoint just came back and is tried out with a few requests

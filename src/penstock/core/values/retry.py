@@ -4,8 +4,8 @@ The rules of docs/design.md#failure. A refusal (429, 503) before the first byte 
 lost connection or an engine's error spends one of the request's attempts and one of a budget that all requests share:
 of those sent in the last ten seconds, or under way where these are more, a share may be tried again, and ten in any
 case (`docs/decisions/0041`), so a broken pool is not hit three times as hard.
-An endpoint that does not have the model (any more) costs no engine any work, and spends nothing either: the request is
-bounded by going to each endpoint but once. After the first byte nothing can be taken back.
+An endpoint that does not have the model (any more), or is no engine, costs no engine any work, and spends nothing
+either: the request is bounded by going to each endpoint but once. After the first byte nothing can be taken back.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class Failure(StrEnum):
     BUSY = "busy"  #: 429 or 503, or an engine that says it is shutting down
     SERVER_ERROR = "server_error"  #: another 5xx
     FIRST_BYTE_TIMEOUT = "first_byte_timeout"
+    NOT_AN_ENGINE = "not_an_engine"  #: it answered as no engine does: no such path, a web page
     MODEL_GONE = "model_gone"  #: it does not have the model that it is believed to have
     BROKEN = "broken"  #: after the first byte: lost, silent for too long, or an error in the stream
 
@@ -82,7 +83,7 @@ def verdict(
 
     `under_way`: requests that are in engines now, the failed one not counted.
     """
-    if failure in (Failure.BUSY, Failure.MODEL_GONE):
+    if failure in (Failure.BUSY, Failure.MODEL_GONE, Failure.NOT_AN_ENGINE):
         return Verdict.REQUEUE
     if failure is Failure.BROKEN:
         return Verdict.FAIL

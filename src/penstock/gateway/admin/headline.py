@@ -19,7 +19,11 @@ BANDS_NAMED_MAX = 3  # a sentence, not a table
 FAILURES_NAMED_MAX = 2
 
 _ASIDE = tuple(state for state in (*AWAY, "draining") if state not in MISSING)  # which pass, or are meant
-_WORDS = {"ejected": "taken out after failures", "draining": "drained"}
+_WORDS = {
+    "ejected": "taken out after failures",
+    "draining": "drained",
+    "unproven": "no engine, as far as its answers show",
+}
 
 
 def headline(snapshot: Snapshot, queueing: str = "", lately: Lately | None = None, *, away: Sequence[str] = ()) -> str:

@@ -16,6 +16,7 @@ NAME_CHARS_MAX = 60
 WHY: dict[Cause, str] = {
     Cause.NO_BACKEND: "{model} has no endpoint alive",
     Cause.WARMING: "{model} waits for endpoints that have not told yet what they serve",
+    Cause.UNPROVEN: "{model}'s endpoints have yet to show that they are engines",
     Cause.EJECTED: "{model}'s endpoints were taken out after failures",
     Cause.HELD: "{model}'s engines refuse requests as too many",
     Cause.RETURNING: "{model}'s endpoints just came back and are tried out first",
@@ -34,7 +35,7 @@ WHY: dict[Cause, str] = {
     Cause.TURN: "{model} is being handed out in turn",
 }
 assert WHY.keys() == set(Cause)
-MISSING = ("down", "hung", "stuck", "ejected")  # states of endpoints that should be there and can't be used
+MISSING = ("down", "hung", "unproven", "stuck", "ejected")  # states of endpoints that should be there and can't be used
 _COUNTED = (Cause.ENGINE_QUEUE, Cause.PREFILL_FULL, Cause.PACE, Cause.HELD)
 
 

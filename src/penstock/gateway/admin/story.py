@@ -13,6 +13,7 @@ from penstock.gateway.identity.caller import PART_OF
 CAUSES: dict[Cause, str] = {
     Cause.NO_BACKEND: "no endpoint for its model was alive",
     Cause.WARMING: "the endpoints had not told yet what they serve",
+    Cause.UNPROVEN: "what answered at the endpoints had yet to show that it is an engine",
     Cause.EJECTED: "the endpoints were out after failures",
     Cause.HELD: "the engines refused requests as too many",
     Cause.RETURNING: "the endpoints had just come back and were tried out first",

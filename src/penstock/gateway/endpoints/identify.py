@@ -26,6 +26,7 @@ class Listing(msgspec.Struct, frozen=True):
 
     models: list[Model] | None  #: None: no answer, or none that makes sense
     absent: bool = False  #: the engine answered that it has no such list
+    foreign: bool = False  #: it answered something else than a list
     trouble: str = ""  #: what an operator should know about the answer; empty if nothing
 
 
@@ -42,7 +43,7 @@ def listing_of(answer: ProbeAnswer) -> Listing:
     page = answer.json()
     data = page.get("data") if isinstance(page, dict) else None
     if not isinstance(data, list):
-        return Listing(None, answer.absent, "its model list is no list of models" if answer.ok else "")
+        return Listing(None, answer.absent, answer.ok, "its model list is no list of models" if answer.ok else "")
     found: dict[str, Model] = {}
     for item in data[:MODELS_MAX]:
         name = item.get("id") if isinstance(item, dict) else None

@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 
 FACTS_TRIES_MAX = 5  # vLLM's first `/server_info` takes seconds on a busy machine, the second one milliseconds
 DOWN_PROBE_S = 0.5  # a dead endpoint is probed more often than a live one: to see its return is worth a cheap connect
+UNPROVEN = (
+    "it lists no models and gives no sign of an engine, so it is tried with one request at a time until it answers one"
+    " well; if it is an engine, write `engine: openai` and its `models`"
+)
 GONE = (Presence.DOWN, Presence.LOADING)
 
 
@@ -82,6 +86,7 @@ class Observer:
         self._met = False  # the engine became known since the gauges were last read
         self._told: list[str] | None = None  # the names of the models that the endpoint told last
         self._told_slots: int | None = None  # what the scheduler was told last
+        self._vouched: bool | None = None  # what the scheduler was told last
         self._list_trouble = ""  # what was logged last about the list of models
         self.engine: Engine | None = None  #: None until it is known
         self.facts = Facts()
@@ -115,6 +120,7 @@ class Observer:
         """A request could not reach the endpoint: probe it now, and often until it is back, maybe as another engine."""
         self._is_new = True
         self._target.finishes.clear()
+        self._target.served.clear()
         self._poked.set()
 
     def ask_again(self) -> None:
@@ -235,17 +241,34 @@ class Observer:
         if listing.trouble and listing.trouble != self._list_trouble:
             logger.warning("endpoint %s: %s", self._name, listing.trouble)
         self._list_trouble = listing.trouble
+        self._vouch(listing, lists=models is not None)
         scheduler, now = self._driver.scheduler, self._driver.now()
         if models is not None:
             names = [model.id for model in models]
             self._on_models(self._name, models)
             if self._asks_models and names != self._told:
-                self._driver.tell(scheduler.endpoint_changed(self._name, models=names, now=now))
+                self._driver.tell(scheduler.endpoint_changed(self._name, models=names, tells_models=True, now=now))
             self._told = names
+        elif listing.foreign and self._asks_models and self._told is None:
+            self._told = []  # whatever it is, it serves no model
+            self._driver.tell(scheduler.endpoint_changed(self._name, models=(), now=now))
         elif listing.absent and self._asks_models and self._told is None and not self._is_new:
-            logger.warning("endpoint %s does not list its models: it is taken to serve any", self._name)
+            logger.warning("endpoint %s does not list its models: it may serve any", self._name)
             self._told = []
             self._driver.tell(scheduler.endpoint_changed(self._name, tells_models=False, now=now))
+
+    def _vouch(self, listing: Listing, *, lists: bool) -> None:
+        """Tell whether anything says that this is an engine: its list, how it was recognised, the operator's word."""
+        if not (lists or listing.absent or listing.foreign):
+            return  # no answer this time
+        recognised = self._configured is None and self.engine is not None and self.engine is not OPENAI
+        vouched = lists or recognised or (self._configured is not None and not self._asks_models)
+        if vouched == self._vouched:
+            return
+        self._vouched = vouched
+        if not vouched:
+            logger.warning("endpoint %s: %s", self._name, UNPROVEN)
+        self._driver.tell(self._driver.scheduler.endpoint_changed(self._name, vouched=vouched, now=self._driver.now()))
 
     def _tell_slots(self) -> None:
         slots = self.facts.slots or self._reader.facts.slots

@@ -319,6 +319,7 @@ class EndpointRegistry:
             adaptive_slots=endpoint.slots == "auto",
             price=endpoint.price,
             limits=limits_of(endpoint),
+            vouched=endpoint.engine != "auto" and models is not None,
         )
         self.changed()
         self._driver.tell(self._driver.scheduler.endpoint_added(spec, now=self._driver.now()))

@@ -17,6 +17,7 @@ from penstock.core.values.outcome import Outcome, Reason
 from penstock.core.values.request import Request, Usage
 from penstock.core.values.retry import Failure
 from penstock.engines import orca
+from penstock.engines.openai import OPENAI
 from penstock.gateway.openai import errors
 from penstock.gateway.openai.body import is_multipart
 from penstock.gateway.openai.splice import Body, remove_field, set_field
@@ -25,6 +26,7 @@ from penstock.gateway.proxy.arrival import Arrival, Means
 from penstock.gateway.proxy.disagg.base import Division
 from penstock.gateway.proxy.disagg.concurrent import Meeting
 from penstock.gateway.proxy.disagg.sequential import TwoPhase
+from penstock.gateway.proxy.foreign import is_suspect
 from penstock.gateway.proxy.headers import request_headers
 from penstock.gateway.proxy.heartbeat import READ_TIMEOUT_HEADER, heartbeat_event
 from penstock.gateway.proxy.relay import WHOLE_BYTES_MAX, Relay
@@ -257,8 +259,10 @@ class QueuedJourney(Relay):
             self._trace.first_byte()
         assert self._lease is not None
         if self.request.streamed:  # else it comes with all the others, and says nothing of when the prefill was over
+            assert self._head is not None
+            well = self._head[0] < 300
             self._metrics.answering(self)
-            self._driver.tell(self._driver.scheduler.first_token(self._lease, now=now))
+            self._driver.tell(self._driver.scheduler.first_token(self._lease, well=well, now=now))
         elif self._length is None or self._length > WHOLE_BYTES_MAX:
             self._driver.tell(self._driver.scheduler.passed_on(self._lease, now=now))
 
@@ -289,6 +293,20 @@ class QueuedJourney(Relay):
             now = self._driver.now()
             self._driver.tell(self._driver.scheduler.progressed(self._lease, tokens, now=now))
 
+    def suspects(self, status: int) -> bool:
+        target = self._target
+        if self._division is not None or target is None:
+            return False
+        stranger = self.stranger()
+        if not is_suspect(status, proven=not stranger):
+            return False
+        # An engine may lack a path that it never served; one that is nobody we know and never served any is a stranger.
+        unknown = target.engine is OPENAI and not target.served
+        return stranger or unknown or self.exchange.target_path in target.served
+
+    def stranger(self) -> bool:
+        return not self._driver.scheduler.proven(self.endpoint)
+
     def hides_usage(self) -> bool:
         """True if the usage was asked for by us, so that the client is not to see it."""
         return self._injected_usage and (self._length is None or self._beating) and not self._packed
@@ -303,10 +321,12 @@ class QueuedJourney(Relay):
             usage = self._division.whole(usage)
         self._usage = usage
         self._remember_it()
+        if status < 300 and self._target is not None:
+            self._target.answered(self.exchange.target_path)
         self._leave(Outcome.COMPLETED, None)
         self._metrics.used(self, usage, self._answer.tokens)
         now = self._driver.now()
-        self._driver.tell(self._driver.scheduler.finished(self._give_back(), usage, now=now))
+        self._driver.tell(self._driver.scheduler.finished(self._give_back(), usage, refused=status >= 300, now=now))
 
     def failed(self, failure: Failure, detail: str) -> None:
         """Tell the scheduler that the endpoint failed, or for a divided request the one that let it down."""

@@ -18,6 +18,7 @@ from penstock.gateway.openai.answer import AnswerReader
 from penstock.gateway.openai.routes import api_of
 from penstock.gateway.openai.splice import Body, Spliced
 from penstock.gateway.openai.stream_end import aborted, ends_itself, line_tells_error, stillborn, tells_error
+from penstock.gateway.proxy.foreign import is_api_error, is_page
 from penstock.gateway.proxy.headers import response_headers
 from penstock.gateway.proxy.target import Target
 from penstock.http.client.pool import Call, Headers, Sink, UpstreamError, UpstreamErrorKind
@@ -63,6 +64,7 @@ class Relay:
         "_packed",
         "_request_target",
         "_sse",
+        "_suspect",
         "_target",
         "_whole",
         "body",
@@ -85,6 +87,7 @@ class Relay:
         self._packed = False  # nothing can be read of it, or taken out
         self._sse = False  # it is a stream of events
         self._lines = False  # it is a stream of JSON lines
+        self._suspect = False  # the answer may be none of an engine: it is held back until that is clear
         self._asked_load = False
         self._target: Target | None = None
         self._answer = _NO_ANSWER
@@ -100,6 +103,14 @@ class Relay:
 
     def progressed(self) -> None:
         """Note that more of the body was passed on."""
+
+    def suspects(self, status: int) -> bool:  # noqa: ARG002
+        """Whether an answer of this status may be none of an engine."""
+        return False
+
+    def stranger(self) -> bool:
+        """Whether the endpoint that answers has yet to prove that it is an engine."""
+        return False
 
     def hides_usage(self) -> bool:
         """True if the stream's usage was asked for by Penstock and not by the client."""
@@ -119,7 +130,7 @@ class Relay:
         """Ask an engine. Returns the call. The answer goes to the client, unless `sink` is to have it."""
         self._head = self._error_body = self._whole = None
         self._length = None
-        self._packed = self._sse = self._lines = False
+        self._packed = self._sse = self._lines = self._suspect = False
         self._target = target
         self._call = call = target.upstream.send(
             self.exchange.method,
@@ -134,7 +145,8 @@ class Relay:
 
     def on_response(self, status: int, headers: Headers, /) -> None:
         self._head = (status, headers)
-        if self._is_failure(status):
+        self._suspect = self.suspects(status)
+        if self._is_failure(status) or self._suspect:
             self._error_body = bytearray()
         for name, value in headers:
             lower = name.lower()
@@ -143,6 +155,8 @@ class Relay:
             elif lower == b"content-type":
                 self._sse = value[:17].lower() == b"text/event-stream"
                 self._lines = value[:20].lower() == b"application/x-ndjson"
+                if is_page(status, value):
+                    self._suspect, self._error_body = True, bytearray()
             elif lower == b"content-encoding":
                 self._packed = value.strip().lower() not in (b"", b"identity")
             elif lower == orca.HEADER:
@@ -192,6 +206,10 @@ class Relay:
         assert self._head is not None
         status = self._head[0]
         self._call = None
+        if self._error_body is not None and self._suspect and self._is_honest(status, self._error_body):
+            data, self._error_body = bytes(self._error_body), None
+            self.first_byte()
+            self._commit(data)
         if self._error_body is not None:
             self._ended_in_error(status, self._error_body)
             return
@@ -227,6 +245,12 @@ class Relay:
     def _is_failure(self, status: int) -> bool:
         """Whether another endpoint may do better. 501 is what an engine does not do at all: its own answer."""
         return status == 429 or (status >= 500 and status != 501) or status in self._engine().failures
+
+    def _is_honest(self, status: int, body: bytearray) -> bool:
+        """Whether a suspect answer is the engine's own after all, and goes to the client."""
+        if self._beating or (status == 404 and self._engine().lacks(self.model, body)):
+            return False  # told otherwise
+        return is_api_error(body) and not (status == 404 and self.stranger())
 
     def _engine(self) -> Engine:
         assert self._target is not None
@@ -331,7 +355,7 @@ class Relay:
         """Collect an error that may be taken back, as long as it is small."""
         kept += data
         if len(kept) > ERROR_BODY_BYTES_MAX:
-            if self._beating or self._sse or self._lines:
+            if self._beating or self._sse or self._lines or self._suspect:
                 del kept[ERROR_BODY_BYTES_MAX:]
             else:  # too large to keep: it is the answer
                 self._error_body = None
@@ -349,6 +373,11 @@ class Relay:
                 self._target.disowned()
             self.no_answer()
             self.failed(Failure.MODEL_GONE, "the model is not there")
+        elif self._suspect and is_api_error(body) and status == 404:
+            self.failed(Failure.MODEL_GONE, "a stranger does not have the model")
+        elif self._suspect and not is_api_error(body):
+            self.no_answer()
+            self.failed(Failure.NOT_AN_ENGINE, f"status {status}, and not as an engine answers")
         elif (self._sse or self._lines) and not self._packed:
             if not self._lines and not tells_error(body):
                 self._error_body = None  # a bare `[DONE]` is nothing to pass on in the end

@@ -12,6 +12,7 @@ from penstock.http.client.pool import Headers, Upstream
 # An engine's load is asked for with one answer in so long: each costs vLLM 2 ms of CPU, as much as the rest of a short
 # answer costs its front end, and a line in its log. Half the interval of the fast readings, which tell more.
 LOAD_INTERVAL_S = 0.25
+PATHS_MAX = 100  # more than there are
 
 
 class Target:
@@ -29,6 +30,7 @@ class Target:
         "meeting_place",
         "moved",
         "priority",
+        "served",
         "unreachable",
         "upstream",
         "url",
@@ -48,9 +50,15 @@ class Target:
         self.engine = OPENAI  # until it is known
         self.priority: Priority | None = None  # how its engine orders by the body's `priority`, if it does
         self.finishes: set[str] = set()  # paths, of two, where its streams were seen to end with a finish reason
+        self.served: set[str] = set()  # paths on which it gave a good answer
         self.heard_load: Callable[[bytes], None] | None = None  # a load header came
         self._load_due_s = 0.0
         self.moved = False  # some of an answer came since `took_movement`
+
+    def answered(self, path: str) -> None:
+        """It gave a good answer on a path."""
+        if path not in self.served and len(self.served) < PATHS_MAX:
+            self.served.add(path)
 
     def took_movement(self) -> bool:
         """True if answers have come further since this was last asked, or would have if their clients read them."""

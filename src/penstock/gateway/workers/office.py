@@ -398,6 +398,7 @@ class Office:
                     None if target.priority is None else target.priority.name,
                     models,
                     row is not None and row.serves_any,
+                    self._driver.scheduler.proven(spec.name),
                     self._catalog.entries_of(spec.name),
                 )
             )

@@ -132,7 +132,7 @@ class DecisionChecks:
         state = self._state
         if state.settings.queue_enabled:
             for endpoint in endpoints:
-                assert endpoint.serves(entry.request.model)
+                assert endpoint.serves(entry.request.model) or entry.request.pinned == endpoint.name
                 assert state.pauses.sends(entry.request.model), f"{entry.request} is sent, and its model is paused"
                 assert self._oracle.healthy(endpoint, now), f"{endpoint} is not well, and is given {entry.request}"
                 assert len(endpoint.ledger.leases) < endpoint.slots, f"{endpoint} is full, and is given {entry.request}"
@@ -222,9 +222,11 @@ class CheckedScheduler(Scheduler):
             self._check_room(request)
         return actions
 
-    def _finished(self, fact: Fact, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
+    def _finished(
+        self, fact: Fact, lease: int, usage: Usage | None = None, *, refused: bool = False, now: float
+    ) -> list[Action]:
         self.books.ended(self.books.released(lease), Outcome.COMPLETED)
-        return fact(lease, usage, now=now)
+        return fact(lease, usage, refused=refused, now=now)
 
     def _failed(self, fact: Fact, lease: int, failure: Failure, *, answering: bool = False, now: float) -> list[Action]:
         request_id = self.books.released(lease)

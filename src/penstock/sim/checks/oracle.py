@@ -390,6 +390,9 @@ class Oracle:
         health = endpoint.health
         if not health.up or endpoint.drained or now < health.held_until_s:
             return False
+        proof = endpoint.proof
+        if (proof.closed or not (proof.vouched or proof.answered)) and (endpoint.ledger.leases or now < proof.try_s):
+            return False
         if now >= health.ejected_until_s:
             leases = endpoint.ledger.leases
             return (

@@ -16,6 +16,7 @@ _MORE = "More engines help"
 WAITING: dict[Cause, str] = {
     Cause.NO_BACKEND: "Start an engine that serves the model: requests wait for it as long as they may.",
     Cause.WARMING: "Patience, or name the endpoints' `models` in the settings.",
+    Cause.UNPROVEN: "If what answers there is an engine, write `engine: openai` and its `models`.",
     Cause.EJECTED: "The engines' logs say why they fail; they are tried again by themselves.",
     Cause.HELD: "The engines refuse what they are sent: give the endpoints fewer `slots`.",
     Cause.RETURNING: "Patience: it is a matter of seconds.",
@@ -37,6 +38,7 @@ assert WAITING.keys() == set(Cause)
 _STATES = {
     "down": "See whether {} runs, and what its log says",
     "hung": "Restart {}: it takes connections and answers none",
+    "unproven": "Look what answers at {}; if it is an engine, write `engine: openai` and its `models`",
     "stuck": "Restart {}: it runs requests and shows no movement; its log says why",
     "ejected": "See in the log of {} why it fails; it is tried again by itself",
 }

@@ -7,7 +7,7 @@ import { Table, count, percent, seconds, text } from "./tables.js";
 const $ = (id) => document.getElementById(id);
 const CAUSES = {
   no_backend: "no endpoint for the model is alive", warming: "endpoints have not told yet what they serve",
-  ejected: "taken out after failures", held: "it refuses requests as too many", returning: "it just came back and is tried out first", stuck: "it has shown no movement for long", slots_full: "all slots are taken",
+  unproven: "it has yet to show that it is an engine", ejected: "taken out after failures", held: "it refuses requests as too many", returning: "it just came back and is tried out first", stuck: "it has shown no movement for long", slots_full: "all slots are taken",
   engine_queue: "enough waits inside the engine", prefill_full: "enough prompt tokens are being computed",
   kv_full: "too little KV memory is free below the ceiling", pace: "it is slower per token than allowed", shunned: "it just refused this request",
   class_share: "the last slots and memory are kept for tenants under their share", tenant_paused: "an operator paused the tenant", tenant_cap: "the tenant runs as many as it may",
@@ -23,7 +23,7 @@ const ORDERS = {
   running: "Who was sent first. A heading sorts.",
   ended: "The last one first. A heading sorts.",
 };
-const STATES = { up: "● up", down: "■ down", loading: "▲ loading", sleeping: "▲ sleeping", stopping: "▲ stopping", hung: "■ hung", stuck: "■ stuck", ejected: "■ ejected", held: "▲ held", draining: "▲ draining" };
+const STATES = { up: "● up", down: "■ down", loading: "▲ loading", sleeping: "▲ sleeping", stopping: "▲ stopping", hung: "■ hung", unproven: "■ no engine", stuck: "■ stuck", ejected: "■ ejected", held: "▲ held", draining: "▲ draining" };
 
 let token = sessionStorage.getItem("penstock-token") || "";
 let state = null;
@@ -67,7 +67,7 @@ const tables = {
   ], { key: (t) => `${t.band} ${t.tenant}`, limit: 15, empty: "Nobody asks for anything." }),
   endpoints: new Table($("endpoints"), [
     { title: "endpoint", value: (e) => text(e.name), name: true },
-    { title: "state", value: (e) => (STATES[e.state] ?? e.state) + (e.role === "both" ? "" : `, ${e.role} only`), tone: (e) => (e.state === "up" ? "" : ["down", "hung", "stuck", "ejected"].includes(e.state) ? "bad" : "busy") },
+    { title: "state", value: (e) => (STATES[e.state] ?? e.state) + (e.role === "both" ? "" : `, ${e.role} only`), tone: (e) => (e.state === "up" ? "" : ["down", "hung", "unproven", "stuck", "ejected"].includes(e.state) ? "bad" : "busy") },
     { title: "running / slots", hint: "requests that Penstock has there now, from dispatch to the last byte", value: (e) => `${e.leases} / ${e.slots}${e.slots_auto ? " auto" : ""}`, num: true, part: (e) => e.leases / (e.slots || 1) },
     { title: "engine said", hint: "its own gauges, and how old that reading is, or why they are not believed; what was sent since is not in it", value: (e) => said(e), by: (e) => e.engine_waiting ?? -1, tone: (e) => (e.observed_s_ago > 5 ? "busy" : "") },
     { title: "KV used / ceiling", hint: "memory in use with what was sent since the reading; the line marks the ceiling, admission.max_kv_usage", value: (e) => (e.kv_usage_believed == null ? "–" : `${Math.round(e.kv_usage_believed * 100)} / ${percent(state.kv_usage_ceiling)}`), num: true, by: (e) => e.kv_usage_believed ?? -1, part: (e) => e.kv_usage_believed ?? 0, mark: (e) => (e.kv_usage_believed == null ? null : state.kv_usage_ceiling), hot: (e) => e.kv_usage_believed >= state.kv_usage_ceiling },

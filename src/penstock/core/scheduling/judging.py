@@ -1,0 +1,48 @@
+"""What does the end of a request say of the endpoint that had it: is it well, and is it an engine?"""
+
+from __future__ import annotations
+
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.scheduling.state import SchedulerState
+from penstock.core.values.retry import Failure
+
+
+def well(state: SchedulerState, endpoint: Endpoint, now: float, *, refused: bool = False) -> None:
+    """It did what was asked of it. A request that it `refused` proves nothing, but shows that it is well."""
+    changes = endpoint.health.ejected(now)
+    endpoint.health.succeeded()
+    if not refused:
+        state.pool.answered += 1
+        changes = changes or not endpoint.proof.stands
+        endpoint.proof.succeeded()
+    if changes:
+        state.health_changed(now)
+    state.queues.touch(endpoint)
+
+
+def blame(state: SchedulerState, endpoint: Endpoint, model: str, failure: Failure, now: float) -> None:
+    """A request for `model` failed there: what that says of the endpoint."""
+    endpoint.failure, endpoint.failed_s = failure, now
+    if failure is Failure.CONNECT:
+        endpoint.health.probed(up=False, now=now)
+        state.router.down(endpoint)
+    elif failure is Failure.BUSY:
+        endpoint.health.refused(now)
+    elif failure is Failure.NOT_AN_ENGINE:
+        endpoint.proof.struck(now)
+    elif failure is Failure.MODEL_GONE:
+        if not endpoint.proof.stands and state.pool.stands_in(endpoint, model):
+            endpoint.proof.struck(now)
+    else:  # which says nothing of how it fares
+        endpoint.health.failed(now)
+    if failure in (Failure.BUSY, Failure.SERVER_ERROR, Failure.MODEL_GONE, Failure.NOT_AN_ENGINE):
+        endpoint.movement.moves(now)
+    state.queues.touch(endpoint)
+    state.health_changed(now)
+
+
+def seen_through(state: SchedulerState, endpoint: Endpoint, now: float) -> None:
+    """It refuses all it gets, at once: it is left alone, where that costs nobody a model."""
+    if state.pool.replaces(endpoint):
+        endpoint.proof.close(now)
+        state.health_changed(now)
