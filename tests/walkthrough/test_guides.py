@@ -1,0 +1,45 @@
+"""The guides: every command that needs no more than this machine runs as it stands there, and what is promised happens."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.walkthrough.pages import run, script
+
+
+def guide(name: str, folder: Path) -> str:
+    return run(script(Path("docs", name)), folder, timeout_s=60)[0]
+
+
+def test_before_vllm(tmp_path: Path) -> None:
+    out = guide("before-vllm.md", tmp_path)
+    assert len(re.findall(r"^127\.0\.0\.1:\d+ +vLLM", out, re.MULTILINE)) == 2, out
+    assert re.search(r"^ok: 2 endpoints", out, re.MULTILINE)
+    assert '"object":"chat.completion"' in out.replace(" ", "")
+    assert len(re.findall(r": up, .*, slots 64,", out)) == 2, out
+
+
+def test_three_teams(tmp_path: Path) -> None:
+    out = guide("three-teams.md", tmp_path)
+    shares = {
+        team: (int(got), int(fair))
+        for team, got, fair in re.findall(r"^(chat|research) .* (\d+)%, fair (\d+)%", out, re.MULTILINE)
+    }
+    assert (shares["chat"][1], shares["research"][1]) == (75, 25), out
+    assert abs(shares["chat"][0] - 75) <= 10, out
+    assert re.search(r"^nightly +batch +waiting", re.sub(r"^req-\S+ ", "", out, flags=re.MULTILINE), re.MULTILINE)
+    assert "x-penstock-band: interactive" in out
+    waited = re.search(r"x-penstock-queue-ms: ([\d.]+)", out)
+    assert waited is not None
+    assert float(waited[1]) < 2_000, out
+    assert '"tenant":"nightly"' in out
+    assert out.count('"id":"sim"') == 1
+    assert re.search(r"^401$", out, re.MULTILINE)
+    assert "tenants[research].weight 1 → 3" in out
+
+
+def test_applications(tmp_path: Path) -> None:
+    out = guide("applications.md", tmp_path)
+    assert "5 tokens\nmodel_not_found\n" in out, out
+    assert '"tenant":"mine"' in out
