@@ -43,3 +43,21 @@ def test_applications(tmp_path: Path) -> None:
     out = guide("applications.md", tmp_path)
     assert "5 tokens\nmodel_not_found\n" in out, out
     assert '"tenant":"mine"' in out
+
+
+def test_litellm_behind(tmp_path: Path) -> None:
+    out = guide("litellm.md", tmp_path)
+    assert re.findall(r"^HTTP/1\.1 (\d+)", out, re.MULTILINE) == ["200", "200"], out
+    assert out.count("x-penstock-endpoint: litellm") == 1, out
+
+
+def test_coming_from_nginx(tmp_path: Path) -> None:
+    out = guide("coming-from-nginx.md", tmp_path)
+    assert '"id":"sim"' in out
+    assert re.findall(r"^(gpu-\d): up", out, re.MULTILINE) == ["gpu-0", "gpu-1"], out
+
+
+def test_watching(tmp_path: Path) -> None:
+    out = guide("watching.md", tmp_path)
+    assert re.search(r'^penstock_endpoint_up\{endpoint="127\.0\.0\.1:\d+"\} 1', out, re.MULTILINE), out
+    assert "completed" in out or "answered" in out, out
