@@ -17,7 +17,7 @@ _READY = "for i in $(seq 100); do curl -sf http://127.0.0.1:8080/ready > /dev/nu
 
 
 def script(page: Path) -> str:
-    """A page's blocks as one script: `sh` but for what is marked as not run, and `yaml` that opens with a file's name."""
+    """A page's blocks as one script: `sh` that is not marked as not run, and `yaml` that opens with a file's name."""
     lines = ["set -e"]
     for not_run, kind, text in _BLOCK.findall(page.read_text()):
         if not_run:

@@ -1,4 +1,4 @@
-"""The guides: every command that needs no more than this machine runs as it stands there, and what is promised happens."""
+"""The guides: commands that need this machine alone run as they stand there, and what is promised happens."""
 
 from __future__ import annotations
 

@@ -1,0 +1,93 @@
+"""What the guides tell in tables is what the code, the alerts and the results have."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import openai
+import pytest
+
+from penstock.core.values.outcome import Reason
+from penstock.gateway.openai.errors import STATUS
+
+DOCS = Path("docs")
+IN_THE_STREAM = {Reason.STREAM_BROKEN}
+NOBODY_IS_TOLD = {Reason.CANCELLED, Reason.CLIENT_GONE}
+
+
+def rows(page: str, table: str) -> list[list[str]]:
+    found = re.search(rf"<!-- checked: {table} -->\n((?:\|.*\n)+)", (DOCS / page).read_text())
+    assert found is not None, f"{page} has no table {table}"
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in found[1].splitlines()[2:]]
+
+
+def test_each_error_has_its_status_and_the_exception_that_openai_raises() -> None:
+    told = {
+        code.strip("`"): (status, raised.strip("`"))
+        for status, code, raised, _ in rows("applications.md", "exceptions")
+    }
+    assert set(told) == set(STATUS) - NOBODY_IS_TOLD
+    client: Any = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="none")
+    for reason, (status, raised) in told.items():
+        if reason in IN_THE_STREAM:
+            assert (status, raised) == ("in the stream", "APIError")
+            continue
+        assert int(status) == STATUS[Reason(reason)], reason
+        answer = SimpleNamespace(status_code=int(status), request=None, headers={})
+        assert type(client._make_status_error("", body=None, response=answer)).__name__ == raised, reason
+
+
+def test_each_alert_is_told_once() -> None:
+    alerts = re.findall(r"- alert: (\w+)", Path("deploy/prometheus/alerts.yml").read_text())
+    told = [match[1] for row in rows("watching.md", "alerts") if (match := re.search(r"`(\w+)`", row[0]))]
+    assert told == alerts
+
+
+def test_series_that_are_watched_exist() -> None:
+    source = "".join(path.read_text() for path in Path("src/penstock/gateway/telemetry").glob("*.py"))
+    names = [
+        name for row in rows("watching.md", "series") for name in re.findall(r"`penstock_(\w+?)(?:_total)?`", row[0])
+    ]
+    assert len(names) > 10
+    assert [name for name in names if not re.search(rf'"(?:penstock_)?{name}"', source)] == []
+
+
+def test_settings_that_directives_become_exist() -> None:
+    known = (DOCS / "configuration.md").read_text()
+    told = [
+        name for row in rows("coming-from-nginx.md", "settings") for name in re.findall(r"`([a-z_.\[\]]+)`", row[2])
+    ]
+    settings = [name for name in told if "." in name or name == "workers"]
+    assert len(settings) > 20
+    assert [name for name in settings if f"`{name}`" not in known] == []
+
+
+NUMBERS = (DOCS / "numbers.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "figure", sorted(set(re.findall(r"\d[\d.,]*(?: · \d[\d.,]*\d)+|[\d.]+ \([\d.]+–[\d.]+\)", NUMBERS)))
+)
+def test_a_published_figure_stands_in_the_results(figure: str) -> None:
+    """As one cell, or as its row of one figure for each seed."""
+    results = (DOCS / "results.md").read_text()
+    assert figure in results or figure.replace(" · ", " | ") in results, f"docs/results.md has no {figure}"
+
+
+def test_what_the_results_say_is_missed_is_missed_here() -> None:
+    """A row of one figure for each seed keeps its verdict."""
+    results = (DOCS / "results.md").read_text()
+    for line in NUMBERS.splitlines():
+        for figures in re.findall(r"\d[\d.]*(?: · \d[\d.]*){2}", line):
+            found = re.search(rf"\| {re.escape(figures.replace(' · ', ' | '))} .*\| missed \|", results)
+            assert found is None or "**missed**" in line, line
+
+
+def test_numbers_have_commands_that_are_there() -> None:
+    named = re.findall(r"--scenario (\w+)", NUMBERS)
+    assert named
+    known = "".join(path.read_text() for path in Path("src/penstock/sim/scenarios").glob("*.py"))
+    assert [name for name in named if f'"{name}"' not in known] == []
