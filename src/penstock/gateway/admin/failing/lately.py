@@ -50,6 +50,7 @@ WORDS: dict[str, str] = {
     Retry.BUSY: "tried again: it refused them as too many",
     Retry.SERVER_ERROR: "tried again: it answered with errors",
     Retry.FIRST_BYTE_TIMEOUT: "tried again: it said nothing in time",
+    Retry.NOT_AN_ENGINE: "tried again: no engine answers so",
     Retry.MODEL_GONE: "tried again: it has no such model",
     "stuck": "tried again: it showed no movement",
 }
