@@ -8,6 +8,7 @@ never booleans, and nothing is infinite.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -277,27 +278,24 @@ def variable_name(value: object) -> str:
 
 
 def slots(value: object) -> int | Literal["auto"]:
-    if isinstance(value, str) and value == "auto":
-        return "auto"
-    try:
-        result = whole(value)
-    except Refused:
-        result = 0
-    if result < 1:
-        raise Refused(f"{show(value)}: expected `auto` or a whole number of 1 or more")
-    return result
+    return _auto_or_whole(value, math.inf, "of 1 or more")
 
 
 def workers(value: object) -> int | Literal["auto"]:
     """Between 1 and `WORKERS_MAX` processes, or `auto`."""
+    return _auto_or_whole(value, WORKERS_MAX, f"from 1 to {WORKERS_MAX}")
+
+
+def _auto_or_whole(value: object, most: float, numbers: str) -> int | Literal["auto"]:
+    """`auto`, or a whole number between 1 and `most`; `numbers` says which in words. Raises `Refused`."""
     if isinstance(value, str) and value == "auto":
         return "auto"
     try:
         result = whole(value)
     except Refused:
         result = 0
-    if not 1 <= result <= WORKERS_MAX:
-        raise Refused(f"{show(value)}: expected `auto` or a whole number from 1 to {WORKERS_MAX}")
+    if not 1 <= result <= most:
+        raise Refused(f"{show(value)}: expected `auto` or a whole number {numbers}")
     return result
 
 

@@ -74,9 +74,7 @@ class UnderShare:
                 self._reserved.arrived(model, now)
 
     def returned(self, entry: Entry, now: float) -> None:
-        """Note the same of `entry` when it joins its flow again: slots are reserved for it, but it counts as one
-        arrival.
-        """
+        """Note the same of `entry` when it joins its flow again: slots are reserved for it; it arrived before."""
         node, model = top(entry.node_of()), entry.model
         if node.parent is not None and self.under_share(node, model, now):
             self._queues.bands[entry.request.band].note_under_share(node, model)
