@@ -160,8 +160,9 @@ def run(
     *,
     warm_s: float,
     watch: WorldObserver | None = None,
+    kind: Callable[..., World] = World,
 ) -> Run:
-    """Run one variant to the end. Returns what became of it."""
+    """Run one variant to the end, in a world of this `kind`. Returns what became of it."""
     world_settings = WorldSettings(
         scheduler=variant.scheduler(),
         engines=variant.engines or engines(),
@@ -174,7 +175,7 @@ def run(
         checked=setup.checked,
     )
 
-    world = World(
+    world = kind(
         world_settings,
         sources(streams, setup.seed, without=variant.without),
         watch=watch or WorldObserver(),

@@ -40,7 +40,8 @@ def is_flood(tenant: str) -> bool:
     return tenant == FLOOD
 
 
-def _streams(kind: Kind, *, slots: int, light_share: float) -> tuple[Stream, ...]:
+def flooded(kind: Kind, *, slots: int, light_share: float) -> tuple[Stream, ...]:
+    """Returns the streams of eight light tenants, and of one that offers far more than all engines can do."""
     pool = engines(slots=slots)
     light_per_s = light_share * capacity_per_s(pool, CHAT) / LIGHT_TENANTS
     light = tuple(load(f"light-{number}", CHAT, light_per_s) for number in range(LIGHT_TENANTS))
@@ -58,7 +59,7 @@ def compare(
 ) -> list[Run]:
     """Run the light tenants alone, beside the flood without a queue, and beside the flood in these `variants`."""
     watches = watches or {}
-    streams = _streams(kind, slots=slots, light_share=light_share)
+    streams = flooded(kind, slots=slots, light_share=light_share)
     alone = Variant("alone", engines=engines(slots=slots), without=frozenset({FLOOD}))
     through = Variant("pass-through", engines=engines(slots=slots), queue=False)
     return [

@@ -61,7 +61,7 @@ class World:
     ) -> None:
         self.settings = settings
         self.now = 0.0
-        self.scheduler = _scheduler(settings)
+        self.scheduler = scheduler_for(settings)
         self.done: list[SimulatedJourney] = []  # only without a sink
         self.samples: list[Sample] = []
         self.service: dict[Who, TokensDone] = {}
@@ -111,8 +111,7 @@ class World:
 
     def _begin(self) -> None:
         for number, node in enumerate(self.nodes.values()):
-            self._tell(self.scheduler.endpoint_added(translate.endpoint_spec(node.spec), now=0.0))
-            self.at(self.settings.scrape_s * (number + 1) / len(self.nodes), partial(self._ask_gauges, node))
+            self._introduce(node, number)
             for from_s, factor in node.spec.strange.speeds:
                 self.at(from_s, partial(self._change_speed, node, factor))
         for death in self.settings.deaths:
@@ -134,6 +133,11 @@ class World:
                 self._open_sources += 1
                 self._next_of(source, iter(source.open_jobs()).__next__)
         self.at(self.settings.sample_s, self._sample)
+
+    def _introduce(self, node: EngineNode, number: int) -> None:
+        """Tell the scheduler of an engine, and read its gauges from then on."""
+        self._tell(self.scheduler.endpoint_added(translate.endpoint_spec(node.spec), now=0.0))
+        self.at(self.settings.scrape_s * (number + 1) / len(self.nodes), partial(self._ask_gauges, node))
 
     def _let_time_pass(self, until: float) -> None:
         for _ in range(EXPIRIES_MAX):
@@ -174,6 +178,12 @@ class World:
             self._rival.sent(job, number)
             self._submit(journey, self._node_list[number], 0, 0)
             return
+        self._hand_over(journey)
+
+    def _hand_over(self, journey: SimulatedJourney) -> None:
+        """The gateway has the request."""
+        job = journey.job
+        journey.told = self.scheduler
         self._tell(self.scheduler.arrived(translate.request(job), now=self.now))
         if not journey.outcome and journey.dispatched_s is None:
             self._wait(journey, waits=True)
@@ -186,7 +196,7 @@ class World:
         if node is not None:
             self.at(self.now + self.settings.network_s, partial(self._abort_at, node, node.life, journey.job.id))
         self._end(journey, "cancelled", "client_gone")
-        self._tell(self.scheduler.cancelled(journey.job.id, now=self.now))
+        self._tell(journey.told.cancelled(journey.job.id, now=self.now))
 
     def _end(
         self, journey: SimulatedJourney, outcome: str, reason: str = "", retry_after_s: float | None = None
@@ -245,13 +255,13 @@ class World:
 
     def _fail(self, journey: SimulatedJourney, lease: int, failure: Failure) -> None:
         """Report a failed dispatch, if it is still the journey's own."""
-        if journey.outcome or journey.lease != lease:
+        if journey.outcome or journey.waits or journey.lease != lease:
             return
         if journey.job.stream.bypass:
             self._end(journey, "failed", str(failure))
             return
         journey.node = None
-        self._tell(self.scheduler.failed(lease, failure, now=self.now))
+        self._tell(journey.told.failed(lease, failure, now=self.now))
 
     # --- engines ------------------------------------------------------------------------------------------------
 
@@ -335,11 +345,11 @@ class World:
         journey.node = None
         used = progress.usage
         usage = Usage(used.prompt_tokens, used.completion_tokens, used.cached_tokens, cached_told=True)
-        self._tell(self.scheduler.prefilled(lease, usage, now=self.now))
+        self._tell(journey.told.prefilled(lease, usage, now=self.now))
 
     def _hear(self, heard: list[tuple[SimulatedJourney, int, int, Progress]]) -> None:
         """The tokens of a step arrive at the gateway."""
-        scheduler, now = self.scheduler, self.now
+        now = self.now
         for journey, lease, tokens, progress in heard:
             if journey.outcome or journey.waits or journey.lease != lease:
                 continue  # ended, or taken back
@@ -353,18 +363,18 @@ class World:
                 if not ours:
                     self._rival.first_token(journey.job)
                 if seen:
-                    self._tell(scheduler.first_token(journey.lease, now=now))
+                    self._tell(journey.told.first_token(journey.lease, now=now))
             if progress.usage is not None and progress.finished:
                 self._serve(journey).output_tokens += tokens
                 used = progress.usage
                 usage = Usage(used.prompt_tokens, used.completion_tokens, used.cached_tokens, cached_told=True)
                 if asked and not seen:
-                    self._tell(scheduler.first_token(journey.lease, now=now))
+                    self._tell(journey.told.first_token(journey.lease, now=now))
                 self._end(journey, "completed")
                 if ours:
-                    self._tell(scheduler.finished(journey.lease, usage if strange.tells_usage else None, now=now))
+                    self._tell(journey.told.finished(journey.lease, usage if strange.tells_usage else None, now=now))
             elif seen and not progress.first:
-                self._tell(scheduler.progressed(journey.lease, tokens, now=now))
+                self._tell(journey.told.progressed(journey.lease, tokens, now=now))
 
     def _serve(self, journey: SimulatedJourney) -> TokensDone:
         stream = journey.job.stream
@@ -403,13 +413,13 @@ class World:
 
         def look() -> None:
             reading = translate.observation(node, asked_s) if node.alive else None
-            self.at(asked_s + way_s, lambda: hear(reading))
-
-        def hear(reading: Observation | None) -> None:
-            self._tell(self.scheduler.observed(node.spec.name, reading, now=self.now))
+            self.at(asked_s + way_s, partial(self._heard_gauges, node, reading))
 
         self.at(asked_s + way_s / 2, look)
         self.at(asked_s + self.settings.scrape_s, partial(self._ask_gauges, node))
+
+    def _heard_gauges(self, node: EngineNode, reading: Observation | None) -> None:
+        self._tell(self.scheduler.observed(node.spec.name, reading, now=self.now))
 
     def _sample(self) -> None:
         done = {who: [service.prompt_tokens, service.output_tokens] for who, service in self.service.items()}
@@ -425,7 +435,8 @@ class World:
         self.at(self.now + self.settings.sample_s, self._sample)
 
 
-def _scheduler(settings: WorldSettings) -> Scheduler:
+def scheduler_for(settings: WorldSettings) -> Scheduler:
+    """Returns a scheduler for these settings, that proves itself after every fact if they say so."""
     random = Random(settings.seed)
     if settings.checked:
         from penstock.sim.checks.invariants import CheckedScheduler  # noqa: PLC0415  (checks cost: only where asked for)

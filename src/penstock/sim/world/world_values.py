@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.values.actions import Action
+from penstock.core.values.request import Usage
+from penstock.core.values.retry import Failure
 from penstock.sim.engine.model import EngineModel
 from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.lab.pages import StrangePage
@@ -70,17 +74,29 @@ class WorldSettings:
     checked: bool = False  #: check the invariants after every fact
 
 
+class Hearer(Protocol):
+    """Who is told what becomes of requests: the scheduler, or what stands in its place at an edge."""
+
+    def first_token(self, lease: int, *, now: float) -> list[Action]: ...
+    def progressed(self, lease: int, output_tokens: int, *, now: float) -> list[Action]: ...
+    def prefilled(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]: ...
+    def finished(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]: ...
+    def failed(self, lease: int, failure: Failure, *, now: float) -> list[Action]: ...
+    def cancelled(self, request_id: str, *, now: float) -> list[Action]: ...
+
+
 class SimulatedJourney:
     """One request on its way, and what became of it."""
 
     __slots__ = (
         "dispatched_s", "ended_s", "estimate_s", "first_s", "job", "lease", "node", "outcome", "output_tokens",
-        "prefills", "queue_s", "reason", "requeues", "retry_after_s", "source", "transferred", "waits",
+        "prefills", "queue_s", "reason", "requeues", "retry_after_s", "source", "told", "transferred", "waits",
     )  # fmt: skip
 
     def __init__(self, job: Job, source: ArrivalSource) -> None:
         self.job = job
         self.source = source
+        self.told: Hearer  #: whom facts about it are told, from the moment that the gateway has it
         self.node: EngineNode | None = None
         self.lease = 0
         self.queue_s = 0.0

@@ -1,0 +1,6 @@
+"""What happens when many processes carry the bytes and one decides?
+
+`link.py` is the line between two of them, `processes.py` is the gateways: their edges, and the deciders that they run.
+`many_world.py` is the world around them, with the same clients, engines and journeys as any other, and with counts of
+what an engine was ever given too much.
+"""

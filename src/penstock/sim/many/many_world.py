@@ -1,0 +1,226 @@
+"""What would many gateways do? The world of `sim/world`, with an edge between each client and the scheduler.
+
+Clients, engines and journeys are those of any world. A request comes to one of several gateways, whose edge tells the
+decider over a link; what is decided comes back the same way, and the gateway sends the request to the engine. Messages
+are really written and read. Beside it, for comparison, gateways that know nothing of each other: each decides alone,
+with its part of every engine's slots.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+
+from msgspec.structs import replace
+
+from penstock.core.scheduler import Scheduler
+from penstock.core.values.observation import Observation
+from penstock.sim.many.link import IN_PROCESS, LAN, Wire
+from penstock.sim.many.processes import Deciding, EdgeLink, SimulatedGateway
+from penstock.sim.world import translate
+from penstock.sim.world.workload import ArrivalSource, Job
+from penstock.sim.world.world import EXPIRIES_MAX, World, WorldObserver, scheduler_for
+from penstock.sim.world.world_values import EngineNode, SimulatedJourney, WorldSettings
+
+CLOCKS_APART_S = 1e5  # monotonic clocks begin when a machine does: days apart
+NOTICED_S = 0.001  # a process that dies closes its connections: so soon the other end sees it, on top of the line
+SETTLES_S = 2.0  # longer than any word takes on any line
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A gateway's process dies, and another one stands there later."""
+
+    gateway: int
+    at_s: float
+    for_s: float
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """How many gateways, what is between them, and to which of them requests come."""
+
+    gateways: int
+    wire: Wire = LAN
+    one_queue: bool = True  #: False: each decides alone, with its part of the slots
+    apart: bool = False  #: the decider has no clients of its own, as with workers; else the first gateway decides
+    placement: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  #: of tenants; others come to all in turn
+    kills: tuple[Kill, ...] = ()
+
+
+class ManyWorld(World):
+    """One run with several gateways."""
+
+    def __init__(
+        self,
+        settings: WorldSettings,
+        sources: Iterable[ArrivalSource],
+        *,
+        fleet: Fleet,
+        sink: Callable[[SimulatedJourney], None] | None = None,
+        watch: WorldObserver | None = None,
+        progress: Callable[[float, float], None] | None = None,
+    ) -> None:
+        super().__init__(settings, sources, sink=sink, watch=watch, progress=progress)
+        self.fleet = fleet
+        self._sources_closed = False
+        self.most_over_slots = 0  #: the most requests that any engine ever had beyond its slots, as the engine counts
+        self._random = Random(settings.seed * 7919 + 1)  # apart from the load's: that is the same for any fleet
+        self._turns: Counter[str] = Counter()
+        self._carriers: dict[str, SimulatedGateway] = {}
+        self.gateways = [
+            SimulatedGateway(number, self._tell, skew_s=self._skew_s()) for number in range(fleet.gateways)
+        ]
+        self.deciders: list[Deciding] = []
+
+    def _skew_s(self) -> float:
+        return CLOCKS_APART_S * self._random.random()
+
+    # --- who decides ----------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        fleet = self.fleet
+        if fleet.one_queue:
+            decider = self._decide("decider", self.scheduler, skew_s=self._skew_s(), part=1)
+            for gateway in self.gateways:
+                own = gateway.number == 0 and not fleet.apart
+                gateway.link = EdgeLink(self, IN_PROCESS if own else fleet.wire, self._random, gateway, decider)
+        else:
+            for gateway in self.gateways:
+                scheduler = scheduler_for(self.settings)
+                alone = self._decide(gateway.name, scheduler, skew_s=gateway.skew_s, part=fleet.gateways)
+                gateway.link = EdgeLink(self, IN_PROCESS, self._random, gateway, alone)
+        for kill in fleet.kills:
+            self.at(kill.at_s, partial(self._kill, self.gateways[kill.gateway], kill.for_s))
+        super()._begin()
+
+    def _decide(self, name: str, scheduler: Scheduler, *, skew_s: float, part: int) -> Deciding:
+        """Let a decider begin, with so great a part of every engine's slots."""
+        decider = Deciding(name, self, scheduler, self.settings.scheduler, skew_s=skew_s)
+        for node in self.nodes.values():
+            spec = translate.endpoint_spec(node.spec)
+            decider.serve(replace(spec, slots=max(1, spec.slots // part)))
+        self.deciders.append(decider)
+        return decider
+
+    def _introduce(self, node: EngineNode, number: int) -> None:
+        # A decider with a part of the slots can't go by gauges: they show what all gateways have there.
+        if self.fleet.one_queue:
+            self.at(self.settings.scrape_s * (number + 1) / len(self.nodes), partial(self._ask_gauges, node))
+
+    def _heard_gauges(self, node: EngineNode, reading: Observation | None) -> None:
+        for decider in self.deciders:
+            decider.observed(node.spec.name, reading)
+
+    def _let_time_pass(self, until: float) -> None:
+        for _ in range(EXPIRIES_MAX):
+            due = [(due_s, number) for number, each in enumerate(self.deciders) if (due_s := each.due_s()) is not None]
+            due_s, number = min(due, default=(math.inf, 0))
+            if due_s > until:
+                return
+            self.now = max(self.now, due_s)
+            self.deciders[number].expire()
+        raise AssertionError(f"asked to expire again and again at {self.now}")
+
+    # --- clients ------------------------------------------------------------------------------------------------
+
+    def _arrive(self, job: Job, source: ArrivalSource) -> None:
+        if not self._sources_closed:
+            super()._arrive(job, source)
+
+    def _hand_over(self, journey: SimulatedJourney) -> None:
+        gateway = self._gateway_for(journey.job.stream.tenant)
+        job = journey.job
+        request = translate.request(job)
+        now = self.now + gateway.skew_s
+        if request.deadline_s is not None:
+            request = replace(request, deadline_s=request.deadline_s + gateway.skew_s)
+        journey.told = gateway.edge
+        gateway.carried[job.id] = journey
+        self._carriers[job.id] = gateway
+        self._wait(journey, waits=True)
+        self._tell(gateway.edge.arrived(request, now=now))
+
+    def _gateway_for(self, tenant: str) -> SimulatedGateway:
+        """The next of those that the tenant's requests come to; one that is dead is passed over."""
+        numbers = self.fleet.placement.get(tenant) or range(len(self.gateways))
+        for _ in range(len(numbers)):
+            self._turns[tenant] += 1
+            gateway = self.gateways[numbers[self._turns[tenant] % len(numbers)]]
+            if gateway.alive:
+                return gateway
+        return next(gateway for gateway in self.gateways if gateway.alive)
+
+    def _end(
+        self, journey: SimulatedJourney, outcome: str, reason: str = "", retry_after_s: float | None = None
+    ) -> None:
+        del self._carriers.pop(journey.job.id).carried[journey.job.id]
+        super()._end(journey, outcome, reason, retry_after_s)
+
+    # --- engines --------------------------------------------------------------------------------------------------
+
+    def _submit(self, journey: SimulatedJourney, node: EngineNode, life: int, lease: int) -> None:
+        super()._submit(journey, node, life, lease)
+        if node.spec.slots is not None:
+            self.most_over_slots = max(self.most_over_slots, len(node.journeys) - node.spec.slots)
+
+    def _step(self, node: EngineNode, life: int) -> None:
+        super()._step(node, life)
+        if not self._moved:
+            return
+        self._moved.clear()
+        for gateway in self.gateways:
+            if gateway.alive and gateway.edge.wants_moved(self.now):
+                moved = [
+                    each.spec.name
+                    for each in self.nodes.values()
+                    if any(self._carriers[name] is gateway for name in each.journeys if name in self._carriers)
+                ]
+                gateway.edge.moved(moved, now=self.now)
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def left_behind(self) -> int:
+        """Let all clients hang up. Returns how many requests and leases somebody still holds when word of it is round.
+
+        Nothing can be run after this.
+        """
+        self._sources_closed = True
+        for journey in list(self.journeys.values()):
+            self._hang_up(journey)
+        end_s = self.now + SETTLES_S
+        while self._heap and self._heap[0][0] <= end_s:
+            when, _, event = heapq.heappop(self._heap)
+            self._let_time_pass(when)
+            self.now = when
+            event()
+        held = sum(len(gateway.edge.requests) for gateway in self.gateways)
+        for decider in self.deciders:
+            seen = decider.scheduler.snapshot(now=decider.now())
+            held += seen.running + seen.waiting
+        return held + sum(len(node.journeys) for node in self.nodes.values())
+
+    # --- deaths ---------------------------------------------------------------------------------------------------
+
+    def _kill(self, gateway: SimulatedGateway, for_s: float) -> None:
+        """Its connections close: clients see it at once, and so do engines; the decider does a moment later."""
+        gateway.alive = False
+        link, gateway.link = gateway.link, None
+        for journey in list(gateway.carried.values()):
+            node = journey.node
+            if node is not None:
+                self.at(self.now + self.settings.network_s, partial(self._abort_at, node, node.life, journey.job.id))
+            self._end(journey, "failed", "gateway_died")
+        if link is not None:
+            link.close()
+            self.at(self.now + NOTICED_S, partial(link.to.lost, link.seat))
+            self.at(self.now + for_s, partial(self._start_again, gateway, link.to))
+
+    def _start_again(self, gateway: SimulatedGateway, decider: Deciding) -> None:
+        gateway.start_again()
+        gateway.link = EdgeLink(self, self.fleet.wire, self._random, gateway, decider)
