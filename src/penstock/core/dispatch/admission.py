@@ -154,7 +154,7 @@ def kv_tokens(entry: Entry, endpoint: Endpoint) -> int:
 
 def misfit(entry: Entry, endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> Cause | None:
     """Why this request may not go to an endpoint that is open to its band; None when it may."""
-    if entry.retry.excluded is not None and entry.excludes(endpoint.name, now):
+    if entry.excludes(endpoint.name, now):
         return Cause.SHUNNED
     prefill_tokens, tokens = room(endpoint, settings, now=now)
     if entry.uncached_at(endpoint.index) > prefill_tokens:

@@ -119,7 +119,7 @@ class CandidateFilter:
         prompt_tokens = entry.estimate.prompt_tokens
         tokens = prompt_tokens + entry.estimate.output_tokens
         cached = entry.route.cached_tokens > 0
-        avoid = entry.retry.excluded is not None
+        avoid = bool(entry.retry.excluded)
         fitting: list[Endpoint] = []
         over_share = self._under_share.is_over_share(entry, now)
         if self._pool.roles.any:
@@ -156,7 +156,7 @@ class CandidateFilter:
                 continue
             if entry.estimated_tokens > (endpoint.room_over_share if over_share else endpoint.room)[1]:
                 continue
-            if entry.retry.excluded is not None and entry.excludes(endpoint.name, now):
+            if entry.excludes(endpoint.name, now):
                 self._look_again(endpoint, entry.excluded_until_s(endpoint.name))
             else:
                 found.append(endpoint)
