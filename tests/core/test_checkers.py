@@ -96,7 +96,7 @@ def forgets_to_settle(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_holds(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(CappedFlows, "let_go", lambda *_: None)
+    patch.setattr(CappedFlows, "uncap", lambda *_: None)
 
 
 def forgets_flows(patch: pytest.MonkeyPatch) -> None:

@@ -49,10 +49,10 @@ def test_a_long_prompt_waits_until_the_other_endpoint_is_soon_done() -> None:
     case.compute(1, 2.0)
     assert case.allowed(2.0, 0.0) == ["e1"], "at the other one it would leave the first free"
     assert dict(case.looks) == pytest.approx({"e0": 1.0})
-    assert case.stagger.holds
+    assert case.stagger.made_wait
     assert case.allowed(2.0, 0.99) == ["e1"]
     assert case.allowed(2.0, 1.0) == ["e0", "e1"]
-    assert not case.stagger.holds
+    assert not case.stagger.made_wait
 
 
 def test_a_prompt_that_takes_no_longer_than_that_waits_for_nobody() -> None:

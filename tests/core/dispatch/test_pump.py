@@ -113,7 +113,7 @@ def test_a_tenant_at_its_limit_waits_and_hides_no_other() -> None:
 
 
 @pytest.mark.parametrize("fairness", ["weighted_tokens", "fcfs"])
-def test_no_room_is_kept_for_a_tenant_at_its_limit_however_often_it_is_passed(fairness: str) -> None:
+def test_no_room_is_reserved_for_a_tenant_at_its_limit_however_often_it_is_passed(fairness: str) -> None:
     """Its requests of a second band, and all of them where flows are shared, are passed over one by one."""
     made = scheduler(limited(bands=TWO_BANDS, fairness=fairness), a=999)
     made.arrived(request("one", tenant="limited"), now=0.0)

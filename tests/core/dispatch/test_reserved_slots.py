@@ -26,7 +26,7 @@ def frees(*after_s: float) -> Callable[[str, float], list[float]]:
 def test_without_light_arrivals_nothing_is_kept() -> None:
     assert slots_reserved(0.0, [1.0], 64) == 0
     assert slots_reserved(0.04, [1.0], 64) == 0
-    assert ReservedSlots(None).kept("m", 64, frees(1.0), 0.0) == 0
+    assert ReservedSlots(None).count("m", 64, frees(1.0), 0.0) == 0
 
 
 def test_where_nothing_is_about_to_free_nothing_is_known() -> None:
@@ -40,7 +40,7 @@ def test_it_is_never_more_than_a_share_of_the_slots(slots: int) -> None:
 
 def test_a_fixed_share_is_what_was_asked_for_whatever_happens() -> None:
     reserve = ReservedSlots(0.1)
-    assert [reserve.kept("m", slots, frees(), 0.0) for slots in (9, 10, 64)] == [0, 1, 6]
+    assert [reserve.count("m", slots, frees(), 0.0) for slots in (9, 10, 64)] == [0, 1, 6]
 
 
 @pytest.mark.parametrize(("per_s", "gap_s"), [(1.0, 0.5), (1.0, 2.0), (4.0, 1.0)])
@@ -65,13 +65,13 @@ def test_few_light_arrivals_find_no_slot_while_others_free_one_by_one(per_s: flo
 
 def test_it_grows_with_arrivals_and_is_gone_some_time_after_the_last() -> None:
     often, seldom = reserve_of(every_s=0.1), reserve_of(every_s=1.0)
-    assert often.kept("m", 64, frees(0.5), 30.0) > seldom.kept("m", 64, frees(0.5), 30.0) > 0
-    assert often.kept("n", 64, frees(0.5), 30.0) == 0
-    assert often.kept("m", 64, frees(0.5), 100.0) == 0
+    assert often.count("m", 64, frees(0.5), 30.0) > seldom.count("m", 64, frees(0.5), 30.0) > 0
+    assert often.count("n", 64, frees(0.5), 30.0) == 0
+    assert often.count("m", 64, frees(0.5), 100.0) == 0
 
 
 def test_slots_about_to_free_make_it_smaller() -> None:
-    assert reserve_of().kept("m", 64, frees(0.01, 0.02, 0.03), 30.0) < reserve_of().kept("m", 64, frees(2.0), 30.0)
+    assert reserve_of().count("m", 64, frees(0.01, 0.02, 0.03), 30.0) < reserve_of().count("m", 64, frees(2.0), 30.0)
 
 
 def test_active_weight_fades_and_does_not_fall_at_once() -> None:
@@ -87,5 +87,5 @@ def test_callers_who_invent_models_cost_a_bounded_amount_of_memory() -> None:
     for at in range(3 * MODELS_MAX):
         reserve.arrived(f"m{at}", 0.0)
         reserve.freed(f"m{at}", 0.0)
-        reserve.kept(f"m{at}", 64, frees(1.0), 0.0)
-    assert max(len(reserve._arrivals), len(reserve._freed), len(reserve._kept)) <= MODELS_MAX
+        reserve.count(f"m{at}", 64, frees(1.0), 0.0)
+    assert max(len(reserve._arrivals), len(reserve._freed), len(reserve._counts)) <= MODELS_MAX

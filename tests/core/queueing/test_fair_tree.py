@@ -56,7 +56,7 @@ class Naive:
     entries: list[Entry] = field(default_factory=list)
 
     def in_order(self, models: list[str]) -> list[Entry]:
-        wanted = [x for x in self.entries if x.request.model in models and not any(node.held for node in up(x))]
+        wanted = [x for x in self.entries if x.request.model in models and not any(node.capped for node in up(x))]
         return sorted(wanted, key=self._rank)
 
     def _rank(self, entry: Entry) -> tuple[list[tuple[float, int]], tuple[int, float], int]:
@@ -103,9 +103,9 @@ def test_it_agrees_with_a_naive_tree(steps: list[tuple[str, int, str]]) -> None:
             tree.charge(node, at if verb == "charge" else -at / 2)
         elif verb == "hold":
             held.append(list(up_from(node))[at % len(path)])
-            tree.hold(held[-1])
+            tree.cap(held[-1])
         elif verb == "let go" and held:
-            tree.let_go(held.pop(at % len(held)))
+            tree.uncap(held.pop(at % len(held)))
         for entry in in_flight:
             entry.lease = entry.lease or lease(entry.seq)
         check_tree(tree, [*naive.entries, *in_flight])
@@ -128,7 +128,7 @@ def test_a_group_whose_flows_are_all_held_hides_no_other() -> None:
     low, high = tree.node(("a", "t"), (1.0, 1.0)), tree.node(("b", "u"), (1.0, 1.0))
     put(tree, low, 1)
     behind = put(tree, high, 2)
-    tree.hold(low)
+    tree.cap(low)
     assert tree.head(["x"]) is behind
     assert list(tree.in_order(["x"])) == [behind]
 
@@ -137,12 +137,12 @@ def test_a_held_flow_is_not_forgotten_so_that_it_can_be_let_go() -> None:
     tree = QueueTree()
     node = tree.node(("t",), (1.0,))
     entry = put(tree, node, 1)
-    tree.hold(node)
+    tree.cap(node)
     entry.move(Event.CANCELLED)
     tree.remove(entry)
     tree.release(node)
     assert tree.node(("t",), (1.0,)) is node
-    tree.let_go(node)
+    tree.uncap(node)
     tree.release(node)
     assert tree.nodes == 0
 

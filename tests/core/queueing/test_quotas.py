@@ -178,11 +178,11 @@ def test_the_queue_of_a_tenant_is_bounded_by_estimated_tokens_too() -> None:
 
 def test_a_tenant_at_its_running_limit_is_held_until_one_ends() -> None:
     tenants = one(running=2)
-    assert not tenants.held("a")
+    assert not tenants.at_limit("a")
     assert [tenants.started("a"), tenants.started("a")] == [False, True]
-    assert tenants.held("a")
+    assert tenants.at_limit("a")
     assert [tenants.ended("a"), tenants.ended("a")] == [True, False]
-    assert not tenants.held("a")
+    assert not tenants.at_limit("a")
 
 
 def test_counts_never_go_below_nothing_and_a_held_tenant_starts_nothing() -> None:
@@ -204,7 +204,7 @@ def test_a_tenant_without_limits_is_not_even_known() -> None:
         tenants.queued(name, 10**9, 0)
         assert tenants.over_queued(name) is None
         tenants.unqueued(name, 10**9, 0)
-        assert not any((tenants.started(name), tenants.held(name), tenants.ended(name)))
+        assert not any((tenants.started(name), tenants.at_limit(name), tenants.ended(name)))
     assert [snapshot.name for snapshot in tenants.snapshot(0.0)] == ["a"]
 
 

@@ -17,7 +17,9 @@ from penstock.core.values.settings import AdmissionSettings, BandSettings
 Room = tuple[float, float]  # prompt tokens to compute, and tokens in all
 
 OVER_SHARE_PREFILL_TOKENS = 2048  # one step's budget of most engines: computed at once, nothing waits behind it
-OVER_SHARE_KV_SHARE = 0.05  # of the KV memory, for light requests: some thousands of tokens on any card
+OVER_SHARE_KV_SHARE = (
+    0.05  # of the KV memory, for requests of flows under their share: some thousands of tokens on any card
+)
 
 
 _TOLD = (Cause.SLOTS_FULL, Cause.ENGINE_QUEUE, Cause.KV_FULL)  # what gauges may close an endpoint for

@@ -1,7 +1,7 @@
-"""Who was overtaken by requests that fit where it does not, how often, and what room is then kept for it.
+"""Who was overtaken by requests that fit where it does not, how often, and what room is then reserved for it.
 
 Within a turn of the pump it is noted who was passed over; when somebody is found, all of them count as overtaken. One
-that was overtaken as often as may be has room kept for it: wherever it may go, nobody else goes until it fits
+that was overtaken as often as may be has room reserved for it: wherever it may go, nobody else goes until it fits
 (docs/design.md#group-dispatch).
 
 To count how often each request is overtaken is not enough: a flow with few waiting at a time begins again with each of
@@ -17,7 +17,7 @@ from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import lead
 from penstock.core.values.lifecycle import TERMINAL, State
 
-BACKFILLED_MAX = 32  # times one request may be overtaken by others that fit; then room is kept for it
+BACKFILLED_MAX = 32  # times one request may be overtaken by others that fit; then room is reserved for it
 EPSILON = 1e-9  # of sums of the same costs, made in another order
 
 
@@ -27,8 +27,8 @@ class Backfill:
     def __init__(self, charges: Charges) -> None:
         self._charges = charges
         self.passed: list[Entry] = []  # in this turn: requests that did not fit
-        self.kept: set[Endpoint] = set()  # in this turn: endpoints whose room is kept for some of them
-        self._starved: list[Entry] = []  # overtaken as often as may be: room is kept for those of them that wait
+        self.reserved: set[Endpoint] = set()  # in this turn: endpoints whose room is reserved for some of them
+        self._starved: list[Entry] = []  # overtaken as often as may be: room is reserved for those of them that wait
 
     def reconfigured(self, account: Charges) -> None:
         """Count service as `account` does from now on."""
@@ -37,22 +37,22 @@ class Backfill:
     def begin(self) -> None:
         """A turn begins."""
         self.passed.clear()
-        self.kept.clear()
+        self.reserved.clear()
 
-    def not_kept(self, endpoints: list[Endpoint]) -> list[Endpoint]:
+    def unreserved(self, endpoints: list[Endpoint]) -> list[Endpoint]:
         """Returns those of the endpoints whose room is not reserved in this turn."""
-        return [e for e in endpoints if e not in self.kept] if self.kept else endpoints
+        return [e for e in endpoints if e not in self.reserved] if self.reserved else endpoints
 
     def passes(self, entry: Entry) -> None:
         """Note that `entry` is passed over in this turn."""
         if entry not in self.passed:
             self.passed.append(entry)
 
-    def keep(self, entry: Entry, free: list[Endpoint], now: float) -> None:
+    def reserve(self, entry: Entry, free: list[Endpoint], now: float) -> None:
         """Reserve room for `entry`, which was passed over, if that was so often enough."""
         if entry.dispatch.backfilled >= BACKFILLED_MAX:
             model = entry.model
-            self.kept.update([e for e in free if e.serves(model) and not entry.excludes(e.name, now)])
+            self.reserved.update([e for e in free if e.serves(model) and not entry.excludes(e.name, now)])
 
     def in_bound(self, entry: Entry, endpoints: list[Endpoint], others: list[Entry], now: float) -> list[Endpoint]:
         """Returns where a request may go before `others` whose turn it is, and that could go there, too."""
@@ -80,9 +80,9 @@ class Backfill:
                 self._starved = [x for x in self._starved if x.state not in TERMINAL]
                 self._starved.append(overtaken)
 
-    def room_is_kept(self, endpoint: Endpoint, now: float) -> bool:
+    def room_is_reserved(self, endpoint: Endpoint, now: float) -> bool:
         """True if a request that was overtaken as often as may be waits for room at `endpoint`."""
-        if endpoint in self.kept:
+        if endpoint in self.reserved:
             return True
         for entry in self._starved:  # a loop, for mostly there is nobody
             if entry.state is State.WAITING and endpoint.serves(entry.model) and not entry.excludes(endpoint.name, now):

@@ -113,7 +113,7 @@ class CandidateFilter:
 
     def fitting(self, entry: Entry, endpoints: list[Endpoint], now: float) -> list[Endpoint]:
         """Returns those of the open `endpoints` with room for this very request."""
-        if self._quotas.held(entry.account):
+        if self._quotas.at_limit(entry.account):
             return []
         model = entry.model
         prompt_tokens = entry.estimate.prompt_tokens
@@ -152,7 +152,7 @@ class CandidateFilter:
         """Returns the decode endpoints that have room for a divided request now."""
         model, over_share, found = entry.model, self._under_share.is_over_share(entry, now), []
         for endpoint in self._queues.bands[entry.request.band].open:
-            if endpoint.role is not Role.DECODE or endpoint in self._backfill.kept or not endpoint.serves(model):
+            if endpoint.role is not Role.DECODE or endpoint in self._backfill.reserved or not endpoint.serves(model):
                 continue
             if entry.estimated_tokens > (endpoint.room_over_share if over_share else endpoint.room)[1]:
                 continue

@@ -1,18 +1,18 @@
-"""Where may a long prompt be computed, so that a light request finds an endpoint that is soon done with its own?
+"""Where may a long prompt be computed, so that a small flow's request finds an endpoint that is soon done with its own?
 
-An engine computes prompts first come, first served, and nobody takes back what it was sent: a light request that goes
-to an endpoint waits for the prompts before it. With one endpoint there is nothing to choose. With several it goes to
-where least is left, and what counts is that they are not all in the midst of long prompts at the same time. Think of
-two ferries: when both have just left, who comes now waits a whole crossing; when they leave by turns, half of one.
+An engine computes prompts first come, first served, and nobody takes back what it was sent: a request that goes to an
+endpoint waits for the prompts before it. With one endpoint there is nothing to choose. With several it goes to where
+least is left, and what counts is that they are not all in the midst of long prompts at the same time. Think of two
+ferries: when both have just left, a traveller waits a whole crossing; when they leave by turns, half of one.
 
-So while light requests come, a prompt of a flow over its share that takes longer than `patience_s` is sent to an
-endpoint only if another one will be done with what it computes within that time. Else it waits for that, and shorter
-ones may overtake it. `patience_s` is half of the time that such prompts take, by work: of the one in which a token of
-theirs finds itself on average. With equal prompts and two endpoints that is just what taking turns gives, and costs no
-throughput; with more endpoints least is left somewhere anyway; and where few huge prompts are most of the work it is
-half of a huge one, for with less only one endpoint could ever work on them.
+So while requests of flows under their share come, a prompt of a flow over its share that takes longer than `patience_s`
+is sent to an endpoint only if another one will be done with what it computes within that time. Else it waits for that,
+and shorter ones may overtake it. `patience_s` is half of the time that such prompts take, by work: of the one in which
+a token of theirs finds itself on average. With equal prompts and two endpoints that is just what taking turns gives,
+and costs no throughput; with more endpoints least is left somewhere anyway; and where few huge prompts are most of the
+work it is half of a huge one, for with less only one endpoint could ever work on them.
 
-Nobody is held for good: not for an endpoint that takes twice as long as was predicted, not when no other one is well,
+No prompt waits for good: not for an endpoint that takes twice as long as was predicted, not when no other one is well,
 and not after having been overtaken as often as may be.
 """
 
@@ -25,12 +25,12 @@ from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
 from penstock.core.queueing.entry import Entry
 
-KEPT = 0.98  # of what was learned, per long prompt sent: about the last fifty
+FADES = 0.98  # of what was learned, per long prompt sent: about the last fifty
 STEP_S = 0.005  # nothing is looked at again sooner: an engine's step takes longer
 
 
 class PrefillStagger:
-    """How long the prompts of heavy flows take, and which endpoints are soon done with theirs."""
+    """How long the prompts of flows over their share take, and which endpoints are soon done with theirs."""
 
     def __init__(self, pool: Pool, look_again: Callable[[Endpoint, float], None]) -> None:
         self._pool = pool
@@ -38,21 +38,21 @@ class PrefillStagger:
         self._seconds = 0.0
         self._squares = 0.0
         self._soonest: dict[str, list[tuple[float, Endpoint]]] = {}  # in this turn: per model, the two done soonest
-        self.holds = False  # somebody was held back in this turn
+        self.made_wait = False  # some prompt was, in this turn
 
     def begin(self) -> None:
         """A turn begins: what was found out in the last one may be true no more."""
         self._soonest.clear()
-        self.holds = False
+        self.made_wait = False
 
     def sent(self, prefill_s: float) -> None:
         """Note that a prompt of a flow over its share was sent, which takes `prefill_s` to compute."""
-        self._seconds = KEPT * self._seconds + prefill_s
-        self._squares = KEPT * self._squares + prefill_s * prefill_s
+        self._seconds = FADES * self._seconds + prefill_s
+        self._squares = FADES * self._squares + prefill_s * prefill_s
 
     @property
     def patience_s(self) -> float:
-        """How soon an endpoint has to be done with its prompts to be one that light requests can go to."""
+        """How soon an endpoint has to be done with its prompts to be one for the others."""
         return 0.5 * self._squares / self._seconds if self._seconds > 0.0 else math.inf
 
     def allowed(self, entry: Entry, endpoints: list[Endpoint], now: float) -> list[Endpoint]:
@@ -68,7 +68,7 @@ class PrefillStagger:
             if wait_s <= 0.0:
                 allowed.append(endpoint)
             else:
-                self.holds = True
+                self.made_wait = True
                 self._look_again(endpoint, now + (wait_s if wait_s > STEP_S else STEP_S))
         return allowed
 

@@ -1,7 +1,7 @@
 """Who goes out of its turn because its prompt begins like that of the last one sent somewhere in its turn?
 
 `prefix_groups.py` knows who may follow whom, and how fair that is; this asks it for every endpoint that is open. A
-follower has to have room there, no better place to go to, and nobody for whom that room is kept
+follower has to have room there, no better place to go to, and nobody for whom that room is reserved
 (docs/design.md#group-dispatch).
 """
 
@@ -56,7 +56,7 @@ class PrefixFollowers:
     ) -> tuple[Entry, Endpoint] | None:
         """One that may follow, and to where.
 
-        Of the `scarce` models the last slots are kept for flows under their share.
+        Of the `scarce` models the last slots are reserved for flows under their share.
         """
         head: Entry | None = None
         grouping = self._groups
@@ -65,7 +65,7 @@ class PrefixFollowers:
             if group is None:
                 continue
             candidates = grouping.candidates(group)
-            if not candidates or self._backfill.room_is_kept(endpoint, now):
+            if not candidates or self._backfill.room_is_reserved(endpoint, now):
                 continue  # as mostly
             for candidate in candidates:
                 entry, model = candidate.entry, candidate.entry.model
@@ -88,7 +88,7 @@ class PrefixFollowers:
 
     def _may_follow(self, entry: Entry, group: PrefixGroup, models: list[str], now: float) -> bool:
         """Whether it may go out of its turn, has room there, and no better place to go to."""
-        if self._quotas.held(entry.account):
+        if self._quotas.at_limit(entry.account):
             return False
         if not self._groups.in_order(entry) or not self._groups.in_bound(entry, models):
             return False

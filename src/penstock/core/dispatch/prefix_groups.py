@@ -219,7 +219,7 @@ class PrefixGroups:
         may_lead = (self.size - 1) * self._charges.full_cost(entry) + EPSILON
         node = entry.node_of()
         while (parent := node.parent) is not None:
-            if node.held:
+            if node.capped:
                 return False
             turn = math.inf
             for model in models:

@@ -1,9 +1,9 @@
 """Which request is sent next, and to which endpoints may it go: bands, turns, room, in that order.
 
 The head of the fair order goes first. When it does not fit the room that is left (its prompt, its KV memory), those
-behind it may overtake it, within a window, so many times, and by so much; then room is kept for it
+behind it may overtake it, within a window, so many times, and by so much; then room is reserved for it
 (docs/design.md#group-dispatch).
-When the slots that are left are kept for flows under their fair share, only such flows are looked for.
+When the slots that are left are reserved for flows under their fair share, only such flows are looked for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.core.dispatch.under_share import UnderShare
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
 from penstock.core.queueing.band import Band
-from penstock.core.queueing.capped_flows import HELD_MAX, CappedFlows
+from penstock.core.queueing.capped_flows import CAPPED_MAX, CappedFlows
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import Node, top
 from penstock.core.queueing.promised_shares import PromisedShares
@@ -95,10 +95,10 @@ class Pump:
 
         That is what `next` would find if it had been pushed into its queue. Of all bands only its own would have work,
         so turns, promised shares and the fair order choose among one: the head of its flow is itself. Nobody can be
-        overtaken, none was bumped, and no room is kept for anybody. What remains of `next` is asked here, in the same
-        words: which endpoints are open to the band, whether the slots left are kept for light flows, whether its model
-        and its tenant may be sent, and which endpoints it fits. Whatever is not plain (kept slots, affinities, divided
-        requests) is left to the queue, which this leaves as it was.
+        overtaken, none was bumped, and no room is reserved. What remains of `next` is asked here, in the same words:
+        which endpoints are open to the band, whether the slots left are reserved, whether its model and its
+        tenant may be sent, and which endpoints it fits. Whatever is not plain (reserved slots, affinities,
+        divided requests) is left to the queue, which this leaves as it was.
         """
         request = entry.request
         band = self._queues.bands[request.band]
@@ -144,7 +144,7 @@ class Pump:
             self._candidates.check_open(band, now)
         if not band.open:
             return None
-        free = self._backfill.not_kept(list(band.open))
+        free = self._backfill.unreserved(list(band.open))
         models = [
             m for m in band.tree.root.backlog if self._pauses.sends(m) and self._candidates.anybody_serves(m, free)
         ]
@@ -168,16 +168,14 @@ class Pump:
         head = self._capped.head(band, models)
         if head is None:
             return None  # all flows are held
-        free_to_head = self._backfill.not_kept(free)
+        free_to_head = self._backfill.unreserved(free)
         endpoints = self._candidates.fitting(head, free_to_head, now)
         if not endpoints and head.request.prefix and self._look(head, now):
             endpoints = self._candidates.fitting(head, free_to_head, now)
         if endpoints and (allowed := self._in_bound(head, endpoints, None, now)):  # of a scarce model some were passed
             return head, allowed
         found = None
-        if self._under_share.is_over_share(
-            head, now
-        ):  # it leaves room for light flows, which may stand far behind it by now
+        if self._under_share.is_over_share(head, now):  # room is left to others, which may stand far behind
             found = self._first_fit(self._under_share.in_order(band, head.request.model, now), free, now, head=head)
         return found or self._overtake(band, models, free, now)
 
@@ -207,19 +205,19 @@ class Pump:
         head: Entry | None = None,
         bumped: bool = False,
     ) -> Found | None:
-        """The first of a line, within the window, that fits. Notes who is passed over, and what is kept for whom.
+        """The first of a line, within the window, that fits. Notes which it passes over, and reserves room.
 
         No flow gets too far ahead of those who are passed over, nor of a `head` whose turn it was, unless an operator
         said so: `bumped`.
         """
         looked_at, prefill_room, kv_room = 0, math.inf, math.inf
         ahead: set[tuple[Node, str]] = set()  # flows that are as far ahead as may be: others pass them, too
-        held: list[Entry] = []  # by an estimate: nobody gets too far ahead of them either
-        for entry in islice(line, HELD_MAX):
+        waiting: list[Entry] = []  # for a warm endpoint, by an estimate: nobody gets too far ahead of them either
+        for entry in islice(line, CAPPED_MAX):
             if entry.affinity.preferred and self._affinity.surely_waits(entry, free, now):
-                held.append(entry)
+                waiting.append(entry)
                 continue
-            if self._quotas.held(entry.account):
+            if self._quotas.at_limit(entry.account):
                 continue
             if looked_at >= WINDOW:
                 break
@@ -229,9 +227,14 @@ class Pump:
             if looked_at == 1:  # most lines end with the first one
                 prefill_room, kv_room = _largest_room(free)
             if entry.route.uncached_tokens <= prefill_room and entry.estimated_tokens <= kv_room:
-                endpoints = self._candidates.fitting(entry, self._backfill.not_kept(free), now)
+                endpoints = self._candidates.fitting(entry, self._backfill.unreserved(free), now)
                 allowed = endpoints if bumped else self._in_bound(entry, endpoints, head, now)
-                if allowed and held and not bumped and (found := self._pressed(entry, held, free, now)) is not None:
+                if (
+                    allowed
+                    and waiting
+                    and not bumped
+                    and (found := self._pressed(entry, waiting, free, now)) is not None
+                ):
                     return found
                 if allowed:
                     return entry, allowed
@@ -241,19 +244,19 @@ class Pump:
                     continue
             if entry.affinity.may_wait and self._affinity.waits(entry, now):
                 if self._affinity.weighs_wait:
-                    held.append(entry)
+                    waiting.append(entry)
                 continue  # nobody overtakes it: it waits for an endpoint of its own
             looked_at += 1
             self._backfill.passes(entry)
-            self._backfill.keep(entry, free, now)
+            self._backfill.reserve(entry, free, now)
         return None
 
-    def _pressed(self, entry: Entry, held: list[Entry], free: list[Endpoint], now: float) -> Found | None:
-        """The first of those that are held by whom the flow of another may not pass again: it goes instead."""
-        for other in held:
+    def _pressed(self, entry: Entry, waiting: list[Entry], free: list[Endpoint], now: float) -> Found | None:
+        """The first of those that wait for a warm endpoint whom the flow of `entry` may not pass again: it goes."""
+        for other in waiting:
             if self._backfill.too_far(entry, other) and self._affinity.only(other, now) is None:
                 self._affinity.let_go(other)
-                endpoints = self._candidates.fitting(other, self._backfill.not_kept(free), now)
+                endpoints = self._candidates.fitting(other, self._backfill.unreserved(free), now)
                 if endpoints:
                     return other, endpoints
         return None

@@ -1,13 +1,13 @@
-"""How many slots are kept free for flows under their fair share, so that they need not wait for one.
+"""How many slots are reserved for flows under their fair share, so that their requests need not wait for one?
 
-A heavy flow takes each slot the moment it frees; who comes now and then would always wait for the next. Kept slots are
-a stock: an arrival of a light flow takes one, the next slot that frees refills it. It has to last until then. In the
-time t_k until the k-th next slot frees, a*t_k light requests are expected, give or take their square root; k-1 slots
-have freed before. So max over k of a*t_k + 3*sqrt(a*t_k) - (k-1) slots are kept (square-root staffing over the time to
-replenishment): many when the answers in flight have long to go, none when several are about to end, and none when no
-light requests come.
+A flow over its share takes each slot the moment it frees; a request that comes now and then would always wait for the
+next. Reserved slots are a stock: a request of a flow under its share takes one, the next slot that frees refills it. It
+has to last until then. In the time t_k until the k-th next slot frees, a*t_k such requests are expected, give or take
+their square root; k-1 slots have freed before. So max over k of a*t_k + 3*sqrt(a*t_k) - (k-1) slots are reserved
+(square-root staffing over the time to replenishment): many when the answers in flight have long to go, none when
+several are about to end, and none when no such requests come.
 
-What is kept free costs throughput, so `SHARE_MAX` bounds it.
+What is reserved costs throughput, so `SHARE_MAX` bounds it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from penstock.core.util.decaying import WINDOW_S, Decaying, DecayingRate
 DEVIATIONS = 3.0  # of a Poisson stream: few arrivals in a hundred may miss, and small means have long tails
 UNDER_SHARE_MIN = 0.5  # of a request within the window: less is none
 FREES_MAX = 8  # slots about to free that are looked ahead to
-WEIGHT_KEPT_S = 30.0
-KEPT_FOR_S = 0.05  # rates over ten seconds change by less than a hundredth in that time
+WEIGHT_FADES_S = 30.0
+REVIEW_S = 0.05  # rates over ten seconds change by less than a hundredth in that time
 SHARE_MAX = 0.25
 MODELS_MAX = 1_000  # whose rates are remembered: an endpoint that serves any name lets callers choose them
 
 
 def slots_reserved(arrivals_per_s: float, frees_s: Sequence[float], slots: int) -> int:
-    """Slots to keep free out of `slots`. `frees_s`: in how many seconds the next slots will free, in order."""
+    """Returns how many of `slots` to reserve. `frees_s`: in how many seconds the next slots will free, in order."""
     if arrivals_per_s * WINDOW_S < UNDER_SHARE_MIN:
         return 0
     wanted = 0.0
@@ -39,14 +39,15 @@ def slots_reserved(arrivals_per_s: float, frees_s: Sequence[float], slots: int) 
 
 
 class ReservedSlots:
-    """Measures, per model, how often light flows come and how often slots free; says how many slots to keep."""
+    """Measures, per model, how often requests of flows under their share come and how often slots free; says how many
+    slots to reserve."""
 
     def __init__(self, share: float | None) -> None:
         self.share = share  # None: measured
         self._arrivals: BoundedMap[str, DecayingRate] = BoundedMap(MODELS_MAX)
         self._freed: BoundedMap[str, DecayingRate] = BoundedMap(MODELS_MAX)
-        self._kept: dict[str, tuple[int, int, float]] = {}  # what was computed for so many slots, and is good until
-        self._weight = Decaying(WEIGHT_KEPT_S)
+        self._counts: dict[str, tuple[int, int, float]] = {}  # how many, computed for so many slots, good until
+        self._weight = Decaying(WEIGHT_FADES_S)
 
     def weight_seen(self, weight: float, now: float) -> None:
         """Note that flows of so much `weight` are active. One that came recently counts as about to come again."""
@@ -76,24 +77,24 @@ class ReservedSlots:
         freed = self._freed.get(model)
         return freed.per_s(now) if freed is not None else 0.0
 
-    def kept(self, model: str, slots: int, frees_s: Callable[[str, float], Sequence[float]], now: float) -> int:
+    def count(self, model: str, slots: int, frees_s: Callable[[str, float], Sequence[float]], now: float) -> int:
         """Returns how many of the model's `slots` only flows under their fair share may use."""
         if self.share is not None:
             return int(slots * self.share)
         arrivals = self._arrivals.get(model)
         if arrivals is None:
             return 0
-        kept, of_slots, until_s = self._kept.get(model, (0, -1, 0.0))
+        count, of_slots, until_s = self._counts.get(model, (0, -1, 0.0))
         if now >= until_s or slots != of_slots:
-            kept = slots_reserved(arrivals.per_s(now), frees_s(model, now), slots)
-            if len(self._kept) >= MODELS_MAX:
-                self._kept.clear()
-            self._kept[model] = (kept, slots, now + KEPT_FOR_S)
-        return kept
+            count = slots_reserved(arrivals.per_s(now), frees_s(model, now), slots)
+            if len(self._counts) >= MODELS_MAX:
+                self._counts.clear()
+            self._counts[model] = (count, slots, now + REVIEW_S)
+        return count
 
-    def kept_lately(self, model: str) -> int:
+    def last_count(self, model: str) -> int:
         """Returns how many slots were reserved when that was last asked."""
-        return self._kept.get(model, (0, 0, 0.0))[0]
+        return self._counts.get(model, (0, 0, 0.0))[0]
 
 
 def _of(rates: BoundedMap[str, DecayingRate], model: str) -> DecayingRate:

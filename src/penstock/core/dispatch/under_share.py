@@ -1,8 +1,8 @@
-"""Which flows are light, and which slots are kept for them (docs/design.md#admission).
+"""Which flows are under their share, and which slots are reserved for them (docs/design.md#admission)?
 
-A flow is light while it takes no more than its fair share: of the slots, or of the work that was asked for and sent of
-late. When the slots that are left for a model are kept (`reserved_slots.py` says how many), only requests of such flows
-are looked for; and where light requests come, others have to leave some of the room for prompts and memory.
+A flow is under its share while it takes no more than that: of the slots, or of the work that was asked for and sent of
+late. When the slots that are left for a model are reserved (`reserved_slots.py` says how many), only requests of such
+flows are looked for; and where those come, others have to leave some of the room for prompts and memory.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from penstock.core.dispatch.reserved_slots import FREES_MAX, ReservedSlots
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
 from penstock.core.queueing.band import Band
-from penstock.core.queueing.capped_flows import HELD_MAX, CappedFlows
+from penstock.core.queueing.capped_flows import CAPPED_MAX, CappedFlows
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import Node, in_fair_order, top
 from penstock.core.queueing.queues import Queues
 from penstock.core.queueing.quotas import Quotas
 from penstock.core.util.decaying import Decaying
 
-RESERVE_REVIEW_S = 1.0  # how often a reserve is looked at again; light arrivals are forgotten over ten seconds
+RESERVE_REVIEW_S = 1.0  # how often a reserve is looked at again; arrivals are forgotten over ten seconds
 FORESEEN_SLOTS_MAX = 64  # of a pool whose leases' ends are foreseen one by one; rates are exact enough beyond
-DEMAND_WINDOW_S = 30.0  # some tens of requests of a light flow; shorter calls a burst of three a flood
-UNDER_SHARE_WAITING_MAX = 3  # requests of a light flow that wait: more is a backlog, whatever it holds and asked for
+DEMAND_WINDOW_S = 30.0  # some tens of requests of a small flow; shorter calls a burst of three a flood
+UNDER_SHARE_WAITING_MAX = 3  # requests of one flow that wait: more is a backlog, whatever it holds and asked for
 DEMAND_PLAY = 2.0  # a handful of requests of very different sizes is easily twice its mean
 
 
 class UnderShare:
-    """Tells light flows from others by what they ask for and get, and says what is kept for them."""
+    """Tells flows under their share from others by what they ask for and get, and says what is reserved for them."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class UnderShare:
                     if self.under_share(flow, model, now):
                         band.note_under_share(flow, model)
 
-    # --- who is light -------------------------------------------------------------------------------------------
+    # --- who is under its share ---------------------------------------------------------------------------------
 
     def under_share(self, node: Node, model: str, now: float) -> bool:
         """True if a flow recently took no more than its fair share: of the slots, or of the work.
@@ -135,9 +135,9 @@ class UnderShare:
         behind its fair share of the tokens, and then stands before the flows for which the slots are reserved.
         """
         head = self._capped.head(band, [model])
-        if head is not None and self._quotas.held(head.account):  # its flow is shared with others
-            line = islice(band.tree.in_order([model]), HELD_MAX)
-            head = next((x for x in line if not self._quotas.held(x.account)), None)
+        if head is not None and self._quotas.at_limit(head.account):  # its flow is shared with others
+            line = islice(band.tree.in_order([model]), CAPPED_MAX)
+            head = next((x for x in line if not self._quotas.at_limit(x.account)), None)
         first = top(head.node_of()) if head is not None else None
         if first is not None and self.under_share(first, model, now):
             yield from band.tree.in_order([model], first)
@@ -159,24 +159,24 @@ class UnderShare:
         asked = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S)
         return asked <= DEMAND_PLAY * self._served.at(now) * part
 
-    # --- what is kept for them ----------------------------------------------------------------------------------
+    # --- what is reserved for them ------------------------------------------------------------------------------
 
-    def kept(self, model: str, now: float) -> int:
+    def reserved_slots(self, model: str, now: float) -> int:
         """Returns how many slots of a model only flows under their share may use."""
-        return self._reserved.kept(model, self._pool.slots(model), self._frees_s, now)
+        return self._reserved.count(model, self._pool.slots(model), self._frees_s, now)
 
     def only_reserved_left(self, model: str, band: Band, endpoints: list[Endpoint], now: float) -> bool:
         """True if the slots that are left for a model are reserved for flows under their share."""
-        kept = self.kept(model, now)
-        if kept <= 0:
+        reserved = self.reserved_slots(model, now)
+        if reserved <= 0:
             return False
-        if self._pool.uniform and not self._backfill.kept:
+        if self._pool.uniform and not self._backfill.reserved:
             free = band.free_slots
         else:
             free = sum(band.open[e] for e in endpoints if e.serves(model))
-        if free > kept:
+        if free > reserved:
             return False
-        # Light arrivals are forgotten, so time alone may shrink the reserve.
+        # Arrivals are forgotten, so time alone may shrink the reserve.
         self._look_again(endpoints[-1], now + RESERVE_REVIEW_S)
         return True
 

@@ -186,7 +186,7 @@ class Waits:
         """Returns what keeps the first of a line from being sent. `tenant`: None if it has no limit on what runs."""
         if not self._pauses.sends(model):
             return Cause.PAUSED
-        if tenant is not None and self._quotas.held(tenant):
+        if tenant is not None and self._quotas.at_limit(tenant):
             return Cause.TENANT_PAUSED if self._quotas.paused(tenant) else Cause.TENANT_CAP
         closed, free = self.endpoints(band, model)
         if (free or not _OUT.issuperset(closed)) and self._higher(band, model):
@@ -241,8 +241,8 @@ class Waits:
         causes = [cause for cause in misfits if cause is not None]
         if len(causes) == len(misfits):
             return dominant(Counter(causes))
-        is_kept = self._under_share.kept(model, now) > 0 or self._under_share.is_over_share(head, now)
-        return Cause.CLASS_SHARE if is_kept else Cause.TURN
+        is_reserved = self._under_share.reserved_slots(model, now) > 0 or self._under_share.is_over_share(head, now)
+        return Cause.CLASS_SHARE if is_reserved else Cause.TURN
 
     def _misfit(self, head: Entry, endpoint: Endpoint, now: float) -> Cause | None:
         cause = admission.misfit(head, endpoint, self._settings, now=now)

@@ -74,7 +74,7 @@ class Band:
     def flows_under_share(self, model: str) -> list[Node]:
         """Returns the flows with requests waiting for a model that were under their share when last looked at."""
         flows = self._under_share.get(model)
-        return [node for node in flows if not node.held and model in node.backlog] if flows else []
+        return [node for node in flows if not node.capped and model in node.backlog] if flows else []
 
     def no_longer_under_share(self, flow: Node, model: str) -> None:
         """Forget that `flow` was under its share; its next request will be judged again."""

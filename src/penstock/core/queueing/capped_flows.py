@@ -1,6 +1,6 @@
 """Flows of tenants that run as many requests as they may: they are passed over until one of those ends.
 
-A flow is held when such a tenant is met at the head of the fair order, or comes; so what nobody meets costs nothing.
+A flow is capped when such a tenant is met at the head of the fair order, or comes; so what nobody meets costs nothing.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from penstock.core.queueing.fair_tree import Node, QueueTree
 from penstock.core.queueing.queues import Queues
 from penstock.core.queueing.quotas import Quotas
 
-HELD_MAX = 1_024  # looked at to find a request that may be sent, where held ones stand between all others
+CAPPED_MAX = 1_024  # looked at to find a request that may be sent, where capped ones stand between all others
 
 
 class CappedFlows:
-    """The flows that are held, and who is next in fair order but for these."""
+    """The flows that are capped, and who is next in fair order but for these."""
 
     def __init__(self, queues: Queues, quotas: Quotas, *, tenant_level: int | None) -> None:
         self._queues = queues
@@ -23,7 +23,7 @@ class CappedFlows:
         self._tenant_level = tenant_level
         self.flows: dict[str, list[tuple[QueueTree, Node]]] = {}  # by tenant
 
-    def hold(self, entry: Entry) -> bool:
+    def cap(self, entry: Entry) -> bool:
         """Exclude the tenant's flow until one of its leases ends.
 
         Returns False if other tenants share the flow: then skip entry by entry.
@@ -38,28 +38,28 @@ class CappedFlows:
         if len(path) <= self._tenant_level:
             return False
         own = path[-1 - self._tenant_level]
-        if not own.held:
+        if not own.capped:
             tree = self._queues.bands[entry.request.band].tree
-            tree.hold(own)
+            tree.cap(own)
             self.flows.setdefault(entry.account, []).append((tree, own))
         return True
 
-    def let_go(self, tenant: str) -> None:
+    def uncap(self, tenant: str) -> None:
         """Give the flows of `tenant` their turn back: it may run more again."""
         for tree, node in self.flows.pop(tenant, ()):
-            tree.let_go(node)
+            tree.uncap(node)
 
-    def let_all_go(self) -> None:
-        """Give all flows their turn back, because limits may have changed. Which to hold is found out again."""
+    def uncap_all(self) -> None:
+        """Give all flows their turn back, because limits may have changed. Which to cap is found out again."""
         for tenant in list(self.flows):
-            self.let_go(tenant)
+            self.uncap(tenant)
 
     def head(self, band: Band, models: list[str]) -> Entry | None:
         """Returns the next entry in fair order; None if there is none that may run.
 
-        Flows of tenants that run as many requests as they may are held when they are met here.
+        Flows of tenants that run as many requests as they may are capped when they are met here.
         """
         head = band.tree.head(models)
-        while head is not None and self._quotas.held(head.account) and self.hold(head):
+        while head is not None and self._quotas.at_limit(head.account) and self.cap(head):
             head = band.tree.head(models)
         return head

@@ -33,11 +33,11 @@ class Node:
     __slots__ = (
         "active_weight",
         "backlog",
+        "capped",
         "children",
         "demand",
         "demand_s",
         "heaps",
-        "held",
         "in_flight",
         "index",
         "leaves",
@@ -73,7 +73,7 @@ class Node:
         self.left_s = 0.0
         self.demand = 0.0  # work asked for recently, fading; as of `demand_s`
         self.demand_s = 0.0
-        self.held = False  # passed over, whatever waits below it
+        self.capped = False  # passed over, whatever waits below it
 
     @property
     def active(self) -> bool:
@@ -82,8 +82,8 @@ class Node:
 
     @property
     def idle(self) -> bool:
-        """Whether forgetting it changes nothing: no requests, not held, no service that others have yet to catch up."""
-        return not self.active and not self.held and (self.parent is None or self.tag <= self.parent.virtual)
+        """Whether forgetting it changes nothing: no requests, no cap, no service that others have yet to catch up."""
+        return not self.active and not self.capped and (self.parent is None or self.tag <= self.parent.virtual)
 
     def enlist(self, child: Node, model: str) -> None:
         """Put `child` into the heap of a model, with its present tag."""
@@ -110,7 +110,7 @@ class Node:
         who looks through all that wait in order would meet each of them.
         """
         if len(heap) > 2 * self.lined.get(model, 0) + 16:
-            fresh = {item[2].index: item[2] for item in heap if item[2].backlog.get(model) and not item[2].held}
+            fresh = {item[2].index: item[2] for item in heap if item[2].backlog.get(model) and not item[2].capped}
             heap[:] = [(node.tag, node.index, node) for node in fresh.values()]
             heapq.heapify(heap)
 
@@ -119,7 +119,7 @@ class Node:
         heap = self.heaps.get(model)
         while heap:
             tag, index, child = heap[0]
-            if child.held or not child.backlog.get(model):
+            if child.capped or not child.backlog.get(model):
                 heapq.heappop(heap)
             elif tag < child.tag:
                 heapq.heapreplace(heap, (child.tag, index, child))
@@ -143,7 +143,7 @@ class Node:
             child = heap[at][2] if at >= 0 else heap[-1 - at][2]
             if tag < child.tag and at >= 0:
                 heapq.heappush(front, (child.tag, index, -1 - at))  # it stands too early: look again at its true tag
-            elif index not in given and not child.held and child.backlog.get(model):
+            elif index not in given and not child.capped and child.backlog.get(model):
                 given.add(index)
                 yield child
 
@@ -300,7 +300,7 @@ class QueueTree:
         """Forget idle flows whose debt others have caught up with; too many debtors lose their debt."""
         self._forget_below(self.root, keep, lambda node: node.idle)
         if self._nodes > NODES_MAX:
-            self._forget_below(self.root, keep, lambda node: not node.active and not node.held)
+            self._forget_below(self.root, keep, lambda node: not node.active and not node.capped)
         self._sweep_at = max(NODES_SWEEP_MIN, 2 * self._nodes)
 
     def _forget_below(self, node: Node, keep: Node, forgettable: Callable[[Node], bool]) -> None:
@@ -329,13 +329,13 @@ class QueueTree:
                     parent.active_weight += weight - child.weight
                 child.weight = weight
 
-    def hold(self, node: Node) -> None:
-        """Pass over `node` until `let_go`."""
-        node.held = True
+    def cap(self, node: Node) -> None:
+        """Pass over `node` until `uncap`."""
+        node.capped = True
 
-    def let_go(self, node: Node) -> None:
-        """Take a held node's turn into account again."""
-        node.held = False
+    def uncap(self, node: Node) -> None:
+        """Take a capped node's turn into account again."""
+        node.capped = False
         if node.parent is not None:
             for model in node.backlog:
                 node.parent.enlist(node, model)

@@ -202,7 +202,7 @@ class Quotas:
 
     # --- what runs ------------------------------------------------------------------------------------------
 
-    def held(self, tenant: str) -> bool:
+    def at_limit(self, tenant: str) -> bool:
         """True if none of the tenant's requests may be sent for now, because it runs as many as it may."""
         account = self._accounts.get(tenant)
         return account is not None and account.limits.running is not None and account.running >= account.limits.running
@@ -217,26 +217,26 @@ class Quotas:
         return account is not None and account.limits.running == 0
 
     def started(self, tenant: str) -> bool:
-        """Count a request that was sent. Returns True if it was the last one for now: hold the tenant's flows."""
+        """Count a request that was sent. Returns True if it was the last one for now: cap the tenant's flows."""
         account = self._accounts.get(tenant)
         if account is None:
             return False
-        assert not self.held(tenant), "a held tenant's requests are not sent"
+        assert not self.at_limit(tenant), "a tenant at its limit is sent nothing"
         account.running += 1
-        return self.held(tenant)
+        return self.at_limit(tenant)
 
     def ended(self, tenant: str) -> bool:
         """Count a request out that is no longer at an engine.
 
-        Returns True if the tenant's flows need no longer be held.
+        Returns True if the tenant's flows need no longer be capped.
         """
         account = self._accounts.get(tenant)
         if account is None:
             return False
         assert account.running > 0
-        was_held = self.held(tenant)
+        was_at_limit = self.at_limit(tenant)
         account.running -= 1
-        return was_held and not self.held(tenant)  # a limit may have fallen below what runs
+        return was_at_limit and not self.at_limit(tenant)  # a limit may have fallen below what runs
 
     def allowance(self, tenant: str, now: float) -> Allowance | None:
         """Returns what is left of the tenant's rates; None if it has none."""

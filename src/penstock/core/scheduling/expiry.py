@@ -124,6 +124,8 @@ def _may_be_taken_back(state: SchedulerState, entry: Entry, now: float) -> bool:
     others = [
         e for e in sending.usable(state, entry, now) if e.movement.stuck_s is None and not entry.excludes(e.name, now)
     ]
-    if not state.settings.queue_enabled and (state.quotas.held(entry.account) or not state.pauses.sends(entry.model)):
+    if not state.settings.queue_enabled and (
+        state.quotas.at_limit(entry.account) or not state.pauses.sends(entry.model)
+    ):
         return False
     return bool(others)

@@ -63,7 +63,7 @@ class OperatorFacts:
         state = self._state
         state.settings = replace(state.settings, tenants=limits)
         state.quotas.reconfigured(limits, state.entries.values(), now)
-        state.capped.let_all_go()
+        state.capped.uncap_all()
         state.under_share.judge_again(now)
         state.recorder.relined(_waiting(state), now)
         state.wait_causes.look(now, at_once=True)
@@ -106,7 +106,7 @@ class OperatorFacts:
         state.candidates.settings = settings.admission
         state.backfill.reconfigured(state.charges)
         state.promised.reconfigured()
-        state.capped.let_all_go()
+        state.capped.uncap_all()
         state.under_share.judge_again(now)
         state.recorder.reconfigured(
             [band.name for band in settings.bands], settings.admission, state.entries.values(), now

@@ -74,7 +74,7 @@ class RequestFacts:
         sending.look_at(state, endpoint, now)
         if well and not endpoint.proof.stands:
             judging.well(state, endpoint, now)
-        if len(endpoint.ledger.leases) >= endpoint.slots and not state.stagger.holds:
+        if len(endpoint.ledger.leases) >= endpoint.slots and not state.stagger.made_wait:
             return []  # closed before and after, and nobody waits elsewhere for its prompt to be computed
         return sending.touched(state, endpoint, now)
 
@@ -309,7 +309,7 @@ def _send_or_refuse(state: SchedulerState, entry: Entry, now: float, actions: li
         reason = Reason.DRAINING if pinned.drained else Reason.ENDPOINT_OVERLOADED
     if not state.pauses.sends(request.model):
         endpoints, reason = [], Reason.NO_ENDPOINT
-    elif state.quotas.held(entry.account):
+    elif state.quotas.at_limit(entry.account):
         endpoints, reason = [], Reason.TENANT_LIMIT
     if request.pinned is not None and state.settings.queue_enabled:
         endpoints = [e for e in endpoints if state.candidates.open_to(e, entry, now)]

@@ -49,7 +49,7 @@ def requeue(
     elsewhere: list[Endpoint] = []
     if not state.settings.queue_enabled and not over and state.pauses.sends(entry.model):
         elsewhere = [e for e in sending.usable(state, entry, now) if not entry.excludes(e.name, now)]
-        if state.quotas.held(entry.account):
+        if state.quotas.at_limit(entry.account):
             elsewhere = []
     if not state.settings.queue_enabled and not over and not elsewhere:
         assert failure is not None, "what can't wait is taken back only where it can go elsewhere"

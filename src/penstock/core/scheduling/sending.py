@@ -70,7 +70,7 @@ def send_all(state: SchedulerState, now: float, actions: list[Action]) -> None:
             if not state.pauses.sends(model):
                 continue
             for entry in list(band.tree.in_order([model])):
-                if state.quotas.held(entry.account):
+                if state.quotas.at_limit(entry.account):
                     continue
                 endpoints = usable(state, entry, now)
                 if not endpoints and not state.pool.roles.any:
@@ -137,7 +137,7 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
     tree.lent(node)
     state.charges.dispatched(tree, entry)
     if state.quotas.started(entry.account):
-        state.capped.hold(entry)
+        state.capped.cap(entry)
     state.lease_serial += 1
     lease = Lease(
         state.lease_serial,
@@ -243,7 +243,7 @@ def release(state: SchedulerState, entry: Entry, now: float, *, abandoned: bool 
     state.recorder.released(entry)
     state.tree_of(entry).returned(entry.node_of())
     if state.quotas.ended(entry.account):
-        state.capped.let_go(entry.account)
+        state.capped.uncap(entry.account)
     state.reserved.freed(entry.model, now)
     endpoint = state.pool.holder(lease)
     if endpoint is not None:

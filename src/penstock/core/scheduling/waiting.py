@@ -61,8 +61,8 @@ def enqueue(state: SchedulerState, entry: Entry, now: float) -> None:
     state.queues.push(entry)
     codel.entered(state.queues.bands[entry.request.band].settings, entry, now)
     state.quotas.queued(entry.account, entry.request.body_bytes, entry.estimate.prompt_tokens)
-    if state.quotas.held(entry.account):
-        state.capped.hold(entry)
+    if state.quotas.at_limit(entry.account):
+        state.capped.cap(entry)
 
 
 def arm(state: SchedulerState, entry: Entry, now: float) -> None:

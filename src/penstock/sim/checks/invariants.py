@@ -427,5 +427,5 @@ class CheckedScheduler(Scheduler):
             assert seen.queued_tokens == sum(self._state.entries[request.id].estimate.prompt_tokens for request in own)
             assert seen.limits.running is None or seen.running <= max(seen.limits.running, self._ran[seen.name])
         for tenant, flows in self._state.capped.flows.items():
-            assert self._state.quotas.held(tenant), f"{tenant} may run more, and its flows are held"
-            assert all(node.held for _, node in flows)
+            assert self._state.quotas.at_limit(tenant), f"{tenant} may run more, and its flows are held"
+            assert all(node.capped for _, node in flows)

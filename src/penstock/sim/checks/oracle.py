@@ -95,7 +95,7 @@ class Oracle:
         waiting = [x for x in band.entries.values() if x.dispatch.backfilled >= BACKFILLED_MAX and x not in passed]
         kept = [x for x in waiting if endpoint.serves(x.request.model) and not x.excludes(endpoint.name, now)]
         assert not kept, f"{entry.request} takes room that is kept for {kept[0].request}"
-        free = [e for e in band.open if e not in state.backfill.kept]
+        free = [e for e in band.open if e not in state.backfill.reserved]
         if self._only_reserved_left(entry.request.model, free, now, known=True):
             assert state.under_share.under_share(_top(entry), entry.request.model, now), (
                 "the slot was reserved for others"
@@ -266,7 +266,7 @@ class Oracle:
         measure, slots = state.reserved, state.pool.slots(model)
         answering = [e for e in state.pool if e.role is not Role.PREFILL]
         assert slots == sum(e.slots for e in answering if e.in_service and e.serves(model))
-        reserved = measure.kept_lately(model) if measure.share is None else int(measure.share * slots)
+        reserved = measure.last_count(model) if measure.share is None else int(measure.share * slots)
         if not known and measure.share is None:
             reserved = int(slots * SHARE_MAX) if self._under_share_come(model, now) else 0
         return (
@@ -323,7 +323,7 @@ class Oracle:
 
     def _known_open(self, entry: Entry) -> list[Endpoint]:
         state = self._state
-        return [e for e in state.queues.bands[entry.request.band].open if e not in state.backfill.kept]
+        return [e for e in state.queues.bands[entry.request.band].open if e not in state.backfill.reserved]
 
     def _answered(
         self, entry: Entry, fitting: list[Endpoint], free: list[Endpoint], now: float, *, known: bool = True
@@ -420,7 +420,7 @@ def _top(entry: Entry) -> Node:
 
 
 def _any_held(entry: Entry) -> bool:
-    return any(node.held for node in _path(entry))
+    return any(node.capped for node in _path(entry))
 
 
 def _rank(entry: Entry) -> tuple[list[tuple[float, int]], tuple[int, float], int]:
