@@ -23,6 +23,7 @@ from penstock.config.load import ConfigError, Flags, Settings, check, config_has
 from penstock.config.problems import listing
 from penstock.config.sections.policies import OWN
 from penstock.config.sections.roles import role_warnings
+from penstock.config.sections.tenancy import TenantKey
 from penstock.config.source import FILE_BYTES_MAX
 
 ROOT = Path(__file__).parents[2]
@@ -111,7 +112,7 @@ def test_tenants_are_read(tmp_path: Path) -> None:
     assert (settings.fairness.prices.prompt, settings.fairness.prices.completion) == (1, 0)
     assert (settings.admission.reserved_slots, settings.admission.engine_priority) == (0.25, True)
     team, anonymous, everywhere = settings.tenants
-    assert (team.name, team.weight, team.max_band, team.keys) == ("team a", 2.0, "high", (KEY_HASH,))
+    assert (team.name, team.weight, team.max_band, team.keys) == ("team a", 2.0, "high", (TenantKey(hash=KEY_HASH),))
     assert team.limits.model_dump() == {
         "running": 32,
         "queued": 500,
@@ -119,11 +120,33 @@ def test_tenants_are_read(tmp_path: Path) -> None:
         "queued_tokens": 9_000,
         "requests_per_minute": 600,
         "tokens_per_minute": 2_000_000,
+        "tokens_per_day": None,
     }
     assert (anonymous.weight, anonymous.max_band, anonymous.limits.running) == (0.5, "", 1)
     assert (everywhere.keys, everywhere.limits.running) == ((), None)
     assert settings.identity.trusted_proxies == ("10.0.0.0/8", "::1/128", "192.168.1.7/32")
     assert settings.identity.tenant_header == "x-team"
+
+
+@pytest.mark.parametrize(
+    ("written", "moment_s"),
+    [
+        ("2027-01-31", 1_801_440_000.0),  # the end of that day
+        ("2027-01-31T18:00:00Z", 1_801_418_400.0),
+        ("2027-01-31 18:00", 1_801_418_400.0),
+        ("2027-01-31t18:00:00+02:00", 1_801_411_200.0),
+        ("1801418400", None),
+        ("2027-02-30", None),
+        ("31.01.2027", None),
+        ("tomorrow", None),
+    ],
+)
+def test_a_key_ends_with_a_day_or_at_a_time(tmp_path: Path, written: str, moment_s: float | None) -> None:
+    text = f"tenants: [{{name: a, keys: [{{hash: '{KEY_HASH}', expires: '{written}'}}]}}]"
+    if moment_s is None:
+        assert "is not a date or time" in only_line(tmp_path, text)
+    else:
+        assert read(tmp_path, text).tenants[0].keys[0].expires == moment_s
 
 
 def test_tenants_may_come_from_the_environment() -> None:
@@ -134,7 +157,7 @@ def test_tenants_may_come_from_the_environment() -> None:
         "PENSTOCK__FAIRNESS__LEVELS": "[tenant, user]",
     }
     settings = load(None, env)
-    assert [(t.name, t.keys, t.limits.running) for t in settings.tenants] == [("a", (KEY_HASH,), 3)]
+    assert [(t.name, t.keys, t.limits.running) for t in settings.tenants] == [("a", (TenantKey(hash=KEY_HASH),), 3)]
     assert settings.fairness.levels == ("tenant", "user")
 
 
@@ -487,6 +510,21 @@ WRONG_VALUES = {
     ),
     f"tenants: [{{name: anonymous, keys: ['{KEY_HASH}']}}]": (
         "tenants[0].keys: `anonymous` stands for callers without a key"
+    ),
+    f"tenants: [{{name: a, keys: [{{hash: '{KEY_HASH}', name: ci}}, {{hash: '{KEY_HASH[:-1]}0', name: ci}}]}}]": (
+        "tenants[0].keys[1].name: is the same as that of tenants[0].keys[0]"
+    ),
+    "tenants: [{name: a, keys: [{models: [m]}]}]": "tenants[0].keys[0].hash: is required",
+    f"tenants: [{{name: a, keys: [{{hash: '{KEY_HASH}', name: 'a b'}}]}}]": (
+        "tenants[0].keys[0].name: `a b` is not a name: expected at most 128 printable characters without spaces, "
+        "quotes or commas"
+    ),
+    f"tenants: [{{name: a, keys: [{{hash: '{KEY_HASH}', models: []}}]}}]": (
+        "tenants[0].keys[0].models: has 0 items; expected 1 to 100"
+    ),
+    f"tenants: [{{name: a, keys: [{{hash: '{KEY_HASH}', expires: 2027}}]}}]": (
+        "tenants[0].keys[0].expires: `2027` is not a date or time "
+        "(write 2027-01-31 (the end of that day) or 2027-01-31T18:00:00Z)"
     ),
     "tenants: [{name: a, keys: [sesame]}]": (
         "tenants[0].keys[0]: is not a key's hash: expected `sha256:` and 64 hexadecimal digits "

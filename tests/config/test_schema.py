@@ -78,6 +78,6 @@ def test_every_setting_is_there_with_its_meaning() -> None:
 def inside(at: dict[str, Any], part: str) -> dict[str, Any]:
     if part in ("items", "additionalProperties"):
         found: dict[str, Any] = at[part]
-        return found
-    found = at["properties"][part]
+    else:
+        found = at["properties"][part]
     return next((option for option in found.get("anyOf", []) if "properties" in option), found)

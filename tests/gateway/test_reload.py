@@ -410,7 +410,16 @@ EVERYTHING: list[dict[str, Any]] = [
                 "name": "a",
                 "weight": 5,
                 "max_band": "top",
-                "keys": ["sha256:" + "1" * 64],
+                "keys": [
+                    {
+                        "hash": "sha256:" + "1" * 64,
+                        "name": "ci",
+                        "models": ["qwen*"],
+                        "max_prompt_tokens": 1,
+                        "max_output_tokens": 2,
+                        "expires": "2030-01-01",
+                    }
+                ],
                 "limits": {
                     "running": 1,
                     "queued": 2,
@@ -418,6 +427,7 @@ EVERYTHING: list[dict[str, Any]] = [
                     "queued_tokens": 4,
                     "requests_per_minute": 5,
                     "tokens_per_minute": 6,
+                    "tokens_per_day": 7,
                 },
             }
         ],
@@ -438,6 +448,7 @@ EVERYTHING: list[dict[str, Any]] = [
                     "queued_tokens": 10,
                     "requests_per_minute": 11,
                     "tokens_per_minute": 12,
+                    "tokens_per_day": 13,
                 },
             },
             "allowed_hosts": ["penstock.example"],

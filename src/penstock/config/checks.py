@@ -230,6 +230,7 @@ def _tenants(document: Document) -> Found:
     tenants = _items(Tenant, document.get("tenants"))
     names: dict[str, int] = {}
     keys: dict[str, str] = {}
+    key_names: dict[str, str] = {}
     for index, tenant in enumerate(tenants):
         if tenant is None:
             continue
@@ -239,9 +240,13 @@ def _tenants(document: Document) -> Found:
         if tenant.keys and tenant.name in NAMES_WITHOUT_KEYS:
             yield _problem(("tenants", index, "keys"), f"`{tenant.name}` stands for callers without a key")
         for n, key in enumerate(tenant.keys):
-            if key in keys:
-                yield _problem(("tenants", index, "keys", n), f"is the same as {keys[key]}", "a key has one tenant")
-            keys.setdefault(key, write_path(("tenants", index, "keys", n)))
+            at = ("tenants", index, "keys", n)
+            if key.hash in keys:
+                yield _problem(at, f"is the same as {keys[key.hash]}", "a key has one tenant")
+            keys.setdefault(key.hash, write_path(at))
+            if key.name and key.name in key_names:
+                yield _problem((*at, "name"), f"is the same as that of {key_names[key.name]}")
+            key_names.setdefault(key.name, write_path(at))
     if ANONYMOUS in names and written_at(document, ("identity", "anonymous")) is not None:
         message = f"is given twice, as tenants[{names[ANONYMOUS]}] too"
         yield _problem(("identity", "anonymous"), message, "give it once")

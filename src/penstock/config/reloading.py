@@ -116,10 +116,10 @@ def _mappings(path: str, old: Mapping[str, object], new: Mapping[str, object]) -
 def _values(path: str, old: object, new: object) -> Iterator[Change]:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         yield from _mappings(path, old, new)
-    elif (was := _named(old)) is not None and (now := _named(new)) is not None:
-        yield from _items(path, was, now)
     elif path.rpartition(".")[2] in _HIDDEN:
         yield Change(path)
+    elif (was := _named(old)) is not None and (now := _named(new)) is not None:
+        yield from _items(path, was, now)
     else:
         before, after = _shown(old), _shown(new)
         yield Change(path) if before is None or after is None else Change(path, before, after)

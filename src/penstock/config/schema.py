@@ -52,7 +52,7 @@ _SPECIAL: dict[str, list[Schema]] = {
     "`off`, `auto` or `tcp://host:port`": [{"const": False}, {"type": "string"}],
 }
 _BOUNDS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
-_SHORT = frozenset({"dns", "file", "fairness"})  # may be given as a text
+_SHORT = frozenset({"dns", "file", "fairness", "keys"})  # may be given as a text
 
 
 def schema() -> Schema:
@@ -92,7 +92,7 @@ def _around(key: str, field: FieldInfo, inner: Schema) -> Schema:
     """The schema of a section, or of a list or mapping of sections. `null` is allowed: it means the defaults."""
     container = get_origin(field.annotation)
     if container is tuple:
-        return {"type": ["array", "null"], "items": inner}
+        return {"type": ["array", "null"], "items": {"anyOf": [{"type": "string"}, inner]} if key in _SHORT else inner}
     if container is dict:
         return {"type": ["object", "null"], "additionalProperties": inner}
     if key in _SHORT:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BeforeValidator, PlainValidator, SecretStr
+from pydantic import BaseModel, BeforeValidator, PlainValidator, SecretStr
 
 from penstock.config.address import endpoint_url, listen_address, network
 from penstock.config.problems import Refused, show
@@ -22,6 +23,8 @@ from penstock.config.problems import Refused, show
 T = TypeVar("T")
 
 WHOLE_MAX = 2**53  # what JSON readers keep exactly
+MOMENT_S_MIN = 1e9  # the year 2001: a smaller number is none that people meant as a moment, but a year
+MOMENT_S_MAX = 253_402_300_799.0  # the year 9999
 DURATION_S_MAX = 10 * 365 * 86_400.0  # ten years: beyond that somebody mistook a unit
 NAME_CHARACTERS_MAX = 128
 MODEL_CHARACTERS_MAX = 256
@@ -51,6 +54,8 @@ _KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]{0,31}://[a-z0-9._\[\]:-]{1,260}", re.ASCII)
 _HOST_PATTERN = re.compile(r"\*|[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
+_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+_TIME = re.compile(r"[ tT]\d\d:\d\d(:\d\d(\.\d{1,6})?)?([zZ]|[+-]\d\d:\d\d)?", re.ASCII)
 _BAND = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 
 
@@ -99,6 +104,29 @@ def duration(value: object) -> float:
     if not abs(seconds) <= DURATION_S_MAX:
         raise Refused(f"{show(value)} is longer than ten years")
     return float(seconds)
+
+
+def moment(value: object) -> float:
+    """Returns a moment as Unix time in seconds. A date alone is the end of that day; without a zone, UTC is meant."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and MOMENT_S_MIN <= value <= MOMENT_S_MAX:
+        return float(value)
+    try:
+        written = value.strip() if isinstance(value, str) else ""
+        if _DATE.fullmatch(written):
+            return (datetime.fromisoformat(written).replace(tzinfo=UTC) + timedelta(days=1)).timestamp()
+        if _DATE.match(written) and _TIME.fullmatch(written[10:]):
+            found = datetime.fromisoformat(written.upper())
+            return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        pass  # such as the 31st of a month that has 30 days
+    raise Refused(
+        f"{show(value)} is not a date or time", "write 2027-01-31 (the end of that day) or 2027-01-31T18:00:00Z"
+    )
+
+
+def write_moment(seconds: float) -> str:
+    """Returns a moment as people read it, in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC").replace(":00 UTC", " UTC")
 
 
 def size(value: object) -> int:
@@ -150,6 +178,18 @@ def model_name(value: object) -> str:
     if not result.strip() or len(result) > MODEL_CHARACTERS_MAX:
         raise Refused(f"{show(value)} is not a model's name: expected 1 to {MODEL_CHARACTERS_MAX} characters")
     return result
+
+
+def key_name(value: object) -> str:
+    """Returns a key's name, which must fit into a path, a command line and a metric's neighbourhood."""
+    result = name(value)
+    if not result:
+        raise Refused("a key's name is empty")
+    return result
+
+
+def key_name_or_empty(value: object) -> str:
+    return "" if value is None or value == "" else key_name(value)
 
 
 def band_name(value: object) -> str:
@@ -204,6 +244,13 @@ def key_hashes(value: object) -> object:
     if isinstance(value, str):
         raise Refused("expected a list of keys' hashes", 'write it as a list: ["sha256:…"]')
     return value
+
+
+def key(value: object) -> object:
+    """Returns the section that a key's hash alone stands for; a section as it is. Nothing of it is shown."""
+    if isinstance(value, str):
+        return {"hash": key_hash(value)}
+    return value if isinstance(value, Mapping | BaseModel) else key_hash(value)
 
 
 def reserved_slots(value: object) -> float | Literal["auto"]:
@@ -366,6 +413,8 @@ BandNameOrEmpty = Annotated[str, BeforeValidator(band_name_or_empty), ValueKind(
 HeaderName = Annotated[str, BeforeValidator(header_name), ValueKind("header name")]
 TenantName = Annotated[str, BeforeValidator(tenant_name), ValueKind("name")]
 Weight = Annotated[float, BeforeValidator(weight), ValueKind("number, more than 0")]
+KeyNameOrEmpty = Annotated[str, BeforeValidator(key_name_or_empty), ValueKind("name")]
+OptionalMoment = Annotated[float | None, BeforeValidator(optional(moment)), ValueKind("date or time", write_moment)]
 KeyHash = Annotated[str, BeforeValidator(key_hash), ValueKind("`sha256:…`")]
 Network = Annotated[str, BeforeValidator(network), ValueKind("IP address or network")]
 ReservedSlots = Annotated[

@@ -18,7 +18,7 @@ from penstock.core.values.request import Request, Usage
 from penstock.core.values.retry import Failure
 from penstock.core.values.rows import Allowance
 
-PROTOCOL = 1  # of this file: two that differ in it do not talk
+PROTOCOL = 2  # of this file: two that differ in it do not talk
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=str.lower):

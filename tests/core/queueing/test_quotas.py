@@ -56,6 +56,40 @@ def test_of_two_limits_the_one_that_lasts_longer_is_told() -> None:
     assert refused(tenants, 100, 0.0) == ("requests_per_minute", 60.0)
 
 
+def test_a_days_worth_may_come_at_once_and_comes_back_evenly() -> None:
+    tenants = one(tokens_per_day=86_400)
+    assert [tenants.admit("a", tokens=43_200, now=0.0) for _ in range(2)] == [None] * 2
+    assert refused(tenants, 3_600, 0.0) == ("tokens_per_day", 3_600.0)
+    assert refused(tenants, 3_600, 1_800.0) == ("tokens_per_day", 1_800.0)
+    assert tenants.room("a", 0.0) == 0.0
+    assert tenants.room("a", 1.0) > 0.0
+    assert tenants.admit("a", tokens=3_600, now=3_600.0) is None
+    tenants.settle("a", reserved=3_600, used=7_200, now=3_600.0)
+    assert tenants.snapshot(3_600.0)[0].tokens_day_left == -3_600.0
+    allowance = tenants.allowance("a", 3_600.0)
+    assert allowance is not None
+    assert (allowance.requests, allowance.tokens) == (None, None)
+    assert allowance.tokens_day is not None
+    assert (allowance.tokens_day.limit, allowance.tokens_day.remaining) == (86_400, 0)
+
+
+def test_a_request_has_to_fit_into_the_minute_and_into_the_day() -> None:
+    tenants = one(tokens_per_minute=6_000, tokens_per_day=7_200)
+    assert tenants.admit("a", tokens=6_000, now=0.0) is None
+    assert refused(tenants, 600, 0.0) == ("tokens_per_minute", 6.0)
+    assert refused(tenants, 1_800, 60.0) == ("tokens_per_day", 7_140.0)
+    tenants.refund("a", tokens=6_000, now=60.0)
+    assert tenants.admit("a", tokens=1_800, now=60.0) is None
+
+
+def test_what_was_used_of_a_day_stays_used_under_other_limits() -> None:
+    tenants = one(tokens_per_day=10_000)
+    tenants.admit("a", tokens=9_000, now=0.0)
+    tenants.reconfigured({"a": Limits(tokens_per_day=5_000, tokens_per_minute=50)}, (), 0.0)
+    (snapshot,) = tenants.snapshot(0.0)
+    assert (snapshot.tokens_day_left, snapshot.tokens_left) == (1_000.0, 50.0)
+
+
 def test_a_request_larger_than_a_minutes_worth_waits_for_a_full_bucket_and_leaves_a_debt() -> None:
     tenants = one(tokens_per_minute=60)
     assert tenants.admit("a", tokens=150, now=0.0) is None

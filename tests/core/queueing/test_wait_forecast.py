@@ -25,6 +25,8 @@ def test_retry_after_is_spread_and_bounded() -> None:
     assert retry_after_s(10.0, 1.0) == 12.5
     assert retry_after_s(0.0, 0.5) == 1.0
     assert retry_after_s(1e9, 0.5) == 60.0
+    assert retry_after_s(7_200.0, 1.0, 86_400.0) == 7_215.0, "hours are not put off by hours"
+    assert retry_after_s(1e9, 0.5, 86_400.0) == 86_400.0
 
 
 def test_the_time_to_first_token_is_learned_per_model() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.observation import Observation
-from penstock.core.values.settings import AdmissionSettings, QueueBounds
+from penstock.core.values.settings import AdmissionSettings, Limits, QueueBounds
 from tests.core.drive import ends, request, scheduler, sent, the_lease
 
 STREAMED_OR_NOT = pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "not_streamed"])
@@ -79,3 +80,17 @@ def test_more_slots_are_used_at_once() -> None:
     for at in range(4):
         made.arrived(request(str(at)), now=0.0)
     assert len(sent(made.endpoint_changed("a", slots=3, now=1.0))) == 2
+
+
+def test_a_prompt_beyond_its_bound_is_refused_before_it_costs_its_tenant_anything() -> None:
+    made = scheduler(SchedulerSettings(tenants={"anonymous": Limits(tokens_per_day=10_000)}), a=2)
+    long = msgspec.structs.replace(request("long", body_bytes=4_000), prompt_tokens_max=999)
+    refusal = made.arrived(long, now=0.0)
+    assert ends(refusal) == [("long", "rejected", "context_length_exceeded")]
+    assert refusal[0].retry_after_s is None  # type: ignore[union-attr]
+    allowance = made.allowance("anonymous", now=0.0)
+    assert allowance is not None
+    assert allowance.tokens_day is not None
+    assert allowance.tokens_day.remaining == 10_000
+    enough = msgspec.structs.replace(request("enough", body_bytes=4_000), prompt_tokens_max=1_000)
+    assert [name for name, _ in sent(made.arrived(enough, now=0.0))] == ["enough"]

@@ -15,6 +15,7 @@ NAMES_WITHOUT_KEYS = (ANONYMOUS, OTHER)
 
 LEVELS_MAX = 4
 KEYS_MAX = 1_000  # of one tenant
+KEY_MODELS_MAX = 100  # names and patterns of one key
 DYNAMIC_MAX = 100_000  # names that callers bring; each costs some hundred bytes
 PROXIES_MAX = 1_000
 HOSTS_MAX = 1_000
@@ -81,15 +82,53 @@ class TenantLimits(Section):
         "refused with 429.",
         ge=1,
     )
+    tokens_per_day: values.OptionalWhole = setting(
+        None,
+        "The same per day: a day's worth may come at once, and it comes back evenly over 24 hours. What is left is "
+        "kept in memory: a restart begins with a whole day's worth.",
+        ge=1,
+    )
+
+
+class TenantKey(Section):
+    """One API key of a tenant, and what it may do. `keys: ["sha256:…"]` says it in short, of a key that may do all
+    that its tenant may.
+    """
+
+    hash: values.KeyHash = Field(
+        description="The key's hash: `sha256:` and 64 hexadecimal digits. `penstock keys new NAME` makes a key, "
+        "`penstock keys hash` tells the hash of one.",
+    )
+    name: values.KeyNameOrEmpty = setting(
+        "", "What people call it, in `penstock keys ls` and as the user where a caller names none. Default: its hash."
+    )
+    models: Annotated[tuple[values.ModelName, ...], BeforeValidator(values.items(1, KEY_MODELS_MAX))] = setting(
+        (),
+        "The models that it may use, as callers name them, aliases too; `*` stands for anything. Others get 403, and "
+        "`/v1/models` lists these only. Default: all.",
+    )
+    max_prompt_tokens: values.OptionalWhole = setting(
+        None, "The longest prompt, all inputs of a request together, as the gateway estimates it. Longer: 400.", ge=1
+    )
+    max_output_tokens: values.OptionalWhole = setting(
+        None,
+        "The longest answer that may be asked for. More: 400. A request that says nothing of it is sent with this.",
+        ge=1,
+    )
+    expires: values.OptionalMoment = setting(
+        None,
+        "When it ends: `2027-01-31` (the end of that day) or `2027-01-31T18:00:00Z`; UTC where no zone is given. "
+        "After it, 401.",
+    )
 
 
 class Tenant(Section):
     """The tenants that share the engines. All callers without a key that are none of these have one share,
     `identity.anonymous`.
 
-    Every caller may name a tenant without keys. An entry named `anonymous` is another way to write
-    `identity.anonymous`, with a `max_band` of its own; one named `other` makes a tenant of the names beyond
-    `identity.max_dynamic`. Neither can have keys.
+    Every caller may name a tenant without keys; a caller without a key cannot claim one that has some. An entry named
+    `anonymous` is another way to write `identity.anonymous`, with a `max_band` of its own; one named `other` makes a
+    tenant of the names beyond `identity.max_dynamic`. Neither can have keys.
     """
 
     name: values.TenantName = Field(description="As callers without a key name it, and as metrics show it.")
@@ -98,15 +137,10 @@ class Tenant(Section):
         "", "The highest band that its keys may ask for. Default: `identity.max_band`."
     )
     keys: Annotated[
-        tuple[values.KeyHash, ...],
+        tuple[Annotated[TenantKey, BeforeValidator(values.key)], ...],
         BeforeValidator(values.items(0, KEYS_MAX)),
         BeforeValidator(values.key_hashes),
-    ] = setting(
-        (),
-        "Hashes of the API keys by which it is known: `sha256:` and 64 hexadecimal digits. `penstock keys new "
-        "NAME` makes a key, `penstock keys hash` tells the hash of one. A caller without a key cannot claim a "
-        "tenant that has keys.",
-    )
+    ] = ()
     limits: TenantLimits = TenantLimits()
 
 

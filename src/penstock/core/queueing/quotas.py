@@ -3,11 +3,11 @@
 `running` holds: the tenant's flows wait while that many of its requests are at the engines; 0 is how an operator pauses
 a tenant. The others refuse:
 `queued`, `queued_bytes` and `queued_tokens` bound what waits, `requests_per_minute` and `tokens_per_minute` are token
-buckets that hold a minute's worth. A request reserves its estimated tokens on arrival and settles the difference when
-the truth is known, so an account may go into debt and then refuses until it is paid off; a request larger than a whole
-minute's worth is let in when the bucket is full, and leaves that debt. Promised, and tested: from any moment on,
-what is let in stays within rate × time + one bucket (+ the part of the last request beyond a bucket), and what is
-charged in the end is what was used.
+buckets that hold a minute's worth, `tokens_per_day` is one that holds a day's. A request reserves its estimated tokens
+on arrival and settles the difference when the truth is known, so an account may go into debt and then refuses until it
+is paid off; a request larger than all that a bucket holds is let in when the bucket is full, and leaves that debt.
+Promised, and tested: from any moment on, what is let in stays within rate × time + one bucket (+ the part of the last
+request beyond a bucket), and what is charged in the end is what was used.
 
 Only tenants that have limits are known here, so memory is bounded by the settings and all others cost one look-up.
 """
@@ -24,18 +24,19 @@ from penstock.core.values.rows import Allowance, Left, LimitReached, TenantSnaps
 from penstock.core.values.settings import Limits
 
 MINUTE_S = 60.0
+DAY_S = 86_400.0
 SHOWN_MAX = 50  # tenants in a snapshot; the others are counted
 
 
 class TokenBucket:
-    """An allowance that refills at a steady rate up to one minute's worth."""
+    """An allowance that refills at a steady rate, up to the worth of one period."""
 
     __slots__ = ("_at_s", "_level", "_rate_per_s", "size")
 
-    def __init__(self, per_minute: int) -> None:
-        assert per_minute > 0
-        self.size = float(per_minute)
-        self._rate_per_s = per_minute / MINUTE_S
+    def __init__(self, per_period: int, period_s: float = MINUTE_S) -> None:
+        assert per_period > 0
+        self.size = float(per_period)
+        self._rate_per_s = per_period / period_s
         self._level = self.size  # as of `_at_s`
         self._at_s: float | None = None
 
@@ -64,7 +65,17 @@ class TokenBucket:
 class _Account:
     """What one tenant has at this moment."""
 
-    __slots__ = ("limits", "queued", "queued_bytes", "queued_tokens", "requests", "running", "tokens")
+    __slots__ = (
+        "limits",
+        "queued",
+        "queued_bytes",
+        "queued_tokens",
+        "requests",
+        "running",
+        "token_buckets",
+        "tokens",
+        "tokens_day",
+    )
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -72,8 +83,20 @@ class _Account:
         self.queued = 0
         self.queued_bytes = 0
         self.queued_tokens = 0
-        self.requests = None if limits.requests_per_minute is None else TokenBucket(limits.requests_per_minute)
-        self.tokens = None if limits.tokens_per_minute is None else TokenBucket(limits.tokens_per_minute)
+        self.requests = _bucket(limits.requests_per_minute, MINUTE_S)
+        self.tokens = _bucket(limits.tokens_per_minute, MINUTE_S)
+        self.tokens_day = _bucket(limits.tokens_per_day, DAY_S)
+        self.token_buckets = [bucket for bucket in (self.tokens, self.tokens_day) if bucket is not None]
+
+    def take_over(self, before: _Account, now: float) -> None:
+        """Begin with what was left under other limits: debts stay, and nothing is given anew."""
+        for ours, theirs in (
+            (self.requests, before.requests),
+            (self.tokens, before.tokens),
+            (self.tokens_day, before.tokens_day),
+        ):
+            if ours is not None and theirs is not None:
+                ours.take(ours.size - theirs.left(now), now)
 
 
 class Quotas:
@@ -98,6 +121,7 @@ class Quotas:
             for limit, bucket, amount in (
                 ("requests_per_minute", account.requests, 1),
                 ("tokens_per_minute", account.tokens, tokens),
+                ("tokens_per_day", account.tokens_day, tokens),
             )
             if bucket is not None and (wait_s := bucket.wait_s(amount, now)) > 0.0
         ]
@@ -105,8 +129,8 @@ class Quotas:
             return max(waits, key=lambda reached: reached.retry_after_s)
         if account.requests is not None:
             account.requests.take(1, now)
-        if account.tokens is not None:
-            account.tokens.take(tokens, now)
+        for bucket in account.token_buckets:
+            bucket.take(tokens, now)
         return None
 
     def refund(self, tenant: str, *, tokens: int, now: float) -> None:
@@ -119,15 +143,16 @@ class Quotas:
     def settle(self, tenant: str, *, reserved: int, used: int, now: float) -> None:
         """Replace the `reserved` tokens of an admitted request by those `used`, which may be more. Once per request."""
         account = self._accounts.get(tenant)
-        if account is not None and account.tokens is not None:
-            account.tokens.take(used - reserved, now)
+        if account is not None:
+            for bucket in account.token_buckets:
+                bucket.take(used - reserved, now)
 
     # --- other limits ---------------------------------------------------------------------------------------
 
     def reconfigured(self, limits: Mapping[str, Limits], entries: Iterable[Entry], now: float) -> None:
         """Use other `limits` from now on, for what is here too.
 
-        What is left of a minute's worth stays, and so do debts.
+        What is left of a rate stays, and so do debts.
         """
         before, self._accounts = (
             self._accounts,
@@ -136,10 +161,8 @@ class Quotas:
         self.capped = _capped(limits)
         for name, account in self._accounts.items():
             old = before.get(name)
-            if old is not None and account.requests is not None and old.requests is not None:
-                account.requests.take(account.requests.size - old.requests.left(now), now)
-            if old is not None and account.tokens is not None and old.tokens is not None:
-                account.tokens.take(account.tokens.size - old.tokens.left(now), now)
+            if old is not None:
+                account.take_over(old, now)
         for entry in entries:
             held = self._accounts.get(entry.account)
             if held is not None and entry.lease is not None:
@@ -196,7 +219,7 @@ class Quotas:
             room = float(limits.queued - account.queued)
         if account.requests is not None:
             room = min(room, account.requests.left(now))
-        if limits.running == 0 or (account.tokens is not None and account.tokens.left(now) < 1.0):
+        if limits.running == 0 or any(bucket.left(now) < 1.0 for bucket in account.token_buckets):
             room = 0.0
         return max(0.0, room)
 
@@ -241,11 +264,12 @@ class Quotas:
     def allowance(self, tenant: str, now: float) -> Allowance | None:
         """Returns what is left of the tenant's rates; None if it has none."""
         account = self._accounts.get(tenant)
-        if account is None or (account.requests is None and account.tokens is None):
+        if account is None or (account.requests is None and not account.token_buckets):
             return None
         return Allowance(
             requests=None if account.requests is None else account.requests.allowance(now),
             tokens=None if account.tokens is None else account.tokens.allowance(now),
+            tokens_day=None if account.tokens_day is None else account.tokens_day.allowance(now),
         )
 
     # --- the picture ----------------------------------------------------------------------------------------
@@ -270,9 +294,14 @@ class Quotas:
                 queued_tokens=account.queued_tokens,
                 requests_left=None if account.requests is None else account.requests.left(now),
                 tokens_left=None if account.tokens is None else account.tokens.left(now),
+                tokens_day_left=None if account.tokens_day is None else account.tokens_day.left(now),
             )
             for name, account in shown
         ]
+
+
+def _bucket(per_period: int | None, period_s: float) -> TokenBucket | None:
+    return None if per_period is None else TokenBucket(per_period, period_s)
 
 
 def _capped(limits: Mapping[str, Limits]) -> frozenset[str]:

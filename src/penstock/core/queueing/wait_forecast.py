@@ -35,6 +35,7 @@ MODELS_MAX = 1_000  # whose rates are remembered
 RETRY_AFTER_UNKNOWN_S = 5.0  # nothing was ever dispatched: an engine that loads, or one that is gone
 RETRY_AFTER_S_MIN = 1.0
 RETRY_AFTER_S_MAX = 60.0  # SDKs ignore longer ones
+JITTER_S_MAX = 15.0  # a quarter of that: spread over it, those that were refused together do not come back together
 
 
 class _Model:
@@ -218,7 +219,7 @@ def _sent_share(node: Node, sent_per_s: float, now: float) -> float:
     return sent_per_s / (sent_per_s + _fading(node, now) / WINDOW_S)
 
 
-def retry_after_s(wait_s: float | None, jitter: float) -> float:
+def retry_after_s(wait_s: float | None, jitter: float, most: float = RETRY_AFTER_S_MAX) -> float:
     """Returns the seconds to tell a refused caller. `jitter` in 0..1 spreads those that were refused together."""
     seconds = RETRY_AFTER_UNKNOWN_S if wait_s is None else wait_s
-    return min(max(seconds * (1.0 + 0.25 * jitter), RETRY_AFTER_S_MIN), RETRY_AFTER_S_MAX)
+    return min(max(seconds + jitter * min(0.25 * seconds, JITTER_S_MAX), RETRY_AFTER_S_MIN), most)

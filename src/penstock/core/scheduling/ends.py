@@ -6,7 +6,8 @@ Each end is told once, with a Retry-After where coming back may help.
 from __future__ import annotations
 
 from penstock.core.queueing.entry import Entry
-from penstock.core.queueing.wait_forecast import retry_after_s
+from penstock.core.queueing.quotas import DAY_S
+from penstock.core.queueing.wait_forecast import RETRY_AFTER_S_MAX, retry_after_s
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values import retry
 from penstock.core.values.actions import Action, Evict, Fail, Reject
@@ -17,6 +18,7 @@ from penstock.core.values.retry import Failure
 
 NO_RETRY_AFTER = frozenset(
     {
+        Reason.CONTEXT_LENGTH_EXCEEDED,
         Reason.MODEL_NOT_FOUND,
         Reason.ENDPOINT_NOT_FOUND,
         Reason.OPERATOR,
@@ -31,7 +33,8 @@ def refuse(state: SchedulerState, entry: Entry, reason: Reason, now: float, afte
     """Reject a request that was not admitted. `after_s`: when coming back may help; None: estimated."""
     entry.move(Event.REFUSED)
     state.recorder.ended(entry, reason, None, now)
-    wait_s = retry_after_s(after_s, state.draw()) if reason not in NO_RETRY_AFTER else None
+    most = RETRY_AFTER_S_MAX if after_s is None else DAY_S  # an estimate is no promise; what a limit says is known
+    wait_s = retry_after_s(after_s, state.draw(), most) if reason not in NO_RETRY_AFTER else None
     return Reject(entry.request.id, reason, wait_s)
 
 

@@ -40,6 +40,8 @@ class RequestFacts:
         if refusal is not None:
             return [ends.refuse(state, entry, refusal, now)]
         _appraise(state, entry, now)
+        if request.prompt_tokens_max is not None and entry.estimate.prompt_tokens > request.prompt_tokens_max:
+            return [ends.refuse(state, entry, Reason.CONTEXT_LENGTH_EXCEEDED, now)]
         limit = state.quotas.admit(entry.account, tokens=entry.estimated_tokens, now=now)
         if limit is not None:
             return [ends.refuse(state, entry, Reason.TENANT_LIMIT, now, limit.retry_after_s)]

@@ -74,6 +74,7 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
     divisible: bool = True  #: its prompt may be computed at one endpoint and its answer made at another
     prices: Prices | None = None  #: what its tokens count; None: what those of all models do
     locate_s: float = 0.0  #: it may wait so long for `located` or `cached` to tell where its prompt is cached
+    prompt_tokens_max: int | None = None  #: the longest prompt that its key may send, as estimated
 
     def keys_of(self, chunks: int) -> int:
         """Returns how many of the request's leading keys stand for `chunks` chunks of its prompt."""

@@ -23,7 +23,7 @@ class FlowSnapshot(msgspec.Struct, frozen=True):
 
 
 class TenantSnapshot(msgspec.Struct, frozen=True):
-    """One limited tenant at one moment. What is left of a minute's worth is negative while in debt."""
+    """One limited tenant at one moment. What is left of a rate is negative while in debt."""
 
     name: str
     limits: Limits
@@ -33,6 +33,7 @@ class TenantSnapshot(msgspec.Struct, frozen=True):
     queued_tokens: int
     requests_left: float | None
     tokens_left: float | None
+    tokens_day_left: float | None = None
 
 
 class PolicyTrouble(msgspec.Struct, frozen=True):
@@ -63,7 +64,7 @@ class LimitReached(msgspec.Struct, frozen=True):
 
 
 class Left(msgspec.Struct, array_like=True, frozen=True):
-    """What is left of one minute's worth."""
+    """What is left of one rate: of a minute's worth, or of a day's."""
 
     limit: int
     remaining: int  #: whole ones, 0 while in debt
@@ -75,6 +76,7 @@ class Allowance(msgspec.Struct, array_like=True, frozen=True):
 
     requests: Left | None
     tokens: Left | None
+    tokens_day: Left | None = None
 
 
 class Serving(msgspec.Struct, frozen=True):

@@ -106,6 +106,7 @@ class Limits(msgspec.Struct, frozen=True):
     queued_tokens: int | None = None  #: of prompts, as estimated
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    tokens_per_day: int | None = None
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from penstock.core.explain.snapshot import ALL, AWAY, Snapshot
 from penstock.core.values.outcome import Reason
 from penstock.gateway.builtin.queue import own_queue
 from penstock.gateway.endpoints.catalog import Catalog
-from penstock.gateway.identity.caller import Unauthorized
+from penstock.gateway.identity.caller import Key, Unauthorized
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.openai import errors
 from penstock.gateway.proxy.driver import Driver
@@ -89,6 +89,8 @@ class OwnPaths:
             key = self._callers.key(exchange.lookup.get, exchange.repeats)
             if isinstance(key, Unauthorized):
                 self._refuse(exchange, key.reason, key.message)
+            else:
+                exchange.note = key
         return BODY_BYTES_MAX
 
     def complete(self, exchange: Exchange) -> None:
@@ -135,12 +137,13 @@ class OwnPaths:
         self._json(exchange, 200, {"version": penstock.__version__, "name": "penstock"})
 
     def _models(self, exchange: Exchange) -> None:
-        self._json(exchange, 200, {"object": "list", "data": self._catalog.entries()})
+        entries = [entry for entry in self._catalog.entries() if _may_use(exchange, str(entry["id"]))]
+        self._json(exchange, 200, {"object": "list", "data": entries})
 
     def _model(self, exchange: Exchange) -> None:
         name = unquote(exchange.target_path.removeprefix(MODEL))
         entry = self._catalog.entry(name)
-        if entry is None:
+        if entry is None or not _may_use(exchange, name):
             self._refuse(exchange, Reason.MODEL_NOT_FOUND, errors.model_not_found(name), param="model")
         else:
             self._json(exchange, 200, entry)
@@ -151,6 +154,12 @@ class OwnPaths:
     def _answer(self, exchange: Exchange, status: int, content_type: bytes, body: bytes) -> None:
         headers = [(b"content-type", content_type), (b"x-request-id", self._request_id(exchange))]
         exchange.respond(status, headers, body)
+
+
+def _may_use(exchange: Exchange, model: str) -> bool:
+    """Whether the key that `begin` found, if any, may use a model."""
+    key = exchange.note
+    return not isinstance(key, Key) or key.rights is None or key.rights.allows(model)
 
 
 def _roles_missing(snapshot: Snapshot) -> dict[str, dict[str, str]]:

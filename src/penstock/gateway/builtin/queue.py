@@ -65,6 +65,7 @@ def own_queue(driver: Driver, caller: Caller) -> dict[str, Any]:
             "queued_tokens": None if limits is None else limits.queued_tokens,
             "requests_per_minute": None if allowance is None else _left(allowance.requests),
             "tokens_per_minute": None if allowance is None else _left(allowance.tokens),
+            "tokens_per_day": None if allowance is None else _left(allowance.tokens_day),
         },
     }
 

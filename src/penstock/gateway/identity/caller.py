@@ -7,6 +7,7 @@ import msgspec
 from penstock.core.queueing.fair_tree import PART_PREFIX
 from penstock.core.values.outcome import Reason
 from penstock.gateway.identity.name_quota import NameQuota
+from penstock.gateway.identity.rights import Rights
 
 PART_OF = PART_PREFIX + "{}"  # a part that many share, by whose it is: no name from outside begins with a space
 
@@ -24,6 +25,7 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     deadline_s: float | None  #: to the first token, from arrival on
     priority: int  #: the body's own, lower first, within its flow
     part: str = ""  #: whose part it shares with others, each in a flow of its own inside it; "": it has its own
+    rights: Rights | None = None  #: its key's bounds; None: none but its tenant's
 
     @property
     def account(self) -> str:
@@ -82,3 +84,5 @@ class Key(msgspec.Struct, frozen=True):
     digest: bytes
     owner: TenantProfile
     user: str  #: who uses it, where nobody is named
+    rights: Rights | None = None  #: its bounds
+    expires_at: float | None = None  #: Unix time; None: never

@@ -20,13 +20,16 @@ import re
 import secrets
 from collections.abc import Callable, Iterable
 
+from penstock import clock
+from penstock.config import values
 from penstock.config.model import Settings
-from penstock.config.sections.tenancy import ANONYMOUS, OTHER, Tenant, TenantLimits
+from penstock.config.sections.tenancy import ANONYMOUS, OTHER, Tenant, TenantKey, TenantLimits
 from penstock.core.values.outcome import Reason
 from penstock.core.values.settings import Limits
 from penstock.gateway.identity.caller import Caller, Key, TenantProfile, Unauthorized
 from penstock.gateway.identity.name_quota import NameQuota, NameQuotas, safe_name
 from penstock.gateway.identity.origins import within
+from penstock.gateway.identity.rights import Rights, rights_of
 
 KEY_PREFIX = "pk-"
 KEY_BYTES = 32
@@ -43,6 +46,7 @@ _KEY_PREFIX = KEY_PREFIX.encode()
 _PRIORITY_MAX = 2**31 - 1  # a 32-bit integer at either end, as engines keep it
 # In the words that clients look for, which tell a wrong key from other errors by its text.
 _UNKNOWN_KEY = "Incorrect API key provided (invalid_api_key): the gateway does not know it."
+_EXPIRED = "This API key has expired (invalid_api_key): it was good until {}."
 _TWICE = "The header `{}` is given more than once."
 _KEY_REQUIRED = "You didn't provide an API key. The gateway needs one: `Authorization: Bearer KEY`."
 _MILLISECONDS = re.compile(rb"\d{1,12}(\.\d{1,9})?")
@@ -52,9 +56,10 @@ Header = Callable[[bytes], bytes | None]  # the first value of a header, by its 
 
 
 class Callers:
-    """Tells callers apart, by the settings."""
+    """Tells callers apart, by the settings. `wall` tells Unix time, by which keys expire."""
 
-    def __init__(self) -> None:
+    def __init__(self, wall: Callable[[], float] = clock.wall) -> None:
+        self._wall = wall
         self._tenants: dict[str, TenantProfile] = {}
         self._dynamic = NameQuotas(1)
         self._dynamic_users = NameQuotas(1)  # of all tenants that are not listed, together
@@ -81,7 +86,7 @@ class Callers:
         self._part_weight = anonymous.weight if self._part else 1.0
         self._tenants = {tenant.name: self._known(tenant, identity.max_dynamic) for tenant in settings.tenants}
         known = [
-            Key(bytes.fromhex(key.removeprefix(HASH_PREFIX)), self._tenants[tenant.name], f"key:{key[7:19]}")
+            Key(digest(key.hash), self._tenants[tenant.name], user_of(key), rights_of(key), key.expires)
             for tenant in settings.tenants
             for key in tenant.keys
         ]
@@ -96,7 +101,7 @@ class Callers:
         for name in self._names_once:
             if repeats(name):
                 return Unauthorized(_TWICE.format(name.decode()), Reason.BAD_REQUEST)
-        if not self._keys:
+        if not self._keys and not self._require_key:
             return None
         for name in KEY_HEADERS:
             if repeats(name):
@@ -107,7 +112,7 @@ class Callers:
             if not presented:
                 continue
             if len(presented) <= KEY_CHARACTERS_MAX:
-                known = self._keys.get(hashlib.sha256(presented).digest())
+                known = self._good(hashlib.sha256(presented).digest())
                 if known is not None:
                     return known
             foreign = foreign or self._require_key or presented.startswith(_KEY_PREFIX)
@@ -137,10 +142,13 @@ class Callers:
         if isinstance(key, Unauthorized):
             return key
         if key is not None:
-            key = self._keys.get(key.digest)
-            if key is None:
+            good = self._good(key.digest)
+            if good is None:
                 return Unauthorized(_UNKNOWN_KEY)
-        elif self._require_key and self._keys:
+            if isinstance(good, Unauthorized):
+                return good
+            key = good
+        elif self._require_key:
             return Unauthorized(_KEY_REQUIRED)
         tenant = key.owner if key is not None else self._claimed(header, peer, now)
         band_max = max(tenant.band_max, self._band_max) if key is None else tenant.band_max  # the lower of both
@@ -158,6 +166,7 @@ class Callers:
             deadline_s=self._deadline_s(header, band),
             priority=_priority(priority),
             part=tenant.part,
+            rights=None if key is None else key.rights,
         )
 
     def owner(self, header: Header, peer: str, caller: Caller) -> str:
@@ -171,8 +180,8 @@ class Callers:
         known = self._tenants.get(name)
         return name if known is None or not known.has_keys or self._trusted(peer) else ANONYMOUS
 
-    def inside(self, tenant: str, user: str, now: float) -> Caller:
-        """A caller that is not here any more: whose batch runs. It has the lowest band."""
+    def inside(self, tenant: str, user: str, now: float, rights: Rights | None = None) -> Caller:
+        """A caller that is not here any more: whose batch runs. It has the lowest band, and the `rights` it had."""
         known = self._tenants.get(tenant) or self._unlisted(tenant, now, trusted=False)
         return Caller(
             tenant=known.name,
@@ -185,6 +194,7 @@ class Callers:
             deadline_s=None,
             priority=0,
             part=known.part,
+            rights=rights,
         )
 
     def profiles(self) -> Iterable[TenantProfile]:
@@ -205,6 +215,13 @@ class Callers:
         return (self._part or name) if name == ANONYMOUS or name in self._dynamic.untrusted else None
 
     # --- who ------------------------------------------------------------------------------------------------
+
+    def _good(self, its: bytes) -> Key | Unauthorized | None:
+        """The key with this digest; why it is good no more; None where there is none."""
+        key = self._keys.get(its)
+        if key is not None and key.expires_at is not None and self._wall() >= key.expires_at:
+            return Unauthorized(_EXPIRED.format(values.write_moment(key.expires_at)))
+        return key
 
     def _claimed(self, header: Header, peer: str, now: float) -> TenantProfile:
         """Who a caller without a key is, by the name it gives."""
@@ -310,6 +327,16 @@ def new_key() -> str:
 def key_hash(key: str) -> str:
     """What stands in the settings instead of the key."""
     return HASH_PREFIX + hashlib.sha256(key.encode()).hexdigest()
+
+
+def digest(its_hash: str) -> bytes:
+    """The digest that a hash of the settings writes."""
+    return bytes.fromhex(its_hash.removeprefix(HASH_PREFIX))
+
+
+def user_of(key: TenantKey) -> str:
+    """The user that a key stands for, where its caller names none: its name, else the beginning of its hash."""
+    return f"key:{key.name or key.hash.removeprefix(HASH_PREFIX)[:12]}"
 
 
 def core_limits(limits: TenantLimits) -> Limits | None:

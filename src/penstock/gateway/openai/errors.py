@@ -15,9 +15,11 @@ from penstock.core.values.outcome import Reason
 from penstock.core.values.rows import Allowance
 
 Headers = list[tuple[bytes, bytes]]
+_DAY_S = 86_400
 
 STATUS: dict[Reason, int] = {
     Reason.BAD_REQUEST: 400,
+    Reason.CONTEXT_LENGTH_EXCEEDED: 400,
     Reason.UNAUTHORIZED: 401,
     Reason.FORBIDDEN: 403,
     Reason.MODEL_NOT_FOUND: 404,
@@ -66,7 +68,7 @@ MESSAGE: dict[Reason, str] = {
     Reason.STORAGE_FULL: "There is no room left to store this. Nothing of it was kept.",
     Reason.WEBSOCKET_UNSUPPORTED: "WebSocket connections are not supported; use HTTP.",
 }
-PARAM = {Reason.MODEL_NOT_FOUND: "model", Reason.ENDPOINT_NOT_FOUND: "id"}
+PARAM = {Reason.CONTEXT_LENGTH_EXCEEDED: "messages", Reason.MODEL_NOT_FOUND: "model", Reason.ENDPOINT_NOT_FOUND: "id"}
 
 
 class Api(Enum):
@@ -90,13 +92,26 @@ _ANTHROPIC_TYPES = {
 }
 
 
-def message(reason: Reason, *, model: str, pinned: str | None) -> str:
-    """Returns what to say of a reason to a caller who asked for a model, and maybe for the endpoint `pinned`."""
+def message(reason: Reason, *, model: str, pinned: str | None, prompt_tokens_max: int | None = None) -> str:
+    """Returns what to say of a reason to a caller who asked for a model, and maybe for the endpoint `pinned`.
+
+    `prompt_tokens_max`: the bound of the caller's key, if it has one.
+    """
+    if reason is Reason.CONTEXT_LENGTH_EXCEEDED:
+        return (  # in OpenAI's words, by which libraries tell it from other errors
+            f"Input tokens exceed the configured limit of {prompt_tokens_max} tokens for this key, "
+            "as the gateway estimates them. Please reduce the length of the prompt."
+        )
     if reason is Reason.MODEL_NOT_FOUND:
         return model_not_found(model)
     if reason is Reason.ENDPOINT_NOT_FOUND:
         return f"There is no endpoint `{(pinned or '')[:200]}`."
     return MESSAGE[reason]
+
+
+def model_not_allowed(model: str) -> str:
+    """Returns what to tell a caller whose key may not use this model."""
+    return f"This API key may not use the model `{model[:200]}`. GET /v1/models lists those that it may."
 
 
 def model_not_found(model: str) -> str:
@@ -173,9 +188,13 @@ def refusal(
 
 
 def rate_limits(allowance: Allowance) -> Headers:
-    """Returns headers that tell a caller what is left of its rates, under OpenAI's names."""
+    """Returns headers that tell a caller what is left of its rates, under OpenAI's names; a day's have Cerebras'."""
     headers: Headers = []
-    for name, left in ((b"requests", allowance.requests), (b"tokens", allowance.tokens)):
+    for name, left in (
+        (b"requests", allowance.requests),
+        (b"tokens", allowance.tokens),
+        (b"tokens-day", allowance.tokens_day),
+    ):
         if left is not None:
             headers += (
                 (b"x-ratelimit-limit-" + name, b"%d" % left.limit),
@@ -196,5 +215,5 @@ def _duration(seconds: float) -> bytes:
 
 
 def retry_after(seconds: float) -> tuple[bytes, bytes]:
-    """Returns the header, in whole seconds from 1 to 60, which every SDK obeys."""
-    return b"retry-after", b"%d" % min(max(math.ceil(seconds), 1), 60)
+    """Returns the header, in whole seconds. SDKs obey up to 60; a limit of a tenant may say more, for it knows."""
+    return b"retry-after", b"%d" % min(max(math.ceil(seconds), 1), _DAY_S)

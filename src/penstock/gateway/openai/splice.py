@@ -7,7 +7,7 @@ put in stands beside it until all of it is written to an engine, piece by piece.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -92,6 +92,10 @@ class Spliced:
         names = [(name, self._fields.last(name)) for name in of.__struct_fields__]
         return of(**{name: msgspec.Raw(whole[span[0] : span[1]]) for name, span in names if span is not None})
 
+    def names(self) -> Collection[str]:
+        """Returns the names of all top-level fields; none of a form."""
+        return () if self._fields is None else self._fields.spans.keys()
+
     def pieces(self) -> list[bytes | memoryview]:
         """Returns what is to be written, in order."""
         whole, at = memoryview(self.data), 0
@@ -132,6 +136,11 @@ def set_in_bytes(body: bytes, values: Mapping[str, bytes]) -> bytes:
     if copied:
         body = b"".join((*pieces, body[copied:]))
     return _with_fields(body, missing) if missing else body
+
+
+def names(body: Body) -> Collection[str]:
+    """Returns the names of a body's top-level fields; none of a form."""
+    return body.names() if isinstance(body, Spliced) else _decode_values(body).keys()
 
 
 def remove_field(body: Body, name: str) -> Body:

@@ -11,13 +11,17 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qs
 
+import msgspec
+
 from penstock.config.model import Settings
 from penstock.core.values.outcome import Reason
 from penstock.core.values.request import Request
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.identity.caller import Caller, Key, Unauthorized
 from penstock.gateway.identity.callers import Callers
+from penstock.gateway.identity.rights import Rights
 from penstock.gateway.kv_cache.locator import Locator
+from penstock.gateway.openai import answer_length, errors
 from penstock.gateway.openai import body as bodies
 from penstock.gateway.openai.body import BadBody
 from penstock.gateway.openai.errors import Api
@@ -164,6 +168,8 @@ class Intake:
             if arrival.caller is None:
                 arrival.caller = self._identify(arrival)
             self._address(arrival)
+            if arrival.caller.rights is not None:
+                _keep_to(arrival.caller.rights, arrival)
         except BadBody as problem:
             self._refuse_body(arrival.exchange, problem)
             return
@@ -282,6 +288,7 @@ class Intake:
             priority=caller.priority,
             prices=arrival.profile.prices,
             locate_s=locate_s,
+            prompt_tokens_max=None if caller.rights is None else caller.rights.max_prompt_tokens,
             session=session,
             prefix=prefix,
             prefix_chunk_bytes=None,
@@ -296,6 +303,21 @@ class Intake:
 
     def _refuse_body(self, exchange: Exchange, problem: BadBody) -> None:
         self._refusals.refuse(exchange, Reason.BAD_REQUEST, str(problem), param=problem.param)
+
+
+def _keep_to(rights: Rights, arrival: Arrival) -> None:
+    """Hold a request to what its key may do: refuse it, or bound its answers. The scheduler looks at its prompt."""
+    if not rights.allows(arrival.named) and not (
+        arrival.model == f"{arrival.named}:latest" and rights.allows(arrival.model)  # Ollama's name of the same
+    ):
+        raise _Refused(Reason.FORBIDDEN, errors.model_not_allowed(arrival.named))
+    answer_length.refuse_other_case(arrival.body)
+    most, peek = rights.max_output_tokens, arrival.peek
+    if most is None or peek.text is None or arrival.route.pooled or arrival.route.kind is not PathKind.QUEUED:
+        return
+    arrival.body, put_in = answer_length.bounded(arrival.body, peek.text, arrival.exchange.target_path, most)
+    if put_in:
+        arrival.peek = msgspec.structs.replace(peek, output_tokens_max=most)
 
 
 class _Refused(Exception):  # noqa: N818

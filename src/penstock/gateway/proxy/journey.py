@@ -218,7 +218,10 @@ class QueuedJourney(Relay):
         if self._committed:
             self.break_off(self.api, reason)
         elif not (isinstance(action, Fail) or reason is Reason.QUEUE_TIMEOUT) or not self.engine_error(extra):
-            message = errors.message(reason, model=self.model, pinned=self.request.pinned)
+            request = self.request
+            message = errors.message(
+                reason, model=self.model, pinned=request.pinned, prompt_tokens_max=request.prompt_tokens_max
+            )
             param, retry_after_s = errors.PARAM.get(reason), action.retry_after_s
             self.refuse(self.api, reason, message, param=param, retry_after_s=retry_after_s)
         self._leave(action.outcome, reason)

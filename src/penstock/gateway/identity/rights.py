@@ -1,0 +1,49 @@
+"""What may a key do, beside what its tenant may? Values, and whether a model is among those that it names."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from penstock.config.sections.tenancy import TenantKey
+
+
+class Rights(msgspec.Struct, frozen=True):
+    """The bounds of a key. A bound that is not set leaves all that the tenant may."""
+
+    models: tuple[str, ...] = ()  #: as callers name them, `*` for anything; empty: all
+    max_prompt_tokens: int | None = None
+    max_output_tokens: int | None = None
+
+    def allows(self, model: str) -> bool:
+        """Whether the key may use a model of this name. An alias is a name of its own."""
+        return not self.models or any(fnmatchcase(model, _pattern(named)) for named in self.models)
+
+
+NONE = Rights()
+
+
+def rights_of(key: TenantKey) -> Rights | None:
+    """Returns the bounds of a key of the settings; None: it has none."""
+    return known(Rights(key.models, key.max_prompt_tokens, key.max_output_tokens))
+
+
+def known(rights: Rights) -> Rights | None:
+    """Returns the bounds; None where there is none among them, so that most requests are asked nothing."""
+    return None if rights == NONE else rights
+
+
+def written(rights: Rights | None) -> str:
+    """Returns bounds as a store keeps them."""
+    return msgspec.json.encode(NONE if rights is None else rights).decode()
+
+
+def read(text: str) -> Rights | None:
+    """Returns bounds that a store kept. Those of a later version are refused by its schema, not here."""
+    return known(msgspec.json.decode(text, type=Rights))
+
+
+def _pattern(named: str) -> str:
+    """Only `*` means something: names of models may hold the other characters."""
+    return named.replace("[", "[[]").replace("?", "[?]")

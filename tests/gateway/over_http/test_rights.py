@@ -1,0 +1,262 @@
+"""What a key may do: its models, the length of prompts and answers, until when; and what a tenant may use in a day."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+
+from penstock import clock
+from penstock.gateway.identity.caller import Caller, Key, Unauthorized
+from penstock.gateway.identity.callers import Callers, key_hash
+from tests.gateway.conftest import CHAT, World, chat
+from tests.gateway.over_http.test_tenancy import OK, flow_of
+
+KEY, FREE = "pk-narrow", "pk-free"
+BEARER = {"authorization": f"Bearer {KEY}"}
+FREE_BEARER = {"authorization": f"Bearer {FREE}"}
+
+
+def narrow(**rights: Any) -> dict[str, Any]:
+    """Settings with two keys of one tenant, of which one may do less."""
+    return {"tenants": [{"name": "team", "keys": [{"hash": key_hash(KEY), **rights}, key_hash(FREE)]}]}
+
+
+def client(world: World, key: str = KEY) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{world.url}/v1", api_key=key)
+
+
+async def refused(world: World, path: str = CHAT, body: Any = None, code: str = "bad_request") -> str:
+    """The words of a refusal with 400."""
+    answer = await world.ask(path=path, body=chat() if body is None else body, headers=BEARER)
+    error = answer.json()["error"]
+    words, its_code = (error["message"], error["code"]) if isinstance(error, dict) else (error, answer.json()["code"])
+    assert (answer.status, its_code) == (400, code), answer
+    assert answer.header("retry-after") is None
+    return str(words)
+
+
+# --- models ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_key_uses_the_models_that_it_names_and_sees_no_others(world: World) -> None:
+    await world.engine(model="qwen-32b")
+    await world.engine(model="llama-8b")
+    await world.gateway(
+        models={"small": {"to": "llama-8b"}, "large": {"to": "qwen-32b"}}, **narrow(models=["qwen-*", "small"])
+    )
+    answers = {
+        name: await world.ask(body=chat(model=name), headers=BEARER)
+        for name in ("qwen-32b", "small", "llama-8b", "large", "nobody-has-it")
+    }
+    assert {name: answer.status for name, answer in answers.items()} == {
+        "qwen-32b": 200,
+        "small": 200,
+        "llama-8b": 403,  # under its other name
+        "large": 403,
+        "nobody-has-it": 403,
+    }
+    error = answers["llama-8b"].error()
+    assert (error["code"], error["type"]) == ("forbidden", "invalid_request_error")
+    assert error["message"] == (
+        "This API key may not use the model `llama-8b`. GET /v1/models lists those that it may."
+    )
+    assert answers["llama-8b"].header("x-should-retry") == "false"
+    listed = (await world.ask("GET", "/v1/models", headers=BEARER)).json()["data"]
+    assert sorted(entry["id"] for entry in listed) == ["qwen-32b", "small"]
+    assert (await world.ask("GET", "/v1/models/small", headers=BEARER)).status == 200
+    assert (await world.ask("GET", "/v1/models/large", headers=BEARER)).error()["code"] == "model_not_found"
+    everything = (await world.ask("GET", "/v1/models", headers=FREE_BEARER)).json()["data"]
+    assert len(everything) == 4
+    assert (await world.ask(body=chat(model="large"), headers=FREE_BEARER)).status == 200
+    tokenized = await world.ask(path="/tokenize", body={"model": "llama-8b", "prompt": "x"}, headers=BEARER)
+    assert tokenized.status == 403
+
+
+async def test_openais_client_is_told_that_it_has_no_permission(world: World) -> None:
+    await world.engine()
+    await world.gateway(**narrow(models=["other"]))
+    async with client(world) as asking:
+        with pytest.raises(openai.PermissionDeniedError, match="may not use the model `sim`"):
+            await asking.chat.completions.create(model="sim", messages=[{"role": "user", "content": "Hi"}])
+
+
+async def test_a_second_name_in_another_case_gets_nobody_another_model(world: World) -> None:
+    """Ollama, written in Go, takes `Model` for `model`, and the last one counts."""
+    endpoint, requests = await world.scripted(OK)
+    await world.gateway(endpoints=[endpoint], **narrow(models=["sim"]))
+    for name in ("Model", "MODEL", "Options", "max_to\u212aens"):
+        assert "is no field" in await refused(world, body={**chat(), name: "large"})
+    large = {**chat("x" * 300_000), "Model": "large"}
+    assert "is no field" in await refused(world, body=large)
+    assert requests == []
+
+
+# --- prompts -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_prompt_that_is_longer_than_its_key_may_send_is_refused(world: World) -> None:
+    await world.engine()
+    await world.gateway(**narrow(max_prompt_tokens=100))
+    assert (await world.ask(body=chat("x" * 100), headers=BEARER)).status == 200
+    words = await refused(world, body=chat("x" * 2000), code="context_length_exceeded")
+    assert words.startswith("Input tokens exceed the configured limit of 100 tokens for this key")
+    assert (await world.ask(body=chat("x" * 2000), headers=FREE_BEARER)).status == 200
+    assert len(world.seen()) == 2
+    async with client(world) as asking:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await asking.chat.completions.create(model="sim", messages=[{"role": "user", "content": "x" * 2000}])
+    assert caught.value.code == "context_length_exceeded"
+    assert await world.metric("penstock_rejections_total", reason="context_length_exceeded") == 2
+
+
+# --- answers -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_longer_answer_than_its_key_may_have_can_not_be_asked_for(world: World) -> None:
+    await world.engine()
+    await world.gateway(**narrow(max_output_tokens=5))
+    assert (await world.ask(body=chat(tokens=5), headers=BEARER)).status == 200
+    assert await refused(world, body=chat(tokens=6)) == "`max_tokens` is 6; this key may ask for 5 tokens at most."
+    for said in ({"max_completion_tokens": 6}, {"max_output_tokens": 6}, {"n_predict": 6}):
+        assert "may ask for 5 tokens at most" in await refused(world, body={**chat(tokens=5), **said})
+    for odd in (0, -1, "5000", 5.5, [1]):
+        assert "whole number from 1 to 5" in await refused(world, body={**chat(), "max_tokens": odd})
+    assert (await world.ask(body=chat(tokens=6), headers=FREE_BEARER)).status == 200
+    assert len(world.seen()) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        (CHAT, "max_tokens"),
+        ("/v1/completions", "max_tokens"),
+        ("/v1/messages", "max_tokens"),
+        ("/v1/responses", "max_output_tokens"),
+        ("/completion", "n_predict"),
+        ("/invocations", "max_tokens"),
+    ],
+)
+async def test_a_request_that_says_nothing_is_sent_with_what_its_key_may_have(
+    world: World, path: str, field: str
+) -> None:
+    endpoint, requests = await world.scripted(OK)
+    await world.gateway(endpoints=[endpoint], **narrow(max_output_tokens=5))
+    for size in (10, 300_000):  # a small body, and one that is read by steps
+        body: dict[str, Any] = {"model": "sim", "prompt": "x" * size, "messages": [], "max_tokens": None}
+        assert (await world.ask(path=path, body=body, headers=BEARER)).status == 200
+        sent = msgspec.json.decode(requests[-1].partition(b"\r\n\r\n")[2])
+        assert sent[field] == 5
+        assert {**body, field: 5} == sent
+    assert (await world.ask(path=path, body=body, headers=FREE_BEARER)).status == 200
+    assert msgspec.json.decode(requests[-1].partition(b"\r\n\r\n")[2]) == body
+
+
+@pytest.mark.parametrize(
+    ("path", "section", "field"),
+    [
+        ("/generate", "parameters", "max_new_tokens"),
+        ("/generate_stream", "sampling_params", "max_new_tokens"),
+        ("/api/chat", "options", "num_predict"),
+        ("/inference/v1/generate", "sampling_params", "max_tokens"),
+    ],
+)
+async def test_where_the_field_lies_deeper_the_caller_has_to_say_it(
+    world: World, path: str, section: str, field: str
+) -> None:
+    endpoint, requests = await world.scripted(OK)
+    await world.gateway(endpoints=[endpoint], **narrow(max_output_tokens=5))
+    body = {"model": "sim", "inputs": "x", "prompt": "x", "max_tokens": 1}
+    assert "say so in" in await refused(world, path, body)
+    for odd in ({}, {field: None}, "no object", {field: 1, "x": "y" * 70_000}):
+        assert "say so in" in await refused(world, path, {**body, section: odd})
+    assert f"`{section}.{field}` is 6" in await refused(world, path, {**body, section: {field: 6}})
+    assert f"`{section}.{field}` has to be" in await refused(world, path, {**body, section: {field: -1}})
+    assert requests == []
+    said = {**body, section: {field: 5}}
+    assert (await world.ask(path=path, body=said, headers=BEARER)).status == 200
+    assert msgspec.json.decode(requests[-1].partition(b"\r\n\r\n")[2]) == said
+
+
+async def test_what_has_no_answer_in_tokens_is_not_bounded(world: World) -> None:
+    endpoint, requests = await world.scripted(OK)
+    await world.gateway(endpoints=[endpoint], **narrow(max_output_tokens=5))
+    body = {"model": "sim", "input": "x"}
+    assert (await world.ask(path="/v1/embeddings", body=body, headers=BEARER)).status == 200
+    assert msgspec.json.decode(requests[-1].partition(b"\r\n\r\n")[2]) == body
+
+
+# --- its name ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_key_is_a_user_by_its_name(world: World) -> None:
+    await world.engine(step_s=0.01)
+    await world.gateway(slots=1, fairness={"levels": ["tenant", "user"]}, **narrow(name="ci"))
+    assert await flow_of(world, BEARER) == ("team", "key:ci")
+    assert await flow_of(world, FREE_BEARER) == ("team", f"key:{key_hash(FREE)[7:19]}")
+    assert await flow_of(world, {**BEARER, "x-user-id": "anna"}) == ("team", "anna")
+
+
+# --- until when --------------------------------------------------------------------------------------------------
+
+
+async def test_a_key_that_has_expired_is_told_so(world: World) -> None:
+    await world.engine()
+    await world.gateway(**narrow(expires="2026-01-31"))
+    for method, path in (("POST", CHAT), ("GET", "/v1/models"), ("POST", "/tokenize")):
+        answer = await world.ask(method, path, chat(), BEARER)
+        assert (answer.status, answer.error()["code"]) == (401, "unauthorized")
+        assert answer.error()["message"] == (
+            "This API key has expired (invalid_api_key): it was good until 2026-02-01 00:00 UTC."
+        )
+    assert (await world.chat_with(FREE_BEARER)).status == 200
+    async with client(world) as asking:
+        with pytest.raises(openai.AuthenticationError, match="has expired"):
+            await asking.chat.completions.create(model="sim", messages=[{"role": "user", "content": "Hi"}])
+    assert world.seen()[0].headers.get("authorization") is None
+
+
+async def test_a_key_works_up_to_its_last_second(world: World) -> None:
+    now = [1_800_000_000.0]
+    callers = Callers(wall=lambda: now[0])
+    world.document = narrow(expires="2027-01-31T18:00:00Z")
+    callers.follow(world.settings())
+    header = {b"authorization": BEARER["authorization"].encode()}.get
+    now[0] = 1_801_418_399.9
+    key = callers.key(header, lambda _: False)
+    assert isinstance(key, Key)
+    assert isinstance(callers.identify(key, header, "127.0.0.1", now=0.0), Caller)
+    now[0] = 1_801_418_400.0
+    assert isinstance(callers.key(header, lambda _: False), Unauthorized)
+    assert isinstance(callers.identify(key, header, "127.0.0.1", now=0.0), Unauthorized), "its body came after that"
+    assert clock.wall() > 1_700_000_000.0
+
+
+# --- a day's tokens ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["tenant", "anonymous"])
+async def test_a_days_tokens_are_reserved_settled_and_told(world: World, place: str) -> None:
+    """A day's 500 tokens come back at 21 an hour, so what is used up stays so for hours."""
+    limits = {"tokens_per_day": 500}
+    settings: dict[str, Any] = {"identity": {"anonymous": {"limits": limits}}}
+    if place == "tenant":
+        settings = {"tenants": [{"name": "team", "keys": [key_hash(KEY)], "limits": limits}]}
+    await world.engine(step_s=0.001)
+    await world.gateway(**settings)
+    headers = BEARER if place == "tenant" else {}
+    first = await world.ask(body=chat(tokens=400), headers=headers)
+    assert (first.status, first.header("x-ratelimit-limit-tokens-day")) == (200, "500")
+    assert first.header("x-ratelimit-limit-tokens") is None, "nothing bounds its minute"
+    await world.idle()
+    left = 500 - first.json()["usage"]["total_tokens"]
+    shown = (await world.ask("GET", "/queue", headers=headers)).json()["limits"]["tokens_per_day"]
+    assert (shown["limit"], shown["remaining"]) == (500, left)
+    assert 60_000 < shown["reset_s"] < 86_400
+    over = await world.ask(body=chat("long " * 200, tokens=100), headers=headers)
+    assert (over.status, over.error()["code"]) == (429, "tenant_limit")
+    hours = int(over.header("retry-after") or "") / 3600
+    assert 5 < hours <= 24, "the truth: SDKs try again by their own clock, and give up"
+    assert over.header("x-ratelimit-remaining-tokens-day") == str(left)
