@@ -60,6 +60,11 @@ class EndpointSection(Section):
     )
     models: values.ServedModels = setting("auto", "The models it serves. `auto` asks it.")
     slots: values.Slots = setting("auto", "How many requests it is sent at a time. `auto` learns it.")
+    weight: values.Weight = setting(
+        1.0,
+        "Its share of the requests, compared with other endpoints of the same model: 3 beside 1 is three of four, while "
+        "both have slots free. What it means in each routing policy: docs/policies/README.md.",
+    )
     price: values.Number = setting(
         1.0,
         "What its work costs, compared with other endpoints': a hosted engine more than an own one. Routing goes where "

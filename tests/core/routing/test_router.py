@@ -55,5 +55,5 @@ def test_least_loaded_counts_load_for_its_size_and_takes_turns_when_equal() -> N
     large.ledger.add(lease(5))
     large.ledger.add(lease(6))
     assert router.choose(some, context()).endpoint is large
-    large.last_lease = 1
+    large.turn = 1.0
     assert router.choose(some, context()).endpoint is small

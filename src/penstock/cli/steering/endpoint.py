@@ -19,6 +19,7 @@ _VERBS = {
     "slots": "set how many requests it is sent at a time",
 }
 _LIMITS = {
+    "weight": ("N", "its share of the requests, compared with others' (default: 1)"),
     "price": ("N", "what its work costs, compared with others' (default: 1)"),
     "max_kv_usage": ("SHARE", "send nothing more above this share of its KV memory"),
     "max_prefill_tokens": ("N", "prompt tokens it may have before it"),

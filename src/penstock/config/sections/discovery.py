@@ -87,6 +87,7 @@ class Template(Section):
     engine: values.EngineName = setting("auto", "What they speak, as in `endpoints[].engine`.")
     models: values.ServedModels = setting("auto", "The models they serve. `auto` asks each.")
     slots: values.Slots = setting("auto", "How many requests each is sent at a time. `auto` learns it.")
+    weight: values.Weight = setting(1.0, "The share of the requests that each gets, as in `endpoints[].weight`.")
     api_key: values.OptionalSecret = setting(None, "The credential sent to them instead of the caller's.")
     labels: Annotated[dict[str, values.Label], BeforeValidator(values.items(0, LABELS_MAX))] = setting(
         {}, "Labels that each gets."

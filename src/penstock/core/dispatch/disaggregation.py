@@ -45,7 +45,7 @@ class PendingDecodes:
         )
         lease.transfers(entry.estimate.prompt_tokens - 1)
         chosen.ledger.reserve(lease)
-        chosen.last_lease = serial
+        self._pool.took_turn(chosen, partners, serial)
         self.leases[entry.seq] = lease
         return lease
 

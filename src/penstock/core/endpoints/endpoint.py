@@ -48,6 +48,8 @@ class Endpoint:
         self.tells_models = True
         self.labels = spec.labels
         self.price = spec.price
+        self.weight = spec.weight
+        self.weighted = False  # another endpoint has another weight
         self.set_limits(spec.limits)
         self.role = role_of(spec.labels)
         self.meets = bootstrap_port_of(spec.labels) is not None  # who answers is sent the request with it, not after
@@ -63,7 +65,7 @@ class Endpoint:
         self._slots_by_hand = not spec.adaptive_slots
         self._begins_slowly = spec.adaptive_slots  # nobody ever said how many it runs
         self.dispatches_total = 0
-        self.last_lease = 0  # serial of the last lease granted: ties go to whoever was given one longest ago
+        self.turn = 0.0  # among equals the least is next: it moves on with each request that is sent there
         self.failure: str | None = None  # the last one
         self.failed_s = 0.0
         self._foreign_running = [0.0] * FOREIGN_READINGS  # others' requests that ran there, by the last readings
@@ -321,19 +323,39 @@ class Endpoint:
 
 
 def least_loaded(endpoints: Sequence[Endpoint], now: float) -> Endpoint:
-    """Returns the endpoint with the least load for its size; among equals the one whose last request is the longest
-    ago.
+    """Returns the endpoint with the least load for its size; among equals the one whose turn it is.
+
+    Where weights differ they count as size, and all count as equal that one request more would not make the most loaded.
     """
     chosen = endpoints[0]
     if len(endpoints) == 1:
         return chosen
-    least, last = math.inf, 0
+    if chosen.weighted:
+        return by_turn(endpoints, now)
+    least, last = math.inf, 0.0
     for endpoint in endpoints:  # a loop, for it is run over all that are open, at every dispatch
         ledger = endpoint.ledger
         share = ledger.load(now) / (ledger.slots or 1)
         if share > least:
             continue
-        lease = endpoint.last_lease
-        if share < least or lease < last or (lease == last and endpoint.index < chosen.index):
-            chosen, least, last = endpoint, share, lease
+        turn = endpoint.turn
+        if share < least or turn < last or (turn == last and endpoint.index < chosen.index):
+            chosen, least, last = endpoint, share, turn
     return chosen
+
+
+def by_turn(endpoints: Sequence[Endpoint], now: float) -> Endpoint:
+    """Returns, of endpoints that have different weights, the one whose turn it is among the least loaded.
+
+    Loads are whole requests: beside an endpoint of weight 3 one of weight 1 with a request to do is never the less
+    loaded, however few are sent. So what is within one request of the least counts as equal, and turns divide exactly.
+    """
+    sizes = [(endpoint.ledger.slots or 1) * endpoint.weight for endpoint in endpoints]
+    loads = [endpoint.ledger.load(now) for endpoint in endpoints]
+    enough = min([(load + 1.0) / size for load, size in zip(loads, sizes, strict=True)])
+    near = [e for e, load, size in zip(endpoints, loads, sizes, strict=True) if load / size < enough]
+    return min(near, key=_turn)
+
+
+def _turn(endpoint: Endpoint) -> tuple[float, int]:
+    return endpoint.turn, endpoint.index

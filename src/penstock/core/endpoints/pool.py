@@ -6,7 +6,7 @@ queue but not the question whether anybody is there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.lease import Lease
@@ -36,6 +36,7 @@ class Pool:
         self.answered = 0  # good answers of all endpoints so far
         self.uniform = True  # all endpoints serve the same models
         self.priced = False  # they have different prices
+        self.weighted = False  # they have different weights
         self.roles = Roles()
 
     def __iter__(self) -> Iterator[Endpoint]:
@@ -195,10 +196,23 @@ class Pool:
         self._serving.clear()
         self.roles.changed(self)
         self.priced = len({e.price for e in self}) > 1
+        self._weigh()
         self.uniform = len({e.models if e.tells_models else "any" for e in self}) <= 1
         for endpoint in self:
             if endpoint.proof.closed or endpoint.left_to_others is not None:
                 self._leave_to_others(endpoint)
+
+    def took_turn(self, chosen: Endpoint, among: Sequence[Endpoint], serial: int) -> None:
+        """Note that `chosen`, one of those that were open, was given the lease `serial`: others are next.
+
+        With equal weights the next is the one whose last lease is the longest ago. Else each lease takes the endpoint as
+        far on as its weight is small (stride scheduling); who was passed over for long is owed one turn, not all of them.
+        """
+        if not self.weighted:
+            chosen.turn = float(serial)
+            return
+        behind = min([e.turn - 1.0 / e.weight for e in among if e is not chosen], default=chosen.turn)
+        chosen.turn = max(chosen.turn, behind) + 1.0 / chosen.weight
 
     def stands_in(self, endpoint: Endpoint, model: str) -> bool:
         """Whether another endpoint, which is an engine and in service, serves a model."""
@@ -210,6 +224,15 @@ class Pool:
         if any(not e.tells_models for e in others):
             return True
         return endpoint.tells_models and (endpoint.models or frozenset()) <= _models_of(others)
+
+    def _weigh(self) -> None:
+        """Find out whether weights differ. If that changed, turns begin again: they were counted by another measure."""
+        weighted = len({e.weight for e in self}) > 1
+        for endpoint in self:
+            if weighted != self.weighted:
+                endpoint.turn = 0.0
+            endpoint.weighted = weighted
+        self.weighted = weighted
 
     def _leave_to_others(self, endpoint: Endpoint) -> None:
         """An endpoint that was seen through gets nothing that another, which is an engine and in service, serves."""

@@ -69,6 +69,7 @@ class EndpointSnapshot(msgspec.Struct, frozen=True):
     time_per_output_token_s: float
     dispatches_total: int
     price: float  #: of its work, compared with other endpoints'
+    weight: float  #: its share of the requests, compared with other endpoints'
     limits: EndpointLimits | None  #: its own thresholds, where it has any
     closed: (
         Cause | None
@@ -271,6 +272,7 @@ def endpoint_now(
         time_per_output_token_s=ledger.pace.time_per_output_token_s(now),
         dispatches_total=endpoint.dispatches_total,
         price=endpoint.price,
+        weight=endpoint.weight,
         limits=endpoint.limits,
         closed=closed if misfit is None else misfit.cause,
         needed_tokens=misfit.tokens if misfit is not None and misfit.cause is Cause.KV_FULL else None,

@@ -52,6 +52,7 @@ class EndpointFacts:
         told_slots: int | None = None,
         lingers: bool | None = None,
         price: float | None = None,
+        weight: float | None = None,
         limits: EndpointLimits | None = None,
         now: float,
     ) -> list[Action]:
@@ -78,6 +79,8 @@ class EndpointFacts:
             endpoint.ledger.abandoned.lingers = lingers
         if price is not None:
             endpoint.price = price
+        if weight is not None:
+            endpoint.weight = weight
         if limits is not None:
             endpoint.set_limits(limits)
             state.paced = state.has_pace_limit()

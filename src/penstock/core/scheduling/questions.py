@@ -83,7 +83,7 @@ class Questions:
                 e.name,
                 e.models,
                 not e.tells_models,
-                e.ledger.load(now) / (e.ledger.slots or 1) if pool.unhealthy(e, now) in _SENDS_DIRECTLY else None,
+                e.ledger.load(now) / ((e.ledger.slots or 1) * e.weight) if pool.unhealthy(e, now) in _SENDS_DIRECTLY else None,
             )
             for e in pool
         ]

@@ -164,7 +164,7 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
         state.look_s = now + CHECK_S
     chosen.ledger.add(lease)
     chosen.dispatches_total += 1
-    chosen.last_lease = lease.serial
+    state.pool.took_turn(chosen, endpoints, lease.serial)
     state.affinity.used(chosen)
     if not entry.retry.attempts and not entry.retry.refusals and not entry.retry.recalls:
         state.budget.sent(now)

@@ -26,6 +26,7 @@ class EndpointSpec(msgspec.Struct, frozen=True):
     labels: Mapping[str, str] = {}
     adaptive_slots: bool = False  #: nobody says how many: start from `slots` and find out
     price: float = 1.0  #: of its work, compared with other endpoints'
+    weight: float = 1.0  #: its share of the requests, compared with other endpoints'
     limits: EndpointLimits = EndpointLimits()
     vouched: bool = True  #: something says that it is an engine: it need not prove it
 

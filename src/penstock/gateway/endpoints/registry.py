@@ -43,6 +43,7 @@ QUIET_LOOK_S = 0.1  # how often we look whether all requests of a drained endpoi
 FOLLOWED = (
     "slots",
     "price",
+    "weight",
     "max_kv_usage",
     "max_prefill_tokens",
     "max_time_per_output_token",
@@ -294,7 +295,7 @@ class EndpointRegistry:
             self._resize(endpoint.name, endpoint.slots)
         now = self._driver.now()
         changed = self._driver.scheduler.endpoint_changed(
-            endpoint.name, price=endpoint.price, limits=limits_of(endpoint), now=now
+            endpoint.name, price=endpoint.price, weight=endpoint.weight, limits=limits_of(endpoint), now=now
         )
         self._driver.tell(changed)
 
@@ -318,6 +319,7 @@ class EndpointRegistry:
             endpoint.labels,
             adaptive_slots=endpoint.slots == "auto",
             price=endpoint.price,
+            weight=endpoint.weight,
             limits=limits_of(endpoint),
             vouched=endpoint.engine != "auto" and models is not None,
         )

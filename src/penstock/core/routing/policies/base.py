@@ -1,7 +1,7 @@
 """What is a routing policy asked? To score the endpoints that are open to a request, and which are worth waiting for.
 
 A policy is one list of numbers: `score` gives one for each endpoint, and the least is best. `pick` takes it, and among
-equal ones the endpoint whose last request is the longest ago, so that equals take turns. The explanation of a dispatch
+equal ones the endpoint whose last request is the longest ago, so that equals take turns (by weight, where weights differ). The explanation of a dispatch
 shows the same list. A policy sees a request through a `Context` and an endpoint through what is believed of it, and
 keeps nothing from one request to the next, unless it `takes_turns`: so a policy is a few lines, and every choice can be
 explained after the fact.
@@ -127,15 +127,15 @@ class RoutingPolicy:
         raise NotImplementedError
 
     def pick(self, endpoints: Sequence[Endpoint], scores: list[float], context: Context) -> Endpoint:  # noqa: ARG002
-        """Returns the endpoint with the least score; among equals the one whose last request is the longest ago."""
-        chosen, least, last = endpoints[0], math.inf, 0
+        """Returns the endpoint with the least score; among equals the one whose turn it is."""
+        chosen, least, last = endpoints[0], math.inf, 0.0
         for at, score in enumerate(scores):  # a loop, for it is run over all that are open, at every dispatch
             if score > least:
                 continue
             endpoint = endpoints[at]
-            lease = endpoint.last_lease
-            if score < least or lease < last or (lease == last and endpoint.index < chosen.index):
-                chosen, least, last = endpoint, score, lease
+            turn = endpoint.turn
+            if score < least or turn < last or (turn == last and endpoint.index < chosen.index):
+                chosen, least, last = endpoint, score, turn
         return chosen
 
     def preferred(self, context: Context) -> Sequence[Endpoint]:  # noqa: ARG002

@@ -9,16 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.endpoints.endpoint import Endpoint, by_turn
 from penstock.core.routing.policies.base import LOAD, Context, RoutingPolicy
 
 
 class LeastLoaded(RoutingPolicy):
-    """Least load per slot."""
+    """Least load per slot, and per weight where weights differ."""
 
     minds_size = True
     scored_by: str | None = LOAD
 
     def score(self, endpoints: Sequence[Endpoint], context: Context) -> list[float]:
         now = context.now
+        if endpoints[0].weighted:
+            return [e.ledger.load(now) / ((e.ledger.slots or 1) * e.weight) for e in endpoints]
         return [e.ledger.load(now) / (e.ledger.slots or 1) for e in endpoints]
+
+    def pick(self, endpoints: Sequence[Endpoint], scores: list[float], context: Context) -> Endpoint:
+        if endpoints[0].weighted:
+            return by_turn(endpoints, context.now)
+        return super().pick(endpoints, scores, context)

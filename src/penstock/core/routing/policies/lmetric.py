@@ -19,4 +19,7 @@ class Lmetric(RoutingPolicy):
     scored_by: str | None = "new prompt tokens × batch"
 
     def score(self, endpoints: Sequence[Endpoint], context: Context) -> list[float]:
-        return [(context.prefill_tokens(e) + context.uncached_tokens(e)) * (context.load(e) + 1.0) for e in endpoints]
+        return [
+            (context.prefill_tokens(e) + context.uncached_tokens(e)) * (context.load(e) + 1.0) / e.weight
+            for e in endpoints
+        ]

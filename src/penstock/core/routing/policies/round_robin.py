@@ -1,4 +1,4 @@
-"""Routing: take turns, per model."""
+"""Routing: take turns, per model; where weights differ, as many turns as each endpoint's weight says."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ class RoundRobin(RoutingPolicy):
         self._last: BoundedMap[str, int] = BoundedMap(MODELS_MAX)
 
     def score(self, endpoints: Sequence[Endpoint], context: Context) -> list[float]:
-        """Returns how many turns remain until each endpoint's own."""
+        """Returns how many turns remain until each endpoint's own; where weights differ, how far its turns have come."""
+        if endpoints[0].weighted:
+            return [endpoint.turn for endpoint in endpoints]
         found = self._last.get(context.request.model)
         last = -1 if found is None else found
         return [float(e.index) if e.index > last else e.index + ROUND for e in endpoints]

@@ -40,11 +40,12 @@ class SessionAffinity(RoutingPolicy):
         if home in endpoints:
             return [0.0 if e is home else math.inf for e in endpoints]
         loads = [context.load(e) for e in endpoints]
-        share = LOAD_BOUND * (sum(loads) + 1.0) / max(1, sum(e.slots for e in endpoints))
-        within = [load + 1.0 <= math.ceil(share * e.slots) for e, load in zip(endpoints, loads, strict=True)]
+        sizes = [e.slots * e.weight for e in endpoints]
+        share = LOAD_BOUND * (sum(loads) + 1.0) / (sum(sizes) or 1.0)
+        within = [load + 1.0 <= math.ceil(share * size) for size, load in zip(sizes, loads, strict=True)]
         key, bounded = _number(session), any(within)
         return [
-            -float(_weight(key, e.name)) if fits or not bounded else math.inf
+            _lot(key, e) if fits or not bounded else math.inf
             for e, fits in zip(endpoints, within, strict=True)
         ]
 
@@ -57,8 +58,17 @@ def _number(text: str) -> int:
     return int.from_bytes(text.encode(), "little") % _PRIME
 
 
-def _weight(key: int, name: str) -> int:
-    """A session's and an endpoint's lot together (the finalizer of splitmix64, which mixes every bit into all)."""
+def _lot(key: int, endpoint: Endpoint) -> float:
+    """What a session draws at an endpoint: the least is its home.
+
+    With weights w the chance to draw the least is w / sum of w, if a draw u in (0, 1) counts as w / ln u.
+    """
+    drawn = _drawn(key, endpoint.name)
+    return endpoint.weight / math.log((drawn + 0.5) / (_MASK + 1)) if endpoint.weighted else -float(drawn)
+
+
+def _drawn(key: int, name: str) -> int:
+    """A session's and an endpoint's number together (the finalizer of splitmix64, which mixes every bit into all)."""
     z = (key + 0x9E3779B97F4A7C15 * (_number(name) + 1)) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK

@@ -132,7 +132,7 @@ def described(
     `template` has what all endpoints of the source share; `more` are further fields of the endpoint.
     """
     address = f"[{host}]" if ":" in host else host
-    given = {key: getattr(template, key) for key in ("engine", "models", "slots", "api_key", "labels", "kv_events")}
+    given = {key: getattr(template, key) for key in ("engine", "models", "slots", "weight", "api_key", "labels", "kv_events")}
     try:
         return EndpointSection.model_validate(
             {**given, "url": f"{template.scheme}://{address}:{port}", "name": name or "", **more}
