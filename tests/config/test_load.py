@@ -324,7 +324,15 @@ WRONG_VALUES = {
     ),
     "models: {a: b}": "models.a: expected a mapping (`key: value`), found `b`",
     "models: {'': {to: b}}": ("models[``]: an empty text is not a model's name: expected 1 to 256 characters"),
-    "models: {a: {}}": "models.a: says nothing (give `to`, `band`, `weight` or `prices`)",
+    "models: {a: {}}": "models.a: says nothing (give `to`, `band`, `weight`, `prices` or `fallback`)",
+    "models: {a: {fallback: [b, a]}}": "models.a.fallback[1]: `a` is the model itself (name another one)",
+    "models: {a: {to: b, fallback: [b]}}": "models.a.fallback[0]: `b` is the model itself (name another one)",
+    "models: {a: {fallback: [b, c, b]}}": "models.a.fallback[2]: `b` is asked before already, as `b`",
+    "models: {a: {fallback: [b, c]}, c: {to: b}}": "models.a.fallback[1]: `c` is asked before already, as `b`",
+    "{models: {a: {fallback: [smal]}}, endpoints: [{url: http://e, models: [small]}]}": (
+        "models.a.fallback[0]: `smal` is no model that an endpoint lists, and no alias of one (did you mean `small`?)"
+    ),
+    "models: {a: {fallback: [b, c, d, e, f, g, h, i, j]}}": ("models.a.fallback: has 9 items; expected 0 to 8"),
     "models: {a: {to: b}, b: {to: c}}": "models.a.to: `b` is itself an alias (name the engine's model)",
     "{models: {a: {to: b}}, endpoints: [{url: http://e, models: [a]}]}": (
         "models.a: an alias cannot have the name of a model that endpoints[0] lists"

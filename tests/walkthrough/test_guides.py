@@ -61,3 +61,9 @@ def test_watching(tmp_path: Path) -> None:
     out = guide("watching.md", tmp_path)
     assert re.search(r'^penstock_endpoint_up\{endpoint="127\.0\.0\.1:\d+"\} 1', out, re.MULTILINE), out
     assert "completed" in out or "answered" in out, out
+
+
+def test_fallback(tmp_path: Path) -> None:
+    out = guide("fallback.md", tmp_path)
+    assert re.findall(r"^HTTP/1\.1 (\d+)", out, re.MULTILINE) == ["200"], out
+    assert "x-penstock-model: small" in out, out

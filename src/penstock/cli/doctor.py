@@ -78,13 +78,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def unserved(settings: Settings, reports: Sequence[Report]) -> list[str]:
-    """Returns a sentence for each alias whose model no endpoint serves."""
+    """Returns a sentence for each alias or fallback that stands for a model which no endpoint serves."""
     served = {model.name for report in reports for model in report.models}
     served |= {name for endpoint in settings.endpoints if endpoint.models != "auto" for name in endpoint.models}
+    aliases = {name: model.to for name, model in settings.models.items() if model.to is not None}
     return [
-        f"models.{alias}: stands for `{target.to}`, which no endpoint serves"
-        for alias, target in settings.models.items()
-        if target.to not in served
+        *(
+            f"models.{alias}: stands for `{target}`, which no endpoint serves"
+            for alias, target in aliases.items()
+            if target not in served
+        ),
+        *(
+            f"models.{name}: falls back to `{other}`, which no endpoint serves"
+            for name, model in settings.models.items()
+            for other in model.fallback
+            if aliases.get(other, other) not in served
+        ),
     ]
 
 

@@ -136,13 +136,14 @@ def _models(document: Document) -> Found:
     known = {name: model for name, raw in models.items() if (model := _valid(ModelSection, raw)) is not None}
     for name, model in known.items():
         if model.says_nothing:
-            yield _problem(("models", name), "says nothing", "give `to`, `band`, `weight` or `prices`")
+            yield _problem(("models", name), "says nothing", "give `to`, `band`, `weight`, `prices` or `fallback`")
         if model.to is not None and name in listed:
             message = f"an alias cannot have the name of a model that endpoints[{listed[name]}] lists"
             yield _problem(("models", name), message)
         if model.to is not None and (other := known.get(model.to)) is not None and other.to is not None:
             shown = show(written_at(models[name], ("to",)))
             yield _problem(("models", name, "to"), f"{shown} is itself an alias", "name the engine's model")
+        yield from _fallback(name, known, listed if _all_listed(document) else None)
         if model.weight is not None and fairness is not None and "model" not in fairness.levels:
             message = "divides nothing: `fairness.levels` does not name `model`"
             yield _problem(("models", name, "weight"), message, "write `levels: [tenant, model]`")
@@ -153,6 +154,32 @@ def _models(document: Document) -> Found:
             yield _problem(("models", name, "prices"), message, "write `policy: weighted_tokens`")
         if not any(model_prices(model, fairness.prices).values()):
             yield _problem(("models", name, "prices"), "are all 0: at least one kind of token has to cost something")
+
+
+def _fallback(name: str, known: Mapping[str, ModelSection], served: Mapping[str, int] | None) -> Found:
+    """What is wrong with the fallbacks of a model. `served`: what endpoints list; None where some have yet to tell."""
+
+    def meant(model: str) -> str:
+        return (known[model].to or model) if model in known else model
+
+    asked = {meant(name): name}
+    for n, other in enumerate(known[name].fallback):
+        location = ("models", name, "fallback", n)
+        if meant(other) == meant(name):
+            yield _problem(location, f"{show(other)} is the model itself", "name another one")
+        elif meant(other) in asked:
+            yield _problem(location, f"{show(other)} is asked before already, as {show(asked[meant(other)])}")
+        elif served is not None and meant(other) not in served:
+            hint = did_you_mean(other, [*served, *known])
+            yield _problem(location, f"{show(other)} is no model that an endpoint lists, and no alias of one", hint)
+        asked.setdefault(meant(other), other)
+
+
+def _all_listed(document: Document) -> bool:
+    """Whether the settings say of all endpoints what these serve, so that no other model can come."""
+    endpoints = _items(EndpointSection, document.get("endpoints"))
+    listed = all(endpoint is not None and endpoint.models != "auto" for endpoint in endpoints)
+    return bool(endpoints) and listed and not document.get("discovery")
 
 
 def _bands(document: Document) -> Found:

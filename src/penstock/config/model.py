@@ -62,8 +62,8 @@ class EndpointSection(Section):
     slots: values.Slots = setting("auto", "How many requests it is sent at a time. `auto` learns it.")
     weight: values.Weight = setting(
         1.0,
-        "Its share of the requests, compared with other endpoints of the same model: 3 beside 1 is three of four, while "
-        "both have slots free. What it means in each routing policy: docs/policies/README.md.",
+        "Its share of the requests, compared with other endpoints of the same model: 3 beside 1 is three of four, "
+        "while both have slots free. What it means in each routing policy: docs/policies/README.md.",
     )
     price: values.Number = setting(
         1.0,

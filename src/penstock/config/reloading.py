@@ -30,7 +30,9 @@ RULES: dict[str, Rule] = {
     "root_path": Rule(_ARRIVALS),
     "workers": Rule("processes are started once", restarts=True),
     "tls": Rule("for new connections; the files are read again even where their names stay"),
-    "endpoints": Rule("slots, weight, price and limits at once; what runs at an endpoint that is gone or replaced ends there"),
+    "endpoints": Rule(
+        "slots, weight, price and limits at once; what runs at an endpoint that is gone or replaced ends there"
+    ),
     "discovery": Rule("sources that did not change go on; endpoints that a removed source had named are drained"),
     "models": Rule(_ARRIVALS + "; weights at once"),
     "queue": Rule("at once; a waiting request keeps the time it was promised, or gets more"),

@@ -28,8 +28,8 @@ def shares(
 ) -> dict[str, float]:
     """The part of the requests that each endpoint gets.
 
-    They come at random, so many that on average `in_flight` run, and take from half to one and a half times `service_s`,
-    or three times that at an endpoint that is `slower`.
+    They come at random, so many that on average `in_flight` run, and take from half to one and a half times
+    `service_s`, or three times that at an endpoint that is `slower`.
     """
     draw = Random(7)
     made = CheckedScheduler(SchedulerSettings(routing=routing, wait_s_max=1e6), random=Random(1))

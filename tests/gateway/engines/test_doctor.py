@@ -140,12 +140,16 @@ async def test_settings_that_can_not_be_read_are_told_as_elsewhere(capsys: pytes
     assert err.startswith("penstock: ")
 
 
-def test_an_alias_that_leads_nowhere_is_a_problem() -> None:
-    settings = Settings.model_validate({"models": {"a": {"to": "m"}, "b": {"to": "n"}}})
+def test_an_alias_or_a_fallback_that_leads_nowhere_is_a_problem() -> None:
+    models = {"a": {"to": "m"}, "b": {"to": "n"}, "c": {"fallback": ["here", "b", "d"]}, "e": {"band": "batch"}}
+    endpoint = {"url": "http://e", "models": ["here"]}
+    settings = Settings.model_validate({"models": models, "endpoints": [endpoint]})
     report = Report("e", "http://e", [], models=[])
     assert unserved(settings, [report]) == [
         "models.a: stands for `m`, which no endpoint serves",
         "models.b: stands for `n`, which no endpoint serves",
+        "models.c: falls back to `b`, which no endpoint serves",
+        "models.c: falls back to `d`, which no endpoint serves",
     ]
 
 

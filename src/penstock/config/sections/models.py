@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
 from penstock.config import values
 from penstock.config.sections.section import Section, setting
 from penstock.config.sections.tenancy import PricesSection
+
+FALLBACKS_MAX = 8  # each may be asked, one after another, before a caller hears anything
 
 
 class ModelPrices(Section):
@@ -31,6 +37,12 @@ class ModelSection(Section):
         None, "Its part of the service, compared with other models, where `fairness.levels` names `model`. Default: 1."
     )
     prices: ModelPrices = ModelPrices()
+    fallback: Annotated[tuple[values.ModelName, ...], BeforeValidator(values.items(0, FALLBACKS_MAX))] = setting(
+        (),
+        "Models or aliases that a request is given instead, in this order, where this one has no endpoint in service, "
+        "is not known, refuses it for overload, or fails in every attempt before the first byte. Each is asked once; "
+        "their own fallbacks are not followed. `x-penstock-model` names the one that answers.",
+    )
 
     @property
     def says_nothing(self) -> bool:

@@ -325,7 +325,7 @@ class Endpoint:
 def least_loaded(endpoints: Sequence[Endpoint], now: float) -> Endpoint:
     """Returns the endpoint with the least load for its size; among equals the one whose turn it is.
 
-    Where weights differ they count as size, and all count as equal that one request more would not make the most loaded.
+    Where weights differ they count as size, and what is within one request of the least loaded counts as equal.
     """
     chosen = endpoints[0]
     if len(endpoints) == 1:

@@ -205,8 +205,8 @@ class Pool:
     def took_turn(self, chosen: Endpoint, among: Sequence[Endpoint], serial: int) -> None:
         """Note that `chosen`, one of those that were open, was given the lease `serial`: others are next.
 
-        With equal weights the next is the one whose last lease is the longest ago. Else each lease takes the endpoint as
-        far on as its weight is small (stride scheduling); who was passed over for long is owed one turn, not all of them.
+        With equal weights the next is the one whose last lease is the longest ago. Else each lease takes an endpoint on
+        by one over its weight (stride scheduling); one that was passed over for long is owed one turn, not all of them.
         """
         if not self.weighted:
             chosen.turn = float(serial)

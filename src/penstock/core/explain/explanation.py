@@ -80,6 +80,7 @@ class Explanation(msgspec.Struct, frozen=True):
     before: list[Served]  #: while it waited, of the last `DISPATCHES_KEPT` dispatches
     before_total: int
     sent: Sent | None  #: the last time
+    instead_of: str  #: the model that was asked for, where its own is a fallback; else empty
     tried: bool  #: it was sent although it was forecast to miss its deadline: nothing else would have told
     first_byte_s: float | None
     requeues: list[Requeued]

@@ -358,6 +358,7 @@ class Recorder:
             before_total=sum(before.values()),
             sent=_sent(sent, entry, trail) if sent is not None else None,
             first_byte_s=None if trail.first_s is None else trail.first_s - start_s,
+            instead_of=request.instead_of,
             tried=trail.tried,
             requeues=[Requeued(at - start_s, where, what) for at, what, where in trail.requeues or ()],
             ended_s=None if trail.ended_s is None else trail.ended_s - start_s,

@@ -88,6 +88,7 @@ class EndpointFacts:
         state.queues.touch(endpoint)
         actions: list[Action] = []
         returning.evict_unknown(state, now, actions)
+        returning.evict_falling_back(state, now, actions)
         sending.hand_out(state, now, actions)
         return actions
 
@@ -105,7 +106,7 @@ class EndpointFacts:
         state.groups.gone(endpoint)
         state.timers.cancel(name)
         state.health_changed(now)
-        return sending.pumped(state, now)
+        return _without(state, now)
 
     def endpoint_drained(self, name: str, *, now: float) -> list[Action]:
         """Send nothing new to the endpoint, as an operator wants it; what runs there may finish."""
@@ -178,7 +179,8 @@ def _drained(state: SchedulerState, name: str, *, drained: bool, now: float) -> 
     if not drained:
         endpoint.proof.forgive()
     state.health_changed(now)
-    return sending.touched(state, endpoint, now)
+    state.queues.touch(endpoint)
+    return _without(state, now)
 
 
 def _probed(
@@ -196,4 +198,14 @@ def _probed(
     else:
         state.router.down(endpoint)
     state.health_changed(now)
-    return sending.touched(state, endpoint, now)
+    state.queues.touch(endpoint)
+    return _without(state, now)
+
+
+def _without(state: SchedulerState, now: float) -> list[Action]:
+    """Send away what need not wait for an endpoint that may be out of service now. Returns all that follows."""
+    actions: list[Action] = []
+    if state.queues.waiting:
+        returning.evict_falling_back(state, now, actions)
+        sending.hand_out(state, now, actions)
+    return actions

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from penstock.core.endpoints.endpoint import least_loaded
+from penstock.core.endpoints.endpoint import Endpoint, least_loaded
 from penstock.core.explain.endpoints_wanted import ModelLoad, loads_now
 from penstock.core.explain.explanation import Explanation
 from penstock.core.explain.snapshot import (
@@ -83,7 +83,7 @@ class Questions:
                 e.name,
                 e.models,
                 not e.tells_models,
-                e.ledger.load(now) / ((e.ledger.slots or 1) * e.weight) if pool.unhealthy(e, now) in _SENDS_DIRECTLY else None,
+                _load(e, now) if pool.unhealthy(e, now) in _SENDS_DIRECTLY else None,
             )
             for e in pool
         ]
@@ -206,3 +206,8 @@ class Questions:
             sources=state.router.sources.snapshot(now),
             paused_tenants=sorted(state.quotas.paused_names()),
         )
+
+
+def _load(endpoint: Endpoint, now: float) -> float:
+    """For its size and weight, as others may compare it."""
+    return endpoint.ledger.load(now) / ((endpoint.ledger.slots or 1) * endpoint.weight)

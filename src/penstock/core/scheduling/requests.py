@@ -200,6 +200,8 @@ class RequestFacts:
             ends.fail(state, entry, failure, now, actions)
         else:
             returning.requeue(state, entry, now, actions, failure=failure, endpoint=endpoint)
+            if entry.request.falls_back:
+                returning.evict_falling_back(state, now, actions)
         if endpoint is not None and not endpoint.proof.stands:
             returning.evict_unknown(state, now, actions)
         sending.hand_out(state, now, actions)
@@ -272,7 +274,9 @@ def _taken_in(state: SchedulerState, entry: Entry, now: float) -> list[Action]:
 
 def _unservable(state: SchedulerState, request: Request, now: float) -> Reason | None:
     if request.pinned is None:
-        return Reason.MODEL_NOT_FOUND if state.pool.knows(request.model, now) is False else None
+        if state.pool.knows(request.model, now) is False:
+            return Reason.MODEL_NOT_FOUND
+        return Reason.NO_ENDPOINT if request.falls_back and not state.pool.alive(request.model) else None
     endpoint = state.pool.get(request.pinned)
     if endpoint is None:
         return Reason.ENDPOINT_NOT_FOUND

@@ -107,3 +107,11 @@ def evict_unknown(state: SchedulerState, now: float, actions: list[Action]) -> N
         unknown = {model for model in band.tree.models() if state.pool.knows(model, now) is False}
         for entry in [e for e in band.entries.values() if e.request.model in unknown] if unknown else ():
             ends.evict(state, entry, Reason.MODEL_NOT_FOUND, now, actions)
+
+
+def evict_falling_back(state: SchedulerState, now: float, actions: list[Action]) -> None:
+    """Take out of the queue what need not wait for an endpoint to come back, for another model is asked instead."""
+    for band in state.queues.bands:
+        gone = {model for model in band.tree.models() if not state.pool.alive(model)}
+        for entry in [e for e in band.entries.values() if e.request.falls_back and e.model in gone] if gone else ():
+            ends.evict(state, entry, Reason.NO_ENDPOINT, now, actions)

@@ -75,6 +75,8 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
     prices: Prices | None = None  #: what its tokens count; None: what those of all models do
     locate_s: float = 0.0  #: it may wait so long for `located` or `cached` to tell where its prompt is cached
     prompt_tokens_max: int | None = None  #: the longest prompt that its key may send, as estimated
+    falls_back: bool = False  #: another model is asked where this one has no endpoint: it waits for none to come
+    instead_of: str = ""  #: the model that was asked for, where this one was not
 
     def keys_of(self, chunks: int) -> int:
         """Returns how many of the request's leading keys stand for `chunks` chunks of its prompt."""

@@ -54,6 +54,8 @@ def story(told: Explanation) -> list[str]:
             f"{' estimated' if told.ended_s is None else ''}."
         )
     ]
+    if told.instead_of:
+        lines.append(f"{printable(told.instead_of, 60)} was asked for, and could not take it: this is its fallback.")
     if told.waits:
         parts = [f"{seconds(waited.seconds)}: {CAUSES[waited.cause]} ({waited.cause})" for waited in told.waits]
         lines.append(f"Waited {seconds(told.waited_s)}. " + "; ".join(parts) + ".")

@@ -1,10 +1,12 @@
-"""What is known of a request on its way in, and what does its journey need to go?"""
+"""What is known of a request on its way in, what does its journey need to go, and where may it go instead?"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from penstock.core.values.actions import Evict, Fail, Reject
+from penstock.core.values.outcome import Reason
 from penstock.core.values.request import Contents
 from penstock.gateway.identity.caller import Caller
 from penstock.gateway.openai.fields import Peek
@@ -20,6 +22,69 @@ if TYPE_CHECKING:
     from penstock.gateway.proxy.heartbeat import Heartbeats
 
 
+Ended = Reject | Evict | Fail
+
+#: That a model can't take a request now, whatever the request is: another model may.
+FALLS_BACK = frozenset(
+    {
+        Reason.MODEL_NOT_FOUND,
+        Reason.NO_ENDPOINT,
+        Reason.QUEUE_FULL,
+        Reason.DEADLINE_INFEASIBLE,
+        Reason.OVERLOAD,
+        Reason.DISPLACED,
+        Reason.UPSTREAM_ERROR,
+    }
+)
+
+
+class Fallback:
+    """Which model is asked instead, where the one that a caller asked for can't take its request (docs/decisions/0061)?
+
+    The counter one asked for is closed, or its queue is full, so one is sent to the next that the house names; and if
+    none of them takes one either, one hears what the first one said. Each name is asked once, in order. Where the model
+    that was asked for has no endpoint and nothing else took the request, it waits there after all.
+    """
+
+    __slots__ = ("_ask", "_names", "_waits_after_all", "asked", "body", "first", "why")
+
+    def __init__(self, asked: str, names: Iterable[str], body: Body, ask: Callable[[str], None]) -> None:
+        self.asked = asked  #: the model, as the caller said it
+        self.body = body  #: as the caller sent it
+        self.first: Ended | None = None  #: what became of it at the model that was asked for
+        self.why: Reason | None = None  #: for which it left the last model
+        self._names = list(names)
+        self._ask = ask
+        self._waits_after_all = False
+
+    @property
+    def patient(self) -> bool:
+        """Whether the request may wait for an endpoint that is not there: nothing else is left to try."""
+        return self._waits_after_all
+
+    def takes(self, ended: Ended) -> bool:
+        """True if another model is to be asked, for what became of the request at this one."""
+        if self.first is None:
+            self.first = ended
+        if ended.reason not in FALLS_BACK or self._waits_after_all:
+            return False
+        if not self._names and self.first.reason is Reason.NO_ENDPOINT:
+            self._waits_after_all = True
+            self._names = [self.asked]
+        self.why = ended.reason
+        return bool(self._names)
+
+    def go_on(self) -> None:
+        """Ask the next model."""
+        self._ask(self._names.pop(0))
+
+    def answer(self, ended: Ended) -> Ended:
+        """Returns what the caller is told, where no other model is asked: what the first one said, if none can."""
+        if self._waits_after_all or self.first is None or ended.reason not in FALLS_BACK:
+            return ended
+        return self.first
+
+
 class Arrival:
     """One request on its way in. Each verb of `intake.py` adds what it finds out."""
 
@@ -28,6 +93,7 @@ class Arrival:
         "caller",
         "contents",
         "exchange",
+        "fallback",
         "inflated",
         "model",
         "named",
@@ -61,6 +127,7 @@ class Arrival:
         self.profile: Profile = PLAIN  # of that name
         self.model = ""  # as endpoints list it
         self.pinned: str | None = None  # the endpoint that it names
+        self.fallback: Fallback | None = None  # where other models may be asked
 
 
 class Means:

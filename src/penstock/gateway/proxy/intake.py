@@ -7,7 +7,9 @@ the same way.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qs
 
@@ -30,7 +32,7 @@ from penstock.gateway.openai.forms import read_form
 from penstock.gateway.openai.routes import PathKind, Route
 from penstock.gateway.openai.scan import ONE_STEP_BYTES
 from penstock.gateway.openai.splice import Spliced
-from penstock.gateway.proxy.arrival import Arrival, Means
+from penstock.gateway.proxy.arrival import Arrival, Fallback, Means
 from penstock.gateway.proxy.direct import DirectJourney
 from penstock.gateway.proxy.disagg import sequential
 from penstock.gateway.proxy.journey import QueuedJourney
@@ -45,6 +47,8 @@ from penstock.http.server.server import Exchange, SocketExchange
 
 if TYPE_CHECKING:
     from penstock.gateway.telemetry.tracing import RequestTrace, Tracer  # needs an extra
+
+logger = logging.getLogger(__name__)
 
 
 class Reached(Protocol):
@@ -165,8 +169,11 @@ class Intake:
         try:
             arrival.named = read.peek.model or self._sole_model(arrival.route)
             arrival.profile = self._profiles.get(arrival.named, PLAIN)
+            if "id=" in arrival.exchange.query:
+                arrival.pinned = _pinned(arrival.exchange.query)
             if arrival.caller is None:
                 arrival.caller = self._identify(arrival)
+                self._let_fall_back(arrival)
             self._address(arrival)
             if arrival.caller.rights is not None:
                 _keep_to(arrival.caller.rights, arrival)
@@ -222,8 +229,30 @@ class Intake:
         if target is not None:
             arrival.body = bodies.replace_model(arrival.body, target)
         arrival.model = self._served(arrival.route, target or arrival.named)
-        if "id=" in arrival.exchange.query:
-            arrival.pinned = _pinned(arrival.exchange.query)
+
+    # --- fall back --------------------------------------------------------------------------------------------
+
+    def _let_fall_back(self, arrival: Arrival) -> None:
+        """Let other models be asked, where the one that is asked for says so and has one that the caller may use."""
+        names = arrival.profile.fallback
+        if names and arrival.pinned is None:
+            ask = partial(self._ask_instead, arrival)
+            arrival.fallback = Fallback(arrival.named, names, arrival.body, ask)
+
+    def _ask_instead(self, arrival: Arrival, name: str) -> None:
+        """Begin again with another model: the request is the same, but for the name in its body."""
+        fallback = arrival.fallback
+        assert fallback is not None
+        before = arrival.model
+        arrival.body, arrival.named = fallback.body, name
+        if arrival.peek.model != name:
+            arrival.body = bodies.replace_model(arrival.body, name)
+        arrival.profile = self._profiles.get(name, PLAIN)
+        self._address(arrival)
+        if name != fallback.asked:
+            self._means.metrics.fell_back(fallback.asked, name)
+        logger.debug("%s: %s is asked, after %s: %s", arrival.request_id.decode(), arrival.model, before, fallback.why)
+        self._admit(arrival, QueuedJourney)
 
     def _served(self, route: Route, model: str) -> str:
         """The name that endpoints list a model by: Ollama takes one without a tag for its latest."""
@@ -270,6 +299,9 @@ class Intake:
         exchange, route, peek = arrival.exchange, arrival.route, arrival.peek
         flow, weights = caller.flow(self._levels, arrival.named, arrival.profile.weight)
         session, prefix, home = self._affinities.ties(exchange, arrival.body, peek, arrival.model)
+        if home is not None:
+            arrival.fallback = None  # what it refers to is where that model answered
+        fallback = arrival.fallback
         divides = self._driver.scheduler.divides
         return Request(
             id=self._refusals.unique(arrival.request_id),
@@ -294,6 +326,8 @@ class Intake:
             prefix_chunk_bytes=None,
             home=home,
             divisible=not divides or sequential.divisible(exchange.target_path, arrival.body),
+            falls_back=fallback is not None and not fallback.patient,
+            instead_of=fallback.asked if fallback is not None and fallback.asked != arrival.named else "",
         )
 
     def _remembering(self, caller: Caller) -> Callable[[bytes, str], bool]:

@@ -51,6 +51,7 @@ class QueuedJourney(Relay):
     __slots__ = (
         "_division",
         "_driver",
+        "_fallback",
         "_has_key",
         "_heartbeats",
         "_inflated",
@@ -106,6 +107,7 @@ class QueuedJourney(Relay):
         self.caller = caller
         self._has_key = caller.has_key
         self._inflated = arrival.inflated
+        self._fallback = arrival.fallback  # until its answer begins: other models that may be asked
         self._injected_usage = injected_usage
         self._ranks_itself = arrival.peek.priority is not None  # its body has a `priority`, which is for our own queue
         # None: its answer will be no stream of events.
@@ -210,7 +212,14 @@ class QueuedJourney(Relay):
             self._trace.requeued(action.cause)
 
     def ended(self, action: Reject | Evict | Fail, /) -> None:
-        """Tell the client how its request ended without an answer, as `action` says."""
+        """Tell the client how its request ended without an answer, as `action` says; or ask another model instead."""
+        fallback = self._fallback
+        if fallback is not None and not self._committed:
+            if fallback.takes(action):
+                self._make_room(action)
+                fallback.go_on()
+                return
+            action = fallback.answer(action)
         reason = action.reason
         extra: Headers = [(b"x-penstock-reason", reason.encode())]
         if action.retry_after_s is not None:
@@ -225,6 +234,15 @@ class QueuedJourney(Relay):
             param, retry_after_s = errors.PARAM.get(reason), action.retry_after_s
             self.refuse(self.api, reason, message, param=param, retry_after_s=retry_after_s)
         self._leave(action.outcome, reason)
+
+    def _make_room(self, action: Reject | Evict | Fail) -> None:
+        """Leave the client to the journey that goes on with another model: it hears nothing of this one's end."""
+        self._driver.leave(self.request.id)
+        self.exchange.on_disconnect = self.exchange.on_pause = self.exchange.on_resume = None
+        if self._heartbeats is not None:
+            self._heartbeats.leave(self.request.id)
+        if self._trace is not None:
+            self._trace.ended(action.outcome, action.reason, band=self.band, status=0, usage=None)
 
     def aborted(self, action: Abort, /) -> None:
         """End a request that runs, as `action` says, with an error or by breaking its answer off."""
@@ -244,6 +262,8 @@ class QueuedJourney(Relay):
             headers.append((b"x-penstock-endpoint", self.endpoint.encode()))
         if self._division is not None:
             headers.append((b"x-penstock-prefill", self._division.prefill.encode()))
+        if self.request.instead_of:
+            headers.append((b"x-penstock-model", self.model.encode()))
         headers.append((b"x-penstock-queue-ms", b"%d" % (self.waited_s() * 1000)))
         allowance = self._driver.scheduler.allowance(self.caller.account, now=self._driver.now())
         if allowance is not None:
@@ -251,6 +271,7 @@ class QueuedJourney(Relay):
         return headers
 
     def first_byte(self) -> None:
+        self._fallback = None
         if self._heartbeats is not None:
             self._heartbeats.leave(self.request.id)
         if self._division is not None:

@@ -15,6 +15,7 @@ class Profile(msgspec.Struct, frozen=True):
     band: int | None = None  #: of those that ask for none; None: the default one
     weight: float = 1.0  #: where models are a level of fairness
     prices: Prices | None = None  #: of its tokens; None: those of all
+    fallback: tuple[str, ...] = ()  #: models that are asked instead, in this order
 
 
 PLAIN = Profile()
@@ -31,6 +32,7 @@ def profiles(settings: Settings) -> dict[str, Profile]:
             band=ranks[whole.band] if whole.band else None,
             weight=whole.weight or 1.0,
             prices=None if whole.prices == ModelPrices() else Prices(**prices),
+            fallback=whole.fallback,
         )
     return found
 
@@ -45,4 +47,5 @@ def _with_target(model: ModelSection, target: ModelSection | None) -> ModelSecti
         band=model.band or target.band,
         weight=target.weight if model.weight is None else model.weight,
         prices=ModelPrices(**prices),
+        fallback=model.fallback or target.fallback,
     )

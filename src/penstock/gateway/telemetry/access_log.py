@@ -34,6 +34,7 @@ def ended(journey: QueuedJourney, outcome: Outcome, reason: Reason | None) -> No
         "path": printable(exchange.target_path, NAME_CHARS_MAX),
         "status": exchange.status or 499,
         "model": printable(request.model, NAME_CHARS_MAX),
+        "instead_of": printable(request.instead_of, NAME_CHARS_MAX) or None,
         "tenant": printable(request.tenant, NAME_CHARS_MAX),
         "band": journey.band,
         "endpoint": journey.endpoint or None,

@@ -97,6 +97,9 @@ class Metrics:
         )
         self._rejections = Counter("penstock_rejections", "Requests refused before they entered the queue.", ["reason"])
         self._requeues = Counter("penstock_requeues", "Requests sent back to the queue by a failure.", ["reason"])
+        self._fallbacks = Counter(
+            "penstock_fallbacks", "Requests given to another model than the one asked for.", ["model", "to"]
+        )
         self._cancellations = Counter("penstock_queue_cancellations", "Waiting requests whose client hung up.")
         self._ttft = Histogram(
             "penstock_ttft_seconds",
@@ -127,7 +130,7 @@ class Metrics:
         for series in (
             *(self._requests, self._queue_wait, self._dispatches, self._rejections, self._requeues),
             *(self._cancellations, self._ttft, self._request_time, self._overhead, self._tokens),
-            *(*self._tenants.all, self._pace, self._prefills, self._prefill_time),
+            *(*self._tenants.all, self._pace, self._prefills, self._prefill_time, self._fallbacks),
         ):
             self._sources.append(series)
             self.counted.append(series)
@@ -169,6 +172,9 @@ class Metrics:
                 self._queue_wait.labels(band, outcome)
         for model in (*self._models, OTHER):
             self._start_at_zero(model)
+        for name, profile in settings.models.items():
+            for to in profile.fallback:
+                self._fallbacks.labels(name, to)
         self._with_aliases = "vllm_router" in settings.metrics.aliases
         self._with_stack = "production_stack" in settings.metrics.aliases
 
@@ -240,6 +246,10 @@ class Metrics:
     def requeued(self, journey: QueuedJourney, action: Requeue) -> None:
         self._requeues.labels(action.cause).inc()
         self.failures.retried(journey.caller.tenant, journey.endpoint, action.cause)
+
+    def fell_back(self, model: str, to: str) -> None:
+        """A request that a model could not take goes to the next of its fallbacks. Both are names of the settings."""
+        self._fallbacks.labels(model, to).inc()
 
     def refused(self, reason: Reason, *, tenant: str = "", label: str = OTHER) -> None:
         """A request that never reached the scheduler. `tenant`: whose it was, as far as that is known by then."""

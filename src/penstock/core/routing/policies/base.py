@@ -1,10 +1,10 @@
 """What is a routing policy asked? To score the endpoints that are open to a request, and which are worth waiting for.
 
 A policy is one list of numbers: `score` gives one for each endpoint, and the least is best. `pick` takes it, and among
-equal ones the endpoint whose last request is the longest ago, so that equals take turns (by weight, where weights differ). The explanation of a dispatch
-shows the same list. A policy sees a request through a `Context` and an endpoint through what is believed of it, and
-keeps nothing from one request to the next, unless it `takes_turns`: so a policy is a few lines, and every choice can be
-explained after the fact.
+equal ones the endpoint whose last request is the longest ago, so that equals take turns (by weight, where weights
+differ). The explanation of a dispatch shows the same list. A policy sees a request through a `Context` and an endpoint
+through what is believed of it, and keeps nothing from one request to the next, unless it `takes_turns`: so a policy is
+a few lines, and every choice can be explained after the fact.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class RoundRobin(RoutingPolicy):
         self._last: BoundedMap[str, int] = BoundedMap(MODELS_MAX)
 
     def score(self, endpoints: Sequence[Endpoint], context: Context) -> list[float]:
-        """Returns how many turns remain until each endpoint's own; where weights differ, how far its turns have come."""
+        """Returns how many turns remain until each endpoint's own; where weights differ, how far its turns came."""
         if endpoints[0].weighted:
             return [endpoint.turn for endpoint in endpoints]
         found = self._last.get(context.request.model)

@@ -44,10 +44,7 @@ class SessionAffinity(RoutingPolicy):
         share = LOAD_BOUND * (sum(loads) + 1.0) / (sum(sizes) or 1.0)
         within = [load + 1.0 <= math.ceil(share * size) for size, load in zip(sizes, loads, strict=True)]
         key, bounded = _number(session), any(within)
-        return [
-            _lot(key, e) if fits or not bounded else math.inf
-            for e, fits in zip(endpoints, within, strict=True)
-        ]
+        return [_lot(key, e) if fits or not bounded else math.inf for e, fits in zip(endpoints, within, strict=True)]
 
     def preferred(self, context: Context) -> Sequence[Endpoint]:
         return () if context.home is None else (context.home,)

@@ -124,6 +124,9 @@ class Discovery:
             await asyncio.sleep(min(PAUSE_S * 2 ** (failures - 1), PAUSE_S_MAX) * random.uniform(0.5, 1.0))
 
 
+_OF_ALL = ("engine", "models", "slots", "weight", "api_key", "labels", "kv_events")
+
+
 def described(
     template: Template, host: str, port: int, *, name: str | None = None, **more: object
 ) -> EndpointSection | None:
@@ -132,7 +135,7 @@ def described(
     `template` has what all endpoints of the source share; `more` are further fields of the endpoint.
     """
     address = f"[{host}]" if ":" in host else host
-    given = {key: getattr(template, key) for key in ("engine", "models", "slots", "weight", "api_key", "labels", "kv_events")}
+    given = {key: getattr(template, key) for key in _OF_ALL}
     try:
         return EndpointSection.model_validate(
             {**given, "url": f"{template.scheme}://{address}:{port}", "name": name or "", **more}
