@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,7 @@ def shares(
         while ending and ending[0][0] <= now:
             end_s, lease = heapq.heappop(ending)
             carry_out(made.finished(lease, now=end_s), end_s)
-        more = {"session": f"s{at}"} if sessions else {}
+        more: dict[str, Any] = {"session": f"s{at}"} if sessions else {}
         carry_out(made.arrived(drive.request(f"r{at}", **more), now=now), now)
     return {name: sent[name] / sent.total() for name in weights}
 

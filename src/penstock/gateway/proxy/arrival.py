@@ -1,4 +1,4 @@
-"""What is known of a request on its way in, what does its journey need to go, and where may it go instead?"""
+"""What is known of a request on its way in, what does its journey need, and where else may it go?"""
 
 from __future__ import annotations
 
