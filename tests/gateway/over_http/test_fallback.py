@@ -1,4 +1,4 @@
-"""Fallback models: which one is asked where the one that a caller wants can't take its request, and who is told what."""
+"""Fallback models: which is asked where the one that a caller wants can't take its request, and who is told what."""
 
 from __future__ import annotations
 
