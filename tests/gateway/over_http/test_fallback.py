@@ -9,6 +9,7 @@ import pytest
 
 from penstock.core.values.actions import Evict, Reject
 from penstock.core.values.outcome import Reason
+from penstock.gateway.identity.callers import key_hash
 from penstock.gateway.proxy.arrival import FALLS_BACK, Fallback
 from tests.gateway.conftest import Answer, Client, World, fault, request
 
@@ -129,6 +130,20 @@ async def test_a_limit_of_the_caller_and_a_named_endpoint_are_no_reason_to_ask_a
     await hold(world, "big")
     pinned = await world.ask(path=f"/v1/chat/completions?id={name}", body=body("big"))
     assert (pinned.status, pinned.header("x-penstock-reason")) == (429, "endpoint_overloaded")
+
+
+async def test_a_key_falls_back_only_to_models_that_it_may_use_and_keeps_its_bounds(world: World) -> None:
+    new, its_hash = "pk-narrow", key_hash("pk-narrow")
+    key = {"hash": its_hash, "models": ["retired", "small"], "max_output_tokens": 5}
+    models = {"retired": {"fallback": ["big", "small"]}, "other": {"fallback": ["small"]}}
+    await both(world, models=models, tenants=[{"name": "a", "keys": [key]}])
+    headers = {"authorization": f"Bearer {new}"}
+    unbounded = {"model": "retired", "messages": [{"role": "user", "content": "hello"}]}
+    answer = await world.ask(body=unbounded, headers=headers)
+    assert served_by(answer) == (200, "small", "small")
+    assert answer.json()["usage"]["completion_tokens"] == 5
+    assert (await ask(world, "other", headers)).status == 403
+    assert served_by(await ask(world, "retired")) == (200, "big", "big"), "others may"
 
 
 async def test_the_access_log_and_the_explanation_name_both(world: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -234,7 +234,10 @@ class Intake:
 
     def _let_fall_back(self, arrival: Arrival) -> None:
         """Let other models be asked, where the one that is asked for says so and has one that the caller may use."""
-        names = arrival.profile.fallback
+        names, caller = arrival.profile.fallback, arrival.caller
+        assert caller is not None
+        if caller.rights is not None:
+            names = tuple(filter(caller.rights.allows, names))
         if names and arrival.pinned is None:
             ask = partial(self._ask_instead, arrival)
             arrival.fallback = Fallback(arrival.named, names, arrival.body, ask)
@@ -249,6 +252,8 @@ class Intake:
             arrival.body = bodies.replace_model(arrival.body, name)
         arrival.profile = self._profiles.get(name, PLAIN)
         self._address(arrival)
+        if arrival.caller is not None and arrival.caller.rights is not None:
+            _keep_to(arrival.caller.rights, arrival)
         if name != fallback.asked:
             self._means.metrics.fell_back(fallback.asked, name)
         logger.debug("%s: %s is asked, after %s: %s", arrival.request_id.decode(), arrival.model, before, fallback.why)
