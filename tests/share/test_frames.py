@@ -12,6 +12,7 @@ from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict,
 from penstock.core.values.outcome import Reason
 from penstock.core.values.request import Contents, Request, Usage
 from penstock.core.values.retry import Failure
+from penstock.core.values.rows import LimitReached
 from penstock.core.values.settings import Prices
 from penstock.share.frames import FRAME_BYTES_MAX, LinkError, decider_reader, edge_reader, why_not, written
 from penstock.share.messages import PROTOCOL, Arrived, Failed, Finished, Hello, Stop, Told
@@ -33,6 +34,7 @@ ACTIONS: list[Action] = [
     Decode("r-1", "d", 8),
     Requeue("r-1", "busy"),
     Reject("r-1", Reason.QUEUE_FULL, 2.0),
+    Reject("r-2", Reason.TENANT_LIMIT, 2.0, LimitReached("queued", 4)),
     Evict("r-1", Reason.DISPLACED),
     Fail("r-1", Reason.UPSTREAM_ERROR),
     Abort("r-1", Reason.OPERATOR),

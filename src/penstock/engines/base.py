@@ -123,6 +123,7 @@ class Engine(msgspec.Struct, frozen=True):
     priority: Priority | None = None
     orca: bool = False  #: answers tell the load in a header if the request asks for it
     lingers: bool = False  #: it goes on with requests whose client is gone, except streams that have begun
+    bare_paths: bool = False  #: it may serve OpenAI's paths without the `/v1` before them, too
     refusals: tuple[bytes, ...] = ()  #: in an error's body: the engine is too busy or stopping, whatever the status
     failures: frozenset[int] = frozenset()  #: statuses below 500 that mean that the engine failed, not the request
     no_model: Names = ()  #: how the message of a 404 begins when the engine lacks the model; `{}` is the model's name

@@ -44,6 +44,7 @@ LLAMACPP = Engine(
         progress=("llamacpp:n_decode_total", "llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total"),
     ),
     lingers=True,
+    bare_paths=True,
     refusals=(b"Loading model", b"no slot available"),
     flags={"metrics": "--metrics"},
 )

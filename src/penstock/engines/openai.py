@@ -7,4 +7,4 @@ from __future__ import annotations
 
 from penstock.engines.base import Engine
 
-OPENAI = Engine(name="openai", title="OpenAI-compatible", no_model=("The model `{}` does not exist",))
+OPENAI = Engine(name="openai", title="OpenAI-compatible", bare_paths=True, no_model=("The model `{}` does not exist",))

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.queueing.quotas import Quotas, TokenBucket
+from penstock.core.values.rows import LimitReached
 from penstock.core.values.settings import Limits
 
 
@@ -18,6 +19,7 @@ def refused(tenants: Quotas, tokens: int, now: float) -> tuple[str, float]:
     """Which limit, and when to come again."""
     reached = tenants.admit("a", tokens=tokens, now=now)
     assert reached is not None
+    assert reached.retry_after_s is not None
     return reached.limit, round(reached.retry_after_s, 6)
 
 
@@ -38,7 +40,7 @@ def test_whoever_waits_as_told_is_let_in() -> None:
     for _ in range(200):
         reached = tenants.admit("a", tokens=333, now=now)
         if reached is not None:
-            now += reached.retry_after_s
+            now += reached.retry_after_s or 0.0
             assert tenants.admit("a", tokens=333, now=now) is None
 
 
@@ -48,6 +50,15 @@ def test_what_is_refused_is_not_charged() -> None:
     assert refused(tenants, 50, 0.0) == ("tokens_per_minute", 24.0)
     (snapshot,) = tenants.snapshot(0.0)
     assert (snapshot.requests_left, snapshot.tokens_left) == (59.0, 10.0)
+
+
+def test_what_is_told_is_the_limit_as_it_is_set() -> None:
+    tenants = one(requests_per_minute=7)
+    for _ in range(7):
+        assert tenants.admit("a", tokens=1, now=0.0) is None
+    reached = tenants.admit("a", tokens=1, now=0.0)
+    assert reached is not None
+    assert (reached.limit, reached.most) == ("requests_per_minute", 7)
 
 
 def test_of_two_limits_the_one_that_lasts_longer_is_told() -> None:
@@ -193,11 +204,11 @@ def test_the_queue_of_a_tenant_is_bounded_by_count_and_bytes() -> None:
     tenants.queued("a", 60, 0)
     assert tenants.over_queued("a") is None
     tenants.queued("a", 0, 0)
-    assert tenants.over_queued("a") == "queued"
+    assert tenants.over_queued("a") == LimitReached("queued", 2)
     tenants.unqueued("a", 40, 0)
     tenants.unqueued("a", 0, 0)
     tenants.queued("a", 41, 0)
-    assert tenants.over_queued("a") == "queued_bytes"
+    assert tenants.over_queued("a") == LimitReached("queued_bytes", 100)
 
 
 def test_the_queue_of_a_tenant_is_bounded_by_estimated_tokens_too() -> None:
@@ -205,7 +216,7 @@ def test_the_queue_of_a_tenant_is_bounded_by_estimated_tokens_too() -> None:
     tenants.queued("a", 0, 60)
     assert tenants.over_queued("a") is None
     tenants.queued("a", 0, 41)
-    assert tenants.over_queued("a") == "queued_tokens"
+    assert tenants.over_queued("a") == LimitReached("queued_tokens", 100)
     tenants.unqueued("a", 0, 60)
     assert tenants.over_queued("a") is None
 
@@ -215,8 +226,10 @@ def test_a_tenant_at_its_running_limit_is_held_until_one_ends() -> None:
     assert not tenants.at_limit("a")
     assert [tenants.started("a"), tenants.started("a")] == [False, True]
     assert tenants.at_limit("a")
+    assert tenants.full("a") == LimitReached("running", 2)
     assert [tenants.ended("a"), tenants.ended("a")] == [True, False]
     assert not tenants.at_limit("a")
+    assert tenants.full("a") is None
 
 
 def test_counts_never_go_below_nothing_and_a_held_tenant_starts_nothing() -> None:

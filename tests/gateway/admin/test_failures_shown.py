@@ -7,6 +7,7 @@ import pytest
 
 from penstock.core.values.outcome import Outcome, Reason
 from penstock.core.values.retry import Failure as Retry
+from penstock.core.values.rows import LimitReached
 from penstock.gateway.admin.events import EventLog
 from penstock.gateway.admin.failing.advice import advice
 from penstock.gateway.admin.failing.incidents import LONG_S, OPEN_MAX, QUIET_S, Incidents
@@ -30,9 +31,17 @@ class Minute:
         self.last = FailureWindow(self.failures)
         self.incidents = Incidents(self.events)
 
-    def happens(self, count: int, tenant: str, outcome: Outcome, reason: Reason | None, endpoint: str = "") -> None:
+    def happens(
+        self,
+        count: int,
+        tenant: str,
+        outcome: Outcome,
+        reason: Reason | None,
+        endpoint: str = "",
+        limit: LimitReached | None = None,
+    ) -> None:
         for _ in range(count):
-            self.failures.note(tenant, endpoint, outcome, reason)
+            self.failures.note(tenant, endpoint, outcome, reason, limit)
 
     def look(self, now: float) -> None:
         self.incidents.look(self.last.look(now), self.made.snapshot(now=now), now)
@@ -161,6 +170,26 @@ def test_a_drain_that_makes_requests_wait_is_what_can_be_taken_back() -> None:
     assert advice(made.snapshot(now=1.0), quiet) == "`penstock endpoint resume b` gives its slots back."
     made.endpoint_resumed("b", now=1.0)
     assert advice(made.snapshot(now=1.0), quiet) == "", "nothing waits any more"
+
+
+def test_limits_of_a_tenant_are_told_apart_in_rows_and_in_events() -> None:
+    minute = Minute()
+    minute.happens(3, "nightly", Outcome.REJECTED, Reason.TENANT_LIMIT, limit=LimitReached("queued", 4))
+    minute.happens(2, "nightly", Outcome.REJECTED, Reason.TENANT_LIMIT, limit=LimitReached("tokens_per_minute", 900))
+    minute.look(1.0)
+    lately = minute.last.now(1.0)
+    assert [(row.limit, row.count, row.what) for row in lately.rows] == [
+        ("queued", 3, "refused: over a limit of the tenant (queued)"),
+        ("tokens_per_minute", 2, "refused: over a limit of the tenant (tokens_per_minute)"),
+    ]
+    assert [(group.reason, group.count) for group in lately.groups] == [("tenant_limit", 3), ("tenant_limit", 2)]
+    assert sorted(minute.texts()) == [
+        "2 requests of nightly refused: over a limit of the tenant (tokens_per_minute)",
+        "3 requests of nightly refused: over a limit of the tenant (queued)",
+    ]
+    minute.happens(1, "nightly", Outcome.REJECTED, Reason.TENANT_LIMIT, limit=LimitReached("queued", 4))
+    minute.look(2.0)
+    assert len(minute.texts()) == 2, "a line for each limit, that counts on"
 
 
 def test_a_minute_later_it_is_over() -> None:

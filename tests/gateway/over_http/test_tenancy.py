@@ -400,6 +400,28 @@ async def test_a_deadline_without_sense_is_none(world: World, value: str) -> Non
     assert (await world.ask(body=chat(), headers={"x-slo-ttft-ms": value})).status == 200
 
 
+async def test_a_band_that_is_none_is_told_beside_the_one_that_was_given(world: World) -> None:
+    await world.engine()
+    await world.gateway()
+    for headers, told in (
+        ({"x-penstock-band": "fast"}, "there is no band 'fast'; this request is in standard"),
+        ({"x-llm-d-inference-objective": "gold"}, "there is no band 'gold'; this request is in standard"),
+        ({"x-penstock-band": "fast", "x-llm-d-inference-objective": "batch"}, None),
+        ({"x-penstock-band": "batch"}, None),
+        ({"x-penstock-band": "  "}, None),
+        ({}, None),
+    ):
+        answer = await world.chat_with(headers)
+        assert (answer.status, answer.header("x-penstock-warning")) == (200, told)
+    strange = await world.chat_with({"x-penstock-band": "f\u00e4st" + "x" * 500})
+    warning = strange.header("x-penstock-warning") or ""
+    assert warning.startswith("there is no band 'f")
+    assert warning.isascii()
+    assert len(warning) < 200
+    refused = await world.ask(body=chat(model="nobody"), headers={"x-penstock-band": "fast"})
+    assert (refused.status, refused.header("x-penstock-warning") is not None) == (404, True)
+
+
 async def test_an_unknown_key_is_refused_before_the_body_is_read(world: World) -> None:
     await world.engine()
     await world.gateway(identity={"require_key": True}, tenants=[{"name": "a", "keys": [key_hash("pk-a")]}])

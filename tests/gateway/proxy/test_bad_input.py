@@ -120,7 +120,6 @@ async def test_an_unknown_model_is_a_404_that_names_it(world: World, path: str) 
     "path",
     [
         "/v1/nothing",
-        "/",
         "/v1",
         "//v1/chat/completions",
         "/v1/chat/completions/",

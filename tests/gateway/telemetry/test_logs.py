@@ -60,6 +60,7 @@ async def test_a_request_is_one_line_when_it_is_over(world: World, log: io.Strin
         "endpoint": engine.url[7:],
         "outcome": "completed",
         "reason": None,
+        "limit": None,
         "tokens": 4,
     }
     assert times["message"].startswith("request_id=r1 method=POST path=/v1/chat/completions status=200 model=sim ")

@@ -11,6 +11,7 @@ from penstock.batch.api.upload import Upload
 from penstock.core.values.outcome import Reason
 from penstock.gateway.identity.caller import Unauthorized
 from penstock.gateway.identity.callers import Callers
+from penstock.gateway.openai import errors
 from penstock.http.server.server import SocketExchange
 
 BODY_BYTES_MAX = 64 * 1024  # of a call that is no upload: the metadata of a batch has 9 KB at most
@@ -48,7 +49,7 @@ class BatchRoutes:
         except ApiError as error:
             extra = [(b"allow", str(error.param).encode())] if error.reason is Reason.METHOD_NOT_ALLOWED else None
             param = None if extra else error.param
-            self._calls.refuse(exchange, error.reason, str(error) or None, param, extra=extra)
+            self._calls.refuse(exchange, error.reason, str(error), param, extra=extra)
         return BODY_BYTES_MAX
 
     def complete(self, exchange: SocketExchange) -> None:
@@ -116,5 +117,6 @@ class BatchRoutes:
         if not table:
             raise ApiError(Reason.PATH_NOT_FOUND, "There is no such path.")
         if method not in table:
-            raise ApiError(Reason.METHOD_NOT_ALLOWED, "", ", ".join(table))
+            takes = ", ".join(table)
+            raise ApiError(Reason.METHOD_NOT_ALLOWED, errors.wrong_method(method, takes), takes)
         return table[method]

@@ -7,6 +7,7 @@ import msgspec
 from penstock.core.values.cause import Cause
 from penstock.core.values.lifecycle import State
 from penstock.core.values.outcome import Reason
+from penstock.core.values.rows import LimitReached
 
 
 class Waited(msgspec.Struct, frozen=True):
@@ -86,3 +87,4 @@ class Explanation(msgspec.Struct, frozen=True):
     requeues: list[Requeued]
     ended_s: float | None
     reason: Reason | None
+    limit: LimitReached | None = None  #: of its tenant, where that is the reason

@@ -22,6 +22,7 @@ from penstock.core.values.cause import Cause
 from penstock.core.values.lifecycle import State
 from penstock.core.values.outcome import Reason
 from penstock.core.values.request import Usage
+from penstock.core.values.rows import LimitReached
 from penstock.core.values.settings import AdmissionSettings
 
 KEPT = 1_000  # requests that ended
@@ -87,6 +88,7 @@ class Trail:
         "counted",
         "ended_s",
         "first_s",
+        "limit",
         "meter",
         "model",
         "reason",
@@ -116,6 +118,7 @@ class Trail:
         self.usage: Usage | None = None
         self.ended_s: float | None = None
         self.reason: Reason | None = None
+        self.limit: LimitReached | None = None  # of its tenant, where that is the reason
 
 
 class Recorder:
@@ -235,6 +238,10 @@ class Recorder:
     def blamed(self, entry: Entry, reason: Reason) -> None:
         """Note the `reason` for which a request is being ended, before it is over."""
         self._trails[entry.seq].reason = reason
+
+    def refused(self, entry: Entry, limit: LimitReached | None) -> None:
+        """Note the `limit` of its tenant for which a request is being refused, if that is why."""
+        self._trails[entry.seq].limit = limit
 
     def reconfigured(
         self, bands: Sequence[str], settings: AdmissionSettings, entries: Iterable[Entry], now: float
@@ -363,6 +370,7 @@ class Recorder:
             requeues=[Requeued(at - start_s, where, what) for at, what, where in trail.requeues or ()],
             ended_s=None if trail.ended_s is None else trail.ended_s - start_s,
             reason=trail.reason,
+            limit=trail.limit,
         )
 
     def _before(self, entry: Entry) -> Counter[tuple[str, str, str]]:

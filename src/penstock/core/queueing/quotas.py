@@ -117,7 +117,7 @@ class Quotas:
         if account is None:
             return None
         waits = [
-            LimitReached(limit, wait_s)
+            LimitReached(limit, round(bucket.size), wait_s)
             for limit, bucket, amount in (
                 ("requests_per_minute", account.requests, 1),
                 ("tokens_per_minute", account.tokens, tokens),
@@ -126,7 +126,7 @@ class Quotas:
             if bucket is not None and (wait_s := bucket.wait_s(amount, now)) > 0.0
         ]
         if waits:
-            return max(waits, key=lambda reached: reached.retry_after_s)
+            return max(waits, key=lambda reached: reached.retry_after_s or 0.0)
         if account.requests is not None:
             account.requests.take(1, now)
         for bucket in account.token_buckets:
@@ -192,8 +192,8 @@ class Quotas:
             account.queued_bytes -= body_bytes
             account.queued_tokens -= prompt_tokens
 
-    def over_queued(self, tenant: str) -> str | None:
-        """Returns the name of the bound that what waits exceeds; None if none.
+    def over_queued(self, tenant: str) -> LimitReached | None:
+        """Returns the bound that what waits exceeds; None if none.
 
         Asked after a newcomer was queued and could not go on at once.
         """
@@ -202,11 +202,11 @@ class Quotas:
             return None
         limits = account.limits
         if limits.queued is not None and account.queued > limits.queued:
-            return "queued"
+            return LimitReached("queued", limits.queued)
         if limits.queued_bytes is not None and account.queued_bytes > limits.queued_bytes:
-            return "queued_bytes"
+            return LimitReached("queued_bytes", limits.queued_bytes)
         if limits.queued_tokens is not None and account.queued_tokens > limits.queued_tokens:
-            return "queued_tokens"
+            return LimitReached("queued_tokens", limits.queued_tokens)
         return None
 
     def room(self, tenant: str, now: float) -> float:
@@ -229,6 +229,12 @@ class Quotas:
         """True if none of the tenant's requests may be sent for now, because it runs as many as it may."""
         account = self._accounts.get(tenant)
         return account is not None and account.limits.running is not None and account.running >= account.limits.running
+
+    def full(self, tenant: str) -> LimitReached | None:
+        """Returns the limit on what runs where the tenant is `at_limit`; None where it is not."""
+        account = self._accounts.get(tenant)
+        most = None if account is None else account.limits.running
+        return None if account is None or most is None or account.running < most else LimitReached("running", most)
 
     def limits_of(self, tenant: str) -> Limits | None:
         account = self._accounts.get(tenant)

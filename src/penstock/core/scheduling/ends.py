@@ -15,6 +15,7 @@ from penstock.core.values.lifecycle import Event, State
 from penstock.core.values.outcome import Reason
 from penstock.core.values.request import Usage
 from penstock.core.values.retry import Failure
+from penstock.core.values.rows import LimitReached
 
 NO_RETRY_AFTER = frozenset(
     {
@@ -29,24 +30,40 @@ NO_RETRY_AFTER = frozenset(
 )
 
 
-def refuse(state: SchedulerState, entry: Entry, reason: Reason, now: float, after_s: float | None = None) -> Reject:
-    """Reject a request that was not admitted. `after_s`: when coming back may help; None: estimated."""
+def refuse(
+    state: SchedulerState, entry: Entry, reason: Reason, now: float, limit: LimitReached | None = None
+) -> Reject:
+    """Reject a request that was not admitted. `limit`: that of its tenant, and when coming back may help."""
     entry.move(Event.REFUSED)
+    state.recorder.refused(entry, limit)
     state.recorder.ended(entry, reason, None, now)
+    after_s = None if limit is None else limit.retry_after_s
     most = RETRY_AFTER_S_MAX if after_s is None else DAY_S  # an estimate is no promise; what a limit says is known
     wait_s = retry_after_s(after_s, state.draw(), most) if reason not in NO_RETRY_AFTER else None
-    return Reject(entry.request.id, reason, wait_s)
+    return Reject(entry.request.id, reason, wait_s, limit)
 
 
-def reject(state: SchedulerState, entry: Entry, reason: Reason, now: float, actions: list[Action]) -> None:
-    """Reject an admitted request, and give its tenant back what was reserved for it. Adds to `actions`."""
+def reject(
+    state: SchedulerState,
+    entry: Entry,
+    reason: Reason,
+    now: float,
+    actions: list[Action],
+    *,
+    limit: LimitReached | None = None,
+) -> None:
+    """Reject an admitted request, and give its tenant back what was reserved for it. Adds to `actions`.
+
+    `limit`: that of its tenant, where it is the reason.
+    """
     if entry.state is not State.REJECTED:
         entry.move(Event.REFUSED)
     after_s = come_back_after_s(state, entry, reason, now)
     state.quotas.refund(entry.account, tokens=entry.estimated_tokens, now=now)
+    state.recorder.refused(entry, limit)
     state.recorder.ended(entry, reason, None, now)
     forget(state, entry)
-    actions.append(Reject(entry.request.id, reason, after_s))
+    actions.append(Reject(entry.request.id, reason, after_s, limit))
 
 
 def evict(state: SchedulerState, entry: Entry, reason: Reason, now: float, actions: list[Action]) -> None:

@@ -16,6 +16,7 @@ from penstock.core.values.located import Source
 from penstock.core.values.outcome import Reason
 from penstock.core.values.request import WORK_PER_OUTPUT_TOKEN, Request, Usage
 from penstock.core.values.retry import Failure, Verdict
+from penstock.core.values.rows import LimitReached
 
 TELLING_S_MAX = 5.0  # with queueing off: two questions that time out, and some; who has told tells within milliseconds
 
@@ -44,7 +45,7 @@ class RequestFacts:
             return [ends.refuse(state, entry, Reason.CONTEXT_LENGTH_EXCEEDED, now)]
         limit = state.quotas.admit(entry.account, tokens=entry.estimated_tokens, now=now)
         if limit is not None:
-            return [ends.refuse(state, entry, Reason.TENANT_LIMIT, now, limit.retry_after_s)]
+            return [ends.refuse(state, entry, Reason.TENANT_LIMIT, now, limit)]
         state.entries[request.id] = entry
         entry.move(Event.ADMITTED)
         entry.queue.entered(now)
@@ -311,11 +312,12 @@ def _send_or_refuse(state: SchedulerState, entry: Entry, now: float, actions: li
     request = entry.request
     endpoints = sending.usable(state, entry, now)
     reason = Reason.NO_ENDPOINT
+    limit: LimitReached | None = None
     if request.pinned is not None and (pinned := state.pool[request.pinned]).health.up:
         reason = Reason.DRAINING if pinned.drained else Reason.ENDPOINT_OVERLOADED
     if not state.pauses.sends(request.model):
         endpoints, reason = [], Reason.NO_ENDPOINT
-    elif state.quotas.at_limit(entry.account):
+    elif (limit := state.quotas.full(entry.account)) is not None:
         endpoints, reason = [], Reason.TENANT_LIMIT
     if request.pinned is not None and state.settings.queue_enabled:
         endpoints = [e for e in endpoints if state.candidates.open_to(e, entry, now)]
@@ -326,7 +328,7 @@ def _send_or_refuse(state: SchedulerState, entry: Entry, now: float, actions: li
         waiting.enqueue(state, entry, now)
         waiting.admit_to_wait(state, entry, now, actions)
     else:
-        ends.reject(state, entry, reason, now, actions)
+        ends.reject(state, entry, reason, now, actions, limit=limit)
 
 
 def _told_where(state: SchedulerState, entry: Entry, now: float) -> list[Action]:

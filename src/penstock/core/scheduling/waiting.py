@@ -21,13 +21,13 @@ def admit_to_wait(state: SchedulerState, entry: Entry, now: float, actions: list
     """
     band = state.queues.bands[entry.request.band]
     reason = too_long(state, entry, band, now)
-    if state.quotas.over_queued(entry.account) is not None:
+    if (limit := state.quotas.over_queued(entry.account)) is not None:
         reason = Reason.TENANT_LIMIT
     elif reason is None and (band.over_bounds() or not make_room(state, entry, now, actions)):
         reason = Reason.QUEUE_FULL
     if reason is not None:
         ends.unqueue(state, entry, Event.REFUSED, now)
-        ends.reject(state, entry, reason, now, actions)
+        ends.reject(state, entry, reason, now, actions, limit=limit)
     else:
         arm(state, entry, now)
         state.groups.waits(entry)

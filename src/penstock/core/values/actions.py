@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.core.values.outcome import Outcome, Reason
+from penstock.core.values.rows import LimitReached
 
 
 class Dispatch(msgspec.Struct, array_like=True, tag="dispatch", frozen=True, gc=False):
@@ -50,6 +51,7 @@ class Reject(_End, tag="reject", frozen=True, gc=False):
     """Refuse a request that never entered the queue."""
 
     outcome = Outcome.REJECTED
+    limit: LimitReached | None = None  #: of its tenant, where that is the reason
 
 
 class Evict(_End, tag="evict", frozen=True, gc=False):

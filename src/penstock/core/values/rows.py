@@ -56,11 +56,12 @@ class SourceSnapshot(msgspec.Struct, frozen=True):
     off: int  #: endpoints about which it is not asked now
 
 
-class LimitReached(msgspec.Struct, frozen=True):
+class LimitReached(msgspec.Struct, frozen=True, gc=False):
     """Why a tenant gets no more for now."""
 
-    limit: str  #: the setting's name
-    retry_after_s: float  #: when there will be enough again, if nothing else comes
+    limit: str  #: the setting's name, in the tenant's `limits`
+    most: int  #: what it is set to
+    retry_after_s: float | None = None  #: when there will be enough again, if nothing else comes; None: not known
 
 
 class Left(msgspec.Struct, array_like=True, frozen=True):

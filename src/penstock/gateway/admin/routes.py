@@ -85,7 +85,9 @@ class AdminRoutes:
             if denied is not None:  # who may not look is not told what is there
                 self._refuse(exchange, denied)
             elif allowed:
-                _deny(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", ", ".join(allowed).encode())])
+                takes = ", ".join(allowed)
+                message = errors.wrong_method(exchange.method, takes)
+                _deny(exchange, Reason.METHOD_NOT_ALLOWED, message, extra=[(b"allow", takes.encode())])
             else:
                 _deny(exchange, Reason.PATH_NOT_FOUND)
             return 0

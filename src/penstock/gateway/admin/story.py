@@ -73,6 +73,8 @@ def story(told: Explanation) -> list[str]:
         lines += _sent(told)
     if told.ended_s is not None:
         reason = f": {told.reason}" if told.reason else ""
+        if told.limit is not None:
+            reason += f" ({told.limit.limit}: {told.limit.most:,})"
         lines.append(f"Ended {told.state} after {seconds(told.ended_s)}{reason}.")
     return lines
 

@@ -27,6 +27,13 @@ from penstock.gateway.telemetry.metrics import CONTENT_TYPE, Metrics
 from penstock.http.server.server import Exchange
 
 MODEL = "/v1/models/"  # and its name
+_ROOT = b"""This is Penstock, a gateway in front of LLM inference engines.
+
+OpenAI's clients: the base URL is this address with /v1 behind it (POST /v1/chat/completions, GET /v1/models).
+Anthropic's clients: the base URL is this address, without /v1.
+What is served and what is missing: GET /ready. Where your requests stand in the queue: GET /queue.
+For operators: the page is at /admin/, metrics are at /metrics.
+"""
 BODY_BYTES_MAX = 4096  # of a question: nobody reads it, but some clients send `{}`
 
 
@@ -66,6 +73,7 @@ class OwnPaths:
         self._request_id = request_id
         self._queueing = queueing
         self._answers: dict[str, Callable[[Exchange], None]] = {
+            "/": self._root,
             "/health": self._health,
             "/healthz": self._health,
             "/livez": self._health,
@@ -96,6 +104,9 @@ class OwnPaths:
     def complete(self, exchange: Exchange) -> None:
         """Answer."""
         self._answers.get(exchange.target_path, self._model)(exchange)
+
+    def _root(self, exchange: Exchange) -> None:
+        self._answer(exchange, 200, b"text/plain; charset=utf-8", _ROOT)
 
     def _health(self, exchange: Exchange) -> None:
         self._json(exchange, 200, {"status": "ok"})

@@ -26,6 +26,7 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     priority: int  #: the body's own, lower first, within its flow
     part: str = ""  #: whose part it shares with others, each in a flow of its own inside it; "": it has its own
     rights: Rights | None = None  #: its key's bounds; None: none but its tenant's
+    band_unknown: str = ""  #: it asked for a band by a name that none has, and for no other
 
     @property
     def account(self) -> str:

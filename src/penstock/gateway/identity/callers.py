@@ -152,7 +152,7 @@ class Callers:
             return Unauthorized(_KEY_REQUIRED)
         tenant = key.owner if key is not None else self._claimed(header, peer, now)
         band_max = max(tenant.band_max, self._band_max) if key is None else tenant.band_max  # the lower of both
-        asked = self._asked_band(header, service_tier)
+        asked, unknown = self._asked_band(header, service_tier)
         granted = self._granted(tenant, band_max, model_band)
         band = granted if asked is None else max(asked, min(band_max, granted))
         return Caller(
@@ -167,6 +167,7 @@ class Callers:
             priority=_priority(priority),
             part=tenant.part,
             rights=None if key is None else key.rights,
+            band_unknown=unknown,
         )
 
     def owner(self, header: Header, peer: str, caller: Caller) -> str:
@@ -299,15 +300,18 @@ class Callers:
         kept_low = tenant.capped or band_max > self._default_band
         return max(model_band, band_max) if kept_low else model_band
 
-    def _asked_band(self, header: Header, service_tier: object) -> int | None:
-        """The first band that is asked for by a name that exists; None when nothing is asked for."""
+    def _asked_band(self, header: Header, service_tier: object) -> tuple[int | None, str]:
+        """The first band that is asked for by a name that exists, and where there is none, the first other name."""
+        unknown = b""
         for name in (self._band_header, *OBJECTIVE_HEADERS):
             value = header(name)
-            if value is not None and (rank := self._ranks.get(value.strip().decode("latin-1"))) is not None:
-                return rank
-        if service_tier in ("priority", "fast"):
-            return 0
-        return len(self._ranks) - 1 if service_tier == "flex" else None
+            if value is None:
+                continue
+            if (rank := self._ranks.get(value.strip().decode("latin-1"))) is not None:
+                return rank, ""
+            unknown = unknown or value
+        tier = 0 if service_tier in ("priority", "fast") else len(self._ranks) - 1 if service_tier == "flex" else None
+        return tier, safe_name(unknown)
 
     def _deadline_s(self, header: Header, band: int) -> float | None:
         """The shortest of those given. What is not a positive number of milliseconds is none."""

@@ -11,8 +11,9 @@ from enum import Enum
 
 import msgspec
 
+from penstock.config.sections.tenancy import ANONYMOUS
 from penstock.core.values.outcome import Reason
-from penstock.core.values.rows import Allowance
+from penstock.core.values.rows import Allowance, LimitReached
 
 Headers = list[tuple[bytes, bytes]]
 _DAY_S = 86_400
@@ -68,6 +69,15 @@ MESSAGE: dict[Reason, str] = {
     Reason.STORAGE_FULL: "There is no room left to store this. Nothing of it was kept.",
     Reason.WEBSOCKET_UNSUPPORTED: "WebSocket connections are not supported; use HTTP.",
 }
+_MAY = {  # by the setting's name, with the number in the middle
+    "running": ("have", "request", "running"),
+    "queued": ("have", "request", "waiting"),
+    "queued_bytes": ("have requests of", "byte", "waiting"),
+    "queued_tokens": ("have prompts of", "token", "waiting"),
+    "requests_per_minute": ("send", "request", "a minute"),
+    "tokens_per_minute": ("use", "token", "a minute"),
+    "tokens_per_day": ("use", "token", "a day"),
+}
 PARAM = {Reason.CONTEXT_LENGTH_EXCEEDED: "messages", Reason.MODEL_NOT_FOUND: "model", Reason.ENDPOINT_NOT_FOUND: "id"}
 
 
@@ -114,9 +124,31 @@ def model_not_allowed(model: str) -> str:
     return f"This API key may not use the model `{model[:200]}`. GET /v1/models lists those that it may."
 
 
+def limit_reached(reached: LimitReached, account: str) -> str:
+    """Returns what to tell a caller whose tenant is at one of its limits: which, and how it is set."""
+    together = account == ANONYMOUS
+    subject = "All callers without a key together" if together else f"The tenant `{account[:200]}`"
+    if reached.limit == "running" and reached.most == 0:
+        return f"{subject} may have no request running (its limit `running` is 0: paused). Please try again later."
+    may, unit, how = _MAY[reached.limit]
+    most = f"{reached.most:,} {unit}{'' if reached.most == 1 else 's'}"
+    whose = "their" if together else "its"
+    return f"{subject} may {may} {most} {how} ({whose} limit `{reached.limit}`). Please try again later."
+
+
 def model_not_found(model: str) -> str:
     """Returns what to tell a caller who named a model that no endpoint serves."""
     return f"The model `{model[:200]}` does not exist. GET /v1/models lists those that do."
+
+
+def unknown_band(asked: str, band: str) -> bytes:
+    """Returns a header's value that tells a caller that it asked for a band that is none."""
+    return f"there is no band {asked!a}; this request is in {band}".encode()
+
+
+def wrong_method(method: str, allowed: str) -> str:
+    """Returns what to tell a caller whose path takes other methods, those `allowed`."""
+    return f"This path takes {allowed}, not {method}."
 
 
 def error_body(api: Api, reason: Reason, message: str, *, param: str | None = None) -> bytes:

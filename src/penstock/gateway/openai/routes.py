@@ -27,6 +27,7 @@ class Route(msgspec.Struct, frozen=True):
     events: bool = False  #: its streams are server-sent events
     tells_usage: bool = False  #: its streams tell usage when `stream_options` asks for it
     pooled: bool = False  #: its answer is no text: vectors, scores, a picture
+    bare: bool = False  #: one of OpenAI's without the `/v1` before it, which few engines serve
     needs_model: bool = False  #: False: where no model is named, the only one served is meant
 
 
@@ -37,6 +38,7 @@ _POOLED = Route(PathKind.QUEUED, needs_model=True, pooled=True)
 _OWN_POOLED = Route(PathKind.QUEUED, pooled=True)
 DIRECT = Route(PathKind.DIRECT)  #: an engine's own, in the way of OpenAI's API
 _EVENTS = Route(PathKind.QUEUED, events=True)  # an engine's own, that may stream
+_BARE = Route(PathKind.QUEUED, events=True, bare=True)
 _OLLAMA_POOLED = Route(PathKind.QUEUED, Api.OLLAMA, needs_model=True, pooled=True)
 _OLLAMA_STREAM = Route(PathKind.QUEUED, Api.OLLAMA, streams_unless=True, needs_model=True)
 
@@ -63,11 +65,11 @@ ROUTES: dict[str, Route] = {
     "/invocations": _EVENTS,  # SageMaker's: a body of any of the others, at vLLM and SGLang
     "/inference/v1/generate": _EVENTS,  # vLLM's, from tokens to tokens
     "/completion": _EVENTS,  # llama.cpp's own, down to `/embeddings`; with `/v1` before them they are OpenAI's
-    "/completions": _EVENTS,
+    "/completions": _BARE,
     "/infill": _EVENTS,
-    "/chat/completions": _EVENTS,
+    "/chat/completions": _BARE,
     "/embedding": _OWN_POOLED,
-    "/embeddings": _OWN_POOLED,
+    "/embeddings": Route(PathKind.QUEUED, pooled=True, bare=True),
     "/api/chat": _OLLAMA_STREAM,
     "/api/generate": _OLLAMA_STREAM,
     "/api/embed": _OLLAMA_POOLED,
@@ -95,6 +97,6 @@ def api_of(path: str) -> Api:
     found = ROUTES.get(path)
     if found is not None:
         return found.api
-    if path.startswith("/api/"):
+    if path.startswith("/api/") and not path.startswith("/api/v1/"):  # there somebody's base URL has a prefix
         return Api.OLLAMA
     return Api.ANTHROPIC if path.startswith("/v1/messages") else Api.OPENAI

@@ -16,6 +16,7 @@ from penstock.gateway.identity.caller import Caller, Key, Unauthorized
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.identity.origins import Origins
 from penstock.gateway.openai.routes import route
+from penstock.gateway.openai.wrong_paths import meant_instead, without_v1
 from penstock.gateway.proxy.arrival import Means
 from penstock.gateway.proxy.driver import Decides, Driver
 from penstock.gateway.proxy.heartbeat import Heartbeats
@@ -56,6 +57,7 @@ class App:
         self._callers = callers
         self._origins = origins
         self.refusals = refusals = Refusals(driver, metrics)
+        self._targets = endpoints.targets
         means = Means(driver=driver, targets=endpoints.targets, metrics=metrics, heartbeats=heartbeats)
         self._intake = Intake(
             means,
@@ -94,17 +96,20 @@ class App:
         if self._origins.looks and (foreign := self._foreign(exchange)) is not None:
             self.refusals.refuse(exchange, Reason.FORBIDDEN, foreign)
             return None
-        if route(exchange.target_path) is None:
+        found = route(exchange.target_path)
+        if found is None:
             part = self._part(exchange.target_path)
             if part is not None:
                 return part.begin(exchange)
-            self.refusals.refuse(exchange, Reason.PATH_NOT_FOUND)
+            self.refusals.refuse(exchange, Reason.PATH_NOT_FOUND, meant_instead(exchange.target_path, self._serves))
         elif exchange.method != "POST":
             self.refusals.refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", b"POST")])
         else:
             key = self._callers.key(exchange.lookup.get, exchange.repeats)
             if isinstance(key, Unauthorized):
                 self.refusals.refuse(exchange, key.reason, key.message)
+            elif found.bare and not self._served_bare():
+                self.refusals.refuse(exchange, Reason.PATH_NOT_FOUND, without_v1(exchange.target_path))
             else:
                 exchange.note = key
         return None
@@ -137,6 +142,13 @@ class App:
         found = route(exchange.target_path)
         assert found is not None
         self._intake.submit(exchange, found, caller, journey)
+
+    def _serves(self, path: str) -> bool:
+        return route(path) is not None or self._part(path) is not None
+
+    def _served_bare(self) -> bool:
+        """Whether any engine here may serve OpenAI's paths without `/v1`. Where there is none, nobody knows."""
+        return not self._targets or any(target.engine.bare_paths for target in self._targets.values())
 
     def _part(self, path: str) -> Part | None:
         return next((part for part in self._parts if part.owns(path)), None)

@@ -16,6 +16,7 @@ from penstock.core.values.actions import Abort, Decode, Dispatch, Evict, Fail, R
 from penstock.core.values.outcome import Outcome, Reason
 from penstock.core.values.request import Request, Usage
 from penstock.core.values.retry import Failure
+from penstock.core.values.rows import LimitReached
 from penstock.engines import orca
 from penstock.engines.openai import OPENAI
 from penstock.gateway.openai import errors
@@ -74,6 +75,7 @@ class QueuedJourney(Relay):
         "caller",
         "endpoint",
         "first_s",
+        "limit",
         "request",
         "request_id",
         "started_s",
@@ -120,6 +122,7 @@ class QueuedJourney(Relay):
         self._queue_s = 0.0  # in finished visits to the queue
         self._waiting_since_s: float | None = self.started_s
         self.first_s: float | None = None
+        self.limit: LimitReached | None = None  #: for which it was refused
         self._usage: Usage | None = None
         self._trace = trace
         self._on_end = on_end  # of ends, for the access log
@@ -221,6 +224,8 @@ class QueuedJourney(Relay):
                 return
             action = fallback.answer(action)
         reason = action.reason
+        if isinstance(action, Reject):
+            self.limit = action.limit
         extra: Headers = [(b"x-penstock-reason", reason.encode())]
         if action.retry_after_s is not None:
             extra.append(errors.retry_after(action.retry_after_s))
@@ -231,6 +236,8 @@ class QueuedJourney(Relay):
             message = errors.message(
                 reason, model=self.model, pinned=request.pinned, prompt_tokens_max=request.prompt_tokens_max
             )
+            if self.limit is not None:
+                message = errors.limit_reached(self.limit, self.caller.account)
             param, retry_after_s = errors.PARAM.get(reason), action.retry_after_s
             self.refuse(self.api, reason, message, param=param, retry_after_s=retry_after_s)
         self._leave(action.outcome, reason)
@@ -258,6 +265,10 @@ class QueuedJourney(Relay):
     def own_headers(self) -> Headers:
         """Returns the headers that tell the caller of id, band, endpoint, wait and rates."""
         headers: Headers = [(b"x-request-id", self.request_id), (b"x-penstock-band", self.band.encode())]
+        if self.caller.band_unknown:
+            headers.append((b"x-penstock-warning", errors.unknown_band(self.caller.band_unknown, self.band)))
+        if self.limit is not None:
+            headers.append((b"x-penstock-limit", self.limit.limit.encode()))
         if self.endpoint:
             headers.append((b"x-penstock-endpoint", self.endpoint.encode()))
         if self._division is not None:

@@ -59,6 +59,8 @@ class Refusals:
         extra: Sequence[Header] = (),
     ) -> None:
         """Answer a request of ours with a refusal. `message`: None: what is said for the reason as a rule."""
+        if reason is Reason.METHOD_NOT_ALLOWED and message is None:
+            message = errors.wrong_method(exchange.method, dict(extra)[b"allow"].decode())
         self._count(reason, exchange)
         retry_after_s = 1.0 if reason is Reason.DRAINING else None
         status, headers, body = errors.refusal(

@@ -40,6 +40,7 @@ def ended(journey: QueuedJourney, outcome: Outcome, reason: Reason | None) -> No
         "endpoint": journey.endpoint or None,
         "outcome": str(outcome),
         "reason": None if reason is None else str(reason),
+        "limit": None if journey.limit is None else journey.limit.limit,
         "queue_ms": round(journey.waited_s() * 1000, 1),
         "ttft_ms": None if first_s is None else round(first_s * 1000, 1),
         "total_ms": round(journey.elapsed_s() * 1000, 1),

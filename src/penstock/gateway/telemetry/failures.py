@@ -1,8 +1,9 @@
 """What ended badly since the last look, and whose was it? Counted as it happens, taken once a second by who watches.
 
-A failure is told by four words: what became of the request, the reason, the tenant, and the endpoint where one had a
-part in it. So a flood of a million refusals is one row with a number, and rows are bounded: past `ROWS_MAX` between
-two looks, tenants are no longer told apart, and then endpoints neither. Clients that hang up are no failure.
+A failure is told by a few words: what became of the request, the reason, the tenant, the endpoint where one had a part
+in it, and the limit of the tenant where that was reached. So a flood of a million refusals is one row with a number,
+and rows are bounded: past `ROWS_MAX` between two looks, tenants are no longer told apart, and then endpoints neither.
+Clients that hang up are no failure.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from penstock.core.values.outcome import Outcome, Reason
+from penstock.core.values.rows import LimitReached
 
 ROWS_MAX = 512  # between two looks
 OTHERS = "others"  # a tenant or an endpoint past that
@@ -42,6 +44,7 @@ class Mishap(NamedTuple):
     reason: str
     tenant: str  #: "": not known, as it was refused before anybody asked
     endpoint: str  #: "": none had a part in it
+    limit: str = ""  #: of the tenant, where that is the reason
 
 
 class Failures:
@@ -55,12 +58,15 @@ class Failures:
         self._fresh: deque[float] = deque(maxlen=FIRST_TOKENS_MAX)  # times to first tokens since the last look
         self._first_tokens: deque[tuple[float, float]] = deque(maxlen=FIRST_TOKENS_MAX)  # with the time of that look
 
-    def note(self, tenant: str, endpoint: str, outcome: Outcome, reason: Reason | None) -> None:
+    def note(
+        self, tenant: str, endpoint: str, outcome: Outcome, reason: Reason | None, limit: LimitReached | None = None
+    ) -> None:
         """A request ended. Nothing is noted where it went well, or its client wished it."""
         self.ended += 1
         if reason is None or outcome is Outcome.COMPLETED or reason in _OWN_WISH:
             return
-        self._add(Mishap(_kind(outcome, reason), reason, tenant, endpoint), 1)
+        which = "" if limit is None else limit.limit
+        self._add(Mishap(_kind(outcome, reason), reason, tenant, endpoint, which), 1)
 
     def retried(self, tenant: str, endpoint: str, cause: str) -> None:
         """A request that was sent waits again."""
@@ -102,8 +108,8 @@ class Failures:
         elif labels == [_ENDED]:
             self.ended += int(sum(values))
         elif len(labels) == len(Mishap._fields) and labels[0] in self.totals:
-            kind, reason, tenant, endpoint = labels
-            self._add(Mishap(Kind(kind), reason, tenant, endpoint), int(sum(values)))
+            kind, *rest = labels
+            self._add(Mishap(Kind(kind), *rest), int(sum(values)))
 
     def _add(self, row: Mishap, number: int) -> None:
         self.totals[row.kind] += number

@@ -279,7 +279,7 @@ class Metrics:
             self._not_answered(journey, outcome, reason)
         caller, waited_s = journey.caller, None if outcome is Outcome.REJECTED else journey.waited_s()
         self._tenants.ended(caller.tenant_label, outcome, reason, waited_s=waited_s)
-        self.failures.note(caller.tenant, journey.endpoint, outcome, reason)
+        self.failures.note(caller.tenant, journey.endpoint, outcome, reason, journey.limit)
         if journey.first_s is not None and journey.request.streamed:
             line.ttft.observe(journey.first_s - journey.started_s)
             self._tenants.first_token(caller.tenant_label, journey.first_s - journey.started_s)

@@ -21,7 +21,7 @@ from penstock.http.server.server import Exchange, Handler, Header, Refusal, Sock
 PEER_HEADER: Final = b"x-penstock-peer"
 LENGTH_HEADER: Final = b"content-length"
 #: The paths that only the decider can answer. `/health` is not among them: a worker says that of itself.
-PATHS = ("/ready", "/readyz", "/metrics", "/version", "/queue", "/v1/models", "/admin", "/v1/files", "/v1/batches")
+PATHS = ("/", "/ready", "/readyz", "/metrics", "/version", "/queue", "/v1/models", "/admin", "/v1/files", "/v1/batches")
 _ENGINE_PATHS = (ENGINES, *VERBS)
 _PREFIXES = tuple(f"{path}/" for path in ("/v1/models", "/admin", "/v1/files", "/v1/batches"))
 _ALIVE = ("/health", "/healthz", "/livez")

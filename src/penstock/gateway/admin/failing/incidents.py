@@ -21,7 +21,7 @@ QUIET_S = 30.0
 LONG_S = 300.0
 OPEN_MAX = 24
 TENANTS_MAX = 50  # told apart in one
-_Key = tuple[Kind, str, str]
+_Key = tuple[Kind, str, str, str]  # with the reason, the limit of the tenant, and the endpoint
 _AWAY = ("down", "hung", "stopping", "sleeping", "loading")  # as a probe finds it; our own verdicts explain nothing
 
 
@@ -29,7 +29,7 @@ class Incident:
     """Failures with one reason, at one endpoint where one had a part in it."""
 
     def __init__(self, key: _Key, serial: int, now: float) -> None:
-        self.kind, self.reason, self.endpoint = key
+        self.kind, self.reason, self.limit, self.endpoint = key
         self.serial = serial  # of its event
         self.began_s = self.last_s = now
         self.tenants: Counter[str] = Counter()
@@ -49,7 +49,7 @@ class Incident:
         each = f" {parts}" if alone and parts else ""
         lasted_s = self.last_s - self.began_s
         after = (f": {parts}" if parts and not alone else "") + (f", in {seconds(lasted_s)}" if lasted_s >= 1 else "")
-        what = words(self.kind, self.reason)
+        what = words(self.kind, self.reason, self.limit)
         if self.endpoint:
             where = printable(self.endpoint, 60) + (f" ({self.fell})" if self.fell else "")
             if self.kind is Kind.BROKEN:
@@ -92,9 +92,9 @@ class Incidents:
                 self._events.over("failure", incident.text())
 
     def _of(self, row: Mishap, now: float) -> Incident:
-        key = (row.kind, row.reason, row.endpoint)
+        key = (row.kind, row.reason, row.limit, row.endpoint)
         if key not in self._open and len(self._open) >= OPEN_MAX:
-            key = (row.kind, row.reason, "")
+            key = (row.kind, row.reason, "", "")
         incident = self._open.get(key)
         if incident is None:
             incident = self._open[key] = Incident(key, 0, now)

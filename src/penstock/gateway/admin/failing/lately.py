@@ -83,10 +83,11 @@ class FailureRow(msgspec.Struct, frozen=True):
     endpoint: str  #: "": none had a part in it
     count: int
     what: str  #: in words
+    limit: str = ""  #: of the tenant, where that is the reason
 
 
 class FailureGroup(msgspec.Struct, frozen=True):
-    """All failures of the last minute with one reason."""
+    """All failures of the last minute with one reason, and where that is a limit of the tenant, with that one."""
 
     kind: Kind
     reason: str
@@ -142,11 +143,11 @@ class FailureWindow:
     def now(self, now: float) -> Lately:
         """As of the last look."""
         kinds: Counter[Kind] = Counter()
-        tenants: dict[tuple[Kind, str], Counter[str]] = {}
-        endpoints: dict[tuple[Kind, str], set[str]] = {}
+        tenants: dict[tuple[Kind, str, str], Counter[str]] = {}
+        endpoints: dict[tuple[Kind, str, str], set[str]] = {}
         for row, number in self._sum.items():
             kinds[row.kind] += number
-            key = row.kind, row.reason
+            key = row.kind, row.reason, row.limit
             tenants.setdefault(key, Counter())[row.tenant] += number
             endpoints.setdefault(key, set()).add(row.endpoint)
         times = self._failures.first_tokens_s(now)
@@ -160,7 +161,7 @@ class FailureWindow:
             first_token_p50_s=times and times[0],
             first_token_p99_s=times and times[1],
             groups=sorted(
-                [_group(kind, reason, of, endpoints[kind, reason]) for (kind, reason), of in tenants.items()],
+                [_group(key, of, endpoints[key]) for key, of in tenants.items()],
                 key=lambda group: -group.count,
             ),
             rows=[
@@ -170,7 +171,8 @@ class FailureWindow:
                     printable(row.tenant, NAME_CHARS_MAX),
                     printable(row.endpoint, NAME_CHARS_MAX),
                     number,
-                    words(row.kind, row.reason),
+                    words(row.kind, row.reason, row.limit),
+                    row.limit,
                 )
                 for row, number in self._sum.most_common(ROWS_SHOWN)
             ],
@@ -178,9 +180,9 @@ class FailureWindow:
         )
 
 
-def words(kind: Kind, reason: str) -> str:
+def words(kind: Kind, reason: str, limit: str = "") -> str:
     """What happened, for people."""
-    return WORDS.get(reason, f"{kind}: {reason}")
+    return WORDS.get(reason, f"{kind}: {reason}") + (f" ({limit})" if limit else "")
 
 
 def of_note(lately: Lately, kinds: Iterable[Kind]) -> list[FailureGroup]:
@@ -199,9 +201,9 @@ def said(group: FailureGroup) -> str:
     return f"{number} {group.what}{where}" + (f" ({group.whose})" if group.whose else "")
 
 
-def _group(kind: Kind, reason: str, tenants: Counter[str], endpoints: set[str]) -> FailureGroup:
+def _group(key: tuple[Kind, str, str], tenants: Counter[str], endpoints: set[str]) -> FailureGroup:
     where = printable(next(iter(endpoints)), NAME_CHARS_MAX) if len(endpoints) == 1 else ""
-    return FailureGroup(kind, reason, sum(tenants.values()), words(kind, reason), whose(tenants), where)
+    return FailureGroup(key[0], key[1], sum(tenants.values()), words(*key), whose(tenants), where)
 
 
 def whose(counts: Counter[str]) -> str:

@@ -1,0 +1,60 @@
+"""A path that nobody serves: which one was meant, and what does the base URL have to be then?
+
+Nearly all of these come of a base URL with a `/v1`, a slash or a prefix too many or too few. A few rules rewrite the
+path, and the first result that is served is what was meant. The caller is only told so: nothing is sent anywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+PATH_CHARS_MAX = 200  # of a path that is shown; a longer one is not looked at
+_SLASHES = re.compile("//+")
+_BATCH = ("/v1/files", "/v1/batches")
+
+
+def meant_instead(path: str, served: Callable[[str], bool]) -> str | None:
+    """Returns what to tell a caller whose `path` is not served; None: nothing that would help is known."""
+    if len(path) > PATH_CHARS_MAX:
+        return None
+    tidy = _SLASHES.sub("/", path).rstrip("/")
+    if tidy.endswith("/v1"):
+        return "`/v1` is what a base URL ends in, and no path of its own: `/v1/models` lists the models."
+    for meant in _candidates(tidy):
+        if served(meant):
+            return f"There is no path `{path}`. `{meant}` is meant, it seems{_base_url(meant)}"
+        if _is_batch(meant):
+            return _off(meant)
+    return None
+
+
+def without_v1(path: str) -> str:
+    """Returns what to tell a caller whose `path` lacks the `/v1` that every engine here wants."""
+    return f"No engine here serves `{path}`. `/v1{path}` is meant, it seems{_base_url('/v1' + path)}"
+
+
+def _candidates(path: str) -> Iterator[str]:
+    yield path
+    before, found, rest = path.rpartition("/v1/")
+    if found and before:
+        yield f"/v1/{rest}"
+    yield f"/v1{path}"
+    if not before:
+        yield path.removeprefix("/v1")
+
+
+def _is_batch(path: str) -> bool:
+    return path in _BATCH or path.startswith(tuple(f"{its}/" for its in _BATCH))
+
+
+def _off(path: str) -> str:
+    return f"There is no path `{path}`: files and batches are switched off here (the setting `batch.data` is a folder)."
+
+
+def _base_url(meant: str) -> str:
+    if meant.startswith("/v1/messages"):
+        return ": the base URL of Anthropic's clients ends without `/v1`."
+    if meant.startswith("/v1/"):
+        return ": the base URL of OpenAI's clients ends in `/v1`, once."
+    return "."
