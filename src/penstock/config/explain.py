@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from penstock.config.model import Settings
+from penstock.config.other_words import ours_for
 from penstock.config.problems import (
     Filled,
     Location,
@@ -81,6 +82,8 @@ def _unknown_key(location: Location) -> tuple[str, str | None]:
     key, section = str(location[-1]), section_at(location[:-1])
     if key in section.later:
         return NOT_YET, None
+    if (ours := ours_for(key)) is not None:
+        return "unknown setting", ours
     known = list(section.model_fields)
     near = did_you_mean(key, [*known, *section.later])
     if near is None:

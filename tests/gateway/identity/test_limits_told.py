@@ -102,10 +102,8 @@ async def test_operators_see_it_in_the_failures_the_events_and_the_explanation(w
     }
     assert explained["story"][-1].endswith(": tenant_limit (requests_per_minute: 1).")
     what = "refused: over a limit of the tenant (requests_per_minute)"
-    while True:
-        picture = await state(world)
-        if picture["lately"]["rows"] and picture["events"]:
-            break
+    world.gate._watch.tick()
+    picture = await state(world)
     (row,) = picture["lately"]["rows"]
     assert (row["tenant"], row["limit"], row["what"]) == ("nightly", "requests_per_minute", what)
     assert f"1 request of nightly {what}" in [event["text"] for event in picture["events"]]

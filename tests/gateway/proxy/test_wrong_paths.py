@@ -71,12 +71,17 @@ async def test_a_path_without_v1_passes_where_an_engine_may_have_it(world: World
     assert requests[0].startswith(f"POST {path} ".encode())
 
 
-@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches", "/v1/files/file-1/content", "/v1/v1/files", "/batches"])
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches", "/v1/files/file-1/content"])
 async def test_where_batches_are_off_the_setting_is_named(world: World, path: str) -> None:
     await world.gateway(endpoints=[{"url": "http://127.0.0.1:9"}])
     text = message(await world.ask("GET", path))
     assert "switched off" in text
     assert "`batch.data`" in text
+
+
+def test_where_batches_are_off_a_wrong_base_url_is_told_that_first() -> None:
+    for path in ("/v1/v1/files", "/batches", "/v1/batches/"):
+        assert "`batch.data`" in (meant_instead(path, lambda _: False) or "")
 
 
 async def test_the_root_says_what_this_is_and_where_to_go(world: World) -> None:
