@@ -65,4 +65,4 @@ async def test_without_batches_it_says_what_is_missing(
 ) -> None:
     await world.gateway(endpoints=[{"url": "http://127.0.0.1:9"}])
     assert await run(world, "ls") == 1
-    assert capsys.readouterr().err.startswith("penstock: This gateway has no files and batches")
+    assert "files and batches are switched off here (the setting `batch.data`" in capsys.readouterr().err

@@ -14,7 +14,6 @@ from penstock.cli.admin_client import GatewayError, reach, read_json
 TIMEOUT_S = 120.0
 PIECE_BYTES = 1 << 18
 LIST_MAX = 100
-NO_BATCHES = "This gateway has no files and batches: its settings' `batch.data` switches them on."
 
 
 class BatchClient:
@@ -94,12 +93,7 @@ class BatchClient:
             **({"content-type": content_type} if content_type else {}),
             **({"content-length": str(size)} if size is not None else {}),
         }
-        try:
-            return reach(self._url + path, method, data, headers, timeout_s=TIMEOUT_S)
-        except GatewayError as error:
-            if error.status == 404 and "no such path" in str(error):
-                raise GatewayError(NO_BATCHES, error.status) from None
-            raise
+        return reach(self._url + path, method, data, headers, timeout_s=TIMEOUT_S)
 
 
 def _pieces(head: bytes, file: IO[bytes], tail: bytes) -> Iterator[bytes]:
