@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,35 +42,61 @@ def require() -> None:
         pytest.skip(reason)
 
 
+class Server:
+    """One that can be stopped and started again, with what it holds."""
+
+    def __init__(self, folder: Path, options: dict[str, Any]) -> None:
+        self.url = f"postgresql://penstock@/postgres?host={folder}"
+        self._folder = folder
+        self._options = options
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        settings = ["-c", "listen_addresses=", "-c", f"unix_socket_directories={self._folder}", "-c", "fsync=off"]
+        postgres = binary("postgres")
+        assert postgres is not None
+        self.process = subprocess.Popen([postgres, "-D", self._folder / "data", *settings], **self._options)
+        _wait_for(self.url)
+
+    def stop(self) -> None:
+        """At once, whoever is connected."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.send_signal(signal.SIGINT)
+            process.wait(30)
+
+
 @contextmanager
-def server() -> Iterator[str]:
-    """A server that lives as long as this; its URL. It refuses to run as root, so root lends it another user."""
+def own_server() -> Iterator[Server]:
+    """A server that lives as long as this. It refuses to run as root, so root lends it another user."""
     folder = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
     user = {"user": "nobody", "group": pwd.getpwnam("nobody").pw_gid} if os.geteuid() == 0 else {}
     if user:
         shutil.chown(folder, "nobody")
-    data = folder / "data"
     options = {"cwd": folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **user}
-    initdb, postgres = binary("initdb"), binary("postgres")
+    initdb = binary("initdb")
     assert initdb is not None
-    assert postgres is not None
-    settings = ["-c", "listen_addresses=", "-c", f"unix_socket_directories={folder}", "-c", "fsync=off"]
+    running = Server(folder, options)
     try:
         subprocess.run(  # type: ignore[call-overload]
-            [initdb, "-D", data, "-U", "penstock", "-A", "trust", "--no-sync", "--no-instructions"],
+            [initdb, "-D", folder / "data", "-U", "penstock", "-A", "trust", "--no-sync", "--no-instructions"],
             check=True,
             **options,
         )
-        running = subprocess.Popen([postgres, "-D", data, *settings], **options)  # type: ignore[call-overload]
         try:
-            url = f"postgresql://penstock@/postgres?host={folder}"
-            _wait_for(url)
-            yield url
+            running.start()
+            yield running
         finally:
-            running.send_signal(signal.SIGINT)  # at once, whoever is connected
-            running.wait(30)
+            running.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """The URL of a server that lives as long as this."""
+    with own_server() as running:
+        yield running.url
 
 
 def _wait_for(url: str) -> None:

@@ -4,4 +4,5 @@ An edge is whatever has clients' connections: a worker process beside the decide
 the same state machines run behind sockets (`gateway/workers`) and in virtual time. Read `messages.py` first, which says
 what passes between them; `frames.py` makes bytes of it and reads them strictly; `edge.py` stands where a scheduler
 would at an edge; `view.py` is what an edge knows without asking; `decider.py` stands between edges and the scheduler.
+`election.py` says which of several gateways is the decider.
 """

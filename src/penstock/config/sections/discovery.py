@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, SecretStr
 
 from penstock.config import values
 from penstock.config.address import PORT_MAX, endpoint_url, listen_address
@@ -62,13 +62,11 @@ def _selector(value: object) -> str:
     return result.strip()
 
 
+_object_name = _matching(_OBJECT, "the name of a Kubernetes object")
 _label_key = _matching(_LABEL_KEY, "a label's key")
 HostName = Annotated[str, BeforeValidator(_matching(_HOST, "a host name")), values.ValueKind("host name")]
-OptionalObjectName = Annotated[
-    str | None,
-    BeforeValidator(values.optional(_matching(_OBJECT, "the name of a Kubernetes object"))),
-    values.ValueKind("name"),
-]
+ObjectName = Annotated[str, BeforeValidator(_object_name), values.ValueKind("name")]
+OptionalObjectName = Annotated[str | None, BeforeValidator(values.optional(_object_name)), values.ValueKind("name")]
 LabelKey = Annotated[str, BeforeValidator(_label_key), values.ValueKind("label key")]
 OptionalLabelKey = Annotated[str | None, BeforeValidator(values.optional(_label_key)), values.ValueKind("label key")]
 OptionalPort = Annotated[int | None, BeforeValidator(values.optional(values.whole)), values.ValueKind("whole number")]
@@ -142,6 +140,21 @@ class Kubernetes(Template):
     token: values.OptionalSecret = setting(None, "The credential. Default: what `token_file` holds.")
     token_file: values.OptionalFile = setting(None, "Read again for every connection, because such tokens are renewed.")
     ca_file: values.OptionalFile = setting(None, "The certificates that the API server's is checked against.")
+
+
+class ClusterAccount(Protocol):
+    """How an API server is reached, and as whom: what sections that name one have in common."""
+
+    @property
+    def namespace(self) -> str | None: ...
+    @property
+    def server(self) -> str | None: ...
+    @property
+    def token(self) -> SecretStr | None: ...
+    @property
+    def token_file(self) -> str | None: ...
+    @property
+    def ca_file(self) -> str | None: ...
 
 
 def _short(key: str) -> BeforeValidator:

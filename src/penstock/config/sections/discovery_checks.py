@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pydantic import ValidationError
 
 from penstock.config.problems import Location, Problem, listing, unreadable, write_path
-from penstock.config.sections.discovery import Dns, Kubernetes, SourceSection
+from penstock.config.sections.discovery import ClusterAccount, Dns, Kubernetes, SourceSection
 
 Found = Iterator[tuple[Location, Problem]]
 
@@ -47,6 +47,11 @@ def _dns(dns: Dns, at: Location) -> Found:
 def _kubernetes(kubernetes: Kubernetes, document: Mapping[str, object], at: Location) -> Found:
     if (kubernetes.service is None) == (not kubernetes.selector):
         yield _problem(at, "expected one of `service` and `selector`")
+    yield from account_checks(kubernetes, document, at)
+
+
+def account_checks(kubernetes: ClusterAccount, document: Mapping[str, object], at: Location) -> Found:
+    """Yields what is wrong with how an API server is to be reached."""
     if kubernetes.token is not None and kubernetes.token_file is not None:
         yield _problem((*at, "token"), "is given twice, by `token_file` too", "give one of them")
     if kubernetes.server is None:

@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.config.sections.discovery import Kubernetes
+from penstock.config.sections.discovery import ClusterAccount
 from penstock.gateway.endpoints.discovery.base import SourceError
 from penstock.http.client.pool import Headers
 
@@ -23,7 +23,7 @@ NAMESPACE_DEFAULT = "default"
 class Access:
     """Address, certificates and credentials of one API server."""
 
-    def __init__(self, settings: Kubernetes, env: Mapping[str, str], *, account: Path = ACCOUNT) -> None:
+    def __init__(self, settings: ClusterAccount, env: Mapping[str, str], *, account: Path = ACCOUNT) -> None:
         """Raises `SourceError` if neither the settings nor the environment tell which server is meant."""
         self._token = settings.token.get_secret_value() if settings.token is not None else None
         self._token_file = Path(settings.token_file) if settings.token_file else None

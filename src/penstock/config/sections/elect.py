@@ -1,0 +1,96 @@
+"""`share.elect`: by what do several gateways elect the one that decides?"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, SecretStr, ValidationError
+
+from penstock.config import values
+from penstock.config.problems import Location, Problem, Refused, listing, show, unreadable, write_path
+from penstock.config.sections.discovery import ObjectName, OptionalObjectName, OptionalUrl
+from penstock.config.sections.discovery_checks import account_checks
+from penstock.config.sections.section import Section, setting
+
+VALKEY_SCHEMES = ("valkey", "valkeys", "redis", "rediss", "unix")
+POSTGRES_SCHEMES = ("postgresql", "postgres")
+NAME_CHARACTERS_MAX = 200
+
+
+def _name(value: object) -> str:
+    result = values.text(value)
+    if not 0 < len(result) <= NAME_CHARACTERS_MAX or not result.isprintable() or " " in result:
+        raise Refused(f"{show(value)} is not a name: expected 1 to {NAME_CHARACTERS_MAX} characters without spaces")
+    return result
+
+
+RecordName = Annotated[str, BeforeValidator(_name), values.ValueKind("name")]
+SecretUrl = Annotated[SecretStr, BeforeValidator(values.secret), values.ValueKind("secret URL")]
+
+
+class KubernetesElection(Section):
+    """A Lease of `coordination.k8s.io`. In a cluster nothing has to be said but `{}`."""
+
+    lease: ObjectName = setting("penstock", "The Lease. Gateways that name the same one share.")
+    namespace: OptionalObjectName = setting(None, "Default: the pod's own, else `default`.")
+    server: OptionalUrl = setting(None, "The API server. Default: that of the cluster the gateway runs in.")
+    token: values.OptionalSecret = setting(None, "The credential. Default: what `token_file` holds.")
+    token_file: values.OptionalFile = setting(None, "Read again for every request, because such tokens are renewed.")
+    ca_file: values.OptionalFile = setting(None, "The certificates that the API server's is checked against.")
+
+
+class ValkeyElection(Section):
+    """A key in Valkey, or in Redis (needs the extra `valkey`)."""
+
+    url: SecretUrl = setting(..., "`valkey://user:password@host:6379/0`; `valkeys` is over TLS. Never shown.")
+    key: RecordName = setting("penstock", "What its keys begin with. Gateways that name the same one share.")
+    ca_file: values.OptionalFile = setting(None, "With `valkeys`: what the server's certificate is checked against.")
+
+
+class PostgresElection(Section):
+    """A row in PostgreSQL (needs the extra `postgres`)."""
+
+    url: SecretUrl = setting(..., "`postgresql://user:password@host/database`. Never shown.")
+    name: RecordName = setting("penstock", "The row. Gateways that name the same one share.")
+
+
+def elect_checks(elect: object, at: Location, document: Mapping[str, object]) -> Iterator[tuple[Location, Problem]]:
+    """What is wrong with the kind of election that `elect`, as it is written at `at`, has, beyond its keys."""
+    raw = elect if isinstance(elect, Mapping) else {}
+    try:
+        if raw.get("kubernetes") is not None:
+            kubernetes = KubernetesElection.model_validate(raw["kubernetes"])
+            yield from account_checks(kubernetes, document, (*at, "kubernetes"))
+        if raw.get("valkey") is not None:
+            valkey = ValkeyElection.model_validate(raw["valkey"])
+            yield from _url((*at, "valkey", "url"), valkey.url, VALKEY_SCHEMES)
+            yield from _installed((*at, "valkey"), "redis", "valkey")
+            if valkey.ca_file is not None:
+                location = (*at, "valkey", "ca_file")
+                if (problem := unreadable(document, location, valkey.ca_file)) is not None:
+                    yield location, problem
+        if raw.get("postgres") is not None:
+            postgres = PostgresElection.model_validate(raw["postgres"])
+            yield from _url((*at, "postgres", "url"), postgres.url, POSTGRES_SCHEMES)
+            yield from _installed((*at, "postgres"), "psycopg", "postgres")
+    except ValidationError:
+        return  # that is told elsewhere
+
+
+def _url(at: Location, url: SecretStr, schemes: tuple[str, ...]) -> Iterator[tuple[Location, Problem]]:
+    try:
+        scheme = urlsplit(url.get_secret_value()).scheme
+    except ValueError:
+        scheme = ""
+    if scheme not in schemes:
+        expected = listing([f"{each}://" for each in schemes])
+        yield at, Problem(write_path(at), f"expected a URL that begins with {expected}")
+
+
+def _installed(at: Location, package: str, extra: str) -> Iterator[tuple[Location, Problem]]:
+    if importlib.util.find_spec(package) is None:
+        message = f"needs {package}, which is not installed"
+        yield at, Problem(write_path(at), message, f"pip install 'penstock-gateway[{extra}]'")

@@ -1,0 +1,56 @@
+"""Which election do the settings name?"""
+
+# What a store needs is imported with it: a gateway that does not share loads none of it.
+# ruff: noqa: PLC0415
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from penstock.config.problems import ConfigError, Problem
+from penstock.config.sections.elect import KubernetesElection, PostgresElection, ValkeyElection
+from penstock.gateway.elect.elector import Elector
+from penstock.gateway.endpoints.discovery.base import SourceError
+from penstock.gateway.endpoints.discovery.kubernetes_access import Access
+from penstock.share.election import RecordStore
+
+
+class Stores(Protocol):
+    """`share.elect`: one of these is given."""
+
+    @property
+    def kubernetes(self) -> KubernetesElection | None: ...
+    @property
+    def valkey(self) -> ValkeyElection | None: ...
+    @property
+    def postgres(self) -> PostgresElection | None: ...
+
+
+def elector(elect: Stores, *, address: str, env: Mapping[str, str]) -> Elector:
+    """Returns the election that the settings name, in which this gateway is reached at `address`.
+
+    Raises `ConfigError` where it has no meaning where we run.
+    """
+    return Elector(_store(elect, env), address=address)
+
+
+def _store(elect: Stores, env: Mapping[str, str]) -> RecordStore:
+    if elect.kubernetes is not None:
+        from penstock.gateway.elect.kubernetes_lease import KubernetesLease
+
+        try:
+            return KubernetesLease(Access(elect.kubernetes, env), elect.kubernetes.lease)
+        except SourceError as error:
+            raise ConfigError([Problem("share.elect.kubernetes", str(error))]) from None
+    if elect.valkey is not None:
+        from penstock.gateway.elect.valkey_hash import ValkeyHash
+
+        try:
+            return ValkeyHash(elect.valkey.url.get_secret_value(), elect.valkey.key, ca_file=elect.valkey.ca_file)
+        except (ValueError, OSError) as error:
+            raise ConfigError([Problem("share.elect.valkey.url", str(error))]) from None
+    assert elect.postgres is not None, "the settings are checked for exactly one"
+    from penstock.gateway.elect.postgres_row import PostgresRow
+
+    return PostgresRow(elect.postgres.url.get_secret_value(), elect.postgres.name)
