@@ -13,6 +13,17 @@ PIECES: dict[str, tuple[bytes, ...]] = {  # what a random byte would hardly hit
         *(b"\r\n", b"\n", b"GET / HTTP/1.1\r\n", b"Host: a\r\n", b"Content-Length: 5\r\n", b"5\r\nhello\r\n"),
         *(b"0\r\n\r\n", b"Transfer-Encoding: chunked\r\n", b"Upgrade: h2c\r\nConnection: upgrade\r\n", b" RTSP/1.0"),
     ),
+    "proxy_header": (
+        *(
+            b"\r\n\r\n\x00\r\nQUIT\n",
+            b"PROXY TCP4 ",
+            b"PROXY UNKNOWN",
+            b"\r\n",
+            b"\x21\x11\x00\x0c",
+            b"\x20\x00\x00\x00",
+        ),
+        *(b" 65535 443\r\n", b"::ffff:1.2.3.4 ", b"\n", b" "),
+    ),
     "response_parser": (
         *(b"\r\n", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.0 200 OK\r\n", b"content-length: 2\r\n", b"0\r\n\r\n"),
         *(b"transfer-encoding: chunked\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"connection: close\r\n"),

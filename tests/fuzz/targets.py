@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from random import Random
 from typing import Any, TypeVar
 
@@ -29,7 +29,9 @@ from penstock.gateway.openai.stream_end import ended_well
 from penstock.http.client.call import Call
 from penstock.http.client.connection import UpstreamConnection
 from penstock.http.client.values import Headers, UpstreamError, UpstreamLimits, UpstreamTimeouts
+from penstock.http.server import proxy_header as proxy_headers
 from penstock.http.server.limits import Refusal, ServerLimits
+from penstock.http.server.proxy_header import Peer, ProxyHeaderError
 from penstock.http.server.reader import RefusedError, RequestReader
 
 T = TypeVar("T")
@@ -106,6 +108,36 @@ def request_parser(data: bytes) -> None:
     if len(whole) > HEAD_BYTES_MAX:
         results = [[("refused",) if isinstance(seen[0], Refusal) else seen for seen in result] for result in results]
     assert results[0] == results[1]
+
+
+def _brought(pieces: Sequence[bytes]) -> tuple[Peer | None, bytes] | str:
+    """Whom a balancer's bytes name, and what is left of them; driven as the listener drives it."""
+    coming, data = b"".join(pieces), b""
+    sizes = [len(piece) for piece in pieces]
+    try:
+        while wanted := proxy_headers.missing(data):
+            taken = min([wanted, *sizes[:1]])  # a socket gives what has come, and no more than is asked for
+            if not taken:
+                return "ended"
+            data += coming[len(data) : len(data) + taken]
+            sizes = [sizes[0] - taken, *sizes[1:]] if sizes[0] > taken else sizes[1:]
+            if not sizes and proxy_headers.missing(data):
+                return "ended"
+        return proxy_headers.read(data), coming[len(data) :]
+    except ProxyHeaderError as error:
+        _told(error)
+        return "refused"
+
+
+def proxy_header(data: bytes) -> None:
+    """A balancer's bytes: the same client, and the same rest, however they come."""
+    whole, pieces = cut(data)
+    if not whole:
+        return
+    told = [_brought(given) for given in (pieces, [whole])]
+    assert told[0] == told[1]
+    if isinstance(told[0], tuple):
+        assert whole.endswith(told[0][1]), "what is behind the header is left alone"
 
 
 class _Sink:
@@ -330,5 +362,5 @@ def settings(data: bytes) -> None:
 
 TARGETS: dict[str, Target] = {
     target.__name__: target
-    for target in (request_parser, response_parser, stream, body, multipart, batch_lines, settings)
+    for target in (request_parser, proxy_header, response_parser, stream, body, multipart, batch_lines, settings)
 }

@@ -454,6 +454,8 @@ EVERYTHING: list[dict[str, Any]] = [
             "allowed_hosts": ["penstock.example"],
             "allowed_origins": ["https://chat.example"],
         },
+        "client_address": {"proxy_protocol": ["10.1.0.0/16"], "proxies": ["10.2.0.0/16"], "header": "forwarded"},
+        "cors": {"origins": ["https://page.example"]},
         "observe": {"interval": 7, "fast_interval": 3},
         "autoscale": {"target_wait": 30, "saturation": 0.7, "start": 120, "keep": 600},
         "metrics": {"aliases": ["vllm_router"]},

@@ -106,9 +106,13 @@ def client(args: argparse.Namespace) -> AdminClient:
 def _message(error: urllib.error.HTTPError) -> str:
     """The message of a refusal, if a gateway answered it, else the bare status."""
     try:
-        return str(json.loads(error.read(1 << 20))["error"]["message"])
-    except (ValueError, LookupError, TypeError, OSError, http.client.HTTPException):
+        told = json.loads(error.read(1 << 20))["error"]
+        message, code = str(told["message"]), str(told.get("code"))
+    except (ValueError, LookupError, TypeError, AttributeError, OSError, http.client.HTTPException):
         return f"answered {error.code} {error.reason}"
+    if code == "path_not_found" and urlsplit(error.url).path.startswith("/admin/"):
+        return f"{_origin(error.url)} has no /admin: where `admin.listen` gives it an address of its own, name that"
+    return message
 
 
 def _origin(url: str) -> str:

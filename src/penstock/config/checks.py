@@ -13,7 +13,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from penstock.config import values
-from penstock.config.address import same_place
+from penstock.config.address import listen_address, same_place, split_listen
 from penstock.config.model import (
     DEFAULT_BANDS,
     BandSection,
@@ -24,8 +24,19 @@ from penstock.config.model import (
     Settings,
     Tls,
 )
-from penstock.config.problems import Filled, Location, Problem, did_you_mean, show, unreadable, write_path, written_at
+from penstock.config.problems import (
+    Filled,
+    Location,
+    Problem,
+    Refused,
+    did_you_mean,
+    show,
+    unreadable,
+    write_path,
+    written_at,
+)
 from penstock.config.sections.batch import batch_checks
+from penstock.config.sections.clients import ANY_ORIGIN, CorsSection
 from penstock.config.sections.discovery_checks import discovery_checks
 from penstock.config.sections.locality import contradictions
 from penstock.config.sections.models import ModelPrices, ModelSection, model_prices
@@ -45,6 +56,7 @@ from penstock.config.sections.tenancy import (
 Found = Iterator[tuple[Location, Problem]]
 Document = Mapping[str, object]
 S = TypeVar("S", bound=Section)
+LISTEN = Settings.model_fields["listen"].default
 _BAND_NAME: TypeAdapter[str] = TypeAdapter(values.BandName)
 
 
@@ -65,6 +77,7 @@ def cross_checks(document: Document) -> Found:
     yield from batch_checks(document)
     yield from _tracing(document)
     yield from _admin(document)
+    yield from _cors(document)
 
 
 def _problem(location: Location, message: str, suggestion: str | None = None) -> tuple[Location, Problem]:
@@ -86,6 +99,27 @@ def _admin(document: Document) -> Found:
     admin = _valid(Admin, document.get("admin") or {})
     if admin is not None and admin.read_token is not None and admin.read_token == admin.token:
         yield _problem(("admin", "read_token"), "is the same as `admin.token`: who may look could change everything")
+    if admin is not None and admin.listen is not None:
+        host, port = split_listen(admin.listen)
+        try:
+            other_host, other = split_listen(listen_address(written_at(document, ("listen",)) or LISTEN))
+        except Refused:
+            return
+        everywhere = ("", "0.0.0.0", "::")
+        if port == other != 0 and (host == other_host or host in everywhere or other_host in everywhere):
+            yield _problem(("admin", "listen"), "is where `listen` is", "give it a port of its own")
+
+
+def _cors(document: Document) -> Found:
+    cors, identity = _valid(CorsSection, document.get("cors")), _valid(Identity, document.get("identity") or {})
+    if cors is None or identity is None or ANY_ORIGIN not in cors.origins:
+        return
+    at: Location = ("cors", "origins", cors.origins.index(ANY_ORIGIN))
+    if not identity.require_key:
+        message = "lets every web page use the gateway, which asks for no key"
+        yield _problem(at, message, "list the origins, or set `identity.require_key`")
+    elif len(cors.origins) > 1:
+        yield _problem(at, "says nothing beside other origins", "give `*` alone, or leave it out")
 
 
 def _tracing(document: Document) -> Found:

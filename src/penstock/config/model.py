@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, ValidationInfo, field_
 from penstock.config import values
 from penstock.config.address import host_and_port, root_path, split_listen
 from penstock.config.sections.batch import BatchSection
+from penstock.config.sections.clients import ClientAddress, CorsSection
 from penstock.config.sections.discovery import SOURCES_MAX, SourceSection
 from penstock.config.sections.locality import Instance, KvEvents
 from penstock.config.sections.models import ModelSection
@@ -344,6 +345,8 @@ class Settings(Section):
     accounting: Accounting = Accounting()
     tenants: Annotated[tuple[Tenant, ...], BeforeValidator(values.items(0, TENANTS_MAX))] = ()
     identity: Identity = setting(Identity(), "", validate_default=True)
+    client_address: ClientAddress = ClientAddress()
+    cors: CorsSection = CorsSection()
     observe: Observe = Observe()
     autoscale: AutoscaleSection = AutoscaleSection()
     metrics: MetricsSection = MetricsSection()
@@ -383,3 +386,8 @@ class Settings(Section):
     def listen_address(self) -> tuple[str, int]:
         """Host and port to listen on; an empty host means every interface."""
         return split_listen(self.listen)
+
+    @property
+    def admin_address(self) -> tuple[str, int] | None:
+        """Host and port of `/admin` and `/metrics`; None where they are with all the rest."""
+        return None if self.admin.listen is None else split_listen(self.admin.listen)

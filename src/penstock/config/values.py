@@ -311,6 +311,11 @@ def origin(value: object) -> str:
     return value.lower()
 
 
+def cors_origin(value: object) -> str:
+    """Returns a web page's origin, or `*` for any."""
+    return "*" if value == "*" else origin(value)
+
+
 def host_pattern(value: object) -> str:
     """Returns a host's name without its port, or `*` for any."""
     if not isinstance(value, str) or not _HOST_PATTERN.fullmatch(value.lower()):
@@ -437,10 +442,14 @@ Workers = Annotated[
 ServedModels = Annotated[
     tuple[str, ...] | Literal["auto"], PlainValidator(served_models), ValueKind("`auto` or a list of names")
 ]
+OptionalListen = Annotated[
+    str | None, BeforeValidator(optional(listen_address)), ValueKind("`host:port`, `:port` or `[::1]:port`")
+]
 OptionalFile = Annotated[str | None, BeforeValidator(optional(text)), ValueKind("file")]
 OptionalSecret = Annotated[SecretStr | None, BeforeValidator(optional(secret)), ValueKind("secret text")]
 OptionalAdminToken = Annotated[SecretStr | None, BeforeValidator(optional(admin_token)), ValueKind("secret text")]
 Origin = Annotated[str, BeforeValidator(origin), ValueKind("origin")]
+CorsOrigin = Annotated[str, BeforeValidator(cors_origin), ValueKind("origin or `*`")]
 HostPattern = Annotated[str, BeforeValidator(host_pattern), ValueKind("host name or `*`")]
 VariableName = Annotated[str, BeforeValidator(variable_name), ValueKind("variable's name")]
 OptionalDuration = Annotated[float | None, BeforeValidator(optional(duration)), _DURATION]

@@ -27,6 +27,7 @@ from penstock.gateway.admin.verbs import EndpointVerbs
 from penstock.gateway.admin.watch import GatewayFacts, Watch
 from penstock.gateway.builtin.autoscale import Autoscale
 from penstock.gateway.builtin.engine_paths import EnginePaths
+from penstock.gateway.builtin.operators import OperatorsApp, is_operators
 from penstock.gateway.builtin.paths import OwnPaths
 from penstock.gateway.certificate import Certificate
 from penstock.gateway.endpoints.catalog import Catalog
@@ -34,6 +35,7 @@ from penstock.gateway.endpoints.discovery.base import Discovery
 from penstock.gateway.endpoints.discovery.sources import SettingsSources
 from penstock.gateway.endpoints.registry import EndpointRegistry
 from penstock.gateway.identity.callers import Callers
+from penstock.gateway.identity.cors import Cors
 from penstock.gateway.identity.origins import Origins
 from penstock.gateway.proxy.app import App
 from penstock.gateway.proxy.driver import Driver
@@ -62,12 +64,12 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
     endpoints = EndpointRegistry(driver=driver, metrics=metrics, catalog=catalog)
     discovery = Discovery((), endpoints)
     events = EventLog()
-    host, own_token = settings.listen_address[0], OwnToken(folder_of(settings.state_dir, os.environ))
-    origins = Origins(listens_on=host)
-    auth = AdminAuth(listens_on=host, now=driver.now, origins=origins, own=own_token.token)
+    own_token = OwnToken(folder_of(settings.state_dir, os.environ))
+    (host, _), (admin_host, _) = settings.listen_address, settings.admin_address or settings.listen_address
+    origins, admin_origins = Origins(listens_on=host), Origins(listens_on=admin_host, for_operators=True)
+    auth = AdminAuth(listens_on=admin_host, now=driver.now, origins=admin_origins, own=own_token.token)
     callers, affinities, heartbeats, reporting = Callers(), Affinities(), Heartbeats(driver), Reporting()
-    orders = TenantOrders(events)
-    routes = AdminRoutes(auth, events.audit)
+    orders, routes = TenantOrders(events), AdminRoutes(auth, events.audit)
     batch = None
     if settings.batch.enabled:
         port = GatewayPort(
@@ -88,6 +90,8 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         affinities=affinities,
         heartbeats=heartbeats,
         reporting=reporting,
+        elsewhere=None if settings.admin_address is None else is_operators,
+        cors=Cors() if (count := settings_map.workers(settings)) == 1 else None,
     )
     own_paths = OwnPaths(
         driver=driver,
@@ -116,7 +120,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         app.serve(batch.routes)
     office: Office | None = None
     handler: Handler = app
-    if (count := settings_map.workers(settings)) > 1:
+    if count > 1:
         # Only here: one process alone needs none of it.
         from penstock.gateway.workers.office import Office  # noqa: PLC0415
         from penstock.gateway.workers.relayed import FromWorkers  # noqa: PLC0415
@@ -135,9 +139,11 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
             FromWorkers(app),
         )
     server = HttpServer(handler, settings_map.server_limits(settings), wall_clock=clock.wall)
-    certificate = Certificate()
-    reads_requests = (callers, affinities, heartbeats, catalog, settings_map.ToServer(server), auth, own_token)
-    reports = (origins, metrics, reporting, app, autoscale, settings_map.ToLog())
+    operators_app = OperatorsApp((own_paths, engine_paths, autoscale), routes, admin_origins, app.refusals)
+    operators = HttpServer(operators_app, settings_map.server_limits(settings), wall_clock=clock.wall)
+    servers = (settings_map.ToServer(server), settings_map.ToServer(operators, for_operators=True))
+    reads_requests = (callers, affinities, heartbeats, catalog, *servers, auth, own_token)
+    reports = (operators_app, origins, admin_origins, metrics, reporting, app, autoscale, settings_map.ToLog())
     reload = Reload(
         settings,
         read or (lambda: settings),
@@ -145,7 +151,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
             *(*reads_requests, *reports, orders, settings_map.ToScheduler(driver, orders.limits), endpoints),
             *(() if office is None else (office,)),
         ),
-        certificate=certificate,
+        certificate=(certificate := Certificate()),
         discovery=SettingsSources(discovery, os.environ),
         metrics=metrics,
         events=events,
@@ -171,6 +177,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         reload=reload,
         driver=driver,
         server=server,
+        operators=None if settings.admin_address is None else operators,
         metrics=metrics,
         endpoints=endpoints,
         discovery=discovery,

@@ -26,6 +26,8 @@ from penstock.gateway.telemetry.reporting import Reporting
 from penstock.http.server.server import BACKLOG, HttpServer
 
 if TYPE_CHECKING:
+    import ssl
+
     from penstock.gateway.workers.office import Office
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ class Gateway:
         reload: Reload,
         driver: Driver,
         server: HttpServer,
+        operators: HttpServer | None,
         metrics: Metrics,
         endpoints: EndpointRegistry,
         discovery: Discovery,
@@ -66,6 +69,7 @@ class Gateway:
         self.reload = reload
         self.driver = driver
         self.server = server
+        self.operators = operators  # the server at `admin.listen`
         self._metrics = metrics
         self.endpoints = endpoints
         self._discovery = discovery
@@ -94,14 +98,16 @@ class Gateway:
         """Listen and observe. Ready to queue when this returns; no engine was asked yet."""
         settings = self.reload.settings
         host, port = settings.listen_address
+        context = self._certificate.context(settings)
         if self.office is None:
-            await self.server.start(host, port, ssl=self._certificate.context(settings))
+            await self.server.start(host, port, ssl=context)
         else:
-            self._certificate.check(settings)
             await self.office.bind(host, port, BACKLOG)
             self.server.start_at(self.office.relay)
+        if self.operators is not None:
+            await self._serve_operators(self.operators, context)
         _look_at_open_files(settings.limits)
-        self.own_token.listening(self.port)
+        self.own_token.listening(self.admin_port)
         loop = asyncio.get_running_loop()
         self.endpoints.start()
         self._discovery.start()
@@ -111,13 +117,28 @@ class Gateway:
         self._tasks = [loop.create_task(work) for work in forever]
         if self.office is not None:
             await self._start_workers(self.office)
-        shown = f"[{host}]" if ":" in host else host or "0.0.0.0"
-        logger.info("listening on %s://%s:%d", "https" if settings.tls.cert else "http", shown, self.port)
+        logger.info("listening on %s", _url(host, self.port, secure=context is not None))
 
     @property
     def port(self) -> int:
         """The port that callers know."""
         return self.server.port if self.office is None else self.office.port
+
+    @property
+    def admin_port(self) -> int:
+        """The port of `/admin` and `/metrics`."""
+        return self.port if self.operators is None else self.operators.port
+
+    async def _serve_operators(self, server: HttpServer, context: ssl.SSLContext | None) -> None:
+        address = self.reload.settings.admin_address
+        assert address is not None
+        try:
+            await server.start(*address, ssl=context)
+        except OSError as error:
+            await self.close()
+            why = error.strerror or str(error)
+            raise StartError(f"cannot listen on {self.reload.settings.admin.listen} (admin.listen): {why}") from None
+        logger.info("/admin and /metrics are at %s", _url(address[0], server.port, secure=context is not None))
 
     async def _start_workers(self, office: Office) -> None:
         try:
@@ -170,7 +191,8 @@ class Gateway:
             await self.office.close(CLOSE_TIMEOUT_S + WORKERS_TIMEOUT_S)
         await self._discovery.close()
         await self.endpoints.close()
-        await self.server.wait_closed(CLOSE_TIMEOUT_S)
+        servers = (self.server,) if self.operators is None else (self.server, self.operators)
+        await asyncio.gather(*(server.wait_closed(CLOSE_TIMEOUT_S) for server in servers))
         self.endpoints.disconnect()
         self.driver.close()
         await self._reporting.close()
@@ -182,6 +204,11 @@ class Gateway:
             due_s = self.driver.now() + LAG_INTERVAL_S
             await asyncio.sleep(LAG_INTERVAL_S)
             self._metrics.loop_lag_s = max(0.0, self.driver.now() - due_s)
+
+
+def _url(host: str, port: int, *, secure: bool) -> str:
+    shown = f"[{host}]" if ":" in host else host or "0.0.0.0"
+    return f"{'https' if secure else 'http'}://{shown}:{port}"
 
 
 def _look_at_open_files(limits: LimitsSection) -> None:

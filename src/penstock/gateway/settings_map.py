@@ -26,6 +26,7 @@ from penstock.core.values.settings import (
 from penstock.gateway.cpus import usable_cpus
 from penstock.gateway.identity.caller import PART_OF
 from penstock.gateway.identity.callers import core_limits
+from penstock.gateway.identity.clients import Networks
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.model_profiles import profiles
 from penstock.http.server.server import HttpServer, ServerLimits
@@ -46,14 +47,18 @@ class ToScheduler:
 
 
 class ToServer:
-    """Tells the HTTP server."""
+    """Tells an HTTP server: the one that callers reach, or the operators' own."""
 
-    def __init__(self, server: HttpServer) -> None:
+    def __init__(self, server: HttpServer, *, for_operators: bool = False) -> None:
         self._server = server
+        self._for_operators = for_operators
 
     def follow(self, settings: Settings) -> None:
-        """Hold clients to these settings' limits from now on."""
+        """Hold clients to these settings' limits from now on, and know who brings others' connections."""
+        its = settings.client_address
         self._server.limits = server_limits(settings)
+        self._server.brings = None if self._for_operators else Networks(its.proxy_protocol).hold
+        self._server.carries_many = Networks(its.proxies).hold
 
 
 class ToLog:

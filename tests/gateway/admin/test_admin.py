@@ -24,6 +24,8 @@ class Head:
 
     def __init__(self, peer: str = "10.0.0.1", **headers: str) -> None:
         self.peer = (peer, 1234)
+        self.client = peer
+        self.brought = False
         self._headers = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
 
     def header(self, name: bytes, /) -> bytes | None:

@@ -51,6 +51,7 @@ async def test_a_request_is_one_line_when_it_is_over(world: World, log: io.Strin
         "level": "info",
         "logger": "penstock.access",
         "request_id": "r1",
+        "client": "127.0.0.1",
         "method": "POST",
         "path": "/v1/chat/completions",
         "status": 200,
@@ -63,7 +64,7 @@ async def test_a_request_is_one_line_when_it_is_over(world: World, log: io.Strin
         "limit": None,
         "tokens": 4,
     }
-    assert times["message"].startswith("request_id=r1 method=POST path=/v1/chat/completions status=200 model=sim ")
+    assert times["message"].startswith("request_id=r1 client=127.0.0.1 method=POST path=/v1/chat/completions ")
     assert (second["request_id"], second["status"], second["reason"]) == ("r2", 404, "model_not_found")
 
 
@@ -147,11 +148,12 @@ async def test_nobody_writes_fields_of_the_access_log(world: World, caplog: pyte
     await world.gateway(log={"access": True})
     await world.ask(body=chat(), headers={"x-request-id": "a status=999 tenant=boss", "x-tenant-id": 'b "c" d=e'})
     (said,) = [record.getMessage() for record in caplog.records if record.name == "penstock.access"]
-    assert said.startswith('request_id="a status=999 tenant=boss" method=POST ')
+    assert said.startswith('request_id="a status=999 tenant=boss" client=127.0.0.1 method=POST ')
     assert ' tenant="b \\"c\\" d=e" ' in said
     assert said.count(" status=") == 2
-    assert re.findall(r"(?: |^)(\w+)=(?:\"(?:[^\"\\]|\\.)*\"|\S+)", said)[:4] == [
+    assert re.findall(r"(?: |^)(\w+)=(?:\"(?:[^\"\\]|\\.)*\"|\S+)", said)[:5] == [
         "request_id",
+        "client",
         "method",
         "path",
         "status",

@@ -15,12 +15,19 @@ OptionalUrl = Annotated[str | None, BeforeValidator(values.optional(endpoint_url
 
 
 class Admin(Section):
-    """The tokens for looking at `/admin` and changing things there.
+    """The tokens for looking at `/admin` and changing things there, and where it is.
 
     Where neither token is set, the gateway makes one of its own at each start, and keeps it in `state_dir` for the
-    commands on the same machine. Without a token `/admin` then shows itself to this machine only, where `listen` is a
-    loopback address, and changes nothing.
+    commands on the same machine. Without a token `/admin` then shows itself to this machine only, where it is served
+    at a loopback address, and changes nothing.
     """
+
+    listen: values.OptionalListen = setting(
+        None,
+        "An address of its own for `/admin`, `/metrics`, `/autoscale`, `/sleep` and `/wake_up`, such as "
+        "`127.0.0.1:9090`: at `listen` these are 404 then. `/health`, `/ready` and `/version` are at both. The same "
+        "`tls`. Commands are given its URL (`--url`, `PENSTOCK_URL`).",
+    )
 
     token: values.OptionalAdminToken = setting(
         None,

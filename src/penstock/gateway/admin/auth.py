@@ -88,7 +88,7 @@ class AdminAuth:
             return None
         if given is None:
             return Denied(Reason.UNAUTHORIZED, "This needs an admin token: `Authorization: Bearer …`.")
-        return self._failed(_network(head.peer[0]))
+        return self._failed(_network(head.client))
 
     def may_change(self, head: Head) -> bool:
         """Whether the head has the token for everything. Notes nobody's failure."""

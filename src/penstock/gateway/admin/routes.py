@@ -128,7 +128,7 @@ class AdminRoutes:
             answer_error(exchange, error)
             refused = error.code
         if route.writes and self._audit is not None:
-            self._audit(exchange.peer[0], exchange.method, unquote(exchange.target_path), _said(exchange), refused)
+            self._audit(exchange.client, exchange.method, unquote(exchange.target_path), _said(exchange), refused)
 
     def _find(self, method: str, path: str) -> tuple[_Route, dict[str, str]] | None:
         parts = _split(path)

@@ -128,7 +128,7 @@ class EnginePaths:
             hint = " It has to be started with --enable-sleep-mode." if answer.status == 404 else ""
             self._refuse(exchange, Reason.UPSTREAM_ERROR, f"Engine `{name}` answers {verb} {answer.status}.{hint}")
         elif exchange.method == "POST":
-            logger.info("endpoint %s: %s, asked for by %s", name, verb, exchange.peer[0])
+            logger.info("endpoint %s: %s, asked for by %s", name, verb, exchange.client)
             self._json(exchange, answer.status, {"status": "success"})
         else:
             self._answer(exchange, answer.status, answer.body)

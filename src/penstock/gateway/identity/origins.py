@@ -18,6 +18,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from penstock.config.model import Settings
+from penstock.config.sections.clients import ANY_ORIGIN
 
 PROXY_HEADERS = (  # what proxies add, each its own
     b"forwarded",
@@ -47,22 +48,29 @@ class Head(Protocol):
 
     @property
     def peer(self) -> tuple[str, int]: ...
+    @property
+    def brought(self) -> bool: ...
+    @property
+    def client(self) -> str: ...
     def header(self, name: bytes, /) -> bytes | None: ...
 
 
 class Origins:
     """Judges by `Host`, `Origin` and where a request came from."""
 
-    def __init__(self, *, listens_on: str) -> None:
+    def __init__(self, *, listens_on: str, for_operators: bool = False) -> None:
         self._is_local = is_loopback(listens_on)
+        self._for_operators = for_operators  # pages that may call the API (`cors`) may still not see what is theirs
 
     def follow(self, settings: Settings) -> None:
         """Judge by these settings from now on."""
         identity = settings.identity
         self._hosts = frozenset(identity.allowed_hosts)
-        self._origins = frozenset(identity.allowed_origins)
+        cors = frozenset(() if self._for_operators else settings.cors.origins)
+        self._origins = frozenset(identity.allowed_origins) | cors
+        self._any_origin = ANY_ORIGIN in cors
         self._proxies = [ipaddress.ip_network(network) for network in identity.trusted_proxies]
-        self.looks = (self._is_local and not identity.require_key) or bool(self._hosts or self._origins)
+        self.looks = (self._is_local and not identity.require_key) or bool(self._hosts or identity.allowed_origins)
         self._known: dict[bytes, bool] = {}
 
     def foreign_name(self, head: Head) -> str | None:
@@ -90,6 +98,7 @@ class Origins:
         peer = head.peer[0]
         return (
             self._is_local
+            and not head.brought
             and is_loopback(peer)
             and not within(peer, self._proxies)
             and all(head.header(name) is None for name in PROXY_HEADERS)
@@ -110,7 +119,7 @@ class Origins:
         return name in self._hosts or not is_public_name(name)
 
     def _may_use(self, origin: str, host: bytes | None) -> bool:
-        if origin in self._origins:
+        if self._any_origin or origin in self._origins:
             return True
         own = (host or b"").decode("latin-1").lower()
         return bool(own) and origin.partition("://")[2] == own

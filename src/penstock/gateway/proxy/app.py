@@ -6,7 +6,7 @@ body is read, the body (`intake.py`) before the scheduler is asked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from penstock.config.model import Settings
@@ -14,6 +14,8 @@ from penstock.core.values.outcome import Reason
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.identity.caller import Caller, Key, Unauthorized
 from penstock.gateway.identity.callers import Callers
+from penstock.gateway.identity.clients import Clients
+from penstock.gateway.identity.cors import Cors
 from penstock.gateway.identity.origins import Origins
 from penstock.gateway.openai.routes import route
 from penstock.gateway.openai.wrong_paths import meant_instead, without_v1
@@ -53,8 +55,12 @@ class App:
         heartbeats: Heartbeats,
         affinities: Affinities,
         reporting: Reporting,
+        elsewhere: Callable[[str], bool] | None = None,
+        cors: Cors | None = None,
     ) -> None:
         self._callers = callers
+        self._clients = Clients()
+        self._cors = cors  # None: whoever passes requests on to this one speaks to browsers
         self._origins = origins
         self.refusals = refusals = Refusals(driver, metrics)
         self._targets = endpoints.targets
@@ -71,6 +77,7 @@ class App:
         stored = StoredAnswers(means, callers=callers, responses=affinities.responses, refusals=refusals)
         self._parts: list[Part] = [stored]
         self._guarded: list[Part] = []
+        self._elsewhere = elsewhere  # paths with an address of their own, which are not even refused here
         self._root_path = ""
 
     def serve(self, part: Part, *, guarded: bool = False) -> None:
@@ -82,6 +89,9 @@ class App:
     def follow(self, settings: Settings) -> None:
         """Serve requests that come from now on by `settings`."""
         self._intake.follow(settings)
+        self._clients.follow(settings)
+        if self._cors is not None:
+            self._cors.follow(settings)
         self._root_path = settings.root_path
 
     # --- the server's hooks ---------------------------------------------------------------------------------
@@ -93,8 +103,16 @@ class App:
         """
         if self._root_path and exchange.target_path.startswith(self._root_path + "/"):
             exchange.target_path = exchange.target_path[len(self._root_path) :]
+        exchange.client = self._clients.address(exchange)
         if self._origins.looks and (foreign := self._foreign(exchange)) is not None:
             self.refusals.refuse(exchange, Reason.FORBIDDEN, foreign)
+            return None
+        cors = self._cors
+        if cors is not None and cors.looks and cors.allows(exchange) and cors.is_preflight(exchange):
+            cors.answer(exchange)
+            return None
+        if self._elsewhere is not None and self._elsewhere(exchange.target_path):
+            self.refusals.refuse(exchange, Reason.PATH_NOT_FOUND)
             return None
         found = route(exchange.target_path)
         if found is None:

@@ -26,7 +26,16 @@ HOP_BY_HOP = frozenset(
     }
 )
 _REQUEST_OWN = HOP_BY_HOP | {b"host", b"expect", b"x-request-id"}
-_RESPONSE_OWN = HOP_BY_HOP | {b"x-request-id"}
+_RESPONSE_OWN = HOP_BY_HOP | {
+    b"x-request-id",
+    # Which web pages may read an answer is the gateway's to say (`cors`): engines allow all of them as a rule.
+    b"access-control-allow-origin",
+    b"access-control-allow-credentials",
+    b"access-control-allow-headers",
+    b"access-control-allow-methods",
+    b"access-control-expose-headers",
+    b"access-control-max-age",
+}
 _CREDENTIALS = frozenset(KEY_HEADERS)
 _PRIORITY_HEADERS = frozenset({b"x-vllm-priority", b"x-override-priority"})  # engines let them override the body
 

@@ -30,6 +30,7 @@ def ended(journey: QueuedJourney, outcome: Outcome, reason: Reason | None) -> No
     first_s = None if journey.first_s is None else journey.first_s - journey.started_s
     fields = {
         "request_id": request.id,
+        "client": exchange.client or None,
         "method": exchange.method,
         "path": printable(exchange.target_path, NAME_CHARS_MAX),
         "status": exchange.status or 499,

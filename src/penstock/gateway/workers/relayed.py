@@ -21,9 +21,12 @@ from penstock.http.server.server import Exchange, Handler, Header, Refusal, Sock
 PEER_HEADER: Final = b"x-penstock-peer"
 LENGTH_HEADER: Final = b"content-length"
 #: The paths that only the decider can answer. `/health` is not among them: a worker says that of itself.
-PATHS = ("/", "/ready", "/readyz", "/metrics", "/version", "/queue", "/v1/models", "/admin", "/v1/files", "/v1/batches")
+PATHS = (
+    *("/", "/ready", "/readyz", "/metrics", "/autoscale", "/version", "/queue"),
+    *("/v1/models", "/admin", "/v1/files", "/v1/batches"),
+)
 _ENGINE_PATHS = (ENGINES, *VERBS)
-_PREFIXES = tuple(f"{path}/" for path in ("/v1/models", "/admin", "/v1/files", "/v1/batches"))
+_PREFIXES = tuple(f"{path}/" for path in ("/v1/models", "/admin", "/autoscale", "/v1/files", "/v1/batches"))
 _ALIVE = ("/health", "/healthz", "/livez")
 _ONE_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect"}
@@ -116,7 +119,9 @@ class _Question(asyncio.Protocol):
             lines.append(b"host: penstock")
         if self._chunked:
             lines.append(b"transfer-encoding: chunked")
-        lines += [b"connection: close", b"%b: %b %d" % (PEER_HEADER, exchange.peer[0].encode(), exchange.peer[1])]
+        brought = b" brought" if exchange.brought else b""
+        peer = b"%b%b %d" % (exchange.peer[0].encode(), brought, exchange.peer[1])
+        lines += [b"connection: close", b"%b: %b" % (PEER_HEADER, peer)]
         return b"\r\n".join([*lines, b"", b""])
 
     def _body(self, data: bytes) -> None:
@@ -211,7 +216,9 @@ class FromWorkers:
         value = exchange.lookup.pop(PEER_HEADER, b"")
         exchange.headers = [header for header in exchange.headers if header[0].lower() != PEER_HEADER]
         address, _, port = value.decode("latin-1").rpartition(" ")
-        exchange.peer = (address, int(port) if port.isdecimal() else 0)
+        address, _, brought = address.partition(" ")
+        exchange.peer, exchange.brought = (address, int(port) if port.isdecimal() else 0), bool(brought)
+        exchange.client = address
         return self._app.begin(exchange)
 
     def complete(self, exchange: SocketExchange) -> None:

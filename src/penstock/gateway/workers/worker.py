@@ -24,9 +24,11 @@ from penstock import clock, logs
 from penstock.config.load import Settings, config_hash
 from penstock.core.explain.snapshot import Snapshot
 from penstock.gateway import settings_map
+from penstock.gateway.builtin.operators import is_operators
 from penstock.gateway.certificate import Certificate
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.identity.callers import Callers
+from penstock.gateway.identity.cors import Cors
 from penstock.gateway.identity.origins import Origins
 from penstock.gateway.large_blocks import give_large_blocks_back
 from penstock.gateway.proxy import heartbeat
@@ -100,13 +102,15 @@ class Worker:
             affinities=affinities,
             heartbeats=heartbeats,
             reporting=reporting,
+            elsewhere=None if settings.admin_address is None else is_operators,
+            cors=Cors(),
         )
         app.serve(Relayed(relay, app.refusals.refuse, app.refusals.request_id), guarded=True)
         self.server = HttpServer(app, settings_map.server_limits(settings), wall_clock=clock.wall)
         self._certificate = Certificate()
         self._followers: tuple[Follower, ...] = (
             *(callers, affinities, heartbeats, catalog, origins, self.metrics, reporting, app),
-            *(settings_map.ToLog(), self.targets, self._certificate),
+            *(settings_map.ToServer(self.server), settings_map.ToLog(), self.targets, self._certificate),
         )
         self._others = Heard(0.0, 0, 0)
         self._link_s = 0.0

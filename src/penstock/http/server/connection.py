@@ -22,6 +22,7 @@ from penstock.http.server.socket_exchange import SocketExchange
 from penstock.http.server.timer import DeadlineTimer
 
 if TYPE_CHECKING:
+    from penstock.http.server.listener import Brought
     from penstock.http.server.server import HttpServer
 
 # Where a connection is in its request.
@@ -59,15 +60,17 @@ class Connection:
         "_transport",
         "_turn_paused",
         "_write_paused",
+        "brought",
         "keep_alive",
         "peer",
         "server",
     )
 
-    def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop, brought: Brought | None = None) -> None:
         self.server = server
         self.keep_alive = True
         self.peer: tuple[str, int] = ("", 0)
+        self.brought = brought  # by a load balancer, which said for whom
         self._loop = loop
         self._limits = server.limits
         self._transport: asyncio.Transport | None = None
@@ -93,7 +96,9 @@ class Connection:
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = self._transport = cast("asyncio.Transport", transport)
         peer = stream.get_extra_info("peername")
-        if isinstance(peer, tuple):  # None when the client has reset already
+        if self.brought is not None and self.brought.peer is not None:
+            self.peer = self.brought.peer
+        elif isinstance(peer, tuple):  # None when the client has reset already
             self.peer = (peer[0], peer[1])
         limits = self._limits
         stream.set_write_buffer_limits(high=limits.write_buffer_bytes_max, low=limits.write_buffer_bytes_low)

@@ -23,7 +23,10 @@ class Exchange(ABC):
     """One request and its response."""
 
     __slots__ = (
+        "added",
         "body",
+        "brought",
+        "client",
         "headers",
         "lookup",
         "method",
@@ -37,8 +40,11 @@ class Exchange(ABC):
         "target_path",
     )
 
-    def __init__(self, peer: tuple[str, int]) -> None:
-        self.peer = peer
+    def __init__(self, peer: tuple[str, int], *, brought: bool = False) -> None:
+        self.peer = peer  # who has the connection, as far as is known
+        self.brought = brought  # a load balancer has it for the peer, or says so
+        self.client = peer[0]  # who asks, in the gateway's view: the peer, or whom a proxy that is believed names
+        self.added: tuple[Header, ...] = ()  # goes out with the response, whoever makes it
         # The head, filled in by whoever made the exchange.
         self.method = ""
         self.target_path = ""  # percent-encoded, as it came

@@ -7,6 +7,9 @@ At some 40 µs each that is a few milliseconds, which is also the most that a fl
 established ones in a turn.
 
 When the process can open no more files, new connections wait in the kernel's queue, and the log tells the operator.
+
+Where a load balancer says of each connection whose it is (`proxy_header.py`), that is read here, before TLS and before
+the connection counts: within the time that a TLS handshake has, and with nothing kept but the header.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ import resource
 import socket
 from typing import TYPE_CHECKING
 
+from penstock.http.server import proxy_header
+from penstock.http.server.proxy_header import Peer, ProxyHeaderError
+
 if TYPE_CHECKING:
     import ssl as tls
     from collections.abc import Callable, Sequence
@@ -26,9 +32,18 @@ logger = logging.getLogger(__name__)
 
 ACCEPTS_MAX = 64  # in one turn of the loop
 PAUSE_S = 0.5  # after running out of files: by then some connection may have closed
-TOLD_S = 10.0  # at most this often the log says so
+TOLD_S = 10.0  # at most this often the log says so, and that a header was no good
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _GONE = (errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH)
+
+
+class Brought:
+    """A connection that a load balancer brings for somebody."""
+
+    __slots__ = ("peer",)
+
+    def __init__(self, peer: Peer | None) -> None:
+        self.peer = peer  # None: the balancer speaks for itself, or does not know
 
 
 class Listener:
@@ -36,22 +51,27 @@ class Listener:
 
     def __init__(
         self,
-        connection: Callable[[], asyncio.Protocol],
+        connection: Callable[[Brought | None], asyncio.Protocol],
         *,
         ssl: tls.SSLContext | None = None,
         handshake_timeout_s: float,
         shutdown_timeout_s: float,
         accepts_max: int = ACCEPTS_MAX,
+        brings: Callable[[str], bool] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._connection = connection
         self._ssl = ssl
+        self._begin_s = handshake_timeout_s
         self._handshake_timeout_s = handshake_timeout_s if ssl else None
         self._shutdown_timeout_s = shutdown_timeout_s if ssl else None
         self._accepts_max = accepts_max
+        self._brings = brings  # whether the peer at an address says first whose connection it brings
         self._beginnings: set[asyncio.Task[None]] = set()  # bounded by the handshake time-out and by open files
         self._pause: asyncio.TimerHandle | None = None
         self._told_s = -TOLD_S
+        self._bad_told_s = -TOLD_S
+        self._bad = 0  # headers, since the log said so
         self.sockets: list[socket.socket] = []
         self.port = 0
 
@@ -98,7 +118,7 @@ class Listener:
         """Accept what waits on one socket, up to `ACCEPTS_MAX`: the part of a turn that new connections get."""
         for _ in range(self._accepts_max):
             try:
-                accepted, _ = listening.accept()
+                accepted, address = listening.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
@@ -109,21 +129,68 @@ class Listener:
                 self._wait_for_files(error)
                 return
             accepted.setblocking(False)  # noqa: FBT003 - the socket API's own signature
-            task = self._loop.create_task(self._begin(accepted))
+            task = self._loop.create_task(self._begin(accepted, address))
             self._beginnings.add(task)
             task.add_done_callback(self._beginnings.discard)
 
-    async def _begin(self, accepted: socket.socket) -> None:
+    async def _begin(self, accepted: socket.socket, address: object) -> None:
+        connection = self._connection
         try:
+            brought: Brought | None = None
+            if self._brings is not None and isinstance(address, tuple) and self._brings(address[0]):
+                async with asyncio.timeout(self._begin_s):
+                    brought = Brought(await self._header(accepted))
             await self._loop.connect_accepted_socket(
-                self._connection,
+                lambda: connection(brought),
                 accepted,
                 ssl=self._ssl,
                 ssl_handshake_timeout=self._handshake_timeout_s,
                 ssl_shutdown_timeout=self._shutdown_timeout_s,
             )
+        except ProxyHeaderError as error:
+            accepted.close()
+            self._tell_bad(address, str(error))
         except (OSError, TimeoutError, asyncio.CancelledError):  # no TLS, or the client left during the handshake
             accepted.close()
+
+    async def _header(self, accepted: socket.socket) -> Peer | None:
+        """Read the header, and not a byte more. Returns whom it names; None: whom the socket names."""
+        data = b""
+        while size := proxy_header.missing(data):
+            try:
+                more = accepted.recv(size)
+            except (BlockingIOError, InterruptedError):
+                await self._readable(accepted)
+                continue
+            if not more:
+                raise ProxyHeaderError("closed inside the PROXY header") if data else ConnectionResetError
+            data += more
+        return proxy_header.read(data)
+
+    async def _readable(self, accepted: socket.socket) -> None:
+        readable: asyncio.Future[None] = self._loop.create_future()
+
+        def come() -> None:
+            if not readable.done():
+                readable.set_result(None)
+
+        self._loop.add_reader(accepted, come)
+        try:
+            await readable
+        finally:
+            self._loop.remove_reader(accepted)
+
+    def _tell_bad(self, address: object, why: str) -> None:
+        self._bad += 1
+        now = self._loop.time()
+        if now - self._bad_told_s >= TOLD_S:
+            self._bad_told_s = now
+            peer = address[0] if isinstance(address, tuple) else address
+            logger.warning(
+                "closed %d connections of peers that `client_address.proxy_protocol` names, the last from %s: %s",
+                *(self._bad, peer, why),
+            )
+            self._bad = 0
 
     def _wait_for_files(self, error: OSError) -> None:
         for one in self.sockets:

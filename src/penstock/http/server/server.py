@@ -45,6 +45,8 @@ class HttpServer:
         self.handler = handler
         self.limits = limits or ServerLimits()
         self.draining = False
+        self.brings: Callable[[str], bool] | None = None  # the peer at an address says first whose connection it brings
+        self.carries_many: Callable[[str], bool] | None = None  # that peer's connections are many clients'
         self.turns = ReadTurns()
         self.bodies_bytes = 0  # of bodies in memory: each counts from its second read until its exchange lets it go
         self.receiving: dict[Connection, None] = {}  # connections that a counted body is being read on
@@ -85,11 +87,12 @@ class HttpServer:
     def _listens(self, ssl: tls.SSLContext | None, accepts_max: int) -> Listener:
         loop = asyncio.get_running_loop()
         return Listener(
-            lambda: cast("asyncio.Protocol", Connection(self, loop)),
+            lambda brought: cast("asyncio.Protocol", Connection(self, loop, brought)),
             ssl=ssl,
             handshake_timeout_s=self.limits.header_timeout_s,
             shutdown_timeout_s=self.limits.linger_timeout_s,
             accepts_max=accepts_max,
+            brings=lambda address: self.brings is not None and self.brings(address),
         )
 
     @property
@@ -136,12 +139,15 @@ class HttpServer:
         address, limits = connection.peer[0], self.limits
         refusal = "too many connections" if len(self._connections) >= limits.connections_max else None
         most = limits.connections_per_address_max
-        if most is not None and self._of_address[address] >= most:
+        if most is not None and self._of_address[address] >= most and not self._carries_many(address):
             refusal = "too many connections from this address"
         self._connections.add(connection)
         self._of_address[address] += 1
         self._empty.clear()
         return refusal
+
+    def _carries_many(self, address: str) -> bool:
+        return self.carries_many is not None and self.carries_many(address)
 
     def hold(self, body_bytes: int) -> bool:
         """Count `body_bytes` of a body in memory; negative when it is let go. Returns False if all are now too many."""

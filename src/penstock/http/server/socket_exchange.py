@@ -71,7 +71,7 @@ class SocketExchange(Exchange):
     )
 
     def __init__(self, connection: Connection, transport: asyncio.Transport) -> None:
-        super().__init__(connection.peer)
+        super().__init__(connection.peer, brought=connection.brought is not None)
         self._connection: Connection | None = connection  # None once the exchange is over
         self._transport = transport
         self._framing = _NO_BODY
@@ -245,6 +245,7 @@ class SocketExchange(Exchange):
                     continue
                 dated = dated or lower == b"date"
             lines.append(b": ".join(header))
+        lines += [b": ".join(header) for header in self.added]
         if framing:
             lines.append(framing)
         if not dated:

@@ -1,0 +1,77 @@
+"""Which paths are operators', and who serves them at an address of their own (`admin.listen`)?
+
+What shows or changes the gateway as a whole: `/admin`, `/metrics`, `/autoscale`, putting engines to sleep. With an
+address of their own there is nothing of it where callers come, not even a refusal: 404, as for any path that is not
+there. The paths that probes ask are at both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.config.model import Settings
+from penstock.core.values.outcome import Reason
+from penstock.gateway.identity.clients import Clients
+from penstock.gateway.identity.origins import Origins
+from penstock.gateway.proxy.app import Part
+from penstock.gateway.proxy.refusals import Refusals
+from penstock.http.server.server import Header, Refusal, SocketExchange
+
+_ALONE = frozenset({"/admin", "/metrics", "/autoscale", "/sleep", "/wake_up"})
+_BELOW = ("/admin/", "/autoscale/")
+_PROBED = frozenset({"/health", "/healthz", "/livez", "/ready", "/readyz", "/version"})
+
+
+def is_operators(path: str) -> bool:
+    """Whether a path is not for callers."""
+    return path in _ALONE or path.startswith(_BELOW)
+
+
+class OperatorsApp:
+    """The handler behind the server at `admin.listen`."""
+
+    def __init__(self, parts: Sequence[Part], guarded: Part, origins: Origins, refusals: Refusals) -> None:
+        self._parts = (guarded, *parts)
+        self._guarded = guarded  # looks itself at what asks, and from which page
+        self._origins = origins
+        self._refusals = refusals
+        self._clients = Clients()
+        self._root_path = ""
+
+    def follow(self, settings: Settings) -> None:
+        """Serve requests that come from now on by `settings`."""
+        self._clients.follow(settings)
+        self._root_path = settings.root_path
+
+    def begin(self, exchange: SocketExchange) -> int | None:
+        """Refuse what is not served here. Returns the limit on the body."""
+        if self._root_path and exchange.target_path.startswith(self._root_path + "/"):
+            exchange.target_path = exchange.target_path[len(self._root_path) :]
+        exchange.client = self._clients.address(exchange)
+        part = self._part(exchange.target_path)
+        if part is None:
+            self._refusals.refuse(exchange, Reason.PATH_NOT_FOUND)
+            return None
+        if part is not self._guarded and self._origins.looks:
+            foreign = self._origins.foreign(exchange)
+            if foreign is not None:
+                self._refusals.refuse(exchange, Reason.FORBIDDEN, foreign)
+                return None
+        return part.begin(exchange)
+
+    def complete(self, exchange: SocketExchange) -> None:
+        """Serve a request whose body is here."""
+        part = self._part(exchange.target_path)
+        assert part is not None, "`begin` refuses other paths"
+        part.complete(exchange)
+
+    def refused(
+        self, exchange: SocketExchange | None, refusal: Refusal, detail: str
+    ) -> tuple[int, Sequence[Header], bytes]:
+        """Returns the status, headers and body with which the server refuses what is not HTTP as it should be."""
+        return self._refusals.refused(exchange, refusal, detail)
+
+    def _part(self, path: str) -> Part | None:
+        if not is_operators(path) and path not in _PROBED:
+            return None
+        return next((part for part in self._parts if part.owns(path)), None)

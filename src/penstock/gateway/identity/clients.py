@@ -1,0 +1,85 @@
+"""Whose address does a request have that came through others?
+
+A load balancer says it once for a connection (`http/server/proxy_header.py`); an HTTP proxy says it for each request,
+by adding the address it sees to the end of a header. The beginning of that header may be the client's own invention.
+So it is read from the end, as far as proxies that are believed have written it: the client is the last address that is
+none of theirs. What can't be read ends the search at the nearest address that is certain.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+
+from penstock.config.model import Settings
+from penstock.gateway.identity.origins import within
+from penstock.http.server.exchange import Exchange
+
+HOPS_MAX = 32  # looked at, from the end: nobody has more proxies, and each costs a microsecond
+PEERS_MAX = 4096  # remembered verdicts; cleared as a whole when full
+_FOR = re.compile(r"(?:^|;)\s*for\s*=\s*(\"[^\"\\]*\"|[^\s;\"]+)\s*(?:;|$)", re.IGNORECASE)
+_WITH_PORT = re.compile(r"\[([^\]]+)\](?::\d{1,5})?|([0-9.]+)(?::\d{1,5})?")
+
+
+class Networks:
+    """Some networks, and whether an address is in one of them."""
+
+    def __init__(self, networks: Sequence[str]) -> None:
+        self._networks = [ipaddress.ip_network(network) for network in networks]
+        self._known: dict[str, bool] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._networks)
+
+    def hold(self, address: str) -> bool:
+        """Whether an address is in one of them."""
+        if not self._networks:
+            return False
+        known = self._known.get(address)
+        if known is None:
+            if len(self._known) >= PEERS_MAX:
+                self._known.clear()
+            known = self._known[address] = within(address, self._networks)
+        return known
+
+
+class Clients:
+    """Tells clients' addresses, by the settings."""
+
+    def follow(self, settings: Settings) -> None:
+        """Believe these settings' proxies from now on."""
+        its = settings.client_address
+        self._proxies = Networks(its.proxies)
+        self._header = its.header.encode()
+
+    def address(self, exchange: Exchange) -> str:
+        """The client's, as far as it is certain."""
+        nearest = exchange.peer[0]
+        if not self._proxies.hold(nearest):
+            return nearest
+        given = b",".join([value for name, value in exchange.headers if name.lower() == self._header])
+        for element in reversed(given.rsplit(b",", HOPS_MAX)[-HOPS_MAX:]):
+            text = element.decode("latin-1").strip()
+            if self._header == b"forwarded":
+                found = _FOR.search(text)
+                text = "" if found is None else found[1].strip('"')
+            address = _address(text)
+            if address is None:
+                break
+            nearest = address
+            if not self._proxies.hold(nearest):
+                break
+        return nearest
+
+
+def _address(text: str) -> str | None:
+    """An IP address as proxies write it, maybe with a port; None for anything else."""
+    bare = _WITH_PORT.fullmatch(text)
+    try:
+        address = ipaddress.ip_address(text if bare is None else bare[1] or bare[2])
+    except ValueError:
+        return None
+    if isinstance(address, ipaddress.IPv6Address):
+        return None if address.scope_id else str(address.ipv4_mapped or address)
+    return str(address)

@@ -1,0 +1,73 @@
+"""What does a browser have to be told before a page of another site may use the API (CORS)?
+
+Before a call that a form could not have made, the browser asks (a *preflight*: `OPTIONS`, no key, no body); here is the
+answer, which costs no engine anything. After a call it shows the page the answer if that names the page's origin, and
+of its headers those that are listed. Cookies are never allowed, so a page has what its key gives it and no more.
+"""
+
+from __future__ import annotations
+
+import re
+
+from penstock.config.model import Settings
+from penstock.config.sections.clients import ANY_ORIGIN
+from penstock.gateway.openai.routes import route
+from penstock.http.server.exchange import Exchange, Header
+
+PREFLIGHT_KEPT_S = 600  # by the browser; a reload that takes an origin out is felt so late at most
+ASKED_BYTES_MAX = 4096  # of header names: more than any client library has
+#: Response headers of ours that a page may read.
+EXPOSED = (
+    *("x-request-id", "x-penstock-endpoint", "x-penstock-prefill", "x-penstock-band", "x-penstock-queue-ms"),
+    *("x-penstock-reason", "x-should-retry", "retry-after"),
+    *("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"),
+    *("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
+)
+_METHODS = b"GET, POST, DELETE"
+_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+(\s*,\s*[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
+
+
+class Cors:
+    """Answers browsers, by the settings."""
+
+    def follow(self, settings: Settings) -> None:
+        """Allow these settings' origins from now on."""
+        origins = settings.cors.origins
+        self.looks = bool(origins)
+        self._any = ANY_ORIGIN in origins
+        self._origins = frozenset(origin.encode() for origin in origins)
+
+    def allows(self, exchange: Exchange) -> bool:
+        """Whether the page that asks may use the path. Then every answer says so, whoever makes it."""
+        origin = exchange.header(b"origin")
+        if origin is None or not _is_callers(exchange.target_path):
+            return False
+        if not self._any and origin.lower() not in self._origins:
+            return False
+        allowed: list[Header] = [(b"access-control-allow-origin", b"*")]
+        if not self._any:
+            allowed = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+        exchange.added = (*allowed, (b"access-control-expose-headers", ", ".join(EXPOSED).encode()))
+        return True
+
+    @staticmethod
+    def is_preflight(exchange: Exchange) -> bool:
+        """Whether a browser only asks what it may."""
+        return exchange.method == "OPTIONS" and exchange.header(b"access-control-request-method") is not None
+
+    @staticmethod
+    def answer(exchange: Exchange) -> None:
+        """Say what a page may that is allowed."""
+        headers: list[Header] = [
+            (b"access-control-allow-methods", _METHODS),
+            (b"access-control-max-age", b"%d" % PREFLIGHT_KEPT_S),
+        ]
+        asked = exchange.header(b"access-control-request-headers")
+        if asked and len(asked) <= ASKED_BYTES_MAX and _NAMES.fullmatch(asked):
+            headers.append((b"access-control-allow-headers", asked))
+        exchange.respond(204, headers, b"")
+
+
+def _is_callers(path: str) -> bool:
+    """Whether a path is for callers; the others are for operators and probes, never for pages."""
+    return route(path) is not None or path.startswith("/v1/") or path == "/queue"
