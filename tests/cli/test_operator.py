@@ -61,6 +61,19 @@ async def test_a_gateway_that_is_not_there_is_an_error_in_one_line(capsys: pytes
     assert printed.err.startswith("penstock: cannot reach http://127.0.0.1:9: ")
 
 
+async def test_where_admin_has_an_address_of_its_own_commands_say_so(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await world.gateway(admin={"listen": "127.0.0.1:0"}, endpoints=[])
+    assert await run(world, "status") == 1
+    assert f"{world.url} has no /admin: where `admin.listen` gives it an address" in capsys.readouterr().err
+    assert world.gate.operators is not None
+    callers, world.port = world.port, world.gate.operators.port
+    assert await run(world, "pause") == 0, "the token is found by the port of /admin"
+    assert await run(world, "resume") == 0
+    world.port = callers
+
+
 async def test_what_an_endpoint_is_for_is_shown_where_it_has_a_role(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:

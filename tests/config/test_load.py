@@ -1219,6 +1219,15 @@ ONE: dict[str, object] = {"endpoints": [{"url": "http://a", "slots": 2}]}
         ({"retry": {"max_attempts": 1, "budget": 0.5}}, "retry.budget does nothing"),
         ({"retry": {"max_attempts": 5, "budget": 0}}, "retry.max_attempts does nothing"),
         ({"tracing": {"sample": 0.5}}, "tracing.sample does nothing"),
+        ({"client_address": {"header": "forwarded"}}, "client_address.header does nothing"),
+        (
+            {
+                "cors": {"origins": ["*"]},
+                "identity": {"require_key": True},
+                "tenants": [{"name": "a", "keys": ["sha256:" + "1" * 64]}],
+            },
+            "cors.origins: any web page may use",
+        ),
         ({"batch": {"keep": "2h"}}, "these do nothing: batch.keep"),
         ({"batch": {"data": "/tmp", "claim_timeout": "20s"}}, "batch.claim_timeout does nothing"),
     ],

@@ -1,7 +1,8 @@
 """Settings without effect: which of the written settings do nothing because of the others?
 
 Such a setting does no harm, and may be there for another day (queueing may be switched off for an hour). So each is
-only a warning of `penstock check` and at start. Contradictions are refused instead (`checks.py`, `routing.py`).
+only a warning of `penstock check` and at start. Contradictions are refused instead (`checks.py`, `routing.py`). Beside
+them stands what has more effect than one may think: a gateway that is open to every page.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.config.model import BandSection, Settings
+from penstock.config.sections.clients import ANY_ORIGIN
 from penstock.config.sections.section import Section
 from penstock.core.queueing.fairness.registry import POLICIES as FAIRNESS
 
@@ -21,7 +23,7 @@ _OF_WAITING_TENANTS = ("queued", "queued_bytes", "queued_tokens")
 
 
 def effect_warnings(settings: Settings) -> list[str]:
-    """Returns a sentence for each setting that does nothing; empty if all do something."""
+    """Returns a sentence for each setting that does nothing, or much; empty if there is none."""
     return [
         *_without_queue(settings),
         *_bands(settings),
@@ -113,6 +115,10 @@ def _rest(settings: Settings) -> Iterator[str]:
         yield "retry.max_attempts does nothing with `retry.budget: 0`"
     if settings.tracing.endpoint is None and "sample" in settings.tracing.model_fields_set:
         yield "tracing.sample does nothing without `tracing.endpoint`"
+    if ANY_ORIGIN in settings.cors.origins:
+        yield "cors.origins: any web page may use the gateway with a key, and whoever opens a page can read its key"
+    if not settings.client_address.proxies and "header" in settings.client_address.model_fields_set:
+        yield "client_address.header does nothing without `client_address.proxies`"
     if settings.identity.require_key and "anonymous" in settings.identity.model_fields_set:
         yield "identity.anonymous does nothing with `identity.require_key`"
     batch = settings.batch

@@ -187,7 +187,7 @@ class Listener:
             self._bad_told_s = now
             peer = address[0] if isinstance(address, tuple) else address
             logger.warning(
-                "closed %d connections of peers that `client_address.proxy_protocol` names, the last from %s: %s",
+                "connections closed of peers that `client_address.proxy_protocol` names: %d, the last from %s: %s",
                 *(self._bad, peer, why),
             )
             self._bad = 0
