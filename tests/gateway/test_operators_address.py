@@ -61,9 +61,15 @@ async def test_operators_paths_are_there_and_nowhere_else(world: World, workers:
         here = await world.ask("GET", path)
         nothing = await world.ask("GET", "/nothing")
         assert here.body == nothing.body, "it tells no more than a path that never was"
+        below = await world.ask("GET", f"/v1{path}")
+        assert (below.status, below.body) == (404, nothing.body), "nor is it hinted at"
         assert (await at_admin(world, path)).status != 404 or path == "/admin/nothing", path
     assert (await at_admin(world, "/admin/state")).json()["headline"]
     assert b"penstock_requests_total" in (await at_admin(world, "/metrics")).body
+    root = (await world.ask("GET", "/")).body
+    assert b"Penstock" in root
+    assert b"/admin" not in root
+    assert b"/metrics" not in root
     assert b"<title>" in (await at_admin(world, "/admin/")).body
 
 

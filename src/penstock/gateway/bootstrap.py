@@ -101,6 +101,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         refuse=app.refusals.refuse,
         request_id=app.refusals.request_id,
         queueing=lambda: queueing(reload.settings),
+        operators_here=settings.admin_address is None,
     )
     app.serve(own_paths)
     app.serve(routes, guarded=True)

@@ -32,8 +32,8 @@ _ROOT = b"""This is Penstock, a gateway in front of LLM inference engines.
 OpenAI's clients: the base URL is this address with /v1 behind it (POST /v1/chat/completions, GET /v1/models).
 Anthropic's clients: the base URL is this address, without /v1.
 What is served and what is missing: GET /ready. Where your requests stand in the queue: GET /queue.
-For operators: the page is at /admin/, metrics are at /metrics.
 """
+_ROOT_OPERATORS = b"For operators: the page is at /admin/, metrics are at /metrics.\n"
 BODY_BYTES_MAX = 4096  # of a question: nobody reads it, but some clients send `{}`
 
 
@@ -64,6 +64,7 @@ class OwnPaths:
         refuse: Refuse,
         request_id: Callable[[Exchange], bytes],
         queueing: Callable[[], Queueing],
+        operators_here: bool = True,
     ) -> None:
         self._driver = driver
         self._callers = callers
@@ -72,6 +73,7 @@ class OwnPaths:
         self._refuse = refuse
         self._request_id = request_id
         self._queueing = queueing
+        self._root_page = _ROOT + (_ROOT_OPERATORS if operators_here else b"")
         self._answers: dict[str, Callable[[Exchange], None]] = {
             "/": self._root,
             "/health": self._health,
@@ -106,7 +108,7 @@ class OwnPaths:
         self._answers.get(exchange.target_path, self._model)(exchange)
 
     def _root(self, exchange: Exchange) -> None:
-        self._answer(exchange, 200, b"text/plain; charset=utf-8", _ROOT)
+        self._answer(exchange, 200, b"text/plain; charset=utf-8", self._root_page)
 
     def _health(self, exchange: Exchange) -> None:
         self._json(exchange, 200, {"status": "ok"})

@@ -111,9 +111,6 @@ class App:
         if cors is not None and cors.looks and cors.allows(exchange) and cors.is_preflight(exchange):
             cors.answer(exchange)
             return None
-        if self._elsewhere is not None and self._elsewhere(exchange.target_path):
-            self.refusals.refuse(exchange, Reason.PATH_NOT_FOUND)
-            return None
         found = route(exchange.target_path)
         if found is None:
             part = self._part(exchange.target_path)
@@ -169,4 +166,6 @@ class App:
         return not self._targets or any(target.engine.bare_paths for target in self._targets.values())
 
     def _part(self, path: str) -> Part | None:
+        if self._elsewhere is not None and self._elsewhere(path):
+            return None
         return next((part for part in self._parts if part.owns(path)), None)
