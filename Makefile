@@ -37,8 +37,9 @@ BUILD_NEEDS = $$($(COMPILED)/python -c "import tomllib; it = tomllib.load(open('
 	print(*it['build-system']['requires'], *it['tool']['hatch']['build']['targets']['wheel']['hooks']['custom']['dependencies'])")
 compiled: requirements.lock
 	test -x $(COMPILED)/python || $(PYTHON) -m venv .venv-compiled
-	$(COMPILED)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(COMPILED)/pip install --quiet --disable-pip-version-check $(BUILD_NEEDS)
+	@$(COMPILED)/python -c "import hatch_build, sys; sys.exit(hatch_build.missing_compiler())"
+	$(COMPILED)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	rm -rf .venv-compiled/wheel
 	HATCH_BUILD_HOOKS_ENABLE=1 $(COMPILED)/python -m hatchling build --target wheel --directory .venv-compiled/wheel
 	$(COMPILED)/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall .venv-compiled/wheel/*.whl

@@ -1,4 +1,4 @@
-"""`penstock check FILE`: are these settings good, and with `--live`, are the engines there?"""
+"""`penstock check FILE`: would `serve` start with these settings here, and with `--live`, are the engines there?"""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from penstock.config.effect import effect_warnings
 from penstock.config.load import ConfigError, Problem, load, summary
 from penstock.config.model import Settings
 from penstock.config.sections.roles import role_warnings
+from penstock.gateway.fitness import start_problems
 
 EXIT_OK, EXIT_WRONG, EXIT_UNREADABLE = 0, 1, 2
 LIVE_TIMEOUT_S = 5.0  # for each answer
@@ -47,6 +48,8 @@ def run_check(args: argparse.Namespace) -> int:
     try:
         settings = load(file, os.environ)
         message, warnings = summary(settings), [*role_warnings(settings), *effect_warnings(settings)]
+        problems = tuple(start_problems(settings, os.environ))
+        code = EXIT_WRONG if problems else EXIT_OK
     except ConfigError as error:
         problems, code = error.problems, EXIT_UNREADABLE if error.unreadable else EXIT_WRONG
     live = live_problems(settings) if args.live and not problems else []

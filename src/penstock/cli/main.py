@@ -206,7 +206,10 @@ _COMMANDS = {
     ),
     "vllm-router": _Command("run the gateway by the flags of production-stack's router", lambda _: None),
     "check": _Command(
-        "check a settings file", _check, "Say whether `serve` would accept a settings file, and what is wrong."
+        "check a settings file",
+        _check,
+        "Say whether `serve` would start with a settings file on this machine, and what is wrong. Not looked at: "
+        "whether another program has the port, or another gateway the data folder of batches.",
     ),
     "schema": _Command(
         "print the settings' JSON Schema, for editors",

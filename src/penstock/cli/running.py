@@ -15,6 +15,7 @@ from penstock.config.load import ConfigError, Settings
 from penstock.config.sections.roles import role_warnings
 from penstock.gateway import bootstrap
 from penstock.gateway.event_loop import event_loop
+from penstock.gateway.fitness import cannot_listen
 from penstock.gateway.serve import Gateway, StartError
 
 
@@ -26,20 +27,19 @@ def serve(settings: Settings, read: Callable[[], Settings], log_level: str, *, f
     logs.use(settings.log.format)
 
     async def run() -> None:
-        try:
-            gateway = bootstrap.gateway(settings, read)
-        except ConfigError as error:  # what only shows where it runs
-            for problem in error.problems:
-                print(f"penstock: {problem.line()}", file=sys.stderr)
-            sys.exit(2)
+        gateway = bootstrap.gateway(settings, read)
         async with _following(gateway, follows):
             await gateway.run()
 
     try:
         with asyncio.Runner(loop_factory=event_loop) as runner:
             runner.run(run())
+    except ConfigError as error:  # what only shows where it runs
+        for problem in error.problems:
+            print(f"penstock: {problem.line()}", file=sys.stderr)
+        return 2
     except OSError as error:
-        print(f"penstock: cannot listen on {settings.listen}: {error.strerror or error}", file=sys.stderr)
+        print(f"penstock: {cannot_listen(settings, error)}", file=sys.stderr)
         return 1
     except StartError as error:
         print(f"penstock: {error}", file=sys.stderr)

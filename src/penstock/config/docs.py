@@ -35,7 +35,9 @@ Later wins:
 
 Mappings merge key by key; a list replaces the list before it as a whole. Unknown keys, keys given twice and
 values that contradict each other are refused at start, all at once, each with its path. What was written and can
-do nothing beside the rest is a warning. `penstock check FILE` says the same without starting.
+do nothing beside the rest is a warning. `penstock check FILE` says the same without starting. It says also what only
+shows on the machine where it runs: whether certificates, the address, the data folder and discovery can be used. It
+does not look whether another program has the port, or another gateway the folder.
 
 How values are written:
 

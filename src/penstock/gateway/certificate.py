@@ -35,6 +35,8 @@ def _context(settings: Settings) -> ssl.SSLContext | None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         _load(context, settings)
+    except _HasPasswordError:
+        raise ConfigError([Problem("tls.key", "has a password, which nobody is there to type")]) from None
     except (OSError, ssl.SSLError) as error:
         text = error.strerror or str(error)
         raise ConfigError([Problem("tls", f"the certificate or its key can't be used: {text}")]) from None
@@ -43,4 +45,12 @@ def _context(settings: Settings) -> ssl.SSLContext | None:
 
 def _load(context: ssl.SSLContext, settings: Settings) -> None:
     assert settings.tls.cert is not None
-    context.load_cert_chain(settings.tls.cert, settings.tls.key)
+    context.load_cert_chain(settings.tls.cert, settings.tls.key, password=_asked_for_password)
+
+
+class _HasPasswordError(Exception):
+    """The key is encrypted. Without this, the start would wait for somebody at the terminal."""
+
+
+def _asked_for_password() -> str:
+    raise _HasPasswordError

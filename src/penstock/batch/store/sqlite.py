@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import shutil
 import sqlite3
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +26,7 @@ LOCK = "batch.lock"
 CACHE_KIB = 4096
 FREE_BYTES_MIN = 64 << 20  # uploads leave this much of the disk, so that results of running items can still be written
 _BUSY_S = 5.0
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _BROKEN = (
     sqlite3.SQLITE_CORRUPT,
     sqlite3.SQLITE_NOTADB,
@@ -83,7 +86,7 @@ class _Sqlite(Database):
                 Path(path).touch(mode=0o600)  # it holds people's prompts; the log beside it gets the same mode
             self._connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            full = error.errno in _FULL
             raise (StorageFullError if full else StoreError)(f"{path}: {error.strerror}") from error
         except sqlite3.Error as error:
             raise self.translated(error) from error
@@ -129,13 +132,31 @@ class _Sqlite(Database):
         self._connection.close()
 
 
+def unusable(folder: Path) -> str | None:
+    """Returns why no store can be kept in that folder, in the words of one that is tried; None: nothing is in the way.
+
+    Makes nothing and locks nothing. A full disk and a damaged file are not told: a store that meets them says so later.
+    """
+    there = next(place for place in (folder, *folder.absolute().parents) if os.path.exists(place))  # noqa: PTH110
+    try:
+        if there == folder and not folder.is_dir():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        tempfile.TemporaryFile(dir=there).close()
+        if (lock := folder / LOCK).exists():
+            lock.open("ab").close()
+    except OSError as error:
+        return None if error.errno in _FULL else f"{folder} can't be used: {error.strerror}"
+    file = folder / FILE
+    return f"{file}: {os.strerror(errno.EACCES)}" if file.exists() and not os.access(file, os.W_OK) else None
+
+
 def _lock(folder: Path) -> IO[bytes]:
     """Lock the folder until the returned file is closed. Raises StoreError if another gateway has it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         held = (folder / LOCK).open("ab")
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        full = error.errno in _FULL
         raise (StorageFullError if full else StoreError)(f"{folder} can't be used: {error.strerror}") from None
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
