@@ -393,10 +393,15 @@ async def test_limits_of_a_tenant(world: World, tmp_path: Path) -> None:
     many = await api.create(file)
     assert (many.status, many.error()["code"]) == (429, "tenant_limit")
     assert many.header("retry-after") is not None
+    assert many.header("x-penstock-limit") == "batch.limits.items"
     assert (await api.upload(b"x" * 2900)).status == 200
     full = await api.upload(b"x")
     assert (full.status, full.error()["code"]) == (429, "tenant_limit")
     assert "2 files" in full.error()["message"]
+    assert (full.header("x-penstock-limit"), "(`batch.limits.files`)" in full.error()["message"]) == (
+        "batch.limits.files",
+        True,
+    )
     assert (await Batches(world, "b").upload(b"x")).status == 200
     assert (await api.call("DELETE", f"/v1/files/{file}")).json() == {"id": file, "object": "file", "deleted": True}
     assert (await api.upload(b"x")).status == 200

@@ -113,7 +113,8 @@ class Calls:
         elif isinstance(error, ApiError):
             self.refuse(exchange, error.reason, str(error), error.param)
         elif isinstance(error, QuotaError):
-            self.refuse(exchange, Reason.TENANT_LIMIT, str(error), retry_after_s=QUOTA_RETRY_S)
+            extra = [(b"x-penstock-limit", error.limit.encode())]
+            self.refuse(exchange, Reason.TENANT_LIMIT, str(error), retry_after_s=QUOTA_RETRY_S, extra=extra)
         elif isinstance(error, InUseError):
             self.refuse(exchange, Reason.BAD_REQUEST, "The file is in use by a batch that has not ended.", "file_id")
         elif isinstance(error, StorageFullError):

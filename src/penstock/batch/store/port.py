@@ -32,7 +32,11 @@ class StorageFullError(StoreError):
 
 
 class QuotaError(Exception):
-    """The tenant keeps as much as it may. The message is for the tenant."""
+    """The tenant keeps as much as it may. The message is for the tenant, `limit` the setting's name."""
+
+    def __init__(self, limit: str, message: str) -> None:
+        super().__init__(f"{message} (`{limit}`).")
+        self.limit = limit
 
 
 class InUseError(Exception):

@@ -111,11 +111,10 @@ class SqlStore:
             row = self.database.row("open_usage_of", tenant=batch.tenant)
             count, items = row if row is not None else (0, 0)
             if count >= quota.batches:
-                raise QuotaError(f"{count} batches are open already; {quota.batches} may be.")
+                raise QuotaError("batch.limits.batches", f"{count} batches are open already; {quota.batches} may be")
             if items + batch.total > quota.items:
-                raise QuotaError(
-                    f"Open batches have {items} requests, this one has {batch.total}; together {quota.items} may be."
-                )
+                message = f"open batches have {items} requests, this one {batch.total}; together {quota.items} may be"
+                raise QuotaError("batch.limits.items", message)
             self.database.run("add_batch", **msgspec.structs.asdict(batch))
 
     def batch(self, batch: str) -> Batch | None:
@@ -337,9 +336,10 @@ class SqlStore:
         row = self.database.row("usage_of", tenant=tenant)
         count, held = (0, 0) if row is None else (int(row[0]), int(row[1]))
         if count + files > quota.files:
-            raise QuotaError(f"{count} files are kept already; {quota.files} may be.")
+            raise QuotaError("batch.limits.files", f"{count} files are kept already; {quota.files} may be")
         if held + size > quota.bytes:
-            raise QuotaError(f"{held} bytes are kept and {size} would come on top; {quota.bytes} may be.")
+            message = f"{held} bytes are kept and {size} would come on top; {quota.bytes} may be"
+            raise QuotaError("batch.limits.bytes", message)
 
 
 class _Sum:
