@@ -56,6 +56,7 @@ async def test_a_request_is_one_line_when_it_is_over(world: World, log: io.Strin
         "path": "/v1/chat/completions",
         "status": 200,
         "model": "sim",
+        "instead_of": None,
         "tenant": "team",
         "band": "standard",
         "endpoint": engine.url[7:],
