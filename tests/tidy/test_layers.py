@@ -13,12 +13,13 @@ from penstock.core.scheduling.expiry import TimeFacts
 from penstock.core.scheduling.operators import OperatorFacts
 from penstock.core.scheduling.questions import Questions
 from penstock.core.scheduling.requests import RequestFacts
+from penstock.core.scheduling.takeover import TakeoverFacts
 from tests.tidy.test_imports import imports
 
 CORE = Path(__file__).parents[2] / "src/penstock/core"
 ROOM = CORE / "scheduling"
 TRANSITIONS = ("ends", "sending", "waiting", "judging", "returning")
-FACTS = ("requests", "endpoints", "operators", "expiry", "questions")
+FACTS = ("requests", "endpoints", "operators", "takeover", "expiry", "questions")
 LAYERS = ("inspection", "state", *TRANSITIONS, "reconfigure", FACTS)  # from the lowest up; facts don't know each other
 LINES_MAX = 350
 
@@ -63,6 +64,7 @@ def test_the_facade_lists_every_fact_and_every_answer_and_decides_nothing() -> N
         "requests": RequestFacts,
         "endpoints": EndpointFacts,
         "operators": OperatorFacts,
+        "takeover": TakeoverFacts,
         "timing": TimeFacts,
         "questions": Questions,
     }

@@ -28,13 +28,14 @@ from penstock.core.scheduling.requests import RequestFacts
 from penstock.core.scheduling.returning import AVOID_S, REFUSED_AVOID_S, REFUSED_AVOID_S_MAX
 from penstock.core.scheduling.sending import BAND_RANKS
 from penstock.core.scheduling.state import SchedulerState
+from penstock.core.scheduling.takeover import TakeoverFacts
 from penstock.core.values.settings import SchedulerSettings
 
 __all__ = ["AVOID_S", "BAND_RANKS", "FACTS", "REFUSED_AVOID_S", "REFUSED_AVOID_S_MAX", "Scheduler", "SchedulerSettings"]
 
 FACTS = [
     name
-    for kind in (RequestFacts, EndpointFacts, OperatorFacts, TimeFacts)
+    for kind in (RequestFacts, EndpointFacts, OperatorFacts, TakeoverFacts, TimeFacts)
     for name in vars(kind)
     if not name.startswith("_")
 ]
@@ -83,6 +84,15 @@ class Scheduler:
         self.all_evicted = operators.all_evicted
         self.tenants_limited = operators.tenants_limited
         self.reconfigured = operators.reconfigured
+        self.apportioned = operators.apportioned
+
+        takeover = TakeoverFacts(state)
+        self.halted = takeover.halted
+        self.begun = takeover.begun
+        self.adopted = takeover.adopted
+        self.forgotten = takeover.forgotten
+        self.credited = takeover.credited
+        self.remembered = takeover.remembered
 
         timing = TimeFacts(state)
         self.expire = timing.expire

@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.core.values.actions import Action
 from penstock.core.values.located import Source
-from penstock.core.values.request import Request, Usage
+from penstock.core.values.request import Request, Service, Underway, Usage
 from penstock.core.values.retry import Failure
 from penstock.core.values.rows import Allowance
 
@@ -50,6 +50,54 @@ class NotTaken(_Message, frozen=True):
     """The decider's only word to an edge that it does not take."""
 
     why: str
+
+
+# --- announcements: up, after the welcome and before any fact ------------------------------------------------------
+
+
+class Announcing(_Message, frozen=True):
+    """An edge says all that it holds, from here to `Announced`."""
+
+    bands: list[str]  #: by their names, highest first: ranks in its requests mean these
+
+
+class Waits(_Message, frozen=True):
+    """A request waits here. Its deadline is how long it has left."""
+
+    number: int
+    request: Request
+    came_s: float  #: ago
+    waited_s: float  #: in queues, all visits together
+
+
+class Runs(_Message, frozen=True):
+    """A lease goes on here, whoever granted it. Its number stays what it is to this edge."""
+
+    number: int
+    request: Request
+    came_s: float
+    waited_s: float
+    underway: Underway
+
+
+class Served(_Message, frozen=True):
+    """What flows got here in the last minute."""
+
+    services: list[Service]
+
+
+class Homes(_Message, frozen=True):
+    """Where requests went lately, the oldest first."""
+
+    sessions: list[tuple[str, str, str]]  #: model, session, endpoint
+    prefixes: list[tuple[str, tuple[int, ...]]]  #: endpoint, keys
+
+
+class Announced(_Message, frozen=True):
+    """That is all, and facts follow."""
+
+    edges: list[str]  #: as `Members` said last: whom to wait for
+    gateways: int
 
 
 # --- facts: up ----------------------------------------------------------------------------------------------------
@@ -197,6 +245,13 @@ class Told(_Message, frozen=True):
     action: Action
 
 
+class Members(_Message, frozen=True):
+    """Who is there, whenever that changes: whoever decides next waits for them, and alone is one part of them."""
+
+    edges: list[str]
+    gateways: int
+
+
 class Allowed(_Message, frozen=True):
     """What a tenant with rates has left; comes before the action that makes its headers wanted."""
 
@@ -264,11 +319,24 @@ class Stop(_Message, frozen=True):
 
 LeaseFact = FirstToken | PassedOn | Progressed | PromptComputed | Finished | Failed
 RequestFact = Cancelled | FoundBlocks | FoundCached
+Announcement = Announcing | Waits | Runs | Served | Homes | Announced
 #: What the scheduler is told, or asked.
 Fact = Arrived | LeaseFact | RequestFact | Moved | WherePlaced
 #: What the edge tells those beside the scheduler.
 Aside = Following | Unreachable | Disowned | LoadHeader | AnswerMade | Counted | EdgeStanding
-Up = Hello | Fact | Aside
+Up = Hello | Announcement | Fact | Aside
 Down = (
-    Welcome | NotTaken | Told | Allowed | Endpoints | Loads | Places | AnswerMade | NewSettings | Heard | Drain | Stop
+    Welcome
+    | NotTaken
+    | Told
+    | Members
+    | Allowed
+    | Endpoints
+    | Loads
+    | Places
+    | AnswerMade
+    | NewSettings
+    | Heard
+    | Drain
+    | Stop
 )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.core.endpoints.endpoint import Endpoint, least_loaded
-from penstock.core.endpoints.lease import Lease
+from penstock.core.endpoints.lease import NO_EPOCH, Lease
 from penstock.core.endpoints.pool import Pool
 from penstock.core.queueing.entry import Entry
 from penstock.core.values.request import Usage
@@ -33,10 +33,17 @@ class PendingDecodes:
         """
         assert entry.seq not in self.leases
         chosen = least_loaded(partners, now)
+        lease = self._half(entry, chosen.name, chosen, serial, now)
+        chosen.ledger.reserve(lease)
+        self._pool.took_turn(chosen, partners, serial)
+        self.leases[entry.seq] = lease
+        return lease
+
+    def _half(self, entry: Entry, name: str, endpoint: Endpoint | None, serial: int, now: float) -> Lease:
         lease = Lease(
             serial,
-            endpoint=chosen.name,
-            epoch=chosen.ledger.epoch,
+            endpoint=name,
+            epoch=NO_EPOCH if endpoint is None else endpoint.ledger.epoch,
             request_id=entry.request.id,
             now=now,
             prompt_tokens=1,  # the last one is computed there, whatever came over
@@ -44,10 +51,14 @@ class PendingDecodes:
             streamed=entry.request.streamed,
         )
         lease.transfers(entry.estimate.prompt_tokens - 1)
-        chosen.ledger.reserve(lease)
-        self._pool.took_turn(chosen, partners, serial)
-        self.leases[entry.seq] = lease
         return lease
+
+    def take_on(self, entry: Entry, endpoint: str, serial: int, now: float) -> None:
+        """Take the decode half that another scheduler chose, also beyond the slots."""
+        there = self._pool.get(endpoint)
+        self.leases[entry.seq] = self._half(entry, endpoint, there, serial, now)
+        if there is not None:
+            there.ledger.reserve(self.leases[entry.seq])
 
     def drop(self, entry: Entry, now: float) -> Endpoint | None:
         """Give it back. The endpoint that has room again; None where nothing was pending, or it is gone."""

@@ -1,7 +1,8 @@
 """What have operators stopped: of what is paused nothing is sent, of what is drained nothing new is let in.
 
 Each for one model or for all. Who waits keeps its place and its time limits meanwhile. That an endpoint is drained is
-the endpoint's own matter (`Endpoint.drained`).
+the endpoint's own matter (`Endpoint.drained`). One stop is no operator's: a scheduler that does not lead is *halted*,
+and sends nothing until it does.
 """
 
 from __future__ import annotations
@@ -16,15 +17,22 @@ class TooManyStoppedError(ValueError):
 class OperatorPauses:
     """Models that are stopped; None stands for all."""
 
-    __slots__ = ("drained", "paused")
+    __slots__ = ("_stops", "drained", "halted", "paused")
 
     def __init__(self) -> None:
         self.paused: dict[str | None, None] = {}
         self.drained: dict[str | None, None] = {}
+        self.halted = False  #: nothing is sent at all, because another scheduler may decide
+        self._stops = False  # anything is paused, or all is halted
 
     def sends(self, model: str) -> bool:
         """True if requests for the model may be sent."""
-        return not self.paused or (model not in self.paused and None not in self.paused)
+        return not self._stops or not (self.halted or model in self.paused or None in self.paused)
+
+    def halt(self, *, halted: bool) -> None:
+        """Send nothing of any model from now on; or again."""
+        self.halted = halted
+        self._stops = halted or bool(self.paused)
 
     def admits(self, model: str) -> bool:
         """True if new requests for the model are let in."""
@@ -33,6 +41,7 @@ class OperatorPauses:
     def pause(self, model: str | None) -> None:
         """Send nothing for `model` from now on; None: for any."""
         _add(self.paused, model)
+        self._stops = True
 
     def drain(self, model: str | None) -> None:
         """Let in nothing new for `model` from now on; None: for any."""
@@ -44,6 +53,7 @@ class OperatorPauses:
             if model is None:
                 stopped.clear()
             stopped.pop(model, None)
+        self._stops = self.halted or bool(self.paused)
 
 
 def _add(stopped: dict[str | None, None], model: str | None) -> None:

@@ -17,7 +17,7 @@ from penstock.core.endpoints.movement import Movement, stands_still
 from penstock.core.endpoints.proof import Proof
 from penstock.core.endpoints.roles import bootstrap_port_of, role_of
 from penstock.core.values.observation import Observation
-from penstock.core.values.settings import AdmissionSettings, EndpointLimits, EndpointSpec, HealthSettings
+from penstock.core.values.settings import AdmissionSettings, EndpointLimits, EndpointSpec, HealthSettings, part
 
 ARRIVALS_MAX = 2.0  # requests expected to come during one engine step; more is not told apart from a queue
 FOREIGN_READINGS = 4  # in which others' requests have to be seen: one may just show ends that we have yet to hear of
@@ -63,6 +63,8 @@ class Endpoint:
         self.drained = False  # by an operator: nothing new goes there
         self._told_slots: int | None = None  # by the engine
         self._slots_by_hand = not spec.adaptive_slots
+        self._gateways = 1  # that decide, each with its part of the slots
+        self._whole: tuple[int, AdaptiveSlots | None] | None = None  # then: what is set aside for later
         self._begins_slowly = spec.adaptive_slots  # nobody ever said how many it runs
         self.dispatches_total = 0
         self.turn = 0.0  # among equals the least is next: it moves on with each request that is sent there
@@ -137,11 +139,27 @@ class Endpoint:
             self._choose_slots(slots)
 
     def _choose_slots(self, slots: int | None) -> None:
+        gateways = self._gateways
+        self.apportion(1)
         self._begins_slowly = False
         if slots is None:
             self.adaptive = self.adaptive or AdaptiveSlots(self.slots)
         else:
             self.adaptive, self.slots = None, slots
+        self.apportion(gateways)
+
+    def apportion(self, gateways: int) -> None:
+        """Use one gateway's part of the slots, because so many decide each for itself; 1: all slots.
+
+        Meanwhile nothing is learned of its size: what runs there is mostly others'.
+        """
+        if self._whole is not None:
+            self.slots, self.adaptive = self._whole
+            self._whole = None
+        self._gateways = gateways
+        if gateways > 1:
+            self._whole = self.slots, self.adaptive
+            self.slots, self.adaptive = part(self.slots, gateways), None
 
     def near_limit(self, now: float) -> bool:
         """True if a newer reading may open or close the endpoint: by some measure of admission it is not idle."""

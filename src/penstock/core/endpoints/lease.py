@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from penstock.core.values.request import Key
 
 
+NO_EPOCH = -1  # of an endpoint that is not known, so that the lease counts at none
+
+
 class Lease:
     """One slot in use."""
 

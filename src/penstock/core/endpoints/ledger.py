@@ -99,6 +99,35 @@ class Ledger:
         self.reserved += 1
         self._count_pending(lease, 1)
 
+    def take_on(self, lease: Lease, now: float, *, begun: int | None) -> None:
+        """Count a lease that another scheduler granted and that goes on.
+
+        `begun`: the tokens that its stream has by now; None: nothing shows that its prompt is computed.
+        """
+        assert lease.serial not in self.leases
+        lease.epoch = self.epoch
+        lease.streamed = lease.streamed and self.at_work.streams
+        last = next(reversed(self.leases.values()), None)
+        self.leases[lease.serial] = lease
+        self.streams += lease.streamed
+        self.at_work.sent(lease, len(self.leases) - self.pending)
+        if begun is not None:
+            lease.first_token_s, lease.seen = now, True
+            self.pace.begun(lease, now)
+            lease.progress_tokens = max(begun, 1)
+            self.at_work.begun(lease, now, tells=False)
+        else:
+            self.reserved += 1
+            self.unseen[lease.serial] = lease
+            self.prefill.add(lease)
+        if last is not None and last.dispatched_s > lease.dispatched_s:
+            self.leases, self.unseen = _in_dispatch_order(self.leases), _in_dispatch_order(self.unseen)
+            self.prefill.leases = _in_dispatch_order(self.prefill.leases)
+        self._foreign = max(0.0, self._foreign - 1.0)  # as which it was counted until now
+        self._load_until_s = -math.inf
+        if self.base is None or lease.dispatched_s >= self.base.asked_s:
+            self._note(now, 1, lease.tokens)
+
     def begin(self, lease: Lease, now: float) -> None:
         """Send the request of a reserved lease now, as if it had just come."""
         self._give_up_pending(lease)
@@ -457,6 +486,10 @@ class Ledger:
             return base.kv_usage
         usage = base.kv_usage + (self._net.tokens + self.pending_tokens) / base.kv_capacity_tokens
         return usage if usage > 0.0 else 0.0
+
+
+def _in_dispatch_order(leases: dict[int, Lease]) -> dict[int, Lease]:
+    return dict(sorted(leases.items(), key=lambda item: item[1].dispatched_s))
 
 
 def restarted_between(before: Observation, after: Observation) -> bool:

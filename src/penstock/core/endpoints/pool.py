@@ -29,6 +29,7 @@ class Pool:
         self._stale_after_s = stale_after_s
         self._endpoints: dict[str, Endpoint] = {}
         self._added = 0
+        self._gateways = 1  # that decide, each for itself
         self._next_epoch = 0  # no lease of a removed endpoint has it, so none counts for a later one of that name
         self._gone: BoundedMap[str, float] = BoundedMap(GONE_MAX)  # models without endpoints, and until when known
         self._slots: dict[str, int] = {}  # per model, until something changes
@@ -63,6 +64,7 @@ class Pool:
             stale_after_s=self._stale_after_s,
         )
         self._added += 1
+        endpoint.apportion(self._gateways)
         self._endpoints[spec.name] = endpoint
         self.changed()
         return endpoint
@@ -182,6 +184,13 @@ class Pool:
                 e.in_service and e.serves(model) and self.roles.computes(e, model, whole=False) for e in self
             )
         return count
+
+    def apportion(self, gateways: int) -> None:
+        """Use one gateway's part of all slots, of these endpoints and those to come; 1: all of them."""
+        self._gateways = gateways
+        for endpoint in self:
+            endpoint.apportion(gateways)
+        self.changed()
 
     def reconfigured(self, health: HealthSettings, *, stale_after_s: float) -> None:
         """Use other rules for health and readings from now on. Verdicts that were passed stand."""

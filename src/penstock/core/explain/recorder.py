@@ -194,6 +194,39 @@ class Recorder:
         trail.counted = entry.charge.cost or entry.charge.work
         shares.add(meter, trail.counted, now)
 
+    def took_over(self, entry: Entry, endpoint: str, came_s: float, sent_s: float, now: float) -> None:
+        """Note that a request runs that another scheduler sent to `endpoint`."""
+        trail, shares = self._trails[entry.seq], self._shares
+        trail.arrived_s = came_s
+        trail.meter, trail.model = meter, model = shares.meter(entry), shares.model(entry.model)
+        trail.sent = Dispatched(
+            trail.serial,
+            sent_s,
+            endpoint,
+            open_endpoints=0,
+            candidates=[],
+            scored_by=None,
+            service=0.0,
+            virtual=0.0,
+            followed=None,
+        )
+        meter.running += 1
+        model.running += 1
+        trail.counted = entry.charge.cost or entry.charge.work
+        shares.add(meter, trail.counted, now)
+
+    def came(self, entry: Entry, came_s: float) -> None:
+        """Note when a request came that waited elsewhere before."""
+        self._trails[entry.seq].arrived_s = came_s
+
+    def forgotten(self, entry: Entry, now: float) -> None:
+        """Forget a request that is decided about elsewhere, as if it had never come."""
+        trail = self._trails.pop(entry.seq)
+        if trail.stay is not None:
+            self._leave(entry, trail, now)
+        if trail.meter is not None and trail.sent is not None:
+            self._shares.correct(trail.meter, -trail.counted, trail.sent.at_s)
+
     def first_byte(self, entry: Entry, now: float) -> None:
         """Note when the first byte of the answer to `entry` came."""
         trail = self._trails[entry.seq]

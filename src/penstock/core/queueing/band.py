@@ -91,6 +91,10 @@ class Band:
             self.push(entry)
         self.entries = dict(sorted(self.entries.items(), key=lambda item: (item[1].queue.since_s, item[0])))
 
+    def by_age(self) -> None:
+        """Put the entries in the order in which they began to wait, wherever that was."""
+        self.entries = dict(sorted(self.entries.items(), key=lambda item: (item[1].queue.waits_since_s, item[0])))
+
     def push(self, entry: Entry) -> None:
         """Let an entry wait. `Queues.push` counts it for all bands."""
         self.entries[entry.seq] = entry

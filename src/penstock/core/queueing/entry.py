@@ -89,6 +89,10 @@ class QueueRecord:
         """Note that the request waits from now on."""
         self.since_s = now
 
+    def waited_before(self, waited_s: float) -> None:
+        """Note what it waited in earlier visits, which another scheduler counted."""
+        self.waited_s = waited_s
+
     def left(self, now: float) -> None:
         """Add the visit that ends now to `waited_s`."""
         self.waited_s += now - self.since_s

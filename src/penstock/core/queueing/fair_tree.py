@@ -329,6 +329,21 @@ class QueueTree:
                     parent.active_weight += weight - child.weight
                 child.weight = weight
 
+    def level(self, costs: Mapping[Node, float]) -> None:
+        """Let flows and groups that wait stand as close together as fairness would have kept them.
+
+        Their tags are what others counted recently. In a tree that had counted them itself, whoever waits is behind
+        by no more than a request: who was idle would have been lifted. `costs`: the largest request that waits below
+        each. Virtual time is where the hindmost stands, or where nobody waits, the foremost.
+        """
+        for node in _all_below(self.root):
+            waiting = [child for child in node.children.values() if child.waiting]
+            first = max([child.tag for child in waiting], default=0.0)
+            for child in waiting:
+                child.tag = max(child.tag, first - costs[child] / child.weight)
+            tags = [child.tag for child in waiting] or [max([child.tag for child in node.children.values()], default=0)]
+            node.virtual = max(node.virtual, min(tags))
+
     def cap(self, node: Node) -> None:
         """Pass over `node` until `uncap`."""
         node.capped = True

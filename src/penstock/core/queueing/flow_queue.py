@@ -1,6 +1,6 @@
 """One leaf of the queue tree: the requests of one flow for one model, in the order its ordering asks for.
 
-The key of an entry is fixed when it enters, so one heap serves every ordering: arrival number for `fcfs`, deadline
+The key of an entry is fixed when it enters, so one heap serves every ordering: time of arrival for `fcfs`, deadline
 for `deadline`, aged cost for `shortest_first`. Ties go to the earlier arrival. A request that comes back after a
 refusal keeps its arrival number and so its place. Removal marks an entry dead and leaves the heap to drop it later:
 O(log n) amortised, and the heap is never more than half dead.

@@ -147,6 +147,32 @@ class Quotas:
             for bucket in account.token_buckets:
                 bucket.take(used - reserved, now)
 
+    # --- what another scheduler let in ----------------------------------------------------------------------
+
+    def reserve(self, tenant: str, *, tokens: int, now: float) -> None:
+        """Charge the estimated `tokens` of a request that was let in elsewhere, whatever is left."""
+        account = self._accounts.get(tenant)
+        for bucket in () if account is None else account.token_buckets:
+            bucket.take(tokens, now)
+
+    def spent(self, tenant: str, *, requests: float, tokens: float, now: float) -> None:
+        """Charge what was used elsewhere within the last minute."""
+        account = self._accounts.get(tenant)
+        if account is not None and account.requests is not None:
+            account.requests.take(requests, now)
+        for bucket in () if account is None else account.token_buckets:
+            bucket.take(tokens, now)
+
+    def goes_on(self, tenant: str) -> bool:
+        """Count a request that was sent elsewhere, also beyond the limit. Returns True if the tenant's flows are to be
+        capped.
+        """
+        account = self._accounts.get(tenant)
+        if account is None:
+            return False
+        account.running += 1
+        return self.at_limit(tenant)
+
     # --- other limits ---------------------------------------------------------------------------------------
 
     def reconfigured(self, limits: Mapping[str, Limits], entries: Iterable[Entry], now: float) -> None:

@@ -109,6 +109,25 @@ class Router:
             return Choice(endpoints[0])
         return self._policy.choose(endpoints, self._context(entry, located, sought, now))
 
+    def took_over(self, entry: Entry, endpoint: Endpoint) -> None:
+        """Note where a request runs that another scheduler sent: what is known of it there."""
+        request, policy = entry.request, self._policy
+        if policy.uses_prefix and request.prefix:
+            self.sent_before(request.prefix, endpoint)
+        if request.session is not None and policy.uses_session:
+            self._sessions.moved(request.model, request.session, endpoint.name)
+
+    def sent_before(self, prefix: Sequence[Key], endpoint: Endpoint) -> None:
+        """Note that a prompt with this `prefix` was sent to an endpoint by another scheduler."""
+        if self._policy.weighs_load:
+            self._last_sent.sent(prefix, endpoint.index)
+        self._history.store(endpoint.index, prefix)
+
+    def lived(self, model: str, session: str, endpoint: str) -> None:
+        """Note where a session lives, as another scheduler chose; what is known here is newer."""
+        if self._sessions.get(model, session) is None:
+            self._sessions.moved(model, session, endpoint)
+
     def preferred(self, entry: Entry, now: float) -> Sequence[Endpoint]:
         """Returns the endpoints that a request may wait for, of those alive. Changes nothing."""
         located = self._located(entry, now) if self._policy.uses_prefix else NOWHERE

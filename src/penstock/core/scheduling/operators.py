@@ -15,7 +15,7 @@ from penstock.core.scheduling.state import SchedulerState, account_of, by_arriva
 from penstock.core.values.actions import Abort, Action
 from penstock.core.values.lifecycle import State
 from penstock.core.values.outcome import Reason
-from penstock.core.values.settings import Limits, SchedulerSettings
+from penstock.core.values.settings import Limits, SchedulerSettings, part_of, parts_of
 
 
 class OperatorFacts:
@@ -61,6 +61,8 @@ class OperatorFacts:
     def tenants_limited(self, limits: Mapping[str, Limits], *, now: float) -> list[Action]:
         """Hold tenants to `limits` from now on, all of them, also for what is here. `running=0` pauses a tenant."""
         state = self._state
+        state.whole = replace(state.whole, tenants=limits)
+        limits = parts_of(limits, state.gateways)
         state.settings = replace(state.settings, tenants=limits)
         state.quotas.reconfigured(limits, state.entries.values(), now)
         state.capped.uncap_all()
@@ -96,6 +98,7 @@ class OperatorFacts:
         state = self._state
         if keys := needing_restart(state.settings, settings):
             raise NeedsRestartError(keys)
+        state.whole, settings = settings, part_of(settings, state.gateways)
         before, state.settings = state.settings, settings
         state.router.reconfigured(settings.routing, settings.router)
         _rearrange(state, before)
@@ -116,6 +119,16 @@ class OperatorFacts:
         for endpoint in state.pool:
             state.queues.touch(endpoint)
         return sending.pumped(state, now)
+
+    def apportioned(self, gateways: int, *, now: float) -> list[Action]:
+        """Decide with one gateway's part of all slots, bounds and limits, because so many decide each for itself.
+
+        1: with all of them again. Settings are told as for one, and parted here.
+        """
+        state = self._state
+        state.gateways = gateways
+        state.pool.apportion(gateways)
+        return self.reconfigured(state.whole, now=now)
 
 
 def _waiting(state: SchedulerState) -> list[Entry]:

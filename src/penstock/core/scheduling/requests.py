@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 
 from penstock.core.dispatch.disaggregation import whole_usage
@@ -40,7 +39,7 @@ class RequestFacts:
         refusal = _unservable(state, request, now) if admits else Reason.DRAINING
         if refusal is not None:
             return [ends.refuse(state, entry, refusal, now)]
-        _appraise(state, entry, now)
+        waiting.appraise(state, entry, now, came_s=now)
         if request.prompt_tokens_max is not None and entry.estimate.prompt_tokens > request.prompt_tokens_max:
             return [ends.refuse(state, entry, Reason.CONTEXT_LENGTH_EXCEEDED, now)]
         limit = state.quotas.admit(entry.account, tokens=entry.estimated_tokens, now=now)
@@ -284,27 +283,6 @@ def _unservable(state: SchedulerState, request: Request, now: float) -> Reason |
     if endpoint.claims(request.model):
         return None
     return Reason.NO_ENDPOINT if endpoint.models is None else Reason.MODEL_NOT_FOUND
-
-
-def _appraise(state: SchedulerState, entry: Entry, now: float) -> None:
-    """Estimate what it will cost, and find its flow and its place in there."""
-    request = entry.request
-    estimate = state.estimator.estimate(request.tenant, request.model, contents_of(request), request.output_tokens_max)
-    whole = True
-    if state.pool.roles.any:
-        short = estimate.prompt_tokens < state.settings.divided_tokens_min
-        whole = not request.divisible or request.pinned is not None or short
-    entry.expect(estimate, whole=whole)
-    state.router.look(entry, now)
-    state.affinity.arrived(entry, now)
-    entry.charge.expect(entry.route.uncached_tokens + WORK_PER_OUTPUT_TOKEN * estimate.output_tokens)
-    band = state.queues.bands[request.band]
-    own_s = math.inf if request.deadline_s is None else request.deadline_s
-    band_s = band.settings.deadline_s
-    entry.queue.meet(own_s if band_s is None else min(own_s, now + band_s))
-    entry.queue.ordered((request.priority, state.order_keys[request.band](entry, now)))
-    entry.queue.allow(state.wait_s_max(band))
-    state.place(entry, band)
 
 
 def _send_or_refuse(state: SchedulerState, entry: Entry, now: float, actions: list[Action]) -> None:

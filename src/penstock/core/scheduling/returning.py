@@ -51,7 +51,7 @@ def requeue(
         elsewhere = [e for e in sending.usable(state, entry, now) if not entry.excludes(e.name, now)]
         if state.quotas.at_limit(entry.account):
             elsewhere = []
-    if not state.settings.queue_enabled and not over and not elsewhere:
+    if not state.settings.queue_enabled and not over and not elsewhere and not state.pauses.halted:
         assert failure is not None, "what can't wait is taken back only where it can go elsewhere"
         ends.fail(state, entry, failure, now, actions)  # it can't wait, so this was its last answer
         return

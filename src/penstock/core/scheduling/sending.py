@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from penstock.core.endpoints.endpoint import Endpoint
-from penstock.core.endpoints.lease import Lease
+from penstock.core.endpoints.lease import NO_EPOCH, Lease
 from penstock.core.endpoints.movement import CHECK_S
 from penstock.core.endpoints.roles import Role
 from penstock.core.queueing import codel
@@ -19,6 +19,7 @@ from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Action, Dispatch
 from penstock.core.values.lifecycle import Event
 from penstock.core.values.outcome import Reason
+from penstock.core.values.request import Underway
 
 BAND_RANKS = 1024  # engine priorities per band: pending requests of one tenant count up to that
 
@@ -178,6 +179,52 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
     if state.watcher is not None:
         state.watcher.sent(entry, made)
     return made
+
+
+def take_on(state: SchedulerState, entry: Entry, underway: Underway, now: float) -> None:
+    """Book a lease that another scheduler granted and that goes on, as `dispatch` would have, also beyond the slots."""
+    request, tree = entry.request, state.tree_of(entry)
+    endpoint = state.pool.get(underway.endpoint)
+    if endpoint is not None:
+        state.router.took_over(entry, endpoint)
+    state.charges.appraised(entry)
+    entry.move(Event.DISPATCHED)
+    sent_s = now - underway.running_s
+    lease = Lease(
+        underway.lease,
+        endpoint=underway.endpoint,
+        epoch=NO_EPOCH if endpoint is None else endpoint.ledger.epoch,
+        request_id=request.id,
+        now=sent_s,
+        prompt_tokens=1 if underway.handed_over else entry.route.uncached_tokens,
+        output_tokens=entry.estimate.output_tokens,
+        streamed=request.streamed,
+    )
+    tree.lent(entry.node_of())
+    state.charges.dispatched(tree, entry)
+    if state.quotas.goes_on(entry.account):
+        state.capped.cap(entry)
+    if underway.handed_over:
+        lease.transfers(entry.estimate.prompt_tokens - 1)
+    if underway.decode is not None:
+        assert underway.decode_lease is not None
+        lease.prefills()
+        state.pending.take_on(entry, underway.decode, underway.decode_lease, now)
+    entry.sent(lease)
+    state.leases[lease.serial] = entry
+    streams = underway.begun and request.streamed
+    if streams:
+        entry.move(Event.FIRST_TOKEN)
+    elif underway.begun:
+        lease.reached_client()
+    if endpoint is not None:
+        endpoint.ledger.take_on(lease, now, begun=underway.output_tokens if streams else None)
+        state.queues.touch(endpoint)
+        if state.look_s == math.inf and endpoint.movement.warm and len(state.pool) > 1:
+            state.look_s = now + CHECK_S
+    if streams:
+        entry.charge.seen(max(1, underway.output_tokens))
+        state.charges.progressed(tree, entry)
 
 
 def leave_queue(state: SchedulerState, entry: Entry, band: Band, chosen: Endpoint, now: float) -> None:

@@ -62,7 +62,9 @@ class SchedulerState:
     """What a scheduler is made of and holds; facts and transitions change it."""
 
     def __init__(self, settings: SchedulerSettings, draw: Callable[[], float]) -> None:
-        self.settings = settings
+        self.settings = settings  #: in force
+        self.whole = settings  #: as told: what is in force is a part of them where each gateway decides for itself
+        self.gateways = 1  #: that decide so
         self.draw = draw
         self.queues = Queues(settings.bands, settings.bounds)
         self.pool = Pool(settings.health, stale_after_s=settings.stale_after_s)

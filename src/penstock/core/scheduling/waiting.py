@@ -1,4 +1,7 @@
-"""Waiting: who may wait, for how long, and what time does to those who do. Draining is time that ends for all."""
+"""Waiting: what a newcomer will take, who may wait, for how long, and what time does to those who do.
+
+Draining is time that ends for all.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,34 @@ import math
 from penstock.core.queueing import codel
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.estimate import contents_of
 from penstock.core.scheduling import ends
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Action
 from penstock.core.values.lifecycle import Event
 from penstock.core.values.outcome import Reason
+from penstock.core.values.request import WORK_PER_OUTPUT_TOKEN
+
+
+def appraise(state: SchedulerState, entry: Entry, now: float, *, came_s: float) -> None:
+    """Estimate what a request will cost, and find its flow and its place in there, for one that came at `came_s`."""
+    request = entry.request
+    estimate = state.estimator.estimate(request.tenant, request.model, contents_of(request), request.output_tokens_max)
+    whole = True
+    if state.pool.roles.any:
+        short = estimate.prompt_tokens < state.settings.divided_tokens_min
+        whole = not request.divisible or request.pinned is not None or short
+    entry.expect(estimate, whole=whole)
+    state.router.look(entry, now)
+    state.affinity.arrived(entry, now)
+    entry.charge.expect(entry.route.uncached_tokens + WORK_PER_OUTPUT_TOKEN * estimate.output_tokens)
+    band = state.queues.bands[request.band]
+    own_s = math.inf if request.deadline_s is None else request.deadline_s
+    band_s = band.settings.deadline_s
+    entry.queue.meet(own_s if band_s is None else min(own_s, came_s + band_s))
+    entry.queue.ordered((request.priority, state.order_keys[request.band](entry, came_s)))
+    entry.queue.allow(state.wait_s_max(band))
+    state.place(entry, band)
 
 
 def admit_to_wait(state: SchedulerState, entry: Entry, now: float, actions: list[Action]) -> None:

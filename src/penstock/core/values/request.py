@@ -87,6 +87,33 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return max(1, round(prompt_bytes / (self.prefix_chunk_bytes or PREFIX_CHUNK_BYTES)))
 
 
+class Underway(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A lease that goes on, as whoever carries the request knows it."""
+
+    lease: int
+    endpoint: str
+    running_s: float  #: since it was sent there
+    begun: bool = False  #: its client has some of the answer
+    output_tokens: int = 0  #: that were seen of the answer
+    decode: str | None = None  #: only its prompt is computed there; this endpoint is leased to answer it
+    decode_lease: int | None = None
+    handed_over: bool = False  #: its prompt was computed elsewhere
+
+
+class Service(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a flow got recently: sums that are forgotten over a minute."""
+
+    band: int
+    flow: tuple[str, ...]
+    weights: tuple[float, ...]
+    account: str  #: whose limits held
+    prices: Prices | None
+    requests: float
+    prompt_tokens: float
+    cached_tokens: float
+    completion_tokens: float
+
+
 class Estimate(msgspec.Struct, frozen=True, gc=False):
     """Tokens of a prompt and of its answer."""
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 import msgspec
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class EndpointLimits(msgspec.Struct, frozen=True):
@@ -142,3 +145,36 @@ class SchedulerSettings(msgspec.Struct, frozen=True):
     def ordering_of(self, band: BandSettings) -> str:
         """Returns the name of the order inside the flows of a band: its own, or that of all bands."""
         return band.ordering or self.ordering
+
+
+def part_of(settings: SchedulerSettings, gateways: int) -> SchedulerSettings:
+    """Returns what one of several gateways decides by where each decides for itself: its part of bounds and limits.
+
+    Nothing becomes 0 by it, for what is 0 lets nothing through. Times, shares and weights stay.
+    """
+    if gateways <= 1:
+        return settings
+    bounds, bands = settings.bounds, settings.bands
+    return msgspec.structs.replace(
+        settings,
+        bounds=_parted(bounds, ("requests_max", "bytes_max", "tokens_max"), gateways),
+        bands=tuple(_parted(band, ("requests_max", "bytes_max", "tokens_max"), gateways) for band in bands),
+        tenants=parts_of(settings.tenants, gateways),
+    )
+
+
+def parts_of(tenants: Mapping[str, Limits], gateways: int) -> Mapping[str, Limits]:
+    """Returns the part of each tenant's limits that one of so many gateways holds it to."""
+    if gateways <= 1:
+        return tenants
+    return {name: _parted(limits, limits.__struct_fields__, gateways) for name, limits in tenants.items()}
+
+
+def part(whole: int, gateways: int) -> int:
+    """Returns one gateway's part: rounded down, and of something never nothing."""
+    return min(whole, max(1, whole // gateways))
+
+
+def _parted(value: S, names: Iterable[str], gateways: int) -> S:
+    whole = {name: getattr(value, name) for name in names}
+    return msgspec.structs.replace(value, **{name: part(n, gateways) for name, n in whole.items() if n is not None})

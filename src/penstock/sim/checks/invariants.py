@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import Any
@@ -30,9 +30,9 @@ from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict,
 from penstock.core.values.cause import Cause
 from penstock.core.values.lifecycle import State
 from penstock.core.values.outcome import Outcome, Reason
-from penstock.core.values.request import Request, Usage
+from penstock.core.values.request import Request, Underway, Usage
 from penstock.core.values.retry import Failure
-from penstock.core.values.settings import Limits
+from penstock.core.values.settings import Limits, part_of
 from penstock.sim.checks.oracle import Oracle
 from penstock.sim.checks.tree_check import check_tree
 
@@ -108,6 +108,27 @@ class Books:
                 assert request_id in self.waiting or (action.reason is Reason.DEADLINE_MISSED), action
                 assert request_id in self.waiting | self.between, action
                 self.ended(request_id, action.outcome)
+
+    def adopted(self, request: Request, underway: Underway | None) -> None:
+        """Another scheduler let it in: no bound of this one holds for it."""
+        assert request.id not in self.requests
+        self.requests[request.id] = request
+        self.requeued.add(request.id)
+        if underway is None:
+            self.waiting.add(request.id)
+            return
+        self.leases[underway.lease] = Dispatch(request.id, underway.endpoint, underway.lease, 0.0)
+        self.lease_of[request.id] = underway.lease
+        if underway.decode is not None:
+            self.answering[request.id] = underway.decode
+
+    def forgotten(self, request_id: str) -> None:
+        """Another scheduler decides about it."""
+        if request_id not in self.waiting:
+            self.released(self.lease_of[request_id])
+        self.waiting.discard(request_id)
+        self.requeued.discard(request_id)
+        del self.requests[request_id]
 
     def settle(self) -> None:
         """After a fact: a request that arrived and got no answer waits; one that was taken back got an answer."""
@@ -263,12 +284,50 @@ class CheckedScheduler(Scheduler):
             assert known.issuperset(band.unchecked)
         return actions
 
+    def _adopted(
+        self,
+        fact: Fact,
+        request: Request,
+        *,
+        came_s: float,
+        waited_s: float,
+        underway: Underway | None = None,
+        now: float,
+    ) -> list[Action]:
+        """Nothing is sent by it; a tenant may run more than its limit, and what waits may be more than its bounds."""
+        self.books.adopted(request, underway)
+        self._ran = self._runs()
+        self._waited.add(request.id)
+        actions = fact(request, came_s=came_s, waited_s=waited_s, underway=underway, now=now)
+        assert not actions
+        return actions
+
+    def _forgotten(self, fact: Fact, request_ids: Iterable[str], *, now: float) -> list[Action]:
+        known = [name for name in request_ids if name in self.books.requests]
+        for name in known:
+            self.books.forgotten(name)
+        actions = fact(known, now=now)
+        assert not actions
+        return actions
+
+    def _runs(self) -> Counter[str]:
+        return Counter([self.books.requests[d.request_id].tenant for d in self.books.leases.values()])
+
+    def _apportioned(self, fact: Fact, gateways: int, *, now: float) -> list[Action]:
+        return self._changed(partial(fact, gateways), self._state.whole, gateways, now)
+
     def _reconfigured(self, fact: Fact, settings: SchedulerSettings, *, now: float) -> list[Action]:
+        return self._changed(partial(fact, settings), settings, self._state.gateways, now)
+
+    def _changed(
+        self, fact: Callable[..., list[Action]], settings: SchedulerSettings, gateways: int, now: float
+    ) -> list[Action]:
         """No request is lost, except those now too late; new bounds do not hold for requests from before the change."""
         self.books.requeued |= self.books.waiting
         self._waited = set(self.books.waiting)
-        self._ran = Counter([self.books.requests[d.request_id].tenant for d in self.books.leases.values()])
-        actions = fact(settings, now=now)
+        self._ran = self._runs()
+        settings = part_of(settings, gateways)
+        actions = fact(now=now)
         late = {a.request_id for a in actions if isinstance(a, Evict) and a.reason is Reason.DEADLINE_MISSED}
         assert all(isinstance(a, Dispatch) or a.request_id in late for a in actions), actions
         entries, bands = self._state.entries, self._state.queues.bands
@@ -281,7 +340,7 @@ class CheckedScheduler(Scheduler):
 
     def _tenants_limited(self, fact: Fact, limits: Mapping[str, Limits], *, now: float) -> list[Action]:
         """Nothing ends by it; new limits do not hold for what came before them."""
-        self._ran = Counter([self.books.requests[d.request_id].tenant for d in self.books.leases.values()])
+        self._ran = self._runs()
         self.books.requeued |= self.books.waiting
         actions = fact(limits, now=now)
         late = {a.request_id for a in actions if isinstance(a, Evict) and a.reason is Reason.DEADLINE_MISSED}
@@ -418,7 +477,7 @@ class CheckedScheduler(Scheduler):
             del first_visits[victim]
 
     def _check_tenants(self) -> None:
-        running = Counter([self.books.requests[d.request_id].tenant for d in self.books.leases.values()])
+        running = self._runs()
         waiting = [self.books.requests[request_id] for request_id in self.books.waiting]
         for seen in self._state.quotas.snapshot(0.0, most=len(self._state.quotas)):
             own = [request for request in waiting if request.tenant == seen.name]

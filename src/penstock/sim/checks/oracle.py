@@ -250,9 +250,11 @@ class Oracle:
         return iter(sorted(wanted, key=_rank))
 
     def _sendable(self, band: Band) -> list[str]:
-        """The models that requests wait for, but for those that an operator has paused."""
+        """The models that requests wait for, but for those that an operator has paused; none while all is halted."""
         paused = self._state.pauses.paused
-        return [] if None in paused else [model for model in band.tree.models() if model not in paused]
+        if None in paused or self._state.pauses.halted:
+            return []
+        return [model for model in band.tree.models() if model not in paused]
 
     # --- single questions ---------------------------------------------------------------------------------------
 
