@@ -10,10 +10,11 @@ from penstock.core.values.actions import Action, Dispatch
 from penstock.core.values.request import Request, Usage
 from penstock.core.values.retry import Failure
 from penstock.core.values.settings import BandSettings, Limits
-from penstock.share.decider import Seat
 from penstock.share.frames import LinkError
 from penstock.share.messages import (
     Allowed,
+    Announced,
+    Announcing,
     Arrived,
     Cancelled,
     Down,
@@ -25,6 +26,7 @@ from penstock.share.messages import (
     Told,
     WherePlaced,
 )
+from penstock.share.seats import Seat
 from tests.share.virtual import BANDS, Chances, SharedWorld
 
 
@@ -40,6 +42,8 @@ class Office:
         self.seats = {name: Seat(name, told.append, self.decider.bands) for name, told in self.told.items()}
         for seat in self.seats.values():
             self.decider.opened(seat)
+            self.world.tell(self.decider.take(seat, Announcing([])))
+            self.world.tell(self.decider.take(seat, Announced([], 1)))
 
     def says(self, name: str, *facts: Fact) -> list[Down]:
         """Returns what that edge is told of it."""

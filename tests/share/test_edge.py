@@ -34,11 +34,13 @@ class Desk:
 
     def __init__(self) -> None:
         self.said: list[Up] = []
-        self.edge = Edge(self.said.append)
+        self.edge = Edge()
+        self.edge.linked(self.said.append, 1, now=0.0)
+        self.said.clear()
         self.hear(Endpoints([EndpointRow("e", "http://e", "vllm", models=["m"])]), Loads([0.5]))
 
     def hear(self, *messages: Down, epoch: int = 1) -> list[Action]:
-        return self.edge.take(Frame(epoch, list(messages)))[0]
+        return self.edge.take(Frame(epoch, list(messages)), now=0.0)[0]
 
     def sent(self, name: str = "r", *, lease: int = 5) -> int:
         """A request that was sent to the engine. Returns its number."""
@@ -164,7 +166,7 @@ def test_what_is_asked_at_once_is_answered_from_what_was_said_last() -> None:
 
 
 def test_what_is_not_about_requests_is_for_whoever_runs_the_edge() -> None:
-    assert Desk().edge.take(Frame(1, [Stop()])) == ([], [Stop()])
+    assert Desk().edge.take(Frame(1, [Stop()]), now=0.0) == ([], [Stop()])
 
 
 def test_growth_is_told_in_steps_and_to_the_token_where_nothing_else_tells_it() -> None:

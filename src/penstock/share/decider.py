@@ -7,113 +7,67 @@ this process and of all edges alike, and no decision asks where a request came f
 Facts cross with actions on their way. One about a lease that was taken back meanwhile is dropped, but for two that end
 the request whatever the scheduler believes: an answer that is complete, and a client that is gone. What an edge says is
 looked at before the scheduler hears it: a number twice, a band that is not there end the link, not the gateway.
+
+One decider decides at a time, its *epoch* says which. One that begins to lead first hears what all edges hold
+(`gathering.py`), for half a second at most, and then sends; who announces later is taken in then. One that may lead no
+longer sends nothing, and one that does no longer forgets all. Meanwhile facts are put off, in their order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Sequence
+from enum import StrEnum
+from typing import Final
 
 import msgspec
 
 from penstock.core.scheduler import Scheduler
-from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
+from penstock.core.values.actions import Action
 from penstock.core.values.request import Request
-from penstock.core.values.settings import Prices
-from penstock.share.edge import NAME_CHARACTERS_MAX
 from penstock.share.frames import LinkError
+from penstock.share.gathering import GATHER_S, Pieces, band_here, checked
 from penstock.share.messages import (
     Allowed,
+    Announced,
+    Announcement,
+    Announcing,
     Arrived,
     Cancelled,
-    Down,
     Fact,
     Failed,
     Finished,
     FirstToken,
     FoundBlocks,
     FoundCached,
+    Homes,
     LeaseFact,
+    Members,
     Moved,
     PassedOn,
     Places,
     Progressed,
     PromptComputed,
     RequestFact,
-    Told,
+    RunsHere,
+    ServedHere,
+    WaitsHere,
     WherePlaced,
 )
+from penstock.share.seats import Journeys, Remote, Seat
+
+CUT_S: Final = 3.0  # that leases outlive their link: as long as a machine that died is not known to be dead
+LATER_MAX: Final = 100_000  # facts: those of seconds at full load
+EPOCH_BITS: Final = 32  # below it, in the number of a lease: so many of one epoch, and none of two
 
 
-class Journeys(Protocol):
-    """The driver, as a decider knows it."""
+class Phase(StrEnum):
+    """What a decider does."""
 
-    def join(self, request_id: str, journey: Remote, /) -> None: ...
-    def leave(self, request_id: str, /) -> None: ...
-    def knows(self, request_id: str, /) -> bool: ...
-
-
-class Seat:
-    """One edge, as long as its link holds."""
-
-    def __init__(self, name: str, send: Callable[[Down], None], bands: Sequence[str]) -> None:
-        self.name = name
-        self.send = send
-        self.requests: dict[int, Remote] = {}
-        self.bands = bands  #: as of the settings that it follows, highest first
-        self.last_number = 0
-        self.stale = 0  #: facts that came too late to mean anything
-        self.gone = False
-
-
-class Remote:
-    """A request of an edge: a journey to the driver, a number to the edge."""
-
-    __slots__ = ("_decider", "endpoint", "lease", "number", "request", "seat")
-
-    def __init__(self, decider: Decider, seat: Seat, number: int, request: Request) -> None:
-        self._decider = decider
-        self.seat = seat
-        self.number = number
-        self.request = request
-        self.lease: int | None = None
-        self.endpoint = ""  #: where it was sent last
-
-    @property
-    def waits(self) -> bool:
-        """Whether it is in the queue."""
-        return self.lease is None
-
-    @property
-    def band(self) -> str:
-        return self._decider.bands[self.request.band]
-
-    def dispatched(self, action: Dispatch, /) -> None:
-        self._decider.before_dispatch(self.seat, action.endpoint)
-        self.lease, self.endpoint = action.lease, action.endpoint
-        self._tell(action)
-
-    def decoding(self, action: Decode, /) -> None:
-        self.lease, self.endpoint = action.lease, action.endpoint
-        self._tell(action)
-
-    def requeued(self, action: Requeue, /) -> None:
-        self.lease = None
-        self.seat.send(Told(self.number, action))
-
-    def ended(self, action: Reject | Evict | Fail, /) -> None:
-        self._decider.forget(self)
-        self._tell(action)
-
-    def aborted(self, action: Abort, /) -> None:
-        self.seat.send(Told(self.number, action))
-
-    def _tell(self, action: Action) -> None:
-        allowance = self._decider.allowance(self.request)
-        if allowance is not None:
-            self.seat.send(allowance)
-        self.seat.send(Told(self.number, action))
+    IDLE = "idle"  #: another one leads
+    GATHERING = "gathering"  #: it hears what edges hold
+    DECIDING = "deciding"
+    HOLDING = "holding"  #: it could not renew: it sends nothing until it has
 
 
 class Decider:
@@ -128,6 +82,7 @@ class Decider:
         bands: Sequence[str],
         levels: int,
         before_dispatch: Callable[[Seat, str], None] = lambda _seat, _endpoint: None,
+        leads: bool = True,
     ) -> None:
         self._scheduler = scheduler
         self._journeys = journeys
@@ -137,17 +92,141 @@ class Decider:
         self.before_dispatch = before_dispatch  #: the edge has to know the endpoint before it is sent there
         self.seats: list[Seat] = []
         self._serial = 0
+        self.epoch = 1 if leads else 0
+        self.alone = False  #: it decides for its own edges only, with its part of all
+        self.gateways = 1  #: as announcers were told last
+        self._phase = Phase.DECIDING if leads else Phase.IDLE
+        self._holds = False
+        self._cut: dict[str, Seat] = {}  # by name: links that broke lately, with the leases they left
+        self._expected: set[str] = set()  # edges that may hold something
+        self._begins_s = math.inf
+        self._credited: set[str] = set()  # edges whose flows' service is counted
+        self._later: list[tuple[Seat, Fact, float]] = []  # facts put off, and when they came
+        self._taken_on = 0
+        if not leads:
+            scheduler.halted(afresh=True, now=now())
+
+    # --- leading --------------------------------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> Phase:
+        return Phase.HOLDING if self._holds and self._phase is Phase.DECIDING else self._phase
+
+    def lead(self, epoch: int, expected: Collection[str] = (), *, alone: bool = False) -> None:
+        """Lead from now on, once the `expected` edges, and those that announcers know of, have said what they hold.
+
+        `alone`: no other gateway's edges are waited for, and it decides with one gateway's part of slots and limits. A
+        higher epoch for one that leads already is that alone.
+        """
+        now = self._now()
+        if self._phase is not Phase.IDLE and alone == self.alone:
+            self.epoch = max(self.epoch, epoch)
+            if self.phase is Phase.DECIDING:
+                self._journeys.tell(self._scheduler.begun(lease_from=self._lease_from, now=now))
+            return
+        self.step_down()
+        self.epoch, self.alone, self._phase = epoch, alone, Phase.GATHERING
+        self._expected, self._begins_s = set(expected), now + GATHER_S
+        self._scheduler.halted(afresh=True, now=now)
+
+    def hold(self) -> None:
+        """Send nothing: another one may lead soon."""
+        self._holds = True
+        self._scheduler.halted(now=self._now())
+
+    def go_on(self) -> None:
+        """It leads still."""
+        self._holds = False
+        if self._phase is Phase.GATHERING:
+            self._begin_if_ready()
+        elif self._phase is Phase.DECIDING:
+            self._journeys.tell(self._scheduler.begun(now=self._now()))
+            self._catch_up()
+
+    def step_down(self) -> None:
+        """Another one leads: forget what edges hold. They keep it, and say it there."""
+        now = self._now()
+        self._scheduler.halted(now=now)
+        for seat in [*self.seats, *self._cut.values()]:
+            seat.gone = True
+            self.drop(list(seat.requests.values()))
+        self.seats.clear()
+        self._cut.clear()
+        self._later.clear()
+        self._credited.clear()
+        if self.alone:
+            self._journeys.tell(self._scheduler.apportioned(1, now=now))
+        self.alone = self._holds = False
+        self._phase, self._begins_s = Phase.IDLE, math.inf
+
+    def next_deadline(self) -> float | None:
+        """When `expire` has something to do; None: never."""
+        due_s = min([self._begins_s, *[seat.cut_until_s for seat in self._cut.values()]])
+        return None if due_s == math.inf else due_s
+
+    def expire(self) -> None:
+        """Let time pass: who has not announced is waited for no longer, and leases of links that broke come back."""
+        now = self._now()
+        if now >= self._begins_s:
+            self._expected.clear()
+            self._begin_if_ready()
+        for seat in [seat for seat in self._cut.values() if now >= seat.cut_until_s]:
+            del self._cut[seat.name]
+            self._journeys.tell(self._given_back(seat))
+
+    @property
+    def _lease_from(self) -> int:
+        return self.epoch << EPOCH_BITS
+
+    def _begin_if_ready(self) -> None:
+        """Begin, if all have announced who are known, or the time is over."""
+        now = self._now()
+        announced = {seat.name for seat in self.seats if seat.pieces is not None and seat.pieces.end is not None}
+        over = now >= self._begins_s
+        if self._holds or not (over or (self._expected and self._expected <= announced)):
+            return
+        self._phase, self._begins_s = Phase.DECIDING, math.inf
+        self._book([seat for seat in self.seats if seat.name in announced], now)
+        if self.alone:
+            self._scheduler.apportioned(self.gateways, now=now)
+        self._journeys.tell(self._scheduler.begun(lease_from=self._lease_from, afresh=True, now=now))
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Tell what was put off. Each fact is carried out before the next."""
+        later, self._later = self._later, []
+        for seat, fact, came_s in later:
+            if not seat.gone:
+                self._journeys.tell(self._take(seat, fact, came_s))
 
     # --- edges come and go ----------------------------------------------------------------------------------------
 
     def opened(self, seat: Seat) -> None:
-        """An edge's link holds."""
+        """An edge's link holds. It announces what it holds, before anything else."""
         self.seats.append(seat)
 
     def lost(self, seat: Seat) -> list[Action]:
         """An edge is gone, and with it its clients: its leases come back, what waited there is dropped."""
+        self._leaves(seat)
+        self._expected.discard(seat.name)
+        return self._given_back(seat)
+
+    def cut(self, seat: Seat) -> list[Action]:
+        """A link broke, and its edge may live: its leases are kept for a while, in which it may announce them again."""
+        self._leaves(seat)
+        self.drop([remote for remote in seat.requests.values() if remote.waits])
+        actions = self._given_back(self._cut.pop(seat.name)) if seat.name in self._cut else []
+        if seat.requests:
+            seat.cut_until_s = self._now() + CUT_S
+            self._cut[seat.name] = seat
+        return actions
+
+    def _leaves(self, seat: Seat) -> None:
         seat.gone = True
         self.seats.remove(seat)
+        self._tell_members()
+
+    def _given_back(self, seat: Seat) -> list[Action]:
         actions: list[Action] = []
         now = self._now()
         # Those that wait first: else leases that come back would be given to them.
@@ -156,22 +235,151 @@ class Decider:
             actions += self._scheduler.cancelled(remote.request.id, now=now)
         return actions
 
+    def drop(self, remotes: Sequence[Remote]) -> None:
+        """Forget requests that are decided about elsewhere, or will be announced again."""
+        for remote in remotes:
+            self.forget(remote)
+        self._scheduler.forgotten([remote.request.id for remote in remotes], now=self._now())
+
     def in_use(self, endpoint: str) -> bool:
         """Whether any edge has a request there."""
         return any(
             remote.lease is not None and remote.endpoint == endpoint
-            for seat in self.seats
+            for seat in (*self.seats, *self._cut.values())
             for remote in seat.requests.values()
         )
 
+    def _tell_members(self) -> None:
+        names = sorted({seat.name for seat in self.seats if seat.announced})
+        told = Members(names, len({name.rpartition("/")[0] for name in names}))
+        for seat in self.seats:
+            if seat.announced:
+                seat.send(told)
+
+    # --- announcements --------------------------------------------------------------------------------------------
+
+    def _announces(self, seat: Seat, message: Announcement) -> list[Action]:
+        if seat.announced or (seat.pieces is not None and seat.pieces.end is not None):
+            raise LinkError("an announcement where facts are due")
+        if seat.pieces is None:
+            if not isinstance(message, Announcing):
+                raise LinkError("a link begins with an announcement")
+            if message.bands:
+                seat.bands = self.bands if list(self.bands) == message.bands else tuple(message.bands)
+            seat.pieces = Pieces(
+                lambda request: self._checked(seat, request), lambda band: band_here(band, seat.bands, self.bands)
+            )
+            return []
+        seat.pieces.add(message)
+        if not isinstance(message, Announced):
+            return []
+        self.gateways = max(1, message.gateways)
+        if not self.alone:
+            self._expected.update(message.edges)
+        if self._phase is Phase.GATHERING:
+            self._begin_if_ready()
+            return []
+        return self._late(seat)
+
+    def _late(self, seat: Seat) -> list[Action]:
+        """It announces where all is decided already: an edge that comes late, or again, or is new."""
+        assert seat.pieces is not None
+        now = self._now()
+        if seat.name not in self._cut and not seat.pieces.requests and not seat.pieces.services:
+            self._book([seat], now)
+            return []
+        self._scheduler.halted(now=now)
+        self._book([seat], now)
+        return [] if self._holds else self._scheduler.begun(now=now)
+
+    def _book(self, seats: Sequence[Seat], now: float) -> None:
+        """Take over what these edges hold: what runs as it was sent, then what waits as it came."""
+        runs: list[tuple[Seat, RunsHere]] = []
+        waits: list[tuple[Seat, WaitsHere]] = []
+        for seat in seats:
+            before = [other for other in self.seats if other.name == seat.name and other is not seat]
+            for other in before:  # nobody has noticed yet that its link broke
+                self._leaves(other)
+            before += [self._cut.pop(seat.name)] if seat.name in self._cut else []
+            for other in before:
+                self._replaced(other, seat)
+        for seat in seats:
+            pieces, seat.pieces, seat.announced = seat.pieces, None, True
+            assert pieces is not None
+            seat.last_number = max(pieces.requests, default=0)
+            for its in pieces.requests.values():
+                if isinstance(its, RunsHere):
+                    runs.append((seat, its))
+                else:
+                    waits.append((seat, its))
+            if seat.name not in self._credited:
+                self._credited.add(seat.name)
+                self._scheduler.credited(pieces.services, now=now)
+                self._scheduler.remembered(pieces.sessions, pieces.prefixes, now=now)
+        for seat, run in sorted(runs, key=lambda row: -row[1].underway.running_s):
+            self._take_on(seat, run, now)
+        for seat, wait in sorted(waits, key=lambda row: -row[1].came_s):
+            if wait.request.pinned is not None:  # which never waits: it was never decided about
+                seat.last_number = min(seat.last_number, wait.number - 1)
+                self._later.append((seat, Arrived(wait.number, wait.request), now))
+                continue
+            remote = self._joins(seat, wait.number, wait.request, now)
+            self._scheduler.adopted(remote.request, came_s=wait.came_s, waited_s=wait.waited_s, now=now)
+        self._tell_members()
+
+    def _replaced(self, before: Seat, seat: Seat) -> None:
+        """An edge whose link broke is here again: what it still holds is announced anew, the rest is over."""
+        assert seat.pieces is not None
+        goes_on = [remote for number, remote in before.requests.items() if number in seat.pieces.requests]
+        self.drop(goes_on)
+        self._journeys.tell(self._given_back(before))
+
+    def _take_on(self, seat: Seat, run: RunsHere, now: float) -> None:
+        """A lease that another decider granted, or this one over another link. Its edge calls it what it did."""
+        remote = self._joins(seat, run.number, run.request, now)
+        its = run.underway
+        remote.lease, remote.told, remote.endpoint = self._next_taken_on(), its.lease, its.endpoint
+        decode_lease = None
+        if its.decode_lease is not None:
+            decode_lease = self._next_taken_on()
+            remote.decode = decode_lease, its.decode_lease
+        its = msgspec.structs.replace(its, lease=remote.lease, decode_lease=decode_lease)
+        self._scheduler.adopted(remote.request, came_s=run.came_s, waited_s=run.waited_s, underway=its, now=now)
+
+    def _next_taken_on(self) -> int:
+        """Numbers of leases that were not granted here: none of those that are."""
+        self._taken_on -= 1
+        return self._taken_on
+
     # --- facts ----------------------------------------------------------------------------------------------------
 
-    def take(self, seat: Seat, fact: Fact) -> list[Action]:
+    def take(self, seat: Seat, fact: Fact | Announcement) -> list[Action]:
         """Tell the scheduler one fact. What it returns has to be carried out before the next. `LinkError`: nonsense."""
+        if not seat.announced:
+            if isinstance(fact, Announcing | WaitsHere | RunsHere | ServedHere | Homes | Announced):
+                return self._announces(seat, fact)
+            if seat.pieces is None or seat.pieces.end is None:
+                raise LinkError("a fact before the announcement is over")
+        if isinstance(fact, Announcing | WaitsHere | RunsHere | ServedHere | Homes | Announced):
+            raise LinkError("an announcement where facts are due")
+        if (self._holds or self._phase is not Phase.DECIDING) and self._puts_off(seat, fact):
+            if len(self._later) >= LATER_MAX:
+                raise LinkError(f"more than {LATER_MAX} facts while nothing is decided")
+            self._later.append((seat, fact, self._now()))
+            return []
+        return self._take(seat, fact, self._now())
+
+    def _puts_off(self, seat: Seat, fact: Fact) -> bool:
+        """Whether a fact is for later: while edges are heard all are; while it holds, those about newcomers."""
+        if self._phase is not Phase.DECIDING or isinstance(fact, Arrived):
+            return True
+        return isinstance(fact, LeaseFact | RequestFact) and fact.number not in seat.requests
+
+    def _take(self, seat: Seat, fact: Fact, came_s: float) -> list[Action]:
         now = self._now()
         match fact:
             case Arrived():
-                return self._arrived(seat, fact, now)
+                return self._arrived(seat, fact, came_s, now)
             case Moved():
                 return self._scheduler.moved(fact.endpoints, now=now)
             case WherePlaced():
@@ -183,9 +391,9 @@ class Decider:
             return []
         if isinstance(fact, Cancelled | FoundBlocks | FoundCached):
             return self._about_request(remote, fact, now)
-        if fact.lease != remote.lease:
+        if remote.lease is None or fact.lease != remote.told:
             return self._stale(seat, remote, fact, now)
-        return self._about_lease(remote, fact, now)
+        return self._about_lease(remote, remote.lease, fact, now)
 
     def _about_request(self, remote: Remote, fact: RequestFact, now: float) -> list[Action]:
         scheduler, name = self._scheduler, remote.request.id
@@ -198,8 +406,8 @@ class Decider:
             case FoundCached():
                 return scheduler.cached(name, fact.tokens, fact.source, now=now)
 
-    def _about_lease(self, remote: Remote, fact: LeaseFact, now: float) -> list[Action]:
-        scheduler, lease = self._scheduler, fact.lease
+    def _about_lease(self, remote: Remote, lease: int, fact: LeaseFact, now: float) -> list[Action]:
+        scheduler = self._scheduler
         match fact:
             case Progressed():
                 return scheduler.progressed(lease, fact.output_tokens, now=now)
@@ -230,52 +438,29 @@ class Decider:
         self.forget(remote)  # its client has the answer: whatever it was about to wait for, or was sent to again, ends
         return self._scheduler.cancelled(remote.request.id, now=now)
 
-    def _arrived(self, seat: Seat, fact: Arrived, now: float) -> list[Action]:
-        request = fact.request
+    def _arrived(self, seat: Seat, fact: Arrived, came_s: float, now: float) -> list[Action]:
         if fact.number <= seat.last_number:
             raise LinkError(f"request {fact.number} comes after {seat.last_number}")
         seat.last_number = fact.number
-        request = self._checked(seat, request)
+        remote = self._joins(seat, fact.number, self._checked(seat, fact.request), came_s)
+        return self._scheduler.arrived(remote.request, now=now)
+
+    def _joins(self, seat: Seat, number: int, request: Request, came_s: float) -> Remote:
+        """A request of an edge is here, that was told of at `came_s`."""
         changes: dict[str, object] = {}
         if request.deadline_s is not None:
-            changes["deadline_s"] = now + request.deadline_s
+            changes["deadline_s"] = came_s + request.deadline_s
         if self._journeys.knows(request.id):
             self._serial += 1
             changes["id"] = f"{request.id}~{seat.name}~{self._serial}"
         if changes:
             request = msgspec.structs.replace(request, **changes)
-        remote = seat.requests[fact.number] = Remote(self, seat, fact.number, request)
+        remote = seat.requests[number] = Remote(self, seat, number, request)
         self._journeys.join(request.id, remote)
-        return self._scheduler.arrived(request, now=now)
+        return remote
 
     def _checked(self, seat: Seat, request: Request) -> Request:
-        """What the scheduler takes on trust from a gateway of its own."""
-        names = (request.id, request.model, request.tenant, request.account, *request.flow)
-        if any(len(name) > NAME_CHARACTERS_MAX for name in names):
-            raise LinkError("a request with a name that is too long")
-        levels = len(request.flow)
-        # Those without a key stand together, a level further down.
-        if len(request.weights) != levels or not self._levels <= levels <= self._levels + 1:
-            raise LinkError(f"a request with {levels} fairness levels, where there are {self._levels}")
-        prices = request.prices or Prices()
-        numbers = (request.deadline_s or 0.0, request.locate_s, prices.prompt, prices.cached_prompt, prices.completion)
-        if (
-            request.body_bytes < 0
-            or not all(map(math.isfinite, (*request.weights, *numbers)))
-            or min(request.weights) <= 0
-        ):
-            raise LinkError("a request with a weight, a size or a time that is none")
-        if not 0 <= request.band < len(seat.bands):
-            raise LinkError(f"a request in band {request.band}, where there are {len(seat.bands)}")
-        if seat.bands is self.bands:
-            return request
-        band = self._rank(seat.bands[request.band], request.band)  # the edge has not heard of new settings yet
-        return request if band == request.band else msgspec.structs.replace(request, band=band)
-
-    def _rank(self, name: str, rank: int) -> int:
-        """The rank of a band of other settings: by its name, or where it is gone, the next lower one that is there."""
-        bands = list(self.bands)
-        return bands.index(name) if name in bands else min(rank, len(bands) - 1)
+        return checked(request, bands=seat.bands, here=self.bands, levels=self._levels)
 
     # --- what edges are told beside actions -------------------------------------------------------------------------
 

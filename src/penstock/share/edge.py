@@ -8,11 +8,15 @@ number that is never used again, so an action for it is dropped; and who forgets
 *What a client has begun to read can't be taken back*: a `Requeue` that comes after the first byte is not followed. The
 answer goes on without a lease, as the foreign load that it is to the decider by then, and the edge says that nothing
 more is to be decided about it. So no request is answered twice, and none is forgotten by one side alone.
+
+*Without a link all goes on*: streams stream, leases end here, newcomers wait here. When a decider takes the edge, be it
+the one of before or another, the edge says all that it holds (`announcing.py`), and from then on listens to that one
+alone. So what was on its way when a link broke need not be known: what the edge says afterwards is what holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -23,9 +27,11 @@ from penstock.core.values.outcome import Reason
 from penstock.core.values.request import Request, Usage
 from penstock.core.values.retry import Failure, final_reason
 from penstock.core.values.rows import Allowance
+from penstock.share.announcing import EdgeMemory, announce
 from penstock.share.frames import Frame
 from penstock.share.messages import (
     Allowed,
+    Announcement,
     Arrived,
     Aside,
     Cancelled,
@@ -38,6 +44,7 @@ from penstock.share.messages import (
     FoundBlocks,
     FoundCached,
     Loads,
+    Members,
     Moved,
     PassedOn,
     Places,
@@ -53,6 +60,8 @@ NAME_CHARACTERS_MAX = 4096  # of a model: clients may write what they like, and 
 PROGRESS_TOKENS = (
     64  # an answer's growth is told in such steps, unless a limit on the time per token is held against it
 )
+WAITING_MAX = 10_000  # as `queue.max_requests` is by default
+RETRY_AFTER_S = 2.0  # for those who find too many waiting here: a decider is there within seconds
 MOVED_INTERVAL_S = 0.1  # how often it is said which endpoints' answers go on: less than half of `movement.CHECK_S`
 
 
@@ -63,13 +72,18 @@ class HeldRequest:
         "begun",
         "decode",
         "endpoint",
+        "handed_over",
         "lease",
         "loose",
         "number",
         "output_tokens",
         "request",
+        "sent_s",
         "since_s",
         "told_tokens",
+        "undecided",
+        "waited_s",
+        "waits_s",
     )
 
     def __init__(self, number: int, request: Request, now: float) -> None:
@@ -82,14 +96,25 @@ class HeldRequest:
         self.output_tokens = self.told_tokens = 0  #: seen of its answer, and told
         self.begun = False  #: its client has some of the answer
         self.loose = False  #: its lease was taken back too late: the answer goes on, the decider has forgotten it
+        self.undecided: Failure | None = None  #: how its lease ended, while the decider has not said what follows
+        self.handed_over = False  #: its prompt was computed elsewhere
+        self.sent_s = 0.0
+        self.waited_s = 0.0  #: before it was sent last
+        self.waits_s = now  #: since when, where it waits
 
 
 class Edge:
     """Told of facts as a `Scheduler` is; what is decided comes out of `take`."""
 
-    def __init__(self, send: Callable[[Fact | Aside], None]) -> None:
-        self._send = send
+    def __init__(self, *, remembers: bool = True) -> None:
+        self._send: Callable[[Fact | Aside | Announcement], None] = _to_nobody
+        self.is_linked = False
         self.view = View()
+        self.bands: Sequence[str] = ()  #: their names, as of the settings by which requests are read
+        self.waiting_max = WAITING_MAX  #: without a link, as many may wait here
+        self.edges: Sequence[str] = ()  #: all there are, as last told
+        self.gateways = 1  #: as last told
+        self._memory = EdgeMemory() if remembers else None  # None: no other decider will ever ask
         self.requests: dict[int, HeldRequest] = {}
         self._by_id: dict[str, HeldRequest] = {}
         self._leases: dict[int, HeldRequest] = {}
@@ -98,9 +123,52 @@ class Edge:
         self._last_number = 0
         self._moved_s = 0.0
 
+    # --- deciders come and go -----------------------------------------------------------------------------------
+
+    def follows(self, epoch: int) -> bool:
+        """Whether a decider of that epoch may be followed; False: a later one was followed already."""
+        return epoch >= self.epoch
+
+    def linked(self, send: Callable[[Fact | Aside | Announcement], None], epoch: int, *, now: float) -> list[Action]:
+        """A decider has taken this edge: say all through `send`, and from now on what happens.
+
+        Feed `take` with frames of this link alone. Returns what has to be carried out.
+        """
+        actions = self.unlinked(now=now)
+        self.epoch = max(self.epoch, epoch)
+        self._send, self.is_linked = send, True
+        for held in self.requests.values():
+            held.loose = False
+            held.told_tokens = held.output_tokens
+        memory = self._memory or EdgeMemory()
+        announce(
+            send,
+            bands=self.bands,
+            requests=self.requests.values(),
+            memory=memory,
+            edges=self.edges,
+            gateways=self.gateways,
+            now=now,
+        )
+        return actions
+
+    def unlinked(self, *, now: float) -> list[Action]:
+        """The link is gone. What the decider had yet to answer is decided here. Returns what has to be carried out."""
+        self._send, self.is_linked = _to_nobody, False
+        return [self._after(held, held.undecided, now) for held in list(self.requests.values()) if held.undecided]
+
+    def _after(self, held: HeldRequest, failure: Failure, now: float) -> Action:
+        """What becomes of a request whose lease ended by `failure`, where no decider says so."""
+        held.undecided = None
+        if held.begun or failure is Failure.BROKEN:
+            self._forget(held)
+            return _broken(held)
+        held.waits_s = now
+        return Requeue(held.request.id, failure)
+
     # --- from the decider ---------------------------------------------------------------------------------------
 
-    def take(self, frame: Frame[Down]) -> tuple[list[Action], list[Down]]:
+    def take(self, frame: Frame[Down], *, now: float) -> tuple[list[Action], list[Down]]:
         """What is to be carried out, in order; and what is not about requests, for whoever runs this edge.
 
         What a decider says that another one has followed is not heard.
@@ -115,7 +183,7 @@ class Edge:
             match message:
                 case Told(number, action):
                     held = self.requests.get(number)
-                    if held is not None and not held.loose and (done := self._decided(held, action)) is not None:
+                    if held is not None and not held.loose and (done := self._decided(held, action, now)) is not None:
                         actions.append(done)
                 case Endpoints():
                     self.view.endpoints(message)
@@ -126,11 +194,13 @@ class Edge:
                     self.view.allowed(message)
                 case Places():
                     self.view.placed(message)
+                case Members():
+                    self.edges, self.gateways = message.edges, message.gateways
                 case _:
                     others.append(message)
         return actions, others
 
-    def _decided(self, held: HeldRequest, action: Action) -> Action | None:
+    def _decided(self, held: HeldRequest, action: Action, now: float) -> Action | None:
         """Book an action. None: nothing is to be done about it."""
         match action:
             case Dispatch() | Decode():
@@ -141,14 +211,19 @@ class Edge:
                 if action.endpoint not in self.view.rows:
                     self._send(Failed(held.number, action.lease, Failure.CONNECT))
                     return None
-                self._lend(held, action.lease, action.endpoint)
-                held.decode = None
-                if isinstance(action, Dispatch) and action.decode is not None and action.decode_lease is not None:
-                    held.decode = action.decode, action.decode_lease
+                self._lend(held, action.lease, action.endpoint, now)
+                held.decode, held.handed_over = None, isinstance(action, Decode)
+                if isinstance(action, Dispatch):
+                    held.waited_s = action.queue_s
+                    if action.decode is not None and action.decode_lease is not None:
+                        held.decode = action.decode, action.decode_lease
+                    if self._memory is not None:
+                        self._memory.sent(held.request, action.endpoint)
             case Requeue():
                 if held.begun:
                     return self._too_late(held)
                 self._take_back(held)
+                held.undecided, held.waits_s = None, now
             case Abort():
                 pass
             case _:
@@ -172,6 +247,8 @@ class Edge:
         if len(request.model) > NAME_CHARACTERS_MAX:
             return [Reject(request.id, Reason.MODEL_NOT_FOUND)]
         assert request.id not in self._by_id, "request ids are unique among those that have not ended"
+        if not self.is_linked and len(self.requests) - len(self._leases) >= self.waiting_max:
+            return [Reject(request.id, Reason.QUEUE_FULL, RETRY_AFTER_S)]
         self._last_number += 1
         held = HeldRequest(self._last_number, request, now)
         self.requests[held.number] = self._by_id[request.id] = held
@@ -199,15 +276,17 @@ class Edge:
             self._tell_progress(held, lease)
         return []
 
-    def prefilled(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:  # noqa: ARG002
+    def prefilled(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
         held = self._leases[lease]
         self._take_back(held)
         self._send(PromptComputed(held.number, lease, usage))
         if held.decode is None or held.decode[0] not in self.view.rows:
-            return []
+            held.undecided = Failure.CONNECT
+            return [] if self.is_linked else [self._after(held, Failure.CONNECT, now)]
         # Who answers may have begun already: the lease holds from here on, and not a round trip later.
         endpoint, following = held.decode
-        self._lend(held, following, endpoint)
+        self._lend(held, following, endpoint, now)
+        held.decode, held.handed_over = None, True
         return [Decode(held.request.id, endpoint, following)]
 
     def finished(
@@ -216,27 +295,34 @@ class Edge:
         usage: Usage | None = None,
         *,
         refused: bool = False,
-        now: float,  # noqa: ARG002
+        now: float,
     ) -> list[Action]:
         held = self._leases[lease]
         self._forget(held)
+        if self._memory is not None:
+            self._memory.ended(held.request, usage, held.output_tokens, now)
         if not held.loose:
             if usage is None and held.output_tokens > held.told_tokens:
                 self._tell_progress(held, lease)  # nothing else tells how long the answer was
             self._send(Finished(held.number, lease, usage, refused))
         return []
 
-    def failed(self, lease: int, failure: Failure, *, answering: bool = False, now: float) -> list[Action]:  # noqa: ARG002
+    def failed(self, lease: int, failure: Failure, *, answering: bool = False, now: float) -> list[Action]:
         held = self._leases[lease]
         if held.loose:
             self._forget(held)
             return [_broken(held)]
         self._take_back(held)
+        if not self.is_linked:
+            return [self._after(held, failure, now)]
+        held.undecided = failure
         self._send(Failed(held.number, lease, failure, answering))
         return []
 
-    def cancelled(self, request_id: str, *, now: float) -> list[Action]:  # noqa: ARG002
+    def cancelled(self, request_id: str, *, now: float) -> list[Action]:
         held = self._by_id[request_id]
+        if self._memory is not None and held.lease is not None:
+            self._memory.ended(held.request, None, held.output_tokens, now)
         self._forget(held)
         if not held.loose:
             self._send(Cancelled(held.number))
@@ -332,9 +418,9 @@ class Edge:
 
     # --- small things ---------------------------------------------------------------------------------------------
 
-    def _lend(self, held: HeldRequest, lease: int, endpoint: str) -> None:
+    def _lend(self, held: HeldRequest, lease: int, endpoint: str, now: float) -> None:
         self._take_back(held)
-        held.lease, held.endpoint = lease, endpoint
+        held.lease, held.endpoint, held.sent_s, held.undecided = lease, endpoint, now, None
         held.output_tokens = held.told_tokens = 0
         self._leases[lease] = held
 
@@ -351,6 +437,10 @@ class Edge:
         self._take_back(held)
         del self.requests[held.number]
         del self._by_id[held.request.id]
+
+
+def _to_nobody(_fact: Fact | Aside | Announcement) -> None:
+    """Without a link nobody is told: it is announced when one comes."""
 
 
 def _broken(held: HeldRequest) -> Fail:

@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.core.values.actions import Action
 from penstock.core.values.located import Source
-from penstock.core.values.request import Request, Service, Underway, Usage
+from penstock.core.values.request import Request, ServiceGot, Underway, Usage
 from penstock.core.values.retry import Failure
 from penstock.core.values.rows import Allowance
 
@@ -61,7 +61,7 @@ class Announcing(_Message, frozen=True):
     bands: list[str]  #: by their names, highest first: ranks in its requests mean these
 
 
-class Waits(_Message, frozen=True):
+class WaitsHere(_Message, frozen=True):
     """A request waits here. Its deadline is how long it has left."""
 
     number: int
@@ -70,7 +70,7 @@ class Waits(_Message, frozen=True):
     waited_s: float  #: in queues, all visits together
 
 
-class Runs(_Message, frozen=True):
+class RunsHere(_Message, frozen=True):
     """A lease goes on here, whoever granted it. Its number stays what it is to this edge."""
 
     number: int
@@ -80,10 +80,10 @@ class Runs(_Message, frozen=True):
     underway: Underway
 
 
-class Served(_Message, frozen=True):
+class ServedHere(_Message, frozen=True):
     """What flows got here in the last minute."""
 
-    services: list[Service]
+    services: list[ServiceGot]
 
 
 class Homes(_Message, frozen=True):
@@ -319,7 +319,7 @@ class Stop(_Message, frozen=True):
 
 LeaseFact = FirstToken | PassedOn | Progressed | PromptComputed | Finished | Failed
 RequestFact = Cancelled | FoundBlocks | FoundCached
-Announcement = Announcing | Waits | Runs | Served | Homes | Announced
+Announcement = Announcing | WaitsHere | RunsHere | ServedHere | Homes | Announced
 #: What the scheduler is told, or asked.
 Fact = Arrived | LeaseFact | RequestFact | Moved | WherePlaced
 #: What the edge tells those beside the scheduler.

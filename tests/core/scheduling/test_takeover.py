@@ -9,7 +9,7 @@ import pytest
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action, Decode, Dispatch, Evict
 from penstock.core.values.outcome import Reason
-from penstock.core.values.request import Request, Service, Underway, Usage
+from penstock.core.values.request import Request, ServiceGot, Underway, Usage
 from penstock.core.values.retry import Failure
 from penstock.core.values.settings import BandSettings, EndpointSpec, Limits, QueueBounds, part_of
 from penstock.sim.checks.invariants import CheckedScheduler
@@ -151,7 +151,7 @@ def test_what_was_let_in_elsewhere_is_refused_by_no_bound_and_holds_others_to_it
     (refused,) = core.arrived(request("new"), now=100.0)
     assert getattr(refused, "reason", None) is Reason.TENANT_LIMIT
     core.finished(-1, Usage(1, 1), now=101.0)
-    assert core.inspect().quotas.held("t")  # one still runs
+    assert core.inspect().quotas.at_limit("t")  # one still runs
     assert sent(core.finished(-2, Usage(1, 1), now=101.0)) == ["w0"]
 
 
@@ -183,8 +183,8 @@ def _turns(core: CheckedScheduler, count: int, now: float) -> dict[str, int]:
     return got
 
 
-def _service(tenant: str, tokens: float, weight: float = 1.0) -> Service:
-    return Service(0, (tenant,), (weight,), tenant, None, 10.0, tokens, 0.0, 0.0)
+def _service(tenant: str, tokens: float, weight: float = 1.0) -> ServiceGot:
+    return ServiceGot(0, (tenant,), (weight,), tenant, None, 10.0, tokens, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("tokens", [{"a": 5000.0, "b": 5000.0}, {"a": 90_000.0, "b": 10.0}, {}])

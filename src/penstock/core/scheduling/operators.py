@@ -61,7 +61,7 @@ class OperatorFacts:
     def tenants_limited(self, limits: Mapping[str, Limits], *, now: float) -> list[Action]:
         """Hold tenants to `limits` from now on, all of them, also for what is here. `running=0` pauses a tenant."""
         state = self._state
-        state.whole = replace(state.whole, tenants=limits)
+        state.told_settings = replace(state.told_settings, tenants=limits)
         limits = parts_of(limits, state.gateways)
         state.settings = replace(state.settings, tenants=limits)
         state.quotas.reconfigured(limits, state.entries.values(), now)
@@ -98,7 +98,7 @@ class OperatorFacts:
         state = self._state
         if keys := needing_restart(state.settings, settings):
             raise NeedsRestartError(keys)
-        state.whole, settings = settings, part_of(settings, state.gateways)
+        state.told_settings, settings = settings, part_of(settings, state.gateways)
         before, state.settings = state.settings, settings
         state.router.reconfigured(settings.routing, settings.router)
         _rearrange(state, before)
@@ -128,7 +128,7 @@ class OperatorFacts:
         state = self._state
         state.gateways = gateways
         state.pool.apportion(gateways)
-        return self.reconfigured(state.whole, now=now)
+        return self.reconfigured(state.told_settings, now=now)
 
 
 def _waiting(state: SchedulerState) -> list[Entry]:

@@ -63,7 +63,7 @@ class SchedulerState:
 
     def __init__(self, settings: SchedulerSettings, draw: Callable[[], float]) -> None:
         self.settings = settings  #: in force
-        self.whole = settings  #: as told: what is in force is a part of them where each gateway decides for itself
+        self.told_settings = settings  #: of which those in force are a part where each gateway decides for itself
         self.gateways = 1  #: that decide so
         self.draw = draw
         self.queues = Queues(settings.bands, settings.bounds)

@@ -3,7 +3,7 @@
 Meanwhile it is *halted*: it sends nothing, and takes facts as ever. What it is told of is booked as if it had come and
 had been sent here: a lease takes its slot, its prompt and its memory, also where that is more than there is now; a
 request that waits stands where its age puts it. What only the other one knew is lost: how often a request failed, who
-was put first, what was learned of engines. Service that flows got recently is told in sums, and tags are levelled:
+was put first, what was learned of engines. ServiceGot that flows got recently is told in sums, and tags are levelled:
 fairness begins with nobody further behind than by a request.
 """
 
@@ -17,7 +17,7 @@ from penstock.core.scheduling import ends, judging, returning, sending, waiting
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Action
 from penstock.core.values.lifecycle import Event, State
-from penstock.core.values.request import Request, Service, Underway
+from penstock.core.values.request import Request, ServiceGot, Underway
 
 
 class TakeoverFacts:
@@ -105,7 +105,7 @@ class TakeoverFacts:
                 _forget(state, entry, now)
         return []
 
-    def credited(self, services: Iterable[Service], *, now: float) -> list[Action]:
+    def credited(self, services: Iterable[ServiceGot], *, now: float) -> list[Action]:
         """Count what flows got from another scheduler in the last minute, for their turns and against their limits."""
         state = self._state
         for got in services:

@@ -100,7 +100,7 @@ class Underway(msgspec.Struct, array_like=True, frozen=True, gc=False):
     handed_over: bool = False  #: its prompt was computed elsewhere
 
 
-class Service(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class ServiceGot(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What a flow got recently: sums that are forgotten over a minute."""
 
     band: int

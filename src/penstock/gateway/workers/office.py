@@ -39,7 +39,7 @@ from penstock.gateway.workers import counts
 from penstock.gateway.workers.link import Link
 from penstock.gateway.workers.processes import WorkerProcess
 from penstock.http.server.listener import bound
-from penstock.share.decider import Decider, Seat
+from penstock.share.decider import Decider
 from penstock.share.frames import Frame, decider_reader, why_not
 from penstock.share.messages import (
     AnswerMade,
@@ -62,6 +62,7 @@ from penstock.share.messages import (
     Up,
     Welcome,
 )
+from penstock.share.seats import Seat
 
 logger = logging.getLogger(__name__)
 

@@ -130,13 +130,15 @@ class Worker:
     def follow(self, settings: Settings) -> None:
         """Serve requests that come from now on by these settings."""
         self._settings = settings
+        self._edge.bands = tuple(band.name for band in settings.bands)
+        self._edge.waiting_max = settings.queue.max_requests
         for follower in self._followers:
             follower.follow(settings)
         self._limit()
 
     def heard(self, frame: Frame[Down]) -> list[Down]:
         """Do what the decider says. Returns what is about the worker as a whole."""
-        actions, others = self._edge.take(frame)
+        actions, others = self._edge.take(frame, now=self.driver.now())
         rest: list[Down] = []
         for message in others:
             match message:
@@ -215,7 +217,7 @@ class WorkerLife:
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._worker: Worker | None = None
         self.link: Link[Down] = Link(edge_reader(), epoch=args.epoch, heard=self._heard, lost=self._lost)
-        self._edge = Edge(self.link.say)
+        self._edge = Edge(remembers=False)
 
     async def run(self) -> int:
         """Until the decider says so, or is gone. Returns the exit code."""
@@ -261,7 +263,7 @@ class WorkerLife:
                 logger.error("the decider does not take this worker: %s", why)
                 self._end(1)
             case Welcome():
-                pass
+                self._edge.linked(self.link.say, self._args.epoch, now=clock.now())
             case _:
                 logger.debug("not for a worker: %s", message)
 

@@ -314,7 +314,7 @@ class CheckedScheduler(Scheduler):
         return Counter([self.books.requests[d.request_id].tenant for d in self.books.leases.values()])
 
     def _apportioned(self, fact: Fact, gateways: int, *, now: float) -> list[Action]:
-        return self._changed(partial(fact, gateways), self._state.whole, gateways, now)
+        return self._changed(partial(fact, gateways), self._state.told_settings, gateways, now)
 
     def _reconfigured(self, fact: Fact, settings: SchedulerSettings, *, now: float) -> list[Action]:
         return self._changed(partial(fact, settings), settings, self._state.gateways, now)

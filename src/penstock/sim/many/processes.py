@@ -16,10 +16,11 @@ from penstock.core.scheduler import Scheduler
 from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Requeue
 from penstock.core.values.observation import Observation
 from penstock.core.values.settings import EndpointSpec
-from penstock.share.decider import Decider, Remote, Seat
+from penstock.share.decider import Decider
 from penstock.share.edge import Edge
 from penstock.share.frames import decider_reader, edge_reader, written
-from penstock.share.messages import Aside, Down, EndpointRow, Endpoints, Fact, Loads
+from penstock.share.messages import Announcement, Aside, Down, EndpointRow, Endpoints, Fact, Loads
+from penstock.share.seats import Remote, Seat
 from penstock.sim.many.link import Clockwork, OneWay, Wire
 from penstock.sim.world.world_values import SimulatedJourney
 
@@ -59,7 +60,7 @@ class Deciding:
     def knows(self, request_id: str, /) -> bool:
         return request_id in self._remotes
 
-    def carry_out(self, actions: list[Action]) -> None:
+    def tell(self, actions: list[Action], /) -> None:
         """Write each action to the edge whose request it is about."""
         for action in actions:
             remote = self._remotes.get(action.request_id)
@@ -82,13 +83,13 @@ class Deciding:
     def serve(self, spec: EndpointSpec) -> None:
         """An engine is there."""
         self._rows.append(EndpointRow(spec.name, "http://simulated", "vllm", models=sorted(spec.models or ())))
-        self.carry_out(self.scheduler.endpoint_added(spec, now=self.now()))
+        self.tell(self.scheduler.endpoint_added(spec, now=self.now()))
 
     def observed(self, engine: str, reading: Observation | None) -> None:
         """An engine's gauges were read, by the world's time; None: no answer."""
         if reading is not None:
             reading = replace(reading, asked_s=reading.asked_s + self._skew_s)
-        self.carry_out(self.scheduler.observed(engine, reading, now=self.now()))
+        self.tell(self.scheduler.observed(engine, reading, now=self.now()))
 
     def due_s(self) -> float | None:
         """Returns when time alone changes something, by the world's clock; None: never."""
@@ -97,7 +98,7 @@ class Deciding:
 
     def expire(self) -> None:
         """Time has passed."""
-        self.carry_out(self.scheduler.expire(now=max(self.now(), self.scheduler.next_deadline() or self.now())))
+        self.tell(self.scheduler.expire(now=max(self.now(), self.scheduler.next_deadline() or self.now())))
 
     # --- edges ----------------------------------------------------------------------------------------------------
 
@@ -110,7 +111,7 @@ class Deciding:
     def lost(self, seat: Seat) -> None:
         """An edge's link is over."""
         if not self.over and not seat.gone:
-            self.carry_out(self.decider.lost(seat))
+            self.tell(self.decider.lost(seat))
 
 
 class EdgeLink:
@@ -119,12 +120,14 @@ class EdgeLink:
     def __init__(self, world: Clockwork, wire: Wire, random: Random, gateway: SimulatedGateway, to: Deciding) -> None:
         self.to = to
         self.gateway = gateway
+        self._world = world
         self._reads_up, self._reads_down = decider_reader(), edge_reader()
         write = partial(written, 1)
-        self.up: OneWay[Fact | Aside] = OneWay(world, wire, random, write=write, arrive=self._arrive_up)
+        self.up: OneWay[Fact | Aside | Announcement] = OneWay(world, wire, random, write=write, arrive=self._arrive_up)
         self.down: OneWay[Down] = OneWay(world, wire, random, write=write, arrive=self._arrive_down)
         self.seat = Seat(gateway.name, self.down.say, to.decider.bands)
         to.opened(self.seat)
+        gateway.carry_out(gateway.edge.linked(self.up.say, to.decider.epoch, now=world.now + gateway.skew_s))
 
     def close(self) -> None:
         """Nothing arrives any more."""
@@ -135,11 +138,12 @@ class EdgeLink:
         for frame in self._reads_up.feed(data):
             for message in frame.messages:
                 if not self.seat.gone and not self.to.over:
-                    self.to.carry_out(self.to.decider.take(self.seat, message))  # type: ignore[arg-type]
+                    self.to.tell(self.to.decider.take(self.seat, message))  # type: ignore[arg-type]
 
     def _arrive_down(self, data: bytes) -> None:
+        edge, now = self.gateway.edge, self._world.now + self.gateway.skew_s
         for frame in self._reads_down.feed(data):
-            actions, _ = self.gateway.edge.take(frame)
+            actions, _ = edge.take(frame, now=now)
             self.gateway.carry_out(actions)
 
 
@@ -154,13 +158,9 @@ class SimulatedGateway:
         self.alive = True
         self.carried: dict[str, SimulatedJourney] = {}
         self.link: EdgeLink | None = None
-        self.edge = Edge(self._say)
+        self.edge = Edge()
 
     def start_again(self) -> None:
         """A new process stands where a dead one stood."""
         self.alive = True
-        self.edge = Edge(self._say)
-
-    def _say(self, message: Fact | Aside) -> None:
-        if self.link is not None:
-            self.link.up.say(message)
+        self.edge = Edge()

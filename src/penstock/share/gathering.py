@@ -1,0 +1,112 @@
+"""What does an edge say of requests, and does it make sense? Its announcement in pieces, until the last word.
+
+Nothing of it is booked before all of it is here: an edge whose link breaks in between has announced nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from penstock.core.values.request import Request, ServiceGot
+from penstock.core.values.settings import Prices
+from penstock.share.edge import NAME_CHARACTERS_MAX
+from penstock.share.frames import LinkError
+from penstock.share.messages import Announced, Announcement, Announcing, Homes, RunsHere, ServedHere, WaitsHere
+
+GATHER_S = 0.5  # that whoever has not announced is waited for
+REQUESTS_MAX = 200_000  # of one edge
+ROWS_MAX = 50_000  # of what it remembers, of each kind
+NUMBER_MAX = 1 << 62
+
+
+def checked(request: Request, *, bands: Sequence[str], here: Sequence[str], levels: int) -> Request:
+    """Returns a request of an edge whose settings have these `bands`, as the scheduler may take it.
+
+    `LinkError`: what that takes on trust from a gateway of its own is not so.
+    """
+    names = (request.id, request.model, request.tenant, request.account, *request.flow)
+    if any(len(name) > NAME_CHARACTERS_MAX for name in names):
+        raise LinkError("a request with a name that is too long")
+    path = len(request.flow)
+    # Those without a key stand together, a level further down.
+    if len(request.weights) != path or not levels <= path <= levels + 1:
+        raise LinkError(f"a request with {path} fairness levels, where there are {levels}")
+    prices = request.prices or Prices()
+    numbers = (request.deadline_s or 0.0, request.locate_s, prices.prompt, prices.cached_prompt, prices.completion)
+    if request.body_bytes < 0 or not all(map(math.isfinite, (*request.weights, *numbers))) or min(request.weights) <= 0:
+        raise LinkError("a request with a weight, a size or a time that is none")
+    band = band_here(request.band, bands, here)
+    return request if band == request.band else msgspec.structs.replace(request, band=band)
+
+
+def band_here(rank: int, bands: Sequence[str], here: Sequence[str]) -> int:
+    """Returns the rank here of a band that has that rank among the `bands` of an edge.
+
+    By its name, or where it is gone, the next lower one that is there.
+    """
+    if not 0 <= rank < len(bands):
+        raise LinkError(f"a request in band {rank}, where there are {len(bands)}")
+    if bands is here:
+        return rank
+    names = list(here)  # the edge has not heard of new settings yet
+    return names.index(bands[rank]) if bands[rank] in names else min(rank, len(names) - 1)
+
+
+class Pieces:
+    """The announcement of one edge, as far as it is here."""
+
+    def __init__(self, checked: Callable[[Request], Request], in_band: Callable[[int], int]) -> None:
+        self._checked = checked
+        self._in_band = in_band
+        self.requests: dict[int, WaitsHere | RunsHere] = {}
+        self.services: list[ServiceGot] = []
+        self.sessions: list[tuple[str, str, str]] = []
+        self.prefixes: list[tuple[str, tuple[int, ...]]] = []
+        self.end: Announced | None = None
+
+    def add(self, message: Announcement) -> None:
+        """Take one piece. `LinkError`: no edge of ours says that."""
+        match message:
+            case WaitsHere() | RunsHere():
+                self._add_request(message)
+            case ServedHere():
+                self.services += [self._sane(row) for row in message.services]
+            case Homes():
+                self.sessions += message.sessions
+                self.prefixes += message.prefixes
+            case Announced():
+                self.end = message
+            case Announcing():
+                raise LinkError("an announcement in an announcement")
+        if max(len(self.services), len(self.sessions), len(self.prefixes)) > ROWS_MAX:
+            raise LinkError(f"an announcement of more than {ROWS_MAX} rows")
+
+    def _add_request(self, message: WaitsHere | RunsHere) -> None:
+        number, times = message.number, [message.came_s, message.waited_s]
+        if number in self.requests or not 0 < number < NUMBER_MAX:
+            raise LinkError(f"request {number} is announced twice, or can't be one")
+        if len(self.requests) >= REQUESTS_MAX:
+            raise LinkError(f"an announcement of more than {REQUESTS_MAX} requests")
+        if isinstance(message, RunsHere):
+            its = message.underway
+            times.append(its.running_s)
+            if its.output_tokens < 0 or (its.decode is None) != (its.decode_lease is None):
+                raise LinkError("a lease that is none")
+        if not all(map(math.isfinite, times)) or min(times) < 0.0:
+            raise LinkError("a request with an age that is none")
+        self.requests[number] = msgspec.structs.replace(message, request=self._checked(message.request))
+
+    def _sane(self, row: ServiceGot) -> ServiceGot:
+        sums = (row.requests, row.prompt_tokens, row.cached_tokens, row.completion_tokens)
+        if (
+            not all(map(math.isfinite, (*sums, *row.weights)))
+            or min(sums) < 0.0
+            or min(row.weights, default=0.0) <= 0.0
+        ):
+            raise LinkError("what a flow got is no number")
+        if len(row.weights) != len(row.flow):
+            raise LinkError("a flow without a weight")
+        return msgspec.structs.replace(row, band=self._in_band(row.band))

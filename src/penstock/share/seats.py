@@ -1,0 +1,103 @@
+"""Who sits at a decider's table: edges, each with its requests, which are journeys to the driver like any other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
+from penstock.core.values.request import Request
+from penstock.share.gathering import Pieces
+from penstock.share.messages import Down, Told
+
+if TYPE_CHECKING:
+    from penstock.share.decider import Decider
+
+
+class Journeys(Protocol):
+    """The driver, as a decider knows it."""
+
+    def join(self, request_id: str, journey: Remote, /) -> None: ...
+    def leave(self, request_id: str, /) -> None: ...
+    def knows(self, request_id: str, /) -> bool: ...
+    def tell(self, actions: list[Action], /) -> None: ...
+
+
+class Seat:
+    """One edge, as long as its link holds."""
+
+    def __init__(self, name: str, send: Callable[[Down], None], bands: Sequence[str]) -> None:
+        self.name = name
+        self.send = send
+        self.requests: dict[int, Remote] = {}
+        self.bands = bands  #: as of the settings that it follows, highest first
+        self.last_number = 0
+        self.stale = 0  #: facts that came too late to mean anything
+        self.gone = False
+        self.pieces: Pieces | None = None  #: of its announcement, until that is booked
+        self.announced = False  #: and has been
+        self.cut_until_s = math.inf  #: its link broke: then its leases come back
+
+
+class Remote:
+    """A request of an edge: a journey to the driver, a number to the edge."""
+
+    __slots__ = ("_decider", "decode", "endpoint", "lease", "number", "request", "seat", "told")
+
+    def __init__(self, decider: Decider, seat: Seat, number: int, request: Request) -> None:
+        self._decider = decider
+        self.seat = seat
+        self.number = number
+        self.request = request
+        self.lease: int | None = None
+        self.told: int | None = (
+            None  #: what its edge calls that lease: where another decider granted it, as that one did
+        )
+        self.decode: tuple[int, int] | None = None  #: the same of the lease that follows, where it is such a one's, too
+        self.endpoint = ""  #: where it was sent last
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is in the queue."""
+        return self.lease is None
+
+    @property
+    def band(self) -> str:
+        return self._decider.bands[self.request.band]
+
+    def dispatched(self, action: Dispatch, /) -> None:
+        self._decider.before_dispatch(self.seat, action.endpoint)
+        self.lease = self.told = action.lease
+        self.endpoint = action.endpoint
+        self._tell(action)
+
+    def decoding(self, action: Decode, /) -> None:
+        self.lease = self.told = action.lease
+        self.endpoint = action.endpoint
+        if self.decode is not None and self.decode[0] == action.lease:
+            self.told = self.decode[1]
+            action = msgspec.structs.replace(action, lease=self.told)
+        self._tell(action)
+
+    def requeued(self, action: Requeue, /) -> None:
+        self.lease = None
+        if self.seat.gone:
+            self._decider.drop([self])  # its edge announces it, if it lives
+        else:
+            self.seat.send(Told(self.number, action))
+
+    def ended(self, action: Reject | Evict | Fail, /) -> None:
+        self._decider.forget(self)
+        self._tell(action)
+
+    def aborted(self, action: Abort, /) -> None:
+        self.seat.send(Told(self.number, action))
+
+    def _tell(self, action: Action) -> None:
+        allowance = self._decider.allowance(self.request)
+        if allowance is not None:
+            self.seat.send(allowance)
+        self.seat.send(Told(self.number, action))
