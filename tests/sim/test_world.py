@@ -25,7 +25,7 @@ from penstock.sim.world.workload import (
     Stream,
     sources,
 )
-from penstock.sim.world.world import World
+from penstock.sim.world.world import World, WorldObserver
 from penstock.sim.world.world_values import Death, EngineSpec, SimulatedJourney, WorldSettings
 
 CONFIG = EngineConfig(step_jitter=0.05)
@@ -40,6 +40,7 @@ def world(
     seconds: float = 20.0,
     seed: int = 1,
     config: EngineConfig = CONFIG,
+    watch: WorldObserver | None = None,
     **more: object,
 ) -> World:
     """A finished run with all invariants checked after every event."""
@@ -52,9 +53,32 @@ def world(
         checked=True,
     )
     settings = replace(settings, **more)  # type: ignore[arg-type]
-    made = World(settings, sources(streams, seed))
+    made = World(settings, sources(streams, seed), watch=watch)
     made.run()
     return made
+
+
+class RunningEachSecond(WorldObserver):
+    """How many requests ran, and whether others waited."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, bool]] = []
+
+    def second(self, world: World) -> None:
+        picture = world.scheduler.snapshot(now=world.now)
+        self.seen.append((picture.running, picture.waiting > 0))
+
+
+@pytest.mark.parametrize("tenants", [2, 3, 4])
+def test_floods_that_begin_in_one_moment_keep_no_slots_free_from_each_other(tenants: int) -> None:
+    """Their first requests look like those of light flows; slots reserved for these would be idle."""
+    streams = [
+        Stream(f"team-{n}", Bursts(40, 1000.0), Constant(13), Constant(200), weight=1.0 if n else 3.0)
+        for n in range(tenants)
+    ]
+    watch = RunningEachSecond()
+    world(*streams, slots=4, seconds=60.0, config=replace(CONFIG, step_s=0.04), watch=watch)
+    assert {running for running, others_wait in watch.seen if others_wait} == {8}
 
 
 def fate(journey: SimulatedJourney) -> tuple[object, ...]:

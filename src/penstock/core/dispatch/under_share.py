@@ -83,6 +83,13 @@ class UnderShare:
         """Add the work of `entry`, which was sent, to what fair shares are of."""
         self._served.add(entry.charge.work, now)
 
+    def ended(self, entry: Entry, now: float) -> None:
+        """Note that a lease of the flow of `entry` ended: it may be under its share of the slots again."""
+        node, model = top(entry.node_of()), entry.model
+        self._reserved.freed(model, now)
+        if model in node.backlog and node.parent is not None and self.under_share(node, model, now):
+            self._queues.bands[entry.request.band].note_under_share(node, model)
+
     def moved(self, before: Node, after: Node) -> None:
         """Keep what a flow recently asked for when it goes on in another tree, as `after`."""
         if after.parent is not None and before.demand > 0.0:

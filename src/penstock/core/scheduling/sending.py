@@ -291,7 +291,7 @@ def release(state: SchedulerState, entry: Entry, now: float, *, abandoned: bool 
     state.tree_of(entry).returned(entry.node_of())
     if state.quotas.ended(entry.account):
         state.capped.uncap(entry.account)
-    state.reserved.freed(entry.model, now)
+    state.under_share.ended(entry, now)
     endpoint = state.pool.holder(lease)
     if endpoint is not None:
         endpoint.ledger.remove(lease, now, abandoned=abandoned)
