@@ -29,6 +29,7 @@ INTRODUCTION = """\
 What becomes of a request, from the client to an engine and back. Solid arrows are the way of a request, dotted ones are
 facts that the scheduler is told. Each box names the file that answers for it, below `src/penstock`.
 """
+WIDE = '<div class="wide" markdown>'  # on the site it is as large as it has to be, and scrolls
 WORDS_PER_LINE = 4  # in a box: wider boxes make the picture unreadable
 
 #: The file of the package that each box stands for; a test checks that the files exist.
@@ -55,7 +56,7 @@ FILES = {
 
 def page() -> str:
     """Returns the page as docs/diagram.md has it."""
-    return "\n".join([INTRODUCTION, *_flow(), "", "## The states of a request", "", *_states(), "", *_lists()]) + "\n"
+    return "\n".join([INTRODUCTION, WIDE, "", *_flow(), "", "</div>", "", "## The states of a request", "", *_states(), "", *_lists()]) + "\n"
 
 
 def _flow() -> Iterable[str]:
