@@ -56,7 +56,8 @@ FILES = {
 
 def page() -> str:
     """Returns the page as docs/diagram.md has it."""
-    return "\n".join([INTRODUCTION, WIDE, "", *_flow(), "", "</div>", "", "## The states of a request", "", *_states(), "", *_lists()]) + "\n"
+    whole, states = [WIDE, "", *_flow(), "", "</div>"], ["## The states of a request", "", *_states()]
+    return "\n".join([INTRODUCTION, *whole, "", *states, "", *_lists()]) + "\n"
 
 
 def _flow() -> Iterable[str]:
