@@ -83,6 +83,8 @@ class Scheduler:
         self.evicted = operators.evicted
         self.all_evicted = operators.all_evicted
         self.tenants_limited = operators.tenants_limited
+        self.budget_shared = operators.budget_shared
+        self.budget_apart = operators.budget_apart
         self.reconfigured = operators.reconfigured
         self.apportioned = operators.apportioned
 
@@ -115,6 +117,7 @@ class Scheduler:
         self.places = questions.places
         self.limits_of = questions.limits_of
         self.allowance = questions.allowance
+        self.budgets = questions.budgets
         self.explain = questions.explain
         self.snapshot = questions.snapshot
         self.loads = questions.loads

@@ -264,3 +264,53 @@ def test_the_snapshot_shows_what_a_limited_tenant_has() -> None:
     assert (snapshot.running, snapshot.queued, snapshot.queued_bytes) == (1, 1, 7)
     assert (snapshot.requests_left, snapshot.tokens_left) == (None, 40.0)
     assert snapshot.limits == Limits(running=3, queued=5, tokens_per_minute=60)
+
+
+# --- a budget that is shared with other gateways ---------------------------------------------------------------------
+
+
+def test_a_budget_is_what_all_that_share_it_have_left() -> None:
+    bucket = TokenBucket(600)
+    bucket.take(100, 0.0)
+    bucket.shared(50.0, 0.0)
+    assert bucket.left(0.0) == 50
+    assert bucket.left(10.0) == 150, "it comes back as before"
+    bucket.shared(-200.0, 10.0)
+    assert bucket.wait_s(1, 10.0) == pytest.approx(20.1)
+    bucket.shared(9_999.0, 10.0)
+    assert bucket.left(10.0) == 600
+    assert bucket.taken == 100, "what others took is none of ours"
+
+
+def test_apart_it_is_a_part_of_what_is_left_and_of_what_comes() -> None:
+    bucket = TokenBucket(600)
+    bucket.take(200, 0.0)
+    bucket.apart(0.25, 0.0)
+    assert bucket.left(0.0) == 100
+    bucket.apart(0.25, 0.0)
+    assert bucket.left(0.0) == 100, "once"
+    assert bucket.left(10.0) == pytest.approx(125)
+    assert bucket.left(3600.0) == 150
+    assert bucket.budget("a", 0.0).size == 600, "others are told of the whole"
+    bucket.shared(500.0, 3600.0)
+    assert bucket.left(3600.0) == 500
+    assert bucket.left(3610.0) == 600
+
+
+def test_a_debt_is_not_made_smaller_by_being_apart() -> None:
+    bucket = TokenBucket(600)
+    bucket.take(900, 0.0)
+    bucket.apart(0.1, 0.0)
+    assert bucket.left(0.0) == -300
+
+
+def test_what_was_taken_is_counted_on_under_other_limits() -> None:
+    quotas = Quotas({"a": Limits(tokens_per_minute=600)})
+    quotas.admit("a", tokens=100, now=0.0)
+    quotas.reconfigured({"a": Limits(tokens_per_minute=1_200)}, (), 0.0)
+    quotas.settle("a", reserved=100, used=40, now=0.0)
+    (budget,) = quotas.budgets(0.0)
+    assert (budget.taken, budget.size) == (40, 1_200)
+    quotas.shared("b", 60.0, 5.0, 0.0)
+    quotas.shared("a", 86_400.0, 5.0, 0.0)
+    assert quotas.budgets(0.0) == [budget], "neither a tenant nor a period that has no limit"

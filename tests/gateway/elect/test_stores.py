@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -346,6 +347,28 @@ async def test_a_valkey_that_is_a_cluster_or_lacks_scripts() -> None:
         async with store_of({"valkey": {"url": running.url}}) as store:
             with pytest.raises(ElectionError, match="it lacks what is needed: scripts and hashes"):
                 await store.write(await store.read(), ONE)
+
+
+async def test_a_valkey_that_stood_still_answers_what_it_is_asked_then(valkey_server: valkey.Server) -> None:
+    """Not what it was asked before: such an answer would come too late, for another question."""
+    assert valkey_server.process is not None
+    valkey_server.say("FLUSHALL")
+    settings = {"valkey": {"url": valkey_server.url}}
+    async with store_of(settings) as store, store_of(settings) as another:
+        first = await store.write(await store.read(), ONE)
+        assert first is not None
+        valkey_server.process.send_signal(signal.SIGSTOP)
+        try:
+            for asked in (store.write(first, OTHER), store.read(), store.write(first, ONE)):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await asked
+        finally:
+            valkey_server.process.send_signal(signal.SIGCONT)
+        record = await store.read()
+        assert record == await another.read()
+        assert await store.write(record, Claim("cccc", "10.0.0.3:8081", 3)) is not None
+        assert (await another.read()).id == "cccc"
 
 
 async def test_a_valkey_that_is_not_there() -> None:

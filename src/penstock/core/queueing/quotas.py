@@ -9,6 +9,10 @@ is paid off; a request larger than all that a bucket holds is let in when the bu
 Promised, and tested: from any moment on, what is let in stays within rate × time + one bucket (+ the part of the last
 request beyond a bucket), and what is charged in the end is what was used.
 
+A budget of tokens may be shared with other gateways that decide apart, in another cluster. Their use is told: the
+bucket then holds what all of them have left (`shared`). Where they can't be heard, it goes on as the part that falls
+to this gateway (`apart`), until they are heard again.
+
 Only tenants that have limits are known here, so memory is bounded by the settings and all others cost one look-up.
 """
 
@@ -20,7 +24,7 @@ from collections.abc import Iterable, Mapping
 
 from penstock.core.queueing.entry import Entry
 from penstock.core.values.lifecycle import State
-from penstock.core.values.rows import Allowance, Left, LimitReached, TenantSnapshot
+from penstock.core.values.rows import Allowance, Budget, Left, LimitReached, TenantSnapshot
 from penstock.core.values.settings import Limits
 
 MINUTE_S = 60.0
@@ -31,11 +35,14 @@ SHOWN_MAX = 50  # tenants in a snapshot; the others are counted
 class TokenBucket:
     """An allowance that refills at a steady rate, up to the worth of one period."""
 
-    __slots__ = ("_at_s", "_level", "_rate_per_s", "size")
+    __slots__ = ("_at_s", "_level", "_part", "_rate_per_s", "_whole", "period_s", "size", "taken")
 
     def __init__(self, per_period: int, period_s: float = MINUTE_S) -> None:
         assert per_period > 0
-        self.size = float(per_period)
+        self.size = self._whole = float(per_period)
+        self.period_s = period_s
+        self.taken = 0.0  #: in all, here; what was given back is not in it
+        self._part = 1.0  # of the whole budget that this bucket is
         self._rate_per_s = per_period / period_s
         self._level = self.size  # as of `_at_s`
         self._at_s: float | None = None
@@ -60,6 +67,29 @@ class TokenBucket:
         """Charge `amount`, negative to give back. Nothing is kept beyond a full bucket."""
         self._level = min(self.size, self.left(now) - amount)
         self._at_s = now
+        self.taken += amount
+
+    def shared(self, left: float, now: float) -> None:
+        """Hold what all that share the budget have `left`."""
+        self._be(1.0)
+        self._level, self._at_s = min(self.size, left), now
+
+    def apart(self, part: float, now: float) -> None:
+        """Be `part` of the budget, of what is left as of what comes, until it is `shared` again. A debt stays."""
+        if self._part < 1.0:
+            return  # it is already
+        left = self.left(now)
+        self._be(part)
+        self._level, self._at_s = min(left, left * part), now
+
+    def budget(self, tenant: str, now: float) -> Budget:
+        """Returns what those need to know with whom it is shared."""
+        return Budget(tenant, self.period_s, self._whole, self.left(now), self.taken)
+
+    def _be(self, part: float) -> None:
+        self._part = part
+        self.size = max(self._whole * part, 1.0)
+        self._rate_per_s = self.size / self.period_s
 
 
 class _Account:
@@ -97,6 +127,7 @@ class _Account:
         ):
             if ours is not None and theirs is not None:
                 ours.take(ours.size - theirs.left(now), now)
+                ours.taken = theirs.taken
 
 
 class Quotas:
@@ -303,6 +334,28 @@ class Quotas:
             tokens=None if account.tokens is None else account.tokens.allowance(now),
             tokens_day=None if account.tokens_day is None else account.tokens_day.allowance(now),
         )
+
+    # --- shared with other gateways that decide ---------------------------------------------------------------
+
+    def budgets(self, now: float) -> list[Budget]:
+        """Returns the budgets of tokens that there are."""
+        return [
+            bucket.budget(name, now) for name, account in self._accounts.items() for bucket in account.token_buckets
+        ]
+
+    def shared(self, tenant: str, period_s: float, left: float, now: float) -> None:
+        """Hold what all that share the budget have `left`; nothing where the tenant has no such limit any more."""
+        for bucket in self._buckets(tenant, period_s):
+            bucket.shared(left, now)
+
+    def apart(self, tenant: str, period_s: float, part: float, now: float) -> None:
+        """Go on with `part` of the budget."""
+        for bucket in self._buckets(tenant, period_s):
+            bucket.apart(part, now)
+
+    def _buckets(self, tenant: str, period_s: float) -> list[TokenBucket]:
+        account = self._accounts.get(tenant)
+        return [] if account is None else [each for each in account.token_buckets if each.period_s == period_s]
 
     # --- the picture ----------------------------------------------------------------------------------------
 

@@ -73,6 +73,18 @@ class OperatorFacts:
             state.queues.touch(endpoint)
         return sending.pumped(state, now)
 
+    def budget_shared(self, tenant: str, period_s: float, left: float, *, now: float) -> list[Action]:
+        """All gateways that share this budget of `tenant` have so much `left`. Nothing waits for that: returns
+        nothing.
+        """
+        self._state.quotas.shared(tenant, period_s, left, now)
+        return []
+
+    def budget_apart(self, tenant: str, period_s: float, part: float, *, now: float) -> list[Action]:
+        """The others that share this budget can't be heard: go on with `part` of it. Returns nothing."""
+        self._state.quotas.apart(tenant, period_s, part, now)
+        return []
+
     def all_evicted(self, request_ids: Iterable[str], *, now: float) -> list[Action]:
         """Take many requests out, as `evicted` does each, and hand out once what their going makes room for."""
         state, actions = self._state, list[Action]()

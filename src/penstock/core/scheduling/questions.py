@@ -25,7 +25,7 @@ from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.cause import Cause
 from penstock.core.values.lifecycle import State
 from penstock.core.values.request import Request
-from penstock.core.values.rows import Allowance, Serving
+from penstock.core.values.rows import Allowance, Budget, Serving
 from penstock.core.values.settings import Limits
 
 _SENDS_DIRECTLY = (None, Cause.RETURNING, Cause.STUCK)  # as `Pool.usable`: what can't wait is not refused for these
@@ -153,6 +153,10 @@ class Questions:
     def allowance(self, tenant: str, *, now: float) -> Allowance | None:
         """Returns what a tenant has left of its rates; None if it has none."""
         return self._state.quotas.allowance(tenant, now)
+
+    def budgets(self, *, now: float) -> list[Budget]:
+        """Returns the budgets of tokens that tenants have."""
+        return self._state.quotas.budgets(now)
 
     def limits_of(self, tenant: str) -> Limits | None:
         """What a tenant may have; None where nothing limits it."""

@@ -56,6 +56,16 @@ class SourceSnapshot(msgspec.Struct, frozen=True):
     off: int  #: endpoints about which it is not asked now
 
 
+class Budget(msgspec.Struct, frozen=True):
+    """A tenant's tokens for one period, as those have to know it with whom it may be shared."""
+
+    tenant: str
+    period_s: float
+    size: float  #: what a full one holds
+    left: float
+    taken: float  #: since the gateway began, here; it never is less but by what was given back
+
+
 class LimitReached(msgspec.Struct, frozen=True, gc=False):
     """Why a tenant gets no more for now."""
 

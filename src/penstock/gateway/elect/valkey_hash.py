@@ -48,16 +48,7 @@ class ValkeyHash:
     def __init__(self, url: str, key: str, *, ca_file: str | None = None) -> None:
         """ValueError: the URL is none."""
         self._key = f"{key}:decider"
-        tls: dict[str, Any] = {"ssl_ca_certs": ca_file} if ca_file and plain_url(url).startswith("rediss:") else {}
-        self._client: Any = redis.asyncio.Redis.from_url(
-            plain_url(url),
-            socket_timeout=REQUEST_S,
-            socket_connect_timeout=REQUEST_S,
-            retry=Retry(NoBackoff(), 0),  # a question that failed is put again by the elector
-            decode_responses=True,
-            max_connections=4,
-            **tls,
-        )
+        self._client: Any = client_of(url, ca_file)
         self.where = f"{self._key} in Valkey"
 
     async def read(self) -> Record:
@@ -94,6 +85,21 @@ class ValkeyHash:
         """Close the connections."""
         with contextlib.suppress(RedisError, OSError):
             await self._client.aclose()
+
+
+def client_of(url: str, ca_file: str | None) -> Any:
+    """Returns a client of the server at `url`. ValueError: the URL is none."""
+    plain = plain_url(url)
+    tls: dict[str, Any] = {"ssl_ca_certs": ca_file} if ca_file and plain.startswith("rediss:") else {}
+    return redis.asyncio.Redis.from_url(
+        plain,
+        socket_timeout=REQUEST_S,
+        socket_connect_timeout=REQUEST_S,
+        retry=Retry(NoBackoff(), 0),  # a question that failed is put again in its time
+        decode_responses=True,
+        max_connections=4,
+        **tls,
+    )
 
 
 def plain_url(url: str) -> str:
