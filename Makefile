@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
 .PHONY: demo test compiled test-compiled test-deploy rehearse-alerts image chart wheels test-page test-clients shots test-postgres test-engines check
-.PHONY: soak chaos fuzz bench lab docs generated lock clean
+.PHONY: soak chaos chaos-share fuzz bench lab docs generated lock clean
 .DEFAULT_GOAL := test
 
 .venv/core.stamp: requirements.lock pyproject.toml
@@ -129,6 +129,10 @@ chaos: .venv/dev.stamp
 fuzz: .venv/dev.stamp
 	$(BIN)/pip install --quiet --disable-pip-version-check atheris==3.0.0
 	$(BIN)/python -m tests.fuzz $(ARGS)
+
+# The same for several gateways: deciders and edges that die, links that break, partitions. ARGS="--requests 1000000".
+chaos-share: .venv/dev.stamp
+	$(BIN)/python -m tests.share.long_gateways $(ARGS)
 
 bench: .venv/dev.stamp
 	$(BIN)/python benchmarks/run.py $(ARGS)

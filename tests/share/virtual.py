@@ -67,6 +67,7 @@ class Client:
     began: bool = False
     ends: list[str] = field(default_factory=list)  # what became of it: exactly one, in the end
     run: int = 0  # of its runs in engines
+    arrived_s: float = 0.0
 
 
 class Line:
@@ -267,6 +268,7 @@ class SharedWorld:
         self.clients: list[Client] = []
         self.outcomes: Counter[str] = Counter()
         self.deaths = 0
+        self.sent_s = 0.0  # when an edge last sent something
         self.parents: dict[str, Parent] = {}
         if not self.makes_parents:
             self.parents["p"] = Parent(self, "p", leads=True)
@@ -385,6 +387,7 @@ class SharedWorld:
                 assert not client.began, "sent again although its client reads"
                 client.lease = action.lease
                 client.engine = self.engines[action.endpoint]
+                self.sent_s = self.now
                 client.run += 1
                 self.at(self.now + self.delay(), partial(self._reach, process, client, client.run))
             case Requeue():
@@ -401,7 +404,7 @@ class SharedWorld:
 
     def arrive(self, edge: str, request: Request, *, tokens: int) -> Client:
         process = self.edges[edge]
-        client = Client(request, tokens, process)
+        client = Client(request, tokens, process, arrived_s=self.now)
         self.clients.append(client)
         if not process.alive:
             client.ends.append("edge died")

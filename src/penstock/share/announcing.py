@@ -13,14 +13,13 @@ import msgspec
 
 from penstock.core.util.bounded_map import BoundedMap
 from penstock.core.util.decaying import Decaying
-from penstock.core.values.request import Request, ServiceGot, Underway, Usage
+from penstock.core.values.request import SERVICE_S, Request, ServiceGot, Underway, Usage
 from penstock.core.values.settings import Prices
 from penstock.share.messages import Announced, Announcement, Announcing, Homes, RunsHere, ServedHere, WaitsHere
 
 if TYPE_CHECKING:
     from penstock.share.edge import HeldRequest
 
-SERVICE_S = 60.0  # over which service is forgotten: long enough for some long answers
 FLOWS_MAX = 10_000
 SESSIONS_MAX = 10_000
 PREFIXES_MAX = 1_000

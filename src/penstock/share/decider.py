@@ -119,12 +119,12 @@ class Decider:
         higher epoch for one that leads already is that alone.
         """
         now = self._now()
-        if self._phase is not Phase.IDLE and alone == self.alone:
+        if self._phase is not Phase.IDLE:
+            assert alone == self.alone, "who decides for others, or for others no more, steps down first"
             self.epoch = max(self.epoch, epoch)
             if self.phase is Phase.DECIDING:
                 self._journeys.tell(self._scheduler.begun(lease_from=self._lease_from, now=now))
             return
-        self.step_down()
         self.epoch, self.alone, self._phase = epoch, alone, Phase.GATHERING
         self._expected, self._begins_s = set(expected), now + GATHER_S
         self._scheduler.halted(afresh=True, now=now)
@@ -273,6 +273,7 @@ class Decider:
         seat.pieces.add(message)
         if not isinstance(message, Announced):
             return []
+        seat.last_number = max(seat.pieces.requests, default=0)
         self.gateways = max(1, message.gateways)
         if not self.alone:
             self._expected.update(message.edges)
@@ -290,7 +291,10 @@ class Decider:
             return []
         self._scheduler.halted(now=now)
         self._book([seat], now)
-        return [] if self._holds else self._scheduler.begun(now=now)
+        if not self._holds:
+            self._journeys.tell(self._scheduler.begun(now=now))
+            self._catch_up()
+        return []
 
     def _book(self, seats: Sequence[Seat], now: float) -> None:
         """Take over what these edges hold: what runs as it was sent, then what waits as it came."""
@@ -306,7 +310,6 @@ class Decider:
         for seat in seats:
             pieces, seat.pieces, seat.announced = seat.pieces, None, True
             assert pieces is not None
-            seat.last_number = max(pieces.requests, default=0)
             for its in pieces.requests.values():
                 if isinstance(its, RunsHere):
                     runs.append((seat, its))
@@ -320,7 +323,6 @@ class Decider:
             self._take_on(seat, run, now)
         for seat, wait in sorted(waits, key=lambda row: -row[1].came_s):
             if wait.request.pinned is not None:  # which never waits: it was never decided about
-                seat.last_number = min(seat.last_number, wait.number - 1)
                 self._later.append((seat, Arrived(wait.number, wait.request), now))
                 continue
             remote = self._joins(seat, wait.number, wait.request, now)
@@ -362,6 +364,8 @@ class Decider:
                 raise LinkError("a fact before the announcement is over")
         if isinstance(fact, Announcing | WaitsHere | RunsHere | ServedHere | Homes | Announced):
             raise LinkError("an announcement where facts are due")
+        if isinstance(fact, Arrived):
+            fact = self._valid(seat, fact)
         if (self._holds or self._phase is not Phase.DECIDING) and self._puts_off(seat, fact):
             if len(self._later) >= LATER_MAX:
                 raise LinkError(f"more than {LATER_MAX} facts while nothing is decided")
@@ -438,11 +442,15 @@ class Decider:
         self.forget(remote)  # its client has the answer: whatever it was about to wait for, or was sent to again, ends
         return self._scheduler.cancelled(remote.request.id, now=now)
 
-    def _arrived(self, seat: Seat, fact: Arrived, came_s: float, now: float) -> list[Action]:
+    def _valid(self, seat: Seat, fact: Arrived) -> Arrived:
         if fact.number <= seat.last_number:
             raise LinkError(f"request {fact.number} comes after {seat.last_number}")
         seat.last_number = fact.number
-        remote = self._joins(seat, fact.number, self._checked(seat, fact.request), came_s)
+        request = self._checked(seat, fact.request)
+        return fact if request is fact.request else Arrived(fact.number, request)
+
+    def _arrived(self, seat: Seat, fact: Arrived, came_s: float, now: float) -> list[Action]:
+        remote = self._joins(seat, fact.number, fact.request, came_s)
         return self._scheduler.arrived(remote.request, now=now)
 
     def _joins(self, seat: Seat, number: int, request: Request, came_s: float) -> Remote:

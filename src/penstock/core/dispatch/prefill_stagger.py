@@ -69,6 +69,7 @@ class PrefillStagger:
                 allowed.append(endpoint)
             else:
                 self.made_wait = True
+                wait_s = min([wait_s, *[e.ledger.prefill.overdue_s - now for _, e in self._soonest[entry.model]]])
                 self._look_again(endpoint, now + (wait_s if wait_s > STEP_S else STEP_S))
         return allowed
 

@@ -90,6 +90,14 @@ class UnderShare:
         if model in node.backlog and node.parent is not None and self.under_share(node, model, now):
             self._queues.bands[entry.request.band].note_under_share(node, model)
 
+    def served_before(self, node: Node, work: float, now: float) -> None:
+        """Note the `work` that a flow recently asked for, and got, from another scheduler."""
+        if node.parent is not None:
+            node = top(node)
+            node.demand = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S) + work
+            node.demand_s = now
+        self._served.add(work, now)
+
     def moved(self, before: Node, after: Node) -> None:
         """Keep what a flow recently asked for when it goes on in another tree, as `after`."""
         if after.parent is not None and before.demand > 0.0:

@@ -122,10 +122,15 @@ class PrefillBacklog:
 
     def overdue(self, now: float) -> bool:
         """True if the first prompt takes more than twice as long as was predicted when it was sent."""
+        return now > self.overdue_s
+
+    @property
+    def overdue_s(self) -> float:
+        """When the first prompt will be overdue; infinity while there is none."""
         if not self.leases:
-            return False
+            return math.inf
         first = self._first
-        return now > 2.0 * first.prefill_end_s - first.dispatched_s
+        return 2.0 * first.prefill_end_s - first.dispatched_s
 
     def keeps_waiting(self, waiting: float, now: float) -> bool:
         """True if `waiting` requests may wait there for others' prompts, which take more than a step, and not for a

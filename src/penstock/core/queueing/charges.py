@@ -45,7 +45,8 @@ class Charges:
 
     def policy(self, entry: Entry) -> FairnessPolicy:
         """Returns the policy that counts an entry's service: its band's, at the prices of its model."""
-        return self.policy_at(entry.request.band, entry.request.prices)
+        request = entry.request
+        return self._policies[request.band] if request.prices is None else self._with(request.band, request.prices)
 
     def policy_at(self, band: int, prices: Prices | None) -> FairnessPolicy:
         """Returns the policy between the flows of a band, by rank, at `prices`; None: at those of all models."""

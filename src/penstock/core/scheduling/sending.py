@@ -210,6 +210,7 @@ def take_on(state: SchedulerState, entry: Entry, underway: Underway, now: float)
         assert underway.decode_lease is not None
         lease.prefills()
         state.pending.take_on(entry, underway.decode, underway.decode_lease, now)
+    state.under_share.sent(entry, now)
     entry.sent(lease)
     state.leases[lease.serial] = entry
     streams = underway.begun and request.streamed

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from penstock.core.dispatch.under_share import DEMAND_WINDOW_S
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import Node
 from penstock.core.scheduling import ends, judging, returning, sending, waiting
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Action
 from penstock.core.values.lifecycle import Event, State
-from penstock.core.values.request import Request, ServiceGot, Underway
+from penstock.core.values.request import SERVICE_S, WORK_PER_OUTPUT_TOKEN, Request, ServiceGot, Underway
 
 
 class TakeoverFacts:
@@ -117,7 +118,10 @@ class TakeoverFacts:
                 completion_tokens=round(got.completion_tokens),
             )
             path, weights = (got.flow, got.weights) if policy.uses_flows else ((), ())
-            band.tree.charge(band.tree.node(path, weights), each * got.requests if policy.by_request else each)
+            node = band.tree.node(path, weights)
+            band.tree.charge(node, each * got.requests if policy.by_request else each)
+            work = got.prompt_tokens - got.cached_tokens + WORK_PER_OUTPUT_TOKEN * got.completion_tokens
+            state.under_share.served_before(node, work * DEMAND_WINDOW_S / SERVICE_S, now)
             tokens = got.prompt_tokens + got.completion_tokens
             state.quotas.spent(got.account, requests=got.requests, tokens=tokens, now=now)
         return []

@@ -29,6 +29,8 @@ _KEYS = tuple(sum(end <= chunks for end in PREFIX_ENDS) for chunks in range(PREF
 
 WORK_PER_OUTPUT_TOKEN = 2.0  # what a request takes, whatever it is charged: completion tokens hold a slot longer
 
+SERVICE_S = 60.0  # over which what flows got is forgotten, where it is told: long enough for some long answers
+
 Key = Hashable  # of a block of a prompt: compared and looked up, never counted with
 
 

@@ -235,7 +235,11 @@ class CheckedScheduler(Scheduler):
 
     def _arrived(self, fact: Fact, request: Request, *, now: float) -> list[Action]:
         before = [entry for band in self._state.queues.bands[request.band + 1 :] for entry in band.entries.values()]
-        first_visits = {entry.request.id: (entry.request.band, entry.seq) for entry in before if entry.queue.visit == 1}
+        first_visits = {
+            entry.request.id: (entry.request.band, entry.queue.waits_since_s, entry.seq)
+            for entry in before
+            if entry.queue.visit == 1
+        }
         self.books.arrived(request)
         actions = fact(request, now=now)
         self._check_displaced(request, actions, first_visits)
@@ -462,7 +466,7 @@ class CheckedScheduler(Scheduler):
             assert limits.queued_tokens is None or sum(x.estimate.prompt_tokens for x in own) <= limits.queued_tokens
 
     def _check_displaced(
-        self, request: Request, actions: Sequence[Action], first_visits: dict[str, tuple[int, int]]
+        self, request: Request, actions: Sequence[Action], first_visits: dict[str, tuple[int, float, int]]
     ) -> None:
         """A displaced request was the youngest of the lowest band, never ran, and made room for one that stayed."""
         for action in actions:

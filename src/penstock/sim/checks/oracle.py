@@ -310,7 +310,8 @@ class Oracle:
         when = now if known else now - STEP_S - ROUNDING_S
         roles, model = self._state.pool.roles, entry.request.model
         others = [e for e in self._state.pool if e.serves(model) and roles.computes(e, model, whole=False)]
-        others = [e for e in others if self.healthy(e, now) and e is not endpoint and not e.ledger.prefill.overdue(now)]
+        others = [e for e in others if self.healthy(e, now) and e is not endpoint]
+        others = [e for e in others if not e.ledger.prefill.overdue(when)]
         left_s = [e.ledger.prefill.left(when) / e.ledger.prefill.rate for e in others]
         return not left_s or min(left_s) <= patience_s
 

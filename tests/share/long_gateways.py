@@ -1,0 +1,116 @@
+"""Many gateways in virtual time, for as long as is wanted: `python -m tests.share.long_gateways --requests 1000000`.
+
+Each seed is a world of its own; a seed that fails is told, and run again by itself with `--seed`, and `--kind`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections import Counter
+from functools import partial
+from random import Random
+
+import msgspec
+
+from penstock.core.scheduler import SchedulerSettings
+from penstock.core.values.request import Request
+from penstock.core.values.settings import BandSettings, QueueBounds
+from penstock.share.gathering import GATHER_S
+from tests.share.gateways import TTL_S, Gateways, Troubles
+from tests.share.virtual import BANDS, Chances
+
+KINDS = {
+    "parents": Troubles(parent_dies_s=8.0),
+    "gateways": Troubles(gateway_dies_s=9.0),
+    "store": Troubles(store_goes_s=10.0, parent_dies_s=20.0),
+    "links": Troubles(link_breaks_s=1.0),
+    "cuts": Troubles(cut_s=8.0),
+    "all": Troubles(8.0, 12.0, 3.0, 8.0, 15.0),
+}
+PAUSE_S = TTL_S + GATHER_S + 0.5  # a look at the record, and the way there and back: the longest that a death costs
+
+
+def tried(kind: str, seed: int, *, requests: int) -> Gateways:
+    """Run one world, and check that all is served or told, once."""
+    random, over_s = Random(seed), 10.0 + requests * 0.12
+    link_s = random.choice([(0.0001, 0.02), (0.0, 0.2)])
+    smooth = seed % 2 == 1  # engines do no wrong: then whatever fails is our fault
+    chances = Chances(refused=0, reset=0, broken=0, link_s=link_s) if smooth else Chances(link_s=link_s)
+    world = Gateways(
+        seed=seed,
+        gateways=3,
+        edges=2,
+        engines={"x": 2, "y": 3},
+        chances=chances,
+        troubles=KINDS[kind],
+        settings=SchedulerSettings(
+            bands=tuple(BandSettings(name) for name in BANDS), bounds=QueueBounds(requests_max=200)
+        ),
+        until_s=over_s,
+    )
+    for number in range(requests):
+        tenant = random.choice("abc")
+        request = Request(
+            f"r{number % 40}" if random.random() < 0.1 else f"r-{number}",
+            "m",
+            random.randrange(3),
+            tenant=tenant,
+            flow=(tenant,),
+            body_bytes=400,
+            streamed=random.random() < 0.7,
+            deadline_s=20.0 * random.random() if random.random() < 0.1 else None,
+            output_tokens_max=random.choice([16, 64, 256]),
+            session=random.choice("uvw") if random.random() < 0.3 else None,
+            prefix=tuple(range(random.randrange(8))) if random.random() < 0.3 else (),
+            pinned=random.choice("xy") if random.random() < 0.03 else None,
+        )
+        world.at(over_s * random.random(), partial(_arrives, world, request, random.choice(list(world.edges))))
+    world.run(over_s + 120.0)
+    world.check_idle()
+    assert not smooth or not any(how.startswith("failed") for how in world.outcomes), world.outcomes
+    if world.is_strict:  # deaths alone: the record is free after its time, who takes it hears all for half a second
+        assert world.paused_s <= PAUSE_S, f"nothing was sent for {world.paused_s} s"
+    return world
+
+
+def _arrives(world: Gateways, request: Request, edge: str) -> None:
+    process = world.edges[edge]
+    if any(held.request.id == request.id for held in process.edge.requests.values()):
+        return
+    if request.deadline_s is not None:
+        request = msgspec.structs.replace(request, deadline_s=world.now + request.deadline_s)
+    world.arrive(edge, request, tokens=request.output_tokens_max or 16)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=10_000, help="in all worlds together")
+    parser.add_argument("--each", type=int, default=300, help="in each world")
+    parser.add_argument("--seed", type=int, help="this one alone")
+    parser.add_argument("--kind", choices=list(KINDS), help="of trouble; all kinds by turns where it is not said")
+    args = parser.parse_args()
+    seeds = [args.seed] if args.seed is not None else range(1, 2 + args.requests // args.each)
+    begun_s, failed, beyond, seen = time.monotonic(), 0, Counter[str](), Counter[str]()
+    for seed in seeds:
+        kind = args.kind or list(KINDS)[seed % len(KINDS)]
+        try:
+            world = tried(kind, seed, requests=args.each)
+        except Exception:
+            failed += 1
+            traceback.print_exc()
+            print(f"FAILED: python -m tests.share.long_gateways --each {args.each} --seed {seed} --kind {kind}")
+            continue
+        beyond[kind] = max(beyond[kind], world.most_beyond)
+        seen.update(world.seen)
+        seen.update(world.outcomes)
+        print(f"{seed} {kind}: {dict(world.seen)}; {world.paused_s:.1f} s without sending", flush=True)
+    print(f"{len(seeds)} worlds, {failed} failed, {time.monotonic() - begun_s:.0f} s; {dict(seen)}")
+    print(f"most requests of ours in an engine beyond its slots: {dict(beyond)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
