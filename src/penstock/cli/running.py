@@ -39,7 +39,7 @@ def serve(settings: Settings, read: Callable[[], Settings], log_level: str, *, f
             print(f"penstock: {problem.line()}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"penstock: {cannot_listen(settings, error)}", file=sys.stderr)
+        print(f"penstock: {cannot_listen(settings.listen, error)}", file=sys.stderr)
         return 1
     except StartError as error:
         print(f"penstock: {error}", file=sys.stderr)

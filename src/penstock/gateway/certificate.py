@@ -38,9 +38,16 @@ def _context(settings: Settings) -> ssl.SSLContext | None:
     except _HasPasswordError:
         raise ConfigError([Problem("tls.key", "has a password, which nobody is there to type")]) from None
     except (OSError, ssl.SSLError) as error:
-        text = error.strerror or str(error)
-        raise ConfigError([Problem("tls", f"the certificate or its key can't be used: {text}")]) from None
+        raise ConfigError([Problem("tls", f"the certificate or its key can't be used: {_why(error)}")]) from None
     return context
+
+
+def _why(error: OSError) -> str:
+    """What OpenSSL means, where its own words are names of its parts."""
+    text = error.strerror or str(error)
+    if "KEY_VALUES_MISMATCH" in text:
+        return "the key is another certificate's"
+    return "one of the two files is no PEM, or cut off" if "PEM lib" in text else text
 
 
 def _load(context: ssl.SSLContext, settings: Settings) -> None:

@@ -28,7 +28,8 @@ def start_problems(settings: Settings, env: Mapping[str, str]) -> list[Problem]:
         lambda: Certificate().check(settings),
         lambda: sources(settings.discovery, env),
         lambda: _data_folder(settings),
-        lambda: _address(settings),
+        lambda: _address("listen", settings.listen, settings.listen_address),
+        lambda: _address("admin.listen", at_operators(settings), settings.admin_address),
     )
     found: list[Problem] = []
     for ask in asked:
@@ -39,9 +40,14 @@ def start_problems(settings: Settings, env: Mapping[str, str]) -> list[Problem]:
     return found
 
 
-def cannot_listen(settings: Settings, error: OSError) -> str:
+def cannot_listen(where: str, error: OSError) -> str:
     """Returns what to say where an address can't be listened on."""
-    return f"cannot listen on {settings.listen}: {error.strerror or error}"
+    return f"cannot listen on {where}: {error.strerror or error}"
+
+
+def at_operators(settings: Settings) -> str:
+    """Returns the operators' address, as it is named in messages."""
+    return f"{settings.admin.listen} (admin.listen)"
 
 
 def _data_folder(settings: Settings) -> None:
@@ -51,10 +57,12 @@ def _data_folder(settings: Settings) -> None:
         raise ConfigError([Problem("batch.data", why)])
 
 
-def _address(settings: Settings) -> None:
+def _address(key: str, where: str, address: tuple[str, int] | None) -> None:
+    if address is None:
+        return
     try:
-        for one in asyncio.run(bound(*settings.listen_address)):
+        for one in asyncio.run(bound(*address)):
             one.close()
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
-            raise ConfigError([Problem("listen", cannot_listen(settings, error))]) from None
+            raise ConfigError([Problem(key, cannot_listen(where, error))]) from None

@@ -18,6 +18,7 @@ from penstock.gateway.builtin.autoscale import Autoscale
 from penstock.gateway.certificate import Certificate
 from penstock.gateway.endpoints.discovery.base import Discovery
 from penstock.gateway.endpoints.registry import EndpointRegistry
+from penstock.gateway.fitness import at_operators, cannot_listen
 from penstock.gateway.large_blocks import give_large_blocks_back
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.reload import Reload
@@ -136,8 +137,7 @@ class Gateway:
             await server.start(*address, ssl=context)
         except OSError as error:
             await self.close()
-            why = error.strerror or str(error)
-            raise StartError(f"cannot listen on {self.reload.settings.admin.listen} (admin.listen): {why}") from None
+            raise StartError(cannot_listen(at_operators(self.reload.settings), error)) from None
         logger.info("/admin and /metrics are at %s", _url(address[0], server.port, secure=context is not None))
 
     async def _start_workers(self, office: Office) -> None:
