@@ -60,23 +60,23 @@ def _command(words: list[str]) -> int:
         from penstock.cli import vllm_router
 
         return vllm_router.run(words[1:])
-    args = _parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
+    args = parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
     return int(args.run(args))
 
 
-def _parser(asked: str) -> argparse.ArgumentParser:
-    """The parser of all commands; only the chosen one has its arguments."""
-    parser = argparse.ArgumentParser(
+def parser(asked: str | None) -> argparse.ArgumentParser:
+    """The parser of all commands; only the one that is asked for has its arguments. None: all have."""
+    whole = argparse.ArgumentParser(
         prog="penstock", description="A flow-control gateway for LLM inference.", allow_abbrev=False
     )
-    parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__} ({kind()})")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    whole.add_argument("--version", action="version", version=f"penstock {penstock.__version__} ({kind()})")
+    commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, command in _COMMANDS.items():
         description = command.description or f"{command.help.capitalize()}."
         sub = commands.add_parser(name, help=command.help, description=description, allow_abbrev=False)
-        if name == asked:
+        if asked is None or name == asked:
             command.load(sub)
-    return parser
+    return whole
 
 
 def _serve(parser: argparse.ArgumentParser) -> None:
@@ -198,6 +198,13 @@ def _simulate(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=simulate_cli.run)
 
 
+def _completion(parser: argparse.ArgumentParser) -> None:
+    from penstock.cli.completion import command
+
+    command.add_arguments(parser)
+    parser.set_defaults(run=command.run)
+
+
 _COMMANDS = {
     "serve": _Command(
         "run the gateway",
@@ -266,6 +273,13 @@ _COMMANDS = {
         "run a scenario in virtual time",
         _simulate,
         "Run the scheduler against simulated engines in virtual time, and hold the figures against goals.",
+    ),
+    "completion": _Command(
+        "print what makes a shell complete these commands",
+        _completion,
+        "Print the script that makes a shell complete commands, flags and files: `penstock completion bash > "
+        "~/.local/share/bash-completion/completions/penstock`, `… zsh > _penstock` in a folder of $fpath, or `… fish > "
+        "~/.config/fish/completions/penstock.fish`.",
     ),
 }
 
