@@ -3,5 +3,6 @@
 `main.py` is the door; it imports a command only when that command is asked for, so that `--help` is quick.
 `running.py` runs a gateway, and `following.py` a file that it follows.
 `steering/` has the verbs for endpoints and tenants. `admin_client.py` and `batch_client.py` reach a running gateway,
-`views.py` draws its state in a terminal, `diagnosis.py` examines endpoints for `doctor.py`.
+`views.py` draws its state in a terminal and `top/` goes on doing so, `diagnosis.py` examines endpoints for `doctor.py`,
+`completion/` makes shells complete all of it.
 """

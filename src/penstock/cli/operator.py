@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from typing import Any
@@ -15,6 +16,8 @@ from rich.text import Text
 
 from penstock.cli import admin_client, views
 from penstock.cli.admin_client import AdminClient, GatewayError
+from penstock.cli.top.keyboard import Keyboard
+from penstock.cli.top.live import live
 from penstock.config.reloading import Change
 
 RELOAD_TIMEOUT_S = 60.0  # ten thousand tenants take some seconds to read
@@ -149,10 +152,9 @@ def _top(client: AdminClient, args: argparse.Namespace) -> int:
     if args.once or not console.is_terminal:
         console.print(views.screen(client.call("GET", "/admin/state"), console.width, None))
         return 0
-    try:
-        views.live(lambda: client.call("GET", "/admin/state"), console)
-    except KeyboardInterrupt:
-        return 0  # the way to leave it
+    with contextlib.suppress(KeyboardInterrupt):  # a way to leave it
+        live(lambda: client.call("GET", "/admin/state"), console, Keyboard())
+    return 0
 
 
 _RUN = {

@@ -1,5 +1,5 @@
-"""How does a terminal show the gateway's state? The parts of the page as tables of 80 columns, and all of them live
-(`top`).
+"""How does a terminal show the gateway's state? The parts of the page as tables of 80 columns, and all of them
+together (`top`).
 
 Callers choose names, so every text is put in as plain text, its unprintable characters replaced: no markup, no escapes.
 """
@@ -7,20 +7,16 @@ Callers choose names, so every text is put in as plain text, its unprintable cha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.admin_client import GatewayError
 from penstock.gateway.admin.events import printable
 from penstock.gateway.admin.headline import seconds
 from penstock.gateway.admin.reasons import MISSING
 
-INTERVAL_S = 1.0
 MARKS = {"ok": ("● ok", "bold blue"), "busy": ("▲ busy", "bold yellow"), "bad": ("■ attention", "bold red")}
 DOUBTS_SHOWN = 3  # lines of `status` and `top`
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -169,7 +165,8 @@ def requests(state: State, which: str, most: int) -> Table:
             str(row["output_tokens"]),
             _name(why, 20),
         )
-    return _more(table, rows, most, max(0, state.get(which, len(rows)) - len(rows)))
+    more = state.get("requests_more", max(0, state.get(which, len(rows)) - len(rows)))
+    return _more(table, rows, most, more)
 
 
 def batches(state: State, most: int) -> Table:
@@ -235,24 +232,6 @@ def screen(state: State, width: int, height: int | None) -> RenderableType:
         parts.append(requests(state, which, left))
     parts.append(events(state, shown["events"]))
     return Group(*parts)
-
-
-def live(ask: Callable[[], State], console: Console) -> NoReturn:
-    """Draw the state once a second until Ctrl-C. While the gateway is away, the last picture stays."""
-    state: State | None = None
-    with Live(console=console, screen=True, auto_refresh=False) as shown:
-        while True:
-            trouble = ""
-            try:
-                state = ask()
-            except GatewayError as error:
-                if state is None:
-                    raise
-                trouble = f"{error}; trying again"
-            if state is not None:
-                picture = screen(state, console.width, console.height - bool(trouble))
-                shown.update(Group(Text(trouble, style="bold red"), picture) if trouble else picture, refresh=True)
-            time.sleep(INTERVAL_S)
 
 
 def _table(*columns: str) -> Table:
