@@ -48,7 +48,7 @@ _shtab_penstock_batch_option_strings=(-h --help)
 _shtab_penstock_engine_option_strings=(-h --help --host --port --model --profile --slots --step-ms --kv-blocks --block-size --max-batched-tokens --max-num-queued-reqs --priority --kv-events --kv-replay --kv-transfer --bootstrap-port --seed --fault --page)
 _shtab_penstock_demo_option_strings=(-h --help --once --seconds --port)
 _shtab_penstock_doctor_option_strings=(-h --help -c --config --endpoint --try --timeout --json)
-_shtab_penstock_simulate_option_strings=(-h --help --scenario --seed --seeds --duration --check --json --list --trace --format --routing --endpoints --engines --speed --profile --kv-tokens --fairness --no-queue --affinity-wait --imbalance-threshold --plot --lab --cells --small --missed -j --jobs)
+_shtab_penstock_simulate_option_strings=(-h --help --scenario --seed --seeds --duration --check --json --list --quiet --trace --format --routing --endpoints --engines --speed --profile --kv-tokens --fairness --no-queue --affinity-wait --imbalance-threshold --plot --lab --cells --small --missed -j --jobs)
 _shtab_penstock_completion_option_strings=(-h --help)
 _shtab_penstock_option_strings=(-h --help --version)
 
@@ -206,6 +206,7 @@ _shtab_penstock_simulate___help_nargs=0
 _shtab_penstock_simulate___check_nargs=0
 _shtab_penstock_simulate___json_nargs=0
 _shtab_penstock_simulate___list_nargs=0
+_shtab_penstock_simulate___quiet_nargs=0
 _shtab_penstock_simulate___no_queue_nargs=0
 _shtab_penstock_simulate___lab_nargs=0
 _shtab_penstock_simulate___small_nargs=0

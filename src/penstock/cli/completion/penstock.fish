@@ -286,6 +286,7 @@ complete -c penstock -n '_shtab_penstock_using simulate' -l duration -x -d 'simu
 complete -c penstock -n '_shtab_penstock_using simulate' -l check -d 'check all invariants after every event (slow)'
 complete -c penstock -n '_shtab_penstock_using simulate' -l json -d 'print one JSON object per seed; with a trace, one list'
 complete -c penstock -n '_shtab_penstock_using simulate' -l list -d 'list the scenarios'
+complete -c penstock -n '_shtab_penstock_using simulate' -l quiet -d 'show no progress (it is shown on a terminal only)'
 complete -c penstock -n '_shtab_penstock_using simulate' -l trace -xka "(__fish_complete_path (commandline -ct))" -d 'a recorded workload (mooncake, azure, vtc; gzipped or not)'
 complete -c penstock -n '_shtab_penstock_using simulate' -l format -xka "mooncake azure vtc" -d 'of the trace, where its first line does not tell'
 complete -c penstock -n '_shtab_penstock_using simulate' -l routing -x -d 'predicted_ttft, least_loaded, round_robin, power_of_two, session, prefix, kv, load_balanced_kv, lmetric, round_robin_passthrough, least_requests, sglang_cache_aware, sglang_router_flags, llmd_affinity, dynamo_cost'

@@ -414,6 +414,7 @@ _shtab_penstock_simulate_options=(
   "--check[check all invariants after every event (slow)]"
   "--json[print one JSON object per seed\; with a trace, one list]"
   "--list[list the scenarios]"
+  "--quiet[show no progress (it is shown on a terminal only)]"
   "--trace[a recorded workload (mooncake, azure, vtc\; gzipped or not)]:FILE:_files"
   "--format[of the trace, where its first line does not tell]:format:(mooncake azure vtc)"
   "--routing[predicted_ttft, least_loaded, round_robin, power_of_two, session, prefix, kv, load_balanced_kv, lmetric, round_robin_passthrough, least_requests, sglang_cache_aware, sglang_router_flags, llmd_affinity, dynamo_cost]:NAME,NAME,…:"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 from rich.console import Console
@@ -19,6 +21,7 @@ from penstock.sim.world.report import RunResult, show
 EXIT_OK, EXIT_MISSED, EXIT_USAGE = 0, 1, 2
 SEEDS_MAX = 100
 DURATION_S_MIN, DURATION_S_MAX = 60.0, 36_000.0
+LEFT_FROM_S = 1.0  # of a run; before, a guess at its end is worth nothing
 WIDTH_MIN = 120  # without a terminal, a narrower table would be cut
 
 
@@ -31,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="check all invariants after every event (slow)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per seed; with a trace, one list")
     parser.add_argument("--list", action="store_true", help="list the scenarios")
+    parser.add_argument("--quiet", action="store_true", help="show no progress (it is shown on a terminal only)")
     trace_cli.add_arguments(parser)
     lab_cli.add_arguments(parser)
 
@@ -48,18 +52,24 @@ def run(args: argparse.Namespace) -> int:
     if args.lab:
         return lab_cli.list_cells(args) if args.list else lab_cli.run(args, seeds)
     if args.trace is not None:
-        line = ProgressLine("trace", shown=sys.stderr.isatty())
+        line = ProgressLine("trace", shown=_shown(args))
         code = trace_cli.simulate(args, seeds, line.say)
         line.clear()
         return code
     names = list(SCENARIOS) if args.scenario == "all" else [args.scenario]
-    met = [_simulate(SCENARIOS[name], seeds, args) for name in names]
+    met = []
+    for number, name in enumerate(names, start=1):
+        which = name if len(names) == 1 else f"{name} ({number} of {len(names)})"
+        met.append(_simulate(SCENARIOS[name], seeds, args, ProgressLine(which, shown=_shown(args))))
     return EXIT_OK if all(met) else EXIT_MISSED
 
 
-def _simulate(scenario: Scenario, seeds: list[int], args: argparse.Namespace) -> bool:
+def _shown(args: argparse.Namespace) -> bool:
+    return sys.stderr.isatty() and not args.quiet
+
+
+def _simulate(scenario: Scenario, seeds: list[int], args: argparse.Namespace, line: ProgressLine) -> bool:
     duration_s = args.duration if args.duration is not None else scenario.duration_s
-    line = ProgressLine(scenario.name, shown=sys.stderr.isatty())
     results: list[RunResult] = []
     for seed in seeds:
         line.seed = seed
@@ -114,15 +124,29 @@ class ProgressLine:
     scenario: str
     shown: bool
     seed: int = 0
-    _told: float = field(default_factory=clock.now)
+    now: Callable[[], float] = clock.now
+    _told: float = -math.inf
+    _run: tuple[int, str] = (0, "")
+    _began: float = 0.0
 
     def tell(self, variant: str, now_s: float, duration_s: float) -> None:
-        self.say(f"{self.scenario}, seed {self.seed}, {variant}: {now_s:.0f} of {duration_s:.0f} simulated seconds")
+        """Say how far a run is, and how long it takes still if it goes on like this."""
+        if not self.shown:
+            return
+        if (self.seed, variant) != self._run:
+            self._run, self._began = (self.seed, variant), self.now()
+        took_s = self.now() - self._began
+        left = f", {took_s * (duration_s - now_s) / now_s:.0f} s left" if now_s > 0 and took_s >= LEFT_FROM_S else ""
+        share = min(now_s / duration_s, 1.0)
+        self.say(
+            f"{self.scenario}, seed {self.seed}, {variant}: "
+            f"{now_s:.0f} of {duration_s:.0f} simulated seconds, {share:.0%}{left}"
+        )
 
     def say(self, done: str) -> None:
-        if not self.shown or clock.now() < self._told + 0.2:
+        if not self.shown or self.now() < self._told + 0.2:
             return
-        self._told = clock.now()
+        self._told = self.now()
         print(f"\r\x1b[K{done}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
