@@ -104,7 +104,8 @@ def test_its_names_labels_and_selectors_fit_each_other(helm: Helm, name: str) ->
     deployment = one(objects, "Deployment")
     labels = deployment["spec"]["template"]["metadata"]["labels"].items()
     assert deployment["spec"]["selector"]["matchLabels"].items() <= labels
-    assert one(objects, "Service")["spec"]["selector"].items() <= labels
+    services = of_kind(objects, "Service")
+    assert all(service["spec"]["selector"].items() <= labels for service in services)
     for kind, key in (
         ("PodDisruptionBudget", "selector"),
         ("NetworkPolicy", "podSelector"),
@@ -113,12 +114,14 @@ def test_its_names_labels_and_selectors_fit_each_other(helm: Helm, name: str) ->
         for made in of_kind(objects, kind):
             assert made["spec"][key]["matchLabels"].items() <= labels
     for made in of_kind(objects, "ServiceMonitor"):
-        assert made["spec"]["selector"]["matchLabels"].items() <= one(objects, "Service")["metadata"]["labels"].items()
+        wanted, scraped = made["spec"]["selector"]["matchLabels"].items(), made["spec"]["endpoints"][0]["port"]
+        found = [service for service in services if wanted <= service["metadata"]["labels"].items()]
+        assert [port for service in found for port in service["spec"]["ports"] if port["name"] == scraped]
     spec = deployment["spec"]["template"]["spec"]
     volumes = {volume["name"] for volume in spec["volumes"]}
     ports = {port["name"] for port in container(objects)["ports"]}
     assert {mount["name"] for each in spec["containers"] for mount in each.get("volumeMounts", [])} <= volumes
-    assert one(objects, "Service")["spec"]["ports"][0]["targetPort"] in ports
+    assert {port["targetPort"] for service in services for port in service["spec"]["ports"]} <= ports
     for made in objects:
         if made["metadata"]["name"] != "more":
             assert made["metadata"]["namespace"] == "llm"
@@ -221,6 +224,27 @@ def test_engines_are_scaled_to_the_number_that_the_gateway_wants(helm: Helm) -> 
     }
     (trigger,) = one(helm.objects(GOOD["keda by prometheus"]), "ScaledObject")["spec"]["triggers"]
     assert trigger["metadata"]["query"] == 'max(penstock_endpoints_wanted{model="Qwen/Qwen3-32B"})'
+
+
+def test_a_port_for_operators_stays_inside_and_all_that_is_theirs_goes_there(helm: Helm) -> None:
+    objects = helm.objects(GOOD["a port for operators"])
+    callers, admin = of_kind(objects, "Service")
+    assert [port["port"] for port in callers["spec"]["ports"]] == [80]
+    assert (admin["metadata"]["name"], admin["spec"]["type"]) == ("gate-admin", "ClusterIP")
+    assert yaml.safe_load(settings_file(objects))["admin"] == {"listen": ":9090", "token": "${PENSTOCK_ADMIN_TOKEN}"}
+    env = {entry["name"]: entry.get("value") for entry in container(objects)["env"]}
+    assert env["PENSTOCK_URL"] == "http://127.0.0.1:9090", "commands in the pod go there"
+    assert one(objects, "ServiceMonitor")["spec"]["endpoints"][0]["port"] == "admin"
+    (trigger,) = one(objects, "ScaledObject")["spec"]["triggers"]
+    assert trigger["metadata"]["url"].startswith("http://gate-admin.llm.svc:9090/autoscale/")
+    rules = {rule["ports"][0]["port"]: str(rule["from"]) for rule in one(objects, "NetworkPolicy")["spec"]["ingress"]}
+    assert "monitoring" in rules[9090]
+    assert "monitoring" not in rules[8080]
+    assert "ingress-nginx" in rules[8080]
+    assert "ingress-nginx" not in rules[9090]
+    scraped = helm.objects(GOOD["a port for operators, scraped by annotations"])
+    annotations = one(scraped, "Deployment")["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/port"] == "9090"
 
 
 @pytest.mark.parametrize(("values", "words"), CONTRADICTIONS, ids=[words for _, words in CONTRADICTIONS])

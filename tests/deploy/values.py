@@ -79,6 +79,19 @@ GOOD: dict[str, dict[str, Any]] = {
             "to": [{"podSelector": {"matchLabels": {"app": "vllm"}}}],
         },
     },
+    "a port for operators": {
+        "adminPort": 9090,
+        "existingSecrets": {"admin": {"name": "gate-admin"}},
+        "service": {"type": "LoadBalancer"},
+        "metrics": {"serviceMonitor": True},
+        "autoscaling": {"kind": "keda", "engines": [ENGINE]},
+        "networkPolicy": {
+            "enabled": True,
+            "from": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress-nginx"}}}],
+            "metricsFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+        },
+    },
+    "a port for operators, scraped by annotations": {"adminPort": 9090, "networkPolicy": {"enabled": True}},
     "batches": {"persistence": {"enabled": True, "storageClass": "fast"}},
     "batches where they were": {
         "persistence": {"enabled": True, "existingClaim": "old"},
@@ -145,6 +158,12 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"settings": {"listen": ":9000"}}, "settings.listen is :9000"),
     ({"settings": {"tls": {"cert": "/a", "key": "/b"}}}, "settings.tls would be overwritten: take existingSecrets.tls"),
     ({"settings": {"state_dir": "/x"}}, "settings.state_dir would be overwritten"),
+    ({"settings": {"admin": {"listen": ":9090"}}}, "settings.admin.listen would be a port that nothing leads to"),
+    ({"adminPort": 8080}, "adminPort and containerPort are both 8080"),
+    (
+        {"adminPort": 8081, "share": {"enabled": True}, "existingSecrets": {"share": "s"}},
+        "adminPort and share.port are both 8081",
+    ),
     (
         {"settings": {"admin": {"token": "${TOKEN}"}}, "existingSecrets": {"admin": {"name": "a"}}},
         "settings.admin.token and existingSecrets.admin.name are two tokens",

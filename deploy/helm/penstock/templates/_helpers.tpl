@@ -41,10 +41,25 @@ labels: {{- include "penstock.labels" . | nindent 2 }}
 {{ include "penstock.scheme" . }}://{{ include "penstock.name" . }}.{{ .Release.Namespace }}.svc:{{ .Values.service.port }}
 {{- end }}
 
+{{/* Where operators and scrapers go: a port of its own, or the callers'. */}}
+{{- define "penstock.adminPort" -}}
+{{ ternary .Values.adminPort .Values.containerPort (gt (int .Values.adminPort) 0) }}
+{{- end }}
+{{- define "penstock.adminAddress" -}}
+{{- if gt (int .Values.adminPort) 0 -}}
+{{ include "penstock.scheme" . }}://{{ include "penstock.name" . }}-admin.{{ .Release.Namespace }}.svc:{{ .Values.adminPort }}
+{{- else -}}
+{{ include "penstock.address" . }}
+{{- end }}
+{{- end }}
+
 {{/* The settings file: what the values say, and what follows from the other values. */}}
 {{- define "penstock.settings" -}}
 {{- $settings := deepCopy .Values.settings }}
 {{- $_ := set $settings "listen" (printf ":%v" .Values.containerPort) }}
+{{- if gt (int .Values.adminPort) 0 }}
+{{- $_ := set $settings "admin" (merge (dict "listen" (printf ":%v" .Values.adminPort)) ($settings.admin | default dict)) }}
+{{- end }}
 {{- if not (or $settings.endpoints $settings.discovery) }}
 {{- with .Values.engines }}
 {{- $_ := set $settings "discovery" (list (dict "kubernetes" (dict "selector" .selector "port" (toString .port)))) }}

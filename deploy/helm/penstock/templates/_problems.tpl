@@ -15,6 +15,16 @@
 {{- $p = append $p (printf "settings.%s would be overwritten: take %s" $key $instead) }}
 {{- end }}
 {{- end }}
+{{- if hasKey ($settings.admin | default dict) "listen" }}
+{{- $p = append $p "settings.admin.listen would be a port that nothing leads to: take adminPort" }}
+{{- end }}
+{{- if gt (int $v.adminPort) 0 }}
+{{- range $key, $port := dict "containerPort" $v.containerPort "share.port" (ternary $v.share.port 0 $v.share.enabled) }}
+{{- if eq (int $v.adminPort) (int $port) }}
+{{- $p = append $p (printf "adminPort and %s are both %v" $key $v.adminPort) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if and $v.existingSecrets.admin.name (hasKey ($settings.admin | default dict) "token") }}
 {{- $p = append $p "settings.admin.token and existingSecrets.admin.name are two tokens for one thing: take the Secret" }}
 {{- end }}
