@@ -39,14 +39,15 @@ class Terminal:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
         self.before = termios.tcgetattr(theirs)
         self.theirs = theirs
+        env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "penstock", "top", "--url", url, *words],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            env={**os.environ, "TERM": "xterm-256color", "NO_COLOR": "1"},
+            env={**env, "TERM": "xterm-256color", "NO_COLOR": "1"},
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=_owns_the_terminal,
         )
         self.shown = ""
 
@@ -82,6 +83,11 @@ class Terminal:
             self.process.wait()
         os.close(self.ours)
         os.close(self.theirs)
+
+
+def _owns_the_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
 
 
 @contextlib.contextmanager
@@ -140,7 +146,7 @@ async def test_a_gateway_that_goes_away_is_told_and_keys_are_heard(world: World)
     with terminal(world) as top:
         await top.until("q leave")
         await world.end_gateway()
-        await top.until("trying again")
+        await top.until("trying again: cannot reach")
         top.press("s")
         await top.until("s sort: waiting")
         top.press("q")
@@ -257,11 +263,11 @@ async def test_the_picture_fits_the_terminal_with_its_foot(world: World, height:
             wishes.pressed(key, told)
         out = io.StringIO()
         console = Console(file=out, width=80, height=height, force_terminal=True, color_system=None)
-        console.print(live.picture(told, wishes, console, "cannot reach it; trying again"))
+        console.print(live.picture(told, wishes, console, "trying again: cannot reach it"))
         lines = out.getvalue().splitlines()
         assert len(lines) <= height
         assert max(map(len, lines)) <= 80
         assert lines[-1].startswith("q leave")
-        assert lines[0].startswith("cannot reach it")
+        assert lines[0].startswith("trying again: cannot reach it")
     assert views.headline(told).plain
     await let_go(clients)

@@ -69,7 +69,7 @@ def live(ask: Callable[[], State], console: Console, keyboard: Keyboard) -> None
                 shown = asker.state if shown is None or not wishes.is_still else shown
                 for key in keys:
                     wishes.pressed(key, shown)
-                trouble = "" if error is None else f"{error}; trying again"
+                trouble = "" if error is None else f"trying again: {error}"
                 screen.update(picture(shown, wishes, console, trouble, keyboard.heard), refresh=True)
     finally:
         asker.close()
