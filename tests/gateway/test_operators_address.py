@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import os
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from penstock.gateway.admin import own_token
 from penstock.gateway.serve import StartError
 from penstock.gateway.workers import office, worker
 from tests.gateway.conftest import Answer, Client, World, chat, request
+from tests.gateway.test_reload import make_certificate
 from tests.gateway.workers.beside import WorkerBeside
 
 OPERATORS = (
@@ -130,6 +132,32 @@ async def test_balancers_bring_nobody_to_it(world: World) -> None:
     assert (await at_admin(world, "/metrics")).status == 200
     brought = await world.client(b"PROXY TCP4 203.0.113.7 192.0.2.1 1 2\r\n" + request(body=chat()))
     assert (await brought.answer()).status == 200
+
+
+async def shown_certificate(world: World) -> bytes:
+    assert world.gate.operators is not None
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    reader, writer = await asyncio.open_connection("127.0.0.1", world.gate.operators.port, ssl=context)
+    client = Client(reader, writer)
+    world.clients.append(client)
+    client.send(request("GET", "/metrics"))
+    assert (await client.answer()).status == 200
+    shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    client.hang_up()
+    assert isinstance(shown, bytes)
+    return shown
+
+
+async def test_it_shows_the_same_certificate_and_a_renewed_one(world: World, workers: int, tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    make_certificate(cert, key)
+    await world.engine()
+    await apart(world, workers, tls={"cert": str(cert), "key": str(key)})
+    first = await shown_certificate(world)
+    make_certificate(cert, key)
+    await world.gate.reload()
+    assert await shown_certificate(world) != first
 
 
 async def test_it_does_not_move_while_it_runs(world: World) -> None:

@@ -11,15 +11,25 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
+from typing import Protocol
 
 from penstock.config.model import Settings
 from penstock.gateway.identity.origins import within
-from penstock.http.server.exchange import Exchange
+from penstock.http.server.exchange import Header
 
 HOPS_MAX = 32  # looked at, from the end: nobody has more proxies, and each costs a microsecond
 PEERS_MAX = 4096  # remembered verdicts; cleared as a whole when full
 _FOR = re.compile(r"(?:^|;)\s*for\s*=\s*(\"[^\"\\]*\"|[^\s;\"]+)\s*(?:;|$)", re.IGNORECASE)
 _WITH_PORT = re.compile(r"\[([^\]]+)\](?::\d{1,5})?|([0-9.]+)(?::\d{1,5})?")
+
+
+class Came(Protocol):
+    """What is looked at of a request."""
+
+    @property
+    def peer(self) -> tuple[str, int]: ...
+    @property
+    def headers(self) -> list[Header]: ...
 
 
 class Networks:
@@ -53,7 +63,7 @@ class Clients:
         self._proxies = Networks(its.proxies)
         self._header = its.header.encode()
 
-    def address(self, exchange: Exchange) -> str:
+    def address(self, exchange: Came) -> str:
         """The client's, as far as it is certain."""
         nearest = exchange.peer[0]
         if not self._proxies.hold(nearest):

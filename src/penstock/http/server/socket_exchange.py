@@ -245,7 +245,8 @@ class SocketExchange(Exchange):
                     continue
                 dated = dated or lower == b"date"
             lines.append(b": ".join(header))
-        lines += [b": ".join(header) for header in self.added]
+        if self.added:
+            lines += [b": ".join(header) for header in self.added]
         if framing:
             lines.append(framing)
         if not dated:
