@@ -39,9 +39,6 @@ class Networks:
         self._networks = [ipaddress.ip_network(network) for network in networks]
         self._known: dict[str, bool] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._networks)
-
     def hold(self, address: str) -> bool:
         """Whether an address is in one of them."""
         if not self._networks:
@@ -61,6 +58,7 @@ class Clients:
         """Believe these settings' proxies from now on."""
         its = settings.client_address
         self._proxies = Networks(its.proxies)
+        self.looks = bool(its.proxies)  #: whether anybody's header is believed
         self._header = its.header.encode()
 
     def address(self, exchange: Came) -> str:

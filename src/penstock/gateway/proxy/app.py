@@ -103,7 +103,8 @@ class App:
         """
         if self._root_path and exchange.target_path.startswith(self._root_path + "/"):
             exchange.target_path = exchange.target_path[len(self._root_path) :]
-        exchange.client = self._clients.address(exchange)
+        if self._clients.looks:
+            exchange.client = self._clients.address(exchange)
         if self._origins.looks and (foreign := self._foreign(exchange)) is not None:
             self.refusals.refuse(exchange, Reason.FORBIDDEN, foreign)
             return None
