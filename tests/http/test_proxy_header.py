@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.http.server import listener
+from penstock.http.server.limits import ServerLimits
 from penstock.http.server.proxy_header import LINE_BYTES_MAX, SIGNATURE, ProxyHeaderError, missing, read
 from tests.fuzz.targets import proxy_header
 from tests.http.http1_world import World, on_both_loops, request
@@ -182,7 +183,8 @@ async def test_anything_else_closes_the_connection_and_the_log_says_so_once(worl
 
 @on_both_loops
 async def test_a_header_that_does_not_come_in_time_ends_the_connection(world: World) -> None:
-    server = await world.serve(header_timeout_s=0.05)
+    server = await world.serve()
+    server.limits = ServerLimits(header_timeout_s=0.05)  # as a reload does
     server.brings = lambda address: True
     for data in (b"", V1[:20], V2[:20], SIGNATURE):
         assert await world.ask(data) == b""

@@ -54,7 +54,7 @@ class Listener:
         connection: Callable[[Brought | None], asyncio.Protocol],
         *,
         ssl: tls.SSLContext | None = None,
-        handshake_timeout_s: float,
+        begin_timeout_s: Callable[[], float],
         shutdown_timeout_s: float,
         accepts_max: int = ACCEPTS_MAX,
         brings: Callable[[str], bool] | None = None,
@@ -62,8 +62,7 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._connection = connection
         self._ssl = ssl
-        self._begin_s = handshake_timeout_s
-        self._handshake_timeout_s = handshake_timeout_s if ssl else None
+        self._begin_timeout_s = begin_timeout_s  # for a PROXY header, and for a TLS handshake
         self._shutdown_timeout_s = shutdown_timeout_s if ssl else None
         self._accepts_max = accepts_max
         self._brings = brings  # whether the peer at an address says first whose connection it brings
@@ -138,13 +137,13 @@ class Listener:
         try:
             brought: Brought | None = None
             if self._brings is not None and isinstance(address, tuple) and self._brings(address[0]):
-                async with asyncio.timeout(self._begin_s):
+                async with asyncio.timeout(self._begin_timeout_s()):
                     brought = Brought(await self._header(accepted))
             await self._loop.connect_accepted_socket(
                 lambda: connection(brought),
                 accepted,
                 ssl=self._ssl,
-                ssl_handshake_timeout=self._handshake_timeout_s,
+                ssl_handshake_timeout=self._begin_timeout_s() if self._ssl is not None else None,
                 ssl_shutdown_timeout=self._shutdown_timeout_s,
             )
         except ProxyHeaderError as error:

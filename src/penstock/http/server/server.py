@@ -89,7 +89,7 @@ class HttpServer:
         return Listener(
             lambda brought: cast("asyncio.Protocol", Connection(self, loop, brought)),
             ssl=ssl,
-            handshake_timeout_s=self.limits.header_timeout_s,
+            begin_timeout_s=lambda: self.limits.header_timeout_s,
             shutdown_timeout_s=self.limits.linger_timeout_s,
             accepts_max=accepts_max,
             brings=lambda address: self.brings is not None and self.brings(address),
