@@ -9,18 +9,21 @@ import msgspec
 import pytest
 
 from penstock.batch.states import BatchEvent, ItemState, Status
+from penstock.batch.store import sql_store
 from penstock.batch.store.port import (
     CHUNK_BYTES,
     STEP_ROWS,
     InUseError,
+    NameTakenError,
     QuotaError,
     StorageFullError,
     Store,
     StoreError,
+    TooManyKeysError,
 )
 from penstock.batch.store.sql_store import FAR_S, KEEP_S
 from penstock.batch.store.sqlite import SqliteStore
-from penstock.batch.values import Batch, File, FileKind, Item, LineProblem, NewItem, Quota, Result
+from penstock.batch.values import Batch, File, FileKind, Item, LineProblem, MadeKey, NewItem, Quota, Result
 from tests.batch import postgres
 
 T = 1_800_000_000.0
@@ -395,6 +398,86 @@ def test_one_runner_reads_a_batch_until_it_is_gone(store: Store) -> None:
     assert not store.take(batch, "s", T + 11)  # it is not what it was
 
 
+# --- made keys ----------------------------------------------------------------------------------------------------
+
+
+def a_key(name: str = "ci", *, digit: str = "1", at: float = T) -> MadeKey:
+    return MadeKey(name, "team", "sha256:" + digit * 64, '{"models":["m"]}', at, T + 60)
+
+
+def all_keys(store: Store, seen: str | None = None) -> tuple[str, list[MadeKey]]:
+    told = store.keys(seen)
+    assert told is not None
+    return told
+
+
+def test_keys_are_kept_until_they_are_erased(store: Store) -> None:
+    assert all_keys(store)[1] == []
+    later, first = a_key("later", digit="2", at=T + 1), a_key()
+    store.add_key(later)
+    store.add_key(first)
+    assert all_keys(store)[1] == [first, later]
+    assert store.erase_key("ci")
+    assert not store.erase_key("ci")
+    assert all_keys(store)[1] == [later]
+    store.add_key(first)  # the name is free again
+    assert all_keys(store)[1] == [first, later]
+
+
+def test_a_name_and_a_hash_are_given_once(store: Store) -> None:
+    store.add_key(a_key())
+    for again in (a_key(digit="2"), a_key("other")):
+        with pytest.raises(NameTakenError):
+            store.add_key(again)
+    assert all_keys(store)[1] == [a_key()]
+
+
+def test_whether_keys_have_changed_is_told_without_reading_them(store: Store) -> None:
+    seen, _ = all_keys(store)
+    assert store.keys(seen) is None
+    store.add_key(a_key())
+    seen, known = all_keys(store, seen)
+    assert known == [a_key()]
+    assert store.keys(seen) is None
+    with pytest.raises(NameTakenError):
+        store.add_key(a_key())
+    assert store.keys(seen) is None, "nothing was changed"
+    store.erase_key("ci")
+    assert all_keys(store, seen)[1] == []
+
+
+def test_no_more_keys_are_kept_than_are_read_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sql_store, "KEYS_MAX", 2)
+    store.add_key(a_key())
+    store.add_key(a_key("two", digit="2"))
+    with pytest.raises(TooManyKeysError):
+        store.add_key(a_key("three", digit="3"))
+    store.erase_key("two")
+    store.add_key(a_key("three", digit="3"))
+
+
+def test_a_batch_keeps_what_its_key_may_do(store: Store) -> None:
+    store.add_batch(msgspec.structs.replace(a_batch(), rights='{"models":["m"]}'), MANY)
+    assert found(store).rights == '{"models":["m"]}'
+    assert store.open_batches(9)[0].rights == '{"models":["m"]}'
+    assert store.batches("a", after=None, limit=9)[0].rights == '{"models":["m"]}'
+
+
+def test_several_gateways_see_each_others_keys(opening: Opening, kind: str) -> None:
+    if kind != "postgres":
+        pytest.skip("only PostgreSQL is shared")
+    one, other = opening(), opening()
+    seen, _ = all_keys(one)
+    other.add_key(a_key())
+    assert all_keys(one, seen)[1] == [a_key()]
+    with pytest.raises(NameTakenError):
+        one.add_key(a_key(digit="2"))
+    assert one.erase_key("ci")
+    assert all_keys(other)[1] == []
+    one.close()
+    other.close()
+
+
 # --- its end ------------------------------------------------------------------------------------------------------
 
 
@@ -406,8 +489,10 @@ def test_what_was_kept_is_there_after_a_restart(opening: Opening, kind: str) -> 
     running(store, items=3)
     items = store.claim("batch_1", "m", 2, "r")
     store.finish([done(items[0])], "r")
+    store.add_key(a_key())
     store.close()
     store = opening()
+    assert all_keys(store)[1] == [a_key()]
     store.release_lost(T + 1000)
     assert found(store).completed == 1
     assert sorted(item.line for item in store.claim("batch_1", "m", 9, "s")) == sorted({1, 2, 3} - {items[0].line})

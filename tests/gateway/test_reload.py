@@ -555,7 +555,7 @@ def kept(gate: Gateway) -> dict[str, object]:
         "aliased": metrics._with_aliases,
     }
     found |= plain("origins", follower(gate, Origins))
-    found |= plain("callers", callers, "_tenants", "_keys", "_dynamic", "_dynamic_users", "_trusted_peers")
+    found |= plain("callers", callers, "_tenants", "_listed", "_keys", "_dynamic", "_dynamic_users", "_trusted_peers")
     for name, known in callers._tenants.items():
         found |= {f"tenant {name}": (known.weight, known.band_max, known.users.limit)}
     found |= {"keys": {key: known.owner.name for key, known in callers._keys.items()}}

@@ -22,6 +22,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     user: str
     path: str
     body: bytes
+    rights: str = "{}"  #: what the key that made the batch may do
 
 
 class ItemAnswer(msgspec.Struct, frozen=True, gc=False):

@@ -71,13 +71,12 @@ class Manager:
         self._runner.stop()
 
     async def close(self) -> None:
-        """Stop the tasks, give items back that are not done, and close the store."""
+        """Stop the tasks, and give items back that are not done."""
         self.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._runner.close()
-        await self._store.close()
 
     @property
     def trouble(self) -> str | None:

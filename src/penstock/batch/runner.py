@@ -230,7 +230,7 @@ class Runner:
             self._put(held, Result(batch.id, item.line, ItemState.FAILED, text))
             return
         name = api_objects.request_name(batch.id, item.line)
-        held.work = Work(name, batch.tenant, batch.user, batch.endpoint, body)
+        held.work = Work(name, batch.tenant, batch.user, batch.endpoint, body, batch.rights)
         self._ready.setdefault(stream, deque()).append(held)
 
     # --- offering -----------------------------------------------------------------------------------------------

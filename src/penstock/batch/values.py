@@ -95,6 +95,7 @@ class Batch(msgspec.Struct, frozen=True):
     models: str
     problems: str
     times: str
+    rights: str = "{}"  #: what the key that made it may do, as the gateway writes it
 
     @property
     def state(self) -> Status:
@@ -113,6 +114,17 @@ class Batch(msgspec.Struct, frozen=True):
     def when(self) -> Times:
         """Returns when the batch reached each of its states."""
         return msgspec.json.decode(self.times, type=Times)
+
+
+class MadeKey(msgspec.Struct, frozen=True, gc=False):
+    """A key that was made while a gateway ran, by its hash."""
+
+    name: str
+    tenant: str
+    hash: str  #: `sha256:…`
+    rights: str  #: what it may do, as the gateway writes it
+    created_at: float
+    expires_at: float | None
 
 
 class NewItem(msgspec.Struct, frozen=True, gc=False):

@@ -1,6 +1,7 @@
-"""`penstock keys new|hash`: how does a tenant get a key that only its owner knows?
+"""`penstock keys new|ls|revoke|hash`: how does a tenant get a key that only its owner knows?
 
-The gateway needs only the hash, so the key itself has to be kept nowhere but by its owner.
+The gateway needs only the hash, so the key itself has to be kept nowhere but by its owner. `new TENANT` makes one for
+the settings, without any gateway; `new TENANT NAME`, `ls` and `revoke` ask a running one (`steering/key.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import json
 import re
 import sys
 
+from penstock.cli.steering import key as made_key
+from penstock.config.load import ConfigError, from_mapping
 from penstock.config.problems import Refused
 from penstock.config.sections.tenancy import NAMES_WITHOUT_KEYS
 from penstock.config.values import tenant_name
@@ -18,6 +21,7 @@ from penstock.gateway.identity.callers import KEY_CHARACTERS_MAX, key_hash, new_
 
 EXIT_OK, EXIT_WRONG = 0, 2
 _KEY = re.compile(rf"[!-~]{{1,{KEY_CHARACTERS_MAX}}}", re.ASCII)
+_RIGHTS = ("models", "max_prompt_tokens", "max_output_tokens", "expires")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,10 +29,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     new = commands.add_parser(
         "new",
         help="make a key for a tenant",
-        description="Make a key. It is shown once; the settings get only its hash.",
+        description="Make a key. It is shown once. With NAME, a running gateway has it at once (its settings say "
+        "`identity.made_keys: true`); without, the hash is printed for the settings.",
+        allow_abbrev=False,
     )
-    new.add_argument("name", metavar="NAME", help="the tenant's name")
+    new.add_argument("tenant", metavar="TENANT", help="the tenant's name")
+    new.add_argument("name", metavar="NAME", nargs="?", help="what the key is called at a running gateway")
+    new.add_argument("--models", metavar="NAME,…", help="models it may use, `*` stands for anything (default: all)")
+    new.add_argument("--max-prompt-tokens", metavar="N", help="the longest prompt it may send")
+    new.add_argument("--max-output-tokens", metavar="N", help="the longest answer it may ask for")
+    new.add_argument("--expires", metavar="WHEN", help="2027-01-31 (the end of that day, UTC) or 2027-01-31T18:00:00Z")
     new.set_defaults(keys=_new)
+    listing = commands.add_parser(
+        "ls",
+        help="show the keys of a running gateway",
+        description="Show the keys of a running gateway: those of its settings, and those that were made.",
+        allow_abbrev=False,
+    )
+    listing.add_argument("--tenant", metavar="NAME", help="only those of one tenant")
+    listing.set_defaults(keys=made_key.list_keys)
+    revoke = commands.add_parser(
+        "revoke",
+        help="withdraw a key that was made at a running gateway",
+        description="Withdraw a key that was made at a running gateway. Its next request gets 401; what it brought in "
+        "goes on.",
+        allow_abbrev=False,
+    )
+    revoke.add_argument("name", metavar="NAME", help="the key's name")
+    revoke.set_defaults(keys=made_key.revoke)
+    for sub in (new, listing, revoke):
+        made_key.add_arguments(sub)
     hashed = commands.add_parser(
         "hash",
         help="tell a key's hash",
@@ -44,22 +74,38 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _new(args: argparse.Namespace) -> int:
+    """At a running gateway where the key has a name, else for the settings."""
+    rights: dict[str, object] = {right: getattr(args, right) for right in _RIGHTS if getattr(args, right) is not None}
+    if args.models is not None:
+        rights["models"] = [name.strip() for name in args.models.split(",")]
+    if args.name is not None:
+        return made_key.make(args, rights)
     try:
-        name = tenant_name(args.name)
+        name = tenant_name(args.tenant)
     except Refused as refused:
         return _wrong(str(refused))
     if name in NAMES_WITHOUT_KEYS:
         return _wrong(f"`{name}` stands for callers without a key")
     key = new_key()
-    written = json.dumps(name, ensure_ascii=False).replace("$", "$$")  # `$$` is a dollar sign in the settings
+    entry = {"hash": key_hash(key), **rights}
+    try:
+        from_mapping({"tenants": [{"name": name, "keys": [entry]}]})
+    except ConfigError as error:
+        return _wrong("; ".join(problem.line().removeprefix("tenants[0].keys[0].") for problem in error.problems))
     print(f"key:  {key}")
     print(f"hash: {key_hash(key)}")
     print()
     print("The key is not shown again. Its caller sends it as `Authorization: Bearer KEY`.")
     print("For the settings:")
     print()
-    print(f'tenants:\n  - name: {written}\n    keys: ["{key_hash(key)}"]')
+    written = _written(entry) if rights else f'"{key_hash(key)}"'
+    print(f"tenants:\n  - name: {_written(name)}\n    keys: [{written}]")
     return EXIT_OK
+
+
+def _written(value: object) -> str:
+    """As YAML has it; `$$` is a dollar sign in the settings."""
+    return json.dumps(value, ensure_ascii=False).replace("$", "$$")
 
 
 def _hash(args: argparse.Namespace) -> int:

@@ -225,9 +225,10 @@ _COMMANDS = {
         "`# yaml-language-server: $schema=FILE`.",
     ),
     "keys": _Command(
-        "make an API key, or hash one",
+        "make, list or withdraw API keys",
         _keys,
-        "API keys of tenants: make one, or tell the hash of one for the settings.",
+        "API keys of tenants: make one for the settings or for a running gateway, list them, withdraw one, or tell the "
+        "hash of one for the settings.",
     ),
     "endpoint": _Command(
         "add, drain, resume or remove endpoints of a running gateway",

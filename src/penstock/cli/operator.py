@@ -74,6 +74,8 @@ def _status(client: AdminClient, args: argparse.Namespace) -> int:
             console.print(views.batches(state, BATCHES_MAX))
         if state["batch_store"]:
             console.print(f"[red]files and batches are down[/]: {escape(state['batch_store'])}")
+        if state.get("key_store"):
+            console.print(f"[red]made keys can't be read, those known so far work[/]: {escape(state['key_store'])}")
     return EXIT_BUSY if args.check and state["tone"] != "ok" else 0
 
 

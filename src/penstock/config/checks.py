@@ -35,7 +35,7 @@ from penstock.config.problems import (
     write_path,
     written_at,
 )
-from penstock.config.sections.batch import batch_checks
+from penstock.config.sections.batch import BatchSection, batch_checks
 from penstock.config.sections.clients import ANY_ORIGIN, CorsSection
 from penstock.config.sections.discovery_checks import discovery_checks
 from penstock.config.sections.locality import contradictions
@@ -312,7 +312,7 @@ def _tenants(document: Document) -> Found:
         message = f"is given twice, as tenants[{names[ANONYMOUS]}] too"
         yield _problem(("identity", "anonymous"), message, "give it once")
     identity = _valid(Identity, document.get("identity"))
-    if identity is not None and identity.require_key and not keys and None not in tenants:
+    if identity is not None and identity.require_key and not keys and not identity.made_keys and None not in tenants:
         message = "no tenant has a key, so nobody could be served"
         yield _problem(("identity", "require_key"), message, "`penstock keys new NAME` makes one")
 
@@ -321,6 +321,11 @@ def _identity(document: Document) -> Found:
     identity = _valid(Identity, document.get("identity"))
     if identity is None:
         return
+    batch = _valid(BatchSection, document.get("batch"))
+    if identity.made_keys and batch is not None and not batch.has_store:
+        message = "needs a place to keep them"
+        hint = "write `batch: {data: FOLDER}`, with `serve: false` if there are to be no batches"
+        yield _problem(("identity", "made_keys"), message, hint)
     for key in ("tenant_header", "user_header", "band_header"):
         if getattr(identity, key) in ("authorization", "x-api-key", "cookie"):
             shown = show(written_at(document, ("identity", key)))

@@ -122,6 +122,8 @@ def _rest(settings: Settings) -> Iterator[str]:
     if settings.identity.require_key and "anonymous" in settings.identity.model_fields_set:
         yield "identity.anonymous does nothing with `identity.require_key`"
     batch = settings.batch
+    if batch.has_store and not batch.serve and not settings.identity.made_keys:
+        yield "batch.data and batch.url do nothing with `batch.serve: false` and without `identity.made_keys`"
     if batch.data is None and batch.url is None and (unused := _written(batch, "keep", "claim_timeout", "limits")):
         named = ", ".join(f"batch.{key}" for key in unused)
         yield f"without `batch.data` there are no batches, so these do nothing: {named}"

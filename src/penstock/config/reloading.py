@@ -55,6 +55,7 @@ RULES: dict[str, Rule] = {
     "accounting": Rule(_ARRIVALS),
     "tenants": Rule("at once: weights, and limits with what was left of them; keys and bands " + _ARRIVALS),
     "identity": Rule(_ARRIVALS),
+    "identity.made_keys": Rule("the store is opened once", restarts=True),
     "identity.anonymous": Rule("at once: the weight, and the limits with what was left of them"),
     "client_address": Rule(_ARRIVALS),
     "client_address.proxy_protocol": Rule("for new connections"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import penstock
 from penstock import clock
 from penstock.batch.api.dispatch import GatewayPort
-from penstock.batch.api.wiring import batch_service
+from penstock.batch.api.wiring import batch_service, store_thread
 from penstock.config.model import Settings
 from penstock.core.scheduler import Scheduler
 from penstock.gateway import settings_map
@@ -37,6 +37,8 @@ from penstock.gateway.endpoints.registry import EndpointRegistry
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.identity.cors import Cors
 from penstock.gateway.identity.origins import Origins
+from penstock.gateway.keys.book import KeyBook
+from penstock.gateway.keys.key_verbs import KeyVerbs
 from penstock.gateway.proxy.app import App
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.heartbeat import Heartbeats
@@ -70,16 +72,19 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
     auth = AdminAuth(listens_on=admin_host, now=driver.now, origins=admin_origins, own=own_token.token)
     callers, affinities, heartbeats, reporting = Callers(), Affinities(), Heartbeats(driver), Reporting()
     orders, routes = TenantOrders(events), AdminRoutes(auth, events.audit)
-    batch = None
-    if settings.batch.enabled:
+    batch, book = None, None
+    store = store_thread(settings.batch) if settings.batch.enabled or settings.identity.made_keys else None
+    if store is not None and settings.identity.made_keys:
+        book = KeyBook(store, callers.made)
+    if store is not None and settings.batch.enabled:
         port = GatewayPort(
             submit=lambda *request: app.submit(*request),  # noqa: PLW0108 - the app comes after it
-            caller=lambda tenant, user: callers.inside(tenant, user, driver.now()),
+            caller=lambda tenant, user, rights: callers.inside(tenant, user, driver.now(), rights),
             room=lambda caller, model: scheduler.room(model, caller.account, caller.band, now=driver.now()),
             knows=lambda model: scheduler.knows(model, now=driver.now()),
             aliases=lambda: catalog.aliases,
         )
-        batch = batch_service(settings.batch, port, driver, callers, metrics)
+        batch = batch_service(settings.batch, store, port=port, driver=driver, callers=callers, metrics=metrics)
     app = App(
         driver=driver,
         endpoints=endpoints,
@@ -139,6 +144,8 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
             ),
             FromWorkers(app),
         )
+        if book is not None:
+            book.tell_workers(office.know_keys)
     server = HttpServer(handler, settings_map.server_limits(settings), wall_clock=clock.wall)
     operators_app = OperatorsApp((own_paths, engine_paths, autoscale), routes, admin_origins, app.refusals)
     operators = HttpServer(operators_app, settings_map.server_limits(settings), wall_clock=clock.wall)
@@ -164,16 +171,15 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         queueing=lambda: queueing(reload.settings),
         batches=tuple if batch is None else lambda: batch.manager.outlook,
         batch_store=lambda: None if batch is None else batch.manager.trouble,
+        key_store=lambda: None if book is None else book.trouble,
         edges=tuple if office is None else office.edges,
         failures=metrics.failures,
     )
     watch = Watch(driver, events, facts)
-    Pages().add_to(routes)
-    watch.add_to(routes)
-    EndpointVerbs(endpoints, driver).add_to(routes)
-    RequestVerbs(driver).add_to(routes)
-    TenantVerbs(driver, callers, orders).add_to(routes)
-    ReloadVerb(reload).add_to(routes)
+    key_verbs = KeyVerbs(book, lambda: reload.settings, clock.wall)
+    steering = (EndpointVerbs(endpoints, driver), RequestVerbs(driver), TenantVerbs(driver, callers, orders), key_verbs)
+    for part in (Pages(), watch, *steering, ReloadVerb(reload)):
+        part.add_to(routes)
     return Gateway(
         reload=reload,
         driver=driver,
@@ -188,5 +194,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         reporting=reporting,
         autoscale=autoscale,
         batch=batch,
+        book=book,
+        store=store,
         office=office,
     )

@@ -10,6 +10,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from penstock.batch.api.wiring import BatchService
+from penstock.batch.store.thread import StoreThread
 from penstock.config.model import LimitsSection
 from penstock.gateway import early_signals
 from penstock.gateway.admin.own_token import OwnToken
@@ -19,6 +20,7 @@ from penstock.gateway.certificate import Certificate
 from penstock.gateway.endpoints.discovery.base import Discovery
 from penstock.gateway.endpoints.registry import EndpointRegistry
 from penstock.gateway.fitness import at_operators, cannot_listen
+from penstock.gateway.keys.book import KeyBook
 from penstock.gateway.large_blocks import give_large_blocks_back
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.reload import Reload
@@ -63,10 +65,14 @@ class Gateway:
         reporting: Reporting,
         autoscale: Autoscale,
         batch: BatchService | None = None,
+        book: KeyBook | None = None,
+        store: StoreThread | None = None,
         office: Office | None = None,
     ) -> None:
         self.office = office
         self._batch = batch
+        self._book = book
+        self._store = store  # of batches and made keys
         self.reload = reload
         self.driver = driver
         self.server = server
@@ -112,6 +118,8 @@ class Gateway:
         loop = asyncio.get_running_loop()
         self.endpoints.start()
         self._discovery.start()
+        if self._book is not None:
+            self._book.start()
         if self._batch is not None:
             self._batch.start()
         forever = (self._measure_lag(), self._watch.run(), self._autoscale.run())
@@ -185,8 +193,12 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._watch.close()
+        if self._book is not None:
+            await self._book.close()
         if self._batch is not None:
             await self._batch.close()
+        if self._store is not None:
+            await self._store.close()
         if self.office is not None:
             await self.office.close(CLOSE_TIMEOUT_S + WORKERS_TIMEOUT_S)
         await self._discovery.close()

@@ -301,6 +301,12 @@ class NewSettings(_Message, frozen=True):
     document: bytes  #: JSON; only between processes of one gateway
 
 
+class NewKeys(_Message, frozen=True):
+    """All keys that were made while the gateway runs, beside those of the settings."""
+
+    document: bytes  #: JSON; only between processes of one gateway
+
+
 class Heard(_Message, frozen=True):
     """An edge's `EdgeStanding` is here; and what the other edges hold, so that limits are those of all together."""
 
@@ -336,6 +342,7 @@ Down = (
     | Places
     | AnswerMade
     | NewSettings
+    | NewKeys
     | Heard
     | Drain
     | Stop

@@ -164,6 +164,43 @@ async def test_a_reload_reaches_every_worker(world: World, tmp_path: Path) -> No
         assert await process.left() == 0
 
 
+async def test_a_made_key_works_at_every_worker_until_it_is_withdrawn(world: World, tmp_path: Path) -> None:
+    await world.engine()
+    path = tmp_path / "penstock.yaml"
+    path.write_text(
+        "workers: 2\ntenants: [{name: team}]\nidentity: {made_keys: true}\n"
+        f"batch: {{data: {tmp_path / 'store'}, serve: false}}\nadmin: {{token: of-the-operator}}\n"
+    )
+    operator = {"authorization": "Bearer of-the-operator"}
+
+    async def all_answer(key: str, status: int) -> None:
+        async with asyncio.timeout(1):  # what is promised
+            while {(await world.chat_with({"authorization": f"Bearer {key}"})).status for _ in range(8)} != {status}:
+                pass
+
+    async with serving(world, "-c", str(path)) as process:
+        made = await world.ask("POST", "/admin/keys", {"tenant": "team", "name": "ci"}, operator)
+        key = made.json()["key"]
+        await all_answer(key, 200)
+        victim = next(iter(_workers(process)))
+        os.kill(victim, signal.SIGKILL)
+        await _until_started_again(world, operator)
+        await all_answer(key, 200)
+        assert (await world.ask("DELETE", "/admin/keys/ci", headers=operator)).status == 200
+        await all_answer(key, 401)
+        process.signal()
+        await process.left_after_trouble()
+
+
+async def _until_started_again(world: World, operator: dict[str, str]) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            edges = (await world.ask("GET", "/admin/state", headers=operator)).json()["edges"]
+            if sorted(edge["starts"] for edge in edges) == [1, 2] and all(edge["up_s"] is not None for edge in edges):
+                return
+            await asyncio.sleep(0.05)
+
+
 async def test_one_worker_is_the_process_itself_and_imports_nothing_of_workers(world: World) -> None:
     await world.engine()
     async with serving(world, "--workers", "1") as process:

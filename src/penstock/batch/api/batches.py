@@ -17,6 +17,7 @@ from penstock.batch.store.thread import StoreThread
 from penstock.batch.values import Batch, Quota
 from penstock.batch.window import window_s
 from penstock.core.values.outcome import Reason
+from penstock.gateway.identity import rights
 from penstock.http.server.server import SocketExchange
 
 LIST_MAX, LIST_DEFAULT = 100, 20
@@ -92,6 +93,7 @@ class Batches:
             models="[]",
             problems="[]",
             times="{}",
+            rights=rights.written(owner.rights),
         )
         await self._store.do(lambda store: store.add_batch(batch, self._quota))
         self._manager.wake()

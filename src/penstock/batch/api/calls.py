@@ -18,6 +18,7 @@ import msgspec
 
 from penstock.batch.store.port import InUseError, QuotaError, StorageFullError, StoreError
 from penstock.core.values.outcome import Reason
+from penstock.gateway.identity.rights import Rights
 from penstock.gateway.openai import errors
 from penstock.http.server.server import Header, SocketExchange
 
@@ -44,6 +45,7 @@ class Owner(msgspec.Struct, frozen=True):
     tenant: str  #: the files and batches belong to this tenant
     user: str
     payer: str = ""  #: the tenant whose calls it counts among: callers without a key share one, under many names
+    rights: Rights | None = None  #: what its key may do, and so the batches that it makes
 
 
 class CallKind(StrEnum):

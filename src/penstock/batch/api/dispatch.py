@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from penstock.batch.dispatch_port import ItemAnswer, Work
 from penstock.core.values.actions import Dispatch, Requeue
 from penstock.core.values.request import Usage
+from penstock.gateway.identity import rights
 from penstock.gateway.identity.caller import Caller
+from penstock.gateway.identity.rights import Rights
 from penstock.gateway.openai.errors import Api
 from penstock.gateway.openai.routes import PathKind, route
 from penstock.gateway.openai.usage import read_usage
@@ -136,7 +138,7 @@ class GatewayPort:
         self,
         *,
         submit: Callable[[Exchange, Caller, type[QueuedJourney]], None],
-        caller: Callable[[str, str], Caller],
+        caller: Callable[[str, str, Rights | None], Caller],
         room: Callable[[Caller, str], int],
         knows: Callable[[str], bool | None],
         aliases: Callable[[], Mapping[str, str]],
@@ -148,12 +150,12 @@ class GatewayPort:
         self._aliases = aliases
 
     def offer(self, work: Work, *, sent: Callable[[bool], None], ended: Callable[[ItemAnswer], None]) -> ItemExchange:
-        exchange = ItemExchange(work, self._caller(work.tenant, work.user), sent, ended)
+        exchange = ItemExchange(work, self._caller(work.tenant, work.user, rights.read(work.rights)), sent, ended)
         self._submit(exchange, exchange.caller, ItemJourney)
         return exchange
 
     def room(self, tenant: str, user: str, model: str) -> int:
-        return self._room(self._caller(tenant, user), self._aliases().get(model, model))
+        return self._room(self._caller(tenant, user, None), self._aliases().get(model, model))
 
     def serves(self, model: str) -> bool:
         return self._knows(self._aliases().get(model, model)) is not False

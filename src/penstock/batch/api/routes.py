@@ -88,7 +88,7 @@ class BatchRoutes:
         caller = self._callers.identify(self._callers.key(header, exchange.repeats), header, peer, now=self._now())
         if isinstance(caller, Unauthorized):
             raise ApiError(caller.reason, caller.message)
-        return Owner(self._callers.owner(header, peer, caller), caller.user, caller.tenant)
+        return Owner(self._callers.owner(header, peer, caller), caller.user, caller.tenant, caller.rights)
 
     def _work(self, exchange: SocketExchange, owner: Owner) -> _Work | None:
         """Returns the function that serves the request; None for an upload. Raises `ApiError` if nothing does."""

@@ -52,13 +52,17 @@ class BatchService:
         await self.manager.close()
 
 
+def store_thread(settings: BatchSection) -> StoreThread:
+    """Returns the store of a gateway. Raises ConfigError if the data folder can't be used."""
+    return StoreThread(_opening(settings))
+
+
 def batch_service(
-    settings: BatchSection, port: GatewayPort, driver: Driver, callers: Callers, metrics: Metrics
+    settings: BatchSection, store: StoreThread, *, port: GatewayPort, driver: Driver, callers: Callers, metrics: Metrics
 ) -> BatchService:
-    """Returns files and batches of a gateway. Raises ConfigError if the data folder can't be used."""
+    """Returns files and batches of a gateway, kept in the `store`."""
     limits = settings.limits
     quota = Quota(files=limits.files, bytes=limits.bytes, batches=limits.batches, items=limits.items)
-    store = StoreThread(_opening(settings))
     name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     runner = Runner(store, port, name=name, now=driver.now)
     manager = Manager(
@@ -97,7 +101,7 @@ def _opening(settings: BatchSection) -> Callable[[], Store]:
     try:
         opened.append(SqliteStore(folder))
     except (StoreBrokenError, StorageFullError) as error:
-        logger.warning("files and batches are down: %s", error)
+        logger.warning("the store is down: %s", error)
     except StoreError as error:
         raise ConfigError([Problem("batch.data", str(error))]) from None
     return lambda: opened.pop() if opened else SqliteStore(folder)

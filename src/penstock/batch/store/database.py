@@ -76,7 +76,7 @@ class Database(ABC):
             if self.translated(error) is error:
                 raise
 
-    def run(self, name: str, **values: object) -> int:
+    def run(self, name: str, /, **values: object) -> int:
         """Run the change called `name`. Returns how many rows it changed."""
         return int(self.execute(self._statements[name], values).rowcount)
 
@@ -84,7 +84,7 @@ class Database(ABC):
         if values:
             self.execute_many(self._statements[name], values)
 
-    def rows(self, name: str, **values: object) -> list[Row]:
+    def rows(self, name: str, /, **values: object) -> list[Row]:
         try:
             found: list[Row] = self.execute(self._statements[name], values).fetchall()
         except Exception as error:
@@ -94,7 +94,7 @@ class Database(ABC):
             raise known from error
         return found
 
-    def row(self, name: str, **values: object) -> Row | None:
+    def row(self, name: str, /, **values: object) -> Row | None:
         rows = self.rows(name, **values)
         return rows[0] if rows else None
 

@@ -1,4 +1,4 @@
-"""What must a store of files and batches do, and in which ways can it fail?
+"""What must a store of files, batches and made keys do, and in which ways can it fail?
 
 A store is synchronous and belongs to one thread (`thread.py`). Each method is one transaction: when it returns, its
 changes survive a `kill -9` and, with SQLite and PostgreSQL, a power cut; when it raises, nothing was changed. Every
@@ -12,10 +12,11 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from penstock.batch.states import BatchEvent, ItemState
-from penstock.batch.values import Batch, File, Item, LineProblem, NewItem, Quota, Result
+from penstock.batch.values import Batch, File, Item, LineProblem, MadeKey, NewItem, Quota, Result
 
 CHUNK_BYTES = 64 * 1024  # an item is read with the chunks it lies in: larger chunks would bring mostly other items
 PAGE_LINES = 16  # results read at once: each may be as large as an answer
+KEYS_MAX = 10_000  # that were made and not withdrawn: all of them are read at once, and known to each process
 STEP_ROWS = 500  # rows that one step of a long change concerns: a step takes a few milliseconds
 
 
@@ -43,8 +44,16 @@ class InUseError(Exception):
     """The file belongs to a batch that has not ended."""
 
 
+class NameTakenError(Exception):
+    """There is a key of this name, or of this hash."""
+
+
+class TooManyKeysError(Exception):
+    """There are `KEYS_MAX` keys."""
+
+
 class Store(Protocol):
-    """Keeps files and batches. `runner` is the name of the gateway that asks."""
+    """Keeps files, batches and made keys. `runner` is the name of the gateway that asks."""
 
     def close(self) -> None: ...
 
@@ -148,3 +157,17 @@ class Store(Protocol):
 
     def purge(self, now: float) -> bool:
         """Erase a little of what is deleted or expired. Returns True if there may be more to erase."""
+
+    # --- made keys --------------------------------------------------------------------------------------------
+
+    def add_key(self, key: MadeKey) -> None:
+        """Keep a key. Raises NameTakenError or TooManyKeysError."""
+
+    def erase_key(self, name: str) -> bool:
+        """Forget a key. Returns False if there is none of this name."""
+
+    def keys(self, seen: str | None) -> tuple[str, list[MadeKey]] | None:
+        """Returns what stands for the last change of the keys, and all of them, the oldest first.
+
+        None if that change is `seen`, which an earlier call returned.
+        """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,8 +11,18 @@ import msgspec
 from penstock.batch import api_objects
 from penstock.batch.states import BatchEvent, ItemState, Status, after, is_open, may
 from penstock.batch.store.database import Database
-from penstock.batch.store.port import CHUNK_BYTES, PAGE_LINES, STEP_ROWS, InUseError, QuotaError, StoreError
-from penstock.batch.values import Batch, File, FileKind, FileState, Item, LineProblem, NewItem, Quota, Result
+from penstock.batch.store.port import (
+    CHUNK_BYTES,
+    KEYS_MAX,
+    PAGE_LINES,
+    STEP_ROWS,
+    InUseError,
+    NameTakenError,
+    QuotaError,
+    StoreError,
+    TooManyKeysError,
+)
+from penstock.batch.values import Batch, File, FileKind, FileState, Item, LineProblem, MadeKey, NewItem, Quota, Result
 
 KEEP_S = 30 * 86_400.0  # ended batches stay in lists this long, after their files are gone
 UPLOAD_S_MAX = 86_400.0  # an older upload, of no runner that we know, was cut off with its gateway
@@ -303,6 +314,29 @@ class SqlStore:
             left = self.database.run("erase_results", batch=batch, state=int(state), limit=STEP_ROWS)
         if not left:
             self.database.run("erase_file", id=file)
+
+    # --- made keys --------------------------------------------------------------------------------------------
+
+    def add_key(self, key: MadeKey) -> None:
+        with self.database.transaction():
+            self._keys_changed()  # first: it lets gateways in one after the other
+            if self._count("count_keys") >= KEYS_MAX:
+                raise TooManyKeysError
+            if not self.database.run("add_key", **msgspec.structs.asdict(key)):
+                raise NameTakenError
+
+    def erase_key(self, name: str) -> bool:
+        with self.database.transaction():
+            self._keys_changed()
+            return bool(self.database.run("erase_key", name=name))
+
+    def keys(self, seen: str | None) -> tuple[str, list[MadeKey]] | None:
+        row = self.database.row("key_changes")  # before the keys: what is changed in between is read the next time
+        last = "" if row is None else str(row[0])
+        return None if last == seen else (last, [MadeKey(*row) for row in self.database.rows("keys")])
+
+    def _keys_changed(self) -> None:
+        self.database.run("keys_changed", last=secrets.token_hex(8))
 
     # --- within a transaction ---------------------------------------------------------------------------------
 

@@ -28,7 +28,8 @@ class BatchLimits(Section):
 class BatchSection(Section):
     """Files and batches, OpenAI's API in front of engines that have none. Their requests run in the lowest band.
 
-    `data` switches them on, or with `store: postgres` the database's `url`.
+    `data` switches them on, or with `store: postgres` the database's `url`. Made keys (`identity.made_keys`) are kept
+    there, too.
     """
 
     data: values.OptionalFile = setting(
@@ -40,6 +41,9 @@ class BatchSection(Section):
     url: values.OptionalSecret = setting(
         None, "With `store: postgres`: `postgresql://user:password@host/database`. Never logged or shown."
     )
+    serve: values.Bool = setting(
+        default=True, meaning="`false`: what is kept there is kept for made keys only; there are no files and batches."
+    )
     keep: values.Duration = setting(30 * 86_400.0, "How long files are kept that say nothing else.", ge=3600)
     claim_timeout: values.Duration = setting(
         30.0, "How long a gateway's claims on requests outlive its last word, where several share a store.", ge=1
@@ -47,8 +51,13 @@ class BatchSection(Section):
     limits: BatchLimits = BatchLimits()
 
     @property
-    def enabled(self) -> bool:
+    def has_store(self) -> bool:
         return self.data is not None or self.store == "postgres"
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there are files and batches."""
+        return self.serve and self.has_store
 
 
 def batch_checks(document: Mapping[str, object]) -> Iterator[tuple[Location, Problem]]:

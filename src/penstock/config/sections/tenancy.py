@@ -155,6 +155,12 @@ class Identity(Section):
     """How a caller is identified."""
 
     require_key: values.Bool = setting(default=False, meaning="Refuse callers without a key of a tenant.")
+    made_keys: values.Bool = setting(
+        default=False,
+        meaning="Let operators make and withdraw keys while it runs (`penstock keys`). They are kept where "
+        "`batch.data` or `batch.url` says. Then no listed tenant can be claimed without a key, whether it has one or "
+        "not.",
+    )
     tenant_header: values.HeaderName = setting(
         "x-tenant-id",
         "The header that names a caller without a key: one of `tenants` that has no keys, or a user of the part that "

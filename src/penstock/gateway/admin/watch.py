@@ -60,6 +60,7 @@ class GatewayFacts(msgspec.Struct, frozen=True):
     edges: Callable[[], Sequence[ShownEdge]] = tuple  #: processes that carry bytes for this one
     batches: Callable[[], Sequence[object]] = tuple  #: those that have not ended, most pressing first
     batch_store: Callable[[], str | None] = lambda: None  #: why the store of files and batches is down
+    key_store: Callable[[], str | None] = lambda: None  #: why made keys can't be read
     failures: Failures = msgspec.field(default_factory=Failures)
 
 
@@ -183,6 +184,7 @@ class Watch:
             },
             "batches": self._facts.batches()[:BATCHES_SHOWN],
             "batch_store": self._facts.batch_store(),
+            "key_store": self._facts.key_store(),
             "events": self._events.latest(EVENTS_SHOWN),
         }
 

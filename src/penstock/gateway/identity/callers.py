@@ -18,18 +18,19 @@ import hashlib
 import ipaddress
 import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from penstock import clock
+from penstock.batch.values import MadeKey
 from penstock.config import values
 from penstock.config.model import Settings
-from penstock.config.sections.tenancy import ANONYMOUS, OTHER, Tenant, TenantKey, TenantLimits
+from penstock.config.sections.tenancy import ANONYMOUS, NAMES_WITHOUT_KEYS, OTHER, Tenant, TenantKey, TenantLimits
 from penstock.core.values.outcome import Reason
 from penstock.core.values.settings import Limits
 from penstock.gateway.identity.caller import Caller, Key, TenantProfile, Unauthorized
 from penstock.gateway.identity.name_quota import NameQuota, NameQuotas, safe_name
 from penstock.gateway.identity.origins import within
-from penstock.gateway.identity.rights import Rights, rights_of
+from penstock.gateway.identity.rights import Rights, read, rights_of
 
 KEY_PREFIX = "pk-"
 KEY_BYTES = 32
@@ -46,6 +47,7 @@ _KEY_PREFIX = KEY_PREFIX.encode()
 _PRIORITY_MAX = 2**31 - 1  # a 32-bit integer at either end, as engines keep it
 # In the words that clients look for, which tell a wrong key from other errors by its text.
 _UNKNOWN_KEY = "Incorrect API key provided (invalid_api_key): the gateway does not know it."
+_UNREAD = "The gateway has not read yet which keys there are. Please try again later."
 _EXPIRED = "This API key has expired (invalid_api_key): it was good until {}."
 _TWICE = "The header `{}` is given more than once."
 _KEY_REQUIRED = "You didn't provide an API key. The gateway needs one: `Authorization: Bearer KEY`."
@@ -63,6 +65,8 @@ class Callers:
         self._tenants: dict[str, TenantProfile] = {}
         self._dynamic = NameQuotas(1)
         self._dynamic_users = NameQuotas(1)  # of all tenants that are not listed, together
+        self._makes_keys = False
+        self._made: Sequence[MadeKey] | None = None  # None: not read yet, where any are made
 
     def follow(self, settings: Settings) -> None:
         """Go by these settings from now on. Names that count as themselves go on doing so."""
@@ -73,6 +77,7 @@ class Callers:
         self._default_band = self._ranks[settings.default_band]
         self._band_max = self._ranks[identity.max_band]
         self._require_key = identity.require_key
+        self._makes_keys = identity.made_keys
         self._tenant_headers = (identity.tenant_header.encode(), *FAIRNESS_HEADERS)
         self._names_once = (*self._tenant_headers, identity.user_header.encode())
         self._user_headers = (identity.user_header.encode(), OPENWEBUI_USER_HEADER)
@@ -90,7 +95,22 @@ class Callers:
             for tenant in settings.tenants
             for key in tenant.keys
         ]
-        self._keys = {key.digest: key for key in known}
+        self._listed = {key.digest: key for key in known}
+        self._look_keys_up()
+
+    def made(self, keys: Sequence[MadeKey]) -> None:
+        """These keys were made while the gateway runs, and not withdrawn. Those of tenants that are gone wait."""
+        self._made = keys
+        self._look_keys_up()
+
+    def _look_keys_up(self) -> None:
+        """Know all keys there are. One that the settings have, too, is the one of the settings."""
+        made = [
+            Key(digest(row.hash), owner, f"key:{row.name}", read(row.rights), row.expires_at)
+            for row in self._made or ()
+            if (owner := self._tenants.get(row.tenant)) is not None
+        ]
+        self._keys = {**{key.digest: key for key in made}, **self._listed}
 
     def key(self, header: Header, repeats: Callable[[bytes], bool]) -> Key | Unauthorized | None:
         """What the head alone tells: the known key that was presented, or that its sender is not served.
@@ -101,7 +121,7 @@ class Callers:
         for name in self._names_once:
             if repeats(name):
                 return Unauthorized(_TWICE.format(name.decode()), Reason.BAD_REQUEST)
-        if not self._keys and not self._require_key:
+        if not self._keys and not self._require_key and not self._makes_keys:
             return None
         for name in KEY_HEADERS:
             if repeats(name):
@@ -117,7 +137,7 @@ class Callers:
                     return known
             foreign = foreign or self._require_key or presented.startswith(_KEY_PREFIX)
         if foreign:
-            return Unauthorized(_UNKNOWN_KEY)
+            return self._unknown()
         if self._require_key:
             return Unauthorized(_KEY_REQUIRED)
         return None  # a key of someone else is none of ours, and passes on upstream
@@ -144,7 +164,7 @@ class Callers:
         if key is not None:
             good = self._good(key.digest)
             if good is None:
-                return Unauthorized(_UNKNOWN_KEY)
+                return self._unknown()
             if isinstance(good, Unauthorized):
                 return good
             key = good
@@ -217,6 +237,12 @@ class Callers:
 
     # --- who ------------------------------------------------------------------------------------------------
 
+    def _unknown(self) -> Unauthorized:
+        """What the holder of a key is told that nobody knows; or that nobody can know yet."""
+        if self._makes_keys and self._made is None:
+            return Unauthorized(_UNREAD, Reason.OVERLOAD)
+        return Unauthorized(_UNKNOWN_KEY)
+
     def _good(self, its: bytes) -> Key | Unauthorized | None:
         """The key with this digest; why it is good no more; None where there is none."""
         key = self._keys.get(its)
@@ -257,7 +283,7 @@ class Callers:
             name=tenant.name,
             weight=tenant.weight,
             band_max=self._ranks[tenant.max_band] if tenant.max_band else self._band_max,
-            has_keys=bool(tenant.keys),
+            has_keys=bool(tenant.keys) or (self._makes_keys and tenant.name not in NAMES_WITHOUT_KEYS),
             users=users,
             label=tenant.name,
             capped=bool(tenant.max_band),

@@ -9,7 +9,7 @@ import msgspec
 from penstock.config.sections.tenancy import TenantKey
 
 
-class Rights(msgspec.Struct, frozen=True):
+class Rights(msgspec.Struct, frozen=True, omit_defaults=True):
     """The bounds of a key. A bound that is not set leaves all that the tenant may."""
 
     models: tuple[str, ...] = ()  #: as callers name them, `*` for anything; empty: all
@@ -40,8 +40,8 @@ def written(rights: Rights | None) -> str:
 
 
 def read(text: str) -> Rights | None:
-    """Returns bounds that a store kept. Those of a later version are refused by its schema, not here."""
-    return known(msgspec.json.decode(text, type=Rights))
+    """Returns bounds that a store kept."""
+    return None if text == "{}" else known(msgspec.json.decode(text, type=Rights))
 
 
 def _pattern(named: str) -> str:

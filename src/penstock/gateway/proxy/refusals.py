@@ -62,7 +62,7 @@ class Refusals:
         if reason is Reason.METHOD_NOT_ALLOWED and message is None:
             message = errors.wrong_method(exchange.method, dict(extra)[b"allow"].decode())
         self._count(reason, exchange)
-        retry_after_s = 1.0 if reason is Reason.DRAINING else None
+        retry_after_s = 1.0 if reason in (Reason.DRAINING, Reason.OVERLOAD) else None
         status, headers, body = errors.refusal(
             api_of(exchange.target_path), reason, message, param=param, retry_after_s=retry_after_s
         )

@@ -55,6 +55,7 @@ from penstock.share.messages import (
     Hello,
     LoadHeader,
     Loads,
+    NewKeys,
     NewSettings,
     NotTaken,
     Stop,
@@ -137,6 +138,7 @@ class Office:
         )
         self._bands_of = {self._hash: self.decider.bands}
         self._workers = [_Worker(f"w{number}") for number in range(1, count + 1)]
+        self._keys: NewKeys | None = None  # None: none are made here, or they were not read yet
         self._told = Endpoints([])
         self._levels = Loads([])
         self._listening: list[socket.socket] = []
@@ -221,6 +223,11 @@ class Office:
             del self._bands_of[next(iter(self._bands_of))]
         self._say(self._new_settings())
 
+    def know_keys(self, document: bytes) -> None:
+        """Other keys were made, or withdrawn; `document` holds all there are."""
+        self._keys = NewKeys(document)
+        self._say(self._keys)
+
     def edges(self) -> list[EdgeNow]:
         """How each stands."""
         now = self._driver.now()
@@ -287,8 +294,9 @@ class Office:
             return
         worker.seat = seat = Seat(worker.name, worker.link.say, self.decider.bands)
         self.decider.opened(seat)
-        for word in (Welcome(penstock.__version__, self._hash), self._new_settings()):
-            seat.send(word)
+        for word in (Welcome(penstock.__version__, self._hash), self._new_settings(), self._keys):
+            if word is not None:
+                seat.send(word)
         self._refresh()
         seat.send(self._told)
         seat.send(self._levels)

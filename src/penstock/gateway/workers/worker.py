@@ -19,8 +19,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
+
 import penstock
 from penstock import clock, logs
+from penstock.batch.values import MadeKey
 from penstock.config.load import Settings, config_hash
 from penstock.core.explain.snapshot import Snapshot
 from penstock.gateway import settings_map
@@ -57,6 +60,7 @@ from penstock.share.messages import (
     Following,
     Heard,
     Hello,
+    NewKeys,
     NewSettings,
     NotTaken,
     Stop,
@@ -86,7 +90,8 @@ class Worker:
         self._counts = CountsTaker(self.metrics)
         catalog = Catalog()
         self.targets = WorkerTargets(catalog=catalog, metrics=self.metrics, say=link.say)
-        callers, affinities, reporting = Callers(), Affinities(), Reporting()
+        self._callers = callers = Callers()
+        affinities, reporting = Affinities(), Reporting()
         self._responses = affinities.responses
         self._responses.tell = lambda *made: link.say(AnswerMade(*made))
         self._reporting = reporting
@@ -150,6 +155,8 @@ class Worker:
                     self._link_s = self.driver.now() - message.sent_s
                     self._others = message
                     self._limit()
+                case NewKeys(document):
+                    self._callers.made(msgspec.json.decode(document, type=list[MadeKey]))
                 case Drain():
                     self.driver.draining = True
                 case _:

@@ -73,33 +73,33 @@ SELECT COUNT(*), COALESCE(SUM(total), 0) FROM batches WHERE tenant = :tenant AND
 -- name: add_batch
 INSERT INTO batches (id, tenant, user_name, endpoint, input_file, time_window, created_at, deadline, status, keep_s,
   total, completed, failed, output_bytes, error_bytes, input_tokens, cached_tokens, output_tokens,
-  metadata, models, problems, times)
+  metadata, models, problems, times, rights)
 VALUES (:id, :tenant, :user, :endpoint, :input_file, :window, :created_at, :deadline, :status, :keep_s,
-  :total, 0, 0, 0, 0, 0, 0, 0, :metadata, :models, :problems, :times)
+  :total, 0, 0, 0, 0, 0, 0, 0, :metadata, :models, :problems, :times, :rights)
 
 -- name: batch
 SELECT id, tenant, user_name, endpoint, input_file, time_window, created_at, deadline, status, output_file, error_file,
   keep_s, total, completed, failed, output_bytes, error_bytes, input_tokens, cached_tokens, output_tokens,
-  metadata, models, problems, times
+  metadata, models, problems, times, rights
 FROM batches WHERE id = :id
 
 -- name: batch_to_change
 SELECT id, tenant, user_name, endpoint, input_file, time_window, created_at, deadline, status, output_file, error_file,
   keep_s, total, completed, failed, output_bytes, error_bytes, input_tokens, cached_tokens, output_tokens,
-  metadata, models, problems, times
+  metadata, models, problems, times, rights
 FROM batches WHERE id = :id /*postgres: FOR UPDATE */
 
 -- name: batches
 SELECT id, tenant, user_name, endpoint, input_file, time_window, created_at, deadline, status, output_file, error_file,
   keep_s, total, completed, failed, output_bytes, error_bytes, input_tokens, cached_tokens, output_tokens,
-  metadata, models, problems, times
+  metadata, models, problems, times, rights
 FROM batches WHERE tenant = :tenant AND (:first = 1 OR (created_at, id) < (:after_at, :after_id))
 ORDER BY created_at DESC, id DESC LIMIT :limit
 
 -- name: open_batches
 SELECT id, tenant, user_name, endpoint, input_file, time_window, created_at, deadline, status, output_file, error_file,
   keep_s, total, completed, failed, output_bytes, error_bytes, input_tokens, cached_tokens, output_tokens,
-  metadata, models, problems, times
+  metadata, models, problems, times, rights
 FROM batches WHERE ended_at IS NULL ORDER BY deadline, created_at, id LIMIT :limit
 
 -- name: take_batch
@@ -176,3 +176,23 @@ DELETE FROM runners WHERE until <= :before
 
 -- name: forget_all_runners
 DELETE FROM runners
+
+-- name: add_key
+-- Another gateway may have given the name in the same moment.
+INSERT INTO api_keys (name, tenant, hash, rights, created_at, expires_at)
+VALUES (:name, :tenant, :hash, :rights, :created_at, :expires_at) ON CONFLICT DO NOTHING
+
+-- name: erase_key
+DELETE FROM api_keys WHERE name = :name
+
+-- name: keys
+SELECT name, tenant, hash, rights, created_at, expires_at FROM api_keys ORDER BY created_at, name
+
+-- name: count_keys
+SELECT COUNT(*) FROM api_keys
+
+-- name: keys_changed
+UPDATE key_changes SET last = :last
+
+-- name: key_changes
+SELECT last FROM key_changes

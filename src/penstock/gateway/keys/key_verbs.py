@@ -1,0 +1,200 @@
+"""What an operator may do with keys while the gateway runs: list them, make one, withdraw one.
+
+Listed are those of the settings, too; they are withdrawn in the settings. A key is in the answer that makes it, and
+nowhere else: neither in the store, nor in events or logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from itertools import islice
+from urllib.parse import parse_qs
+
+from penstock.batch.store.port import NameTakenError, StoreError, TooManyKeysError
+from penstock.batch.values import MadeKey
+from penstock.config import values
+from penstock.config.load import ConfigError, from_mapping
+from penstock.config.model import Settings
+from penstock.config.problems import Refused
+from penstock.config.sections.tenancy import NAMES_WITHOUT_KEYS, TenantKey
+from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer, answer_error, body_of
+from penstock.gateway.identity import rights
+from penstock.gateway.identity.callers import HASH_PREFIX, key_hash, new_key
+from penstock.gateway.keys.book import KeyBook
+from penstock.http.server.server import Exchange
+
+logger = logging.getLogger(__name__)
+
+LIST = "/admin/keys"
+SHOWN_MAX = 1_000
+HASH_SHOWN = 12  # characters: enough to tell keys apart
+_RIGHTS = ("models", "max_prompt_tokens", "max_output_tokens", "expires")
+_OFF = "No keys are made here: set `identity.made_keys: true`, and `batch.data` or `batch.url` for where they are kept."
+
+
+class KeyVerbs:
+    """The verbs, as handlers of routes. `book`: None: no keys are made here."""
+
+    def __init__(self, book: KeyBook | None, settings: Callable[[], Settings], wall: Callable[[], float]) -> None:
+        self._book = book
+        self._settings = settings
+        self._wall = wall
+        self._tasks: set[asyncio.Task[None]] = set()  # as many as have connections
+
+    def add_to(self, routes: AdminRoutes) -> None:
+        routes.add("GET", LIST, self._list)
+        routes.add("POST", LIST, self._make)
+        routes.add("DELETE", LIST + "/{name}", self._revoke)
+
+    # --- looking --------------------------------------------------------------------------------------------------
+
+    def _list(self, exchange: Exchange, _: Mapping[str, str]) -> None:
+        tenant = parse_qs(exchange.query, max_num_fields=100).get("tenant", [None])[-1]
+        rows = [row for row in self._rows() if tenant is None or row["tenant"] == tenant]
+        trouble = None if self._book is None else self._book.trouble
+        shown = list(islice(rows, SHOWN_MAX))
+        more = len(rows) - len(shown)
+        answer(exchange, {"keys": shown, "more": more, "makes_keys": self._book is not None, "trouble": trouble})
+
+    def _rows(self) -> Iterator[dict[str, object]]:
+        tenants = self._settings().tenants
+        for tenant in tenants:
+            for key in tenant.keys:
+                its = rights.written(rights.rights_of(key))
+                yield self._row(MadeKey(_named(key), tenant.name, key.hash, its, 0.0, key.expires))
+        names = {tenant.name for tenant in tenants}
+        for made in self._made().values():
+            row = self._row(made)
+            yield row if made.tenant in names else {**row, "state": "without tenant"}
+
+    def _row(self, key: MadeKey) -> dict[str, object]:
+        """A key for people and programs. That of the settings was made at no time that is known."""
+        its = rights.read(key.rights) or rights.NONE
+        expired = key.expires_at is not None and self._wall() >= key.expires_at
+        return {
+            "name": key.name,
+            "tenant": key.tenant,
+            "source": "made" if key.created_at else "file",
+            "hash": key.hash.removeprefix(HASH_PREFIX)[:HASH_SHOWN],
+            "state": "expired" if expired else "good",
+            "models": list(its.models),
+            "max_prompt_tokens": its.max_prompt_tokens,
+            "max_output_tokens": its.max_output_tokens,
+            "created_at": key.created_at or None,
+            "expires_at": key.expires_at,
+        }
+
+    # --- changing -------------------------------------------------------------------------------------------------
+
+    def _make(self, exchange: Exchange, _: Mapping[str, str]) -> None:
+        book = self._written()
+        body = body_of(exchange)
+        tenant, name = self._tenant(body.get("tenant")), self._new_name(body.get("name"))
+        secret = new_key()
+        its = self._read({key: value for key, value in body.items() if key not in ("tenant", "name")}, key_hash(secret))
+        now = self._wall()
+        if its.expires is not None and its.expires <= now:
+            message = f"expires: {values.write_moment(its.expires)} is in the past"
+            raise AdminError(400, "bad_request", message, param="expires")
+        made = MadeKey(name, tenant, its.hash, rights.written(rights.rights_of(its)), now, its.expires)
+
+        async def make() -> None:
+            try:
+                await book.add(made)
+            except NameTakenError:
+                raise _taken(name) from None
+            except TooManyKeysError:
+                message = "There are as many made keys as are kept: withdraw some that are not used any more."
+                raise AdminError(409, "conflict", message) from None
+            answer(exchange, {**self._row(made), "key": secret}, 201)
+
+        self._do(exchange, make())
+
+    def _revoke(self, exchange: Exchange, names: Mapping[str, str]) -> None:
+        name = names["name"]
+        if (tenant := self._of_settings().get(name)) is not None:
+            message = f"The key `{name}` stands in the settings of `{tenant}`: take it out there, and reload."
+            raise AdminError(409, "conflict", message, param="name")
+        book = self._written()
+
+        async def revoke() -> None:
+            if not await book.erase(name):
+                message = f"There is no key `{name[:200]}`. `penstock keys ls` shows those that there are."
+                raise AdminError(404, "key_not_found", message, param="name")
+            answer(exchange, {"name": name, "state": "withdrawn"})
+
+        self._do(exchange, revoke())
+
+    # --- parts ----------------------------------------------------------------------------------------------------
+
+    def _made(self) -> Mapping[str, MadeKey]:
+        return {} if self._book is None else self._book.keys
+
+    def _written(self) -> KeyBook:
+        if self._book is None:
+            raise AdminError(409, "conflict", _OFF)
+        return self._book
+
+    def _of_settings(self) -> dict[str, str]:
+        """The names of the settings' keys, and whose they are."""
+        return {_named(key): tenant.name for tenant in self._settings().tenants for key in tenant.keys}
+
+    def _tenant(self, value: object) -> str:
+        if not isinstance(value, str) or not value:
+            raise AdminError(400, "bad_request", "`tenant` is missing: whose key is it?", param="tenant")
+        if value in NAMES_WITHOUT_KEYS:
+            raise AdminError(400, "bad_request", f"`{value}` stands for callers without a key.", param="tenant")
+        if all(tenant.name != value for tenant in self._settings().tenants):
+            message = f"There is no tenant `{value[:200]}` in the settings."
+            raise AdminError(404, "tenant_not_found", message, param="tenant")
+        return value
+
+    def _new_name(self, value: object) -> str:
+        try:
+            name = values.key_name("" if value is None else value)
+        except Refused as refused:
+            raise AdminError(400, "bad_request", f"name: {refused}", param="name") from None
+        if name in self._made() or name in self._of_settings():
+            raise _taken(name)
+        return name
+
+    def _read(self, said: Mapping[str, object], its_hash: str) -> TenantKey:
+        """The key as the settings would have it, by the same rules. Raises where they refuse it."""
+        for member in said:
+            if member not in _RIGHTS:
+                message = f"`{member[:40]}` is none of `tenant`, `name`, `{'`, `'.join(_RIGHTS)}`."
+                raise AdminError(400, "bad_request", message, param=member[:40])
+        try:
+            return from_mapping({"tenants": [{"name": "it", "keys": [{**said, "hash": its_hash}]}]}).tenants[0].keys[0]
+        except ConfigError as error:
+            lines = [problem.line().removeprefix("tenants[0].keys[0].") for problem in error.problems]
+            raise AdminError(400, "bad_request", "; ".join(lines)) from None
+
+    def _do(self, exchange: Exchange, work: Coroutine[None, None, None]) -> None:
+        """Do what needs the store beside the loop's turn, and answer."""
+
+        async def run() -> None:
+            try:
+                await work
+            except AdminError as error:
+                answer_error(exchange, error)
+            except StoreError as error:
+                answer_error(exchange, AdminError(503, "store_down", f"Nothing was changed: {error}"))
+            except Exception:
+                logger.exception("a fault while keys were changed")
+                answer_error(exchange, AdminError(500, "internal_error", "It failed; see the log."))
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _named(key: TenantKey) -> str:
+    """What a key of the settings is called in lists."""
+    return key.name or key.hash[: len(HASH_PREFIX) + HASH_SHOWN]
+
+
+def _taken(name: str) -> AdminError:
+    return AdminError(409, "conflict", f"There is a key `{name[:200]}` already.", param="name")
