@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -257,6 +258,9 @@ async def test_a_days_tokens_are_reserved_settled_and_told(world: World, place: 
     assert 60_000 < shown["reset_s"] < 86_400
     over = await world.ask(body=chat("long " * 200, tokens=100), headers=headers)
     assert (over.status, over.error()["code"]) == (429, "tenant_limit")
+    assert over.header("x-penstock-limit") == "tokens_per_day"
+    words = r"may use 500 tokens a day \(\w+ limit `tokens_per_day`\)\. Please try again in \d+ hours\."
+    assert re.search(words, over.error()["message"])
     hours = int(over.header("retry-after") or "") / 3600
     assert 5 < hours <= 24, "the truth: SDKs try again by their own clock, and give up"
     assert over.header("x-ratelimit-remaining-tokens-day") == str(left)

@@ -133,7 +133,15 @@ def limit_reached(reached: LimitReached, account: str) -> str:
     may, unit, how = _MAY[reached.limit]
     most = f"{reached.most:,} {unit}{'' if reached.most == 1 else 's'}"
     whose = "their" if together else "its"
-    return f"{subject} may {may} {most} {how} ({whose} limit `{reached.limit}`). Please try again later."
+    when = _in_words(reached.retry_after_s or 0.0)
+    return f"{subject} may {may} {most} {how} ({whose} limit `{reached.limit}`). Please try again {when}."
+
+
+def _in_words(seconds: float) -> str:
+    """When to come back, where that is hours: what a day allows comes back slowly."""
+    if seconds <= 300:
+        return "later"
+    return f"in {math.ceil(seconds / 60)} minutes" if seconds < 7_200 else f"in {math.ceil(seconds / 3_600)} hours"
 
 
 def model_not_found(model: str) -> str:
