@@ -11,6 +11,7 @@ import penstock
 from penstock import clock
 from penstock.batch.api.dispatch import GatewayPort
 from penstock.batch.api.wiring import batch_service, store_thread
+from penstock.batch.store.thread import StoreThread
 from penstock.config.model import Settings
 from penstock.core.scheduler import Scheduler
 from penstock.gateway import settings_map
@@ -72,10 +73,8 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
     auth = AdminAuth(listens_on=admin_host, now=driver.now, origins=admin_origins, own=own_token.token)
     callers, affinities, heartbeats, reporting = Callers(), Affinities(), Heartbeats(driver), Reporting()
     orders, routes = TenantOrders(events), AdminRoutes(auth, events.audit)
-    batch, book = None, None
-    store = store_thread(settings.batch) if settings.batch.enabled or settings.identity.made_keys else None
-    if store is not None and settings.identity.made_keys:
-        book = KeyBook(store, callers.made)
+    store, book = _kept(settings, callers)
+    batch = None
     if store is not None and settings.batch.enabled:
         port = GatewayPort(
             submit=lambda *request: app.submit(*request),  # noqa: PLW0108 - the app comes after it
@@ -198,3 +197,12 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         store=store,
         office=office,
     )
+
+
+def _kept(settings: Settings, callers: Callers) -> tuple[StoreThread | None, KeyBook | None]:
+    """The store of batches and made keys, and the made keys in it; None each where there is no such thing."""
+    makes_keys = settings.identity.made_keys
+    if not settings.batch.enabled and not makes_keys:
+        return None, None
+    store = store_thread(settings.batch)
+    return store, KeyBook(store, callers.made) if makes_keys else None
