@@ -101,6 +101,7 @@ async def test_keys_are_made_listed_and_withdrawn_while_it_runs(world: World, tm
         "ci": ("made", "team"),
     }
     assert (await listed(world, "?tenant=open")) == {}
+    assert (await world.ask("GET", f"/admin/keys?{'a=1&' * 200}")).status == 400
     assert (await asked(world, key, tokens=8)).error()["message"].startswith("`max_tokens` is 8")
     assert (await asked(world, key, model="other")).status == 403
     queue = (await world.ask("GET", "/queue", headers={"authorization": f"Bearer {key}"})).json()

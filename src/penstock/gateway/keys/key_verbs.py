@@ -51,7 +51,10 @@ class KeyVerbs:
     # --- looking --------------------------------------------------------------------------------------------------
 
     def _list(self, exchange: Exchange, _: Mapping[str, str]) -> None:
-        tenant = parse_qs(exchange.query, max_num_fields=100).get("tenant", [None])[-1]
+        try:
+            tenant = parse_qs(exchange.query, max_num_fields=100).get("tenant", [None])[-1]
+        except ValueError:
+            raise AdminError(400, "bad_request", "The query has too many fields.") from None
         rows = [row for row in self._rows() if tenant is None or row["tenant"] == tenant]
         trouble = None if self._book is None else self._book.trouble
         shown = list(islice(rows, SHOWN_MAX))
