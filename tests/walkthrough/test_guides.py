@@ -72,3 +72,8 @@ def test_fallback(tmp_path: Path) -> None:
     out = guide("fallback.md", tmp_path)
     assert re.findall(r"^HTTP/1\.1 (\d+)", out, re.MULTILINE) == ["200"], out
     assert "x-penstock-model: small" in out, out
+
+
+def test_tokens(tmp_path: Path) -> None:
+    out = guide("tokens.md", tmp_path)
+    assert re.findall(r'"code":"(\w+)"', out) == ["identity_unavailable", "unauthorized"], out

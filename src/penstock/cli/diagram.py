@@ -129,7 +129,8 @@ def _taken_back(failure: Failure) -> bool:
 
 def _at_the_door() -> list[Reason]:
     """Refusals that follow from the head or the body of a request alone."""
-    return [reason for reason, status in STATUS.items() if 400 <= status < 499 and status != 429]
+    heads = [reason for reason, status in STATUS.items() if 400 <= status < 499 and status != 429]
+    return [*heads, Reason.IDENTITY_UNAVAILABLE]
 
 
 def _too_many() -> list[Reason]:
@@ -138,7 +139,7 @@ def _too_many() -> list[Reason]:
 
 def _others() -> list[Reason]:
     """The remaining refusals: no endpoint to serve the request, drained, cancelled."""
-    elsewhere = {*[final_reason(failure) for failure in Failure], Reason.STORAGE_FULL}
+    elsewhere = {*[final_reason(failure) for failure in Failure], Reason.STORAGE_FULL, Reason.IDENTITY_UNAVAILABLE}
     return [reason for reason, status in STATUS.items() if status >= 499 and reason not in elsewhere]
 
 

@@ -52,6 +52,7 @@ from penstock.config.sections.tenancy import (
     PricesSection,
     Tenant,
 )
+from penstock.config.sections.tokens import tokens_problem
 
 Found = Iterator[tuple[Location, Problem]]
 Document = Mapping[str, object]
@@ -69,6 +70,7 @@ def cross_checks(document: Document) -> Found:
     yield from _min_shares(document)
     yield from _fairness(document)
     yield from _identity(document)
+    yield from _tokens(document)
     yield from _tenants(document)
     yield from _routing(document)
     yield from _health(document)
@@ -120,6 +122,12 @@ def _cors(document: Document) -> Found:
         yield _problem(at, message, "list the origins, or set `identity.require_key`")
     elif len(cors.origins) > 1:
         yield _problem(at, "says nothing beside other origins", "give `*` alone, or leave it out")
+
+
+def _tokens(document: Document) -> Found:
+    missing = tokens_problem() if written_at(document, ("identity", "jwt")) is not None else None
+    if missing is not None:
+        yield _problem(("identity", "jwt"), missing, "pip install 'penstock-gateway[jwt]'")
 
 
 def _tracing(document: Document) -> Found:
@@ -312,7 +320,8 @@ def _tenants(document: Document) -> Found:
         message = f"is given twice, as tenants[{names[ANONYMOUS]}] too"
         yield _problem(("identity", "anonymous"), message, "give it once")
     identity = _valid(Identity, document.get("identity"))
-    if identity is not None and identity.require_key and not keys and not identity.made_keys and None not in tenants:
+    other_keys = identity is not None and (identity.made_keys or identity.jwt is not None)
+    if identity is not None and identity.require_key and not keys and not other_keys and None not in tenants:
         message = "no tenant has a key, so nobody could be served"
         yield _problem(("identity", "require_key"), message, "`penstock keys new NAME` makes one")
 

@@ -26,6 +26,7 @@ WHOLE_MAX = 2**53  # what JSON readers keep exactly
 MOMENT_S_MIN = 1e9  # the year 2001: a smaller number is none that people meant as a moment, but a year
 MOMENT_S_MAX = 253_402_300_799.0  # the year 9999
 DURATION_S_MAX = 10 * 365 * 86_400.0  # ten years: beyond that somebody mistook a unit
+CLAIM_CHARACTERS_MAX = 256  # some are URLs
 NAME_CHARACTERS_MAX = 128
 MODEL_CHARACTERS_MAX = 256
 MODELS_MAX = 1_000
@@ -206,6 +207,14 @@ def header_name(value: object) -> str:
     if not isinstance(value, str) or not _TOKEN.fullmatch(value):
         raise Refused(f"{show(value)} is not a header's name")
     return value.lower()
+
+
+def claim_name(value: object) -> str:
+    """Returns the name of a claim in a token, or of those that a token may be for."""
+    result = text(value)
+    if not result or len(result) > CLAIM_CHARACTERS_MAX:
+        raise Refused(f"{show(value)}: expected 1 to {CLAIM_CHARACTERS_MAX} printable characters")
+    return result
 
 
 def tenant_name(value: object) -> str:
@@ -416,6 +425,8 @@ ModelName = Annotated[str, BeforeValidator(model_name), ValueKind("model name")]
 BandName = Annotated[str, BeforeValidator(band_name), ValueKind("band name")]
 BandNameOrEmpty = Annotated[str, BeforeValidator(band_name_or_empty), ValueKind("band name")]
 HeaderName = Annotated[str, BeforeValidator(header_name), ValueKind("header name")]
+ClaimName = Annotated[str, BeforeValidator(claim_name), ValueKind("text")]
+OptionalClaimName = Annotated[str | None, BeforeValidator(optional(claim_name)), ValueKind("text")]
 TenantName = Annotated[str, BeforeValidator(tenant_name), ValueKind("name")]
 Weight = Annotated[float, BeforeValidator(weight), ValueKind("number, more than 0")]
 KeyNameOrEmpty = Annotated[str, BeforeValidator(key_name_or_empty), ValueKind("name")]

@@ -186,6 +186,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         operators=None if settings.admin_address is None else operators,
         metrics=metrics,
         endpoints=endpoints,
+        tokens=callers.tokens,
         discovery=discovery,
         watch=watch,
         own_token=own_token,

@@ -20,6 +20,7 @@ from penstock.gateway.certificate import Certificate
 from penstock.gateway.endpoints.discovery.base import Discovery
 from penstock.gateway.endpoints.registry import EndpointRegistry
 from penstock.gateway.fitness import at_operators, cannot_listen
+from penstock.gateway.identity.tokens.accepted import AcceptedTokens
 from penstock.gateway.keys.book import KeyBook
 from penstock.gateway.large_blocks import give_large_blocks_back
 from penstock.gateway.proxy.driver import Driver
@@ -58,6 +59,7 @@ class Gateway:
         operators: HttpServer | None,
         metrics: Metrics,
         endpoints: EndpointRegistry,
+        tokens: AcceptedTokens,
         discovery: Discovery,
         watch: Watch,
         own_token: OwnToken,
@@ -79,6 +81,7 @@ class Gateway:
         self.operators = operators  # the server at `admin.listen`
         self._metrics = metrics
         self.endpoints = endpoints
+        self._tokens = tokens
         self._discovery = discovery
         self._watch = watch
         self.own_token = own_token
@@ -124,6 +127,7 @@ class Gateway:
             self._batch.start()
         forever = (self._measure_lag(), self._watch.run(), self._autoscale.run())
         self._tasks = [loop.create_task(work) for work in forever]
+        await self._tokens.start()
         if self.office is not None:
             await self._start_workers(self.office)
         logger.info("listening on %s", _url(host, self.port, secure=context is not None))
@@ -201,6 +205,7 @@ class Gateway:
             await self._store.close()
         if self.office is not None:
             await self.office.close(CLOSE_TIMEOUT_S + WORKERS_TIMEOUT_S)
+        self._tokens.close()
         await self._discovery.close()
         await self.endpoints.close()
         servers = (self.server,) if self.operators is None else (self.server, self.operators)

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 from penstock.config import values
 from penstock.config.sections.policies import FairnessName, FairnessNameOrEmpty
 from penstock.config.sections.section import Section, setting
+from penstock.config.sections.tokens import JwtSection
 
 ANONYMOUS, OTHER = "anonymous", "other"  # callers without a name; callers whose names are too many
 NAMES_WITHOUT_KEYS = (ANONYMOUS, OTHER)
@@ -186,6 +187,7 @@ class Identity(Section):
         le=DYNAMIC_MAX,
     )
     anonymous: Anonymous = Anonymous()
+    jwt: JwtSection | None = setting(None, "")
     trusted_proxies: Annotated[tuple[values.Network, ...], BeforeValidator(values.items(0, PROXIES_MAX))] = setting(
         (),
         "Addresses or networks of proxies. Their callers without a key may name any tenant, also one that has keys; "

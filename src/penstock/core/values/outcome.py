@@ -24,6 +24,7 @@ class Reason(StrEnum):
     BAD_REQUEST = "bad_request"
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
+    IDENTITY_UNAVAILABLE = "identity_unavailable"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     MODEL_NOT_FOUND = "model_not_found"
     PATH_NOT_FOUND = "path_not_found"

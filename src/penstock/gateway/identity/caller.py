@@ -59,6 +59,14 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
         return tuple(flow), tuple(weights)
 
 
+class Claims(msgspec.Struct, frozen=True, gc=False):
+    """What a token of the identity provider says of its caller."""
+
+    tenant: str
+    user: str  #: "" where it says none
+    band: str  #: likewise
+
+
 class Unauthorized(msgspec.Struct, frozen=True):
     """The caller is not served."""
 
@@ -87,3 +95,4 @@ class Key(msgspec.Struct, frozen=True):
     user: str  #: who uses it, where nobody is named
     rights: Rights | None = None  #: its bounds
     expires_at: float | None = None  #: Unix time; None: never
+    claims: Claims | None = None  #: it is a token, good when it was looked at, that says this

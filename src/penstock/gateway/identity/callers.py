@@ -1,9 +1,10 @@
 """Who is it, and what may it have: from a request's head and a few fields of its body to a `Caller`.
 
-Who. (1) The tenant of its API key. (2) Without a key, the tenant it names in a header, if that one is listed and has no
-keys; from a trusted proxy any tenant, listed or not. (3) All others share one part, that of `anonymous`, whatever
-they are called: a name costs nothing, so it must bring nothing. Names are flows of their own inside that part. The
-user divides a tenant's part further, so any caller may name one; without a name each key is a user of its own.
+Who. (1) The tenant of its API key, or the one that its token names (`tokens/`). (2) Without a key, the tenant it names
+in a header, if that one is listed and has no keys; from a trusted proxy any tenant, listed or not. (3) All others share
+one part, that of `anonymous`, whatever they are called: a name costs nothing, so it must bring nothing. Names are flows
+of their own inside that part. The user divides a tenant's part further, so any caller may name one; without a name each
+key is a user of its own.
 
 What. A caller may ask for a band by several headers or a service tier, and gets it up to the highest that its key,
 or `identity.max_band`, allows. Nothing here waits or keeps more than a bounded number of names.
@@ -27,10 +28,11 @@ from penstock.config.model import Settings
 from penstock.config.sections.tenancy import ANONYMOUS, NAMES_WITHOUT_KEYS, OTHER, Tenant, TenantKey, TenantLimits
 from penstock.core.values.outcome import Reason
 from penstock.core.values.settings import Limits
-from penstock.gateway.identity.caller import Caller, Key, TenantProfile, Unauthorized
+from penstock.gateway.identity.caller import Caller, Claims, Key, TenantProfile, Unauthorized
 from penstock.gateway.identity.name_quota import NameQuota, NameQuotas, safe_name
 from penstock.gateway.identity.origins import within
 from penstock.gateway.identity.rights import Rights, read, rights_of
+from penstock.gateway.identity.tokens.accepted import AcceptedTokens
 
 KEY_PREFIX = "pk-"
 KEY_BYTES = 32
@@ -60,8 +62,9 @@ Header = Callable[[bytes], bytes | None]  # the first value of a header, by its 
 class Callers:
     """Tells callers apart, by the settings. `wall` tells Unix time, by which keys expire."""
 
-    def __init__(self, wall: Callable[[], float] = clock.wall) -> None:
+    def __init__(self, wall: Callable[[], float] = clock.wall, tokens: AcceptedTokens | None = None) -> None:
         self._wall = wall
+        self.tokens = tokens or AcceptedTokens()
         self._tenants: dict[str, TenantProfile] = {}
         self._dynamic = NameQuotas(1)
         self._dynamic_users = NameQuotas(1)  # of all tenants that are not listed, together
@@ -97,6 +100,8 @@ class Callers:
         ]
         self._listed = {key.digest: key for key in known}
         self._look_keys_up()
+        self._takes_tokens = identity.jwt is not None
+        self.tokens.follow(identity.jwt, lambda name: name in self._tenants)
 
     def made(self, keys: Sequence[MadeKey]) -> None:
         """These keys were made while the gateway runs, and not withdrawn. Those of tenants that are gone wait."""
@@ -121,7 +126,7 @@ class Callers:
         for name in self._names_once:
             if repeats(name):
                 return Unauthorized(_TWICE.format(name.decode()), Reason.BAD_REQUEST)
-        if not self._keys and not self._require_key and not self._makes_keys:
+        if not (self._keys or self._require_key or self._makes_keys or self._takes_tokens):
             return None
         for name in KEY_HEADERS:
             if repeats(name):
@@ -135,6 +140,8 @@ class Callers:
                 known = self._good(hashlib.sha256(presented).digest())
                 if known is not None:
                     return known
+            if self._takes_tokens and (claims := self.tokens.judge(presented)) is not None:
+                return claims if isinstance(claims, Unauthorized) else self._of_token(claims)
             foreign = foreign or self._require_key or presented.startswith(_KEY_PREFIX)
         if foreign:
             return self._unknown()
@@ -161,7 +168,11 @@ class Callers:
         """
         if isinstance(key, Unauthorized):
             return key
-        if key is not None:
+        claims = None if key is None else key.claims
+        if claims is not None:
+            if not self._takes_tokens:
+                return Unauthorized(_UNKNOWN_KEY)
+        elif key is not None:
             good = self._good(key.digest)
             if good is None:
                 return self._unknown()
@@ -170,10 +181,19 @@ class Callers:
             key = good
         elif self._require_key:
             return Unauthorized(_KEY_REQUIRED)
-        tenant = key.owner if key is not None else self._claimed(header, peer, now)
+        if claims is not None:
+            tenant = self._tenants.get(claims.tenant) or self._unlisted(claims.tenant, now, trusted=True)
+        else:
+            tenant = key.owner if key is not None else self._claimed(header, peer, now)
         band_max = max(tenant.band_max, self._band_max) if key is None else tenant.band_max  # the lower of both
         asked, unknown = self._asked_band(header, service_tier)
-        granted = self._granted(tenant, band_max, model_band)
+        claimed = None if claims is None else self._ranks.get(claims.band)
+        if claimed is not None:
+            granted = band_max = max(claimed, band_max)
+            asked = claimed if asked is None else asked
+        else:
+            granted = self._granted(tenant, band_max, model_band)
+            unknown = unknown or ("" if claims is None else claims.band)
         band = granted if asked is None else max(asked, min(band_max, granted))
         return Caller(
             tenant=tenant.name,
@@ -195,8 +215,11 @@ class Callers:
 
         Names that share a flow for an hour must not share files for ever.
         """
-        if caller.has_key or caller.tenant != OTHER:
+        if caller.tenant != OTHER:
             return caller.tenant
+        if caller.has_key:  # no key of ours belongs to that one, so it is a token's
+            key = self.key(header, lambda _: False)
+            return key.owner.name if isinstance(key, Key) else ANONYMOUS
         name = _first_name(header, self._tenant_headers) or ANONYMOUS
         known = self._tenants.get(name)
         return name if known is None or not known.has_keys or self._trusted(peer) else ANONYMOUS
@@ -250,6 +273,12 @@ class Callers:
             return Unauthorized(_EXPIRED.format(values.write_moment(key.expires_at)))
         return key
 
+    def _of_token(self, claims: Claims) -> Key:
+        """The key that a good token is."""
+        listed, users = self._tenants.get(claims.tenant), self._dynamic_users.trusted
+        owner = listed or TenantProfile(claims.tenant, 1.0, self._band_max, has_keys=False, users=users, label=OTHER)
+        return Key(b"", owner, claims.user, claims=claims)
+
     def _claimed(self, header: Header, peer: str, now: float) -> TenantProfile:
         """Who a caller without a key is, by the name it gives."""
         name = _first_name(header, self._tenant_headers) or ANONYMOUS
@@ -270,7 +299,10 @@ class Callers:
         return verdict
 
     def _user(self, header: Header, field: object, tenant: TenantProfile, key: Key | None, now: float) -> str:
-        name = _first_name(header, self._user_headers) or (safe_name(field) if isinstance(field, str) else "")
+        if key is not None and key.claims is not None and key.user:
+            name = key.user  # signed, so nobody takes another's name
+        else:
+            name = _first_name(header, self._user_headers) or (safe_name(field) if isinstance(field, str) else "")
         if not name:
             return "" if key is None else key.user
         return name if tenant.users.admit((tenant.name, name), now) else OTHER

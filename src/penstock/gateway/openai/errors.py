@@ -44,6 +44,7 @@ STATUS: dict[Reason, int] = {
     Reason.OPERATOR: 503,
     Reason.NO_ENDPOINT: 503,
     Reason.DRAINING: 503,
+    Reason.IDENTITY_UNAVAILABLE: 503,
     Reason.UPSTREAM_ERROR: 502,
     Reason.UPSTREAM_TIMEOUT: 504,
     Reason.STREAM_BROKEN: 502,  # an error event in the stream; the status is for metrics only
@@ -61,6 +62,7 @@ MESSAGE: dict[Reason, str] = {
     Reason.OPERATOR: "The request was cancelled by an operator.",
     Reason.NO_ENDPOINT: "No engine that serves this model is in service. Please try again later.",
     Reason.DRAINING: "Nothing new is taken: this service, model or endpoint is being drained. Please try again.",
+    Reason.IDENTITY_UNAVAILABLE: "Tokens can't be verified now. Please try again later.",
     Reason.UPSTREAM_ERROR: "No engine answered the request.",
     Reason.UPSTREAM_TIMEOUT: "The engine did not answer in time.",
     Reason.STREAM_BROKEN: "The engine's answer broke off.",

@@ -15,6 +15,7 @@ from penstock.http.server.server import Exchange, Header, Refusal, SocketExchang
 
 REQUEST_ID_BYTES_MAX = 128
 
+_SOON = (Reason.DRAINING, Reason.OVERLOAD, Reason.IDENTITY_UNAVAILABLE)  # may be over in a second
 _REFUSALS = {
     Refusal.BAD_REQUEST: Reason.BAD_REQUEST,
     Refusal.CLIENT_TIMEOUT: Reason.CLIENT_TIMEOUT,
@@ -62,7 +63,7 @@ class Refusals:
         if reason is Reason.METHOD_NOT_ALLOWED and message is None:
             message = errors.wrong_method(exchange.method, dict(extra)[b"allow"].decode())
         self._count(reason, exchange)
-        retry_after_s = 1.0 if reason in (Reason.DRAINING, Reason.OVERLOAD) else None
+        retry_after_s = 1.0 if reason in _SOON else None
         status, headers, body = errors.refusal(
             api_of(exchange.target_path), reason, message, param=param, retry_after_s=retry_after_s
         )

@@ -95,6 +95,7 @@ class Worker:
         self._responses = affinities.responses
         self._responses.tell = lambda *made: link.say(AnswerMade(*made))
         self._reporting = reporting
+        self._tokens = callers.tokens
         heartbeats = Heartbeats(self.driver, asks_ahead_s=HEARTBEATS_AHEAD_S)
         origins = Origins(listens_on=settings.listen_address[0])
         app = App(
@@ -132,6 +133,10 @@ class Worker:
         self._due_s = self.driver.now()
         self._tick()
 
+    async def ready(self) -> None:
+        """Wait a moment for what can be had elsewhere only: the keys of tokens."""
+        await self._tokens.start()
+
     def follow(self, settings: Settings) -> None:
         """Serve requests that come from now on by these settings."""
         self._settings = settings
@@ -168,6 +173,7 @@ class Worker:
         """All is served: let clients take the end of their answers."""
         if self._timer is not None:
             self._timer.cancel()
+        self._tokens.close()
         await self.server.wait_closed(CLOSE_TIMEOUT_S)
         self.targets.close()
         self.driver.close()
@@ -223,6 +229,7 @@ class WorkerLife:
         self._started = started
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._worker: Worker | None = None
+        self._following: asyncio.Task[None] | None = None
         self.link: Link[Down] = Link(edge_reader(), epoch=args.epoch, heard=self._heard, lost=self._lost)
         self._edge = Edge(remembers=False)
 
@@ -253,7 +260,7 @@ class WorkerLife:
                 self._instead(rest)
             self._worker.start()
             self._started()
-            self.link.say(Following(message.settings))
+            self._following = asyncio.get_running_loop().create_task(self._follow(self._worker, message))
             return
         for message in self._worker.heard(frame):
             if isinstance(message, NewSettings):
@@ -261,6 +268,10 @@ class WorkerLife:
                 self.link.say(Following(message.settings))
             else:
                 self._instead(message)
+
+    async def _follow(self, worker: Worker, first: NewSettings) -> None:
+        await worker.ready()
+        self.link.say(Following(first.settings))
 
     def _instead(self, message: Down) -> None:
         match message:

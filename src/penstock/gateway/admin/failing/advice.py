@@ -50,6 +50,7 @@ _REASONS: dict[str, str] = {
     Reason.DEADLINE_INFEASIBLE: f"{_MORE}, or longer deadlines.",
     Reason.DEADLINE_MISSED: f"{_MORE}, or longer deadlines.",
     Reason.DISPLACED: "Nothing, if bands are as they are meant: higher ones took the places.",
+    Reason.IDENTITY_UNAVAILABLE: "See in the log why the keys of `identity.jwt.issuer` can't be had.",
     Reason.NO_ENDPOINT: "Start an engine that serves the model.",
     Reason.STREAM_BROKEN: "See the log of {} for the moment when the streams broke: mostly memory, or a restart.",
     Reason.UPSTREAM_TIMEOUT: "See whether {} is overloaded; the limit is `timeouts.first_byte`.",

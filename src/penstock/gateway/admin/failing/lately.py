@@ -26,6 +26,7 @@ WORDS: dict[str, str] = {
     Reason.BAD_REQUEST: "refused: not valid",
     Reason.UNAUTHORIZED: "refused: no key, or a wrong one",
     Reason.FORBIDDEN: "refused: not allowed",
+    Reason.IDENTITY_UNAVAILABLE: "refused: their tokens could not be verified",
     Reason.MODEL_NOT_FOUND: "refused: nobody serves that model",
     Reason.ENDPOINT_NOT_FOUND: "refused: no such endpoint",
     Reason.CLIENT_TIMEOUT: "refused: sent too slowly",

@@ -1,0 +1,220 @@
+"""With which keys does an issuer sign? Fetched, kept, and fetched again, beside the requests.
+
+A key set is small and changes rarely: it is read at the start, every five minutes, and when a token names a key that is
+not in it, which is at most once in ten seconds, so that nobody makes us ask by inventing names. While the issuer can't
+be reached the keys that are known go on counting, for as long as the settings say; then no token can be believed. No
+request ever waits for a fetch: what can't be judged yet is told so, and to come back in a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
+
+import jwt
+import msgspec
+
+from penstock import clock
+from penstock.config.sections.tokens import JwtSection
+from penstock.http.client.pool import Upstream, UpstreamException
+
+logger = logging.getLogger(__name__)
+
+REFRESH_S = 300.0  # a key that is withdrawn counts so long at most, and a new one is mostly known before it is used
+REFETCH_S = 10.0  # between two fetches that tokens caused
+RETRY_S, RETRY_S_MAX = 1.0, 60.0  # after a fetch that failed: doubled each time
+FETCH_S = 10.0
+BYTES_MAX = 1 << 20  # of a key set; real ones have a few kilobytes
+KEYS_MAX = 100
+FIRST_S = 3.0  # the start waits so long for the first keys
+DISCOVERY = "/.well-known/openid-configuration"
+_PUBLIC = ("kty", "n", "e", "crv", "x", "y")  # of a key; a set that publishes private parts has these all the same
+_KINDS = {"RSA": ("RS", "PS"), "EC": ("ES",), "OKP": ("Ed",)}  # of keys, and the algorithms that each is for
+
+
+class KeysError(Exception):
+    """The keys can't be had. The text says why."""
+
+
+class IssuerKey(msgspec.Struct, frozen=True):
+    """A public key, and what it may be used with."""
+
+    key: object
+    kind: str
+    algorithm: str | None  #: the only one, where the issuer says so
+
+    def suits(self, algorithm: str) -> bool:
+        """True if a token signed by this algorithm may be held against the key."""
+        return algorithm.startswith(_KINDS[self.kind]) and self.algorithm in (None, algorithm)
+
+
+class IssuerKeys:
+    """The keys of one issuer, as last fetched."""
+
+    def __init__(self, settings: JwtSection, *, now: Callable[[], float] = clock.now) -> None:
+        self.settings = settings
+        self.version = 0  #: grows with each change of the keys
+        self._now = now
+        self._keys: dict[str | None, IssuerKey] = {}
+        self._raw: object = None
+        self._fetched_s: float | None = None  # None: never yet
+        self._tried_s: float | None = None
+        self._failing: str | None = None
+        self._looking = False
+        self._looked = asyncio.Event()  # once, whatever came of it
+        self._asked = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    # --- life -------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Fetch the keys from now on."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def first(self) -> None:
+        """Wait until the first fetch is over, well or not, but not for long."""
+        try:
+            await asyncio.wait_for(self._looked.wait(), FIRST_S)
+        except TimeoutError:
+            logger.warning("no keys of %s within %g s: its tokens get 503 until they are there", self._name, FIRST_S)
+
+    def close(self) -> None:
+        """Fetch no more."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    def are_of(self, settings: JwtSection) -> bool:
+        """True if these settings mean the same keys."""
+        return (settings.issuer, settings.jwks_url) == (self.settings.issuer, self.settings.jwks_url)
+
+    # --- what tokens ask --------------------------------------------------------------------------------------
+
+    @property
+    def usable(self) -> bool:
+        """True while there are keys that are not too old to be believed."""
+        return self._fetched_s is not None and self._now() <= self._fetched_s + self.settings.max_stale
+
+    def find(self, name: str | None, algorithm: str) -> IssuerKey | None:
+        """Returns the key of that name that suits the algorithm; without a name the only one that does; or None."""
+        if name is not None:
+            found = self._keys.get(name)
+            return found if found is not None and found.suits(algorithm) else None
+        suiting = [key for key in self._keys.values() if key.suits(algorithm)]
+        return suiting[0] if len(suiting) == 1 else None
+
+    def look_again(self) -> bool:
+        """Note that a key is not among those known. True if it may be among those of a fetch that is on its way."""
+        if self._looking or self._asked.is_set():
+            return True
+        if self._failing is not None or self._tried_s is None:
+            return True  # it is tried again and again: nobody can say that the key is unknown
+        if self._now() < self._tried_s + REFETCH_S:
+            return False
+        self._asked.set()
+        return True
+
+    # --- fetching ---------------------------------------------------------------------------------------------
+
+    @property
+    def _name(self) -> str:
+        return self.settings.jwks_url or self.settings.issuer
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            self._asked.clear()
+            self._looking = True
+            try:
+                self._take(await fetch(self.settings))
+                failures = 0
+            except KeysError as error:
+                failures = min(failures + 1, 16)
+                self._failed(str(error))
+            finally:
+                self._looking, self._tried_s = False, self._now()
+                self._looked.set()
+            refresh_s = min(REFRESH_S, self.settings.max_stale / 3.0)
+            wait_s = min(RETRY_S * 2.0 ** (failures - 1), RETRY_S_MAX) if failures else refresh_s
+            try:
+                await asyncio.wait_for(self._asked.wait(), wait_s * random.uniform(0.8, 1.2))
+            except TimeoutError:
+                continue
+
+    def _take(self, document: object) -> None:
+        keys = read_keys(document)
+        if self._failing is not None:
+            logger.info("the keys of %s can be had again", self._name)
+        if document != self._raw:
+            self._raw, self._keys = document, keys
+            self.version += 1
+        self._failing, self._fetched_s = None, self._now()
+
+    def _failed(self, why: str) -> None:
+        if why != self._failing:
+            known = "those that are known go on counting" if self.usable else "no token of it can be believed"
+            logger.warning("the keys of %s can't be had: %s; %s", self._name, why, known)
+        self._failing = why
+
+
+async def fetch(settings: JwtSection) -> object:
+    """Returns the issuer's key set, as JSON. Raises `KeysError` if it can't be had."""
+    url = settings.jwks_url
+    if url is None:
+        found = await _get(settings.issuer.rstrip("/") + DISCOVERY)
+        if not isinstance(found, dict) or found.get("issuer") != settings.issuer:
+            raise KeysError(f"{settings.issuer.rstrip('/')}{DISCOVERY} is not about `{settings.issuer}`")
+        url = found.get("jwks_uri")
+        if not isinstance(url, str) or (settings.issuer.startswith("https:") and not url.startswith("https:")):
+            raise KeysError("the issuer's configuration names no `jwks_uri` that could be trusted")
+    return await _get(url)
+
+
+async def _get(url: str) -> object:
+    parts = urlsplit(url)
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    try:
+        upstream = Upstream(f"{parts.scheme}://{parts.netloc}")
+    except ValueError as error:
+        raise KeysError(str(error)) from None
+    headers = [(b"accept", b"application/json"), (b"user-agent", b"penstock")]
+    try:
+        answer = await upstream.fetch("GET", target, headers=headers, timeout_s=FETCH_S, bytes_max=BYTES_MAX)
+    except UpstreamException as failure:
+        raise KeysError(f"{url}: {failure}") from None
+    finally:
+        upstream.close()
+    if answer.status != 200:
+        raise KeysError(f"{url} answered {answer.status}")
+    try:
+        return msgspec.json.decode(answer.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise KeysError(f"{url} is not JSON") from None
+
+
+def read_keys(document: object) -> dict[str | None, IssuerKey]:
+    """Returns the public keys for signatures in a key set, by their names. Others are passed over.
+
+    Raises `KeysError` if there is none: what was known is worth more than that.
+    """
+    listed = document.get("keys") if isinstance(document, Mapping) else None
+    if not isinstance(listed, list) or len(listed) > KEYS_MAX:
+        raise KeysError(f"the key set has no list of at most {KEYS_MAX} `keys`")
+    keys: dict[str | None, IssuerKey] = {}
+    for one in listed:
+        if not isinstance(one, dict) or one.get("kty") not in _KINDS or one.get("use", "sig") != "sig":
+            continue
+        try:
+            key = jwt.PyJWK({name: one[name] for name in _PUBLIC if name in one}).key
+        except (jwt.PyJWTError, ValueError, TypeError, KeyError):
+            continue
+        name, algorithm = one.get("kid"), one.get("alg")
+        found = IssuerKey(key, str(one["kty"]), algorithm if isinstance(algorithm, str) else None)
+        keys.setdefault(name if isinstance(name, str) else None, found)
+    if not keys:
+        raise KeysError("the key set has no public key for signatures")
+    return keys
