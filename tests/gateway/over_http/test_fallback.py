@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from penstock.core.values.actions import Evict, Reject
 from penstock.core.values.outcome import Reason
 from penstock.gateway.identity.callers import key_hash
-from penstock.gateway.proxy.arrival import FALLS_BACK, Fallback
+from penstock.gateway.proxy.arrival import FALLS_BACK, Arrival, Fallback
+from penstock.gateway.proxy.journey import QueuedJourney
 from tests.gateway.conftest import Answer, Client, World, fault, request
 
 BIG_FALLS_BACK = {"big": {"fallback": ["small"]}}
@@ -146,6 +148,24 @@ async def test_a_key_falls_back_only_to_models_that_it_may_use_and_keeps_its_bou
     assert served_by(await ask(world, "retired")) == (200, "big", "big"), "others may"
 
 
+async def test_a_request_that_fell_back_or_might_have_leaves_nothing_for_the_garbage_collector(world: World) -> None:
+    await both(world, models=BIG_FALLS_BACK | {"retired": {"fallback": ["small"]}})
+    for model in ("big", "retired"):
+        assert (await ask(world, model)).status == 200
+    await world.idle()
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for model in ("big", "retired"):
+            assert (await ask(world, model)).status == 200
+        await world.idle()
+        gc.collect()
+        assert not [found for found in gc.garbage if isinstance(found, Arrival | Fallback | QueuedJourney)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+
+
 async def test_the_access_log_and_the_explanation_name_both(world: World, caplog: pytest.LogCaptureFixture) -> None:
     await both(world, models={"retired": {"fallback": ["small"]}}, log={"access": True})
     with caplog.at_level(logging.INFO, logger="penstock.access"):
@@ -175,11 +195,11 @@ def ended(reason: Reason) -> Reject | Evict:
 
 def test_each_is_asked_once_in_order_and_then_the_first_has_the_word() -> None:
     asked: list[str] = []
-    fallback = Fallback("a", ["b", "c"], b"", asked.append)
+    fallback = Fallback("a", ["b", "c"], b"")
     first = ended(Reason.QUEUE_FULL)
     for end in (first, ended(Reason.NO_ENDPOINT)):
         assert fallback.takes(end)
-        fallback.go_on()
+        asked.append(fallback.next())
     assert asked == ["b", "c"]
     last = ended(Reason.OVERLOAD)
     assert not fallback.takes(last)
@@ -188,11 +208,11 @@ def test_each_is_asked_once_in_order_and_then_the_first_has_the_word() -> None:
 
 def test_where_nobody_took_it_it_waits_once_for_the_model_that_was_asked_for() -> None:
     asked: list[str] = []
-    fallback = Fallback("a", ["b"], b"", asked.append)
+    fallback = Fallback("a", ["b"], b"")
     for end in (ended(Reason.NO_ENDPOINT), ended(Reason.QUEUE_FULL)):
         assert not fallback.patient
         assert fallback.takes(end)
-        fallback.go_on()
+        asked.append(fallback.next())
     assert asked == ["b", "a"]
     assert fallback.patient
     late = ended(Reason.NO_ENDPOINT)
@@ -202,8 +222,8 @@ def test_where_nobody_took_it_it_waits_once_for_the_model_that_was_asked_for() -
 
 @pytest.mark.parametrize("reason", sorted(set(Reason) - FALLS_BACK))
 def test_what_is_not_the_models_fault_is_told_as_it_is(reason: Reason) -> None:
-    fallback = Fallback("a", ["b", "c"], b"", lambda _: None)
+    fallback = Fallback("a", ["b", "c"], b"")
     assert fallback.takes(ended(Reason.QUEUE_FULL))
-    fallback.go_on()
+    assert fallback.next() == "b"
     assert not fallback.takes(ended(reason))
     assert fallback.answer(ended(reason)).reason == reason

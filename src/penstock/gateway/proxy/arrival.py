@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from penstock.core.values.actions import Evict, Fail, Reject
@@ -46,15 +46,14 @@ class Fallback:
     that was asked for has no endpoint and nothing else took the request, it waits there after all.
     """
 
-    __slots__ = ("_ask", "_names", "_waits_after_all", "asked", "body", "first", "why")
+    __slots__ = ("_names", "_waits_after_all", "asked", "body", "first", "why")
 
-    def __init__(self, asked: str, names: Iterable[str], body: Body, ask: Callable[[str], None]) -> None:
+    def __init__(self, asked: str, names: Iterable[str], body: Body) -> None:
         self.asked = asked  #: the model, as the caller said it
         self.body = body  #: as the caller sent it
         self.first: Ended | None = None  #: what became of it at the model that was asked for
         self.why: Reason | None = None  #: for which it left the last model
         self._names = list(names)
-        self._ask = ask
         self._waits_after_all = False
 
     @property
@@ -74,9 +73,9 @@ class Fallback:
         self.why = ended.reason
         return bool(self._names)
 
-    def go_on(self) -> None:
-        """Ask the next model."""
-        self._ask(self._names.pop(0))
+    def next(self) -> str:
+        """Returns the name of the model that is asked next."""
+        return self._names.pop(0)
 
     def answer(self, ended: Ended) -> Ended:
         """Returns what the caller is told, where no other model is asked: what the first one said, if none can."""

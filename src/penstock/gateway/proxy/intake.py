@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qs
 
@@ -239,8 +238,7 @@ class Intake:
         if caller.rights is not None:
             names = tuple(filter(caller.rights.allows, names))
         if names and arrival.pinned is None:
-            ask = partial(self._ask_instead, arrival)
-            arrival.fallback = Fallback(arrival.named, names, arrival.body, ask)
+            arrival.fallback = Fallback(arrival.named, names, arrival.body)
 
     def _ask_instead(self, arrival: Arrival, name: str) -> None:
         """Begin again with another model: the request is the same, but for the name in its body."""
@@ -295,6 +293,7 @@ class Intake:
             trace=None if tracer is None else _traced(tracer, exchange, request),
             on_end=self._reporting.on_end,
             on_sent=self._reporting.on_sent,
+            ask_instead=self._ask_instead,
         ).begin()
         if locator is not None and search is not None:
             locator.begin(request.id, search)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OnEnd = Callable[["QueuedJourney", Outcome, Reason | None], None]
+AskInstead = Callable[[Arrival, str], None]  #: of the next model
 OnSent = Callable[["QueuedJourney", str], None]  #: the URL it is sent to
 
 PROGRESS_TOKENS = 32  # an answer's growth is told to the scheduler in such steps,
@@ -50,9 +51,10 @@ class QueuedJourney(Relay):
     """A request that waits its turn and holds a lease while it is answered."""
 
     __slots__ = (
+        "_arrival",
+        "_ask_instead",
         "_division",
         "_driver",
-        "_fallback",
         "_has_key",
         "_heartbeats",
         "_inflated",
@@ -93,6 +95,7 @@ class QueuedJourney(Relay):
         trace: RequestTrace | None = None,
         on_end: OnEnd | None = None,
         on_sent: OnSent | None = None,
+        ask_instead: AskInstead | None = None,
     ) -> None:
         super().__init__(arrival.exchange, arrival.body, request.model)
         caller, route = arrival.caller, arrival.route
@@ -109,7 +112,9 @@ class QueuedJourney(Relay):
         self.caller = caller
         self._has_key = caller.has_key
         self._inflated = arrival.inflated
-        self._fallback = arrival.fallback  # until its answer begins: other models that may be asked
+        # Until its answer begins: with what other models may be asked; None: none may.
+        self._arrival = None if arrival.fallback is None else arrival
+        self._ask_instead = ask_instead
         self._injected_usage = injected_usage
         self._ranks_itself = arrival.peek.priority is not None  # its body has a `priority`, which is for our own queue
         # None: its answer will be no stream of events.
@@ -216,13 +221,13 @@ class QueuedJourney(Relay):
 
     def ended(self, action: Reject | Evict | Fail, /) -> None:
         """Tell the client how its request ended without an answer, as `action` says; or ask another model instead."""
-        fallback = self._fallback
-        if fallback is not None and not self._committed:
-            if fallback.takes(action):
+        arrival, self._arrival = self._arrival, None
+        if arrival is not None and arrival.fallback is not None and not self._committed:
+            if arrival.fallback.takes(action) and self._ask_instead is not None:
                 self._make_room(action)
-                fallback.go_on()
+                self._ask_instead(arrival, arrival.fallback.next())
                 return
-            action = fallback.answer(action)
+            action = arrival.fallback.answer(action)
         reason = action.reason
         if isinstance(action, Reject):
             self.limit = action.limit
@@ -282,7 +287,7 @@ class QueuedJourney(Relay):
         return headers
 
     def first_byte(self) -> None:
-        self._fallback = None
+        self._arrival = None
         if self._heartbeats is not None:
             self._heartbeats.leave(self.request.id)
         if self._division is not None:
