@@ -38,11 +38,13 @@ class PrefillStagger:
         self._seconds = 0.0
         self._squares = 0.0
         self._soonest: dict[str, list[tuple[float, Endpoint]]] = {}  # in this turn: per model, the two done soonest
+        self._overdue_s = math.inf  # in this turn: when the first of these is waited for no longer
         self.made_wait = False  # some prompt was, in this turn
 
     def begin(self) -> None:
         """A turn begins: what was found out in the last one may be true no more."""
         self._soonest.clear()
+        self._overdue_s = math.inf
         self.made_wait = False
 
     def sent(self, prefill_s: float) -> None:
@@ -69,8 +71,8 @@ class PrefillStagger:
                 allowed.append(endpoint)
             else:
                 self.made_wait = True
-                wait_s = min([wait_s, *[e.ledger.prefill.overdue_s - now for _, e in self._soonest[entry.model]]])
-                self._look_again(endpoint, now + (wait_s if wait_s > STEP_S else STEP_S))
+                again_s = now + (wait_s if wait_s > STEP_S else STEP_S)
+                self._look_again(endpoint, again_s if again_s < self._overdue_s else max(now + STEP_S, self._overdue_s))
         return allowed
 
     def _others_done_s(self, endpoint: Endpoint, model: str, now: float) -> float:
@@ -99,6 +101,8 @@ class PrefillStagger:
             within += done_s <= patience_s
             if within == 2:
                 break
+        for _, endpoint in soonest:
+            self._overdue_s = min(self._overdue_s, endpoint.ledger.prefill.overdue_s)
         return soonest
 
 
