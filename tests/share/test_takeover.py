@@ -243,6 +243,19 @@ def test_leases_of_a_link_that_does_not_come_back_are_given_to_others_after_a_wh
     assert _dispatched(house.tell("b", house.one)) == ["w"]
 
 
+def test_an_edge_that_is_back_before_its_broken_link_is_noticed_replaces_it() -> None:
+    house = House()
+    house.sent("a", "r")
+    before = house.seats["a"]
+    house.edges["a"].unlinked(now=0.0)
+    house.link("a", house.one)
+    assert before.gone
+    assert house.running(house.one) == 1
+    assert house.one.decider.cut(before) == house.one.decider.lost(before) == []
+    assert house.running(house.one) == 1
+    assert [seat.name for seat in house.one.decider.seats] == ["a"]
+
+
 def test_an_edge_that_is_started_again_under_its_name_frees_what_the_dead_one_held() -> None:
     house = House("ab")
     house.sent("a", "r1")

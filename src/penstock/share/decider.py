@@ -207,12 +207,16 @@ class Decider:
 
     def lost(self, seat: Seat) -> list[Action]:
         """An edge is gone, and with it its clients: its leases come back, what waited there is dropped."""
+        if seat.gone:
+            return []  # another link of it took over, or this one leads no more
         self._leaves(seat)
         self._expected.discard(seat.name)
         return self._given_back(seat)
 
     def cut(self, seat: Seat) -> list[Action]:
         """A link broke, and its edge may live: its leases are kept for a while, in which it may announce them again."""
+        if seat.gone:
+            return []
         self._leaves(seat)
         self.drop([remote for remote in seat.requests.values() if remote.waits])
         actions = self._given_back(self._cut.pop(seat.name)) if seat.name in self._cut else []
