@@ -351,7 +351,7 @@ EVERYTHING: list[dict[str, Any]] = [
     {
         "models": {
             "gpt": {"to": "qwen", "band": "end"},
-            "own": {"prices": {"prompt": 2, "cached_prompt": 1, "completion": 3}},
+            "own": {"prices": {"prompt": 2, "cached_prompt": 1, "completion": 3}, "fallback": ["qwen"]},
         },
         "queue": {
             "max_requests": 9,

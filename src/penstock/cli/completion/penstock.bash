@@ -5,7 +5,7 @@
 #    source ~/.local/share/bash_completion/penstock
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_penstock_keys_subparsers=(new hash)
+_shtab_penstock_keys_subparsers=(new ls revoke hash)
 _shtab_penstock_endpoint_subparsers=(list add drain resume remove slots)
 _shtab_penstock_tenant_subparsers=(ls show pause resume limit cancel)
 _shtab_penstock_batch_subparsers=(ls show cancel run)
@@ -15,7 +15,9 @@ _shtab_penstock_serve_option_strings=(-h --help -c --config --endpoint --listen 
 _shtab_penstock_vllm_router_option_strings=(-h --help)
 _shtab_penstock_check_option_strings=(-h --help --live --json)
 _shtab_penstock_schema_option_strings=(-h --help)
-_shtab_penstock_keys_new_option_strings=(-h --help)
+_shtab_penstock_keys_new_option_strings=(-h --help --models --max-prompt-tokens --max-output-tokens --expires --url --token --json)
+_shtab_penstock_keys_ls_option_strings=(-h --help --tenant --url --token --json)
+_shtab_penstock_keys_revoke_option_strings=(-h --help --url --token --json)
 _shtab_penstock_keys_hash_option_strings=(-h --help)
 _shtab_penstock_keys_option_strings=(-h --help)
 _shtab_penstock_endpoint_list_option_strings=(-h --help --url --token --json)
@@ -65,7 +67,7 @@ _shtab_penstock_doctor___config_COMPGEN=_shtab_compgen_files
 _shtab_penstock_simulate___trace_COMPGEN=_shtab_compgen_files
 
 _shtab_penstock_serve___log_level_choices=(debug info warning error)
-_shtab_penstock_keys_pos_0_choices=(new hash)
+_shtab_penstock_keys_pos_0_choices=(new ls revoke hash)
 _shtab_penstock_endpoint_pos_0_choices=(list add drain resume remove slots)
 _shtab_penstock_tenant_pos_0_choices=(ls show pause resume limit cancel)
 _shtab_penstock_queue_pos_0_choices=(list bump cancel)
@@ -91,6 +93,13 @@ _shtab_penstock_schema__h_nargs=0
 _shtab_penstock_schema___help_nargs=0
 _shtab_penstock_keys_new__h_nargs=0
 _shtab_penstock_keys_new___help_nargs=0
+_shtab_penstock_keys_new___json_nargs=0
+_shtab_penstock_keys_ls__h_nargs=0
+_shtab_penstock_keys_ls___help_nargs=0
+_shtab_penstock_keys_ls___json_nargs=0
+_shtab_penstock_keys_revoke__h_nargs=0
+_shtab_penstock_keys_revoke___help_nargs=0
+_shtab_penstock_keys_revoke___json_nargs=0
 _shtab_penstock_keys_hash__h_nargs=0
 _shtab_penstock_keys_hash___help_nargs=0
 _shtab_penstock_keys_pos_0_nargs=A...

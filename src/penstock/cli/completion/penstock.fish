@@ -50,8 +50,8 @@ function _shtab_penstock_using
   test "$_shtab_penstock_cmdpath" = "$argv"
 end
 
-set -g _shtab_penstock_commands serve vllm-router check schema keys 'keys new' 'keys hash' endpoint 'endpoint list' 'endpoint add' 'endpoint drain' 'endpoint resume' 'endpoint remove' 'endpoint slots' tenant 'tenant ls' 'tenant show' 'tenant pause' 'tenant resume' 'tenant limit' 'tenant cancel' status queue explain pause drain resume reload top batch 'batch ls' 'batch show' 'batch cancel' 'batch run' engine demo doctor simulate completion
-set -g _shtab_penstock_opts_with_value --affinity-wait --block-size --bootstrap-port --cells --config --duration --endpoint --endpoints --engine --engines --errors --fairness --fault --format --host --imbalance-threshold --jobs --key --kv-blocks --kv-events --kv-replay --kv-tokens --kv-transfer --limit --listen --log-level --max-batched-tokens --max-engine-waiting --max-kv-usage --max-num-queued-reqs --max-prefill-tokens --max-time-per-output-token --model --name --output --page --plot --port --price --profile --queued --queued-bytes --queued-tokens --requests-per-minute --routing --running --scenario --seconds --seed --seeds --slots --speed --step-ms --tenant --timeout --token --tokens-per-day --tokens-per-minute --trace --url --weight --window --workers -c -j -o
+set -g _shtab_penstock_commands serve vllm-router check schema keys 'keys new' 'keys ls' 'keys revoke' 'keys hash' endpoint 'endpoint list' 'endpoint add' 'endpoint drain' 'endpoint resume' 'endpoint remove' 'endpoint slots' tenant 'tenant ls' 'tenant show' 'tenant pause' 'tenant resume' 'tenant limit' 'tenant cancel' status queue explain pause drain resume reload top batch 'batch ls' 'batch show' 'batch cancel' 'batch run' engine demo doctor simulate completion
+set -g _shtab_penstock_opts_with_value --affinity-wait --block-size --bootstrap-port --cells --config --duration --endpoint --endpoints --engine --engines --errors --expires --fairness --fault --format --host --imbalance-threshold --jobs --key --kv-blocks --kv-events --kv-replay --kv-tokens --kv-transfer --limit --listen --log-level --max-batched-tokens --max-engine-waiting --max-kv-usage --max-num-queued-reqs --max-output-tokens --max-prefill-tokens --max-prompt-tokens --max-time-per-output-token --model --models --name --output --page --plot --port --price --profile --queued --queued-bytes --queued-tokens --requests-per-minute --routing --running --scenario --seconds --seed --seeds --slots --speed --step-ms --tenant --timeout --token --tokens-per-day --tokens-per-minute --trace --url --weight --window --workers -c -j -o
 
 complete -c penstock -e
 complete -c penstock -f
@@ -78,10 +78,28 @@ complete -c penstock -n '_shtab_penstock_using check' -l json -d 'print the resu
 complete -c penstock -n '_shtab_penstock_using check; and test $_shtab_penstock_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'the settings file; `-` is standard input'
 complete -c penstock -n '_shtab_penstock_using; and test $_shtab_penstock_npos -eq 0' -a schema -d 'print the settings'"'"' JSON Schema, for editors'
 complete -c penstock -n '_shtab_penstock_using schema' -s h -l help -d 'show this help message and exit'
-complete -c penstock -n '_shtab_penstock_using; and test $_shtab_penstock_npos -eq 0' -a keys -d 'make an API key, or hash one'
+complete -c penstock -n '_shtab_penstock_using; and test $_shtab_penstock_npos -eq 0' -a keys -d 'make, list or withdraw API keys'
 complete -c penstock -n '_shtab_penstock_using keys' -s h -l help -d 'show this help message and exit'
 complete -c penstock -n '_shtab_penstock_using keys; and test $_shtab_penstock_npos -eq 0' -a new -d 'make a key for a tenant'
 complete -c penstock -n '_shtab_penstock_using keys new' -s h -l help -d 'show this help message and exit'
+complete -c penstock -n '_shtab_penstock_using keys new' -l models -x -d 'models it may use, `*` stands for anything (default: all)'
+complete -c penstock -n '_shtab_penstock_using keys new' -l max-prompt-tokens -x -d 'the longest prompt it may send'
+complete -c penstock -n '_shtab_penstock_using keys new' -l max-output-tokens -x -d 'the longest answer it may ask for'
+complete -c penstock -n '_shtab_penstock_using keys new' -l expires -x -d '2027-01-31 (the end of that day, UTC) or 2027-01-31T18:00:00Z'
+complete -c penstock -n '_shtab_penstock_using keys new' -l url -x -d 'the gateway (PENSTOCK_URL; default http://127.0.0.1:8080)'
+complete -c penstock -n '_shtab_penstock_using keys new' -l token -x -d 'admin token (PENSTOCK_ADMIN_TOKEN; default: that of a gateway on this machine, where it made its own)'
+complete -c penstock -n '_shtab_penstock_using keys new' -l json -d 'print the answer as JSON'
+complete -c penstock -n '_shtab_penstock_using keys; and test $_shtab_penstock_npos -eq 0' -a ls -d 'show the keys of a running gateway'
+complete -c penstock -n '_shtab_penstock_using keys ls' -s h -l help -d 'show this help message and exit'
+complete -c penstock -n '_shtab_penstock_using keys ls' -l tenant -x -d 'only those of one tenant'
+complete -c penstock -n '_shtab_penstock_using keys ls' -l url -x -d 'the gateway (PENSTOCK_URL; default http://127.0.0.1:8080)'
+complete -c penstock -n '_shtab_penstock_using keys ls' -l token -x -d 'admin token (PENSTOCK_ADMIN_TOKEN; default: that of a gateway on this machine, where it made its own)'
+complete -c penstock -n '_shtab_penstock_using keys ls' -l json -d 'print the answer as JSON'
+complete -c penstock -n '_shtab_penstock_using keys; and test $_shtab_penstock_npos -eq 0' -a revoke -d 'withdraw a key that was made at a running gateway'
+complete -c penstock -n '_shtab_penstock_using keys revoke' -s h -l help -d 'show this help message and exit'
+complete -c penstock -n '_shtab_penstock_using keys revoke' -l url -x -d 'the gateway (PENSTOCK_URL; default http://127.0.0.1:8080)'
+complete -c penstock -n '_shtab_penstock_using keys revoke' -l token -x -d 'admin token (PENSTOCK_ADMIN_TOKEN; default: that of a gateway on this machine, where it made its own)'
+complete -c penstock -n '_shtab_penstock_using keys revoke' -l json -d 'print the answer as JSON'
 complete -c penstock -n '_shtab_penstock_using keys; and test $_shtab_penstock_npos -eq 0' -a hash -d 'tell a key'"'"'s hash'
 complete -c penstock -n '_shtab_penstock_using keys hash' -s h -l help -d 'show this help message and exit'
 complete -c penstock -n '_shtab_penstock_using; and test $_shtab_penstock_npos -eq 0' -a endpoint -d 'add, drain, resume or remove endpoints of a running gateway'

@@ -19,7 +19,7 @@ _shtab_penstock_commands() {
     endpoint:'add, drain, resume or remove endpoints of a running gateway'
     engine:'run a simulated engine'
     explain:'say why a request waits or waited'
-    keys:'make an API key, or hash one'
+    keys:'make, list or withdraw API keys'
     pause:'send nothing more; who comes waits'
     queue:'show who waits and why; bump or cancel a request'
     reload:'let it read its settings again'
@@ -60,7 +60,9 @@ _shtab_penstock_endpoint_commands() {
 _shtab_penstock_keys_commands() {
   local _commands=(
     hash:'tell a key'"'"'s hash'
+    ls:'show the keys of a running gateway'
     new:'make a key for a tenant'
+    revoke:'withdraw a key that was made at a running gateway'
   )
   _describe 'penstock keys commands' _commands
 }
@@ -330,13 +332,43 @@ _shtab_penstock_keys_hash_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_penstock_keys_hash_defaults_added=0
 
+_shtab_penstock_keys_ls_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--tenant[only those of one tenant]:NAME:"
+  "--url[the gateway (PENSTOCK_URL\; default http\:\/\/127.0.0.1\:8080)]:url:"
+  "--token[admin token (PENSTOCK_ADMIN_TOKEN\; default\: that of a gateway on this machine, where it made its own)]:token:"
+  "--json[print the answer as JSON]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_penstock_keys_ls_defaults_added=0
+
 _shtab_penstock_keys_new_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--models[models it may use, \`\*\` stands for anything (default\: all)]:NAME,…:"
+  "--max-prompt-tokens[the longest prompt it may send]:N:"
+  "--max-output-tokens[the longest answer it may ask for]:N:"
+  "--expires[2027-01-31 (the end of that day, UTC) or 2027-01-31T18\:00\:00Z]:WHEN:"
+  "--url[the gateway (PENSTOCK_URL\; default http\:\/\/127.0.0.1\:8080)]:url:"
+  "--token[admin token (PENSTOCK_ADMIN_TOKEN\; default\: that of a gateway on this machine, where it made its own)]:token:"
+  "--json[print the answer as JSON]"
   ":the tenant\'s name:"
+  ":what the key is called at a running gateway:"
 )
 
 # guard to ensure default positional specs are added only once per session
 _shtab_penstock_keys_new_defaults_added=0
+
+_shtab_penstock_keys_revoke_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--url[the gateway (PENSTOCK_URL\; default http\:\/\/127.0.0.1\:8080)]:url:"
+  "--token[admin token (PENSTOCK_ADMIN_TOKEN\; default\: that of a gateway on this machine, where it made its own)]:token:"
+  "--json[print the answer as JSON]"
+  ":the key\'s name:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_penstock_keys_revoke_defaults_added=0
 
 _shtab_penstock_pause_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -666,7 +698,9 @@ _shtab_penstock_keys() {
       curcontext="${curcontext%:*:*}:_shtab_penstock_keys-$line[1]:"
       case $line[1] in
         hash) _arguments -C -s $_shtab_penstock_keys_hash_options ;;
+        ls) _arguments -C -s $_shtab_penstock_keys_ls_options ;;
         new) _arguments -C -s $_shtab_penstock_keys_new_options ;;
+        revoke) _arguments -C -s $_shtab_penstock_keys_revoke_options ;;
       esac
   esac
 }

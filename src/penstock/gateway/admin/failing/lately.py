@@ -24,6 +24,7 @@ SHARE_OF_NOTE = 0.01  # of the requests that ended: below it a failure is no rea
 # What a reason says of requests. Those of `Kind.RETRIED` are failures of a dispatch.
 WORDS: dict[str, str] = {
     Reason.BAD_REQUEST: "refused: not valid",
+    Reason.CONTEXT_LENGTH_EXCEEDED: "refused: the prompt is longer than their key may send",
     Reason.UNAUTHORIZED: "refused: no key, or a wrong one",
     Reason.FORBIDDEN: "refused: not allowed",
     Reason.IDENTITY_UNAVAILABLE: "refused: their tokens could not be verified",
@@ -59,6 +60,7 @@ WORDS: dict[str, str] = {
 _THEIR_OWN = frozenset(
     {
         Reason.BAD_REQUEST,
+        Reason.CONTEXT_LENGTH_EXCEEDED,
         Reason.UNAUTHORIZED,
         Reason.FORBIDDEN,
         Reason.MODEL_NOT_FOUND,
