@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from tests.deploy.programs import TOOLS
-from tests.deploy.site import Process, Prometheus, Site
+from tests.deploy.site import Process, Prometheus, Site, free_port
 
 ALERTS = Path("deploy/prometheus/alerts.yml")
 FASTER = 30
@@ -139,6 +139,12 @@ def incidents(site: Site) -> list[Incident]:
         time.sleep(0.25)
 
     add("no CPU", starved, "PenstockLoopLag", lambda: None, meanwhile=starve)
+
+    place = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    share = {"secret": "between-these-two-gateways", "elect": {"static": place[0]}, "alone_after": "1s"}
+    decides = gateway("decides", [engine], share={"listen": place[0], **share})
+    cut = gateway("its decider killed", [engine], share={"listen": place[1], **share})
+    add("its decider killed", cut, "PenstockAlone", decides.end, end=decides.begin)
 
     wrong = gateway("bad settings", [engine])
 

@@ -28,7 +28,7 @@ ENVIRONMENT = {
     "DATABASE_URL": "postgresql://gate:gate@db/gate",
     "POD_IP": "10.0.0.7",
 }
-NEEDS_SHARE = {name for name, values in GOOD.items() if values.get("share")}
+SHARING = sorted(name for name, values in GOOD.items() if values.get("share"))
 
 
 def of_kind(objects: list[Object], kind: str) -> list[Object]:
@@ -140,7 +140,7 @@ def test_every_pod_is_what_the_level_restricted_asks(helm: Helm, name: str) -> N
             assert not any("hostPort" in port for port in each.get("ports", []))
 
 
-@pytest.mark.parametrize("name", [name for name in GOOD if name not in NEEDS_SHARE])
+@pytest.mark.parametrize("name", GOOD)
 def test_the_gateway_takes_the_settings_that_it_renders(helm: Helm, tmp_path: Path, name: str) -> None:
     values = GOOD[name]
     objects = helm.objects(values)
@@ -159,7 +159,7 @@ def test_the_gateway_takes_the_settings_that_it_renders(helm: Helm, tmp_path: Pa
     assert {name for name in ENVIRONMENT if f"${{{name}}}" in file.read_text()} <= named
 
 
-@pytest.mark.parametrize("name", sorted(NEEDS_SHARE))
+@pytest.mark.parametrize("name", SHARING)
 def test_gateways_that_share_hold_a_lease_and_reach_each_other(helm: Helm, name: str) -> None:
     objects = helm.objects(GOOD[name])
     rendered = yaml.safe_load(settings_file(objects))["share"]
@@ -268,8 +268,8 @@ def test_all_contradictions_are_told_at_once(helm: Helm) -> None:
             "terminationGracePeriodSeconds": 5,
         }
     )
-    assert "5 of Penstock's values cannot be" in text
-    assert text.count("\n  - ") == 5
+    assert "6 of Penstock's values cannot be" in text
+    assert text.count("\n  - ") == 6
 
 
 @pytest.mark.parametrize(
@@ -330,8 +330,7 @@ def test_the_packaged_chart_knows_every_setting(helm: Helm, tmp_path: Path) -> N
     assert "'max_wiat' not allowed" in text
     assert "/settings/queue/max_requests" in text
     for name, values in GOOD.items():
-        if name not in NEEDS_SHARE:
-            assert helm.text(values, chart=package), name
+        assert helm.text(values, chart=package), name
     made = list(yaml.safe_load_all(helm.text({"metrics": {"rules": True, "dashboard": True}}, chart=package)))
     assert one([each for each in made if each], "PrometheusRule")["spec"]["groups"]
 

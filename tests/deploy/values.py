@@ -190,6 +190,10 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         {"share": {"enabled": True, "port": 8080}, "existingSecrets": {"share": "s"}},
         "share.port and containerPort are both 8080",
     ),
+    (
+        {"share": {"enabled": True}, "existingSecrets": {"share": "s"}, "persistence": {"enabled": True}},
+        "share.enabled with persistence.enabled",
+    ),
     ({"settings": {"share": {}}}, "settings.share without share.enabled"),
     ({"existingSecrets": {"share": "s"}}, "existingSecrets.share does nothing"),
     ({"ingress": {"enabled": True}}, "ingress.enabled without ingress.hosts"),

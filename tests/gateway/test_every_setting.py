@@ -12,6 +12,7 @@ from penstock.config.explain import nested, sections
 
 TESTS = Path(__file__).parents[1]
 HERE = "settings::"
+SHARED = "group::"
 DNS = "discovery_dns::test_every_address_of_a_name_is_an_endpoint"  # over DNS
 KUBERNETES = "discovery_kubernetes::test_slices_tell_what_is_ready_behind_a_service"  # over its API
 LIMITS = HERE + "test_what_a_tenant_may_have_waiting_is_bounded_in_every_measure"
@@ -28,6 +29,18 @@ HELD_BY: dict[str, str] = {
     "state_dir": HERE + "test_what_a_gateway_keeps_for_itself_is_in_its_folder",
     "root_path": "production_stack::test_paths_are_served_with_and_without_their_prefix",
     "workers": "processes::test_a_worker_that_is_killed_takes_its_own_connections_only",
+    "share.listen": SHARED + "test_slots_and_queue_are_those_of_one_gateway",
+    "share.advertise": SHARED + "test_an_address_that_nobody_reaches_is_told_and_the_gateway_serves_alone",
+    "share.secret": SHARED + "test_another_secret_is_told_at_both_ends_and_each_serves_alone",
+    "share.tls.cert": SHARED + "test_certificates_of_one_authority_are_enough",
+    "share.tls.key": SHARED + "test_certificates_of_one_authority_are_enough",
+    "share.tls.ca": SHARED + "test_certificates_of_one_authority_are_enough",
+    "share.elect.static": SHARED + "test_slots_and_queue_are_those_of_one_gateway",
+    "share.elect.kubernetes.*": "stores::test_one_is_elected_gives_it_back_and_the_next_takes_it",
+    "share.elect.valkey.*": "elected::test_another_gateway_decides_within_seconds_and_no_stream_of_others_breaks",
+    "share.elect.postgres.*": "stores::test_groups_of_gateways_in_one_database",
+    "share.alone_after": SHARED + "test_a_decider_that_is_killed_breaks_no_stream_of_others_and_loses_no_request",
+    "share.name": "strangers::test_an_edge_that_does_not_fit_is_told_why",
     "tls.cert": "reload::test_a_renewed_certificate_is_shown_to_who_comes_now",
     "tls.key": "reload::test_a_renewed_certificate_is_shown_to_who_comes_now",
     "endpoints[].url": "gateway::test_each_path_is_served_as_the_engine_serves_it",

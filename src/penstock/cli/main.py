@@ -154,6 +154,13 @@ def _tenant(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=tenant_cli.run)
 
 
+def _decider(parser: argparse.ArgumentParser) -> None:
+    from penstock.cli.steering import decider as decider_cli
+
+    decider_cli.add_arguments(parser)
+    parser.set_defaults(run=decider_cli.run)
+
+
 def _operator(name: str) -> _Load:
     def load(parser: argparse.ArgumentParser) -> None:
         from penstock.cli import operator
@@ -241,6 +248,12 @@ _COMMANDS = {
         "Show the tenants of a running gateway, pause or limit one, or cancel its requests. The settings file stays as "
         "it is; a restart ends what was changed.",
     ),
+    "decider": _Command(
+        "say which of several gateways decides, or let another one",
+        _decider,
+        "Among gateways that share one queue (docs/scale.md): which one decides, and let another one.",
+    ),
+    "edges": _Command("show the workers of all gateways that share", _operator("edges")),
     "status": _Command("say how it stands, in a sentence", _operator("status")),
     "queue": _Command("show who waits and why; bump or cancel a request", _operator("queue")),
     "explain": _Command("say why a request waits or waited", _operator("explain")),

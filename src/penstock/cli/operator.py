@@ -1,4 +1,4 @@
-"""`penstock status`, `queue`, `explain`, `pause`, `resume`, `drain`, `reload`: the live page's verbs, in a shell."""
+"""`penstock status`, `edges`, `queue`, `explain`, `pause`, `resume`, `drain`, `reload`: the live page's verbs."""
 
 from __future__ import annotations
 
@@ -66,8 +66,7 @@ def _status(client: AdminClient, args: argparse.Namespace) -> int:
         console = Console(highlight=False)
         console.print(views.headline(state))
         console.print(views.numbers(state))
-        if state.get("edges"):
-            console.print(views.edges(state))
+        _show_edges(console, state)
         for line in views.lately(state, FAILURES_MAX):
             console.print(line)
         if state["batches"]:
@@ -77,6 +76,24 @@ def _status(client: AdminClient, args: argparse.Namespace) -> int:
         if state.get("key_store"):
             console.print(f"[red]made keys can't be read, those known so far work[/]: {escape(state['key_store'])}")
     return EXIT_BUSY if args.check and state["tone"] != "ok" else 0
+
+
+def _edges(client: AdminClient, args: argparse.Namespace) -> int:
+    state = client.call("GET", "/admin/state")
+    if args.json:
+        print(json.dumps({key: state.get(key) for key in ("share", "edges")}))
+    elif not state.get("edges"):
+        print("one process carries all requests")
+    else:
+        _show_edges(Console(highlight=False), state)
+    return 0
+
+
+def _show_edges(console: Console, state: dict[str, Any]) -> None:
+    if state.get("share"):
+        console.print(views.group(state["share"]))
+    if state.get("edges"):
+        console.print(views.edges(state))
 
 
 def _queue(client: AdminClient, args: argparse.Namespace) -> int:
@@ -168,4 +185,5 @@ _RUN = {
     "resume": _stop,
     "reload": _reload,
     "top": _top,
+    "edges": _edges,
 }

@@ -126,12 +126,27 @@ def endpoints(state: State, most: int) -> Table:
     return _more(table, state["endpoints"], most, state["endpoints_more"])
 
 
+def group(share: State) -> Text:
+    """Which of the gateways that share decides, since when, and who says so."""
+    who = {
+        "leads": f"{plain(share['name'], 40)} decides",
+        "stands_by": f"{plain(share['decider'], 60)} decides, {plain(share['name'], 40)} stands by",
+        "alone": f"{plain(share['name'], 40)} decides alone",
+    }.get(share["role"], "nobody decides")
+    since = f"for {seconds(share['since_s'])}, epoch {share['epoch']}"
+    line = Text(f"{who} {since} · {share['gateways']} gateways · by {plain(share['election'], 80)}")
+    if share["trouble"]:
+        line.append(f" · {plain(share['trouble'], 200)}", style="yellow")
+    return line
+
+
 def edges(state: State) -> Table:
-    """The processes that carry bytes for the gateway's first one."""
-    table = _table("worker", "where", ">up", ">requests", ">clients", ">CPU", ">link", ">lag", ">starts")
+    """The processes that carry bytes for the one that decides."""
+    last = "epoch" if state.get("share") else "starts"
+    table = _table("worker", "where", ">up", ">requests", ">clients", ">CPU", ">link", ">lag", f">{last}")
     for one in state["edges"]:
         table.add_row(
-            _name(one["name"], 12),
+            _name(one["name"], 20 if state.get("share") else 12),
             plain(one["where"], 24),
             Text("away", style="bold red") if one["up_s"] is None else seconds(one["up_s"]),
             f"{one['requests']:,}",
@@ -139,7 +154,7 @@ def edges(state: State) -> Table:
             f"{one['cpu']:.0%}",
             f"{one['link_s'] * 1000:.1f} ms",
             f"{one['lag_s'] * 1000:.1f} ms",
-            str(one["starts"]),
+            str(one[last]),
         )
     return table
 
@@ -214,6 +229,7 @@ def screen(state: State, width: int, height: int | None) -> RenderableType:
         "events": min(len(state["events"]), 3),
     }
     spent += bool(state["batches"]) + (len(state["edges"]) + 1 if state.get("edges") else 0)
+    spent += bool(state.get("share"))
     while sum(shown.values()) + spent + 8 > lines and max(shown.values()) > 1:
         longest = max(shown, key=shown.__getitem__)
         shown[longest] -= 1
@@ -224,6 +240,8 @@ def screen(state: State, width: int, height: int | None) -> RenderableType:
         parts.append(tenants(state, shown["tenants"]))
     parts.append(endpoints(state, shown["endpoints"]))
     parts += doubts(state, DOUBTS_SHOWN)
+    if state.get("share"):
+        parts.append(group(state["share"]))
     if state.get("edges"):
         parts.append(edges(state))
     if state["batches"]:

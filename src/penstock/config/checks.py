@@ -44,6 +44,7 @@ from penstock.config.sections.operation import Admin, Tracing, tracing_problem
 from penstock.config.sections.routing import RoutingSection
 from penstock.config.sections.routing import contradictions as routing_contradictions
 from penstock.config.sections.section import Section
+from penstock.config.sections.share import share_checks
 from penstock.config.sections.tenancy import (
     ANONYMOUS,
     NAMES_WITHOUT_KEYS,
@@ -77,6 +78,7 @@ def cross_checks(document: Document) -> Found:
     yield from _observe(document)
     yield from _locality(document)
     yield from batch_checks(document)
+    yield from share_checks(document)
     yield from _tracing(document)
     yield from _admin(document)
     yield from _cors(document)

@@ -35,6 +35,7 @@ from penstock.config.production_stack.text import write
 from penstock.config.sections.models import ModelPrices, ModelSection
 from penstock.config.sections.routing import RoutingSection
 from penstock.config.sections.section import Section
+from penstock.config.sections.share import OWN
 from penstock.config.sections.tenancy import Accounting, FairnessSection, Identity, PricesSection, Tenant, TenantLimits
 from penstock.config.source import parse
 
@@ -71,6 +72,7 @@ __all__ = [
     "load",
     "load_router",
     "require_endpoints",
+    "shared_hash",
     "summary",
 ]
 
@@ -169,7 +171,16 @@ def require_endpoints(settings: Settings) -> None:
 
 def config_hash(settings: Settings) -> str:
     """Returns a short hash that is equal for equal settings, wherever they came from. Secrets go in as hashes."""
-    text = json.dumps(settings.model_dump(), default=_hashed_secret, sort_keys=True, separators=(",", ":"))
+    return _hash_of(settings.model_dump())
+
+
+def shared_hash(settings: Settings) -> str:
+    """Returns a short hash that is equal for the settings of two gateways that may share one queue."""
+    return _hash_of(settings.model_dump(exclude=set(OWN)))
+
+
+def _hash_of(document: object) -> str:
+    text = json.dumps(document, default=_hashed_secret, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_CHARACTERS]
 
 

@@ -22,6 +22,7 @@ from penstock.config.sections.operation import Admin, AutoscaleSection, Log, Tra
 from penstock.config.sections.policies import OrderingName, OrderingNameOrEmpty
 from penstock.config.sections.routing import RoutingSection
 from penstock.config.sections.section import Section, setting
+from penstock.config.sections.share import ShareSection
 from penstock.config.sections.tenancy import (
     ANONYMOUS,
     Accounting,
@@ -322,6 +323,7 @@ class Settings(Section):
         "Processes that carry requests and answers. From 2 on, one more decides for all of them, so queue, limits and "
         "fairness are those of one gateway. `auto`: as many as there are CPUs. docs/scale.md says when it pays.",
     )
+    share: ShareSection = ShareSection()
     tls: Tls = Tls()
     endpoints: Annotated[tuple[EndpointSection, ...], BeforeValidator(values.items(0, ENDPOINTS_MAX))] = ()
     discovery: Annotated[tuple[SourceSection, ...], BeforeValidator(values.items(0, SOURCES_MAX))] = ()

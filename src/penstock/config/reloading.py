@@ -29,6 +29,7 @@ RULES: dict[str, Rule] = {
     "listen": Rule("the socket is bound once", restarts=True),
     "root_path": Rule(_ARRIVALS),
     "workers": Rule("processes are started once", restarts=True),
+    "share": Rule("links and the election are begun once", restarts=True),
     "tls": Rule("for new connections; the files are read again even where their names stay"),
     "endpoints": Rule(
         "slots, weight, price and limits at once; what runs at an endpoint that is gone or replaced ends there"

@@ -52,6 +52,7 @@ from penstock.gateway.telemetry.reporting import Reporting
 from penstock.http.server.server import Handler, HttpServer
 
 if TYPE_CHECKING:
+    from penstock.gateway.share.sharing import Sharing
     from penstock.gateway.workers.office import Office
 
 
@@ -67,19 +68,24 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
     endpoints = EndpointRegistry(driver=driver, metrics=metrics, catalog=catalog)
     discovery = Discovery((), endpoints)
     events = EventLog()
-    own_token = OwnToken(folder_of(settings.state_dir, os.environ))
+    own_token = OwnToken(folder_of(settings.state_dir, os.environ), _own_token(settings))
     (host, _), (admin_host, _) = settings.listen_address, settings.admin_address or settings.listen_address
     origins, admin_origins = Origins(listens_on=host), Origins(listens_on=admin_host, for_operators=True)
     auth = AdminAuth(listens_on=admin_host, now=driver.now, origins=admin_origins, own=own_token.token)
     callers, affinities, heartbeats, reporting = Callers(), Affinities(), Heartbeats(driver), Reporting()
     orders, routes = TenantOrders(events), AdminRoutes(auth, events.audit)
     store, book = _kept(settings, callers)
+    is_several = settings.share.enabled or settings_map.workers(settings) > 1
     batch = None
     if store is not None and settings.batch.enabled:
         port = GatewayPort(
             submit=lambda *request: app.submit(*request),  # noqa: PLW0108 - the app comes after it
             caller=lambda tenant, user, rights: callers.inside(tenant, user, driver.now(), rights),
-            room=lambda caller, model: scheduler.room(model, caller.account, caller.band, now=driver.now()),
+            room=lambda caller, model: (
+                scheduler.room(model, caller.account, caller.band, now=driver.now())
+                if sharing is None or sharing.roles.decides
+                else 0
+            ),
             knows=lambda model: scheduler.knows(model, now=driver.now()),
             aliases=lambda: catalog.aliases,
         )
@@ -95,7 +101,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         heartbeats=heartbeats,
         reporting=reporting,
         elsewhere=None if settings.admin_address is None else is_operators,
-        cors=Cors() if (count := settings_map.workers(settings)) == 1 else None,
+        cors=None if is_several else Cors(),
     )
     own_paths = OwnPaths(
         driver=driver,
@@ -123,31 +129,29 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
     app.serve(autoscale)
     if batch is not None:
         app.serve(batch.routes)
+    operators_app = OperatorsApp((own_paths, engine_paths, autoscale), routes, admin_origins, app.refusals)
     office: Office | None = None
-    handler: Handler = app
-    if count > 1:
+    sharing: Sharing | None = None
+    handlers: tuple[Handler, Handler] = app, operators_app
+    if is_several:
         # Only here: one process alone needs none of it.
-        from penstock.gateway.workers.office import Office  # noqa: PLC0415
-        from penstock.gateway.workers.relayed import FromWorkers  # noqa: PLC0415
+        from penstock.gateway.several import several  # noqa: PLC0415
 
-        office, handler = (
-            Office(
-                settings,
-                count=count,
-                driver=driver,
-                endpoints=endpoints,
-                catalog=catalog,
-                metrics=metrics,
-                responses=affinities.responses,
-                events=events,
-            ),
-            FromWorkers(app),
+        office, sharing, handlers = several(
+            *(settings, app, operators_app),
+            driver=driver,
+            endpoints=endpoints,
+            catalog=catalog,
+            metrics=metrics,
+            responses=affinities.responses,
+            events=events,
+            routes=routes,
         )
         if book is not None:
             book.tell_workers(office.know_keys)
-    server = HttpServer(handler, settings_map.server_limits(settings), wall_clock=clock.wall)
-    operators_app = OperatorsApp((own_paths, engine_paths, autoscale), routes, admin_origins, app.refusals)
-    operators = HttpServer(operators_app, settings_map.server_limits(settings), wall_clock=clock.wall)
+    server, operators = (
+        HttpServer(handler, settings_map.server_limits(settings), wall_clock=clock.wall) for handler in handlers
+    )
     servers = (settings_map.ToServer(server), settings_map.ToServer(operators, for_operators=True))
     reads_requests = (callers, affinities, heartbeats, catalog, *servers, auth, own_token)
     reports = (operators_app, origins, admin_origins, metrics, reporting, app, autoscale, settings_map.ToLog())
@@ -156,7 +160,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         read or (lambda: settings),
         (
             *(*reads_requests, *reports, orders, settings_map.ToScheduler(driver, orders.limits), endpoints),
-            *(() if office is None else (office,)),
+            *(part for part in (office, sharing) if part is not None),
         ),
         certificate=(certificate := Certificate()),
         discovery=SettingsSources(discovery, os.environ),
@@ -172,6 +176,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         batch_store=lambda: None if batch is None else batch.manager.trouble,
         key_store=lambda: None if book is None else book.trouble,
         edges=tuple if office is None else office.edges,
+        share=lambda: None if sharing is None else sharing.roles.now(),
         failures=metrics.failures,
     )
     watch = Watch(driver, events, facts)
@@ -197,6 +202,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         book=book,
         store=store,
         office=office,
+        sharing=sharing,
     )
 
 
@@ -207,3 +213,12 @@ def _kept(settings: Settings, callers: Callers) -> tuple[StoreThread | None, Key
         return None, None
     store = store_thread(settings.batch)
     return store, KeyBook(store, callers.made) if makes_keys else None
+
+
+def _own_token(settings: Settings) -> str | None:
+    """An admin token that the group of this gateway has in common; None: it makes one for itself."""
+    if not settings.share.enabled:
+        return None
+    from penstock.gateway.share.dial import own_token  # noqa: PLC0415
+
+    return own_token(settings.share)

@@ -30,6 +30,7 @@ def start_problems(settings: Settings, env: Mapping[str, str]) -> list[Problem]:
         lambda: _data_folder(settings),
         lambda: _address("listen", settings.listen, settings.listen_address),
         lambda: _address("admin.listen", at_operators(settings), settings.admin_address),
+        lambda: _share(settings),
     )
     found: list[Problem] = []
     for ask in asked:
@@ -55,6 +56,13 @@ def _data_folder(settings: Settings) -> None:
         return
     if (why := unusable(Path(settings.batch.data))) is not None:
         raise ConfigError([Problem("batch.data", why)])
+
+
+def _share(settings: Settings) -> None:
+    if settings.share.tls.given:
+        from penstock.gateway.share.dial import context  # noqa: PLC0415 - one gateway alone needs none of it
+
+        context(settings.share.tls, server=True)
 
 
 def _address(key: str, where: str, address: tuple[str, int] | None) -> None:

@@ -32,6 +32,7 @@ from penstock.http.server.server import BACKLOG, HttpServer
 if TYPE_CHECKING:
     import ssl
 
+    from penstock.gateway.share.sharing import Sharing
     from penstock.gateway.workers.office import Office
 
 logger = logging.getLogger(__name__)
@@ -70,8 +71,10 @@ class Gateway:
         book: KeyBook | None = None,
         store: StoreThread | None = None,
         office: Office | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
         self.office = office
+        self.sharing = sharing
         self._batch = batch
         self._book = book
         self._store = store  # of batches and made keys
@@ -128,6 +131,8 @@ class Gateway:
         forever = (self._measure_lag(), self._watch.run(), self._autoscale.run())
         self._tasks = [loop.create_task(work) for work in forever]
         await self._tokens.start()
+        if self.sharing is not None:
+            await self._start_sharing(self.sharing)
         if self.office is not None:
             await self._start_workers(self.office)
         logger.info("listening on %s", _url(host, self.port, secure=context is not None))
@@ -151,6 +156,13 @@ class Gateway:
             await self.close()
             raise StartError(cannot_listen(at_operators(self.reload.settings), error)) from None
         logger.info("/admin and /metrics are at %s", _url(address[0], server.port, secure=context is not None))
+
+    async def _start_sharing(self, sharing: Sharing) -> None:
+        try:
+            await sharing.start()
+        except OSError as error:
+            await self.close()
+            raise StartError(f"share.listen: {error.strerror or error}") from None
 
     async def _start_workers(self, office: Office) -> None:
         try:
@@ -178,18 +190,28 @@ class Gateway:
         queue = self.reload.settings.queue
         if self._batch is not None:
             self._batch.drain()
-        if self.office is not None:
-            self.office.drain()
         logger.info("draining: no new requests; waiting ones are served for %g s", queue.drain_timeout)
-        self.driver.drain(queue_s=queue.drain_timeout, run_s=max(queue.drain_timeout, queue.stop_timeout))
-        idle = asyncio.ensure_future(self.driver.idle())
+        run_s = max(queue.drain_timeout, queue.stop_timeout)
+        if self.sharing is not None and self.office is not None:
+            # Whoever decides goes on: here only what is served here ends.
+            self.driver.draining = True
+            self.sharing.roles.drain()
+            self.office.drain(queue.drain_timeout)
+            idle = asyncio.ensure_future(asyncio.wait_for(self.office.drained(), run_s))
+        else:
+            if self.office is not None:
+                self.office.drain()
+            self.driver.drain(queue_s=queue.drain_timeout, run_s=run_s)
+            idle = asyncio.ensure_future(self.driver.idle())
         forced = asyncio.ensure_future(self._force.wait())
         await asyncio.wait({idle, forced}, return_when=asyncio.FIRST_COMPLETED)
         for future in (idle, forced):
             future.cancel()
+        await asyncio.gather(idle, forced, return_exceptions=True)
         if self._force.is_set():
             logger.warning("forced: what waits and what runs is ended now")
-            self.driver.drain(queue_s=0.0, run_s=0.0)
+            if self.sharing is None:  # else what runs ends with the workers
+                self.driver.drain(queue_s=0.0, run_s=0.0)
 
     async def close(self) -> None:
         """Stop everything that was started."""
@@ -205,6 +227,8 @@ class Gateway:
             await self._store.close()
         if self.office is not None:
             await self.office.close(CLOSE_TIMEOUT_S + WORKERS_TIMEOUT_S)
+        if self.sharing is not None:
+            await self.sharing.close()
         self._tokens.close()
         await self._discovery.close()
         await self.endpoints.close()

@@ -37,6 +37,7 @@ class Hello(_Message, frozen=True):
     epoch: int  #: the highest it has followed, 0: none yet
     settings: str  #: hash of the settings it has, empty: it has none yet
     pid: int = 0
+    follows: str = ""  #: the address of whoever decided in that epoch, among several gateways
 
 
 class Welcome(_Message, frozen=True):
@@ -233,6 +234,7 @@ class EdgeStanding(_Message, frozen=True):
     connections: int
     requests: int  #: that it holds, waiting ones included
     bodies_bytes: int
+    echo_s: float = 0.0  #: `at_s` of the decider's last `Heard`: since then the edge has heard it
 
 
 # --- actions and the view: down -----------------------------------------------------------------------------------
@@ -313,10 +315,22 @@ class Heard(_Message, frozen=True):
     sent_s: float
     others_connections: int
     others_bodies_bytes: int
+    at_s: float = 0.0  #: by the decider's clock; it comes back in `EdgeStanding`. 0: it is not sure that it decides
+
+
+class WhoDecides(_Message, frozen=True):
+    """Who decides from now on, said by a gateway's first process to its own edges. No address: nobody, for now."""
+
+    address: str | None  #: empty: this gateway
+    epoch: int
+    gateways: int = 0  #: there were at the last look, 0: as the last decider said
 
 
 class Drain(_Message, frozen=True):
     """The gateway is stopping: let nothing new in."""
+
+    #: Where another gateway decides, and goes on: what still waits here after so long is turned away by the edge.
+    queue_s: float | None = None
 
 
 class Stop(_Message, frozen=True):
@@ -344,6 +358,7 @@ Down = (
     | NewSettings
     | NewKeys
     | Heard
+    | WhoDecides
     | Drain
     | Stop
 )

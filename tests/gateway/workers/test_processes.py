@@ -213,7 +213,8 @@ async def test_one_worker_is_the_process_itself_and_imports_nothing_of_workers(w
 async def test_nothing_of_workers_is_imported_by_a_gateway_of_one_process() -> None:
     code = (
         "import sys, penstock.cli.main, penstock.gateway.bootstrap;"
-        "print([m for m in sys.modules if m.startswith(('penstock.share', 'penstock.gateway.workers'))])"
+        "rooms = 'penstock.share', 'penstock.gateway.workers', 'penstock.gateway.share', 'penstock.gateway.elect';"
+        "print([m for m in sys.modules if m.startswith(rooms)])"
     )
     process = await asyncio.create_subprocess_exec(*(sys.executable, "-c", code), stdout=asyncio.subprocess.PIPE)
     out, _ = await process.communicate()

@@ -58,6 +58,9 @@
 {{- if not $v.existingSecrets.share }}
 {{- $p = append $p "share.enabled needs existingSecrets.share: gateways show each other its entry `secret`" }}
 {{- end }}
+{{- if $v.persistence.enabled }}
+{{- $p = append $p "share.enabled with persistence.enabled: batches in SQLite belong to one gateway; set settings.batch.store to postgres" }}
+{{- end }}
 {{- if eq (int $v.share.port) (int $v.containerPort) }}
 {{- $p = append $p (printf "share.port and containerPort are both %v" $v.share.port) }}
 {{- end }}

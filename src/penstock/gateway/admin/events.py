@@ -22,7 +22,7 @@ TEXT_CHARS_MAX = 300  # names may be as long as callers like
 # Of what an operator sent: the rest may hold secrets.
 SHOWN_FIELDS = ("model", "name", "slots", "url", *TenantLimits.model_fields, "until_reload", "running_too")
 
-Kind = Literal["start", "operator", "endpoint", "queue", "settings", "worker", "failure"]
+Kind = Literal["start", "operator", "endpoint", "queue", "settings", "worker", "share", "failure"]
 
 
 class LoggedEvent(msgspec.Struct, frozen=True):

@@ -26,8 +26,13 @@ _WORDS = {
 }
 
 
-def headline(snapshot: Snapshot, queueing: str = "", lately: Lately | None = None, *, away: Sequence[str] = ()) -> str:
-    """Some sentences: with what failed in the last minute, why queueing is off, and which workers are `away`."""
+def headline(
+    snapshot: Snapshot, queueing: str = "", lately: Lately | None = None, *, away: Sequence[str] = (), group: str = ""
+) -> str:
+    """Some sentences: with what failed in the last minute, why queueing is off, and which workers are `away`.
+
+    `group`: what is wrong among gateways that share, in a sentence. It comes first, for it may explain all else.
+    """
     missing = _those(snapshot, MISSING) if snapshot.endpoints else "No endpoint is configured or discovered."
     if snapshot.draining:
         state = f"Draining: nothing new is let in, {count(snapshot.waiting, 'waits', 'wait')}, {snapshot.running} run."
@@ -52,11 +57,14 @@ def headline(snapshot: Snapshot, queueing: str = "", lately: Lately | None = Non
     workers = f"Away, and being started again: worker {', '.join(away)}." if away else ""
     broken = _lately(lately, (Kind.BROKEN, Kind.FAILED))
     refused = _lately(lately, (Kind.REFUSED, Kind.EVICTED))
-    return " ".join(part for part in (missing, workers, broken, state, refused, _those(snapshot, _ASIDE)) if part)
+    parts = (group, missing, workers, broken, state, refused, _those(snapshot, _ASIDE))
+    return " ".join(part for part in parts if part)
 
 
-def tone(snapshot: Snapshot, lately: Lately | None = None, *, away: Sequence[str] = ()) -> str:
+def tone(snapshot: Snapshot, lately: Lately | None = None, *, away: Sequence[str] = (), group: str = "") -> str:
     """How bad it is: "ok", "busy" or "bad"."""
+    if group:
+        return "bad"
     states = {endpoint.state for endpoint in snapshot.endpoints}
     dead = any(model.endpoints and not model.up for model in snapshot.models)
     failing = lately is not None and of_note(lately, (Kind.BROKEN, Kind.FAILED))

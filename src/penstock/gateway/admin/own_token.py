@@ -33,8 +33,8 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 class OwnToken:
     """A gateway's own token, and the file that holds it while it runs."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self.token = secrets.token_urlsafe(TOKEN_BYTES)
+    def __init__(self, folder: Path | None, token: str | None = None) -> None:
+        self.token = token or secrets.token_urlsafe(TOKEN_BYTES)  #: given where gateways have it in common
         self.file: Path | None = None  #: once it is written
         self._folder = folder
         self._port: int | None = None  # once the gateway listens

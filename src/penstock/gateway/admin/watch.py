@@ -28,7 +28,7 @@ from penstock.gateway.admin.reasons import endpoint_why, model_why
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.queueing import Queueing
-from penstock.gateway.telemetry.edges import ShownEdge
+from penstock.gateway.telemetry.edges import ShownEdge, ShownGroup
 from penstock.gateway.telemetry.failures import Failures
 from penstock.http.server.server import Exchange
 
@@ -61,6 +61,7 @@ class GatewayFacts(msgspec.Struct, frozen=True):
     batches: Callable[[], Sequence[object]] = tuple  #: those that have not ended, most pressing first
     batch_store: Callable[[], str | None] = lambda: None  #: why the store of files and batches is down
     key_store: Callable[[], str | None] = lambda: None  #: why made keys can't be read
+    share: Callable[[], ShownGroup | None] = lambda: None  #: how it stands among gateways that share; None: alone
     failures: Failures = msgspec.field(default_factory=Failures)
 
 
@@ -141,6 +142,8 @@ class Watch:
         edges = self._facts.edges()
         away = [edge.name for edge in edges if edge.up_s is None]
         lately = self._last_minute.now(self._driver.now())
+        share = self._facts.share()
+        group = "" if share is None else share.sentence
         return {
             "version": self._facts.version,
             "settings": self._facts.config_hash(),
@@ -148,13 +151,16 @@ class Watch:
             "up_s": self._driver.now() - self._started_s,
             "loop_lag_s": self._facts.loop_lag_s(),
             "tasks": _tasks(),
-            "headline": headline(snapshot, queueing.why if not queueing.enabled else "", lately, away=away),
+            "headline": headline(
+                *(snapshot, queueing.why if not queueing.enabled else "", lately), away=away, group=group
+            ),
             "advice": advice(snapshot, lately),
             "lately": lately,
             "queueing": queueing,
             "edges": edges,
+            "share": share,
             "policy_trouble": [trouble.now() for trouble in TROUBLES.values() if trouble.count],
-            "tone": tone(snapshot, lately, away=away),
+            "tone": tone(snapshot, lately, away=away, group=group),
             "now": self._history.latest(),
             "draining": snapshot.draining,
             "paused": snapshot.paused,

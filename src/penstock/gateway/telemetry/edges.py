@@ -29,6 +29,14 @@ class ShownEdge(Protocol):
     def starts(self) -> int: ...
 
 
+class ShownGroup(Protocol):
+    """How this gateway stands among those that share one queue."""
+
+    @property
+    def sentence(self) -> str:
+        """What is wrong, for people; empty: nothing."""
+
+
 _SERIES: tuple[tuple[str, str, Callable[[ShownEdge], float]], ...] = (
     ("up", "Whether the edge is there.", lambda edge: float(edge.up_s is not None)),
     ("requests", "Requests it holds, waiting ones included.", lambda edge: edge.requests),

@@ -36,6 +36,20 @@ class Link(asyncio.Protocol, Generic[M]):
         self._transport: asyncio.Transport | None = None
         self._out: list[object] = []
 
+    def adopt(self, transport: asyncio.Transport, came: bytes) -> None:
+        """Go on with a connection that somebody else has begun, and what came on it since."""
+        transport.set_protocol(self)
+        self.connection_made(transport)
+        if came:
+            self.data_received(came)
+        if not transport.is_closing() and not transport.is_reading():
+            transport.resume_reading()
+
+    def at(self, epoch: int) -> None:
+        """What is said from now on is of this epoch."""
+        self.flush()
+        self.epoch = epoch
+
     def say(self, message: object) -> None:
         """Send it with all else that this turn of the loop has to say."""
         if not self._out:

@@ -1,34 +1,26 @@
-"""The first process among workers: it hears what they say, says what they have to know, and starts them again.
+"""A gateway's first process, before its edges: it hears what they say, says what they have to know, and starts workers.
 
-Beside the scheduler, driver and registry of any gateway stands one `Decider`, whose edges are the workers. What a
-worker can't ask each time it is told here: endpoints as soon as they change, loads four times a second, settings when
-they are reloaded, and what the other workers hold, once a second.
+Beside the scheduler, driver and registry of any gateway stands one `Decider`, whose edges are the workers; among
+gateways that share (`gateway/share`) also those of the others, while this one decides. What an edge can't ask each time
+it is told here: endpoints as soon as they change, loads four times a second, and to workers of this gateway settings
+when they are reloaded, what the other workers hold, and who decides.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import json
 import logging
-import os
 import shutil
 import socket
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-import msgspec
-from pydantic import SecretStr
-
 import penstock
-from penstock.config.load import config_hash
+from penstock.config.load import config_hash, shared_hash
 from penstock.config.model import Settings
-from penstock.core.values.actions import Action
 from penstock.gateway.admin.events import EventLog
-from penstock.gateway.admin.own_token import folder_of
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.endpoints.registry import EndpointRegistry
 from penstock.gateway.proxy.driver import Driver
@@ -36,7 +28,10 @@ from penstock.gateway.proxy.ties import Responses
 from penstock.gateway.telemetry.edges import edge_levels
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.gateway.workers import counts
+from penstock.gateway.workers.board import Board
+from penstock.gateway.workers.handing import bands_of, document, private_folder
 from penstock.gateway.workers.link import Link
+from penstock.gateway.workers.place import EdgeNow, EdgePlace
 from penstock.gateway.workers.processes import WorkerProcess
 from penstock.http.server.listener import bound
 from penstock.share.decider import Decider
@@ -48,13 +43,10 @@ from penstock.share.messages import (
     Down,
     Drain,
     EdgeStanding,
-    EndpointRow,
-    Endpoints,
     Following,
     Heard,
     Hello,
     LoadHeader,
-    Loads,
     NewKeys,
     NewSettings,
     NotTaken,
@@ -62,51 +54,21 @@ from penstock.share.messages import (
     Unreachable,
     Up,
     Welcome,
+    WhoDecides,
 )
 from penstock.share.seats import Seat
 
 logger = logging.getLogger(__name__)
 
-EPOCH: Final = 1  # workers end with their decider, so there is one only
+EPOCH: Final = 1  # where nothing is shared: workers end with their decider, so there is one only
 REFRESH_S: Final = 0.25  # between two words on loads
 HUNG_S: Final = 30.0  # without a word, where there is one each second
 READY_S: Final = 60.0  # a worker may take to start: seconds where all start at once on a small machine
-BANDS_KEPT: Final = 16  # reloads that workers may be behind
-
-
-class EdgeNow(msgspec.Struct, frozen=True):
-    """One edge, as the page and `status` show it."""
-
-    name: str
-    where: str
-    epoch: int
-    up_s: float | None  #: None: it is not there at the moment
-    requests: int
-    connections: int
-    link_s: float  #: how long a word to it and its answer take
-    lag_s: float  #: how late its loop ran a timer in the last second
-    cpu: float  #: share of a core over the last second
-    cpu_s: float
-    starts: int
-
-
-class _Worker:
-    """One place among the workers, and the link of whoever fills it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.process: WorkerProcess | None = None
-        self.link: Link[Up] | None = None
-        self.seat: Seat | None = None
-        self.ready = False
-        self.since_s = self.heard_s = 0.0
-        self.standing: EdgeStanding | None = None
-        self.cpu = 0.0
-        self.told: set[str] = set()  # endpoints it knows
+BANDS_KEPT: Final = 32  # settings that edges may still go by: two names for each reload
 
 
 class Office:
-    """All workers of a gateway."""
+    """All workers of a gateway, and while it decides for others, their edges."""
 
     def __init__(
         self,
@@ -120,36 +82,44 @@ class Office:
         responses: Responses,
         events: EventLog,
     ) -> None:
+        share = settings.share
+        self.shares = share.enabled
         self._settings = settings
         self._driver = driver
         self._endpoints = endpoints
-        self._catalog = catalog
         self._metrics = metrics
         self._responses = responses
         self._events = events
-        self._hash = config_hash(settings)
+        self._hash, self.shared_hash = config_hash(settings), shared_hash(settings)
+        bands = bands_of(settings)
+        self._board = Board(driver, endpoints, catalog, self.places)
         self.decider = Decider(
             driver.scheduler,
             driver,
             now=driver.now,
-            bands=_bands(settings),
+            bands=bands,
             levels=len(settings.fairness.levels),
             before_dispatch=self._before_dispatch,
+            leads=not self.shares,
         )
-        self._bands_of = {self._hash: self.decider.bands}
-        self._workers = [_Worker(f"w{number}") for number in range(1, count + 1)]
+        self._bands_of = {self._hash: bands, self.shared_hash: bands}
+        prefix = f"{share.called}/" if self.shares else ""
+        self._workers = [EdgePlace(f"{prefix}w{number}") for number in range(1, count + 1)]
+        self._by_name = {worker.name: worker for worker in self._workers}
+        self.others: dict[str, EdgePlace] = {}  #: edges of other gateways that this one decides for
+        self.awake: Callable[[], None] = lambda: None  #: called before anything is decided: may this gateway?
+        self._decides = WhoDecides(None, 0) if self.shares else WhoDecides("", EPOCH)
         self._keys: NewKeys | None = None  # None: none are made here, or they were not read yet
-        self._told = Endpoints([])
-        self._levels = Loads([])
         self._listening: list[socket.socket] = []
         self._folder: Path | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._ready = asyncio.Event()
+        self._deciders_timer: asyncio.TimerHandle | None = None
+        self._ready, self._idle = asyncio.Event(), asyncio.Event()
         self._ending = self._refreshes = False
         self.port = 0
-        endpoints.changed, endpoints.told = self._refresh, self._refresh_soon
-        responses.tell = lambda *made: self._say_made(None, AnswerMade(*made))
-        metrics.add_sources(edge_levels(self.edges))
+        endpoints.changed, endpoints.told = self._board.refresh, self._refresh_soon
+        responses.tell = lambda *made: self._say(AnswerMade(*made))
+        metrics.add_sources(edge_levels(lambda: self._stand(self._workers)))  # others' are on their own pages
         endpoints.in_use = self.decider.in_use
 
     # --- life -----------------------------------------------------------------------------------------------------
@@ -166,7 +136,7 @@ class Office:
         for one in self._listening:
             one.listen(backlog)
         self.port = int(self._listening[0].getsockname()[1])
-        self._folder = _private_folder(self._settings)
+        self._folder = private_folder(self._settings)
 
     async def start(self) -> None:
         """Start the workers, and wait until all take connections. OSError: one can't."""
@@ -188,25 +158,37 @@ class Office:
         if not all(worker.ready for worker in self._workers):
             raise OSError(None, "a worker ended before it served anything; the log says why")
 
-    def drain(self) -> None:
-        """Let nothing new in."""
+    def drain(self, queue_s: float | None = None) -> None:
+        """Let nothing new in. With a time: who decides goes on, and what waits here is turned away after it."""
         self._ending = True
         for worker in self._workers:
             if worker.process is not None:
                 worker.process.ending()
-        self._say(Drain())
+            worker.say(Drain(queue_s))
+            worker.standing = None  # what it says from here on counts
+        self._look_if_idle()
+
+    async def drained(self) -> None:
+        """Wait until no worker of this gateway has a request."""
+        await self._idle.wait()
+
+    def _look_if_idle(self) -> None:
+        if not any(one.greeted and (one.standing is None or one.standing.requests) for one in self._workers):
+            self._idle.set()
 
     async def close(self, timeout_s: float) -> None:
         """All is served: end the workers."""
         self.drain()
-        if self._timer is not None:
-            self._timer.cancel()
-        self._say(Stop())
+        for timer in (self._timer, self._deciders_timer):
+            if timer is not None:
+                timer.cancel()
+        for worker in self._workers:
+            worker.say(Stop())
         closing = [worker.process.close(timeout_s) for worker in self._workers if worker.process is not None]
         await asyncio.gather(*closing)
-        for worker in self._workers:
-            if worker.link is not None:
-                worker.link.close()
+        for place in self.places():
+            if place.link is not None:
+                place.link.close()
         for one in self._listening:
             one.close()
         if self._folder is not None:
@@ -214,54 +196,168 @@ class Office:
 
     def follow(self, settings: Settings) -> None:
         """Other settings; each worker follows them in its own turn, and says so."""
-        self._settings, self._hash = settings, config_hash(settings)
-        bands = _bands(settings)
+        self._settings, self._hash, self.shared_hash = settings, config_hash(settings), shared_hash(settings)
+        bands = bands_of(settings)
         if bands != self.decider.bands:
             self.decider.bands = bands
-        self._bands_of[self._hash] = self.decider.bands
+        self._bands_of |= {self._hash: self.decider.bands, self.shared_hash: self.decider.bands}
         while len(self._bands_of) > BANDS_KEPT:
             del self._bands_of[next(iter(self._bands_of))]
-        self._say(self._new_settings())
+        for worker in self._workers:
+            worker.say(self._new_settings())
+
+    def places(self) -> Iterable[EdgePlace]:
+        """All edges: this gateway's workers, and those of others that it decides for."""
+        return (*self._workers, *self.others.values())
 
     def know_keys(self, document: bytes) -> None:
         """Other keys were made, or withdrawn; `document` holds all there are."""
         self._keys = NewKeys(document)
-        self._say(self._keys)
+        for worker in self._workers:
+            worker.say(self._keys)
 
     def edges(self) -> list[EdgeNow]:
-        """How each stands."""
-        now = self._driver.now()
-        return [self._now(worker, now) for worker in self._workers]
+        """How each stands, those of other gateways too while this one decides for them."""
+        return self._stand(self.places())
+
+    def _stand(self, places: Iterable[EdgePlace]) -> list[EdgeNow]:
+        now, epoch = self._driver.now(), self._decides.epoch
+        return [place.now(now, epoch) for place in places]
+
+    @property
+    def worker_names(self) -> list[str]:
+        """The workers that are there."""
+        return [worker.name for worker in self._workers if worker.greeted]
+
+    # --- who decides, among gateways that share -------------------------------------------------------------------
+
+    def lead(self, epoch: int, expected: Sequence[str] = (), *, alone: int = 0) -> None:
+        """This gateway decides from now on: for all, or for its own workers, `alone` of so many gateways."""
+        self._decides = WhoDecides("", epoch, alone)
+        led = self.decider.phase != "idle" and self.decider.alone is bool(alone)
+        self.decider.lead(epoch, expected, alone=bool(alone))
+        if led:  # and goes on, in a higher epoch
+            for place in self.places():
+                if place.link is not None and place.seat is not None:
+                    place.link.at(epoch)
+            return
+        for worker in self._workers:
+            if worker.greeted:
+                self._seat(worker)
+        self._arm()
+
+    def step_down(self) -> None:
+        """It decides no more. Requests of edges are theirs to announce to whoever decides next."""
+        self.decider.step_down()
+        for worker in self._workers:
+            worker.seat = None
+        for other in tuple(self.others.values()):
+            self._leave(other, "this gateway decides no more")
+        self.obey(None, self._decides.epoch)
+
+    def obey(self, address: str | None, epoch: int) -> None:
+        """Another gateway decides, or (None) nobody for now: tell the workers."""
+        self._decides = WhoDecides(address, epoch)
+        for worker in self._workers:
+            worker.say(self._decides)
+
+    def hold(self) -> None:
+        """It is not sure that it may decide: nothing is sent until it is."""
+        self.decider.hold()
+
+    def go_on(self) -> None:
+        """It is sure again."""
+        self.decider.go_on()
+
+    def take(self, other: EdgePlace) -> None:
+        """An edge of another gateway, which has been greeted."""
+        self.others[other.name] = other
+        other.ready = True
+        assert other.link is not None
+        other.link.at(self.decider.epoch)
+        other.say(Welcome(penstock.__version__, self.shared_hash))
+        self._seat(other)
+
+    def lost(self, other: EdgePlace, why: str) -> None:
+        """The link to an edge of another gateway broke. The edge may live."""
+        seat = other.seat
+        other.unlinked()
+        if self.others.get(other.name) is other:
+            del self.others[other.name]
+        if seat is not None and self.decider.phase != "idle":
+            logger.warning("share: the link to %s (%s) is gone: %s", other.name, other.where, why)
+            self._events.note("share", f"{other.name} is cut off: {why}")
+            self._driver.tell(self.decider.cut(seat))
+            self._arm()
+
+    def heard(self, place: EdgePlace, frame: Frame[Up]) -> None:
+        """What an edge that was greeted says."""
+        place.heard_s = self._driver.now()
+        self.awake()
+        for message in frame.messages:
+            self._do(place, frame.epoch, message)
+
+    def _leave(self, other: EdgePlace, why: str) -> None:
+        link = other.link
+        other.say(NotTaken(why))
+        other.seat = None
+        self.others.pop(other.name, None)
+        if link is not None:
+            link.close()
+        other.unlinked()
+
+    def _seat(self, place: EdgePlace) -> None:
+        """Decide for this edge; it announces what it has."""
+        assert place.link is not None
+        place.epoch = self.decider.epoch
+        place.link.at(place.epoch)
+        place.seat = Seat(place.name, place.say, self._bands_of.get(place.settings, self.decider.bands))
+        if place.is_ours:
+            place.say(self._decides)
+        self.decider.opened(place.seat)
+        self._board.show(place)
+
+    def _arm(self) -> None:
+        """Look again when the decider's next time comes."""
+        if self._deciders_timer is not None:
+            self._deciders_timer.cancel()
+            self._deciders_timer = None
+        deadline = self.decider.next_deadline()
+        if deadline is not None:
+            wait_s = max(0.0, deadline - self._driver.now()) + 0.001
+            self._deciders_timer = asyncio.get_running_loop().call_later(wait_s, self._expire)
+
+    def _expire(self) -> None:
+        self.decider.expire()
+        self._arm()
 
     # --- workers come and go --------------------------------------------------------------------------------------
 
-    def _linked(self, worker: _Worker, ours: socket.socket) -> None:
+    def _linked(self, worker: EdgePlace, ours: socket.socket) -> None:
         """A worker's process was started: this is its link."""
         link: Link[Up] = Link(
             decider_reader(),
-            epoch=EPOCH,
+            epoch=self._decides.epoch,
             heard=lambda frame: self._heard(worker, frame),
             lost=lambda why: self._lost(worker, why),
         )
-        worker.link, worker.seat, worker.standing = link, None, None
-        worker.since_s = worker.heard_s = self._driver.now()
+        worker.linked(link, self._driver.now())
         loop = asyncio.get_running_loop()
         self._linking = loop.create_task(loop.create_unix_connection(lambda: link, sock=ours))
 
-    def _lost(self, worker: _Worker, why: str) -> None:
+    def _lost(self, worker: EdgePlace, why: str) -> None:
         """Its connections are gone with it. Its leases come back, and what waited there is dropped."""
-        seat, worker.link, worker.seat = worker.seat, None, None
-        worker.ready = False
-        worker.told = set()
+        seat, was_greeted = worker.seat, worker.greeted
+        worker.unlinked()
         if seat is not None:
             lost = len(seat.requests)
             self._driver.tell(self.decider.lost(seat))
             if not self._ending:
                 logger.warning("worker %s is lost with its connections and %d requests: %s", worker.name, lost, why)
-            if worker.process is not None and not self._ending:
-                worker.process.kill()  # without its decider it is of no use
+        if was_greeted and worker.process is not None and not self._ending:
+            worker.process.kill()  # without its link it is of no use
 
-    def _died(self, worker: _Worker, pid: int, how: str, wait_s: float) -> None:
+    def _died(self, worker: EdgePlace, pid: int, how: str, wait_s: float) -> None:
         if worker.link is not None:
             worker.link.end("its process ended")
         again = f"started again in {wait_s:g} s" if wait_s else "started again"
@@ -272,110 +368,104 @@ class Office:
 
     # --- what they say --------------------------------------------------------------------------------------------
 
-    def _heard(self, worker: _Worker, frame: Frame[Up]) -> None:
+    def _heard(self, worker: EdgePlace, frame: Frame[Up]) -> None:
         worker.heard_s = self._driver.now()
+        self.awake()
         for message in frame.messages:
-            seat = worker.seat
-            if seat is None or isinstance(message, Hello):
+            if not worker.greeted or isinstance(message, Hello):
                 self._greet(worker, message)
             else:
-                self._do(worker, seat, message)
+                self._do(worker, frame.epoch, message)
 
-    def _greet(self, worker: _Worker, message: Up) -> None:
-        assert worker.link is not None
+    def _greet(self, worker: EdgePlace, message: Up) -> None:
+        link = worker.link
+        if link is None:
+            return
         why = "a link begins with a hello, once"
-        if isinstance(message, Hello) and worker.seat is None:
+        if isinstance(message, Hello) and not worker.greeted:
             why = why_not(message, version=penstock.__version__) or ""
         if why:
             logger.error("worker %s is not taken: %s", worker.name, why)
-            worker.link.say(NotTaken(why))
-            worker.link.close()  # it has the word, and ends by itself
+            link.say(NotTaken(why))
+            link.close()  # it has the word, and ends by itself
             self._lost(worker, why)
             return
-        worker.seat = seat = Seat(worker.name, worker.link.say, self.decider.bands)
-        self.decider.opened(seat)
-        for word in (Welcome(penstock.__version__, self._hash), self._new_settings(), self._keys):
-            if word is not None:
-                seat.send(word)
-        self._refresh()
-        seat.send(self._told)
-        seat.send(self._levels)
-        worker.told = {row.name for row in self._told.rows}
-        if self._driver.draining:
-            seat.send(Drain())
+        worker.greeted = True
+        worker.say(Welcome(penstock.__version__, self._hash))
+        worker.say(self._new_settings())
+        if self._keys is not None:
+            worker.say(self._keys)
+        if self.decider.phase != "idle":
+            self._seat(worker)
+        else:
+            worker.say(self._decides)
+            self._board.show(worker)
+        if self._driver.draining or self._ending:
+            worker.say(Drain())
 
-    def _do(self, worker: _Worker, seat: Seat, message: Up) -> None:
+    def _do(self, place: EdgePlace, epoch: int, message: Up) -> None:
         match message:
             case EdgeStanding():
-                self._stands(worker, seat, message)
+                self._stands(place, message)
             case Counted():
                 counts.add(self._metrics, message.series)
             case AnswerMade():
                 self._responses.note(message.answer, message.endpoint, message.owner)
-                self._say_made(worker, message)
+                self._say(message, but=place)
             case Following():
-                seat.bands = self._bands_of.get(message.settings, seat.bands)
-                worker.ready = True
-                if all(each.ready for each in self._workers):
-                    self._ready.set()
+                self._follows(place, message.settings)
             case Unreachable() | Disowned() | LoadHeader():
-                self._about_endpoint(message)
+                self._board.heard(message)
             case Hello():
                 pass
             case _:
-                self._driver.tell(self.decider.take(seat, message))
+                # What was said to another decider, or before this one decided for the edge, is announced again.
+                if place.seat is not None and epoch >= place.epoch:
+                    was = self.decider.phase
+                    self._driver.tell(self.decider.take(place.seat, message))
+                    if self.decider.phase != was:
+                        self._arm()
 
-    def _about_endpoint(self, message: Unreachable | Disowned | LoadHeader) -> None:
-        target = self._endpoints.targets.get(message.endpoint)
-        if target is None:
-            return
-        match message:
-            case Unreachable():
-                if message.down:
-                    down: list[Action] = self._driver.scheduler.endpoint_down(message.endpoint, now=self._driver.now())
-                    self._driver.tell(down)
-                if target.unreachable is not None:
-                    target.unreachable()
-            case Disowned():
-                if target.disowned is not None:
-                    target.disowned()
-            case LoadHeader():
-                if target.heard_load is not None:
-                    target.heard_load(message.header)
+    def _follows(self, place: EdgePlace, settings: str) -> None:
+        place.settings = settings
+        if place.seat is not None:
+            place.seat.bands = self._bands_of.get(settings, place.seat.bands)
+        place.ready = True
+        if all(each.ready for each in self._workers):
+            self._ready.set()
 
-    def _stands(self, worker: _Worker, seat: Seat, standing: EdgeStanding) -> None:
-        before, worker.standing = worker.standing, standing
-        if before is not None and standing.sent_s > before.sent_s:
-            worker.cpu = max(0.0, (standing.cpu_s - before.cpu_s) / (standing.sent_s - before.sent_s))
-        others = [each.standing for each in self._workers if each is not worker and each.standing is not None]
-        seat.send(
+    def _stands(self, place: EdgePlace, standing: EdgeStanding) -> None:
+        place.stands(standing)
+        if self._ending:
+            self._look_if_idle()
+        beside = self._workers if place.is_ours else ()
+        others = [each.standing for each in beside if each is not place and each.standing is not None]
+        place.say(
             Heard(
                 standing.sent_s,
                 sum(other.connections for other in others),
                 sum(other.bodies_bytes for other in others),
+                0.0 if self.decider.phase == "holding" else self._driver.now(),
             )
         )
 
     # --- what they are told ---------------------------------------------------------------------------------------
 
-    def _say(self, message: Down, but: _Worker | None = None) -> None:
-        for worker in self._workers:
-            if worker.seat is not None and worker is not but:
-                worker.seat.send(message)
-
-    def _say_made(self, by: _Worker | None, made: AnswerMade) -> None:
-        self._say(made, but=by)
+    def _say(self, message: Down, but: EdgePlace | None = None) -> None:
+        for place in self.places():
+            if place is not but:
+                place.say(message)
 
     def _new_settings(self) -> NewSettings:
-        return NewSettings(self._hash, _document(self._settings))
+        return NewSettings(self._hash, document(self._settings))
 
     def _before_dispatch(self, seat: Seat, endpoint: str) -> None:
-        worker = next(worker for worker in self._workers if worker.seat is seat)
-        if endpoint not in worker.told:
-            self._refresh()
+        place = self.others.get(seat.name) or self._by_name[seat.name]
+        if endpoint not in place.told:
+            self._board.refresh()
 
     def _tick(self) -> None:
-        self._refresh()
+        self._board.refresh()
         now = self._driver.now()
         for worker in self._workers:
             patience_s = HUNG_S if worker.ready else READY_S
@@ -389,80 +479,5 @@ class Office:
             asyncio.get_running_loop().call_soon(self._refresh)
 
     def _refresh(self) -> None:
-        """Say what is another than it was said last."""
         self._refreshes = False
-        served = {row.name: row for row in self._driver.scheduler.served(now=self._driver.now())}
-        rows: list[EndpointRow] = []
-        loads: list[float | None] = []
-        for spec, target in self._endpoints.known():
-            row = served.get(spec.name)
-            models = None if row is None or row.models is None else sorted(row.models)
-            rows.append(
-                EndpointRow(
-                    spec.name,
-                    spec.url,
-                    target.engine.name,
-                    spec.labels,
-                    None if spec.api_key is None else spec.api_key.get_secret_value(),
-                    None if target.priority is None else target.priority.name,
-                    models,
-                    row is not None and row.serves_any,
-                    self._driver.scheduler.proven(spec.name),
-                    self._catalog.entries_of(spec.name),
-                )
-            )
-            loads.append(None if row is None or row.load is None else round(row.load, 2))
-        told = Endpoints(rows, self._driver.scheduler.divides)
-        if told != self._told:
-            self._told = told
-            self._levels = Loads([])
-            self._say(told)
-            for worker in self._workers:
-                worker.told = {row.name for row in rows}
-        levels = Loads(loads, self._driver.scheduler.paced)
-        if levels != self._levels:
-            self._levels = levels
-            self._say(levels)
-
-    # --- for people -----------------------------------------------------------------------------------------------
-
-    def _now(self, worker: _Worker, now: float) -> EdgeNow:
-        standing, process = worker.standing, worker.process
-        return EdgeNow(
-            name=worker.name,
-            where=f"process {process.pid}" if process is not None and process.pid else "not started",
-            epoch=EPOCH,
-            up_s=now - worker.since_s if worker.ready else None,
-            requests=0 if worker.seat is None else len(worker.seat.requests),
-            connections=0 if standing is None else standing.connections,
-            link_s=0.0 if standing is None else standing.link_s,
-            lag_s=0.0 if standing is None else standing.lag_s,
-            cpu=worker.cpu if worker.ready else 0.0,
-            cpu_s=0.0 if standing is None else standing.cpu_s,
-            starts=0 if process is None else process.starts,
-        )
-
-
-def _private_folder(settings: Settings) -> Path:
-    """A folder that only this user may enter, for the socket that workers ask at. OSError: there is no place for it."""
-    kept = folder_of(settings.state_dir, os.environ)
-    for place in (None, *([] if kept is None else [kept.parent, kept])):
-        try:
-            return Path(tempfile.mkdtemp(prefix="penstock-", dir=place))
-        except OSError:
-            continue  # as where the root is read-only
-    raise OSError(errno.EROFS, "workers need a folder for a socket, and no temporary one can be made (set TMPDIR)")
-
-
-def _bands(settings: Settings) -> Sequence[str]:
-    return tuple(band.name for band in settings.bands)
-
-
-def _document(settings: Settings) -> bytes:
-    """The settings as they were written, secrets and all: for a process of our own."""
-    return json.dumps(settings.model_dump(exclude_unset=True), default=_secret).encode()
-
-
-def _secret(value: object) -> str:
-    assert isinstance(value, SecretStr), "everything else in the settings is JSON"
-    return value.get_secret_value()
+        self._board.refresh()

@@ -8,7 +8,8 @@ asked is told in a header that no client can send, for it is taken out here firs
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final, cast
 
 import httptools
@@ -40,7 +41,7 @@ class Relayed:
         self._place = place  # of the decider's socket
         self._refuse = refuse
         self._request_id = request_id
-        self._open: set[_Question] = set()  # as many as clients have connections
+        self._open: set[RelayedQuestion] = set()  # as many as clients have connections
 
     def owns(self, path: str) -> bool:
         """Whether a path is one of these."""
@@ -50,9 +51,9 @@ class Relayed:
         """Ask as soon as the head is here."""
         if exchange.target_path in _ALIVE and exchange.method in ("GET", "HEAD"):
             return None
-        question = _Question(exchange, self._failed, self._open.discard)
+        question = RelayedQuestion(exchange, self._failed, self._open.discard)
         self._open.add(question)
-        question.ask(self._place)
+        question.ask(partial(_by_unix_socket, self._place))
         return None
 
     def complete(self, exchange: SocketExchange) -> None:
@@ -60,7 +61,7 @@ class Relayed:
         if exchange.target_path in _ALIVE and exchange.method in ("GET", "HEAD"):
             headers = [(b"content-type", b"application/json"), (b"x-request-id", self._request_id(exchange))]
             exchange.respond(200, headers, b'{"status":"ok"}')
-        elif isinstance(exchange.note, _Question):
+        elif isinstance(exchange.note, RelayedQuestion):
             exchange.note.whole()
 
     def _failed(self, exchange: SocketExchange) -> None:
@@ -70,11 +71,14 @@ class Relayed:
             self._refuse(exchange, Reason.OVERLOAD, "The gateway's own paths are not served at this moment.")
 
 
-class _Question(asyncio.Protocol):
+class RelayedQuestion(asyncio.Protocol):
     """One request on its way to the decider, and the answer on its way back."""
 
     def __init__(
-        self, exchange: SocketExchange, failed: Callable[[SocketExchange], None], closed: Callable[[_Question], None]
+        self,
+        exchange: SocketExchange,
+        failed: Callable[[SocketExchange], None],
+        closed: Callable[[RelayedQuestion], None],
     ) -> None:
         self._exchange = exchange
         self._failed = failed
@@ -90,10 +94,10 @@ class _Question(asyncio.Protocol):
         exchange.on_over = self._exchange_over
         exchange.on_pause, exchange.on_resume = self._pause, self._resume
 
-    def ask(self, place: str) -> None:
+    def ask(self, connect: Callable[[asyncio.Protocol], Awaitable[None]]) -> None:
         """Connect and send."""
         self._unsent.append(self._head())
-        self._connecting = asyncio.get_running_loop().create_task(self._connect(place))
+        self._connecting = asyncio.get_running_loop().create_task(self._connect(connect))
 
     def whole(self) -> None:
         """The client's body is whole."""
@@ -101,9 +105,9 @@ class _Question(asyncio.Protocol):
         if self._chunked:
             self._send(b"0\r\n\r\n")
 
-    async def _connect(self, place: str) -> None:
+    async def _connect(self, connect: Callable[[asyncio.Protocol], Awaitable[None]]) -> None:
         try:
-            await asyncio.get_running_loop().create_unix_connection(lambda: self, place)
+            await connect(self)
         except OSError:
             self._end()
 
@@ -204,6 +208,10 @@ class _Question(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._exchange.started:
             self._exchange.end()
+
+
+async def _by_unix_socket(place: str, protocol: asyncio.Protocol) -> None:
+    await asyncio.get_running_loop().create_unix_connection(lambda: protocol, place)
 
 
 class FromWorkers:

@@ -11,6 +11,8 @@ import asyncio
 import math
 from collections.abc import Callable
 
+import msgspec
+
 from penstock.config.model import Settings
 from penstock.engines.base import Model, Priority
 from penstock.engines.openai import OPENAI
@@ -37,11 +39,17 @@ class WorkerTargets:
         self.targets: dict[str, Target] = {}
         self.locator = None
         self._rows: dict[str, EndpointRow] = {}
+        self._keys: dict[tuple[str, str], str] = {}
         self._leaving: list[tuple[float, Target]] = []
         self._look: asyncio.TimerHandle | None = None
 
+    def keys(self, rows: list[EndpointRow]) -> None:
+        """What engines are shown, as this gateway's own settings have it: it does not travel between machines."""
+        self._keys = {(row.name, row.url): row.api_key for row in rows if row.api_key is not None}
+
     def know(self, rows: list[EndpointRow]) -> None:
         """These there are."""
+        rows = [self._with_key(row) for row in rows]
         for name in self._rows.keys() - {row.name for row in rows}:
             self._leave(self.targets.pop(name), for_s=GONE_S)
             self._catalog.forgotten(name)
@@ -78,6 +86,10 @@ class WorkerTargets:
             self._look.cancel()
         for target in (*self.targets.values(), *(target for _, target in self._leaving)):
             target.upstream.close()
+
+    def _with_key(self, row: EndpointRow) -> EndpointRow:
+        key = self._keys.get((row.name, row.url))
+        return row if key is None or row.api_key is not None else msgspec.structs.replace(row, api_key=key)
 
     def _made(self, row: EndpointRow) -> Target:
         name, target = row.name, target_at(row.url, row.labels, row.api_key, timeouts=self._timeouts)

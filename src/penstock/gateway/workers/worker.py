@@ -1,8 +1,9 @@
 """One worker: clients' connections, bodies and streams, and nothing that decides.
 
-Started by the gateway's first process with the sockets to listen on, a link to the decider, and nothing else: settings
-come over the link, at the start and with each reload. It ends when the decider says so, or is gone; signals are the
-decider's business, so it ignores those that a terminal or a container sends to all processes alike.
+Started by the gateway's first process with the sockets to listen on, a link to it, and nothing else: settings come over
+the link, at the start and with each reload. It ends when the first process says so, or is gone; signals are that one's
+business, so it ignores those that a terminal or a container sends to all processes alike. Who decides is another
+question (`deciding.py`): the first process says, and it may be one on another machine.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ import msgspec
 import penstock
 from penstock import clock, logs
 from penstock.batch.values import MadeKey
-from penstock.config.load import Settings, config_hash
+from penstock.config.load import Settings, config_hash, shared_hash
 from penstock.core.explain.snapshot import Snapshot
+from penstock.core.values.actions import Evict
+from penstock.core.values.outcome import Reason
 from penstock.gateway import settings_map
 from penstock.gateway.builtin.operators import is_operators
 from penstock.gateway.certificate import Certificate
@@ -44,6 +47,7 @@ from penstock.gateway.serve import CLOSE_TIMEOUT_S, look_for_garbage_rarely
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.gateway.telemetry.reporting import Reporting
 from penstock.gateway.workers.counts import CountsTaker
+from penstock.gateway.workers.deciding import DeciderLinks
 from penstock.gateway.workers.link import Link
 from penstock.gateway.workers.relayed import Relayed
 from penstock.gateway.workers.targets import WorkerTargets
@@ -65,6 +69,7 @@ from penstock.share.messages import (
     NotTaken,
     Stop,
     Welcome,
+    WhoDecides,
 )
 
 logger = logging.getLogger(__name__)
@@ -79,21 +84,25 @@ class Worker:
     """What a worker is made of, from its first settings on."""
 
     def __init__(
-        self, settings: Settings, edge: Edge, link: Link[Down], *, relay: str, sockets: list[socket.socket]
+        self, settings: Settings, link: Link[Down], *, name: str, relay: str, sockets: list[socket.socket]
     ) -> None:
         self._settings = settings
-        self._edge = edge
-        self._link = link
+        self._edge = edge = Edge(remembers=settings.share.enabled)
+        self._home = link
         self._sockets = sockets
+        self._name = name
         self.driver = Driver(edge)
+        self.deciding = DeciderLinks(
+            *(link, edge), hello=self._hello, heard=self._decided, act=self.driver.tell, now=self.driver.now
+        )
         self.metrics = Metrics(snapshot=_no_picture)
         self._counts = CountsTaker(self.metrics)
         catalog = Catalog()
-        self.targets = WorkerTargets(catalog=catalog, metrics=self.metrics, say=link.say)
+        self.targets = WorkerTargets(catalog=catalog, metrics=self.metrics, say=self.deciding.say)
         self._callers = callers = Callers()
         affinities, reporting = Affinities(), Reporting()
         self._responses = affinities.responses
-        self._responses.tell = lambda *made: link.say(AnswerMade(*made))
+        self._responses.tell = lambda *made: self.deciding.say(AnswerMade(*made))
         self._reporting = reporting
         self._tokens = callers.tokens
         heartbeats = Heartbeats(self.driver, asks_ahead_s=HEARTBEATS_AHEAD_S)
@@ -123,6 +132,7 @@ class Worker:
         self._lag_s = 0.0
         self._ticks = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._turns_away: asyncio.TimerHandle | None = None
         self._due_s = 0.0
         self.follow(settings)
 
@@ -144,12 +154,54 @@ class Worker:
         self._edge.waiting_max = settings.queue.max_requests
         for follower in self._followers:
             follower.follow(settings)
+        self.deciding.follow(settings.share)
+        self.deciding.say(Following(shared_hash(settings)))
         self._limit()
 
     def heard(self, frame: Frame[Down]) -> list[Down]:
-        """Do what the decider says. Returns what is about the worker as a whole."""
-        actions, others = self._edge.take(frame, now=self.driver.now())
+        """Do what the first process says. Returns what is about the worker as a whole."""
+        for message in frame.messages:
+            if isinstance(message, WhoDecides):
+                self.deciding.obey(message)
+        if self.deciding.is_home and frame.epoch >= self._edge.epoch:
+            self._decided(frame)
         rest: list[Down] = []
+        for message in frame.messages:
+            match message:
+                case Endpoints():
+                    self.targets.keys(message.rows)
+                case Heard():
+                    self._others = message
+                    self._limit()
+                case NewKeys(document):
+                    self._callers.made(msgspec.json.decode(document, type=list[MadeKey]))
+                case Drain():
+                    self._drain(message)
+                case NewSettings() | NotTaken() | Stop() | Welcome():
+                    rest.append(message)
+        return rest
+
+    async def close(self) -> None:
+        """All is served: let clients take the end of their answers."""
+        for timer in (self._timer, self._turns_away):
+            if timer is not None:
+                timer.cancel()
+        self._tokens.close()
+        await self.server.wait_closed(CLOSE_TIMEOUT_S)
+        await self.deciding.close()
+        self.targets.close()
+        self.driver.close()
+        self._count()
+        await self._reporting.close()
+
+    def _hello(self, epoch: int, follows: str) -> Hello:
+        return Hello(
+            PROTOCOL, penstock.__version__, self._name, epoch, shared_hash(self._settings), os.getpid(), follows
+        )
+
+    def _decided(self, frame: Frame[Down]) -> None:
+        """Do what the decider says."""
+        actions, others = self._edge.take(frame, now=self.driver.now())
         for message in others:
             match message:
                 case Endpoints():
@@ -158,27 +210,23 @@ class Worker:
                     self._responses.note(message.answer, message.endpoint, message.owner)
                 case Heard():
                     self._link_s = self.driver.now() - message.sent_s
-                    self._others = message
-                    self._limit()
-                case NewKeys(document):
-                    self._callers.made(msgspec.json.decode(document, type=list[MadeKey]))
-                case Drain():
-                    self.driver.draining = True
-                case _:
-                    rest.append(message)
         self.driver.tell(actions)
-        return rest
 
-    async def close(self) -> None:
-        """All is served: let clients take the end of their answers."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._tokens.close()
-        await self.server.wait_closed(CLOSE_TIMEOUT_S)
-        self.targets.close()
-        self.driver.close()
-        self._count()
-        await self._reporting.close()
+    def _drain(self, drain: Drain) -> None:
+        """Let nothing new in; and where the decider goes on, turn away what waits for too long."""
+        self.driver.draining = True
+        if drain.queue_s is not None:
+            if self._turns_away is not None:
+                self._turns_away.cancel()
+            self._turns_away = asyncio.get_running_loop().call_later(drain.queue_s, self._turn_away)
+
+    def _turn_away(self) -> None:
+        """What still waits has waited long enough for a gateway that ends."""
+        now = self.driver.now()
+        for held in [held for held in self._edge.requests.values() if held.lease is None]:
+            name = held.request.id
+            self.driver.tell(self._edge.cancelled(name, now=now))
+            self.driver.tell([Evict(name, Reason.DRAINING)])
 
     def _limit(self) -> None:
         """The limits are those of all workers together, as far as the last word of the others goes."""
@@ -193,7 +241,7 @@ class Worker:
         now = self.driver.now()
         self._lag_s = max(self._lag_s, now - self._due_s)
         self._edge.moved(self.targets.moved(), now=now)
-        if self._ticks % TICKS_PER_STANDING == 0:
+        if self._ticks % TICKS_PER_STANDING == 0 or self.driver.draining:
             self._stand(now)
         self._ticks += 1
         self._due_s = now + TICK_S
@@ -201,24 +249,25 @@ class Worker:
 
     def _stand(self, now: float) -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
-        self._link.say(
-            EdgeStanding(
-                now,
-                self._link_s,
-                self._lag_s,
-                used.ru_utime + used.ru_stime,
-                self.server.connections,
-                len(self._edge.requests),
-                self.server.bodies_bytes,
-            )
+        standing = EdgeStanding(
+            now,
+            self._link_s,
+            self._lag_s,
+            used.ru_utime + used.ru_stime,
+            self.server.connections,
+            len(self._edge.requests),
+            self.server.bodies_bytes,
         )
+        self._home.say(standing)
+        if not self.deciding.is_home:
+            self.deciding.say(standing)
         self._lag_s = 0.0
         self._count()
 
     def _count(self) -> None:
         counts = self._counts.take()
         if counts is not None:
-            self._link.say(counts)
+            self._home.say(counts)
 
 
 class WorkerLife:
@@ -231,7 +280,6 @@ class WorkerLife:
         self._worker: Worker | None = None
         self._following: asyncio.Task[None] | None = None
         self.link: Link[Down] = Link(edge_reader(), epoch=args.epoch, heard=self._heard, lost=self._lost)
-        self._edge = Edge(remembers=False)
 
     async def run(self) -> int:
         """Until the decider says so, or is gone. Returns the exit code."""
@@ -255,7 +303,7 @@ class WorkerLife:
             assert isinstance(message, NewSettings)
             settings = _read(message)
             sockets = [socket.socket(fileno=number) for number in self._args.listen]
-            self._worker = Worker(settings, self._edge, self.link, relay=self._args.relay, sockets=sockets)
+            self._worker = Worker(settings, self.link, name=self._args.name, relay=self._args.relay, sockets=sockets)
             for rest in self._worker.heard(Frame(frame.epoch, frame.messages[at + 1 :])):
                 self._instead(rest)
             self._worker.start()
@@ -281,7 +329,7 @@ class WorkerLife:
                 logger.error("the decider does not take this worker: %s", why)
                 self._end(1)
             case Welcome():
-                self._edge.linked(self.link.say, self._args.epoch, now=clock.now())
+                pass
             case _:
                 logger.debug("not for a worker: %s", message)
 

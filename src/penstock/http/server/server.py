@@ -72,6 +72,14 @@ class HttpServer:
         self._listener = listener = self._listens(ssl, accepts_max)
         listener.take(sockets)
 
+    def adopt(self, transport: asyncio.Transport, came: bytes) -> None:
+        """Serve a connection that somebody else has accepted, and what came on it since."""
+        connection = Connection(self, asyncio.get_running_loop())
+        transport.set_protocol(cast("asyncio.Protocol", connection))
+        connection.connection_made(transport)
+        if came:
+            connection.data_received(came)
+
     def start_at(self, path: str) -> None:
         """Listen on a unix socket of that name. Raises OSError if it can't be made."""
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

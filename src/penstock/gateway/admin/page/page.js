@@ -185,11 +185,15 @@ const carried = (edges) => (edges?.length
   ? ` · ${edges.length} workers: ${edges.map((e) => (e.up_s === null ? `${text(e.name)} away`
     : `${text(e.name)} ${count(e.requests)} at ${(e.cpu * 100).toFixed(0)} % CPU`)).join(", ")}` : "");
 
+// Who decides, where several gateways share one queue.
+const decided = (share) => (share
+  ? ` · ${share.role === "leads" || share.role === "alone" ? text(share.name) : text(share.decider ?? "nobody")} decides${share.role === "alone" ? " alone" : ""} for ${seconds(share.since_s)}, ${share.gateways} gateways` : "");
+
 function show() {
   const s = state;
   const began = performance.now();
   drawCurves(); // first, while the layout is clean: it asks for sizes
-  put($("facts"), `${s.version} · settings ${s.settings.slice(0, 8)} · up ${seconds(s.up_s)} · loop lag ${(s.loop_lag_s * 1000).toFixed(1)} ms${carried(s.edges)}`);
+  put($("facts"), `${s.version} · settings ${s.settings.slice(0, 8)} · up ${seconds(s.up_s)} · loop lag ${(s.loop_lag_s * 1000).toFixed(1)} ms${decided(s.share)}${carried(s.edges)}`);
   put($("sentence"), text(s.headline, 900));
   put($("advice"), s.advice ? `→ ${text(s.advice, 400)}` : "");
   $("headline").title = s.queueing ? `Queueing: ${text(s.queueing.why, 600)}` : "";

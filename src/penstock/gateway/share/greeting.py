@@ -1,0 +1,63 @@
+"""Who is at the other end? Each proves to the other that it knows the secret, which itself does not pass.
+
+Everyday picture: two who have a password in common, and a wall with ears between them. Each names a number that nobody
+could foresee; each answers with what only the password makes of both numbers. Whoever listened has numbers that will
+not come again. Who dials proves first, so a stranger who dials learns nothing but a number.
+
+Pure: what is to be sent next, and how many bytes have to come before the next step. Everything has a fixed length, so
+no byte is kept that was not asked for. What follows is not hidden by this: `share.tls` does that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Generator
+from typing import Final
+
+NAME: Final = b"penstock-link/1\n"  # of this exchange; the messages that follow have a version of their own
+EDGE: Final = b"e"  # kind of a link: facts and actions
+QUESTION: Final = b"q"  # kind: one HTTP request and its answer
+NONCE_BYTES: Final = 32
+PROOF_BYTES: Final = hashlib.sha256().digest_size
+_YES, _NO = b"y", b"n"
+
+#: Sends bytes, and says how many have to come; at its end it returns the kind of the link.
+Talk = Generator[tuple[bytes, int], bytes, bytes]
+
+
+class GreetingError(Exception):
+    """The other end is none of ours. The text says why."""
+
+
+def dialing(secret: bytes, kind: bytes, nonce: bytes) -> Talk:
+    """The side that dialled. Raises `GreetingError`."""
+    came = yield NAME + kind + nonce, len(NAME) + NONCE_BYTES
+    if came[: len(NAME)] != NAME:
+        raise GreetingError(f"what listens there is no gateway of this version: it said {came[:24]!r}")
+    theirs = came[len(NAME) :]
+    said = yield _proof(secret, b"dialled", kind, nonce, theirs), 1
+    if said != _YES:
+        raise GreetingError("it has another secret (share.secret)")
+    proof = yield b"", PROOF_BYTES
+    if not hmac.compare_digest(proof, _proof(secret, b"listens", kind, nonce, theirs)):
+        raise GreetingError("it does not know the secret (share.secret): it is none of this group")
+    return kind
+
+
+def listening(secret: bytes, nonce: bytes) -> Talk:
+    """The side that listens. Raises `GreetingError`, after whoever dialled was told no."""
+    came = yield b"", len(NAME) + 1 + NONCE_BYTES
+    kind, theirs = came[len(NAME) : len(NAME) + 1], came[len(NAME) + 1 :]
+    if came[: len(NAME)] != NAME or kind not in (EDGE, QUESTION):
+        raise GreetingError(f"what came is no greeting of a gateway of this version: {came[:24]!r}")
+    proof = yield NAME + nonce, PROOF_BYTES
+    if not hmac.compare_digest(proof, _proof(secret, b"dialled", kind, theirs, nonce)):
+        yield _NO, 0
+        raise GreetingError("it has another secret (share.secret)")
+    yield _YES + _proof(secret, b"listens", kind, theirs, nonce), 0
+    return kind
+
+
+def _proof(secret: bytes, side: bytes, kind: bytes, dialled: bytes, listens: bytes) -> bytes:
+    return hmac.digest(secret, b"".join((NAME, side, kind, dialled, listens)), "sha256")

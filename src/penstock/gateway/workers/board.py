@@ -1,0 +1,109 @@
+"""What has every edge to know of the endpoints? Which there are, as soon as that changes; loads, a few times a second.
+
+An engine's key goes to processes of this gateway only. A gateway on another machine has the same settings, and so the
+key, from a file of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from penstock.core.values.actions import Action
+from penstock.gateway.endpoints.catalog import Catalog
+from penstock.gateway.endpoints.registry import EndpointRegistry
+from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.workers.place import EdgePlace
+from penstock.share.messages import Disowned, EndpointRow, Endpoints, LoadHeader, Loads, Unreachable
+
+
+class Board:
+    """The last word on endpoints, and whom it was said to."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        endpoints: EndpointRegistry,
+        catalog: Catalog,
+        places: Callable[[], Iterable[EdgePlace]],
+    ) -> None:
+        self._driver = driver
+        self._endpoints = endpoints
+        self._catalog = catalog
+        self._places = places
+        self._rows = Endpoints([])
+        self._without_keys = Endpoints([])
+        self._levels = Loads([])
+
+    def show(self, place: EdgePlace) -> None:
+        """Tell one edge all of it."""
+        self.refresh()
+        place.say(self._for(place))
+        place.say(self._levels)
+        place.told = {row.name for row in self._rows.rows}
+
+    def refresh(self) -> None:
+        """Tell all what is another than it was told last."""
+        rows, loads = self._now()
+        told = Endpoints(rows, self._driver.scheduler.divides)
+        if told != self._rows:
+            self._rows = told
+            bare = [row if row.api_key is None else msgspec.structs.replace(row, api_key=None) for row in rows]
+            self._without_keys = Endpoints(bare, told.divides)
+            self._levels = Loads([])
+            for place in self._places():
+                place.say(self._for(place))
+                place.told = {row.name for row in rows}
+        levels = Loads(loads, self._driver.scheduler.paced)
+        if levels != self._levels:
+            self._levels = levels
+            for place in self._places():
+                if place.seat is not None:
+                    place.say(levels)
+
+    def heard(self, message: Unreachable | Disowned | LoadHeader) -> None:
+        """An edge says something about an endpoint that it met there."""
+        target = self._endpoints.targets.get(message.endpoint)
+        if target is None:
+            return
+        match message:
+            case Unreachable():
+                if message.down:
+                    down: list[Action] = self._driver.scheduler.endpoint_down(message.endpoint, now=self._driver.now())
+                    self._driver.tell(down)
+                if target.unreachable is not None:
+                    target.unreachable()
+            case Disowned():
+                if target.disowned is not None:
+                    target.disowned()
+            case LoadHeader():
+                if target.heard_load is not None:
+                    target.heard_load(message.header)
+
+    def _for(self, place: EdgePlace) -> Endpoints:
+        return self._rows if place.is_ours else self._without_keys
+
+    def _now(self) -> tuple[list[EndpointRow], list[float | None]]:
+        served = {row.name: row for row in self._driver.scheduler.served(now=self._driver.now())}
+        rows: list[EndpointRow] = []
+        loads: list[float | None] = []
+        for spec, target in self._endpoints.known():
+            row = served.get(spec.name)
+            models = None if row is None or row.models is None else sorted(row.models)
+            rows.append(
+                EndpointRow(
+                    spec.name,
+                    spec.url,
+                    target.engine.name,
+                    spec.labels,
+                    None if spec.api_key is None else spec.api_key.get_secret_value(),
+                    None if target.priority is None else target.priority.name,
+                    models,
+                    row is not None and row.serves_any,
+                    self._driver.scheduler.proven(spec.name),
+                    self._catalog.entries_of(spec.name),
+                )
+            )
+            loads.append(None if row is None or row.load is None else round(row.load, 2))
+        return rows, loads

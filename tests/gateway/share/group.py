@@ -1,0 +1,236 @@
+"""Gateways of one group as processes on this machine, each with ports of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.gateway.conftest import WAIT_S, Answer, Client, World, chat, request
+from tests.gateway.test_shutdown import Process, penstock
+
+SECRET = "a-secret-of-this-group"
+
+
+def free_port() -> int:
+    """A port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class GatewayProcess:
+    """One gateway of the group."""
+
+    def __init__(self, name: str, path: Path, world: World, share: str) -> None:
+        self.name = name
+        self.share = share
+        self.path = path
+        self.port = 0
+        self.process: Process | None = None
+        self._world = world
+        self._reading: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self.process = await penstock("serve", "-c", str(self.path), XDG_STATE_HOME=str(self.path.parent / self.name))
+        self.port = int((await self.process.line(b"listening on")).rpartition(b":")[2])
+        self._reading = asyncio.create_task(self._read(self.process))
+
+    async def _read(self, process: Process) -> None:
+        assert process.process.stderr is not None
+        while line := await process.process.stderr.readline():
+            process.log += line
+
+    @property
+    def log(self) -> str:
+        assert self.process is not None
+        return self.process.log.decode()
+
+    async def said(self, words: str) -> None:
+        """Wait until its log has these words."""
+        async with asyncio.timeout(WAIT_S):
+            while words not in self.log:
+                await asyncio.sleep(0.02)
+
+    def kill(self) -> None:
+        """Its first process; the workers go with it."""
+        assert self.process is not None
+        self.process.signal(signal.SIGKILL)
+
+    async def stop(self) -> None:
+        assert self.process is not None
+        if self.process.process.returncode is None:
+            self.process.signal()
+            try:
+                async with asyncio.timeout(20):
+                    await self.process.process.wait()
+            except TimeoutError:
+                os.killpg(self.process.process.pid, signal.SIGKILL)
+                await self.process.process.wait()
+                raise
+        if self._reading is not None:
+            await self._reading
+
+    # --- asking it --------------------------------------------------------------------------------------------------
+
+    async def ask(self, method: str, path: str, body: Any = b"", headers: Mapping[str, str] | None = None) -> Answer:
+        client = await self.client(request(method, path, body, headers))
+        answer = await client.answer()
+        client.hang_up()
+        return answer
+
+    async def client(self, data: bytes) -> Client:
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20))
+        self._world.clients.append(client)
+        client.send(data)
+        return client
+
+    async def chat(self, content: str = "hello", headers: Mapping[str, str] | None = None, **more: Any) -> Answer:
+        return await self.ask("POST", "/v1/chat/completions", chat(content, **more), headers)
+
+    async def streaming(self, content: str = "hello", headers: Mapping[str, str] | None = None, **more: Any) -> Client:
+        return await self.client(request(body=chat(content, stream=True, **more), headers=headers))
+
+    async def state(self) -> dict[str, Any]:
+        told: dict[str, Any] = (await self.ask("GET", "/admin/state")).json()
+        return told
+
+    async def metric(self, name: str) -> float:
+        """The sum of a series' samples."""
+        page = (await self.ask("GET", "/metrics")).body.decode()
+        lines = [line for line in page.splitlines() if line.startswith((name + "{", name + " "))]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+    async def until(self, claim: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        """Wait for a state."""
+        state: dict[str, Any] = {}
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while True:
+                    state = await self.state()
+                    if "error" not in state and claim(state):  # whoever was asked may just have died
+                        return state
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise AssertionError(
+                f"{self.name} never came to it: {json.dumps(state.get('share'))}\n{self.log}"
+            ) from None
+
+
+class Group:
+    """Gateways that share, in front of a world's engines; the first one decides."""
+
+    def __init__(self, world: World, folder: Path) -> None:
+        self._world = world
+        self._folder = folder
+        self.gateways: list[GatewayProcess] = []
+        self.decider = f"127.0.0.1:{free_port()}"
+
+    def made(self, name: str, *, share: Mapping[str, Any] | None = None, **settings: Any) -> GatewayProcess:
+        """One more, which is not started yet."""
+        place = self.decider if not self.gateways else f"127.0.0.1:{free_port()}"
+        path = self._folder / f"{name}.yaml"
+        document = {
+            "listen": "127.0.0.1:0",
+            "endpoints": [{"url": engine.url, "slots": 4} for engine in self._world.engines],
+            "observe": {"interval": "100ms", "fast_interval": "50ms"},
+            "share": {
+                "listen": place,
+                "secret": SECRET,
+                "elect": {"static": self.decider},
+                "alone_after": "1s",
+                "name": name,
+                **(share or {}),
+            },
+            **settings,
+        }
+        path.write_text(json.dumps(document))
+        made = GatewayProcess(name, path, self._world, place)
+        self.gateways.append(made)
+        return made
+
+    async def start(self, *names: str, **settings: Any) -> list[GatewayProcess]:
+        """Start these, and wait until all are linked to the first."""
+        made = [self.made(name, **settings) for name in names]
+        await asyncio.gather(*(one.start() for one in made))
+        edges = len(made) * settings.get("workers", 1) + len(made) - 1
+        for one in made:
+            await one.until(lambda state: len(state["edges"]) == edges)
+        return made
+
+
+class Way:
+    """The way between two machines: bytes pass, until it is cut; then none do, and nobody is told."""
+
+    def __init__(self) -> None:
+        self.to = ""
+        self._is_cut = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Way:
+        self._server = await asyncio.start_server(self._came, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def cut(self) -> None:
+        self._is_cut = True
+
+    def mend(self) -> None:
+        """What was begun before is lost for good, as where a router has forgotten it."""
+        self._is_cut = False
+        for task in self._tasks:
+            task.cancel()
+
+    async def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, _, port = self.to.rpartition(":")
+        there, back = await asyncio.open_connection(host, int(port))
+        for source, target in ((reader, back), (there, writer)):
+            task = asyncio.create_task(self._pass(source, target))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _pass(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        try:
+            while data := await source.read(1 << 16):
+                while self._is_cut:
+                    await asyncio.sleep(0.01)
+                target.write(data)
+        except OSError:
+            pass
+        finally:
+            target.close()
+
+
+def certificate(folder: Path, name: str) -> dict[str, str]:
+    """A certificate that is its own authority, as `share.tls` names it."""
+    cert, key = folder / f"{name}.crt", folder / f"{name}.key"
+    command = f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN={name}"
+    subprocess.run([*command.split(), "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
+    return {"cert": str(cert), "key": str(key), "ca": str(cert)}
+
+
+@asynccontextmanager
+async def group(world: World, folder: Path) -> AsyncIterator[Group]:
+    """Whatever was started in it ends with it."""
+    made = Group(world, folder)
+    try:
+        yield made
+    finally:
+        for client in world.clients:
+            client.hang_up()
+        for one in reversed(made.gateways):
+            if one.process is not None:
+                await one.stop()

@@ -1,0 +1,175 @@
+"""Gateways that elect the one which decides, by a real Valkey: it dies, it is told to step down, the store dies."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+
+from tests.gateway.conftest import World
+from tests.gateway.elect import valkey
+from tests.gateway.share.group import GatewayProcess, Way, group
+
+EXTRA_WAIT_S = 4.0  # that a request waits for at the most, because who decided about it died
+
+
+def elected(server: valkey.Server) -> dict[str, object]:
+    """Settings of a group."""
+    return {"elect": {"valkey": {"url": server.url, "key": "test"}}, "alone_after": "5s"}
+
+
+async def decider(gateways: list[GatewayProcess]) -> GatewayProcess:
+    """Which one decides."""
+    roles = [(await one.state())["share"] for one in gateways]
+    return next(one for one in gateways if all(role["name"] == one.name for role in roles))
+
+
+async def test_another_gateway_decides_within_seconds_and_no_stream_of_others_breaks(
+    world: World, tmp_path: Path
+) -> None:
+    engine = await world.engine(step_s=0.01)
+    with valkey.server() as server:
+        async with group(world, tmp_path) as made:
+            gateways = await made.start("gw1", "gw2", "gw3", share=elected(server))
+            first = await decider(gateways)
+            others = [one for one in gateways if one is not first]
+            runs = [await one.streaming(tokens=1000) for one in (*others, *others)]
+            for client in runs:
+                await client.begun()
+            waits = [await one.streaming(tokens=2) for one in others]
+            for one in others:
+                await one.until(lambda state: state["waiting"] == 2)
+            first.kill()
+            died_s = time.monotonic()
+            state = await others[0].until(lambda state: len(state["edges"]) == 3 and state["waiting"] == 2)
+            took_s = time.monotonic() - died_s
+            assert state["running"] == 4
+            assert took_s < EXTRA_WAIT_S
+            runs[0].hang_up()  # a slot is free: whoever waits gets it from the one that decides now
+            assert (await waits[0].answer()).body.endswith(b"data: [DONE]\n\n")
+            for client in runs[1:]:
+                while await client.piece():
+                    pass
+                assert client.seen.endswith(b"data: [DONE]\n\n")
+            assert (await waits[1].answer()).body.endswith(b"data: [DONE]\n\n")
+            assert engine.log.in_engine_max == 4
+            assert len(engine.log.entries) == 6, "nothing was sent twice"
+            await first.start()
+            state = await first.until(lambda state: len(state["edges"]) == 5)
+            assert state["share"]["name"] != first.name, "who decides goes on to"
+
+
+async def test_whoever_decides_steps_down_when_told_to_and_what_runs_and_waits_goes_on(
+    world: World, tmp_path: Path
+) -> None:
+    engine = await world.engine(step_s=0.01)
+    with valkey.server() as server:
+        async with group(world, tmp_path) as made:
+            gateways = await made.start("gw1", "gw2", share=elected(server))
+            first = await decider(gateways)
+            second = next(one for one in gateways if one is not first)
+            runs = [await one.streaming(tokens=400) for one in (first, second, first, second)]
+            for client in runs:
+                await client.begun()
+            waits = [await one.streaming(tokens=2) for one in (first, second)]
+            await second.until(lambda state: state["waiting"] == 2)
+            token = (next(tmp_path.glob("gw*/penstock/*/admin-token"))).read_text().strip()
+            told = await second.ask("POST", "/admin/decider/step-down", b"{}", {"authorization": f"Bearer {token}"})
+            assert told.status == 200
+            state = await first.until(lambda state: state["share"]["name"] == second.name and state["waiting"] == 2)
+            assert state["running"] == 4
+            # And as systemd ends it: the one that decides now hands over, and ends when its own clients are served.
+            assert second.process is not None
+            second.process.signal()
+            await second.said("draining")
+            await first.until(lambda state: state["share"]["name"] == first.name)
+            for client in runs:
+                while await client.piece():
+                    pass
+                assert client.seen.endswith(b"data: [DONE]\n\n")
+            for client in waits:
+                assert (await client.answer()).body.endswith(b"data: [DONE]\n\n")
+            await second.said("stopped")
+            assert engine.log.in_engine_max == 4
+
+
+async def test_a_store_that_is_stopped_and_comes_back_empty_changes_nothing(world: World, tmp_path: Path) -> None:
+    engine = await world.engine(step_s=0.01)
+    with valkey.server() as server:
+        async with group(world, tmp_path) as made:
+            gateways = await made.start("gw1", "gw2", share=elected(server))
+            first = await decider(gateways)
+            epoch = (await first.state())["share"]["epoch"]
+            server.stop()
+            await asyncio.sleep(7)  # longer than any of its times, and than `alone_after`
+            for one in gateways:
+                state = (await one.state())["share"]
+                assert (state["name"], state["epoch"]) == (first.name, epoch), one.log
+                assert (await one.chat()).status == 200
+            assert (await first.state())["share"]["trouble"]
+            server.start()
+            await asyncio.sleep(4)
+            for one in gateways:
+                state = (await one.state())["share"]
+                assert (state["name"], state["trouble"]) == (first.name, None), one.log
+                assert (await one.chat()).status == 200
+            assert engine.log.in_engine_max <= 4
+
+
+async def test_a_decider_that_stood_still_follows_whoever_was_elected_meanwhile(world: World, tmp_path: Path) -> None:
+    """As a machine that swaps, or a process in a debugger: its workers go on, it knows nothing of the time."""
+    await world.engine(step_s=0.01)
+    with valkey.server() as server:
+        async with group(world, tmp_path) as made:
+            gateways = await made.start("gw1", "gw2", share=elected(server))
+            first = await decider(gateways)
+            second = next(one for one in gateways if one is not first)
+            runs = [await one.streaming(tokens=1500) for one in (first, second)]
+            for client in runs:
+                await client.begun()
+            assert first.process is not None
+            first.process.signal(signal.SIGSTOP)
+            await second.until(lambda state: state["share"]["role"] == "leads")
+            waits = [await one.streaming(tokens=2) for one in (first, second)]
+            assert (await waits[1].answer()).body.endswith(b"data: [DONE]\n\n")
+            first.process.signal(signal.SIGCONT)
+            state = await first.until(lambda state: state["share"]["name"] == second.name and len(state["edges"]) == 3)
+            assert state["running"] == 2
+            assert (await waits[0].answer()).body.endswith(b"data: [DONE]\n\n")
+            for client in runs:
+                while await client.piece():
+                    pass
+                assert client.seen.endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_gateway_that_is_cut_off_serves_alone_and_then_with_the_others_again(
+    world: World, tmp_path: Path
+) -> None:
+    """The store says who decides, but there is no way to it: an `advertise` that leads nowhere for a while."""
+    await world.engine(step_s=0.01)
+    with valkey.server() as server:
+        async with group(world, tmp_path) as made, Way() as way:
+            share = {**elected(server), "alone_after": "2s"}
+            first = made.made("gw1", share={**share, "advertise": way.address})
+            way.to = first.share
+            await first.start()
+            await first.until(lambda state: state["share"]["role"] == "leads")
+            second = made.made("gw2", share=share)
+            await second.start()
+            await second.until(lambda state: len(state["edges"]) == 3)
+            runs = [await one.streaming(tokens=1500) for one in (first, second)]
+            for client in runs:
+                await client.begun()
+            way.cut()
+            state = await second.until(lambda state: state["share"]["role"] == "alone")
+            assert "it has said nothing for 3 s" in second.log
+            assert (await second.chat()).status == (await first.chat()).status == 200
+            assert (await first.state())["share"]["role"] == "leads"
+            way.mend()
+            state = await second.until(lambda state: state["share"]["name"] == "gw1" and len(state["edges"]) == 3)
+            assert state["running"] == 2
+            for client in runs:
+                while await client.piece():
+                    pass
+                assert client.seen.endswith(b"data: [DONE]\n\n")

@@ -1,0 +1,247 @@
+"""Several gateways, one queue: real processes on one machine, linked over TCP, the first one decides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.main import main
+from tests.gateway.conftest import World
+from tests.gateway.share.group import GatewayProcess, certificate, group
+
+
+async def test_slots_and_queue_are_those_of_one_gateway(world: World, tmp_path: Path) -> None:
+    engine = await world.engine(step_s=0.01)
+    async with group(world, tmp_path) as made:
+        first, second = await made.start("gw1", "gw2")
+        runs = [await one.streaming(tokens=200) for one in (first, second, first, second)]
+        for client in runs:
+            await client.begun()
+        waits = [await one.streaming(tokens=2) for one in (first, second, second)]
+        for one in (first, second):
+            state = await one.until(lambda state: state["waiting"] == 3)
+            assert state["running"] == 4
+            assert state["share"]["name"] == "gw1"
+        for client in runs:
+            while await client.piece():
+                pass
+            assert client.seen.endswith(b"data: [DONE]\n\n")
+        for client in waits:
+            assert (await client.answer()).body.endswith(b"data: [DONE]\n\n")
+        assert engine.log.in_engine_max == 4
+
+
+async def test_a_fair_share_is_kept_whichever_gateway_a_tenant_comes_to(world: World, tmp_path: Path) -> None:
+    """Weights 4:1, and each tenant at a gateway of its own; both always have more waiting than there are slots."""
+    engine = await world.engine(step_s=0.002)
+    tenants = [{"name": "large", "weight": 4}, {"name": "small", "weight": 1}]
+    async with group(world, tmp_path) as made:
+        first, second = await made.start("gw1", "gw2", tenants=tenants, admission={"reserved_slots": 0})
+        served: Counter[str] = Counter()
+        over = asyncio.Event()
+
+        async def ask(one: GatewayProcess, tenant: str) -> None:
+            while not over.is_set():
+                answer = await one.chat(tenant, {"x-tenant-id": tenant}, tokens=20)
+                served[tenant] += answer.status == 200 and not over.is_set()
+
+        asks = [asyncio.create_task(ask(*who)) for who in ((first, "large"), (second, "small")) for _ in range(10)]
+        await world.until(lambda: sum(served.values()) > 60)
+        served.clear()
+        await world.until(lambda: sum(served.values()) > 400)
+        over.set()
+        share = served["large"] / sum(served.values())
+        await asyncio.gather(*asks)
+        assert abs(share - 0.8) < 0.02, served
+        assert engine.log.in_engine_max == 4
+
+
+async def test_an_edge_gateway_that_is_killed_takes_its_own_requests_only(world: World, tmp_path: Path) -> None:
+    engine = await world.engine(step_s=0.01)
+    async with group(world, tmp_path) as made:
+        first, second = await made.start("gw1", "gw2")
+        kept = [await first.streaming(tokens=900) for _ in range(2)]
+        lost = [await second.streaming(tokens=3000) for _ in range(2)]
+        for client in (*kept, *lost):
+            await client.begun()
+        waits = [await first.streaming(tokens=2) for _ in range(2)]
+        await first.until(lambda state: state["waiting"] == 2)
+        second.kill()
+        for client in waits:
+            assert (await client.answer()).body.endswith(b"data: [DONE]\n\n")
+        state = await first.until(lambda state: state["running"] == 2)
+        assert len(state["edges"]) == 1
+        for client in kept:
+            while await client.piece():
+                pass
+            assert client.seen.endswith(b"data: [DONE]\n\n")
+        assert engine.log.in_engine_max == 4
+        await second.start()  # and comes back as what it was
+        await second.until(lambda state: state["share"]["name"] == "gw1" and len(state["edges"]) == 3)
+        assert (await second.chat()).status == 200
+
+
+async def test_a_decider_that_is_killed_breaks_no_stream_of_others_and_loses_no_request(
+    world: World, tmp_path: Path
+) -> None:
+    """Nobody else may decide here, so the other gateway does for itself, until the decider is back."""
+    engine = await world.engine(step_s=0.01)
+    async with group(world, tmp_path) as made:
+        first, second = await made.start("gw1", "gw2")
+        runs = [await second.streaming(tokens=400) for _ in range(4)]
+        for client in runs:
+            await client.begun()
+        waits = [await second.streaming(tokens=2) for _ in range(3)]
+        await second.until(lambda state: state["waiting"] == 3)
+        first.kill()
+        alone = await second.until(lambda state: state["share"]["role"] == "alone")
+        assert alone["headline"].startswith("This gateway decides alone, with 1/2 of slots and limits, for "), (
+            second.log
+        )
+        assert alone["tone"] == "bad"
+        assert (await second.metric("penstock_share_alone"), await second.metric("penstock_share_decides")) == (1, 1)
+        state = await second.until(lambda state: state["waiting"] == 3)
+        assert (state["running"], state["slots"]) == (4, 2)  # what ran goes on; nothing is sent until it is below
+        await second.said("this gateway decides alone, with 1/2 of slots and limits: ")
+        for client in runs:
+            while await client.piece():
+                pass
+            assert client.seen.endswith(b"data: [DONE]\n\n")
+        for client in waits:
+            assert (await client.answer()).body.endswith(b"data: [DONE]\n\n")
+        runs = [await second.streaming(tokens=1200) for _ in range(2)]
+        for client in runs:
+            await client.begun()
+        await first.start()  # as systemd would
+        state = await first.until(lambda state: len(state["edges"]) == 3 and state["running"] == 2)
+        assert state["share"]["role"] == "leads"
+        state = await second.until(lambda state: state["share"]["name"] == "gw1")
+        assert await second.metric("penstock_share_alone") == 0
+        more = [await first.streaming(tokens=2) for _ in range(6)]
+        for client in more:
+            assert (await client.answer()).body.endswith(b"data: [DONE]\n\n")
+        for client in runs:
+            while await client.piece():
+                pass
+            assert client.seen.endswith(b"data: [DONE]\n\n")
+        assert engine.log.in_engine_max == 4
+        assert len(engine.log.entries) == 4 + 3 + 2 + 6, "nothing was sent twice"
+
+
+async def test_another_secret_is_told_at_both_ends_and_each_serves_alone(world: World, tmp_path: Path) -> None:
+    await world.engine()
+    async with group(world, tmp_path) as made:
+        first, second = made.made("gw1"), made.made("gw2", share={"secret": "another-secret-of-nobody"})
+        await asyncio.gather(first.start(), second.start())
+        await first.said("was closed: it has another secret (share.secret)")
+        await second.said(f"no link to {first.share}, which decides: it has another secret (share.secret)")
+        state = await second.until(lambda state: state["share"]["role"] == "alone")
+        assert "it has another secret" in state["headline"]
+        assert (await second.chat()).status == (await first.chat()).status == 200
+
+
+async def test_two_gateways_with_different_settings_do_not_share_and_say_so(world: World, tmp_path: Path) -> None:
+    await world.engine()
+    async with group(world, tmp_path) as made:
+        first, second = made.made("gw1"), made.made("gw2", queue={"max_requests": 7})
+        await asyncio.gather(first.start(), second.start())
+        words = "two gateways with different settings"
+        await first.said(words)
+        await second.said(words)
+        assert words in (await second.until(lambda state: state["share"]["role"] == "alone"))["headline"]
+        assert words in (await first.until(lambda state: state["tone"] == "bad"))["headline"]
+        assert (await second.chat()).status == (await first.chat()).status == 200
+
+
+async def test_an_address_that_nobody_reaches_is_told_and_the_gateway_serves_alone(
+    world: World, tmp_path: Path
+) -> None:
+    """Where a gateway listens, and where the others are told that it does, are two things: here one port is wrong."""
+    await world.engine()
+    async with group(world, tmp_path) as made:
+        first = made.made("gw1", share={"listen": "127.0.0.1:0", "advertise": made.decider})
+        second = made.made("gw2")
+        await asyncio.gather(first.start(), second.start())
+        await second.said(f"no link to {made.decider}, which decides: ")
+        state = await second.until(lambda state: state["share"]["role"] == "alone")
+        assert made.decider in second.log
+        assert state["share"]["trouble"]
+        assert (await second.chat()).status == (await first.chat()).status == 200
+
+
+async def test_certificates_of_one_authority_are_enough(world: World, tmp_path: Path) -> None:
+    await world.engine()
+    ours, other = certificate(tmp_path, "ours"), certificate(tmp_path, "other")
+    async with group(world, tmp_path) as made:
+        first, second = await made.start("gw1", "gw2", share={"secret": None, "tls": ours})
+        assert (await second.chat()).status == 200
+        state = await second.until(lambda state: len(state["edges"]) == 3)
+        assert state["share"]["name"] == "gw1"
+        stranger = made.made("gw3", share={"secret": None, "tls": other})
+        plain = made.made("gw4")
+        await asyncio.gather(stranger.start(), plain.start())
+        for one in (stranger, plain):
+            await one.until(lambda state: state["share"]["role"] == "alone")
+            assert (await one.chat()).status == 200
+        assert len((await first.state())["edges"]) == 3
+
+
+async def test_operators_see_the_whole_at_any_gateway(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And change it there: the group has one admin token of its own, which the commands find."""
+    await world.engine(step_s=0.01)
+    async with group(world, tmp_path) as made:
+        first, second = await made.start("gw1", "gw2", workers=2)
+
+        async def run(one: GatewayProcess, *words: str) -> tuple[int, str]:
+            monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / one.name))
+            code = await asyncio.to_thread(main, [*words, "--url", f"http://127.0.0.1:{one.port}"])
+            out, err = capsys.readouterr()
+            return code, out + err
+
+        for one in (first, second):
+            code, out = await run(one, "edges")
+            assert code == 0
+            assert "gw1 decides for" in out
+            assert "2 gateways" in out
+            assert all(name in out for name in ("gw1/w1", "gw1/w2", "gw2/w1", "gw2/w2"))
+            assert (await run(one, "decider", "show"))[1].startswith("gw1 decides for")
+            code, out = await run(one, "decider", "step-down")
+            assert (code, "share.elect.static names this gateway" in out) == (1, True)
+        code, out = await run(second, "status")
+        assert "gw1 decides for" in out
+        assert (await run(second, "pause"))[0] == 0
+        assert (await first.state())["paused"]
+        assert (await run(second, "resume"))[0] == 0
+        assert (await run(second, "reload"))[0] == 0  # of its own settings: that is not the decider's to do
+        await second.said("settings: reloaded")
+        assert "reloaded" not in first.log
+        assert (await first.metric("penstock_share_decides"), await second.metric("penstock_share_decides")) == (1, 0)
+        assert await second.metric("penstock_share_gateways") == 2
+
+
+async def test_a_gateway_that_ends_serves_what_it_has_and_the_decider_goes_on(world: World, tmp_path: Path) -> None:
+    engine = await world.engine(step_s=0.01)
+    async with group(world, tmp_path) as made:
+        first, second = await made.start("gw1", "gw2")
+        runs = [await second.streaming(tokens=150) for _ in range(4)]
+        for client in runs:
+            await client.begun()
+        waits = [await one.streaming(tokens=2) for one in (second, first)]
+        await first.until(lambda state: state["waiting"] == 2)
+        assert second.process is not None
+        second.process.signal()
+        await second.said("draining")
+        for client in runs:
+            while await client.piece():
+                pass
+            assert client.seen.endswith(b"data: [DONE]\n\n")
+        for client in waits:
+            assert (await client.answer()).body.endswith(b"data: [DONE]\n\n")
+        await second.said("stopped")
+        assert (await first.chat()).status == 200
+        assert engine.log.in_engine_max == 4

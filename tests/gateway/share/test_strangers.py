@@ -1,0 +1,307 @@
+"""Who comes to the port that gateways have for each other, and is none of the group: each is told off in one line."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+
+import pytest
+
+import penstock
+from penstock.config.load import shared_hash
+from penstock.config.sections.share import ShareSection
+from penstock.gateway.share import dial, door
+from penstock.gateway.share.dial import EDGE, Dialler, SharePort
+from penstock.gateway.share.greeting import NAME, NONCE_BYTES, GreetingError, dialing, listening
+from penstock.gateway.workers import office, worker
+from penstock.gateway.workers.link import Link
+from penstock.share.frames import Frame, edge_reader, written
+from penstock.share.messages import PROTOCOL, Down, Hello, NotTaken, Welcome
+from tests.gateway.conftest import World
+from tests.gateway.share.group import SECRET, free_port
+from tests.gateway.workers.beside import WorkerBeside
+
+
+def section(port: int = 0, secret: str = SECRET) -> ShareSection:
+    place = f"127.0.0.1:{port}"
+    return ShareSection.model_validate(
+        {"listen": place, "advertise": f"127.0.0.1:{port or 1}", "secret": secret, "elect": {"static": "127.0.0.1:1"}}
+    )
+
+
+# --- the greeting -----------------------------------------------------------------------------------------------------
+
+
+def talk(dialled: bytes, listens: bytes) -> tuple[str, str]:
+    """What both sides come to, whose secrets are these."""
+    ends = dialing(dialled, EDGE, b"d" * NONCE_BYTES), listening(listens, b"l" * NONCE_BYTES)
+    came = [bytearray(), bytearray()]
+    wanted = [0, 0]
+    results = ["", ""]
+    for at, end in enumerate(ends):
+        out, wanted[at] = next(end)
+        came[1 - at] += out
+    for _ in range(10):
+        for at, end in enumerate(ends):
+            while not results[at] and len(came[at]) >= wanted[at]:
+                piece = bytes(came[at][: wanted[at]])
+                del came[at][: wanted[at]]
+                try:
+                    out, wanted[at] = end.send(piece)
+                except StopIteration as done:
+                    results[at] = done.value.decode()
+                except GreetingError as error:
+                    results[at] = str(error)
+                else:
+                    came[1 - at] += out
+    return results[0], results[1]
+
+
+def test_two_that_know_the_secret_greet_each_other() -> None:
+    assert talk(b"secret", b"secret") == ("e", "e")
+
+
+def test_another_secret_is_told_to_both() -> None:
+    assert talk(b"secret", b"other") == ("it has another secret (share.secret)",) * 2
+
+
+def test_what_was_heard_once_opens_nothing() -> None:
+    """A proof is of both numbers: it does not fit another one."""
+    end = dialing(b"secret", EDGE, b"d" * NONCE_BYTES)
+    next(end)
+    proof, _ = end.send(NAME + b"l" * NONCE_BYTES)
+    again = listening(b"secret", b"m" * NONCE_BYTES)
+    next(again)
+    again.send(NAME + EDGE + b"d" * NONCE_BYTES)
+    assert again.send(proof)[0] == b"n"
+
+
+def test_who_listens_and_does_not_know_the_secret_is_found_out() -> None:
+    end = dialing(b"secret", EDGE, b"d" * NONCE_BYTES)
+    next(end)
+    end.send(NAME + b"l" * NONCE_BYTES)
+    end.send(b"y")
+    with pytest.raises(GreetingError, match="does not know the secret"):
+        end.send(secrets.token_bytes(32))
+
+
+# --- the port ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SharePort]:
+    monkeypatch.setattr(dial, "GREETING_S", 0.3)
+    made = SharePort(section())
+    await made.start()
+    yield made
+    await made.close()
+
+
+async def closed(reader: asyncio.StreamReader) -> bytes:
+    async with asyncio.timeout(5):
+        return await reader.read()
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" + b"x" * 64, "what came is no greeting of a gateway"),
+        (NAME + b"e" + b"n" * 10, "its greeting was not over after 0.3 s"),
+        (b"", "its greeting was not over after 0.3 s"),
+        (NAME + b"e" + b"n" * NONCE_BYTES + b"p" * 32, "it has another secret"),
+        (NAME + b"z" + b"n" * NONCE_BYTES, "what came is no greeting of a gateway"),
+    ],
+    ids=["HTTP", "half a greeting", "nothing", "wrong proof", "no such kind"],
+)
+async def test_a_stranger_is_closed_with_a_line(
+    port: SharePort, caplog: pytest.LogCaptureFixture, sent: bytes, words: str
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port.port)
+    writer.write(sent)
+    await closed(reader)
+    assert [words in record.message for record in caplog.records] == [True]
+    writer.close()
+
+
+async def test_a_crowd_of_strangers_keeps_no_gateway_out(port: SharePort, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dial, "GREETINGS_MAX", 5)
+    monkeypatch.setattr(dial, "GREETING_S", 20.0)
+    taken = asyncio.Event()
+
+    def took(transport: asyncio.Transport, _: bytes) -> None:
+        transport.close()
+        taken.set()
+
+    port.edge = took
+    crowd = [await asyncio.open_connection("127.0.0.1", port.port) for _ in range(20)]
+    transport, _ = await Dialler(section())(f"127.0.0.1:{port.port}", EDGE)
+    async with asyncio.timeout(5):
+        await taken.wait()
+    transport.close()
+    assert len(port._greeters) <= 5
+    for _, writer in crowd:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n" + b"x" * 64, "what listens there is no gateway of this version"),
+        (b"", "no answer within 0.3 s"),
+        (None, "it hung up inside the greeting"),
+    ],
+    ids=["HTTP", "nothing", "hangs up"],
+)
+async def test_what_is_no_gateway_is_found_out_by_who_dials(
+    answer: bytes | None, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dial, "GREETING_S", 0.3)
+
+    left = asyncio.Event()
+
+    async def stranger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if answer is not None:
+            writer.write(answer)
+            await reader.read()  # until whoever dialled has hung up
+        writer.close()
+        left.set()
+
+    server = await asyncio.start_server(stranger, "127.0.0.1", 0)
+    async with server:
+        at = server.sockets[0].getsockname()[1]
+        with pytest.raises(OSError, match=words):
+            await Dialler(section())(f"127.0.0.1:{at}", EDGE)
+        async with asyncio.timeout(5):
+            await left.wait()
+
+
+# --- the door ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(office, "WorkerProcess", WorkerBeside)
+    monkeypatch.setattr(worker, "TICKS_PER_STANDING", 1)
+    monkeypatch.setattr(worker, "TICK_S", 0.02)
+    monkeypatch.setattr(door, "HELLO_S", 0.3)
+    monkeypatch.setattr(door, "SILENT_S", 0.5)
+
+
+async def decider(world: World) -> str:
+    """A gateway that decides: its address."""
+    at = f"127.0.0.1:{free_port()}"
+    await world.engine(step_s=0.01)
+    await world.gateway(slots=2, share={"listen": at, "secret": SECRET, "elect": {"static": at}, "name": "gw1"})
+    return at
+
+
+class Other:
+    """What an edge of another gateway would be."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame[Down]] = []
+        self.why = ""
+        self.link: Link[Down] = Link(edge_reader(), epoch=0, heard=self.frames.append, lost=self._lost)
+
+    def _lost(self, why: str) -> None:
+        self.why = why
+
+    async def dial(self, at: str, *says: object) -> None:
+        self.link.adopt(*await Dialler(section())(at, EDGE))
+        for message in says:
+            self.link.say(message)
+
+    @property
+    def heard(self) -> list[Down]:
+        return [message for frame in self.frames for message in frame.messages]
+
+    def told(self, kind: type) -> object | None:
+        return next((message for message in self.heard if isinstance(message, kind)), None)
+
+
+def hello(world: World, **other: object) -> Hello:
+    said: dict[str, object] = {
+        "protocol": PROTOCOL,
+        "version": penstock.__version__,
+        "name": "gw2/w1",
+        "epoch": 0,
+        "settings": shared_hash(world.settings()),
+        **other,
+    }
+    return Hello(**said)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("_beside")
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"settings": "0" * 12}, "two gateways with different settings: the edge has 000000000000, the decider"),
+        ({"version": "0.0.0"}, "the edge is Penstock 0.0.0, the decider"),
+        ({"protocol": 99}, "the other end speaks protocol 99"),
+        ({"name": "gw1/w1"}, "another edge is called gw1/w1: give each gateway a `share.name` of its own"),
+        ({"name": ""}, "an edge needs a name"),
+    ],
+    ids=["settings", "version", "protocol", "name", "no name"],
+)
+async def test_an_edge_that_does_not_fit_is_told_why(
+    world: World, caplog: pytest.LogCaptureFixture, other: dict[str, object], words: str
+) -> None:
+    at = await decider(world)
+    edge = Other()
+    await edge.dial(at, hello(world, **other))
+    await world.until(lambda: edge.why)
+    refused = edge.told(NotTaken)
+    assert isinstance(refused, NotTaken)
+    assert refused.why.startswith(words)
+    assert sum(words in record.message for record in caplog.records) == 1
+    share = (await world.ask("GET", "/admin/state")).json()["share"]
+    assert words in share["refused"][-1]["why"]
+    assert (await world.chat()).status == 200
+
+
+@pytest.mark.usefixtures("_beside")
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\xff\xff\xff\xff", "a frame of 4294967295 bytes was announced"),
+        (b"\x00\x00\x00\x04junk", "what came is no message"),
+        (b"\x00\x00\x01\x00half", "it has said nothing for 0.5 s"),
+        (written(0, [Hello(PROTOCOL, penstock.__version__, "gw2/w1", 0, "")]), "a link begins with a hello, once"),
+    ],
+    ids=["4 GB", "garbage", "half a frame", "hello twice"],
+)
+@pytest.mark.parametrize("greeted", [False, True], ids=["at first", "later"])
+async def test_a_link_that_says_nonsense_is_closed_with_a_line(
+    world: World, caplog: pytest.LogCaptureFixture, data: bytes, words: str, *, greeted: bool
+) -> None:
+    at = await decider(world)
+    edge = Other()
+    await edge.dial(at, *([hello(world)] if greeted else []))
+    if greeted:
+        await world.until(lambda: edge.told(Welcome))
+    else:
+        words = {"it has said nothing for 0.5 s": "no hello within 0.3 s"}.get(words, words)
+        words = words.replace("a link begins with a hello, once", "two gateways with different settings")
+    caplog.clear()
+    assert edge.link._transport is not None
+    edge.link._transport.write(data)
+    await world.until(lambda: edge.why)
+    assert sum(words in record.message for record in caplog.records) == 1
+    assert (await world.chat()).status == 200
+
+
+@pytest.mark.usefixtures("_beside")
+async def test_an_edge_that_has_followed_a_higher_epoch_makes_the_decider_take_one_above(world: World) -> None:
+    at = await decider(world)
+    assert world.gate.office is not None
+    epoch = world.gate.office.decider.epoch
+    edge, again = Other(), Other()
+    await edge.dial(at, hello(world, epoch=epoch + 7, follows="elsewhere:1"))
+    await world.until(lambda: edge.told(NotTaken))
+    await world.until(lambda: world.gate.office.decider.epoch == epoch + 8)  # type: ignore[union-attr]
+    await again.dial(at, hello(world, epoch=epoch + 7, follows="elsewhere:1"))
+    await world.until(lambda: again.told(Welcome))
+    assert again.frames[0].epoch == epoch + 8
+    assert (await world.chat()).status == 200
+    again.link.close()
