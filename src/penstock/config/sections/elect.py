@@ -50,6 +50,14 @@ class ValkeyElection(Section):
     ca_file: values.OptionalFile = setting(None, "With `valkeys`: what the server's certificate is checked against.")
 
 
+class BudgetsInValkey(ValkeyElection):
+    """Keys in Valkey, or in Redis, for what several groups have in common (needs the extra `valkey`)."""
+
+    key: RecordName = setting(
+        "penstock", "What its keys begin with. Groups that name the same one have one budget for each tenant."
+    )
+
+
 class PostgresElection(Section):
     """A row in PostgreSQL (needs the extra `postgres`)."""
 

@@ -14,7 +14,13 @@ from pydantic import BeforeValidator, SecretStr, ValidationError
 from penstock.config import values
 from penstock.config.address import listen_address, split_listen
 from penstock.config.problems import Location, Problem, Refused, listing, show, unreadable, write_path
-from penstock.config.sections.elect import KubernetesElection, PostgresElection, ValkeyElection, elect_checks
+from penstock.config.sections.elect import (
+    BudgetsInValkey,
+    KubernetesElection,
+    PostgresElection,
+    ValkeyElection,
+    elect_checks,
+)
 from penstock.config.sections.section import Section, setting
 
 SECRET_CHARACTERS_MIN = 16  # who hears a challenge and its answer may guess as fast as a machine can
@@ -85,6 +91,15 @@ class ElectSection(Section):
         return [key for key in cls.model_fields if isinstance(raw, Mapping) and raw.get(key) is not None]
 
 
+class BudgetsSection(Section):
+    """Where tenants' `tokens_per_minute` and `tokens_per_day` are kept for several groups, as in several clusters.
+
+    Each group tells once a second what was used there; no request waits for it.
+    """
+
+    valkey: BudgetsInValkey | None = setting(None, "")
+
+
 class ShareSection(Section):
     """Several gateways, on several machines, with one queue: one of them decides, all carry bytes (docs/scale.md).
 
@@ -109,6 +124,7 @@ class ShareSection(Section):
         ge=1,
         le=ALONE_AFTER_S_MAX,
     )
+    budgets: BudgetsSection = BudgetsSection()
     name: values.Name = setting("", "What people call this gateway. Default: `share.advertise`.")
 
     @property
@@ -182,6 +198,7 @@ def _elected(raw: object, document: Mapping[str, object]) -> Found:
         found = f"has {listing(kinds).replace(' or ', ' and ')}" if kinds else "is empty"
         yield _problem(("elect",), f"{found}: expected one of {listing(list(ElectSection.model_fields))}")
     yield from elect_checks(written, ("share", "elect"), document)
+    yield from elect_checks(raw.get("budgets") if isinstance(raw, Mapping) else None, ("share", "budgets"), document)
 
 
 def _beside(document: Mapping[str, object]) -> Found:

@@ -82,6 +82,10 @@ class Together:
         """Whether this gateway goes on with its part."""
         return self.trouble is not None and self._now() >= self._heard_s + APART_S
 
+    def why_apart(self) -> str | None:
+        """Returns, in words, why a part of each budget is used here; None: it is not."""
+        return f"budgets can't be shared with other groups: {self.trouble}" if self.apart else None
+
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
 

@@ -78,6 +78,7 @@ class GroupRole:
         self._link_s = self._echo_s = 0.0
         self._followed = ""  # whose epoch was followed last
         self._tasks: list[asyncio.Task[None]] = []
+        self.beside: Callable[[], str | None] = lambda: None  #: what else is wrong between gateways, in words
         office.awake = self._may
         door.superseded = election.at_least
 
@@ -130,7 +131,7 @@ class GroupRole:
     def now(self) -> ShareNow:
         """How the group stands."""
         now, standing = self._now(), self._election.standing
-        trouble = self._outward.trouble or self._election.trouble or getattr(standing, "why", "")
+        trouble = self._outward.trouble or self._election.trouble or getattr(standing, "why", "") or self.beside()
         ours = self._share.place
         return ShareNow(
             name=self._share.called,

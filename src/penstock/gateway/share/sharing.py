@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from penstock import clock
 from penstock.config.model import Settings
+from penstock.config.problems import ConfigError, Problem
 from penstock.config.sections.share import ShareSection
 from penstock.gateway import settings_map
 from penstock.gateway.admin.events import EventLog
@@ -24,6 +27,13 @@ from penstock.gateway.workers.relayed import FromWorkers
 from penstock.http.server.server import Handler, HttpServer
 from penstock.share.election import Election
 
+if TYPE_CHECKING:
+    from penstock.gateway.budgets.together import Together
+
+APART = (
+    "penstock_share_budgets_apart",
+    "Whether the budgets that other groups have too can't be reached, so that a part of each is used here.",
+)
 CLOSE_TIMEOUT_S = 1.0  # for other gateways to take the end of an answer
 
 
@@ -57,7 +67,10 @@ class Sharing:
             Elsewhere(app, of_callers, dial, lambda: self.roles.leader, refuse),
             Elsewhere(operators, is_whole, dial, lambda: self.roles.leader, refuse),
         )
-        metrics.add_sources(_levels(self.roles))
+        self._budgets = budgets_of(share, driver, decides=lambda: self.roles.role == "leads")
+        if self._budgets is not None:
+            self.roles.beside = self._budgets.why_apart
+        metrics.add_sources([*_levels(self.roles), _level(*APART, self._apart)])
 
     def follow(self, settings: Settings) -> None:
         """Other settings."""
@@ -66,11 +79,35 @@ class Sharing:
     async def start(self) -> None:
         """Take part. OSError: the port is taken."""
         await self.roles.start()
+        if self._budgets is not None:
+            self._budgets.start()
 
     async def close(self) -> None:
         """Take part no more."""
+        if self._budgets is not None:
+            await self._budgets.close()
         await self.roles.close()
         await self._questions.wait_closed(CLOSE_TIMEOUT_S)
+
+    def _apart(self) -> float:
+        return self._budgets is not None and self._budgets.apart
+
+
+def budgets_of(share: ShareSection, driver: Driver, *, decides: Callable[[], bool]) -> Together | None:
+    """What keeps tenants' budgets with other groups; None where nothing is kept with others."""
+    if share.budgets.valkey is None:
+        return None
+    from penstock.gateway.budgets.together import Together  # noqa: PLC0415
+    from penstock.gateway.budgets.valkey_budgets import ValkeyBudgets  # noqa: PLC0415
+
+    valkey = share.budgets.valkey
+    try:
+        bank = ValkeyBudgets(
+            valkey.url.get_secret_value(), valkey.key, id_=secrets.token_hex(8), ca_file=valkey.ca_file
+        )
+    except (ValueError, OSError) as error:
+        raise ConfigError([Problem("share.budgets.valkey.url", str(error))]) from None
+    return Together(driver.scheduler, bank, decides=decides)
 
 
 def election_of(share: ShareSection) -> Election:
