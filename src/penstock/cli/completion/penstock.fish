@@ -50,7 +50,7 @@ function _shtab_penstock_using
   test "$_shtab_penstock_cmdpath" = "$argv"
 end
 
-set -g _shtab_penstock_commands serve vllm-router check schema keys 'keys new' 'keys ls' 'keys revoke' 'keys hash' endpoint 'endpoint list' 'endpoint add' 'endpoint drain' 'endpoint resume' 'endpoint remove' 'endpoint slots' tenant 'tenant ls' 'tenant show' 'tenant pause' 'tenant resume' 'tenant limit' 'tenant cancel' status queue explain pause drain resume reload top batch 'batch ls' 'batch show' 'batch cancel' 'batch run' engine demo doctor simulate completion
+set -g _shtab_penstock_commands serve vllm-router check schema keys 'keys new' 'keys ls' 'keys revoke' 'keys hash' endpoint 'endpoint list' 'endpoint add' 'endpoint drain' 'endpoint resume' 'endpoint remove' 'endpoint slots' tenant 'tenant ls' 'tenant show' 'tenant pause' 'tenant resume' 'tenant limit' 'tenant cancel' decider 'decider show' 'decider step-down' edges status queue explain pause drain resume reload top batch 'batch ls' 'batch show' 'batch cancel' 'batch run' engine demo doctor simulate completion
 set -g _shtab_penstock_opts_with_value --affinity-wait --block-size --bootstrap-port --cells --config --duration --endpoint --endpoints --engine --engines --errors --expires --fairness --fault --format --host --imbalance-threshold --jobs --key --kv-blocks --kv-events --kv-replay --kv-tokens --kv-transfer --limit --listen --log-level --max-batched-tokens --max-engine-waiting --max-kv-usage --max-num-queued-reqs --max-output-tokens --max-prefill-tokens --max-prompt-tokens --max-time-per-output-token --model --models --name --output --page --plot --port --price --profile --queued --queued-bytes --queued-tokens --requests-per-minute --routing --running --scenario --seconds --seed --seeds --slots --speed --step-ms --tenant --timeout --token --tokens-per-day --tokens-per-minute --trace --url --weight --window --workers -c -j -o
 
 complete -c penstock -e
@@ -188,6 +188,23 @@ complete -c penstock -n '_shtab_penstock_using tenant cancel' -l running -d 'als
 complete -c penstock -n '_shtab_penstock_using tenant cancel' -l url -x -d 'the gateway (PENSTOCK_URL; default http://127.0.0.1:8080)'
 complete -c penstock -n '_shtab_penstock_using tenant cancel' -l token -x -d 'admin token (PENSTOCK_ADMIN_TOKEN; default: that of a gateway on this machine, where it made its own)'
 complete -c penstock -n '_shtab_penstock_using tenant cancel' -l json -d 'print the answer as JSON'
+complete -c penstock -n '_shtab_penstock_using; and test $_shtab_penstock_npos -eq 0' -a decider -d 'say which of several gateways decides, or let another one'
+complete -c penstock -n '_shtab_penstock_using decider' -s h -l help -d 'show this help message and exit'
+complete -c penstock -n '_shtab_penstock_using decider; and test $_shtab_penstock_npos -eq 0' -a show -d 'say which gateway decides, since when, and who says so'
+complete -c penstock -n '_shtab_penstock_using decider show' -s h -l help -d 'show this help message and exit'
+complete -c penstock -n '_shtab_penstock_using decider show' -l url -x -d 'the gateway (PENSTOCK_URL; default http://127.0.0.1:8080)'
+complete -c penstock -n '_shtab_penstock_using decider show' -l token -x -d 'admin token (PENSTOCK_ADMIN_TOKEN; default: that of a gateway on this machine, where it made its own)'
+complete -c penstock -n '_shtab_penstock_using decider show' -l json -d 'print the answer as JSON'
+complete -c penstock -n '_shtab_penstock_using decider; and test $_shtab_penstock_npos -eq 0' -a step-down -d 'let another gateway decide; requests go on'
+complete -c penstock -n '_shtab_penstock_using decider step-down' -s h -l help -d 'show this help message and exit'
+complete -c penstock -n '_shtab_penstock_using decider step-down' -l url -x -d 'the gateway (PENSTOCK_URL; default http://127.0.0.1:8080)'
+complete -c penstock -n '_shtab_penstock_using decider step-down' -l token -x -d 'admin token (PENSTOCK_ADMIN_TOKEN; default: that of a gateway on this machine, where it made its own)'
+complete -c penstock -n '_shtab_penstock_using decider step-down' -l json -d 'print the answer as JSON'
+complete -c penstock -n '_shtab_penstock_using; and test $_shtab_penstock_npos -eq 0' -a edges -d 'show the workers of all gateways that share'
+complete -c penstock -n '_shtab_penstock_using edges' -s h -l help -d 'show this help message and exit'
+complete -c penstock -n '_shtab_penstock_using edges' -l url -x -d 'the gateway (PENSTOCK_URL; default http://127.0.0.1:8080)'
+complete -c penstock -n '_shtab_penstock_using edges' -l token -x -d 'admin token (PENSTOCK_ADMIN_TOKEN; default: that of a gateway on this machine, where it made its own)'
+complete -c penstock -n '_shtab_penstock_using edges' -l json -d 'print the answer as JSON'
 complete -c penstock -n '_shtab_penstock_using; and test $_shtab_penstock_npos -eq 0' -a status -d 'say how it stands, in a sentence'
 complete -c penstock -n '_shtab_penstock_using status' -s h -l help -d 'show this help message and exit'
 complete -c penstock -n '_shtab_penstock_using status' -l url -x -d 'the gateway (PENSTOCK_URL; default http://127.0.0.1:8080)'

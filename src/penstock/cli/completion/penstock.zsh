@@ -13,9 +13,11 @@ _shtab_penstock_commands() {
     batch:'run files of requests when nothing else does'
     check:'check a settings file'
     completion:'print what makes a shell complete these commands'
+    decider:'say which of several gateways decides, or let another one'
     demo:'see it work, in a minute'
     doctor:'examine the engines'
     drain:'let nothing new in; who waits is served'
+    edges:'show the workers of all gateways that share'
     endpoint:'add, drain, resume or remove endpoints of a running gateway'
     engine:'run a simulated engine'
     explain:'say why a request waits or waited'
@@ -43,6 +45,14 @@ _shtab_penstock_batch_commands() {
     show:'show one batch'
   )
   _describe 'penstock batch commands' _commands
+}
+
+_shtab_penstock_decider_commands() {
+  local _commands=(
+    show:'say which gateway decides, since when, and who says so'
+    step-down:'let another gateway decide; requests go on'
+  )
+  _describe 'penstock decider commands' _commands
 }
 
 _shtab_penstock_endpoint_commands() {
@@ -164,6 +174,33 @@ _shtab_penstock_completion_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_penstock_completion_defaults_added=0
 
+_shtab_penstock_decider_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_penstock_decider_defaults_added=0
+
+_shtab_penstock_decider_show_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--url[the gateway (PENSTOCK_URL\; default http\:\/\/127.0.0.1\:8080)]:url:"
+  "--token[admin token (PENSTOCK_ADMIN_TOKEN\; default\: that of a gateway on this machine, where it made its own)]:token:"
+  "--json[print the answer as JSON]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_penstock_decider_show_defaults_added=0
+
+_shtab_penstock_decider_step_down_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--url[the gateway (PENSTOCK_URL\; default http\:\/\/127.0.0.1\:8080)]:url:"
+  "--token[admin token (PENSTOCK_ADMIN_TOKEN\; default\: that of a gateway on this machine, where it made its own)]:token:"
+  "--json[print the answer as JSON]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_penstock_decider_step_down_defaults_added=0
+
 _shtab_penstock_demo_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--once[end after the comparison instead of serving on]"
@@ -196,6 +233,16 @@ _shtab_penstock_drain_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_penstock_drain_defaults_added=0
+
+_shtab_penstock_edges_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--url[the gateway (PENSTOCK_URL\; default http\:\/\/127.0.0.1\:8080)]:url:"
+  "--token[admin token (PENSTOCK_ADMIN_TOKEN\; default\: that of a gateway on this machine, where it made its own)]:token:"
+  "--json[print the answer as JSON]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_penstock_edges_defaults_added=0
 
 _shtab_penstock_endpoint_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -603,9 +650,11 @@ _shtab_penstock() {
         batch) _shtab_penstock_batch ;;
         check) _arguments -C -s $_shtab_penstock_check_options ;;
         completion) _arguments -C -s $_shtab_penstock_completion_options ;;
+        decider) _shtab_penstock_decider ;;
         demo) _arguments -C -s $_shtab_penstock_demo_options ;;
         doctor) _arguments -C -s $_shtab_penstock_doctor_options ;;
         drain) _arguments -C -s $_shtab_penstock_drain_options ;;
+        edges) _arguments -C -s $_shtab_penstock_edges_options ;;
         endpoint) _shtab_penstock_endpoint ;;
         engine) _arguments -C -s $_shtab_penstock_engine_options ;;
         explain) _arguments -C -s $_shtab_penstock_explain_options ;;
@@ -647,6 +696,30 @@ _shtab_penstock_batch() {
         ls) _arguments -C -s $_shtab_penstock_batch_ls_options ;;
         run) _arguments -C -s $_shtab_penstock_batch_run_options ;;
         show) _arguments -C -s $_shtab_penstock_batch_show_options ;;
+      esac
+  esac
+}
+
+_shtab_penstock_decider() {
+  local context state line curcontext="$curcontext" one_or_more='(*)' remainder='(-)*:' default='*::: :->decider'
+
+  # Add default positional/remainder specs only if none exist, and only once per session
+  if (( ! _shtab_penstock_decider_defaults_added )); then
+    if (( ${_shtab_penstock_decider_options[(I)${(q)one_or_more}*]} +          ${_shtab_penstock_decider_options[(I)${(q)remainder}*]} +          ${_shtab_penstock_decider_options[(I)${(q)default}]} == 0 )); then
+      _shtab_penstock_decider_options+=(': :_shtab_penstock_decider_commands' '*::: :->decider')
+    fi
+    _shtab_penstock_decider_defaults_added=1
+  fi
+  _arguments -C -s $_shtab_penstock_decider_options
+
+  case $state in
+    decider)
+      words=($line[1] "${words[@]}")
+      (( CURRENT += 1 ))
+      curcontext="${curcontext%:*:*}:_shtab_penstock_decider-$line[1]:"
+      case $line[1] in
+        show) _arguments -C -s $_shtab_penstock_decider_show_options ;;
+        step-down) _arguments -C -s $_shtab_penstock_decider_step_down_options ;;
       esac
   esac
 }
