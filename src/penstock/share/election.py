@@ -246,7 +246,7 @@ class Contender:
         """Returns how it stands `now`."""
         if self._sits and now >= self.until_s:
             self._sits = False
-        standing = self._stands_as()
+        standing = self._stands_as(now)
         if standing != self._standing:
             self._standing, self.since_s = standing, now
         return standing
@@ -282,7 +282,7 @@ class Contender:
             return -math.inf  # it was given back
         return max(self._seen_s, self._heard_s) + TTL_S
 
-    def _stands_as(self) -> Standing:
+    def _stands_as(self, now: float) -> Standing:
         record, before = self._record, self._standing
         if self._sits:
             return Leads(self._epoch)
@@ -290,7 +290,8 @@ class Contender:
             return Nobody(self.trouble or "the store has not answered yet")
         if record.id == self.id:
             return Nobody(f"this gateway decided, and decides no more{self._because()}")
-        if record.id and record.epoch >= self.floor:
+        if record.id and (record.epoch >= self.floor or now >= self._heard_s + TTL_S):
+            # One of a lower epoch was elected by a store that had forgotten. Whoever dials it tells it of the higher.
             return Follows(record.address, record.epoch)
         if isinstance(before, Follows) and (not record.version or record.epoch < before.epoch):
             return before  # the store has forgotten: that does not change who decides

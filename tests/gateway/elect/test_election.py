@@ -418,6 +418,17 @@ def test_to_hear_the_decider_is_to_see_it_renewed() -> None:
     assert claim.epoch == 5
 
 
+def test_who_was_elected_by_a_store_that_had_forgotten_is_looked_for_and_so_learns_of_the_higher_epoch() -> None:
+    """It renews, so its record never becomes free; nobody else would ever tell it."""
+    contender = Contender("me", "here:1", now=0.0)
+    contender.saw(Record("v9", "old", "old:1", 4), 0.0)
+    contender.hears(10.0)
+    forgetful = Record("w1", "new", "new:1", 1)
+    contender.saw(forgetful, 10.5)
+    assert contender.at(10.5) == Follows("old:1", 4), "it is heard: what the store has forgotten changes nothing"
+    assert contender.at(10.0 + TTL_S) == Follows("new:1", 1)
+
+
 def test_the_loop_is_not_asked_to_spin_while_the_store_refuses() -> None:
     async def main() -> None:
         world = World(nodes=1)
