@@ -125,6 +125,11 @@ soak: .venv/dev.stamp
 chaos: .venv/dev.stamp
 	$(BIN)/python -m tests.core.long_chaos $(ARGS)
 
+# The same at four gateways with clients, engines and the real election, that die and lose each other and the store.
+.PHONY: chaos-gateways
+chaos-gateways: .venv/dev.stamp
+	$(BIN)/python -m tests.sim.long_fleet $(ARGS)
+
 # libFuzzer on every reader of what comes from outside, a minute each. ARGS="body --seconds 600 --keep". CPython 3.11 to 3.13.
 fuzz: .venv/dev.stamp
 	$(BIN)/pip install --quiet --disable-pip-version-check atheris==3.0.0

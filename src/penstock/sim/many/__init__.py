@@ -1,6 +1,7 @@
 """What happens when many processes carry the bytes and one decides?
 
 `link.py` is the line between two of them, `processes.py` is the gateways: their edges, and the deciders that they run.
-`many_world.py` is the world around them, with the same clients, engines and journeys as any other, and with counts of
-what an engine was ever given too much.
+`many_world.py` is the world around them, with the same clients, engines and journeys as any other, and one that decides
+from the start. In `elected_world.py` they elect who does, by the record in `store.py`; there they die, lose each other,
+and decide alone.
 """

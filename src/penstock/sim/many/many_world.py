@@ -19,6 +19,7 @@ from random import Random
 from msgspec.structs import replace
 
 from penstock.core.scheduler import Scheduler
+from penstock.core.values.actions import Action
 from penstock.core.values.observation import Observation
 from penstock.sim.many.link import IN_PROCESS, LAN, Wire
 from penstock.sim.many.processes import Deciding, EdgeLink, SimulatedGateway
@@ -29,7 +30,8 @@ from penstock.sim.world.world_values import EngineNode, SimulatedJourney, WorldS
 
 CLOCKS_APART_S = 1e5  # monotonic clocks begin when a machine does: days apart
 NOTICED_S = 0.001  # a process that dies closes its connections: so soon the other end sees it, on top of the line
-SETTLES_S = 2.0  # longer than any word takes on any line
+GATEWAY_DIED = "gateway_died"  # why a request failed, to its client
+SETTLES_S = 4.0  # longer than any word takes on any line, and than leases outlive a link
 
 
 @dataclass(frozen=True)
@@ -71,37 +73,54 @@ class ManyWorld(World):
         self._sources_closed = False
         self.most_over_slots = 0  #: the most requests that any engine ever had beyond its slots, as the engine counts
         self._random = Random(settings.seed * 7919 + 1)  # apart from the load's: that is the same for any fleet
+        self.bands = [band.name for band in settings.scheduler.bands]
         self._turns: Counter[str] = Counter()
         self._carriers: dict[str, SimulatedGateway] = {}
         self.gateways = [
-            SimulatedGateway(number, self._tell, skew_s=self._skew_s()) for number in range(fleet.gateways)
+            SimulatedGateway(number, self, self.carry_out, skew_s=self.skew_s(), bands=self.bands)
+            for number in range(fleet.gateways)
         ]
         self.deciders: list[Deciding] = []
 
-    def _skew_s(self) -> float:
+    def skew_s(self) -> float:
+        """Returns how far another process's clock is from the world's."""
         return CLOCKS_APART_S * self._random.random()
+
+    def carry_out(self, actions: list[Action]) -> None:
+        """Do what was decided about requests that a gateway carries."""
+        self._tell(actions)
 
     # --- who decides ----------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        self._set_up()
+        super()._begin()
+
+    def _set_up(self) -> None:
+        """Let those begin who decide."""
         fleet = self.fleet
         if fleet.one_queue:
-            decider = self._decide("decider", self.scheduler, skew_s=self._skew_s(), part=1)
+            decider = self._decide("decider", self.scheduler, skew_s=self.skew_s())
             for gateway in self.gateways:
                 own = gateway.number == 0 and not fleet.apart
-                gateway.link = EdgeLink(self, IN_PROCESS if own else fleet.wire, self._random, gateway, decider)
+                self._dial(gateway, decider, IN_PROCESS if own else fleet.wire)
         else:
             for gateway in self.gateways:
                 scheduler = scheduler_for(self.settings)
                 alone = self._decide(gateway.name, scheduler, skew_s=gateway.skew_s, part=fleet.gateways)
-                gateway.link = EdgeLink(self, IN_PROCESS, self._random, gateway, alone)
+                self._dial(gateway, alone, IN_PROCESS)
         for kill in fleet.kills:
             self.at(kill.at_s, partial(self._kill, self.gateways[kill.gateway], kill.for_s))
-        super()._begin()
 
-    def _decide(self, name: str, scheduler: Scheduler, *, skew_s: float, part: int) -> Deciding:
-        """Let a decider begin, with so great a part of every engine's slots."""
-        decider = Deciding(name, self, scheduler, self.settings.scheduler, skew_s=skew_s)
+    def _dial(self, gateway: SimulatedGateway, decider: Deciding, wire: Wire) -> EdgeLink:
+        """Let an edge look for its decider, which takes whoever comes."""
+        return EdgeLink(
+            self, wire, self._random, gateway, decider, greeted=lambda _link, _hello: None, refused=lambda _link: None
+        )
+
+    def _decide(self, name: str, scheduler: Scheduler, *, skew_s: float, part: int = 1, leads: bool = True) -> Deciding:
+        """Let a decider begin, with one of so many parts of every engine's slots."""
+        decider = Deciding(name, self, scheduler, self.settings.scheduler, skew_s=skew_s, leads=leads)
         for node in self.nodes.values():
             spec = translate.endpoint_spec(node.spec)
             decider.serve(replace(spec, slots=max(1, spec.slots // part)))
@@ -115,16 +134,25 @@ class ManyWorld(World):
 
     def _heard_gauges(self, node: EngineNode, reading: Observation | None) -> None:
         for decider in self.deciders:
-            decider.observed(node.spec.name, reading)
+            if decider.decider.phase != "idle":
+                decider.observed(node.spec.name, reading)
+
+    def _probe(self, node: EngineNode) -> None:
+        for decider in self.deciders:
+            decider.probed(node.spec.name, alive=node.alive)
+        self.at(self.now + self.settings.probe_s, partial(self._probe, node))
 
     def _let_time_pass(self, until: float) -> None:
         for _ in range(EXPIRIES_MAX):
-            due = [(due_s, number) for number, each in enumerate(self.deciders) if (due_s := each.due_s()) is not None]
-            due_s, number = min(due, default=(math.inf, 0))
-            if due_s > until:
+            first, first_s = None, math.inf
+            for decider in self.deciders:
+                due_s = decider.due_s()
+                if due_s is not None and due_s < first_s:
+                    first, first_s = decider, due_s
+            if first is None or first_s > until:
                 return
-            self.now = max(self.now, due_s)
-            self.deciders[number].expire()
+            self.now = max(self.now, first_s)
+            first.expire()
         raise AssertionError(f"asked to expire again and again at {self.now}")
 
     # --- clients ------------------------------------------------------------------------------------------------
@@ -137,14 +165,13 @@ class ManyWorld(World):
         gateway = self._gateway_for(journey.job.stream.tenant)
         job = journey.job
         request = translate.request(job)
-        now = self.now + gateway.skew_s
         if request.deadline_s is not None:
             request = replace(request, deadline_s=request.deadline_s + gateway.skew_s)
         journey.told = gateway.edge
         gateway.carried[job.id] = journey
         self._carriers[job.id] = gateway
         self._wait(journey, waits=True)
-        self._tell(gateway.edge.arrived(request, now=now))
+        self._tell(gateway.edge.arrived(request, now=gateway.now()))
 
     def _gateway_for(self, tenant: str) -> SimulatedGateway:
         """The next of those that the tenant's requests come to; one that is dead is passed over."""
@@ -175,52 +202,60 @@ class ManyWorld(World):
             return
         self._moved.clear()
         for gateway in self.gateways:
-            if gateway.alive and gateway.edge.wants_moved(self.now):
+            if gateway.alive and gateway.edge.wants_moved(gateway.now()):
                 moved = [
                     each.spec.name
                     for each in self.nodes.values()
                     if any(self._carriers[name] is gateway for name in each.journeys if name in self._carriers)
                 ]
-                gateway.edge.moved(moved, now=self.now)
+                gateway.edge.moved(moved, now=gateway.now())
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    def left_behind(self) -> int:
-        """Let all clients hang up. Returns how many requests and leases somebody still holds when word of it is round.
+    def serve_out(self, for_s: float) -> int:
+        """Let nobody come any more. Returns how many requests have no end after `for_s` at most."""
+        self._sources_closed = True
+        self._go_on(self.now + for_s, until_idle=True)
+        return len(self.journeys)
 
-        Nothing can be run after this.
-        """
+    def left_behind(self) -> int:
+        """Let all clients hang up. Returns how many requests and leases are held when all have heard of it."""
         self._sources_closed = True
         for journey in list(self.journeys.values()):
             self._hang_up(journey)
-        end_s = self.now + SETTLES_S
-        while self._heap and self._heap[0][0] <= end_s:
-            when, _, event = heapq.heappop(self._heap)
-            self._let_time_pass(when)
-            self.now = when
-            event()
+        self._go_on(self.now + SETTLES_S)
         held = sum(len(gateway.edge.requests) for gateway in self.gateways)
         for decider in self.deciders:
             seen = decider.scheduler.snapshot(now=decider.now())
             held += seen.running + seen.waiting
         return held + sum(len(node.journeys) for node in self.nodes.values())
 
+    def _go_on(self, end_s: float, *, until_idle: bool = False) -> None:
+        while self._heap and self._heap[0][0] <= end_s and not (until_idle and not self.journeys):
+            when, _, event = heapq.heappop(self._heap)
+            self._let_time_pass(when)
+            self.now = when
+            event()
+
     # --- deaths ---------------------------------------------------------------------------------------------------
 
     def _kill(self, gateway: SimulatedGateway, for_s: float) -> None:
         """Its connections close: clients see it at once, and so do engines; the decider does a moment later."""
-        gateway.alive = False
-        link, gateway.link = gateway.link, None
+        link = gateway.link
+        self._clients_lost(gateway)
+        if link is not None:
+            link.close()
+            self.at(self.now + NOTICED_S, partial(link.to.left, link, dead=True))
+            self.at(self.now + for_s, partial(self._start_again, gateway, link.to))
+
+    def _clients_lost(self, gateway: SimulatedGateway) -> None:
+        gateway.alive, gateway.link = False, None
         for journey in list(gateway.carried.values()):
             node = journey.node
             if node is not None:
                 self.at(self.now + self.settings.network_s, partial(self._abort_at, node, node.life, journey.job.id))
-            self._end(journey, "failed", "gateway_died")
-        if link is not None:
-            link.close()
-            self.at(self.now + NOTICED_S, partial(link.to.lost, link.seat))
-            self.at(self.now + for_s, partial(self._start_again, gateway, link.to))
+            self._end(journey, "failed", GATEWAY_DIED)
 
     def _start_again(self, gateway: SimulatedGateway, decider: Deciding) -> None:
         gateway.start_again()
-        gateway.link = EdgeLink(self, self.fleet.wire, self._random, gateway, decider)
+        self._dial(gateway, decider, self.fleet.wire)

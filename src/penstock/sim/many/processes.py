@@ -5,8 +5,7 @@ Every process has a clock of its own, far from all others: what crosses between 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -18,8 +17,18 @@ from penstock.core.values.observation import Observation
 from penstock.core.values.settings import EndpointSpec
 from penstock.share.decider import Decider
 from penstock.share.edge import Edge
-from penstock.share.frames import decider_reader, edge_reader, written
-from penstock.share.messages import Announcement, Aside, Down, EndpointRow, Endpoints, Fact, Loads
+from penstock.share.frames import Frame, decider_reader, edge_reader, written
+from penstock.share.messages import (
+    PROTOCOL,
+    Down,
+    EndpointRow,
+    Endpoints,
+    Hello,
+    Loads,
+    NotTaken,
+    Up,
+    Welcome,
+)
 from penstock.share.seats import Remote, Seat
 from penstock.sim.many.link import Clockwork, OneWay, Wire
 from penstock.sim.world.world_values import SimulatedJourney
@@ -28,20 +37,33 @@ if TYPE_CHECKING:
     from penstock.core.scheduler import SchedulerSettings
 
 
+def _always() -> None:
+    """Whoever was set up to decide decides."""
+
+
 class Deciding:
     """One decider at work: the scheduler, and the driver's part of knowing whose each request is."""
 
     def __init__(
-        self, name: str, clockwork: Clockwork, scheduler: Scheduler, settings: SchedulerSettings, *, skew_s: float
+        self,
+        name: str,
+        clockwork: Clockwork,
+        scheduler: Scheduler,
+        settings: SchedulerSettings,
+        *,
+        skew_s: float,
+        leads: bool = True,
     ) -> None:
         self.name = name
         self.scheduler = scheduler
-        self.over = False
+        self.links: list[EdgeLink] = []  #: those that are welcome
+        self.over = False  #: its process is dead
+        self.asks: Callable[[], None] = _always  #: called before anything is decided: may it still?
         self._clockwork = clockwork
         self._skew_s = skew_s
         self._remotes: dict[str, Remote] = {}
         bands = [band.name for band in settings.bands]
-        self.decider = Decider(scheduler, self, now=self.now, bands=bands, levels=len(settings.levels))
+        self.decider = Decider(scheduler, self, now=self.now, bands=bands, levels=len(settings.levels), leads=leads)
         self._rows: list[EndpointRow] = []
 
     def now(self) -> float:
@@ -87,80 +109,173 @@ class Deciding:
 
     def observed(self, engine: str, reading: Observation | None) -> None:
         """An engine's gauges were read, by the world's time; None: no answer."""
+        self.asks()
         if reading is not None:
             reading = replace(reading, asked_s=reading.asked_s + self._skew_s)
         self.tell(self.scheduler.observed(engine, reading, now=self.now()))
 
+    def probed(self, engine: str, *, alive: bool) -> None:
+        """An engine was asked whether it is there."""
+        self.asks()
+        tell = self.scheduler.endpoint_up if alive else self.scheduler.endpoint_down
+        self.tell(tell(engine, now=self.now()))
+
     def due_s(self) -> float | None:
         """Returns when time alone changes something, by the world's clock; None: never."""
-        due_s = self.scheduler.next_deadline()
-        return None if due_s is None else due_s - self._skew_s
+        due = [due_s for due_s in (self.scheduler.next_deadline(), self.decider.next_deadline()) if due_s is not None]
+        return min(due) - self._skew_s if due else None
 
     def expire(self) -> None:
         """Time has passed."""
-        self.tell(self.scheduler.expire(now=max(self.now(), self.scheduler.next_deadline() or self.now())))
+        self.asks()
+        now = self.now()
+        if (due_s := self.decider.next_deadline()) is not None and due_s <= now + ROUNDING_S:
+            self.decider.expire()
+        if (due_s := self.scheduler.next_deadline()) is not None and due_s <= now + ROUNDING_S:
+            self.tell(self.scheduler.expire(now=max(now, due_s)))
 
     # --- edges ----------------------------------------------------------------------------------------------------
 
-    def opened(self, seat: Seat) -> None:
-        """An edge's link holds: it is told what there is."""
-        self.decider.opened(seat)
+    def welcome(self, link: EdgeLink) -> None:
+        """Take an edge: it is told what there is, and announces what it holds."""
+        seat = link.seat = Seat(link.gateway.edge_name, link.down.say, self.decider.bands)
+        self.links.append(link)
+        seat.send(Welcome("simulated", ""))
         seat.send(Endpoints(self._rows))
         seat.send(Loads([0.0] * len(self._rows)))
+        self.decider.opened(seat)
 
-    def lost(self, seat: Seat) -> None:
-        """An edge's link is over."""
-        if not self.over and not seat.gone:
-            self.tell(self.decider.lost(seat))
+    def heard(self, link: EdgeLink, messages: Sequence[Up]) -> None:
+        """An edge said this."""
+        for message in messages:
+            if link.seat is None or link.seat.gone or self.over:
+                return
+            self.asks()
+            self.tell(self.decider.take(link.seat, message))  # type: ignore[arg-type]
+
+    def left(self, link: EdgeLink, *, dead: bool) -> None:
+        """An edge's link is over. `dead`: its process is known to have ended, and its clients with it."""
+        if link in self.links:
+            self.links.remove(link)
+        if link.seat is not None and not link.seat.gone and not self.over:
+            self.asks()
+            self.tell(self.decider.lost(link.seat) if dead else self.decider.cut(link.seat))
+
+
+ROUNDING_S = 1e-9  # what a clock that is days apart loses of a time
 
 
 class EdgeLink:
-    """The link of one edge to one decider, for as long as it holds."""
+    """The link of one edge to one decider, from the edge's dialling until it is closed."""
 
-    def __init__(self, world: Clockwork, wire: Wire, random: Random, gateway: SimulatedGateway, to: Deciding) -> None:
+    def __init__(
+        self,
+        world: Clockwork,
+        wire: Wire,
+        random: Random,
+        gateway: SimulatedGateway,
+        to: Deciding,
+        *,
+        greeted: Callable[[EdgeLink, Hello], str | None],
+        refused: Callable[[EdgeLink], None],
+    ) -> None:
+        """`greeted` says why a decider does not take the edge, or None; `refused` hears of it at the edge."""
         self.to = to
         self.gateway = gateway
-        self._world = world
+        self.seat: Seat | None = None  #: at the decider, once it is welcome
+        self.led = False  #: the edge follows it
+        self.closed = False
+        self._greeted = greeted
+        self._refused = refused
         self._reads_up, self._reads_down = decider_reader(), edge_reader()
-        write = partial(written, 1)
-        self.up: OneWay[Fact | Aside | Announcement] = OneWay(world, wire, random, write=write, arrive=self._arrive_up)
-        self.down: OneWay[Down] = OneWay(world, wire, random, write=write, arrive=self._arrive_down)
-        self.seat = Seat(gateway.name, self.down.say, to.decider.bands)
-        to.opened(self.seat)
-        gateway.carry_out(gateway.edge.linked(self.up.say, to.decider.epoch, now=world.now + gateway.skew_s))
+        self.up: OneWay[Up] = OneWay(world, wire, random, write=self._written_up, arrive=self._arrive_up)
+        self.down: OneWay[Down] = OneWay(world, wire, random, write=self._written_down, arrive=self._arrive_down)
+        self.up.say(Hello(PROTOCOL, "simulated", gateway.edge_name, gateway.edge.epoch, ""))
 
     def close(self) -> None:
-        """Nothing arrives any more."""
+        """Nothing arrives any more, in either direction."""
+        self.closed = True
         self.up.close()
         self.down.close()
 
+    def _written_up(self, messages: Sequence[Up]) -> bytes:
+        return written(self.gateway.edge.epoch, messages)
+
+    def _written_down(self, messages: Sequence[Down]) -> bytes:
+        return written(self.to.decider.epoch, messages)
+
     def _arrive_up(self, data: bytes) -> None:
         for frame in self._reads_up.feed(data):
-            for message in frame.messages:
-                if not self.seat.gone and not self.to.over:
-                    self.to.tell(self.to.decider.take(self.seat, message))  # type: ignore[arg-type]
+            messages = frame.messages
+            if messages and isinstance(messages[0], Hello):
+                why = self._greeted(self, messages[0])
+                if why is not None:
+                    self.down.say(NotTaken(why))
+                else:
+                    self.to.welcome(self)
+                messages = messages[1:]
+            self.to.heard(self, messages)
 
     def _arrive_down(self, data: bytes) -> None:
-        edge, now = self.gateway.edge, self._world.now + self.gateway.skew_s
         for frame in self._reads_down.feed(data):
-            actions, _ = edge.take(frame, now=now)
-            self.gateway.carry_out(actions)
+            if any(isinstance(message, NotTaken) for message in frame.messages):
+                self._refused(self)
+            elif not self.closed:
+                self._follow(frame)
+
+    def _follow(self, frame: Frame[Down]) -> None:
+        gateway = self.gateway
+        if not self.led:
+            if not gateway.edge.follows(frame.epoch):
+                self._refused(self)
+                return
+            gateway.follow(self, frame.epoch)
+        actions, _ = gateway.edge.take(frame, now=gateway.now())
+        gateway.carry_out(actions)
 
 
 class SimulatedGateway:
     """One process that has clients: its edge, its clock, and the requests that it carries."""
 
-    def __init__(self, number: int, carry_out: Callable[[list[Action]], None], *, skew_s: float) -> None:
+    def __init__(
+        self,
+        number: int,
+        clockwork: Clockwork,
+        carry_out: Callable[[list[Action]], None],
+        *,
+        skew_s: float,
+        bands: Sequence[str],
+    ) -> None:
         self.number = number
         self.name = f"gateway-{number}"
+        self.edge_name = f"{self.name}/0"  #: as edges of several machines are called
         self.skew_s = skew_s
         self.carry_out = carry_out
         self.alive = True
         self.carried: dict[str, SimulatedJourney] = {}
-        self.link: EdgeLink | None = None
-        self.edge = Edge()
+        self.link: EdgeLink | None = None  #: to the decider that it follows
+        self._bands = bands
+        self._clockwork = clockwork
+        self.start_again()
+
+    def now(self) -> float:
+        """Returns the time by its clock."""
+        return self._clockwork.now + self.skew_s
 
     def start_again(self) -> None:
         """A new process stands where a dead one stood."""
         self.alive = True
         self.edge = Edge()
+        self.edge.bands = self._bands
+
+    def follow(self, link: EdgeLink, epoch: int) -> None:
+        """It was taken over this link: from here on this decider is the one that it follows."""
+        self.unlink()
+        self.link, link.led = link, True
+        self.carry_out(self.edge.linked(link.up.say, epoch, now=self.now()))
+
+    def unlink(self) -> None:
+        """The link is gone: all goes on, and newcomers wait here."""
+        if self.link is not None:
+            self.link = None
+            self.carry_out(self.edge.unlinked(now=self.now()))

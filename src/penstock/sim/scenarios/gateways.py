@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from penstock.sim.many.link import LAN, UNIX, WAN
-from penstock.sim.many.many_world import Fleet, Kill, ManyWorld
+from penstock.sim.many.many_world import GATEWAY_DIED, Fleet, Kill, ManyWorld
 from penstock.sim.scenarios.base import LONG_ANSWERS, STANDARD, Run, Setup, Variant, engines, run
 from penstock.sim.scenarios.isolation import FLOOD, flooded, is_flood, is_light
 from penstock.sim.world.report import (
@@ -93,7 +93,7 @@ def workers(setup: Setup) -> RunResult:
         beyond = _many(runs[name]).most_over_slots
         measures.append(Measure(f"requests in an engine beyond its slots: {name}", beyond, at_most(0)))
     died = [j for j in runs[killed].world.done if j.outcome == "failed"]
-    others = sum(j.reason != "gateway_died" for j in died)
+    others = sum(j.reason != GATEWAY_DIED for j in died)
     measures += [
         Measure(f"requests that failed with their worker: {killed}", len(died) - others),
         Measure(f"requests that failed at another: {killed}", others, at_most(0)),

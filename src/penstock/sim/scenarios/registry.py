@@ -7,6 +7,7 @@ from penstock.sim.scenarios import (
 )
 from penstock.sim.scenarios import (
     bands,
+    failover,
     isolation,
     shares,
     trouble,
@@ -51,5 +52,7 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario("estimates_wrong", "estimates wrong by 10x", 320.0, shares.estimates_wrong),
         Scenario("workers", "a flood at one process, and at four workers", 200.0, scenario_gateways.workers),
         Scenario("gateways", "one queue at several gateways, and each alone", 200.0, scenario_gateways.gateways),
+        Scenario("decider_death", "the gateway that decides dies, again and again", 390.0, failover.decider_death),
+        Scenario("partition", "gateways that can't reach each other, or the store", 120.0, failover.partition),
     )
 }
