@@ -114,7 +114,9 @@ async def test_a_drain_refuses_newcomers_and_serves_who_waits(world: World) -> N
     assert (await world.chat()).error()["code"] == "draining"
     ready = await world.ask("GET", "/ready")
     assert (ready.status, ready.json()["status"]) == (503, "draining")
-    assert "Nothing new is let in for anything." in (await state(world))["headline"]
+    picture = await state(world)
+    assert picture["headline"].startswith("Drained by an operator: nothing new is let in")
+    assert (picture["tone"], "`penstock resume`" in picture["advice"]) == ("bad", True)
     await verb(world, "resume", {})
     assert (await world.ask("GET", "/ready")).status == 200
     assert (await world.chat()).status == 200

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from penstock.core.values.outcome import Outcome, Reason
+from penstock.core.values.request import Usage
 from penstock.core.values.retry import Failure as Retry
 from penstock.core.values.rows import LimitReached
 from penstock.gateway.admin.events import EventLog
@@ -16,7 +17,7 @@ from penstock.gateway.admin.headline import headline, tone
 from penstock.gateway.admin.history import CURVES, History
 from penstock.gateway.telemetry.failures import Failures
 from penstock.sim.checks.invariants import CheckedScheduler
-from tests.core.drive import request, scheduler
+from tests.core.drive import request, scheduler, the_lease
 from tests.gateway.admin.test_admin_state import state
 from tests.gateway.conftest import World, chat, fault
 
@@ -159,6 +160,58 @@ def test_failures_change_the_tone_where_somebody_should_look(outcome: Outcome, r
     minute.happens(2_000, "a", Outcome.COMPLETED, None)
     minute.look(2.0)
     assert tone(picture, minute.last.now(2.0)) == "ok", "next to nothing of what was served"
+
+
+def test_who_sends_most_of_a_flood_is_named_with_the_verb_that_holds_it() -> None:
+    minute = Minute()
+    minute.happens(30, "crawler's", Outcome.REJECTED, Reason.QUEUE_FULL)
+    minute.happens(10, "team-a", Outcome.REJECTED, Reason.QUEUE_FULL)
+    minute.look(1.0)
+    picture = minute.made.snapshot(now=1.0)
+    verb = """`penstock tenant limit 'crawler'"'"'s' --queued N`"""
+    told = advice(picture, minute.last.now(1.0))
+    assert told.startswith(f"Most are of crawler's: {verb} lets fewer of them wait.")
+    minute.happens(20, "team-a", Outcome.REJECTED, Reason.QUEUE_FULL)
+    minute.look(2.0)
+    assert "Most are of" not in advice(picture, minute.last.now(2.0)), "half each"
+
+
+def test_a_drain_leads_the_sentence_with_how_many_it_turned_away() -> None:
+    """It said "busy. Nothing waits", with what every caller was refused for at the end."""
+    minute = Minute()
+    minute.made.drained(None, now=0.5)
+    minute.happens(12, "team-a", Outcome.REJECTED, Reason.DRAINING)
+    minute.look(1.0)
+    picture, lately = minute.made.snapshot(now=1.0), minute.last.now(1.0)
+    assert headline(picture, "", lately) == (
+        "Drained by an operator: nothing new is let in, 12 requests refused in the last minute."
+        " Idle: nothing waits, nothing runs."
+    )
+    assert tone(picture, lately) == "bad", "no caller gets an answer"
+    assert advice(picture, lately) == "`penstock resume` takes it back; until then new requests are refused."
+
+
+def test_the_last_failure_of_an_endpoint_that_is_missing_is_told_in_words() -> None:
+    made = scheduler(a=1, b=1)
+    made.failed(the_lease(made.arrived(request("r"), now=0.0)), Retry.CONNECT, now=0.5)
+    made.endpoint_down("a", now=0.5)
+    told = advice(made.snapshot(now=1.0), FailureWindow(Failures()).now(1.0))
+    assert told.startswith("See whether a runs, and what its log says (it could not be reached).")
+
+
+def test_tokens_that_come_in_lumps_are_a_rate_over_ten_samples() -> None:
+    """It said "0 tokens/s" while 15 requests ran, for they are counted as requests end."""
+    history, made = History(), scheduler(a=4)
+    rates = []
+    for at in range(14):
+        if at == 3:
+            lease = the_lease(made.arrived(request("r"), now=3.0))
+            made.finished(lease, Usage(100, 100), now=3.0)
+        history.add(made.snapshot(now=float(at)), Failures(), float(at))
+        rates.append(history.latest()["tokens_per_s"])
+    assert rates[2] == 0.0
+    assert rates[12] == pytest.approx(20.0)
+    assert rates[13] == 0.0
 
 
 def test_a_drain_that_makes_requests_wait_is_what_can_be_taken_back() -> None:

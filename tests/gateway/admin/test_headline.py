@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from penstock.core.scheduler import SchedulerSettings
@@ -125,6 +126,15 @@ def test_slots_are_counted_on_the_engines_that_are_there() -> None:
     assert said(made, 1.0) == (
         "b is down. Holding 1: m has all slots taken, 16 of 16 on 1 engine (1 of 2 out of service). Oldest 1.0 s."
     )
+
+
+def test_a_turn_is_no_reason_where_no_slot_is_left() -> None:
+    """It said "is being handed out in turn" beside 16 of 16, until the first in line was looked at again."""
+    picture = full(scheduler(a=2), 2).snapshot(now=1.0)
+    in_turn = msgspec.structs.replace(picture.models[0], cause=Cause.TURN)
+    assert model_why(in_turn, picture) == "m has all slots taken, 2 of 2 on 1 engine"
+    room = msgspec.structs.replace(in_turn, taken=1)
+    assert model_why(room, picture) == "m is being handed out in turn"
 
 
 def test_what_still_runs_where_nothing_more_goes_takes_no_slot_elsewhere() -> None:

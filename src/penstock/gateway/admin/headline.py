@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from penstock.core.explain.snapshot import ALL, AWAY, BandSnapshot, Snapshot
+from penstock.core.values.outcome import Reason
 from penstock.gateway.admin.failing.lately import Lately, of_note, said
 from penstock.gateway.admin.reasons import MISSING, count, model_why, short_name
 from penstock.gateway.telemetry.failures import Kind
@@ -45,9 +46,6 @@ def headline(
         state = f"Nothing waits, {count(snapshot.running, 'request runs', 'requests run')}."
     else:
         state = "Idle: nothing waits, nothing runs."
-    if snapshot.drained and not snapshot.draining:
-        names = "anything" if ALL in snapshot.drained else ", ".join(map(short_name, snapshot.drained[:3]))
-        state += f" Nothing new is let in for {names}."
     if snapshot.paused_tenants:
         names = ", ".join(map(short_name, snapshot.paused_tenants[:3]))
         more = len(snapshot.paused_tenants) - 3
@@ -57,7 +55,7 @@ def headline(
     workers = f"Away, and being started again: worker {', '.join(away)}." if away else ""
     broken = _lately(lately, (Kind.BROKEN, Kind.FAILED))
     refused = _lately(lately, (Kind.REFUSED, Kind.EVICTED))
-    parts = (group, missing, workers, broken, state, refused, _those(snapshot, _ASIDE))
+    parts = (group, missing, workers, _drained(snapshot, lately), broken, state, refused, _those(snapshot, _ASIDE))
     return " ".join(part for part in parts if part)
 
 
@@ -68,12 +66,23 @@ def tone(snapshot: Snapshot, lately: Lately | None = None, *, away: Sequence[str
     states = {endpoint.state for endpoint in snapshot.endpoints}
     dead = any(model.endpoints and not model.up for model in snapshot.models)
     failing = lately is not None and of_note(lately, (Kind.BROKEN, Kind.FAILED))
-    if snapshot.draining or snapshot.paused or dead or not states or not states.isdisjoint(MISSING) or failing:
+    stopped = snapshot.draining or snapshot.paused or ALL in snapshot.drained
+    if stopped or dead or not states or not states.isdisjoint(MISSING) or failing:
         return "bad"
     refusing = lately is not None and of_note(lately, (Kind.REFUSED, Kind.EVICTED))
-    stopped = snapshot.drained or snapshot.paused_tenants
+    held = snapshot.drained or snapshot.paused_tenants
     is_aside = not states.isdisjoint(_ASIDE)
-    return "busy" if snapshot.waiting or stopped or away or is_aside or refusing else "ok"
+    return "busy" if snapshot.waiting or held or away or is_aside or refusing else "ok"
+
+
+def _drained(snapshot: Snapshot, lately: Lately | None) -> str:
+    """What an operator lets nothing new in for, and how many were turned away for that."""
+    if not snapshot.drained or snapshot.draining:
+        return ""
+    names = "" if ALL in snapshot.drained else f" for {', '.join(map(short_name, snapshot.drained[:3]))}"
+    said = f"Drained by an operator: nothing new is let in{names}"
+    refused = 0 if lately is None else sum(group.count for group in lately.groups if group.reason == Reason.DRAINING)
+    return f"{said}, {count(refused, 'request', 'requests')} refused in the last minute." if refused else f"{said}."
 
 
 def _lately(lately: Lately | None, kinds: Iterable[Kind]) -> str:

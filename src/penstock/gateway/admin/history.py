@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import deque
 from collections.abc import Mapping
 
 from penstock.core.endpoints.roles import Role
@@ -18,6 +19,7 @@ from penstock.gateway.telemetry.failures import Failures, Kind
 SAMPLES_MAX = 3_600
 FINE_SAMPLES = 300
 COARSE_S = 10
+TOKENS_OVER = 10  # samples: tokens are counted as requests end, in lumps
 _OUT = (*AWAY, "draining")
 RATES = ("sent_per_s", "tokens_per_s", *(f"{kind}_per_s" for kind in Kind))
 TIMES = ("first_token_p50_s", "first_token_p99_s")  # NaN, null in JSON, where no stream began
@@ -30,10 +32,11 @@ class History:
     def __init__(self) -> None:
         self._rings: dict[str, array[float]] = {name: array("d") for name in CURVES}
         self._last: tuple[float, list[int]] | None = None
+        self._tokens: deque[tuple[float, int]] = deque(maxlen=TOKENS_OVER)
         self._rates: dict[str, float] = dict.fromkeys(RATES, 0.0)
 
     def add(self, snapshot: Snapshot, failures: Failures, now: float) -> None:
-        """Take a sample. Rates are over the time since the one before."""
+        """Take a sample. Rates are over the time since the one before, that of tokens over ten."""
         sent = sum(endpoint.dispatches_total for endpoint in snapshot.endpoints)
         tokens = sum(model.prompt_tokens_total + model.output_tokens_total for model in snapshot.models)
         totals = [sent, tokens, *failures.totals.values()]
@@ -42,6 +45,9 @@ class History:
             # An endpoint or model that left takes its total along: that is no negative rate.
             deltas = [max(0.0, (total - last) / passed_s) for total, last in zip(totals, self._last[1], strict=True)]
             self._rates = dict(zip(RATES, deltas, strict=True))
+            since_s, before = self._tokens[0]
+            self._rates["tokens_per_s"] = max(0.0, (tokens - before) / (now - since_s))
+        self._tokens.append((now, tokens))
         self._last = (now, totals)
         values = {
             "waiting": float(snapshot.waiting),

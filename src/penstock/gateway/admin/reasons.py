@@ -44,16 +44,23 @@ def model_why(model: ModelSnapshot, snapshot: Snapshot, *, named: bool = True) -
     name = short_name(model.name) if named else "it"
     if model.cause is None:
         return f"{name} is being handed out"
+    if cause_now(model) is Cause.SLOTS_FULL:
+        why = WHY[Cause.SLOTS_FULL].format(model=name)
+        return f"{why}, {_slots(model)}"
     text = _special(model, snapshot) or WHY[model.cause]
     why = (text if named else text.replace("{model}'s", "its")).format(model=name)
     engines = count(model.endpoints, "engine", "engines")
     if model.cause is Cause.KV_FULL and model.cause_endpoints:
         return _kv_why(model, why, f"{name}'s" if named else "its", snapshot)
-    if model.cause is Cause.SLOTS_FULL:
-        return f"{why}, {_slots(model)}"
     if model.cause in _COUNTED and model.cause_endpoints:
         return f"{why}, {model.cause_endpoints} of {engines}"
     return why
+
+
+def cause_now(model: ModelSnapshot) -> Cause | None:
+    """What the model's first request waits for: a slot, if none is left since the request was last looked at."""
+    full = bool(model.slots) and model.taken >= model.slots
+    return Cause.SLOTS_FULL if model.cause is Cause.TURN and full else model.cause
 
 
 def _special(model: ModelSnapshot, snapshot: Snapshot) -> str | None:

@@ -24,7 +24,7 @@ from penstock.gateway.admin.failing.incidents import Incidents
 from penstock.gateway.admin.failing.lately import FailureWindow
 from penstock.gateway.admin.headline import headline, tone
 from penstock.gateway.admin.history import History, answering
-from penstock.gateway.admin.reasons import endpoint_why, model_why
+from penstock.gateway.admin.reasons import cause_now, endpoint_why, model_why
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.queueing import Queueing
@@ -259,7 +259,7 @@ def short(row: Row) -> Row:
 
 def _short_model(model: ModelSnapshot) -> ModelSnapshot:
     head = model.head
-    return short(model if head is None else msgspec.structs.replace(model, head=short(head)))
+    return short(msgspec.structs.replace(model, cause=cause_now(model), head=None if head is None else short(head)))
 
 
 def _with_why(row: msgspec.Struct, why: str | None) -> dict[str, object]:

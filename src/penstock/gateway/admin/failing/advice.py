@@ -5,11 +5,13 @@ Whose hand it takes is said with it: an engine's log, an operator's verb, a sett
 
 from __future__ import annotations
 
+import shlex
+
 from penstock.core.explain.snapshot import EndpointSnapshot, Snapshot
 from penstock.core.values.cause import Cause
 from penstock.core.values.outcome import Reason
-from penstock.gateway.admin.failing.lately import FailureGroup, Lately, of_note
-from penstock.gateway.admin.reasons import MISSING, short_name
+from penstock.gateway.admin.failing.lately import WORDS, FailureGroup, Lately, of_note
+from penstock.gateway.admin.reasons import MISSING, cause_now, short_name
 from penstock.gateway.telemetry.failures import Kind
 
 _MORE = "More engines help"
@@ -42,7 +44,9 @@ _STATES = {
     "stuck": "Restart {}: it runs requests and shows no movement; its log says why",
     "ejected": "See in the log of {} why it fails; it is tried again by itself",
 }
-_SHORT = f"{_MORE}, or less work: `limits` or `weight` of who sends most. Callers were told when to come back."
+_TOLD = "Callers were told when to come back."
+_SHORT = f"{_MORE}, or less work: `limits` or `weight` of who sends most. {_TOLD}"
+_TOO_MUCH = (Reason.QUEUE_FULL, Reason.OVERLOAD, Reason.QUEUE_TIMEOUT)
 _REASONS: dict[str, str] = {
     Reason.QUEUE_FULL: _SHORT,
     Reason.OVERLOAD: _SHORT,
@@ -65,27 +69,38 @@ def advice(snapshot: Snapshot, lately: Lately) -> str:
         return _missing(missing, snapshot)
     if snapshot.draining:
         return "Nothing: it ends when what runs is over, or its time is."
-    if snapshot.paused or snapshot.drained:
-        return "`penstock resume` takes it back."
+    if snapshot.paused:
+        return "`penstock resume` takes it back; until then requests wait."
+    if snapshot.drained:
+        return "`penstock resume` takes it back; until then new requests are refused."
     for kinds in ((Kind.BROKEN, Kind.FAILED), (Kind.REFUSED, Kind.EVICTED)):
         if groups := of_note(lately, kinds):
             return _failing(groups[0])
     model = next((model for model in snapshot.models if model.waiting and model.cause is not None), None)
+    cause = None if model is None else cause_now(model)
     drained = next((endpoint.name for endpoint in snapshot.endpoints if endpoint.state == "draining"), None)
     if snapshot.waiting and drained is not None:
         return f"`penstock endpoint resume {short_name(drained)}` gives its slots back."
-    return WAITING[model.cause] if model is not None and model.cause is not None else ""
+    return WAITING[cause] if cause is not None else ""
 
 
 def _missing(missing: list[EndpointSnapshot], snapshot: Snapshot) -> str:
     first = missing[0]
     others = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-    failure = f" (last: {first.failure})" if first.failure else ""
+    failure = f" ({_in_words(first.failure)})" if first.failure else ""
     todo = f"{_STATES[first.state].format(short_name(first.name))}{failure}{others}."
     left = any(endpoint.state == "up" for endpoint in snapshot.endpoints)
     return f"{todo} {'The others carry its work.' if left else 'Requests wait for it as long as they may.'}"
 
 
+def _in_words(failure: str) -> str:
+    """What an endpoint's last failure was."""
+    return WORDS.get(failure, failure).removeprefix("tried again: ")
+
+
 def _failing(group: FailureGroup) -> str:
+    if group.reason in _TOO_MUCH and group.most:
+        verb = f"`penstock tenant limit {shlex.quote(group.most)} --queued N`"
+        return f"Most are of {group.most}: {verb} lets fewer of them wait. {_MORE}, too. {_TOLD}"
     where = short_name(group.endpoint) if group.endpoint else "the engines"
     return _REASONS.get(group.reason, "See the log of {}.").format(where)

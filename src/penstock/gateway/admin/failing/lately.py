@@ -42,7 +42,7 @@ WORDS: dict[str, str] = {
     Reason.DEADLINE_MISSED: "missed their deadline waiting",
     Reason.DISPLACED: "gave their place to higher bands",
     Reason.NO_ENDPOINT: "found no endpoint in service",
-    Reason.DRAINING: "refused: draining",
+    Reason.DRAINING: "refused: nothing new is let in",
     Reason.STORAGE_FULL: "refused: the storage is full",
     Reason.UPSTREAM_ERROR: "got no answer",
     Reason.UPSTREAM_TIMEOUT: "got no answer in time",
@@ -98,6 +98,7 @@ class FailureGroup(msgspec.Struct, frozen=True):
     what: str  #: in words
     whose: str  #: in words; "" where no tenant is known
     endpoint: str  #: where, if all were at one
+    most: str = ""  #: the tenant that more than half of them were of, if there is one
 
 
 class Lately(msgspec.Struct, frozen=True):
@@ -206,7 +207,10 @@ def said(group: FailureGroup) -> str:
 
 def _group(key: tuple[Kind, str, str], tenants: Counter[str], endpoints: set[str]) -> FailureGroup:
     where = printable(next(iter(endpoints)), NAME_CHARS_MAX) if len(endpoints) == 1 else ""
-    return FailureGroup(key[0], key[1], sum(tenants.values()), words(*key), whose(tenants), where)
+    total = sum(tenants.values())
+    first, number = tenants.most_common(1)[0]
+    most = printable(first, NAME_CHARS_MAX) if first != OTHERS and number * 2 > total else ""
+    return FailureGroup(key[0], key[1], total, words(*key), whose(tenants), where, most)
 
 
 def whose(counts: Counter[str]) -> str:

@@ -6,7 +6,7 @@ const LEAST_S = 10; // else the first seconds would jump
 const FINE_S = 600; // in seconds; before that the largest of ten
 const STEP_S = 10;
 const POINTS_MAX = 1000; // 600 of a second, 300 of ten, and what is thinned next
-const LEFT = 34; // room for the numbers of the axis
+const LEFT = 42; // room for the numbers of the axis
 const BOTTOM = 13;
 const TOP = 6;
 

@@ -61,7 +61,7 @@ const tables = {
     { title: "oldest", value: oldest, num: true, by: (t) => (t.waiting ? t.oldest_wait_s : -1) },
     { title: "running", value: (t) => count(t.running), num: true, by: (t) => t.running },
     { title: "share got", hint: "of the tokens all tenants got over the last minute, by price", value: (t) => percent(t.share_of_all), num: true, by: (t) => t.share_of_all, part: (t) => t.share_of_all },
-    { title: "within its band: got, fair", hint: "of what its band got over the last minute; fair by weight, among the tenants of the band", value: within, low: true },
+    { title: "within its band: got, fair", hint: "of what its band got over the last minute; fair by weight, among the tenants of the band", value: within, wide: true, low: true },
     { title: "weight", value: (t) => String(t.weight), num: true, low: true, by: (t) => t.weight },
     { title: "", verbs: tenantVerbs },
   ], { key: (t) => `${t.band} ${t.tenant}`, limit: 15, empty: "Nobody asks for anything." }),
@@ -142,9 +142,11 @@ function promised(band) {
 function within(tenant) {
   if (tenant.is_alone) return "alone in its band";
   const got = percent(tenant.share);
+  const refused = state.lately.rows.some((f) => f.tenant === tenant.tenant && ["refused", "evicted"].includes(f.kind));
   // Who has less than is fair and yet hardly waits does not ask for more.
   const content = tenant.fair_share == null || (tenant.share < tenant.fair_share && tenant.oldest_wait_s < 1);
-  return content ? `${got}, gets all it asks for` : `${got}, fair ${percent(tenant.fair_share)}`;
+  if (content) return refused ? got : `${got}, gets all it asks for`;
+  return `${got}, fair ${percent(tenant.fair_share)}`;
 }
 
 function said(endpoint) {
@@ -178,6 +180,18 @@ function numbers(entries) {
   });
 }
 
+// What stands between backticks is what somebody types.
+function coded(node, value) {
+  if (node.said === value) return;
+  node.said = value;
+  node.replaceChildren(...value.split("`").map((part, at) => {
+    if (at % 2 === 0) return part;
+    const code = document.createElement("code");
+    code.textContent = part;
+    return code;
+  }));
+}
+
 const matches = (...fields) => !filter || fields.some((field) => String(field ?? "").toLowerCase().includes(filter));
 
 // Who carries the bytes, where it is not this process alone.
@@ -195,7 +209,7 @@ function show() {
   drawCurves(); // first, while the layout is clean: it asks for sizes
   put($("facts"), `${s.version} · settings ${s.settings.slice(0, 8)} · up ${seconds(s.up_s)} · loop lag ${(s.loop_lag_s * 1000).toFixed(1)} ms${decided(s.share)}${carried(s.edges)}`);
   put($("sentence"), text(s.headline, 900));
-  put($("advice"), s.advice ? `→ ${text(s.advice, 400)}` : "");
+  coded($("advice"), s.advice ? `→ ${text(s.advice, 400)}` : "");
   $("headline").title = s.queueing ? `Queueing: ${text(s.queueing.why, 600)}` : "";
   put($("tone"), TONES[s.tone] ?? s.tone);
   $("tone").className = s.tone;
@@ -248,7 +262,7 @@ function drawCurves() {
   const [first, second, bad, line, dim, ink] = ["--blue", "--orange", "--red", "--line", "--dim", "--ink"].map((name) => style.getPropertyValue(name));
   let span = 0;
   for (const chart of charts) span = chart.draw(state.at, { first, second, bad, line, dim, ink }, range, pointed) || span;
-  put($("span"), span && span < range * 0.99 ? `since the start, ${seconds(span)} ago` : "");
+  put($("span"), span && span < range * 0.99 ? `since the start, ${seconds(state.up_s)} ago` : "");
 }
 
 for (const [label, length] of Object.entries(RANGES)) {
