@@ -88,6 +88,26 @@ async def test_it_pauses_everything_and_resumes(world: World, window: Window) ->
     await window.says("Idle: nothing waits, nothing runs.")
 
 
+async def test_it_says_first_that_everything_is_drained_and_what_takes_it_back(world: World, window: Window) -> None:
+    await world.engine()
+    await world.gateway(slots=2)
+    for tenant in ("team-a", "team-b"):
+        running = await world.client_for(chat(tokens=4_000, stream=True), {"x-tenant-id": tenant})
+        await running.begun()
+    await window.open(world)
+    await window.says("all it asks for", '#tenants tr[data-key$="team-a"]')
+    await window.page.click('#stops button[data-verb="drain"]')
+    await window.page.click("#ask-yes")
+    await window.says("Drained by an operator: nothing new is let in.")
+    assert (await world.chat_with({"x-tenant-id": "team-a"})).error()["code"] == "draining"
+    await window.says("Drained by an operator: nothing new is let in, 1 request refused in the last minute.")
+    await window.says("■ attention", "#tone")
+    await window.says("penstock resume", "#advice code")
+    await window.says("all it asks for", '#tenants tr[data-key$="team-b"]')
+    told = await window.page.text_content('#tenants tr[data-key$="team-a"]') or ""
+    assert "all it asks for" not in told, "one of its requests was just refused"
+
+
 async def test_it_shows_failures_with_whose_they_are(world: World, window: Window) -> None:
     engine = await world.engine()
     await world.gateway(queue={"max_wait": 0.2})
