@@ -453,6 +453,17 @@ EVERYTHING: list[dict[str, Any]] = [
             },
             "allowed_hosts": ["penstock.example"],
             "allowed_origins": ["https://chat.example"],
+            "jwt": {
+                "issuer": "http://127.0.0.1:9",
+                "audience": ["penstock"],
+                "jwks_url": "http://127.0.0.1:9/keys",
+                "algorithms": ["ES256"],
+                "tenant_claim": "team",
+                "user_claim": "name",
+                "band_claim": "band",
+                "leeway": 7,
+                "max_stale": 3600,
+            },
         },
         "client_address": {"proxy_protocol": ["10.1.0.0/16"], "proxies": ["10.2.0.0/16"], "header": "forwarded"},
         "cors": {"origins": ["https://page.example"]},
@@ -555,7 +566,11 @@ def kept(gate: Gateway) -> dict[str, object]:
         "aliased": metrics._with_aliases,
     }
     found |= plain("origins", follower(gate, Origins))
-    found |= plain("callers", callers, "_tenants", "_listed", "_keys", "_dynamic", "_dynamic_users", "_trusted_peers")
+    found |= plain(
+        "callers", callers, "_tenants", "_listed", "_keys", "_dynamic", "_dynamic_users", "_trusted_peers", "tokens"
+    )
+    verifier = callers.tokens._verifier
+    found |= {"issuer": None if verifier is None else verifier.keys.settings}
     for name, known in callers._tenants.items():
         found |= {f"tenant {name}": (known.weight, known.band_max, known.users.limit)}
     found |= {"keys": {key: known.owner.name for key, known in callers._keys.items()}}
