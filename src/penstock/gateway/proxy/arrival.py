@@ -41,9 +41,9 @@ FALLS_BACK = frozenset(
 class Fallback:
     """Which model is asked instead, where the one that a caller asked for can't take its request (docs/decisions/0061)?
 
-    A counter that is closed, or whose queue is full, sends its customer to the next one that the house names; if none of
-    them takes the customer, the first one's word stands. Each name is asked once, in order. Where the model that was
-    asked for has no endpoint and no other took the request, it waits there after all.
+    A counter that is closed, or whose queue is full, sends its customer to the next one that the house names; if none
+    takes the customer, the first one's word stands. Each name is asked once, in order. Where the model that was asked
+    for has no endpoint and no other took the request, it waits there after all.
     """
 
     __slots__ = ("_names", "_waits_after_all", "asked", "body", "first", "why")
