@@ -35,6 +35,7 @@ _NUMBERS = {
 }
 _SPECIAL: dict[str, list[Schema]] = {
     "true or false": [{"type": "boolean"}, {"enum": ["true", "false", "yes", "no", "on", "off"]}],
+    "name, or a list of names": [_TEXT, {"type": "array", "items": _TEXT}],
     "`auto` or a list of names": [_AUTO, {"type": "array", "items": _TEXT}],
     "`auto` or a whole number ≥ 1": [_AUTO, {"type": "integer", "minimum": 1}],
     "`auto` or a number, at least 0, less than 1": [_AUTO, {"type": "number", "minimum": 0, "exclusiveMaximum": 1}],
