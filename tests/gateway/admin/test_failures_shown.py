@@ -138,6 +138,8 @@ def test_what_broke_and_what_was_refused_stands_in_the_sentence_with_whose_it_wa
     )
     assert tone(picture, lately) == "bad"
     assert advice(picture, lately) == "See whether gpu-0 runs, and what its log says. The others carry its work."
+    waits = msgspec.structs.replace(picture, waiting=3)
+    assert advice(waits, lately).endswith("What is left is not enough: requests wait.")
     assert "Last minute" not in headline(picture, "", FailureWindow(Failures()).now(1.0))
 
 
@@ -188,7 +190,7 @@ def test_a_drain_leads_the_sentence_with_how_many_it_turned_away() -> None:
         " Idle: nothing waits, nothing runs."
     )
     assert tone(picture, lately) == "bad", "no caller gets an answer"
-    assert advice(picture, lately) == "`penstock resume` takes it back; until then new requests are refused."
+    assert advice(picture, lately) == "`penstock resume` ends the drain; until then new requests are refused."
 
 
 def test_the_last_failure_of_an_endpoint_that_is_missing_is_told_in_words() -> None:

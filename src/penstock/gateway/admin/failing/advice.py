@@ -31,9 +31,9 @@ WAITING: dict[Cause, str] = {
     Cause.SHUNNED: "The engine's log says why it refused the request; another try comes.",
     Cause.CLASS_SHARE: "Nothing: that is what shares are for. `admission.reserved_slots` says how many are kept.",
     Cause.TENANT_CAP: "Nothing, unless the tenant may run more: its `limits.running`.",
-    Cause.TENANT_PAUSED: "`penstock tenant resume NAME` takes it back.",
+    Cause.TENANT_PAUSED: "`penstock tenant resume NAME` ends the pause.",
     Cause.AFFINITY: "Nothing: it is worth the wait. `routing.affinity_wait` says how long.",
-    Cause.PAUSED: "`penstock resume`, or `penstock endpoint resume NAME`, takes it back.",
+    Cause.PAUSED: "`penstock resume`, or `penstock endpoint resume NAME`, ends the pause.",
     Cause.TURN: "Nothing, as long as everybody gets the share that is meant: `weight`, bands and `min_share` say it.",
 }
 assert WAITING.keys() == set(Cause)
@@ -70,9 +70,9 @@ def advice(snapshot: Snapshot, lately: Lately) -> str:
     if snapshot.draining:
         return "Nothing: it ends when what runs is over, or its time is."
     if snapshot.paused:
-        return "`penstock resume` takes it back; until then requests wait."
+        return "`penstock resume` ends the pause; until then requests wait."
     if snapshot.drained:
-        return "`penstock resume` takes it back; until then new requests are refused."
+        return "`penstock resume` ends the drain; until then new requests are refused."
     for kinds in ((Kind.BROKEN, Kind.FAILED), (Kind.REFUSED, Kind.EVICTED)):
         if groups := of_note(lately, kinds):
             return _failing(groups[0])
@@ -89,8 +89,14 @@ def _missing(missing: list[EndpointSnapshot], snapshot: Snapshot) -> str:
     others = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
     failure = f" ({_in_words(first.failure)})" if first.failure else ""
     todo = f"{_STATES[first.state].format(short_name(first.name))}{failure}{others}."
-    left = any(endpoint.state == "up" for endpoint in snapshot.endpoints)
-    return f"{todo} {'The others carry its work.' if left else 'Requests wait for it as long as they may.'}"
+    return f"{todo} {_meanwhile(snapshot)}"
+
+
+def _meanwhile(snapshot: Snapshot) -> str:
+    """What becomes of the requests that a missing endpoint would have served."""
+    if not any(endpoint.state == "up" for endpoint in snapshot.endpoints):
+        return "Requests wait for it as long as they may."
+    return "What is left is not enough: requests wait." if snapshot.waiting else "The others carry its work."
 
 
 def _in_words(failure: str) -> str:

@@ -40,7 +40,7 @@ WORDS: dict[str, str] = {
     Reason.OVERLOAD: "refused: too much at once",
     Reason.QUEUE_TIMEOUT: "timed out waiting",
     Reason.DEADLINE_MISSED: "missed their deadline waiting",
-    Reason.DISPLACED: "gave their place to higher bands",
+    Reason.DISPLACED: "lost their place to higher bands",
     Reason.NO_ENDPOINT: "found no endpoint in service",
     Reason.DRAINING: "refused: nothing new is let in",
     Reason.STORAGE_FULL: "refused: the storage is full",
