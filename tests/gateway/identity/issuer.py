@@ -85,12 +85,13 @@ class Issuer:
             **claims,
             **(more or {}),
         }
-        return jwt.encode(
+        token: str = jwt.encode(
             {name: value for name, value in said.items() if value is not None},
-            private_key(key),  # type: ignore[arg-type]
+            private_key(key),
             algorithm="ES256" if key.startswith("ec") else "RS256",
             headers={name: value for name, value in {"kid": key, **(headers or {})}.items() if value is not None},
         )
+        return token
 
     def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(self._answer(reader, writer))

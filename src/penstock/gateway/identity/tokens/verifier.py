@@ -102,9 +102,9 @@ class Verifier:
         """What it says; or, as text, what is wrong with it."""
         settings = self._settings
         try:
-            return jwt.decode(
+            said: dict[str, Any] = jwt.decode(
                 token,
-                key=key.key,  # type: ignore[arg-type]
+                key=key.key,
                 algorithms=[algorithm],
                 issuer=settings.issuer,
                 audience=settings.audience,
@@ -115,6 +115,7 @@ class Verifier:
             return next((words for kind, words in _WORDS if isinstance(error, kind)), "it can't be read")
         except (ValueError, TypeError, OverflowError, RecursionError):
             return "it can't be read"
+        return said
 
     def _claims(self, said: Mapping[str, Any]) -> Claims | Unauthorized:
         settings = self._settings
