@@ -162,8 +162,11 @@ class ManyWorld(World):
             super()._arrive(job, source)
 
     def _hand_over(self, journey: SimulatedJourney) -> None:
-        gateway = self._gateway_for(journey.job.stream.tenant)
         job = journey.job
+        gateway = self._gateway_for(job.stream.tenant)
+        if gateway is None:
+            super()._end(journey, "failed", GATEWAY_DIED)
+            return
         request = translate.request(job)
         if request.deadline_s is not None:
             request = replace(request, deadline_s=request.deadline_s + gateway.skew_s)
@@ -173,15 +176,15 @@ class ManyWorld(World):
         self._wait(journey, waits=True)
         self._tell(gateway.edge.arrived(request, now=gateway.now()))
 
-    def _gateway_for(self, tenant: str) -> SimulatedGateway:
-        """The next of those that the tenant's requests come to; one that is dead is passed over."""
+    def _gateway_for(self, tenant: str) -> SimulatedGateway | None:
+        """The next of those that the tenant's requests come to; one that is dead is passed over. None: all are."""
         numbers = self.fleet.placement.get(tenant) or range(len(self.gateways))
         for _ in range(len(numbers)):
             self._turns[tenant] += 1
             gateway = self.gateways[numbers[self._turns[tenant] % len(numbers)]]
             if gateway.alive:
                 return gateway
-        return next(gateway for gateway in self.gateways if gateway.alive)
+        return next((gateway for gateway in self.gateways if gateway.alive), None)
 
     def _end(
         self, journey: SimulatedJourney, outcome: str, reason: str = "", retry_after_s: float | None = None
