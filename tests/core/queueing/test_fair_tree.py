@@ -133,7 +133,7 @@ def test_a_group_whose_flows_are_all_held_hides_no_other() -> None:
     assert list(tree.in_order(["x"])) == [behind]
 
 
-def test_a_held_flow_is_not_forgotten_so_that_it_can_be_let_go() -> None:
+def test_a_capped_flow_is_not_forgotten_so_that_its_cap_can_end() -> None:
     tree = QueueTree()
     node = tree.node(("t",), (1.0,))
     entry = put(tree, node, 1)
