@@ -58,15 +58,17 @@ class EdgeMemory:
     def ended(self, request: Request, usage: Usage | None, output_tokens: int, now: float) -> None:
         """Note what a request got; where no engine told, `output_tokens` were seen."""
         flow = (request.band, request.flow, request.weights, request.account or request.tenant, request.prices)
-        found = self._flows.get(flow)
-        got = _Got() if found is None else found[1]
+        found = self._flows.renewed(flow)
+        if found is None:
+            found = (flow, _Got())
+            self._flows.set(flow, found)
+        got = found[1]
         if usage is None:
             usage = Usage(0, output_tokens)
         got.requests.add(1.0, now)
         got.prompt.add(usage.prompt_tokens, now)
         got.cached.add(usage.cached_tokens, now)
         got.completion.add(usage.completion_tokens, now)
-        self._flows.set(flow, (flow, got))
 
     def services(self, now: float) -> list[ServiceGot]:
         """Returns what flows got, and is not forgotten."""

@@ -84,7 +84,7 @@ def test_a_million_tenants_cost_a_bounded_amount_of_memory_and_the_model_is_not_
     estimator = Estimator()
     for at in range(3 * KEYS_MAX):
         estimator.learn_output(f"t{at}", "m", 77)
-    assert len(estimator._output_tokens._values) <= KEYS_MAX
+    assert len(estimator._output_tokens._known) <= KEYS_MAX
     assert guess(estimator, "stranger").output_tokens == 77
 
 

@@ -407,11 +407,12 @@ def test_sessions_and_heat_are_bounded() -> None:
     homes = SessionTable()
     for at in range(SESSIONS_MAX + 10):
         homes.moved("m", str(at), "a")
-    assert len(homes) == SESSIONS_MAX
+    assert SESSIONS_MAX // 2 <= len(homes) <= SESSIONS_MAX
     assert homes.get("m", "0") is None
+    assert homes.get("m", str(SESSIONS_MAX // 2 + 10)) == "a"
     heat = HotPrefixes()
     for at in range(PREFIXES_MAX + 10):
         heat.used(at, 0.0)
-    assert len(heat._uses) == PREFIXES_MAX
+    assert PREFIXES_MAX // 2 <= len(heat._uses) <= PREFIXES_MAX
     assert heat.uses(PREFIXES_MAX, 0.0) == 1.0
     assert heat.uses(PREFIXES_MAX, FADE_S) == pytest.approx(0.3679, abs=1e-3)

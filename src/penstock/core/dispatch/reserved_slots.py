@@ -99,6 +99,8 @@ class ReservedSlots:
 
 def _of(rates: BoundedMap[str, DecayingRate], model: str) -> DecayingRate:
     """A model's rate, about to be noted: the one that was not for the longest time makes room for a new one."""
-    rate = rates.get(model) or DecayingRate()
-    rates.set(model, rate)
+    rate = rates.renewed(model)
+    if rate is None:
+        rate = DecayingRate()
+        rates.set(model, rate)
     return rate

@@ -154,13 +154,21 @@ class UnderShare:
             line = islice(band.tree.in_order([model]), CAPPED_MAX)
             head = next((x for x in line if not self._quotas.at_limit(x.account)), None)
         first = top(head.node_of()) if head is not None else None
-        if first is not None and self.under_share(first, model, now):
-            yield from band.tree.in_order([model], first)
+        if head is not None and first is not None and self.under_share(first, model, now):
+            yield head  # mostly nobody asks for more
+            for entry in band.tree.in_order([model], first):
+                if entry is not head:
+                    yield entry
         for node in in_fair_order(band.flows_under_share(model)):
             if not self.under_share(node, model, now):
                 band.no_longer_under_share(node, model)
             elif node is not first:
-                yield from band.tree.in_order([model], node)
+                head = band.tree.head([model], node)
+                if head is not None:
+                    yield head
+                for entry in band.tree.in_order([model], node):
+                    if entry is not head:
+                        yield entry
 
     def _part(self, node: Node, parent: Node, now: float) -> float:
         """The share that a flow's weight gives it among those recently active."""

@@ -65,7 +65,9 @@ class Band:
 
     def note_under_share(self, flow: Node, model: str) -> None:
         """Remember that `flow`, for which a request just came, is under its share."""
-        flows = self._under_share.setdefault(model, {})
+        flows = self._under_share.get(model)
+        if flows is None:
+            flows = self._under_share[model] = {}
         flows[flow] = None
         if len(flows) > FLOWS_UNDER_SHARE_MAX:
             waiting = [node for node in flows if model in node.backlog or node is flow]

@@ -56,37 +56,45 @@ def contents_of(request: Request) -> Contents:
 
 
 class _Average:
+    """A moving average. It may well be 0: an embedding has no answer."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+class _Averages:
     """Averages by key, of which those are forgotten that learned nothing for the longest time."""
 
-    __slots__ = ("_values",)
+    __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._values: BoundedMap[tuple[str, str], float] = BoundedMap(KEYS_MAX)
+        self._known: BoundedMap[tuple[str, str], _Average] = BoundedMap(KEYS_MAX)
 
     def get(self, tenant: str, model: str, default: float) -> float:
-        """The tenant's own, else all tenants', else the default. It may well be 0: an embedding has no answer."""
-        found = self._values.get((tenant, model))
-        if found is None:
-            found = self._values.get(("", model))
-        return default if found is None else found
+        """The tenant's own, else all tenants', else the default."""
+        found = self._known.get((tenant, model)) or self._known.get(("", model))
+        return default if found is None else found.value
 
     def learn(
         self, key: tuple[str, str], value: float, rate: float = LEARNING_RATE, before: float | None = None
     ) -> None:
         """A value was seen. The first one counts in full, unless there is something to begin `before` it."""
-        known = self._values.get(key)
+        known = self._known.renewed(key)
         if known is not None:
-            before = known
-        self._values.set(key, value if before is None else before + rate * (value - before))
+            known.value += rate * (value - known.value)
+        else:
+            self._known.set(key, _Average(value if before is None else before + rate * (value - before)))
 
 
 class Estimator:
     """Learned ratios, sizes and lengths."""
 
     def __init__(self) -> None:
-        self._tokens_per_byte = _Average()
-        self._piece_tokens = _Average()  # by the model and the kind of piece
-        self._output_tokens = _Average()
+        self._tokens_per_byte = _Averages()
+        self._piece_tokens = _Averages()  # by the model and the kind of piece
+        self._output_tokens = _Averages()
 
     def estimate(self, tenant: str, model: str, contents: Contents, output_tokens_max: int | None) -> Estimate:
         """Returns the estimated tokens of a request's prompt and answer; at least one each."""

@@ -26,9 +26,11 @@ class HotPrefixes:
 
     def used(self, key: Key, now: float) -> None:
         """Note that a request is sent whose longest prefix that is held anywhere has this `key`."""
-        uses = self._uses.get(key) or Decaying(FADE_S)
+        uses = self._uses.renewed(key)
+        if uses is None:
+            uses = Decaying(FADE_S)
+            self._uses.set(key, uses)
         uses.add(1.0, now)
-        self._uses.set(key, uses)
 
     def uses(self, key: Key, now: float) -> float:
         """Returns how often a prefix was used recently; 0 if it is not remembered."""

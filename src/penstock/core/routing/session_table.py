@@ -1,4 +1,4 @@
-"""Where does each session live: a bounded memory that forgets the sessions that moved the longest time ago."""
+"""Where does each session live: a bounded memory that forgets sessions that were not moved for a long time."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Timers(Generic[Key]):
         self._when[key] = (when, self._order)
         heapq.heappush(self._heap, (when, self._order, key))
         if len(self._heap) > 2 * len(self._when) + 64:
-            self._heap = [item for item in self._heap if self._when.get(item[2]) == item[:2]]
+            self._heap = [item for item in self._heap if self._stands(item)]
             heapq.heapify(self._heap)
 
     def set_earlier(self, key: Key, when: float) -> None:
@@ -51,12 +51,10 @@ class Timers(Generic[Key]):
 
     def next(self) -> float | None:
         """Returns the earliest time; None if nothing is set."""
-        heap, get = self._heap, self._when.get
+        heap = self._heap
         while heap:
-            when, order, key = heap[0]
-            current = get(key)
-            if current is not None and current[1] == order:
-                return when
+            if self._stands(heap[0]):
+                return heap[0][0]
             heapq.heappop(heap)
         return None
 
@@ -68,3 +66,8 @@ class Timers(Generic[Key]):
             del self._when[key]
             keys.append(key)
         return keys
+
+    def _stands(self, item: tuple[float, int, Key]) -> bool:
+        """Whether its key is due then: it was neither set again nor cancelled."""
+        current = self._when.get(item[2])
+        return current is not None and current[1] == item[1]
