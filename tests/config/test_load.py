@@ -245,6 +245,7 @@ def test_sizes_become_bytes(tmp_path: Path, text: str, n_bytes: int) -> None:
         ("0.0.0.0:80", ("0.0.0.0", 80)),
         (":8080", ("", 8080)),
         ("[::1]:0", ("::1", 0)),
+        ("[127.0.0.1]:80", ("127.0.0.1", 80)),
         ("host-1.local:65535", ("host-1.local", 65535)),
     ],
 )
@@ -265,6 +266,8 @@ WRONG_VALUES = {
     "listen: ::1:80": "listen: `::1:80`: an IPv6 address needs brackets (write `[::1]:80`)",
     "listen: a:70000": "listen: `a:70000`: the port has to be a number from 0 (choose a free one) to 65535",
     "listen: 'a b:1'": "listen: `a b:1`: expected a host name or an IP address before the port",
+    "listen: '[256.0.0.1]:1'": "listen: `[256.0.0.1]:1`: expected a host name or an IP address before the port",
+    "listen: '[gpu-0]:1'": "listen: `[gpu-0]:1`: expected a host name or an IP address before the port",
     "listen: 256.0.0.1:1": "listen: `256.0.0.1:1`: expected a host name or an IP address before the port",
     "listen: true": "listen: expected `host:port`, found `true`",
     "endpoints: http://a": "endpoints: expected a list, found `http://a` (begin each item with `- `)",
@@ -592,6 +595,10 @@ WRONG_VALUES = {
     "routing: {policy: lmetric, affinity_wait: 1}": (
         "routing.affinity_wait: means nothing with `policy: lmetric`, which prefers no endpoint"
     ),
+    "routing: {policy: round_robin, prefix_chunk: 128}": (
+        "routing.prefix_chunk: means nothing with `policy: round_robin`, which compares no prompts"
+    ),
+    "routing: {prefix_chunk: 16}": "routing.prefix_chunk: `16`: expected at least 64",
     "routing: {affinity_wait: 1m}": "routing.affinity_wait: is not shorter than `queue.max_wait` (`60s`)",
     "routing: {affinity_wait: -1}": "routing.affinity_wait: `-1`: expected at least 0",
     "routing: {policy: session, session: {header: null}}": (

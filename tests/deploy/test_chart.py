@@ -26,9 +26,16 @@ ENVIRONMENT = {
     "PENSTOCK_SHARE_SECRET": "a-secret-between-gateways",
     "TEAM_A_KEY": "sha256:" + "0" * 64,
     "DATABASE_URL": "postgresql://gate:gate@db/gate",
+    "STORE_PASSWORD": "a-password",
     "POD_IP": "10.0.0.7",
+    "POD_NAME": "gate-7d9f-abcde",
+    "NODE_NAME": "node-1",
 }
-SHARING = sorted(name for name, values in GOOD.items() if values.get("share"))
+SHARING = {  # those that share, and by which Lease
+    "shared": "gate",
+    "shared, by certificates": "other",
+    "shared, elected by a store": None,
+}
 
 
 def of_kind(objects: list[Object], kind: str) -> list[Object]:
@@ -69,6 +76,7 @@ def certificate(folder: Path) -> None:
         "-keyout",
         folder / "tls.key",
     )
+    (folder / "ca.crt").write_bytes((folder / "tls.crt").read_bytes())
 
 
 def test_the_chart_lints_without_a_warning(helm: Helm) -> None:
@@ -155,28 +163,54 @@ def test_the_gateway_takes_the_settings_that_it_renders(helm: Helm, tmp_path: Pa
         < one(objects, "Deployment")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     )
     # What the settings ask the environment for is there, or comes from the Secrets that are named.
-    named = {entry["name"] for entry in container(objects)["env"]} | {"TEAM_A_KEY", "DATABASE_URL"}
+    named = {entry["name"] for entry in container(objects)["env"]} | {"TEAM_A_KEY", "DATABASE_URL", "STORE_PASSWORD"}
     assert {name for name in ENVIRONMENT if f"${{{name}}}" in file.read_text()} <= named
 
 
-@pytest.mark.parametrize("name", SHARING)
-def test_gateways_that_share_hold_a_lease_and_reach_each_other(helm: Helm, name: str) -> None:
-    objects = helm.objects(GOOD[name])
+@pytest.mark.parametrize(("name", "lease"), SHARING.items())
+def test_gateways_that_share_elect_one_and_reach_each_other(helm: Helm, name: str, lease: str | None) -> None:
+    values = GOOD[name]
+    objects = helm.objects({**values, "rbac": True, "networkPolicy": {"enabled": True, "to": [{"podSelector": {}}]}})
     rendered = yaml.safe_load(settings_file(objects))["share"]
-    assert rendered["elect"] == {"kubernetes": {"lease": "gate"}}
+    assert rendered["elect"] == ({"kubernetes": {"lease": lease}} if lease else values["settings"]["share"]["elect"])
     env = {entry["name"]: entry for entry in container(objects)["env"]}
     assert env["POD_IP"]["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
-    assert env["PENSTOCK_SHARE_SECRET"]["valueFrom"]["secretKeyRef"] == {"name": "gate-share", "key": "secret"}
+    if "share" in values["existingSecrets"]:
+        key = env["PENSTOCK_SHARE_SECRET"]["valueFrom"]["secretKeyRef"]
+        assert key == {"name": "gate-share", "key": "secret"}
+        assert rendered["name"] == "${POD_NAME}"
+    else:
+        assert "secret" not in rendered
+        assert rendered["name"] == "${NODE_NAME}", "what is written stands"
     leases = [rule for rule in one(objects, "Role")["rules"] if rule["resources"] == ["leases"]]
-    assert {verb for rule in leases for verb in rule["verbs"]} == {"get", "create", "update", "patch"}
-    assert one(objects, "Deployment")["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
+    assert {verb for rule in leases for verb in rule["verbs"]} == (
+        {"get", "create", "update", "patch"} if lease else set()
+    )
+    assert {named for rule in leases for named in rule.get("resourceNames", [])} == ({lease} if lease else set())
+    port = values["share"].get("port", 8081)
     policy = one(objects, "NetworkPolicy")["spec"]
-    assert any(port["port"] == 8081 for rule in policy["ingress"] for port in rule["ports"])
-    assert any(port["port"] == 8081 for rule in policy["egress"] for port in rule.get("ports", []))
+    assert any(each["port"] == port for rule in policy["ingress"] for each in rule["ports"])
+    assert any(each["port"] == port for rule in policy["egress"] for each in rule.get("ports", []))
 
 
-def test_without_sharing_nobody_may_touch_a_lease(helm: Helm) -> None:
-    assert not [rule for rule in one(helm.objects({}), "Role")["rules"] if "leases" in rule["resources"]]
+@pytest.mark.parametrize(("name", "lease"), SHARING.items())
+def test_a_pod_gets_a_token_where_it_has_to_hold_a_lease(helm: Helm, name: str, lease: str | None) -> None:
+    spec = one(helm.objects({**GOOD[name], "rbac": False}), "Deployment")["spec"]["template"]["spec"]
+    assert spec["automountServiceAccountToken"] is (lease is not None)
+
+
+@pytest.mark.parametrize(("address", "place"), [("10.0.0.7", "10.0.0.7:8081"), ("fd00::7", "[fd00::7]:8081")])
+def test_a_pod_of_either_family_says_where_it_is(helm: Helm, tmp_path: Path, address: str, place: str) -> None:
+    file = tmp_path / "penstock.yaml"
+    file.write_text(settings_file(helm.objects(GOOD["shared"])))
+    share = load(str(file), {**ENVIRONMENT, "POD_IP": address}).share
+    assert (share.place, share.called) == (place, "gate-7d9f-abcde")
+
+
+def test_without_sharing_it_may_look_for_engines_as_the_page_says_and_no_more(helm: Helm) -> None:
+    page = re.findall(r"```yaml\n(.*?)```", Path("docs/discovery.md").read_text(), re.DOTALL)
+    (said_there,) = [yaml.safe_load(block)["rules"] for block in page if "kind: Role" in block]
+    assert one(helm.objects({}), "Role")["rules"] == said_there
 
 
 def test_a_change_of_settings_replaces_the_pods_and_nothing_else_does(helm: Helm) -> None:

@@ -118,6 +118,35 @@ GOOD: dict[str, dict[str, Any]] = {
         "existingSecrets": {"share": "gate-share"},
         "networkPolicy": {"enabled": True, "to": [{"podSelector": {}}]},
     },
+    "shared, elected by a store": {
+        "replicas": 2,
+        "share": {"enabled": True},
+        "existingSecrets": {"share": "gate-share", "environment": ["gate-store"]},
+        "settings": {
+            "share": {
+                "elect": {"valkey": {"url": "valkey://:${STORE_PASSWORD}@store:6379", "key": "gate"}},
+                "alone_after": "3s",
+            }
+        },
+        "rbac": False,
+    },
+    "shared, by certificates": {
+        "replicas": 2,
+        "share": {"enabled": True, "port": 9443},
+        "existingSecrets": {"tls": "gate-tls"},
+        "settings": {
+            "share": {
+                "elect": {"kubernetes": {"lease": "other"}},
+                "tls": {
+                    "cert": "/etc/penstock-tls/tls.crt",
+                    "key": "/etc/penstock-tls/tls.key",
+                    "ca": "/etc/penstock-tls/ca.crt",
+                },
+                "name": "${NODE_NAME}",
+            }
+        },
+        "extraEnv": [{"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
+    },
     "an account that is there": {"serviceAccount": {"create": False, "name": "gateway"}, "rbac": False},
     "other names": {"nameOverride": "queue", "fullnameOverride": "front-door", "metrics": {"rules": True}},
     "by digest": {"image": {"digest": "sha256:" + "0" * 64, "pullSecrets": ["registry"]}},
@@ -193,6 +222,30 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     (
         {"share": {"enabled": True}, "existingSecrets": {"share": "s"}, "persistence": {"enabled": True}},
         "share.enabled with persistence.enabled",
+    ),
+    (
+        {
+            "share": {"enabled": True},
+            "existingSecrets": {"share": "s"},
+            "settings": {"share": {"advertise": "10.0.0.1:8081"}},
+        },
+        "settings.share.advertise would be overwritten: take share.port",
+    ),
+    (
+        {
+            "share": {"enabled": True},
+            "existingSecrets": {"share": "s"},
+            "settings": {"share": {"elect": {"kubernetes": {}, "valkey": {"url": "valkey://store"}}}},
+        },
+        "settings.share.elect names kubernetes and valkey",
+    ),
+    (
+        {
+            "share": {"enabled": True},
+            "existingSecrets": {"share": "s"},
+            "settings": {"share": {"elect": {"static": "10.0.0.1:8081"}}},
+        },
+        "settings.share.elect.static names one address",
     ),
     ({"settings": {"share": {}}}, "settings.share without share.enabled"),
     ({"existingSecrets": {"share": "s"}}, "existingSecrets.share does nothing"),

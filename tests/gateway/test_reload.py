@@ -386,7 +386,13 @@ EVERYTHING: list[dict[str, Any]] = [
             "reserved_slots": 0.2,
             "engine_priority": True,
         },
-        "routing": {"policy": "predicted_ttft", "affinity_escape": 1, "affinity_wait": 0.5, "price_weight": 2},
+        "routing": {
+            "policy": "predicted_ttft",
+            "affinity_escape": 1,
+            "affinity_wait": 0.5,
+            "price_weight": 2,
+            "prefix_chunk": 99,
+        },
         "retry": {"max_attempts": 9, "budget": 0.9},
         "health": {
             "probe_interval": 9,

@@ -34,6 +34,8 @@ def listen_address(value: object) -> str:
         raise Refused(f"{show(value)}: the port has to be a number from 0 (choose a free one) to {PORT_MAX}")
     if ":" in host and not host.startswith("["):
         raise Refused(f"{show(value)}: an IPv6 address needs brackets", f"write {show(f'[{host}]:{port}')}")
+    if re.fullmatch(r"\[[0-9.]+\]", host):
+        host = host[1:-1]  # who fills an address in, as a pod's, does not know of which family it is
     if host and not _is_host(host):
         raise Refused(f"{show(value)}: expected a host name or an IP address before the port")
     return f"{host}:{int(port)}"

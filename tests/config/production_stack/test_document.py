@@ -83,6 +83,7 @@ def test_flags_may_have_their_values_behind_an_equals_sign() -> None:
 def test_routing_logics(logic: str, policy: str) -> None:
     routing = settings(STATIC.replace("roundrobin", logic)).routing
     assert routing.policy == policy
+    assert routing.prefix_chunk == (128 if logic == "prefixaware" else 512)
     if policy == "session":
         assert (routing.session.header, routing.session.body) == ("x-user-id", "X-User-Id")
     if policy == "load_balanced_kv":
@@ -252,6 +253,8 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         (PODS + " --feature-gates SemanticCache=true", "--feature-gates: `SemanticCache=true` is not done here"),
         (PODS + " --imbalanced-threshold 4", "routing.imbalance_threshold: means nothing"),
         (PODS + " --static-aliases gpt", "--static-aliases: `gpt`: expected alias:model"),
+        (PODS.replace("roundrobin", "priority"), "--routing-logic: `priority`: expected roundrobin"),
+        (PODS + " --priority-header x-request-priority", "--priority-header: bands order what waits"),
         (PODS + " --port 0x", "--port: `0x` is not a whole number"),
         (PODS + " --port 99999", "listen: `0.0.0.0:99999`: the port has to be"),
         (PODS + " --dynamic-config-yaml a --dynamic-config-json b", "--dynamic-config-json: is given, and"),

@@ -9,6 +9,7 @@ from penstock.core.routing.hit_prediction import CHECKS_MIN, OFF_S, HitPredictio
 from penstock.core.routing.prefix_index import GENERATIONS, KEYS_MIN, PrefixIndex
 from penstock.core.values.located import Located, Source
 from penstock.core.values.request import PREFIX_KEYS_MAX
+from tests.core.drive import request
 
 
 def test_a_match_counts_leading_blocks_per_endpoint() -> None:
@@ -147,10 +148,13 @@ def test_a_source_that_promises_too_much_is_not_believed_for_a_while_about_that_
 
 def test_keys_that_stand_for_more_and_more_are_counted_as_what_they_stand_for() -> None:
     located = Located({})
-    located.measured((1_000, 8_000), None)
+    located.measured(request("a", body_bytes=8_000, prefix_grows=True), 1_000)
     assert [located.tokens_at(keys) for keys in (1, 32, 33, PREFIX_KEYS_MAX)] == [64, 2_048, 34 * 64, 500 * 64]
     assert [located.keys_in(tokens) for tokens in (0, 64, 2_048, 34 * 64, 10**9)] == [0, 1, 32, 33, PREFIX_KEYS_MAX]
-    located.measured((1_000, 8_000), 80)
+    located.measured(request("b", body_bytes=8_000, prefix_chunk_bytes=128, prefix_grows=True), 1_000)
+    assert [located.tokens_at(keys) for keys in (1, 32, 33)] == [16, 512, 34 * 16]
+    assert [located.keys_in(tokens) for tokens in (16, 512, 34 * 16)] == [1, 32, 33]
+    located.measured(request("c", body_bytes=8_000, prefix_chunk_bytes=80), 1_000)
     assert located.tokens_at(33) == 330
     assert located.keys_in(330) == 33
 

@@ -98,6 +98,24 @@ async def test_pods_come_change_and_go() -> None:
         assert api.lists == 1
 
 
+async def test_labels_that_no_pod_has_are_told_once_and_again_when_all_are_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "no endpoint" in record.getMessage()]
+
+    async with KubeApi() as api, following(api) as seen:
+        await seen.until(told)
+        assert told() == ["kubernetes default pods app=vllm: no endpoint is there; what comes waits for one"]
+        api.pod("vllm-0", "10.0.0.1", ready=False)
+        await seen.until(lambda: seen.told == 2)
+        assert len(told()) == 1
+        api.pod("vllm-0", "10.0.0.1")
+        await seen.until(seen.urls)
+        api.delete("vllm-0")
+        await seen.until(lambda: len(told()) == 2)
+
+
 async def test_a_long_list_comes_in_pages() -> None:
     async with KubeApi() as api:
         api.page_objects = 7

@@ -11,7 +11,7 @@ import pytest
 from penstock.core.values.request import PREFIX_CHUNK_BYTES, PREFIX_ENDS, PREFIX_KEYS_MAX
 from penstock.gateway.openai.body import peek
 from penstock.gateway.openai.fields import Text
-from penstock.gateway.openai.prefix_keys import keys
+from penstock.gateway.openai.prefix_keys import cut_at, keys
 from tests.gateway.conftest import Answer, World, chat, fault
 
 SYSTEM = "You are the keeper of a weir. " * 80  # some 2,400 bytes: four chunks
@@ -100,6 +100,25 @@ async def test_one_system_prompt_for_all_does_not_pile_onto_one_engine(world: Wo
         tasks = [world.soon(world.ask(body=turns(f"question {at}", tokens=8))) for at in range(8)]
         got.update([where(await task) for task in tasks])
     assert max(got.values()) / (sum(got.values()) / 2) <= 1.3, got
+
+
+async def test_a_shorter_beginning_is_found_again_where_the_settings_say_so(world: World) -> None:
+    """As production-stack's own test asks it: prompts that share 128 characters go to one engine."""
+    for _ in range(2):
+        await world.engine()
+
+    async def homes(letter: str) -> set[str]:
+        tails = ("", "x" * 128, "y" * 128, "y" * 256, "z" * 300) * 2
+        bodies = [{"model": "sim", "prompt": letter * 128 + tail, "max_tokens": 1} for tail in tails]
+        return {where(await world.ask(path="/v1/completions", body=body)) for body in bodies}
+
+    await world.gateway(routing={"policy": "prefix", "prefix_chunk": 128})
+    found = [await homes(letter) for letter in "abcd"]
+    assert [len(each) for each in found] == [1] * 4
+    assert len(set.union(*found)) == 2, "what shares nothing is spread"
+    world.document["routing"] = {"policy": "prefix"}
+    await world.gate.reload()
+    assert len(await homes("e")) == 2
 
 
 # --- sessions ---------------------------------------------------------------------------------------------------------
@@ -203,6 +222,12 @@ def test_a_prompt_is_known_by_its_bytes_its_model_its_tools_and_its_salt() -> No
         assert shared(turn, following) == len(turn)
         assert PREFIX_ENDS[len(turn) - 1] * PREFIX_CHUNK_BYTES >= 0.93 * size - PREFIX_CHUNK_BYTES, "found again"
         assert len(turn) <= 72
+
+    text = peek(json.dumps({"model": "m", "prompt": "x" * 1_000_000}).encode()).text
+    assert isinstance(text, Text)
+    assert len(keys(text, "m", cut_at(128))) == PREFIX_KEYS_MAX
+    assert PREFIX_ENDS[len(keys(text, "m", cut_at(4096))) - 1] == 231, "a megabyte in chunks of 4,096 bytes"
+    assert not set(keys(text, "m", cut_at(128))) & set(keys(text, "m"))
 
     def billed(billing: str) -> dict[str, Any]:
         header = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=1; cch={billing};"}

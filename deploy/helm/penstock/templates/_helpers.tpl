@@ -53,6 +53,14 @@ labels: {{- include "penstock.labels" . | nindent 2 }}
 {{- end }}
 {{- end }}
 
+{{/* The Lease by which gateways that share elect the one that decides; empty where the settings name another way. */}}
+{{- define "penstock.lease" -}}
+{{- $elect := (.Values.settings.share | default dict).elect | default dict }}
+{{- if and .Values.share.enabled (or (not $elect) (hasKey $elect "kubernetes")) -}}
+{{ ($elect.kubernetes | default dict).lease | default (include "penstock.name" .) }}
+{{- end }}
+{{- end }}
+
 {{/* The settings file: what the values say, and what follows from the other values. */}}
 {{- define "penstock.settings" -}}
 {{- $settings := deepCopy .Values.settings }}
@@ -81,9 +89,15 @@ labels: {{- include "penstock.labels" . | nindent 2 }}
 {{- $_ := set $settings "batch" (merge (dict "data" "/var/lib/penstock/batch") ($settings.batch | default dict)) }}
 {{- end }}
 {{- if .Values.share.enabled }}
-{{- $elect := dict "kubernetes" (dict "lease" (include "penstock.name" .)) }}
-{{- $ours := dict "listen" (printf ":%v" .Values.share.port) "advertise" (printf "${POD_IP}:%v" .Values.share.port) "secret" "${PENSTOCK_SHARE_SECRET}" "elect" $elect }}
-{{- $_ := set $settings "share" (merge $ours ($settings.share | default dict)) }}
+{{- /* A pod's address may be of either family: brackets fit both. */}}
+{{- $ours := dict "listen" (printf ":%v" .Values.share.port) "advertise" (printf "[${POD_IP}]:%v" .Values.share.port) }}
+{{- with include "penstock.lease" . }}
+{{- $_ := set $ours "elect" (dict "kubernetes" (dict "lease" .)) }}
+{{- end }}
+{{- if .Values.existingSecrets.share }}
+{{- $_ := set $ours "secret" "${PENSTOCK_SHARE_SECRET}" }}
+{{- end }}
+{{- $_ := set $settings "share" (merge $ours ($settings.share | default dict) (dict "name" "${POD_NAME}")) }}
 {{- end }}
 {{- toYaml $settings }}
 {{- end }}

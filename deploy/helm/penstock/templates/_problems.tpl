@@ -55,8 +55,20 @@
 {{- end }}
 
 {{- if $v.share.enabled }}
-{{- if not $v.existingSecrets.share }}
-{{- $p = append $p "share.enabled needs existingSecrets.share: gateways show each other its entry `secret`" }}
+{{- $shared := $settings.share | default dict }}
+{{- if not (or $v.existingSecrets.share $shared.tls) }}
+{{- $p = append $p "share.enabled needs existingSecrets.share: gateways show each other its entry `secret`; or settings.share.tls" }}
+{{- end }}
+{{- range $key, $instead := dict "listen" "share.port" "advertise" "share.port" "secret" "existingSecrets.share" }}
+{{- if hasKey $shared $key }}
+{{- $p = append $p (printf "settings.share.%s would be overwritten: take %s" $key $instead) }}
+{{- end }}
+{{- end }}
+{{- $elect := $shared.elect | default dict }}
+{{- if gt (len $elect) 1 }}
+{{- $p = append $p (printf "settings.share.elect names %s: one of them says who decides" (keys $elect | sortAlpha | join " and ")) }}
+{{- else if hasKey $elect "static" }}
+{{- $p = append $p "settings.share.elect.static names one address, and those of pods change: leave it out, and a Lease is taken" }}
 {{- end }}
 {{- if $v.persistence.enabled }}
 {{- $p = append $p "share.enabled with persistence.enabled: batches in SQLite belong to one gateway; set settings.batch.store to postgres" }}
@@ -113,7 +125,7 @@
 {{- end }}
 {{- $seen = append $seen $flag }}
 {{- end }}
-{{- $ours = list "PENSTOCK__LISTEN" "PENSTOCK_ADMIN_TOKEN" "PENSTOCK_READ_TOKEN" "PENSTOCK_SHARE_SECRET" "PENSTOCK_URL" "STATE_DIRECTORY" "POD_IP" }}
+{{- $ours = list "PENSTOCK__LISTEN" "PENSTOCK_ADMIN_TOKEN" "PENSTOCK_READ_TOKEN" "PENSTOCK_SHARE_SECRET" "PENSTOCK_URL" "STATE_DIRECTORY" "POD_IP" "POD_NAME" }}
 {{- $seen = list }}
 {{- range $v.extraEnv }}
 {{- if has .name $ours }}

@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.config import values
 from penstock.config.problems import Problem, Refused, did_you_mean, listing, show
-from penstock.config.production_stack.flags import BY_NAME, NUMBER, SWITCH, WHOLE, Fate, Flag
+from penstock.config.production_stack.flags import BY_NAME, NOT_HERE, NUMBER, SWITCH, WHOLE, Fate, Flag
 
 OWN = ("--print", "--help", "-h")  # of our command, beside theirs
 
@@ -110,7 +110,8 @@ def _wrong_value(given: Given) -> Problem | None:
     if isinstance(flag.value, tuple):
         if text in flag.value:
             return None
-        return Problem(given.origin, f"{show(text)}: expected {listing(flag.value)}", did_you_mean(text, flag.value))
+        near = NOT_HERE.get(text) or did_you_mean(text, flag.value)
+        return Problem(given.origin, f"{show(text)}: expected {listing(flag.value)}", near)
     if flag.value not in (WHOLE, NUMBER):
         return None
     try:

@@ -20,6 +20,7 @@ from penstock.config.production_stack.text import FromEnvironment
 ENGINE_KEY = "VLLM_API_KEY"
 TENANT = "vllm"  # whoever shows that key
 MODEL_LABEL = "model"  # of pods, by which their chart tells engines apart
+PREFIX_BYTES = 128  # what theirs compares at a time, in characters
 AFFINITY_WAIT = "2s"  # for a session's endpoint, or a prefix's: as long as computing a long prompt anew takes
 GRPC_PORT, HTTP_PORT = 4317, 4318  # OTLP's
 _GATES = ("SemanticCache", "PIIDetection")
@@ -286,6 +287,8 @@ class _Making:
             self._warn("--session-key", f"means nothing here: --routing-logic {logic} looks at no session")
         if logic in PREFER:
             self._put(("routing", "affinity_wait"), value=AFFINITY_WAIT)
+        if logic == "prefixaware":
+            self._put(("routing", "prefix_chunk"), value=PREFIX_BYTES)
         if (limit := self._said("--imbalanced-threshold")) is not None:
             self._put(("routing", "imbalance_threshold"), "--imbalanced-threshold", value=limit)
         self._divided(logic)

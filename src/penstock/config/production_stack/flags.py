@@ -63,6 +63,10 @@ _LMCACHE = (
     "there is no LMCache controller inside; where engines have one of their own, "
     "PENSTOCK__ROUTING__LOCALITY=lmcache and PENSTOCK__ROUTING__LMCACHE__CONTROLLER=URL ask it"
 )
+_PRIORITY = (
+    "bands order what waits, by tenant, header or service tier; `admission.engine_priority` tells engines of them"
+)
+NOT_HERE = {"priority": _PRIORITY}  # values that theirs takes: what does it here
 _SEMANTIC = "there is no semantic cache, and without its feature gate it does nothing there either"
 
 
@@ -139,6 +143,10 @@ FLAGS = (
     _setting("--imbalanced-threshold", TEXT, "routing.imbalance_threshold", "with `load_balanced_kvaware`"),
     _nothing("--kv-aware-threshold", WHOLE, "a match counts for what it saves, so there is no least one"),
     _nothing("--prefix-min-match-length", WHOLE, "a match counts for what it saves, so there is no least one"),
+    _refused("--priority-header", TEXT, _PRIORITY),
+    _refused("--priority-field", TEXT, _PRIORITY),
+    _refused("--priority-default", WHOLE, _PRIORITY),
+    _refused("--priority-threshold", WHOLE, _PRIORITY),
     _setting(
         "--max-instance-failover-reroute-attempts",
         WHOLE,

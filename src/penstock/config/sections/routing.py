@@ -14,6 +14,7 @@ from penstock.config.problems import Refused, show
 from penstock.config.sections.locality import LmCacheSection
 from penstock.config.sections.policies import RoutingName, traits
 from penstock.config.sections.section import Section, setting
+from penstock.core.values.request import PREFIX_CHUNK_BYTES
 
 WITHOUT_PREFERENCE = ("lmetric",)  # although they look at prefixes
 _COOKIE = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}", re.ASCII)
@@ -107,6 +108,13 @@ class RoutingSection(Section):
         "prefix. No open endpoint is kept waiting longer. `auto`: with `policy: predicted_ttft` for as long as that "
         "costs waiting requests less than to compute its prompt again (docs/policies); with others not at all.",
     )
+    prefix_chunk: values.Whole = setting(
+        PREFIX_CHUNK_BYTES,
+        "The shortest beginning of a prompt that is found again, in bytes. What is longer is compared in steps of "
+        "that, no further than 500 of them.",
+        ge=64,
+        le=4096,
+    )
     prefix_group: values.Whole = setting(
         4,
         "How many waiting requests whose prompts begin like one that was just sent may follow it to its endpoint, "
@@ -163,10 +171,7 @@ def contradictions(routing: RoutingSection, max_wait_s: float) -> Iterator[Contr
         yield ("price_weight",), message, "write `policy: predicted_ttft`"
     if routing.imbalance_threshold != math.inf and policy != "load_balanced_kv":
         yield ("imbalance_threshold",), f"means nothing with `policy: {policy}`", "write `policy: load_balanced_kv`"
-    if routing.locality != "history" and policy == "prefix":
-        yield ("locality",), "`prefix` goes by our own history alone", "write `policy: kv`"
-    elif routing.locality != "history" and not by_cache(policy):
-        yield ("locality",), f"`{policy}` does not ask where prompts are cached", "write `policy: kv`"
+    yield from _of_caches(routing)
     wait_s = 0.0 if routing.affinity_wait == "auto" else routing.affinity_wait
     if wait_s > 0 and (policy in WITHOUT_PREFERENCE or not any(traits(policy))):
         yield ("affinity_wait",), f"means nothing with `policy: {policy}`, which prefers no endpoint", None
@@ -175,3 +180,13 @@ def contradictions(routing: RoutingSection, max_wait_s: float) -> Iterator[Contr
     if wait_s > 0 and wait_s >= max_wait_s:
         message = f"is not shorter than `queue.max_wait` (`{values.write_duration(max_wait_s)}`)"
         yield ("affinity_wait",), message, None
+
+
+def _of_caches(routing: RoutingSection) -> Iterator[Contradiction]:
+    policy = routing.policy
+    if routing.locality != "history" and policy == "prefix":
+        yield ("locality",), "`prefix` goes by our own history alone", "write `policy: kv`"
+    elif routing.locality != "history" and not by_cache(policy):
+        yield ("locality",), f"`{policy}` does not ask where prompts are cached", "write `policy: kv`"
+    if routing.prefix_chunk != PREFIX_CHUNK_BYTES and not by_cache(policy):
+        yield ("prefix_chunk",), f"means nothing with `policy: {policy}`, which compares no prompts", None

@@ -75,7 +75,7 @@ class PrefixGroups:
         self._waiting: dict[Key, Entry | Flows] = {}  # by key: the only one, as of most, or all of them
         self._groups: dict[Endpoint, PrefixGroup] = {}
         self._led: dict[Key, dict[PrefixGroup, None]] = {}  # the groups whose followers are found by a key
-        self._depths: dict[int | None, tuple[int, ...]] = {}  # by bytes per key, which the edge fixes: one or two
+        self._depths: dict[tuple[int, bool], tuple[int, ...]] = {}  # by how prompts are cut: one or two ways
         self.reconfigured(settings, charges, (), by_arrival=by_arrival)
 
     def reconfigured(
@@ -258,9 +258,10 @@ class PrefixGroups:
     def _keys(self, request: Request) -> tuple[Key, ...]:
         """The keys it is found by: of its prompt up to the least that counts, twice that, and so on."""
         prefix: tuple[Key, ...] = request.prefix
-        depths = self._depths.get(request.prefix_chunk_bytes)
+        cut = (request.prefix_chunk_bytes, request.prefix_grows)
+        depths = self._depths.get(cut)
         if depths is None:
-            depths = self._depths[request.prefix_chunk_bytes] = self._doubled(request)
+            depths = self._depths[cut] = self._doubled(request)
         length = len(prefix)
         return tuple([prefix[depth - 1] for depth in depths if depth <= length])
 

@@ -245,7 +245,7 @@ class Router:
             return
         self._last_sent.failed(request.prefix, endpoint.index)
         located = Located(self._history.bits)
-        located.measured((entry.estimate.prompt_tokens, request.body_bytes), request.prefix_chunk_bytes)
+        located.measured(request, entry.estimate.prompt_tokens)
         self._history.remove(endpoint.index, request.prefix[located.keys_in(lease.cached_tokens) :])
 
     # --- what others say of endpoints ---------------------------------------------------------------------------
@@ -377,7 +377,7 @@ class Router:
                 wrong = [e for e in self._pool if not sources.trusted(Source.HISTORY, e.index, now)]
                 doubted = dict.fromkeys((*[e.index for e in wrong], *self._doubted))
                 located.leave_out(sum(self._history.bit(index) for index in doubted))
-            located.measured((entry.estimate.prompt_tokens, request.body_bytes), request.prefix_chunk_bytes)
+            located.measured(request, entry.estimate.prompt_tokens)
         if entry.route.blocks is not None:
             keys, block_tokens = entry.route.blocks
             held = self._exact.match(keys)

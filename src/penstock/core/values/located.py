@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import StrEnum
 
-from penstock.core.values.request import PREFIX_CHUNK_BYTES, PREFIX_ENDS, keys_within
+from penstock.core.values.request import PREFIX_ENDS, Request, keys_within
 
 Levels = list[tuple[int, int]]  # endpoints as bits, and how many of the leading blocks they hold
 
@@ -40,13 +40,10 @@ class Located:
         self.told: dict[int, int] = {}  # tokens by endpoint index, from those who know better than our history
         self.said: dict[int, Source] = {}  # and who they are
 
-    def measured(self, tokens_per_byte: tuple[int, int], chunk_bytes: int | None) -> None:
-        """Say how much of the prompt its keys stand for: `tokens_per_byte` as tokens in so many bytes, and bytes per
-        key.
-        """
-        tokens, bytes_ = tokens_per_byte
-        self._uneven = chunk_bytes is None
-        self._tokens_per_chunk = tokens * (chunk_bytes or PREFIX_CHUNK_BYTES) / max(1, bytes_)
+    def measured(self, request: Request, prompt_tokens: int) -> None:
+        """Say how much of its prompt the request's keys stand for, if that has so many tokens."""
+        self._uneven = request.prefix_grows
+        self._tokens_per_chunk = prompt_tokens * request.prefix_chunk_bytes / max(1, request.body_bytes)
 
     def tokens_at(self, depth: int) -> int:
         """Returns how many tokens `depth` leading keys stand for."""

@@ -71,7 +71,7 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
     priority: int = 0  #: order inside its own flow, lower first
     session: str | None = None  #: requests of one session are better served by one endpoint
     prefix: tuple[int, ...] = ()  #: chain hashes of the prompt's chunks, so equal keys mean equal prompts up to there
-    prefix_chunk_bytes: int | None = PREFIX_CHUNK_BYTES  #: of the prompt, per key; None: as in `PREFIX_ENDS`
+    prefix_chunk_bytes: int = PREFIX_CHUNK_BYTES  #: of the prompt, per key
     home: str | None = None  #: the endpoint that keeps what it refers to: goes there for as long as that one is alive
     divisible: bool = True  #: its prompt may be computed at one endpoint and its answer made at another
     prices: Prices | None = None  #: what its tokens count; None: what those of all models do
@@ -79,14 +79,15 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
     prompt_tokens_max: int | None = None  #: the longest prompt that its key may send, as estimated
     falls_back: bool = False  #: another model is asked where this one has no endpoint: it waits for none to come
     instead_of: str = ""  #: the model that was asked for, where this one was not
+    prefix_grows: bool = False  #: its later keys stand for several chunks each, as in `PREFIX_ENDS`
 
     def keys_of(self, chunks: int) -> int:
         """Returns how many of the request's leading keys stand for `chunks` chunks of its prompt."""
-        return keys_within(chunks) if self.prefix_chunk_bytes is None else chunks
+        return keys_within(chunks) if self.prefix_grows else chunks
 
     def chunks_of(self, prompt_bytes: float) -> int:
         """Returns how many chunks so many bytes of the prompt are; at least one."""
-        return max(1, round(prompt_bytes / (self.prefix_chunk_bytes or PREFIX_CHUNK_BYTES)))
+        return max(1, round(prompt_bytes / self.prefix_chunk_bytes))
 
 
 class Underway(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -2,8 +2,9 @@
 
 Each key stands for a chunk of the prompt and all before it, so two requests agree for as many keys as their prompts
 agree in whole chunks. Chunks grow with their depth (`PREFIX_ENDS`): a long prompt has not many more keys than a short
-one. The bytes are hashed as they came: no tokenizer, no JSON objects. What changes the prompt that an engine makes of
-them (the model, an adapter, tools) or keeps caches apart (a cache salt) seeds the chain.
+one, and small chunks (`routing.prefix_chunk`) reach less far into it. The bytes are hashed as they came: no tokenizer,
+no JSON objects. What changes the prompt that an engine makes of them (the model, an adapter, tools) or keeps caches
+apart (a cache salt) seeds the chain.
 
 Anthropic's coding client puts a billing header with a hash of the request before its system prompt; engines drop it
 for the sake of their caches, so it is left out here too. Python's own hash is keyed anew in each process: no caller can
@@ -13,6 +14,7 @@ aim at another one's keys, and keys mean nothing outside this process.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from itertools import pairwise
 from struct import Struct
 
@@ -27,39 +29,59 @@ PATHS = frozenset(
         *("/chat/completions", "/completions", "/completion", "/invocations", "/api/chat", "/api/generate"),
     }
 )
-_BYTES_MAX = PREFIX_ENDS[-1] * PREFIX_CHUNK_BYTES  # of a prompt, what is hashed
-_SIZES = [(end - begin) * PREFIX_CHUNK_BYTES for begin, end in pairwise((0, *PREFIX_ENDS))]
-_CHUNKS = [Struct("".join(f"{size}s" for size in _SIZES[:count])) for count in range(len(_SIZES) + 1)]
+_SEED_BYTES_MAX = 256 << 10  # of tools and so on, what is hashed
 _BILLING = b"x-anthropic-billing-header"
 _BILLING_BYTES = 256  # it is the first block, or is none
 _BLOCK_BYTES_MAX = 8192
 _BILLING_BLOCK = re.compile(rb'\[\s*\{[^{}]*"' + _BILLING + rb'(?:[^"\\]|\\.)*"(?:[^{}]|\{[^{}]*\})*\}\s*,?')
 
 
-def keys(text: Text, model: str) -> tuple[int, ...]:
+class Cut:
+    """How prompts are cut: the first chunks are of so many bytes, the later ones larger."""
+
+    __slots__ = ("bytes_max", "chunk_bytes", "structs")
+
+    def __init__(self, chunk_bytes: int) -> None:
+        sizes = [(end - begin) * chunk_bytes for begin, end in pairwise((0, *PREFIX_ENDS))]
+        self.chunk_bytes = chunk_bytes
+        self.bytes_max = sum(sizes)  #: of a prompt, what is hashed
+        self.structs = [Struct("".join([f"{size}s" for size in sizes[:count]])) for count in range(len(sizes) + 1)]
+
+
+@lru_cache(maxsize=4)
+def cut_at(chunk_bytes: int) -> Cut:
+    """The same for the same size: it holds as many structs as there are keys."""
+    return Cut(chunk_bytes)
+
+
+USUAL = cut_at(PREFIX_CHUNK_BYTES)
+
+
+def keys(text: Text, model: str, cut: Cut = USUAL) -> tuple[int, ...]:
     """The keys of a prompt's chunks, at most `PREFIX_KEYS_MAX`; none for one shorter than a chunk."""
+    bytes_max = cut.bytes_max
     pieces: list[msgspec.Raw | bytes] = [
         piece
         for piece in (text.instructions, text.messages, text.prompt, text.input, text.inputs)
         if piece is not NOTHING
     ]
     if text.system is not NOTHING:
-        pieces.insert(0, _without_billing(bytes(memoryview(text.system)[:_BYTES_MAX])))
+        pieces.insert(0, _without_billing(bytes(memoryview(text.system)[:bytes_max])))
     if not pieces:
         return ()
     whole = memoryview(pieces[0])
     if len(pieces) > 1:
-        whole = memoryview(b"".join([memoryview(piece)[:_BYTES_MAX] for piece in pieces]))
-    count = keys_within(len(whole) // PREFIX_CHUNK_BYTES)
+        whole = memoryview(b"".join([memoryview(piece)[:bytes_max] for piece in pieces]))
+    count = keys_within(len(whole) // cut.chunk_bytes)
     if not count:
         return ()
     key = hash(model)
     if text.tools is not NOTHING or text.cache_salt is not NOTHING or text.lora_path is not NOTHING:
         key = hash(
-            (key, *[bytes(memoryview(raw)[:_BYTES_MAX]) for raw in (text.tools, text.cache_salt, text.lora_path)])
+            (key, *[bytes(memoryview(raw)[:_SEED_BYTES_MAX]) for raw in (text.tools, text.cache_salt, text.lora_path)])
         )
     chain: list[int] = []
-    for chunk in _CHUNKS[count].unpack_from(whole):
+    for chunk in cut.structs[count].unpack_from(whole):
         key = hash((key, chunk))
         chain.append(key)
     return tuple(chain)

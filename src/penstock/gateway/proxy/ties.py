@@ -90,12 +90,14 @@ class Affinities:
 
     def __init__(self) -> None:
         self.responses = Responses()
+        self.cut = prefix_keys.USUAL  #: how prompts are cut into the chunks that keys stand for
 
     def follow(self, settings: Settings) -> None:
         """Read ties as `settings` say from now on. Which endpoint made which answer stays known."""
         routing = settings.routing
         session = routing.session
         self._reads_prefix = by_cache(routing.policy)
+        self.cut = prefix_keys.cut_at(routing.prefix_chunk)
         self._reads_session = by_session(routing.policy)
         self._header = None if session.header is None else session.header.encode()
         self._cookie = None if session.cookie is None else _cookie_pattern(session.cookie)
@@ -117,7 +119,7 @@ class Affinities:
             and peek.previous_response is None
             and peek.text is not None
         ):
-            keys = prefix_keys.keys(peek.text, model)
+            keys = prefix_keys.keys(peek.text, model, self.cut)
         return session, keys, home
 
     def _session(self, exchange: Exchange, body: Body, peek: Peek) -> str | None:

@@ -105,10 +105,14 @@ class Discovery:
     async def _keep(self, source: EndpointSource) -> None:
         failures = 0
         told = ""
+        is_empty = False
 
         def found(endpoints: Sequence[EndpointSection]) -> None:
-            nonlocal failures, told
+            nonlocal failures, told, is_empty
             failures, told = 0, ""
+            if not endpoints and not is_empty:  # scaled to zero, or a name or a label that is written otherwise there
+                logger.warning("%s: no endpoint is there; what comes waits for one", source.name)
+            is_empty = not endpoints
             self._registry.want(source.name, endpoints)
 
         while True:
