@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import Counter
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from penstock.cli.main import main
 from tests.gateway.conftest import World
-from tests.gateway.share.group import GatewayProcess, certificate, group
+from tests.gateway.share.group import GatewayProcess, certificate, free_port, group
 
 
 async def test_slots_and_queue_are_those_of_one_gateway(world: World, tmp_path: Path) -> None:
@@ -170,6 +171,29 @@ async def test_an_address_that_nobody_reaches_is_told_and_the_gateway_serves_alo
         assert made.decider in second.log
         assert state["share"]["trouble"]
         assert (await second.chat()).status == (await first.chat()).status == 200
+
+
+async def test_pods_whose_addresses_are_ipv6_share(world: World, tmp_path: Path) -> None:
+    """As the chart writes it: every interface is listened on, and the pod's address stands in brackets."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("no IPv6 here")
+    await world.engine()
+    ports = free_port(), free_port()
+    async with group(world, tmp_path) as made:
+        first, second = [
+            made.made(
+                name,
+                share={"listen": f":{port}", "advertise": f"[::1]:{port}", "elect": {"static": f"[::1]:{ports[0]}"}},
+            )
+            for name, port in zip(("gw1", "gw2"), ports, strict=True)
+        ]
+        await asyncio.gather(first.start(), second.start())
+        state = await second.until(lambda state: len(state["edges"]) == 3)
+        assert state["share"]["name"] == "gw1"
+        assert (await second.chat()).status == 200
 
 
 async def test_certificates_of_one_authority_are_enough(world: World, tmp_path: Path) -> None:
