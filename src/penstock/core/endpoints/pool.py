@@ -37,7 +37,6 @@ class Pool:
         self.answered = 0  # good answers of all endpoints so far
         self.uniform = True  # all endpoints serve the same models
         self.priced = False  # they have different prices
-        self.weighted = False  # they have different weights
         self.roles = Roles()
 
     def __iter__(self) -> Iterator[Endpoint]:
@@ -217,7 +216,7 @@ class Pool:
         With equal weights the next is the one whose last lease is the longest ago. Else each lease takes an endpoint on
         by one over its weight (stride scheduling); one that was passed over for long is owed one turn, not all of them.
         """
-        if not self.weighted:
+        if not chosen.weighted:
             chosen.turn = float(serial)
             return
         behind = min([e.turn - 1.0 / e.weight for e in among if e is not chosen], default=chosen.turn)
@@ -238,10 +237,9 @@ class Pool:
         """Find out whether weights differ. If that changed, turns begin again: they were counted by another measure."""
         weighted = len({e.weight for e in self}) > 1
         for endpoint in self:
-            if weighted != self.weighted:
+            if weighted != endpoint.weighted:
                 endpoint.turn = 0.0
             endpoint.weighted = weighted
-        self.weighted = weighted
 
     def _leave_to_others(self, endpoint: Endpoint) -> None:
         """An endpoint that was seen through gets nothing that another, which is an engine and in service, serves."""
