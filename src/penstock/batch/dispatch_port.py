@@ -47,6 +47,10 @@ class Offer(Protocol):
 class DispatchPort(Protocol):
     """The way to the engines, as the runner sees it."""
 
+    @property
+    def decides(self) -> bool:
+        """Returns False while another gateway of a group decides: it runs the items of all batches."""
+
     def offer(self, work: Work, *, sent: Callable[[bool], None], ended: Callable[[ItemAnswer], None]) -> Offer:
         """Let `work` wait for its turn. Returns the handle to withdraw it.
 

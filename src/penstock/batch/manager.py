@@ -70,6 +70,10 @@ class Manager:
         """Start no more items. Running ones may end."""
         self._runner.stop()
 
+    async def drained(self) -> None:
+        """Wait until the items that run have ended. Call `stop` before."""
+        await self._runner.drained()
+
     async def close(self) -> None:
         """Stop the tasks, and give items back that are not done."""
         self.stop()

@@ -104,6 +104,7 @@ class Runner:
         self._stopped = False
         self._wanted = asyncio.Event()  # there may be room for more items
         self._ended = asyncio.Event()  # there is something to write
+        self._left = asyncio.Event()  # an item has left the scheduler
         self.on_written: Callable[[], None] = lambda: None
         self.completed = self.failed = self.retried = self.lost = 0  # totals, for metrics
 
@@ -152,9 +153,19 @@ class Runner:
     def stop(self) -> None:
         """Claim no more items, and take back those that wait or stand ready. Running ones may end."""
         self._stopped = True
+        self._leave()
+
+    def _leave(self) -> None:
+        """Take back what waits or stands ready."""
         for held in list(self._held.values()):
             if held.work is not None or (held.offer is not None and held.waits):
                 self._take_back(held)
+
+    async def drained(self) -> None:
+        """Wait until no item runs. Call `stop` before."""
+        while self.running:
+            self._left.clear()
+            await self._left.wait()
 
     # --- claiming -----------------------------------------------------------------------------------------------
 
@@ -175,6 +186,9 @@ class Runner:
 
     async def _fill(self) -> None:
         by_stream = self._by_stream
+        if not self._port.decides:
+            self._leave()  # to whoever does
+            return
         if not by_stream:
             return
         share = max(1, min(WAITING, WAITING_ALL // len(by_stream)))
@@ -247,7 +261,7 @@ class Runner:
         ready = self._ready.get(stream)
         while ready and self._may_offer(ready[0]):
             held = ready.popleft()
-            if self._stopped or held.batch not in self._batches:
+            if self._stopped or held.batch not in self._batches or not self._port.decides:
                 held.work = None
                 self._give_back(held)
             else:
@@ -327,6 +341,7 @@ class Runner:
         else:
             self._running[held.stream] -= 1
         held.offer = None
+        self._left.set()
         self._offer_soon(held.stream)
         self._wanted.set()
 

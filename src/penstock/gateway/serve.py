@@ -197,7 +197,7 @@ class Gateway:
             self.driver.draining = True
             self.sharing.roles.drain()
             self.office.drain(queue.drain_timeout)
-            idle = asyncio.ensure_future(asyncio.wait_for(self.office.drained(), run_s))
+            idle = asyncio.ensure_future(asyncio.wait_for(self._served(self.office), run_s))
         else:
             if self.office is not None:
                 self.office.drain()
@@ -212,6 +212,12 @@ class Gateway:
             logger.warning("forced: what waits and what runs is ended now")
             if self.sharing is None:  # else what runs ends with the workers
                 self.driver.drain(queue_s=0.0, run_s=0.0)
+
+    async def _served(self, office: Office) -> None:
+        """Wait until what this gateway carries has ended: its workers' requests, and items of batches."""
+        await office.drained()
+        if self._batch is not None:
+            await self._batch.drained()
 
     async def close(self) -> None:
         """Stop everything that was started."""

@@ -142,12 +142,18 @@ class GatewayPort:
         room: Callable[[Caller, str], int],
         knows: Callable[[str], bool | None],
         aliases: Callable[[], Mapping[str, str]],
+        decides: Callable[[], bool] = lambda: True,
     ) -> None:
         self._submit = submit
         self._caller = caller
         self._room = room
         self._knows = knows
         self._aliases = aliases
+        self._decides = decides
+
+    @property
+    def decides(self) -> bool:
+        return self._decides()
 
     def offer(self, work: Work, *, sent: Callable[[bool], None], ended: Callable[[ItemAnswer], None]) -> ItemExchange:
         exchange = ItemExchange(work, self._caller(work.tenant, work.user, rights.read(work.rights)), sent, ended)

@@ -47,6 +47,10 @@ class BatchService:
         self.routes.draining = True
         self.manager.stop()
 
+    async def drained(self) -> None:
+        """Wait until the items that run have ended. Call `drain` before."""
+        await self.manager.drained()
+
     async def close(self) -> None:
         await self._calls.close()
         await self.manager.close()
