@@ -18,7 +18,7 @@ from penstock.core.values.request import Request, ServiceGot, Underway, Usage
 from penstock.core.values.retry import Failure
 from penstock.core.values.rows import Allowance
 
-PROTOCOL = 2  # of this file: two that differ in it do not talk
+PROTOCOL = 3  # of this file: two that differ in it do not talk
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=str.lower):
@@ -218,6 +218,13 @@ class AnswerMade(_Message, frozen=True):
     owner: str | None = None
 
 
+class OperatorsSaid(_Message, frozen=True):
+    """What operators have said. Between the one that decides and the first processes of other gateways, both ways."""
+
+    number: int  #: grows with each change; of two the higher one holds. 0: nothing was ever said
+    document: bytes  #: JSON, whole
+
+
 class Counted(_Message, frozen=True):
     """What was counted since the last such message: series by family, labels and what to add."""
 
@@ -274,6 +281,9 @@ class EndpointRow(msgspec.Struct, array_like=True, frozen=True):
     serves_any: bool = False
     proven: bool = True  #: it is taken for an engine
     entries: list[dict[str, object]] = []  #: what it lists of its models, as `/v1/models` shows it
+    lmcache_instance: str | None = None
+    #: How it cuts prompts into blocks, and adapters of which it has some, as its KV events say; None: nothing is known.
+    block_cut: tuple[int, list[str]] | None = None
 
 
 class Endpoints(_Message, frozen=True):
@@ -343,7 +353,7 @@ Announcement = Announcing | WaitsHere | RunsHere | ServedHere | Homes | Announce
 #: What the scheduler is told, or asked.
 Fact = Arrived | LeaseFact | RequestFact | Moved | WherePlaced
 #: What the edge tells those beside the scheduler.
-Aside = Following | Unreachable | Disowned | LoadHeader | AnswerMade | Counted | EdgeStanding
+Aside = Following | Unreachable | Disowned | LoadHeader | AnswerMade | OperatorsSaid | Counted | EdgeStanding
 Up = Hello | Announcement | Fact | Aside
 Down = (
     Welcome
@@ -355,6 +365,7 @@ Down = (
     | Loads
     | Places
     | AnswerMade
+    | OperatorsSaid
     | NewSettings
     | NewKeys
     | Heard

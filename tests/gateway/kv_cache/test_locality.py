@@ -12,7 +12,7 @@ from penstock.gateway.kv_cache.kv_source import KvSource
 from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.fake_engine.server import EngineServer
 from penstock.sim.fake_engine.text import tokenize
-from tests.gateway.conftest import Answer, World, chat
+from tests.gateway.conftest import WORKERS, Answer, World, chat
 from tests.gateway.kv_cache.lmcache_services import FakeController, FakeCoordinator
 
 ANYWHERE = "tcp://127.0.0.1:*"
@@ -41,10 +41,10 @@ async def publishing(world: World, *, replay: bool = True, **config: Any) -> Eng
     return engine
 
 
-async def following(world: World, **routing: Any) -> list[KvSource]:
+async def following(world: World, **settings: Any) -> list[KvSource]:
     """A gateway that follows the events of all engines; who follows each."""
     endpoints = [{"url": engine.url, "slots": 4, "kv_events": "auto"} for engine in world.engines]
-    gate = await world.gateway(endpoints=endpoints, routing={**KV, **routing})
+    gate = await world.gateway(endpoints=endpoints, routing=KV, **settings)
     locator = gate.endpoints.locator
     assert locator is not None
     sources = [locator.sources[engine.url.removeprefix("http://")] for engine in world.engines]
@@ -108,7 +108,8 @@ async def test_what_is_foretold_is_what_the_engine_then_finds(world: World) -> N
     exact = [
         hit for hit, (source, tokens) in zip(found, foretold, strict=True) if source == "kv_events" and hit == tokens
     ]
-    assert len(exact) >= 58, list(zip(found, foretold, strict=True))  # the very first one has nobody to be asked of
+    # The very first one has nobody to be asked of. Workers hear some tenths of a second later how engines cut blocks.
+    assert len(exact) >= (40 if WORKERS else 58), list(zip(found, foretold, strict=True))
     assert 10 < sum(hit > 0 for hit in found) < 60
 
 
@@ -160,7 +161,7 @@ def tokens_of(prompt: str) -> list[int]:
     return tokenize(json.dumps(chat(prompt)["messages"]).encode())
 
 
-async def cluster(world: World, services: dict[str, str], count: int = 2, **routing: Any) -> list[str]:
+async def cluster(world: World, services: dict[str, str], count: int = 2, **settings: Any) -> list[str]:
     """Engines in front of which LMCache is asked; instances are called cache-0, cache-1 …; the endpoints' names."""
     engines = [await world.engine() for _ in range(count)]
     endpoints = [
@@ -168,7 +169,7 @@ async def cluster(world: World, services: dict[str, str], count: int = 2, **rout
         for number, engine in enumerate(engines)
     ]
     await world.gateway(
-        endpoints=endpoints, routing={"policy": "kv", "locality": "lmcache", "lmcache": services, **routing}
+        endpoints=endpoints, routing={"policy": "kv", "locality": "lmcache", "lmcache": services}, **settings
     )
     return [str(endpoint["name"]) for endpoint in endpoints]
 

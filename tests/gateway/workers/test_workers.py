@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.config.load import ConfigError, from_mapping
 from penstock.core.values.request import Request
 from penstock.gateway.workers import office, worker
 from penstock.share.frames import written
@@ -279,14 +278,3 @@ class TestLinks:
         process = workers(world)[FIRST]
         await world.until(lambda: process.starts == 2)
         assert "it has said nothing for 0.3 s" in self.log.text
-
-
-@pytest.mark.parametrize("locality", ["kv_events", "lmcache"])
-def test_a_locality_that_one_process_has_to_follow_is_refused_with_a_word(locality: str) -> None:
-    routing: dict[str, Any] = {"locality": locality}
-    if locality == "lmcache":
-        routing["lmcache"] = {"controller": "http://c:1"}
-    endpoints = [{"url": "http://a:1", "kv_events": "auto"} if locality == "kv_events" else {"url": "http://a:1"}]
-    with pytest.raises(ConfigError, match=f"workers: are not possible with `locality: {locality}`"):
-        from_mapping({"workers": 2, "endpoints": endpoints, "routing": routing})
-    assert from_mapping({"workers": 1, "endpoints": endpoints, "routing": routing}).workers == 1

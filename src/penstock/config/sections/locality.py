@@ -56,8 +56,6 @@ def contradictions(document: Mapping[str, object]) -> Found:
     locality = routing.get("locality") or "history"
     if locality not in ("history", "kv_events", "lmcache"):
         return
-    if locality != "history":
-        yield from _several_processes(document, locality)
     endpoints = [_mapping(endpoint) for endpoint in _items(document.get("endpoints"))]
     published = list(_published(document))
     if locality == "kv_events":
@@ -81,16 +79,6 @@ def contradictions(document: Mapping[str, object]) -> Found:
         if endpoint.get("lmcache_instance"):
             message = f"means nothing with `locality: {locality}`"
             yield ("endpoints", index, "lmcache_instance"), message, "write `locality: lmcache`"
-
-
-def _several_processes(document: Mapping[str, object], locality: object) -> Found:
-    """Yields settings by which requests are carried by other processes than the one that follows caches."""
-    if str(document.get("workers") or 1) != "1":
-        message = f"are not possible with `locality: {locality}`, which one process has to follow"
-        yield ("workers",), message, "write `workers: 1`, or `locality: history`"
-    if _mapping(document.get("share")).get("listen"):
-        message = f"is not possible with `locality: {locality}`, which one process has to follow"
-        yield ("share", "listen"), message, "leave `share` out, or write `locality: history`"
 
 
 def _published(document: Mapping[str, object]) -> Iterator[Place]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -27,7 +27,7 @@ from penstock.engines.base import Model
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.endpoints.factory import EndpointFactory
 from penstock.gateway.endpoints.observer import Observer
-from penstock.gateway.kv_cache.locator import Locator, locator
+from penstock.gateway.kv_cache.locator import Locator, locator, tells
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.target import Target
 from penstock.gateway.telemetry.metrics import Metrics
@@ -155,7 +155,7 @@ class EndpointRegistry:
         locating = settings.routing.locality, settings.routing.lmcache
         if locating != self._locating:
             self._locating = locating
-            self._relocate(locator(settings, self._driver, self._catalog.names_of))
+            self._relocate(locator(settings, self._driver, self._catalog.names_of, tells(self._driver)))
         self.want(SETTINGS, settings.endpoints)
 
     def _took_movement(self) -> list[str]:
@@ -229,6 +229,21 @@ class EndpointRegistry:
     def slots(self, name: str, slots: int | Literal["auto"]) -> None:
         """Set an endpoint's slots by hand, until its source says otherwise; `auto`: as many as it is found to take."""
         self._resize(name, slots)
+
+    def by_hand(self) -> tuple[list[str], list[str]]:
+        """Returns the endpoints that operators have drained, and those that they have removed."""
+        return sorted(name for name, member in self._members.items() if member.drained), sorted(self._kept_out)
+
+    def go_by_hand(self, *, drained: Collection[str], removed: Collection[str]) -> None:
+        """Have these drained and these removed by hand, and no others, as far as they are known here."""
+        for name, member in self._members.items():
+            if member.drained and name not in drained:
+                self.resume(name)
+            elif not member.drained and name in drained:
+                self.drain(name)
+        if self._kept_out != set(removed):
+            self._kept_out = set(removed)
+            self._reconcile()
 
     def __contains__(self, name: str) -> bool:
         return name in self._members

@@ -4,6 +4,9 @@ For `kv_events` the endpoints' own events fill an exact index in the core, by ke
 up in it by the keys of its own blocks. For `lmcache` a service is asked about the tokens. Both need the prompt's
 tokens first. A request waits for the answer only as long as `Request.locate_s` says: little, and not at all while
 whoever is asked is dead or slow. What comes later still counts while the request waits for its turn.
+
+Among several processes the one that decides follows events, and fills the index. Those that carry requests ask, each
+about its own: prompts and their tokens stay where they are. Of events they are told how each endpoint cuts its blocks.
 """
 
 from __future__ import annotations
@@ -12,16 +15,18 @@ import asyncio
 import logging
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from penstock.core.scheduler import Scheduler
+from penstock.core.values.actions import Action
 from penstock.core.values.located import Source
 from penstock.engines.kv_blocks import Changes, prompt_keys
 from penstock.gateway.kv_cache.lmcache import Controller, Coordinator, LmCache, Service
 from penstock.gateway.kv_cache.tokenize_request import LATE_S, Question, question
 from penstock.gateway.kv_cache.tokenizer import Tokenizer
-from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.proxy.driver import Decides, Driver
 from penstock.gateway.proxy.target import Target
 
 if TYPE_CHECKING:
@@ -39,6 +44,24 @@ PROMPT_BYTES_MIN = 64  # shorter ones fill no block of any engine
 
 
 @dataclass(frozen=True, slots=True)
+class BlockCut:
+    """How an endpoint cuts prompts into blocks, as its events say."""
+
+    tokens: int  #: of a block
+    adapters: Collection[str]  #: of which it ever held blocks
+
+
+class Locates(Decides, Protocol):
+    """What is asked of a scheduler, or of an edge, and told to it."""
+
+    def serving(self, model: str, *, now: float) -> list[str]: ...
+    def located(self, request_id: str, keys: Iterable[int], block_tokens: int, *, now: float) -> list[Action]: ...
+    def cached(
+        self, request_id: str, tokens: Mapping[str, int], source: Source = Source.LMCACHE, *, now: float
+    ) -> list[Action]: ...
+
+
+@dataclass(frozen=True, slots=True)
 class Search:
     """The look-up of one request, prepared. `Locator.begin` it when the scheduler knows of the request."""
 
@@ -47,7 +70,7 @@ class Search:
     wait_s: float  #: how long the request may be held for the answer
     tokens: array[int] | None  #: where they are known already
     endpoint: str  #: else who is asked for them
-    sources: list[KvSource]  #: of those who could serve it, whose events are followed
+    cuts: list[BlockCut]  #: of those who could serve it, whose events are followed
 
 
 class Locator:
@@ -55,13 +78,16 @@ class Locator:
 
     def __init__(
         self,
-        driver: Driver,
+        driver: Driver[Locates],
         *,
         lmcache: LmCache | None,
         names_of: Callable[[str], Collection[str]],
+        tell: Callable[[str, Changes], None] = lambda _endpoint, _changes: None,
     ) -> None:
+        """`tell` hears what events say an endpoint holds."""
         self._driver = driver
         self._lmcache = lmcache
+        self._tell = tell
         self._names_of = names_of  # a model's names inside the engines
         self._targets: dict[str, Target] = {}
         self.tokenizer = Tokenizer(
@@ -70,6 +96,7 @@ class Locator:
             now=driver.now,
         )
         self.sources: dict[str, KvSource] = {}
+        self._cuts: dict[str, BlockCut] = {}  # as another process was told by events
         self._following: dict[str, asyncio.Task[None]] = {}
         self._context: zmq.asyncio.Context | None = None
         self._started = False
@@ -86,17 +113,36 @@ class Locator:
     def endpoint_added(self, endpoint: EndpointSection, target: Target) -> None:
         """Listen to an endpoint that the scheduler knows already. `target`: how it is asked."""
         name = endpoint.name
-        self._targets[name] = target
-        if self._lmcache is not None:
-            self._lmcache.endpoint_added(name, endpoint.url, endpoint.lmcache_instance)
-        elif endpoint.kv_events != "off":
+        self.endpoint_known(name, endpoint.url, target, lmcache_instance=endpoint.lmcache_instance)
+        if self._lmcache is None and endpoint.kv_events != "off":
             self.sources[name] = self._source(endpoint, target)
             if self._started:
                 self._follow(name)
 
+    def endpoint_known(self, name: str, url: str, target: Target, *, lmcache_instance: str | None) -> None:
+        """Ask an endpoint from now on, and about it; its events are another process's to follow."""
+        self._targets[name] = target
+        if self._lmcache is not None:
+            self._lmcache.endpoint_added(name, url, lmcache_instance)
+
+    def cuts(self, name: str, cut: BlockCut | None) -> None:
+        """An endpoint's events, which another process follows, say so; None: nothing is known of its blocks."""
+        if cut is None:
+            self._cuts.pop(name, None)
+        else:
+            self._cuts[name] = cut
+
+    def cut_of(self, name: str) -> BlockCut | None:
+        """How an endpoint cuts prompts into blocks; None: nothing is known of its blocks."""
+        source = self.sources.get(name)
+        if source is None or not len(source.blocks):
+            return self._cuts.get(name)
+        return BlockCut(source.blocks.block_tokens, source.blocks.adapters)
+
     def endpoint_removed(self, name: str) -> None:
         """Stop listening to the endpoint `name`, which the scheduler still knows."""
         del self._targets[name]
+        self._cuts.pop(name, None)
         self.tokenizer.endpoint_removed(name)
         if self._lmcache is not None:
             self._lmcache.endpoint_removed(name)
@@ -139,18 +185,6 @@ class Locator:
             tell=lambda changes: self._tell(endpoint.name, changes),
         )
 
-    def _tell(self, name: str, changes: Changes) -> None:
-        driver = self._driver
-        scheduler, now = driver.scheduler, driver.now()
-        if changes.lost:
-            driver.tell(scheduler.kv_lost(name, now=now))
-        elif changes.cleared:
-            driver.tell(scheduler.kv_cleared(name, now=now))
-        if changes.removed:
-            driver.tell(scheduler.kv_removed(name, [*changes.removed], now=now))
-        if changes.stored:
-            driver.tell(scheduler.kv_stored(name, [*changes.stored], now=now))
-
     # --- requests -------------------------------------------------------------------------------------------------
 
     def search(self, path: str, body: bytes, model: str) -> Search | None:
@@ -161,8 +195,8 @@ class Locator:
         serving = self._driver.scheduler.serving(model, now=self._driver.now())
         if len(serving) < 2:
             return None
-        sources = [source for name in serving if (source := self.sources.get(name)) is not None and len(source.blocks)]
-        if self._lmcache is None and not sources:
+        cuts = [cut for name in serving if (cut := self.cut_of(name)) is not None]
+        if self._lmcache is None and not cuts:
             return None
         asked = question(path, body, model)
         if asked is None:
@@ -171,7 +205,7 @@ class Locator:
         endpoint = self.tokenizer.endpoint(model) if tokens is None else ""
         if endpoint is None:
             return None
-        return Search(model, asked, LOCATE_S if in_time else 0.0, tokens, endpoint, sources)
+        return Search(model, asked, LOCATE_S if in_time else 0.0, tokens, endpoint, cuts)
 
     def begin(self, request_id: str, search: Search) -> None:
         """Find out where the prompt of a request is cached, as `search` says, and tell the scheduler."""
@@ -205,18 +239,23 @@ class Locator:
 
     def _tell_blocks(self, request_id: str, search: Search, tokens: array[int]) -> None:
         """The keys of its blocks, of the size that most of those who could serve it have."""
-        sizes = Counter(source.blocks.block_tokens for source in search.sources if source.blocks.block_tokens)
+        sizes = Counter(cut.tokens for cut in search.cuts if cut.tokens)
         keys: list[int] = []
         size = 1
         if sizes:
             size = max(sizes, key=lambda block_tokens: (sizes[block_tokens], -block_tokens))
-            adapted = any(search.model in source.blocks.adapters for source in search.sources)
+            adapted = any(search.model in cut.adapters for cut in search.cuts)
             keys = prompt_keys(tokens, size, adapter=search.model if adapted else "", salt=search.asked.salt)
         driver = self._driver
         driver.tell(driver.scheduler.located(request_id, keys, size, now=driver.now()))
 
 
-def locator(settings: Settings, driver: Driver, names_of: Callable[[str], Collection[str]]) -> Locator | None:
+def locator(
+    settings: Settings,
+    driver: Driver[Locates],
+    names_of: Callable[[str], Collection[str]],
+    tell: Callable[[str, Changes], None] = lambda _endpoint, _changes: None,
+) -> Locator | None:
     """What finds out where prompts are cached. None where our own history is enough for the settings' policy."""
     routing = settings.routing
     if routing.locality == "history":  # nor is any other asked with a policy that would not listen
@@ -227,4 +266,21 @@ def locator(settings: Settings, driver: Driver, names_of: Callable[[str], Collec
         services: list[Service] = [Coordinator(named.coordinator)] if named.coordinator else []
         services += [Controller(named.controller)] if named.controller else []
         lmcache = LmCache(services)
-    return Locator(driver, lmcache=lmcache, names_of=names_of)
+    return Locator(driver, lmcache=lmcache, names_of=names_of, tell=tell)
+
+
+def tells(driver: Driver[Scheduler]) -> Callable[[str, Changes], None]:
+    """Returns what tells the scheduler, which keeps the index, what an endpoint's events say."""
+
+    def tell(name: str, changes: Changes) -> None:
+        scheduler, now = driver.scheduler, driver.now()
+        if changes.lost:
+            driver.tell(scheduler.kv_lost(name, now=now))
+        elif changes.cleared:
+            driver.tell(scheduler.kv_cleared(name, now=now))
+        if changes.removed:
+            driver.tell(scheduler.kv_removed(name, [*changes.removed], now=now))
+        if changes.stored:
+            driver.tell(scheduler.kv_stored(name, [*changes.stored], now=now))
+
+    return tell

@@ -88,9 +88,11 @@ class Board:
         served = {row.name: row for row in self._driver.scheduler.served(now=self._driver.now())}
         rows: list[EndpointRow] = []
         loads: list[float | None] = []
+        locator = self._endpoints.locator
         for spec, target in self._endpoints.known():
             row = served.get(spec.name)
             models = None if row is None or row.models is None else sorted(row.models)
+            cut = None if locator is None else locator.cut_of(spec.name)
             rows.append(
                 EndpointRow(
                     spec.name,
@@ -103,6 +105,8 @@ class Board:
                     row is not None and row.serves_any,
                     self._driver.scheduler.proven(spec.name),
                     self._catalog.entries_of(spec.name),
+                    spec.lmcache_instance,
+                    None if cut is None else (cut.tokens, sorted(cut.adapters)),
                 )
             )
             loads.append(None if row is None or row.load is None else round(row.load, 2))

@@ -19,9 +19,12 @@ from penstock.engines.openai import OPENAI
 from penstock.engines.recognise import ENGINES
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.endpoints.factory import target_at, upstream_timeouts
+from penstock.gateway.kv_cache.locator import BlockCut, Locator, locator
+from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.target import Target
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.http.client.pool import UpstreamTimeouts
+from penstock.share.edge import Edge
 from penstock.share.messages import Aside, Disowned, EndpointRow, LoadHeader, Unreachable
 
 GONE_S = 1.0  # for what needs no turn, and so no lease, at an endpoint that the registry has given up
@@ -31,13 +34,18 @@ QUIET_LOOK_S = 0.1  # how often it is looked whether what runs at one that is go
 class WorkerTargets:
     """`targets` is shared with whoever sends to them."""
 
-    def __init__(self, *, catalog: Catalog, metrics: Metrics, say: Callable[[Aside], None]) -> None:
+    def __init__(
+        self, driver: Driver[Edge], *, catalog: Catalog, metrics: Metrics, say: Callable[[Aside], None]
+    ) -> None:
+        self._driver = driver
         self._timeouts = UpstreamTimeouts()
         self._catalog = catalog
         self._metrics = metrics
         self._say = say
         self.targets: dict[str, Target] = {}
-        self.locator = None
+        self._locating: object = None  # the settings that the locator was made by
+        self.locator: Locator | None = None  #: what finds out where prompts are cached, where that is asked for
+        self._closing: asyncio.Task[None] | None = None  # closes a locator that was replaced
         self._rows: dict[str, EndpointRow] = {}
         self._keys: dict[tuple[str, str], str] = {}
         self._leaving: list[tuple[float, Target]] = []
@@ -51,7 +59,7 @@ class WorkerTargets:
         """These there are."""
         rows = [self._with_key(row) for row in rows]
         for name in self._rows.keys() - {row.name for row in rows}:
-            self._leave(self.targets.pop(name), for_s=GONE_S)
+            self._drop(name, for_s=GONE_S)
             self._catalog.forgotten(name)
             self._metrics.endpoint_removed(name)
             del self._rows[name]
@@ -59,15 +67,18 @@ class WorkerTargets:
             before = self._rows.get(row.name)
             if before is None or _place(before) != _place(row):
                 if before is not None:
-                    self._leave(self.targets[row.name])
+                    self._drop(row.name)
                 else:
                     self._metrics.endpoint_added(row.name, row.url)
-                self.targets[row.name] = self._made(row)
+                self.targets[row.name] = target = self._made(row)
+                self._locate(row, target)
             target = self.targets[row.name]
             target.engine = ENGINES.get(row.engine, OPENAI)
             target.priority = None if row.priority is None else Priority[row.priority]
             if before is None or before.entries != row.entries:
                 self._list(row)
+            if self.locator is not None:
+                self.locator.cuts(row.name, _cut(row))
             self._rows[row.name] = row
 
     def follow(self, settings: Settings) -> None:
@@ -75,6 +86,10 @@ class WorkerTargets:
         self._timeouts = upstream_timeouts(settings)
         for target in self.targets.values():
             target.upstream.retime(self._timeouts)
+        locating = settings.routing.locality, settings.routing.lmcache
+        if locating != self._locating:
+            self._locating = locating
+            self._relocate(locator(settings, self._driver, self._catalog.names_of))
 
     def moved(self) -> list[str]:
         """Endpoints whose answers have come further since this was last asked."""
@@ -86,6 +101,7 @@ class WorkerTargets:
             self._look.cancel()
         for target in (*self.targets.values(), *(target for _, target in self._leaving)):
             target.upstream.close()
+        self._relocate(None)
 
     def _with_key(self, row: EndpointRow) -> EndpointRow:
         key = self._keys.get((row.name, row.url))
@@ -103,8 +119,23 @@ class WorkerTargets:
         self._catalog.listed(row.name, models)
         self._metrics.models_known(model.id for model in models)
 
-    def _leave(self, target: Target, *, for_s: float = math.inf) -> None:
-        self._leaving.append((asyncio.get_running_loop().time() + for_s, target))
+    def _relocate(self, locator: Locator | None) -> None:
+        before, self.locator = self.locator, locator
+        for name, row in self._rows.items():
+            self._locate(row, self.targets[name])
+        if before is not None:
+            self._closing = asyncio.get_running_loop().create_task(before.close())
+
+    def _locate(self, row: EndpointRow, target: Target) -> None:
+        if self.locator is not None:
+            self.locator.endpoint_known(row.name, row.url, target, lmcache_instance=row.lmcache_instance)
+            self.locator.cuts(row.name, _cut(row))
+
+    def _drop(self, name: str, *, for_s: float = math.inf) -> None:
+        """Use a target no more; what runs there may end."""
+        if self.locator is not None:
+            self.locator.endpoint_removed(name)
+        self._leaving.append((asyncio.get_running_loop().time() + for_s, self.targets.pop(name)))
         if self._look is None:
             self._sweep()
 
@@ -123,4 +154,8 @@ class WorkerTargets:
 
 def _place(row: EndpointRow) -> tuple[object, ...]:
     """What makes it another one under its name."""
-    return row.url, row.api_key, row.labels
+    return row.url, row.api_key, row.labels, row.lmcache_instance
+
+
+def _cut(row: EndpointRow) -> BlockCut | None:
+    return None if row.block_cut is None else BlockCut(*row.block_cut)

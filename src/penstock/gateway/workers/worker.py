@@ -98,7 +98,7 @@ class Worker:
         self.metrics = Metrics(snapshot=_no_picture)
         self._counts = CountsTaker(self.metrics)
         catalog = Catalog()
-        self.targets = WorkerTargets(catalog=catalog, metrics=self.metrics, say=self.deciding.say)
+        self.targets = WorkerTargets(self.driver, catalog=catalog, metrics=self.metrics, say=self.deciding.say)
         self._callers = callers = Callers()
         affinities, reporting = Affinities(), Reporting()
         self._responses = affinities.responses
@@ -240,12 +240,12 @@ class Worker:
     def _tick(self) -> None:
         now = self.driver.now()
         self._lag_s = max(self._lag_s, now - self._due_s)
+        self._due_s = now + TICK_S
+        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)  # first: whatever fails, it goes on
         self._edge.moved(self.targets.moved(), now=now)
         if self._ticks % TICKS_PER_STANDING == 0 or self.driver.draining:
             self._stand(now)
         self._ticks += 1
-        self._due_s = now + TICK_S
-        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def _stand(self, now: float) -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
