@@ -103,6 +103,7 @@ class Scheduler:
         questions = Questions(state)
         self.next_deadline = questions.next_deadline
         self.room = questions.room
+        self.stopped = questions.stopped
         self.knows = questions.knows
         self.serving = questions.serving
         self.served = questions.served

@@ -81,13 +81,10 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         port = GatewayPort(
             submit=lambda *request: app.submit(*request),  # noqa: PLW0108 - the app comes after it
             caller=lambda tenant, user, rights: callers.inside(tenant, user, driver.now(), rights),
-            room=lambda caller, model: (
-                scheduler.room(model, caller.account, caller.band, now=driver.now())
-                if sharing is None or sharing.roles.decides
-                else 0
-            ),
+            room=lambda caller, model: scheduler.room(model, caller.account, caller.band, now=driver.now()),
             knows=lambda model: scheduler.knows(model, now=driver.now()),
             aliases=lambda: catalog.aliases,
+            decides=lambda: sharing is None or sharing.roles.decides,
         )
         batch = batch_service(settings.batch, store, port=port, driver=driver, callers=callers, metrics=metrics)
     app = App(
@@ -146,6 +143,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
             responses=affinities.responses,
             events=events,
             routes=routes,
+            orders=orders,
         )
         if book is not None:
             book.tell_workers(office.know_keys)

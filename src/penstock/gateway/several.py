@@ -6,6 +6,7 @@ from penstock.config.model import Settings
 from penstock.gateway import settings_map
 from penstock.gateway.admin.events import EventLog
 from penstock.gateway.admin.routes import AdminRoutes
+from penstock.gateway.admin.tenant_orders import TenantOrders
 from penstock.gateway.builtin.operators import OperatorsApp
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.endpoints.registry import EndpointRegistry
@@ -14,6 +15,7 @@ from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.ties import Responses
 from penstock.gateway.share.sharing import Sharing
 from penstock.gateway.share.verbs import DeciderVerbs
+from penstock.gateway.share.words import OperatorWords
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.gateway.workers.office import Office
 from penstock.gateway.workers.relayed import FromWorkers
@@ -32,6 +34,7 @@ def several(
     responses: Responses,
     events: EventLog,
     routes: AdminRoutes,
+    orders: TenantOrders,
 ) -> tuple[Office, Sharing | None, tuple[Handler, Handler]]:
     """The office; the part in a group, None where nothing is shared; what answers workers, and operators."""
     office = Office(
@@ -47,8 +50,15 @@ def several(
     if not settings.share.enabled:
         return office, None, (FromWorkers(app), operators)
     refuse = app.refusals.refuse
+    words = OperatorWords(driver, endpoints, orders)
     sharing = Sharing(
-        *(settings, office, driver), app=app, operators=operators, refuse=refuse, metrics=metrics, events=events
+        *(settings, office, driver),
+        app=app,
+        operators=operators,
+        refuse=refuse,
+        metrics=metrics,
+        events=events,
+        words=words,
     )
     DeciderVerbs(sharing.roles.step_down).add_to(routes)
     return office, sharing, (FromWorkers(sharing.handlers[0]), sharing.handlers[1])

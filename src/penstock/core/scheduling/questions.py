@@ -50,6 +50,11 @@ class Questions:
         times = (due_s, state.queue_until_s, state.stop_at_s)
         return min((time for time in times if time is not None), default=None)
 
+    def stopped(self) -> tuple[list[str | None], list[str | None]]:
+        """Returns the models that operators have paused, and those that they have drained; None among them: all."""
+        pauses = self._state.pauses
+        return list(pauses.paused), list(pauses.drained)
+
     def room(self, model: str, tenant: str, band: int, *, now: float) -> int:
         """Returns how many more requests there is room for: in the queue or, with queueing off, in unused slots.
 

@@ -180,6 +180,7 @@ class Door:
             place.link.end(why)
 
     def _look(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)  # first: whatever fails, it looks again
         now = self._now()
         for place in tuple(self._newcomers):
             if now - place.since_s > HELLO_S:
@@ -190,4 +191,3 @@ class Door:
         for name, followed_s in tuple(self._gone.items()):
             if now - followed_s > KNOWN_S:
                 del self._gone[name]
-        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
@@ -26,15 +26,19 @@ from penstock.gateway.share.dial import Dialler
 from penstock.gateway.share.door import Door
 from penstock.gateway.share.outward import Outward
 from penstock.gateway.share.standing import Role, ShareNow
+from penstock.gateway.share.words import OperatorWords
 from penstock.gateway.workers.office import Office
 from penstock.share.edge import Edge
 from penstock.share.election import Election, Follows, Leads, Standing
 from penstock.share.frames import Frame
-from penstock.share.messages import PROTOCOL, Down, EdgeStanding, Heard, Hello
+from penstock.share.messages import PROTOCOL, Down, EdgeStanding, Heard, Hello, OperatorsSaid
 
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.25
+FAULT_S: Final = 0.5  # before what failed by a fault of ours is begun again; doubles
+FAULT_S_MAX: Final = 15.0
+STEADY_S: Final = 30.0  # that it went well until a fault: then that one is the first
 THERE_S: Final = 60.0  # a gateway that is gone may be cut off: it counts for so long
 NEVER_TOLD: Final = 2  # gateways, as long as none was met: one that decides, and this one
 
@@ -50,6 +54,7 @@ class GroupRole:
         door: Door,
         events: EventLog,
         *,
+        words: OperatorWords,
         now: Callable[[], float],
         drains: Callable[[], bool],
     ) -> None:
@@ -58,6 +63,7 @@ class GroupRole:
         self._election = election
         self._door = door
         self._events = events
+        self._words = words
         self._now = now
         self._drains = drains
         self.role: Role = "looks"
@@ -80,6 +86,7 @@ class GroupRole:
         self._tasks: list[asyncio.Task[None]] = []
         self.beside: Callable[[], str | None] = lambda: None  #: what else is wrong between gateways, in words
         office.awake = self._may
+        office.operators_said = words.heard
         door.superseded = election.at_least
 
     async def start(self) -> None:
@@ -87,7 +94,8 @@ class GroupRole:
         await self._door.start()
         self._since_s = self._seen_s = self._now()
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._election.run(self._changed)), loop.create_task(self._watch())]
+        works = (lambda: self._election.run(self._changed), self._watch)
+        self._tasks = [loop.create_task(self._lasting(work)) for work in works]
 
     def drain(self) -> None:
         """The gateway ends: another one shall decide, where there is any."""
@@ -202,6 +210,8 @@ class GroupRole:
         self._followed = self._outward.address
         if self.role == "alone":
             self._step_down()
+        self._words.stand_by()
+        self._outward.say(self._words.message)
         self._turn("stands_by", f"{self._outward.address} decides, epoch {self._edge.epoch}")
         self._count(self._now())
         self._office.obey(self._outward.address, self._edge.epoch)
@@ -217,10 +227,13 @@ class GroupRole:
         now = self._now()
         _, others = self._edge.take(frame, now=now)
         for message in others:
-            if isinstance(message, Heard):
-                self._link_s = now - message.sent_s
-                if message.at_s:
-                    self._is_there(now, message.at_s)
+            match message:
+                case Heard():
+                    self._link_s = now - message.sent_s
+                    if message.at_s:
+                        self._is_there(now, message.at_s)
+                case OperatorsSaid():
+                    self._words.heard(message)
 
     def _is_there(self, now: float, at_s: float) -> None:
         """The decider says that it decides."""
@@ -230,6 +243,21 @@ class GroupRole:
             self._linked()
 
     # --- from the clock -------------------------------------------------------------------------------------------
+
+    async def _lasting(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run `work` again whenever it fails: by a fault of ours no gateway is to lose sight of the others for good."""
+        pause_s = FAULT_S
+        while True:
+            began_s = self._now()
+            try:
+                await work()
+            except Exception:
+                logger.exception("share: a fault of ours; it is begun again in %g s", pause_s)
+                self._events.note("share", f"a fault of ours, which the log tells; begun again in {pause_s:g} s")
+            else:
+                return  # it was closed
+            await asyncio.sleep(pause_s)
+            pause_s = FAULT_S if self._now() - began_s > STEADY_S else min(2 * pause_s, FAULT_S_MAX)
 
     async def _watch(self) -> None:
         while True:
@@ -241,6 +269,8 @@ class GroupRole:
             self._count(now)
             if self.role == "leads":
                 self._election.followed(self._door.followed_s())
+                self._words.look(self._office.decider.epoch)
+                self._office.tell_gateways(self._words.message)
                 if self._office.decider.phase != "holding":
                     self._seen_s = now
             elif self._outward.is_linked:

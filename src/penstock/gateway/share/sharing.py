@@ -20,6 +20,7 @@ from penstock.gateway.share.door import Door
 from penstock.gateway.share.elsewhere import CALLERS_PLACE, AskedByOthers, Elsewhere, is_whole
 from penstock.gateway.share.roles import GroupRole
 from penstock.gateway.share.static import StaticElection
+from penstock.gateway.share.words import OperatorWords
 from penstock.gateway.telemetry.exposition import Levels
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.gateway.workers.office import Office
@@ -51,6 +52,7 @@ class Sharing:
         refuse: Refuse,
         metrics: Metrics,
         events: EventLog,
+        words: OperatorWords,
     ) -> None:
         share, is_apart = settings.share, settings.admin_address is not None  # operators have an address of their own
         port = SharePort(share)
@@ -60,7 +62,10 @@ class Sharing:
         port.question = self._questions.adopt
         door = Door(port, office, events, address=share.place, now=driver.now)
         self.roles = GroupRole(
-            *(share, office, election_of(share), door, events), now=driver.now, drains=lambda: driver.draining
+            *(share, office, election_of(share), door, events),
+            words=words,
+            now=driver.now,
+            drains=lambda: driver.draining,
         )
         dial, of_callers = Dialler(share), (lambda path: path == CALLERS_PLACE) if is_apart else is_whole
         self.handlers: tuple[Handler, Handler] = (

@@ -50,6 +50,7 @@ from penstock.share.messages import (
     NewKeys,
     NewSettings,
     NotTaken,
+    OperatorsSaid,
     Stop,
     Unreachable,
     Up,
@@ -108,6 +109,9 @@ class Office:
         self._by_name = {worker.name: worker for worker in self._workers}
         self.others: dict[str, EdgePlace] = {}  #: edges of other gateways that this one decides for
         self.awake: Callable[[], None] = lambda: None  #: called before anything is decided: may this gateway?
+        self.operators_said: Callable[[OperatorsSaid], None] = lambda _: (
+            None
+        )  #: told what another gateway knows of that
         self._decides = WhoDecides(None, 0) if self.shares else WhoDecides("", EPOCH)
         self._keys: NewKeys | None = None  # None: none are made here, or they were not read yet
         self._listening: list[socket.socket] = []
@@ -278,6 +282,13 @@ class Office:
         other.say(Welcome(penstock.__version__, self.shared_hash))
         self._seat(other)
 
+    def tell_gateways(self, words: OperatorsSaid) -> None:
+        """Tell other gateways what operators have said, each once."""
+        for other in self.others.values():
+            if other.is_gateway and other.words != words.number:
+                other.words = words.number
+                other.say(words)
+
     def lost(self, other: EdgePlace, why: str) -> None:
         """The link to an edge of another gateway broke. The edge may live."""
         seat = other.seat
@@ -414,6 +425,8 @@ class Office:
                 self._say(message, but=place)
             case Following():
                 self._follows(place, message.settings)
+            case OperatorsSaid():
+                self.operators_said(message)
             case Unreachable() | Disowned() | LoadHeader():
                 self._board.heard(message)
             case Hello():
@@ -465,13 +478,13 @@ class Office:
             self._board.refresh()
 
     def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(REFRESH_S, self._tick)  # first: whatever fails, it goes on
         self._board.refresh()
         now = self._driver.now()
         for worker in self._workers:
             patience_s = HUNG_S if worker.ready else READY_S
             if worker.link is not None and now - worker.heard_s > patience_s:
                 worker.link.end(f"it has said nothing for {patience_s:g} s")
-        self._timer = asyncio.get_running_loop().call_later(REFRESH_S, self._tick)
 
     def _refresh_soon(self) -> None:
         if not self._refreshes:

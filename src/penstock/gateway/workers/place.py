@@ -44,6 +44,7 @@ class EdgePlace:
         self.standing: EdgeStanding | None = None
         self.cpu = 0.0
         self.told: set[str] = set()  #: endpoints that it knows
+        self.words = 0  #: the number of the operators' words that it was told, where it is another gateway
 
     @property
     def is_ours(self) -> bool:

@@ -1,0 +1,116 @@
+"""What have operators said at the gateway that decides, and how does it hold when another one does?
+
+The first process of every gateway is told, and goes by it while it stands by, so whoever is elected knows it already;
+one that is new hears it from the others, each of which says it when it is taken as an edge. It is told whole, with a
+number that grows with each change and with each decider: the highest counts. What is said to a gateway that decides
+alone is its own, and over when it is one queue again.
+
+It is what stops something: pauses and drains, of models, tenants and endpoints; other limits of tenants; endpoints that
+were removed. Endpoints that were added are not among it, for their keys do not travel between machines.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from penstock.gateway.admin.tenant_orders import ORDERED_MAX, Order, TenantOrders
+from penstock.gateway.endpoints.registry import EndpointRegistry
+from penstock.gateway.proxy.driver import Driver
+from penstock.share.messages import OperatorsSaid
+
+logger = logging.getLogger(__name__)
+
+NAMES_MAX: Final = 10_000  # of models and endpoints
+EPOCH_BITS: Final = 32
+
+
+class Said(msgspec.Struct, frozen=True):
+    """All that holds of it."""
+
+    tenants: dict[str, dict[str, Order]] = {}
+    paused: list[str | None] = []  #: models; None: all
+    drained: list[str | None] = []
+    endpoints_drained: list[str] = []
+    endpoints_removed: list[str] = []
+
+    @property
+    def is_bounded(self) -> bool:
+        """Returns False where no gateway can have been told so much."""
+        names: list[list[str | None] | list[str]] = [self.paused, self.drained]
+        names += [self.endpoints_drained, self.endpoints_removed]
+        return len(self.tenants) <= ORDERED_MAX and sum(len(some) for some in names) <= NAMES_MAX
+
+
+class OperatorWords:
+    """What was said, where it was said or heard last."""
+
+    def __init__(self, driver: Driver, endpoints: EndpointRegistry, orders: TenantOrders) -> None:
+        self._driver = driver
+        self._endpoints = endpoints
+        self._orders = orders
+        self._said = Said()
+        self.message = OperatorsSaid(0, msgspec.json.encode(self._said))  #: for whoever has not heard it
+
+    def look(self, epoch: int) -> None:
+        """Was anything said since the last look? To be asked by the gateway that decides, in this epoch."""
+        said = self._now()
+        if said != self._said:
+            self._said = said
+            number = max(self.message.number, epoch << EPOCH_BITS) + 1
+            self.message = OperatorsSaid(number, msgspec.json.encode(said))
+
+    def heard(self, message: OperatorsSaid) -> None:
+        """Another gateway says what it knows: go by it, if that is later."""
+        if message.number <= self.message.number:
+            return
+        try:
+            said = msgspec.json.decode(message.document, type=Said)
+        except msgspec.DecodeError as error:
+            logger.warning("share: what operators said came in words that make no sense: %s", error)
+            return
+        if not said.is_bounded:
+            logger.warning("share: of what operators said more came than can be")
+            return
+        self.message = message
+        self._go_by(said)
+
+    def stand_by(self) -> None:
+        """Another gateway decides: what was said to this one alone is over."""
+        if self._now() != self._said:
+            self._go_by(msgspec.json.decode(self.message.document, type=Said))
+
+    def _now(self) -> Said:
+        paused, drained = self._driver.scheduler.stopped()
+        endpoints_drained, endpoints_removed = self._endpoints.by_hand()
+        tenants = {name: dict(self._orders.of(name)) for name in self._orders}
+        return Said(tenants, paused, drained, endpoints_drained, endpoints_removed)
+
+    def _go_by(self, said: Said) -> None:
+        driver, before = self._driver, self._now()
+        self._stop(said.paused, said.drained, before)
+        if said.tenants != before.tenants:
+            self._orders.replace(said.tenants)
+            driver.tell(driver.scheduler.tenants_limited(self._orders.limits(), now=driver.now()))
+        self._endpoints.go_by_hand(drained=said.endpoints_drained, removed=said.endpoints_removed)
+        self._said = self._now()  # of what is known here
+
+    def _stop(self, paused: Iterable[str | None], drained: Iterable[str | None], before: Said) -> None:
+        """Stop these models, and no others: first what is new, so that nothing slips through in between."""
+        driver, now = self._driver, self._driver.now()
+        for model in [model for model in paused if model not in before.paused]:
+            driver.tell(driver.scheduler.paused(model, now=now))
+        for model in [model for model in drained if model not in before.drained]:
+            driver.tell(driver.scheduler.drained(model, now=now))
+        over = {*before.paused} - {*paused} | {*before.drained} - {*drained}
+        if not over:
+            return
+        for model in over:
+            driver.tell(driver.scheduler.resumed(model, now=now))
+        for model in paused:  # to resume takes both back, and of all models every stop there is
+            driver.tell(driver.scheduler.paused(model, now=now))
+        for model in drained:
+            driver.tell(driver.scheduler.drained(model, now=now))
