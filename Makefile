@@ -102,7 +102,7 @@ shots: .venv/dev.stamp
 
 # The tests that need a PostgreSQL server (Debian: apt-get install postgresql): here a missing one is a failure.
 test-postgres: .venv/dev.stamp
-	PENSTOCK_TEST_POSTGRES=required $(BIN)/python -m pytest -k postgres tests/conformance/test_store.py tests/batch tests/gateway/elect
+	PENSTOCK_TEST_POSTGRES=required $(BIN)/python -m pytest -k postgres tests/conformance/test_store.py tests/batch tests/gateway/elect tests/gateway/share
 
 # The gateway in front of real engines on this CPU: two vLLM and a llama.cpp, which are installed first where they are
 # missing. PENSTOCK_ENGINES: where (~/.cache/penstock-engines). Takes about 10 minutes once, then 5 to 14; see docs/engines.md.

@@ -12,46 +12,19 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from penstock.share.election import LOOK_S, TTL_S
-from tests.batch import postgres
-from tests.gateway.elect import valkey
-from tests.gateway.elect.lease_api import LeaseApi
+from tests.gateway.elect.stores import KINDS, store
 
 SPAN = 1 / 3
 SLACK_S = 1.5  # for processes that wait for a processor
 WAIT_S = 30.0
-
-
-class Stores:
-    """One store of a kind, and how it is stopped and started."""
-
-    def __init__(self, settings: dict[str, Any], stop: Callable[[], None], start: Callable[[], None]) -> None:
-        self.settings = settings
-        self.stop = stop
-        self.start = start
-
-
-@contextmanager
-def store(kind: str) -> Iterator[Stores]:
-    if kind == "kubernetes":
-        api = LeaseApi()
-        settings = {"server": api.url, "token": api.token, "namespace": "prod", "lease": "gate"}
-        yield Stores({kind: settings}, api.stop, api.start)
-        api.stop()
-    elif kind == "valkey":  # it keeps nothing: what it holds is gone
-        with valkey.server() as running:
-            yield Stores({kind: {"url": running.url}}, running.stop, running.start)
-    else:
-        postgres.require()
-        with postgres.own_server() as database:
-            yield Stores({kind: {"url": database.url}}, database.stop, database.start)
 
 
 class Holder:
@@ -120,7 +93,7 @@ def never_two(running: list[Holder]) -> list[int]:
     return epochs
 
 
-@pytest.mark.parametrize("kind", ["kubernetes", "valkey", "postgres"])
+@pytest.mark.parametrize("kind", KINDS)
 async def test_killed_stopped_and_with_a_store_that_goes(kind: str) -> None:
     with store(kind) as stores:
         async with holders(stores.settings) as running:

@@ -9,12 +9,13 @@ import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tests.gateway.conftest import WAIT_S, Answer, Client, World, chat, request
 from tests.gateway.test_shutdown import Process, penstock
+from tests.gateway.workers.pids import workers_of
 
 SECRET = "a-secret-of-this-group"
 
@@ -35,10 +36,13 @@ class GatewayProcess:
         self.path = path
         self.port = 0
         self.process: Process | None = None
+        self.earlier = ""  # the logs of its lives before this one
         self._world = world
         self._reading: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        if self.process is not None:
+            self.earlier += self.log
         self.process = await penstock("serve", "-c", str(self.path), XDG_STATE_HOME=str(self.path.parent / self.name))
         self.port = int((await self.process.line(b"listening on")).rpartition(b":")[2])
         self._reading = asyncio.create_task(self._read(self.process))
@@ -58,6 +62,13 @@ class GatewayProcess:
         async with asyncio.timeout(WAIT_S):
             while words not in self.log:
                 await asyncio.sleep(0.02)
+
+    @property
+    def pids(self) -> list[int]:
+        """Its processes, the first one first."""
+        assert self.process is not None
+        first = self.process.process.pid
+        return [first, *workers_of(first)]
 
     def kill(self) -> None:
         """Its first process; the workers go with it."""
@@ -114,9 +125,10 @@ class GatewayProcess:
         try:
             async with asyncio.timeout(WAIT_S):
                 while True:
-                    state = await self.state()
-                    if "error" not in state and claim(state):  # whoever was asked may just have died
-                        return state
+                    with suppress(OSError, EOFError):  # whoever was asked may just have died
+                        state = await self.state()
+                        if "error" not in state and claim(state):
+                            return state
                     await asyncio.sleep(0.05)
         except TimeoutError:
             raise AssertionError(
@@ -164,54 +176,6 @@ class Group:
         for one in made:
             await one.until(lambda state: len(state["edges"]) == edges)
         return made
-
-
-class Way:
-    """The way between two machines: bytes pass, until it is cut; then none do, and nobody is told."""
-
-    def __init__(self) -> None:
-        self.to = ""
-        self._is_cut = False
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> Way:
-        self._server = await asyncio.start_server(self._came, "127.0.0.1", 0)
-        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def cut(self) -> None:
-        self._is_cut = True
-
-    def mend(self) -> None:
-        """What was begun before is lost for good, as where a router has forgotten it."""
-        self._is_cut = False
-        for task in self._tasks:
-            task.cancel()
-
-    async def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host, _, port = self.to.rpartition(":")
-        there, back = await asyncio.open_connection(host, int(port))
-        for source, target in ((reader, back), (there, writer)):
-            task = asyncio.create_task(self._pass(source, target))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _pass(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        try:
-            while data := await source.read(1 << 16):
-                while self._is_cut:
-                    await asyncio.sleep(0.01)
-                target.write(data)
-        except OSError:
-            pass
-        finally:
-            target.close()
 
 
 def certificate(folder: Path, name: str) -> dict[str, str]:

@@ -1,4 +1,7 @@
-"""Gateways that elect the one which decides, by a real Valkey: it dies, it is told to step down, the store dies."""
+"""Gateways that elect the one which decides: it dies, it is told to step down, the store dies.
+
+By a real Valkey, and where another one takes over also by a real PostgreSQL and by a Lease.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,26 @@ import asyncio
 import signal
 import time
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.gateway.conftest import World
 from tests.gateway.elect import valkey
-from tests.gateway.share.group import GatewayProcess, Way, group
+from tests.gateway.elect.stores import KINDS, store
+from tests.gateway.share.group import GatewayProcess, group
+from tests.gateway.share.network import Way
 
 EXTRA_WAIT_S = 4.0  # that a request waits for at the most, because who decided about it died
 
 
 def elected(server: valkey.Server) -> dict[str, object]:
     """Settings of a group."""
-    return {"elect": {"valkey": {"url": server.url, "key": "test"}}, "alone_after": "5s"}
+    return elected_by({"valkey": {"url": server.url, "key": "test"}})
+
+
+def elected_by(elect: dict[str, Any]) -> dict[str, object]:
+    return {"elect": elect, "alone_after": "5s"}
 
 
 async def decider(gateways: list[GatewayProcess]) -> GatewayProcess:
@@ -25,13 +37,14 @@ async def decider(gateways: list[GatewayProcess]) -> GatewayProcess:
     return next(one for one in gateways if all(role["name"] == one.name for role in roles))
 
 
+@pytest.mark.parametrize("kind", KINDS)
 async def test_another_gateway_decides_within_seconds_and_no_stream_of_others_breaks(
-    world: World, tmp_path: Path
+    world: World, tmp_path: Path, kind: str
 ) -> None:
     engine = await world.engine(step_s=0.01)
-    with valkey.server() as server:
+    with store(kind) as stores:
         async with group(world, tmp_path) as made:
-            gateways = await made.start("gw1", "gw2", "gw3", share=elected(server))
+            gateways = await made.start("gw1", "gw2", "gw3", share=elected_by(stores.settings))
             first = await decider(gateways)
             others = [one for one in gateways if one is not first]
             runs = [await one.streaming(tokens=1000) for one in (*others, *others)]
@@ -60,13 +73,14 @@ async def test_another_gateway_decides_within_seconds_and_no_stream_of_others_br
             assert state["share"]["name"] != first.name, "who decides goes on to"
 
 
+@pytest.mark.parametrize("kind", KINDS)
 async def test_whoever_decides_steps_down_when_told_to_and_what_runs_and_waits_goes_on(
-    world: World, tmp_path: Path
+    world: World, tmp_path: Path, kind: str
 ) -> None:
     engine = await world.engine(step_s=0.01)
-    with valkey.server() as server:
+    with store(kind) as stores:
         async with group(world, tmp_path) as made:
-            gateways = await made.start("gw1", "gw2", share=elected(server))
+            gateways = await made.start("gw1", "gw2", share=elected_by(stores.settings))
             first = await decider(gateways)
             second = next(one for one in gateways if one is not first)
             runs = [await one.streaming(tokens=400) for one in (first, second, first, second)]

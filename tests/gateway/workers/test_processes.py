@@ -16,18 +16,12 @@ import pytest
 from penstock.gateway.cpus import usable_cpus
 from tests.gateway.conftest import Client, World
 from tests.gateway.test_shutdown import Process, penstock, serving
+from tests.gateway.workers.pids import workers_of
 
 
 def _workers(process: Process) -> dict[int, str]:
     """The workers' processes, and what they are called."""
-    found: dict[int, str] = {}
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            if b"penstock.gateway.workers" in words and parent == process.process.pid:
-                found[int(entry.name)] = words[words.index(b"--name") + 1].decode()
-    return found
+    return workers_of(process.process.pid)
 
 
 def _alive(pid: int) -> bool:
