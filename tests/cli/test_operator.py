@@ -25,13 +25,15 @@ async def test_status_says_it_in_a_sentence_and_by_its_exit_code(
     await world.engine()
     await world.gateway()
     assert await run(world, "status", "--check") == 0
-    assert capsys.readouterr().out.startswith("● ok Idle: nothing waits, nothing runs.\n")
+    assert capsys.readouterr().out.startswith("● ok Idle: nothing waits, nothing runs. 1 of 1 engines is up.\n")
     assert await run(world, "pause", "sim") == 0
-    assert capsys.readouterr().out == "paused: sim; 0 wait\n"
+    assert capsys.readouterr().out == "paused: sim; 0 wait; `penstock resume` takes it back\n"
     assert await run(world, "status", "--check") == 3
-    assert "Paused: sim" in capsys.readouterr().out
+    assert "Paused by an operator (127.0.0.1, " in capsys.readouterr().out
     assert await run(world, "status", "--json") == 0
     assert json.loads(capsys.readouterr().out)["paused"] == ["sim"]
+    assert await run(world, "drain") == 0
+    assert capsys.readouterr().out == "paused: sim; drained: everything; 0 wait; `penstock resume` takes it back\n"
     assert await run(world, "resume") == 0
     assert capsys.readouterr().out == "nothing is stopped; 0 wait\n"
 

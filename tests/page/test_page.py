@@ -83,7 +83,7 @@ async def test_it_pauses_everything_and_resumes(world: World, window: Window) ->
     await window.open(world)
     await window.page.click('#stops button[data-verb="pause"]')
     await window.page.click("#ask-yes")
-    await window.says("Paused: everything.")
+    await window.says("ago): everything.")
     await window.page.click('#stops button[data-verb="resume"]')
     await window.says("Idle: nothing waits, nothing runs.")
 
@@ -98,9 +98,11 @@ async def test_it_says_first_that_everything_is_drained_and_what_takes_it_back(w
     await window.says("all it asks for", '#tenants tr[data-key$="team-a"]')
     await window.page.click('#stops button[data-verb="drain"]')
     await window.page.click("#ask-yes")
-    await window.says("Drained by an operator: nothing new is let in.")
+    await window.says("Being drained by an operator (127.0.0.1, ")
+    await window.says(" ago): nothing new is let in.")
     assert (await world.chat_with({"x-tenant-id": "team-a"})).error()["code"] == "draining"
-    await window.says("Drained by an operator: nothing new is let in, 1 request refused in the last minute.")
+    await window.says(" ago): nothing new is let in, 1 request refused for it in the last minute.", "#lead")
+    await window.says("2 requests still run.", "#rest")
     await window.says("■ attention", "#tone")
     await window.says("penstock resume", "#advice code")
     await window.says("all it asks for", '#tenants tr[data-key$="team-b"]')
@@ -123,6 +125,7 @@ async def test_it_shows_failures_with_whose_they_are(world: World, window: Windo
     await window.says("broken off (stream_broken)", "#failures")
     await window.says(f"{name} broke 1 stream of nightly", "#events")
     await window.says("1 broken off", "#numbers")
+    await window.says("1 broken off", '#tenants tr[data-key$="nightly"]')
     await window.page.wait_for_function(
         "() => /broken streams.*max 1/.test(document.querySelector('#curves').textContent)"
     )
@@ -156,6 +159,22 @@ async def test_curves_have_ranges_and_show_the_values_under_the_pointer(world: W
     told = await window.page.get_attribute(f"{curve} canvas", "aria-label")
     assert told == "running: 1 · slots 4", "for who does not see it"
     running.hang_up()
+
+
+async def test_words_numbers_and_lines_are_explained(world: World, window: Window) -> None:
+    await world.engine()
+    await world.gateway()
+    await window.open(world)
+    await window.says("1 of 1 engines is up.", "#rest")
+    await window.says("–", "#models tbody td:nth-child(6)")  # nothing was ever sent, so nothing waited for 0 ms
+    assert await window.page.locator(":is(#numbers > div, #curves figure):not([title])").all_text_contents() == []
+    assert await window.page.locator("#curves .piece.dashed").count() == 2, "slots, and p99"
+    assert not await window.page.is_visible("#legend dl")
+    await window.page.click("#legend summary")
+    assert await window.page.is_visible("#legend dl")
+    await window.says("A request's tokens count when it ends", "#legend")
+    await window.page.set_viewport_size({"width": 390, "height": 844})
+    assert await window.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 async def test_what_the_curves_keep_is_bounded(world: World, window: Window) -> None:

@@ -19,6 +19,7 @@ from penstock.cli.admin_client import AdminClient, GatewayError
 from penstock.cli.top.keyboard import Keyboard
 from penstock.cli.top.live import live
 from penstock.config.reloading import Change
+from penstock.core.explain.snapshot import ALL
 
 RELOAD_TIMEOUT_S = 60.0  # ten thousand tenants take some seconds to read
 BATCHES_MAX = 8  # shown by `status`
@@ -146,9 +147,14 @@ def _stop(client: AdminClient, args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(answer))
     else:
-        stopped = [f"{key}: {', '.join(map(views.plain, answer[key]))}" for key in ("paused", "drained") if answer[key]]
-        print(f"{'; '.join(stopped) or 'nothing is stopped'}; {answer['waiting']} wait")
+        stopped = [f"{key}: {_names(answer[key])}" for key in ("paused", "drained") if answer[key]]
+        back = "; `penstock resume` takes it back" if stopped and args.verb != "resume" else ""
+        print(f"{'; '.join(stopped) or 'nothing is stopped'}; {answer['waiting']} wait{back}")
     return 0
+
+
+def _names(models: list[str]) -> str:
+    return "everything" if ALL in models else ", ".join(map(views.plain, models))
 
 
 def _reload(client: AdminClient, args: argparse.Namespace) -> int:

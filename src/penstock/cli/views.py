@@ -30,7 +30,8 @@ def plain(value: object, chars_max: int = 120) -> str:
 
 def headline(state: State) -> Text:
     mark, style = MARKS.get(state["tone"], MARKS["bad"])
-    said = Text.assemble((mark, style), " ", (plain(state["headline"], 600), "bold"))
+    words, lead = plain(state["headline"], 900), len(state["lead"])
+    said = Text.assemble((mark, style), " ", (words[:lead], "bold"), words[lead:])
     return said.append(f" → {plain(state['advice'], 300)}") if state["advice"] else said
 
 
@@ -74,8 +75,8 @@ def models(state: State, most: int) -> Table:
             str(model["running"]),
             f"{min(model['taken'], model['slots'])}/{model['slots']}",
             seconds(model["oldest_wait_s"]) if model["waiting"] else "",
-            seconds(model["wait_p50_s"]),
-            seconds(model["wait_p99_s"]),
+            seconds(model["wait_p50_s"]) if model["dispatched_total"] else "–",
+            seconds(model["wait_p99_s"]) if model["dispatched_total"] else "–",
             f"{model['up']}/{model['endpoints']}",
             (model["cause"] or "") if model["waiting"] else "",
         )
@@ -114,7 +115,7 @@ def endpoints(state: State, most: int) -> Table:
         usage, age_s = one["kv_usage_believed"], one["observed_s_ago"]
         table.add_row(
             _name(one["name"], 18),
-            _state(one["state"], one["role"]),
+            _state("drained" if one["state"] == "draining" and not one["leases"] else one["state"], one["role"]),
             f"{one['leases']}/{one['slots']}",
             "–" if usage is None else f"{usage * 100:.0f}/{state['kv_usage_ceiling']:.0%}",
             _bar(usage or 0.0, 4),

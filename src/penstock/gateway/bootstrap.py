@@ -176,10 +176,11 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         edges=tuple if office is None else office.edges,
         share=lambda: None if sharing is None else sharing.roles.now(),
         failures=metrics.failures,
+        stops=(request_verbs := RequestVerbs(driver)).stops,
     )
     watch = Watch(driver, events, facts)
     key_verbs = KeyVerbs(book, lambda: reload.settings, clock.wall)
-    steering = (EndpointVerbs(endpoints, driver), RequestVerbs(driver), TenantVerbs(driver, callers, orders), key_verbs)
+    steering = (EndpointVerbs(endpoints, driver), request_verbs, TenantVerbs(driver, callers, orders), key_verbs)
     for part in (Pages(), watch, *steering, ReloadVerb(reload)):
         part.add_to(routes)
     return Gateway(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from random import Random
 from typing import Any
 
@@ -87,7 +88,7 @@ async def test_an_answered_request_is_explained_with_what_decided_it(world: Worl
     await world.ask(body=chat(), headers={"x-request-id": "done/1"})
     told = (await world.ask("GET", "/admin/requests/done%2F1")).json()
     assert (told["explanation"]["state"], told["explanation"]["output_tokens"]) == ("completed", 3)
-    assert told["story"][1] == "Waited 0 ms."
+    assert told["story"][1] in ("Waited 0 s.", "Waited 0 ms.")
     assert " one of 1 open: 0 of 4 slots taken" in told["story"][2]
 
 
@@ -98,7 +99,9 @@ async def test_a_pause_holds_and_a_resume_lets_go(world: World) -> None:
     client = await world.streaming()
     await world.until(lambda: world.picture().waiting == 1)
     seen = await state(world)
-    assert seen["headline"].startswith("Paused: sim. Holding 1: sim is paused. Oldest ")
+    assert seen["lead"].startswith("Paused by an operator (127.0.0.1, ")
+    assert seen["lead"].endswith(" ago): sim.")
+    assert seen["headline"].startswith(f"{seen['lead']} Holding 1: sim is paused. Oldest ")
     assert seen["tone"] == "bad"
     await verb(world, "resume")
     assert (await client.answer()).status == 200
@@ -115,7 +118,8 @@ async def test_a_drain_refuses_newcomers_and_serves_who_waits(world: World) -> N
     ready = await world.ask("GET", "/ready")
     assert (ready.status, ready.json()["status"]) == (503, "draining")
     picture = await state(world)
-    assert picture["headline"].startswith("Drained by an operator: nothing new is let in")
+    assert picture["lead"].startswith("Drained by an operator (127.0.0.1, ")
+    assert picture["lead"].endswith(" ago): nothing new is let in.")
     assert (picture["tone"], "`penstock resume`" in picture["advice"]) == ("bad", True)
     await verb(world, "resume", {})
     assert (await world.ask("GET", "/ready")).status == 200
@@ -173,7 +177,10 @@ async def test_an_endpoint_that_dies_becomes_an_event(world: World) -> None:
     world.gate._watch.tick()
     seen = await state(world)
     assert seen["events"][0]["text"].endswith(" is down")
-    assert seen["headline"].endswith(" is down. Idle: nothing waits, nothing runs.")
+    assert re.search(
+        r" is down \(for [\d.]+ m?s\)\. Idle: nothing waits, nothing runs\. 0 of 1 engines are up\.", seen["headline"]
+    )
+    assert seen["endpoints"][0]["state_s"] < 10
     assert seen["tone"] == "bad"
 
 
@@ -220,7 +227,7 @@ async def test_listeners_get_a_frame_at_once_and_one_per_tick(world: World) -> N
     clients = [await world.client(request("GET", "/admin/events")) for _ in range(2)]
     for client in clients:
         assert (await client.head()).header("content-type") == "text/event-stream"
-        assert (await frame(client))["headline"] == "Idle: nothing waits, nothing runs."
+        assert (await frame(client))["lead"] == "Idle: nothing waits, nothing runs."
     world.gate._watch.tick()
     assert (await frame(clients[0]))["at"] == (await frame(clients[1]))["at"]  # encoded once
     await let_go(clients)

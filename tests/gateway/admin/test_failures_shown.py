@@ -13,7 +13,7 @@ from penstock.gateway.admin.events import EventLog
 from penstock.gateway.admin.failing.advice import advice
 from penstock.gateway.admin.failing.incidents import LONG_S, OPEN_MAX, QUIET_S, Incidents
 from penstock.gateway.admin.failing.lately import _THEIR_OWN, ROWS_SHOWN, WINDOW_S, WORDS, FailureWindow
-from penstock.gateway.admin.headline import headline, tone
+from penstock.gateway.admin.headline import Around, headline, sentences, tone
 from penstock.gateway.admin.history import CURVES, History
 from penstock.gateway.telemetry.failures import Failures
 from penstock.sim.checks.invariants import CheckedScheduler
@@ -132,23 +132,25 @@ def test_what_broke_and_what_was_refused_stands_in_the_sentence_with_whose_it_wa
     minute.made.endpoint_down("gpu-0", now=0.5)
     minute.look(1.0)
     picture, lately = minute.made.snapshot(now=1.0), minute.last.now(1.0)
-    assert headline(picture, "", lately) == (
-        "gpu-0 is down. Last minute: 15 streams of nightly broken off at gpu-0. Idle: nothing waits, nothing runs."
-        " Last minute: 40 requests refused: the queue is full (30 of nightly, 10 of team-a)."
+    assert headline(picture, Around(lately=lately)) == (
+        "gpu-0 is down. Last minute: 15 streams of nightly broken off at gpu-0."
+        " 40 of 55 requests in the last minute were refused: the queue is full (30 of nightly, 10 of team-a)."
+        " Idle: nothing waits, nothing runs. 1 of 2 engines is up."
     )
-    assert tone(picture, lately) == "bad"
+    assert tone(picture, Around(lately=lately)) == "bad"
     assert advice(picture, lately) == "See whether gpu-0 runs, and what its log says. The others carry its work."
     waits = msgspec.structs.replace(picture, waiting=3)
     assert advice(waits, lately).endswith("What is left is not enough: requests wait.")
-    assert "Last minute" not in headline(picture, "", FailureWindow(Failures()).now(1.0))
+    assert "Last minute" not in headline(picture, Around(lately=FailureWindow(Failures()).now(1.0)))
 
 
 @pytest.mark.parametrize(
     ("outcome", "reason", "expected"),
     [
         (Outcome.FAILED, Reason.STREAM_BROKEN, "bad"),
-        (Outcome.EVICTED, Reason.QUEUE_TIMEOUT, "busy"),
-        (Outcome.REJECTED, Reason.QUEUE_FULL, "busy"),
+        (Outcome.EVICTED, Reason.QUEUE_TIMEOUT, "bad"),
+        (Outcome.REJECTED, Reason.QUEUE_FULL, "bad"),
+        (Outcome.EVICTED, Reason.DISPLACED, "busy"),  # that is what bands are for
         (Outcome.REJECTED, Reason.BAD_REQUEST, "ok"),  # its caller can mend it, and nobody else
         (Outcome.REJECTED, Reason.TENANT_LIMIT, "ok"),  # an operator set it
     ],
@@ -158,10 +160,38 @@ def test_failures_change_the_tone_where_somebody_should_look(outcome: Outcome, r
     minute.happens(10, "a", outcome, reason, "gpu-0")
     minute.look(1.0)
     picture = minute.made.snapshot(now=1.0)
-    assert tone(picture, minute.last.now(1.0)) == expected
+    assert tone(picture, Around(lately=minute.last.now(1.0))) == expected
     minute.happens(2_000, "a", Outcome.COMPLETED, None)
     minute.look(2.0)
-    assert tone(picture, minute.last.now(2.0)) == "ok", "next to nothing of what was served"
+    assert tone(picture, Around(lately=minute.last.now(2.0))) == "ok", "next to nothing of what was served"
+
+
+def test_refusals_lead_the_sentence_where_they_are_the_matter_and_follow_it_where_they_are_few() -> None:
+    """It said "busy: Holding 40" where 95 of 100 requests were refused."""
+    minute = Minute()
+    minute.happens(90, "crawler", Outcome.REJECTED, Reason.QUEUE_FULL)
+    minute.happens(10, "nightly", Outcome.COMPLETED, None)
+    minute.look(1.0)
+    picture, lately = minute.made.snapshot(now=1.0), minute.last.now(1.0)
+    lead, *_ = sentences(picture, Around(lately=lately))
+    assert lead == "90 of 100 requests in the last minute were refused: the queue is full (of crawler)."
+    minute.happens(900, "nightly", Outcome.COMPLETED, None)
+    minute.look(2.0)
+    lead, *_, last = sentences(picture, Around(lately=minute.last.now(2.0)))
+    assert lead == "Idle: nothing waits, nothing runs."
+    assert last == "Last minute: 90 requests of crawler refused: the queue is full."
+    assert tone(picture, Around(lately=minute.last.now(2.0))) == "busy", "9 of 100"
+
+
+def test_whose_requests_went_wrong_is_known_for_each_tenant_that_is_shown() -> None:
+    minute = Minute()
+    minute.happens(3, "victim", Outcome.FAILED, Reason.STREAM_BROKEN, "gpu-0")
+    minute.happens(2, "victim", Outcome.REJECTED, Reason.QUEUE_FULL)
+    minute.happens(9, "unseen", Outcome.REJECTED, Reason.QUEUE_FULL)
+    minute.look(1.0)
+    assert minute.last.by_tenant({"victim", "well"}) == {"victim": {"broken": 3, "refused": 2}}
+    minute.look(1.0 + WINDOW_S)
+    assert minute.last.by_tenant({"victim"}) == {}
 
 
 def test_who_sends_most_of_a_flood_is_named_with_the_verb_that_holds_it() -> None:
@@ -172,10 +202,10 @@ def test_who_sends_most_of_a_flood_is_named_with_the_verb_that_holds_it() -> Non
     picture = minute.made.snapshot(now=1.0)
     verb = """`penstock tenant limit 'crawler'"'"'s' --queued N`"""
     told = advice(picture, minute.last.now(1.0))
-    assert told.startswith(f"Most are of crawler's: {verb} lets fewer of them wait.")
+    assert told.startswith(f"Most requests that were refused come from crawler's: {verb} lets fewer of them wait.")
     minute.happens(20, "team-a", Outcome.REJECTED, Reason.QUEUE_FULL)
     minute.look(2.0)
-    assert "Most are of" not in advice(picture, minute.last.now(2.0)), "half each"
+    assert "Most requests" not in advice(picture, minute.last.now(2.0)), "half each"
 
 
 def test_a_drain_leads_the_sentence_with_how_many_it_turned_away() -> None:
@@ -185,12 +215,15 @@ def test_a_drain_leads_the_sentence_with_how_many_it_turned_away() -> None:
     minute.happens(12, "team-a", Outcome.REJECTED, Reason.DRAINING)
     minute.look(1.0)
     picture, lately = minute.made.snapshot(now=1.0), minute.last.now(1.0)
-    assert headline(picture, "", lately) == (
-        "Drained by an operator: nothing new is let in, 12 requests refused in the last minute."
-        " Idle: nothing waits, nothing runs."
+    assert headline(picture, Around(lately=lately)) == (
+        "Drained by an operator: nothing new is let in, 12 requests refused for it in the last minute."
+        " Nothing waits, nothing runs: the drain is complete. 2 of 2 engines are up."
     )
-    assert tone(picture, lately) == "bad", "no caller gets an answer"
-    assert advice(picture, lately) == "`penstock resume` ends the drain; until then new requests are refused."
+    assert tone(picture, Around(lately=lately)) == "bad", "no caller gets an answer"
+    told = advice(picture, lately)
+    assert (
+        told == "`penstock resume`, or the page's button Resume, ends the drain; until then new requests are refused."
+    )
 
 
 def test_the_last_failure_of_an_endpoint_that_is_missing_is_told_in_words() -> None:

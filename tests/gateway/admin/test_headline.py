@@ -5,13 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from penstock.core.explain.snapshot import ALL
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.cause import Cause
 from penstock.core.values.lifecycle import State
 from penstock.core.values.observation import Observation
 from penstock.core.values.retry import Failure
 from penstock.core.values.settings import AdmissionSettings, BandSettings
-from penstock.gateway.admin.headline import headline, tone
+from penstock.gateway.admin.headline import DRAIN, PAUSE, Around, Stop, headline, sentences, tone
 from penstock.gateway.admin.reasons import WHY, endpoint_why, model_why
 from penstock.gateway.admin.story import CAUSES
 from penstock.sim.checks.invariants import CheckedScheduler
@@ -85,15 +86,15 @@ def test_who_is_next_and_who_waits_behind_by_priority_is_told_apart() -> None:
         made.arrived(request(f"w{at}", band=band, tenant=tenant), now=float(at))
     assert said(made, 9.0) == (
         "Holding 8: m has all slots taken, 1 of 1 on 1 engine. Next: 1 high (from chat);"
-        " behind it by priority: 3 mid, 4 low (all from nightly). Oldest 9.0 s (high)."
+        " behind, as lower bands wait by design: 3 mid, 4 low (all from nightly). Oldest 9.0 s (high)."
     )
 
 
 def test_an_endpoint_that_is_missing_leads_the_sentence_and_needs_attention() -> None:
     made = scheduler(a=1, b=1)
-    assert said(made, 0.0) == "Idle: nothing waits, nothing runs."
+    assert said(made, 0.0) == "Idle: nothing waits, nothing runs. 2 of 2 engines are up."
     made.endpoint_down("a", now=0.0)
-    assert said(made, 0.0) == "a is down. Idle: nothing waits, nothing runs."
+    assert said(made, 0.0) == "a is down. Idle: nothing waits, nothing runs. 1 of 2 engines is up."
     assert tone(made.snapshot(now=0.0)) == "bad", "although b is there"
     made.endpoint_down("b", now=0.0)
     made.arrived(request("w"), now=0.0)
@@ -104,8 +105,59 @@ def test_an_endpoint_that_is_missing_leads_the_sentence_and_needs_attention() ->
 def test_an_endpoint_that_an_operator_drained_is_told_last_and_needs_no_attention() -> None:
     made = scheduler(a=1, b=1)
     made.endpoint_drained("a", now=0.0)
-    assert said(made, 0.0) == "Idle: nothing waits, nothing runs. a is drained."
+    assert said(made, 0.0) == "Idle: nothing waits, nothing runs. 1 of 2 engines is up. a is drained by an operator."
     assert tone(made.snapshot(now=0.0)) == "busy"
+
+
+def test_a_drain_that_is_not_over_is_told_from_one_that_is() -> None:
+    """It said "drained" beside requests that ran there."""
+    made = full(scheduler(a=2), 2, waiting=0)
+    made.endpoint_drained("a", now=0.5)
+    assert "a is being drained by an operator, 2 requests still run there." in said(made, 1.0)
+    made.drained("m", now=1.0)
+    assert said(made, 1.0).startswith("Being drained by an operator: nothing new is let in for m.")
+    made.drained(None, now=1.0)
+    assert said(made, 1.0).startswith(
+        "Being drained by an operator: nothing new is let in. Nothing waits, 2 requests still run."
+    )
+    for at in range(2):
+        made.cancelled(f"r{at}", now=2.0)
+    assert said(made, 2.0).startswith(
+        "Drained by an operator: nothing new is let in. Nothing waits, nothing runs: the drain is complete."
+    )
+
+
+def test_whose_word_a_stop_is_and_since_when_is_told() -> None:
+    made = scheduler(a=1)
+    made.paused("m", now=0.0)
+    made.drained(None, now=0.0)
+    around = Around(stops={(PAUSE, "m"): Stop("10.0.0.7", 90.0), (DRAIN, ALL): Stop("10.0.0.9", 4.0)})
+    assert sentences(made.snapshot(now=1.0), around)[:2] == [
+        "Paused by an operator (10.0.0.7, 1 min 30 s ago): m.",
+        "Drained by an operator (10.0.0.9, 4.0 s ago): nothing new is let in.",
+    ]
+
+
+def test_since_when_an_engine_is_missing_stands_in_the_lead() -> None:
+    made = scheduler(a=1, b=1)
+    made.endpoint_down("a", now=0.0)
+    assert sentences(made.snapshot(now=0.0), Around(state_s={"a": 14.2, "b": 90.0}))[0] == "a is down (for 14.2 s)."
+    made.endpoint_down("b", now=5.0)
+    both = sentences(made.snapshot(now=5.0), Around(state_s={"a": 19.2, "b": 0.0}))
+    assert both[0] == "2 of 2 endpoints are down (the first for 19.2 s)."
+
+
+def test_where_no_gateway_is_known_to_decide_nothing_is_said_to_be_paused() -> None:
+    """It said "m is paused", as if an operator had been there."""
+    made = scheduler(a=1)
+    made.halted(now=0.0)
+    made.arrived(request("w"), now=0.0)
+    picture = made.snapshot(now=1.0)
+    assert picture.models[0].cause is Cause.NO_DECIDER
+    assert "m's requests are sent nowhere until it is known which gateway decides." in headline(picture)
+    assert picture.requests.waiting[0].cause is Cause.NO_DECIDER
+    made.begun(now=2.0)
+    assert made.state_of("w") is State.RUNNING
 
 
 def full(made: CheckedScheduler, count: int, waiting: int = 1) -> CheckedScheduler:
@@ -181,7 +233,8 @@ def test_a_model_with_a_live_endpoint_is_never_said_to_have_none() -> None:
     drained.endpoint_drained("a", now=0.0)
     drained.arrived(request("w"), now=0.0)
     assert said(drained, 1.0) == (
-        "b is down. Holding 1: m's other endpoints are drained by an operator. Oldest 1.0 s. a is drained."
+        "b is down. Holding 1: m's other endpoints are drained by an operator. Oldest 1.0 s."
+        " a is drained by an operator."
     )
 
 

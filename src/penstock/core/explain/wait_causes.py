@@ -185,7 +185,7 @@ class Waits:
     def cause(self, band: Band, model: str, tenant: str | None, now: float) -> Cause:
         """Returns what keeps the first of a line from being sent. `tenant`: None if it has no limit on what runs."""
         if not self._pauses.sends(model):
-            return Cause.PAUSED
+            return Cause.NO_DECIDER if self._pauses.halted else Cause.PAUSED
         if tenant is not None and self._quotas.at_limit(tenant):
             return Cause.TENANT_PAUSED if self._quotas.paused(tenant) else Cause.TENANT_CAP
         closed, free = self.endpoints(band, model)

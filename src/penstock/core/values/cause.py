@@ -25,5 +25,6 @@ class Cause(StrEnum):
     TENANT_CAP = "tenant_cap"  #: the tenant runs as many as it may
     TENANT_PAUSED = "tenant_paused"  #: an operator has paused the tenant
     AFFINITY = "affinity"  #: it is held for an endpoint that has its session or its prompt in its cache
+    NO_DECIDER = "no_decider"  #: another gateway may decide, so this one sends nothing until it is known who does
     PAUSED = "paused"  #: an operator drains the endpoint, or has paused the model or all
     TURN = "turn"  #: others are served first: higher bands, or flows that got less

@@ -3,16 +3,21 @@
 Made here once from the snapshot, so that the page, `top` and `status` say the same. Endpoints that are missing come
 first, for somebody has to look at them; then what an operator stopped, which explains the rest; then the model with the
 most waiting: what keeps the request that is next, and who waits behind it by priority. What failed in the last minute
-and whose it was stands where it belongs: answers that broke before, refusals after what waits.
+and whose it was stands where it belongs: answers that broke before, refusals after what waits, or before it where they
+are so many that they are the matter.
+
+The first of the sentences is the *lead*: it is read alone, from across the room, so it names the matter and its size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from penstock.core.explain.snapshot import ALL, AWAY, BandSnapshot, Snapshot
+import msgspec
+
+from penstock.core.explain.snapshot import ALL, AWAY, BandSnapshot, EndpointSnapshot, Snapshot
 from penstock.core.values.outcome import Reason
-from penstock.gateway.admin.failing.lately import Lately, of_note, said
+from penstock.gateway.admin.failing.lately import Lately, of_alarm, of_note, said
 from penstock.gateway.admin.reasons import MISSING, count, model_why, short_name
 from penstock.gateway.telemetry.failures import Kind
 
@@ -20,69 +25,126 @@ BANDS_NAMED_MAX = 3  # a sentence, not a table
 FAILURES_NAMED_MAX = 2
 
 _ASIDE = tuple(state for state in (*AWAY, "draining") if state not in MISSING)  # which pass, or are meant
+_SERVING = ("up", "held")
 _WORDS = {
     "ejected": "taken out after failures",
-    "draining": "drained",
+    "draining": "drained by an operator",
     "unproven": "no engine, as far as its answers show",
 }
+PAUSE, DRAIN = "pause", "drain"
 
 
-def headline(
-    snapshot: Snapshot, queueing: str = "", lately: Lately | None = None, *, away: Sequence[str] = (), group: str = ""
-) -> str:
-    """Some sentences: with what failed in the last minute, why queueing is off, and which workers are `away`.
+class Stop(msgspec.Struct, frozen=True):
+    """A pause or a drain: whose word it is, and for how long it has held."""
 
-    `group`: what is wrong among gateways that share, in a sentence. It comes first, for it may explain all else.
-    """
-    missing = _those(snapshot, MISSING) if snapshot.endpoints else "No endpoint is configured or discovered."
-    if snapshot.draining:
-        state = f"Draining: nothing new is let in, {count(snapshot.waiting, 'waits', 'wait')}, {snapshot.running} run."
-    elif snapshot.paused:
-        names = "everything" if ALL in snapshot.paused else ", ".join(map(short_name, snapshot.paused[:3]))
-        state = f"Paused: {names}. {_holding(snapshot) if snapshot.waiting else 'Nothing waits.'}"
-    elif snapshot.waiting:
-        state = _holding(snapshot)
-    elif snapshot.running:
-        state = f"Nothing waits, {count(snapshot.running, 'request runs', 'requests run')}."
-    else:
-        state = "Idle: nothing waits, nothing runs."
+    by: str  #: an address
+    for_s: float
+
+
+class Around(msgspec.Struct, frozen=True):
+    """What there is to tell that the scheduler does not know."""
+
+    lately: Lately | None = None  #: what failed in the last minute
+    queueing: str = ""  #: why queueing is off
+    away: Sequence[str] = ()  #: workers that are being started again
+    group: str = ""  #: what is wrong among gateways that share. It comes first, for it may explain all else
+    state_s: Mapping[str, float] = {}  #: for how long endpoints have been in their states, by name
+    stops: Mapping[tuple[str, str], Stop] = {}  #: by verb and model; of what an operator of this process stopped
+
+
+def headline(snapshot: Snapshot, around: Around | None = None) -> str:
+    """Returns some sentences: the state of everything, its cause, and what is around it."""
+    return " ".join(sentences(snapshot, around))
+
+
+def sentences(snapshot: Snapshot, around: Around | None = None) -> list[str]:
+    """Returns the headline in its parts, the lead first."""
+    around = around or Around()
+    lately = around.lately
+    missing = _those(snapshot, MISSING, around) if snapshot.endpoints else ["No endpoint is configured or discovered."]
+    state = _state(snapshot)
     if snapshot.paused_tenants:
         names = ", ".join(map(short_name, snapshot.paused_tenants[:3]))
         more = len(snapshot.paused_tenants) - 3
-        state += f" Paused by an operator: tenant {names}{f' and {more} more' if more > 0 else ''}."
-    if queueing:
-        state += f" Queueing: {queueing[0].lower()}{queueing[1:]}"
-    workers = f"Away, and being started again: worker {', '.join(away)}." if away else ""
-    broken = _lately(lately, (Kind.BROKEN, Kind.FAILED))
-    refused = _lately(lately, (Kind.REFUSED, Kind.EVICTED))
-    parts = (group, missing, workers, _drained(snapshot, lately), broken, state, refused, _those(snapshot, _ASIDE))
-    return " ".join(part for part in parts if part)
+        state.append(f"Paused by an operator: tenant {names}{f' and {more} more' if more > 0 else ''}.")
+    if around.queueing:
+        state.append(f"Queueing: {around.queueing[0].lower()}{around.queueing[1:]}")
+    workers = f"Away, and being started again: worker {', '.join(around.away)}." if around.away else ""
+    alarm = _alarm(lately)
+    refused = "" if alarm else _lately(lately, (Kind.REFUSED, Kind.EVICTED))
+    parts = [around.group, *missing, workers, *_stopped(snapshot, around)]
+    parts += [_lately(lately, (Kind.BROKEN, Kind.FAILED)), alarm, *state, refused, *_those(snapshot, _ASIDE, around)]
+    return [part for part in parts if part]
 
 
-def tone(snapshot: Snapshot, lately: Lately | None = None, *, away: Sequence[str] = (), group: str = "") -> str:
+def tone(snapshot: Snapshot, around: Around | None = None) -> str:
     """How bad it is: "ok", "busy" or "bad"."""
-    if group:
+    around = around or Around()
+    lately = around.lately
+    if around.group:
         return "bad"
     states = {endpoint.state for endpoint in snapshot.endpoints}
     dead = any(model.endpoints and not model.up for model in snapshot.models)
-    failing = lately is not None and of_note(lately, (Kind.BROKEN, Kind.FAILED))
+    failing = lately is not None and (of_note(lately, (Kind.BROKEN, Kind.FAILED)) or of_alarm(lately))
     stopped = snapshot.draining or snapshot.paused or ALL in snapshot.drained
     if stopped or dead or not states or not states.isdisjoint(MISSING) or failing:
         return "bad"
     refusing = lately is not None and of_note(lately, (Kind.REFUSED, Kind.EVICTED))
     held = snapshot.drained or snapshot.paused_tenants
     is_aside = not states.isdisjoint(_ASIDE)
-    return "busy" if snapshot.waiting or held or away or is_aside or refusing else "ok"
+    return "busy" if snapshot.waiting or held or around.away or is_aside or refusing else "ok"
 
 
-def _drained(snapshot: Snapshot, lately: Lately | None) -> str:
-    """What an operator lets nothing new in for, and how many were turned away for that."""
-    if not snapshot.drained or snapshot.draining:
-        return ""
-    names = "" if ALL in snapshot.drained else f" for {', '.join(map(short_name, snapshot.drained[:3]))}"
-    said = f"Drained by an operator: nothing new is let in{names}"
-    refused = 0 if lately is None else sum(group.count for group in lately.groups if group.reason == Reason.DRAINING)
-    return f"{said}, {count(refused, 'request', 'requests')} refused in the last minute." if refused else f"{said}."
+def _state(snapshot: Snapshot) -> list[str]:
+    """What waits and what runs, and where."""
+    if snapshot.draining:
+        waits = count(snapshot.waiting, "waits", "wait")
+        return [f"Shutting down: nothing new is let in, {waits}, {snapshot.running} run."]
+    if snapshot.waiting:
+        return _holding(snapshot)
+    still = " still" if ALL in snapshot.drained else ""
+    if snapshot.running:
+        runs = f"Nothing waits, {count(snapshot.running, f'request{still} runs', f'requests{still} run')}."
+    else:
+        runs = "Nothing waits, nothing runs: the drain is complete." if still else "Idle: nothing waits, nothing runs."
+    up, of = sum(endpoint.state in _SERVING for endpoint in snapshot.endpoints), len(snapshot.endpoints)
+    return [runs, f"{up} of {of} engines {'is' if up == 1 else 'are'} up."] if of else [runs]
+
+
+def _stopped(snapshot: Snapshot, around: Around) -> list[str]:
+    """What an operator stopped, whose word it was and since when, and how many were turned away for it."""
+    if snapshot.draining:
+        return []
+    said = []
+    if names := _names(snapshot.paused):
+        said.append(f"Paused by an operator{_whose_word(PAUSE, snapshot.paused, around)}: {names}.")
+    if names := _names(snapshot.drained):
+        word = _whose_word(DRAIN, snapshot.drained, around)
+        whose = "" if ALL in snapshot.drained else f" for {names}"
+        reasons = () if around.lately is None else around.lately.groups
+        refused = sum(group.count for group in reasons if group.reason == Reason.DRAINING)
+        many = f", {count(refused, 'request', 'requests')} refused for it in the last minute" if refused else ""
+        state = "Being drained" if _drains(snapshot) else "Drained"
+        said.append(f"{state} by an operator{word}: nothing new is let in{whose}{many}.")
+    return said
+
+
+def _drains(snapshot: Snapshot) -> bool:
+    """Whether some of what is drained still waits or runs."""
+    if ALL in snapshot.drained:
+        return bool(snapshot.waiting or snapshot.running)
+    return any(model.waiting or model.running for model in snapshot.models if model.name in snapshot.drained)
+
+
+def _names(stopped: Sequence[str]) -> str:
+    return "everything" if ALL in stopped else ", ".join(map(short_name, stopped[:3]))
+
+
+def _whose_word(verb: str, stopped: Sequence[str], around: Around) -> str:
+    """Whose word the latest of these stops was, and how long ago; nothing where that is not known."""
+    known = [stop for model in stopped if (stop := around.stops.get((verb, model))) is not None]
+    latest = min(known, key=lambda stop: stop.for_s, default=None)
+    return "" if latest is None else f" ({short_name(latest.by)}, {seconds(latest.for_s)} ago)"
 
 
 def _lately(lately: Lately | None, kinds: Iterable[Kind]) -> str:
@@ -91,23 +153,35 @@ def _lately(lately: Lately | None, kinds: Iterable[Kind]) -> str:
     return f"Last minute: {'; '.join([said(group) for group in groups[:FAILURES_NAMED_MAX]])}." if groups else ""
 
 
-def _holding(snapshot: Snapshot) -> str:
+def _alarm(lately: Lately | None) -> str:
+    """What so many requests of the last minute came to nothing for, beside how many there were."""
+    groups = [] if lately is None else of_alarm(lately)
+    if lately is None or not groups:
+        return ""
+    first, *others = groups[:FAILURES_NAMED_MAX]
+    whose = f" ({first.whose})" if first.whose else ""
+    were = "were " if first.what.startswith("refused") else ""
+    lead = (
+        f"{first.count:,} of {count(lately.ended, 'request', 'requests')} in the last minute {were}{first.what}{whose}"
+    )
+    return "; ".join([lead, *[said(group) for group in others]]) + "."
+
+
+def _holding(snapshot: Snapshot) -> list[str]:
     bands = [band for band in snapshot.bands if band.waiting]
     longest = max(bands, key=lambda band: band.oldest_wait_s)
     oldest = f"Oldest {seconds(longest.oldest_wait_s)}{f' ({longest.name})' if len(bands) > 1 else ''}."
     models = [model for model in snapshot.models if model.waiting]
     if not models:
-        return f"Holding {snapshot.waiting:,}. {oldest}"
+        return [f"Holding {snapshot.waiting:,}.", oldest]
     first = models[0]
     others = len(models) - 1 + snapshot.models_more
     more = f" ({first.waiting:,} of them; {count(others, 'other model', 'other models')} too)" if others else ""
     holding = f"Holding {snapshot.waiting:,}"
     if len(bands) == 1 and (len(snapshot.flows) > 1 or snapshot.flows_more):
         holding += _whose(snapshot, bands[0], ", {}")
-    said = f"{holding}: {model_why(first, snapshot)}{more}."
-    if len(bands) > 1:
-        said += f" {_by_band(snapshot, bands, one_line=not others)}"
-    return f"{said} {oldest}"
+    by_band = _by_band(snapshot, bands, one_line=not others) if len(bands) > 1 else ""
+    return [f"{holding}: {model_why(first, snapshot)}{more}.", by_band, oldest]
 
 
 def _by_band(snapshot: Snapshot, bands: list[BandSnapshot], *, one_line: bool) -> str:
@@ -117,7 +191,7 @@ def _by_band(snapshot: Snapshot, bands: list[BandSnapshot], *, one_line: bool) -
         listed[BANDS_NAMED_MAX:] = [f"{sum(band.waiting for band in bands[BANDS_NAMED_MAX:]):,} in lower bands"]
     if not one_line:
         return f"Of all: {', '.join(listed)}."
-    return f"Next: {listed[0]}; behind it by priority: {', '.join(listed[1:])}."
+    return f"Next: {listed[0]}; behind, as lower bands wait by design: {', '.join(listed[1:])}."
 
 
 def _whose(snapshot: Snapshot, band: BandSnapshot, form: str) -> str:
@@ -131,21 +205,35 @@ def _whose(snapshot: Snapshot, band: BandSnapshot, form: str) -> str:
     return form.format(f"{number}from {short_name(first.tenant)}")
 
 
-def _those(snapshot: Snapshot, states: Iterable[str]) -> str:
-    """Which endpoints are in one of these states."""
+def _those(snapshot: Snapshot, states: Iterable[str], around: Around) -> list[str]:
+    """Which endpoints are in one of these states, and for how long."""
     said = []
     for state in states:
-        names = [endpoint.name for endpoint in snapshot.endpoints if endpoint.state == state]
-        if names:
-            listed = short_name(names[0]) if len(names) == 1 else f"{len(names)} of {len(snapshot.endpoints)} endpoints"
-            said.append(f"{listed} {'is' if len(names) == 1 else 'are'} {_WORDS.get(state, state)}.")
-    return " ".join(said)
+        those = [endpoint for endpoint in snapshot.endpoints if endpoint.state == state]
+        if not those:
+            continue
+        known = [around.state_s[one.name] for one in those if one.name in around.state_s]
+        first = "the first " if len(those) > 1 else ""
+        since = f" ({first}for {seconds(max(known))})" if known else ""
+        listed = (
+            short_name(those[0].name) if len(those) == 1 else f"{len(those)} of {len(snapshot.endpoints)} endpoints"
+        )
+        said.append(f"{listed} {'is' if len(those) == 1 else 'are'} {_word(state, those)}{since}.")
+    return said
+
+
+def _word(state: str, those: Sequence[EndpointSnapshot]) -> str:
+    """What a state is called; a drain that is not over yet is told from one that is."""
+    running = sum(endpoint.leases for endpoint in those)
+    if state == "draining" and running:
+        return f"being drained by an operator, {count(running, 'request still runs', 'requests still run')} there"
+    return _WORDS.get(state, state)
 
 
 def seconds(value: float) -> str:
     """A duration as people say it."""
     if value < 1:
-        return f"{value * 1000:.0f} ms"
+        return f"{value * 1000:.0f} ms" if value else "0 s"
     if value < 60:
         return f"{value:.1f} s"
     if value < 3600:

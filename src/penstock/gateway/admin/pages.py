@@ -1,4 +1,4 @@
-"""The page's files: three of them, read at start, served as they are. They hold nothing secret; what they show does."""
+"""The page's files: few, read at start, served as they are. They hold nothing secret; what they show does."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ _FILES = {
     "/admin/page.js": ("page.js", b"text/javascript; charset=utf-8"),
     "/admin/curves.js": ("curves.js", b"text/javascript; charset=utf-8"),
     "/admin/tables.js": ("tables.js", b"text/javascript; charset=utf-8"),
+    "/admin/legend.js": ("legend.js", b"text/javascript; charset=utf-8"),
 }
 # Nothing from elsewhere, nothing inline, no frames: names that callers chose can't become anything but text.
 _POLICY = (

@@ -31,6 +31,7 @@ WHY: dict[Cause, str] = {
     Cause.TENANT_CAP: "{model}'s waiting tenants run as many as they may",
     Cause.TENANT_PAUSED: "{model}'s waiting tenants are paused",
     Cause.AFFINITY: "{model}'s first in line is held for the endpoint that has its cache",
+    Cause.NO_DECIDER: "{model}'s requests are sent nowhere until it is known which gateway decides",
     Cause.PAUSED: "{model} is paused",
     Cause.TURN: "{model} is being handed out in turn",
 }

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.core.dispatch.operator_pauses import TooManyStoppedError
+from penstock.core.explain.snapshot import ALL
 from penstock.core.values.lifecycle import State
+from penstock.gateway.admin.headline import DRAIN, PAUSE, Stop
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer, body_of
 from penstock.gateway.admin.story import story
 from penstock.gateway.proxy.driver import Driver
@@ -20,6 +22,7 @@ class RequestVerbs:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._scheduler = driver.scheduler
+        self._stops: dict[tuple[str, str], tuple[str, float]] = {}  # by verb and model: whose word it was, and when
 
     def add_to(self, routes: AdminRoutes) -> None:
         routes.add("GET", REQUEST, self._explain)
@@ -58,12 +61,18 @@ class RequestVerbs:
 
     # --- all, or a model ------------------------------------------------------------------------------------------
 
+    def stops(self) -> dict[tuple[str, str], Stop]:
+        """Whose word pauses and drains are, by verb and model (`ALL` for all)."""
+        now = self._driver.now()
+        return {key: Stop(by, now - at_s) for key, (by, at_s) in self._stops.items()}
+
     def _pause(self, exchange: Exchange, _: Mapping[str, str]) -> None:
         model = _model(exchange)
         try:
             self._driver.tell(self._scheduler.paused(model, now=self._driver.now()))
         except TooManyStoppedError as error:
             raise AdminError(409, "conflict", str(error)) from None
+        self._note(PAUSE, model, exchange)
         self._stopped(exchange)
 
     def _drain(self, exchange: Exchange, _: Mapping[str, str]) -> None:
@@ -72,11 +81,19 @@ class RequestVerbs:
             self._driver.tell(self._scheduler.drained(model, now=self._driver.now()))
         except TooManyStoppedError as error:
             raise AdminError(409, "conflict", str(error)) from None
+        self._note(DRAIN, model, exchange)
         self._stopped(exchange)
 
     def _resume(self, exchange: Exchange, _: Mapping[str, str]) -> None:
-        self._driver.tell(self._scheduler.resumed(_model(exchange), now=self._driver.now()))
+        model = _model(exchange)
+        self._driver.tell(self._scheduler.resumed(model, now=self._driver.now()))
+        for key in [key for key in self._stops if model in (None, key[1])]:
+            del self._stops[key]
         self._stopped(exchange)
+
+    def _note(self, verb: str, model: str | None, exchange: Exchange) -> None:
+        """Remember whose word it is; of one that is said again, who said it first."""
+        self._stops.setdefault((verb, ALL if model is None else model), (exchange.client, self._driver.now()))
 
     def _stopped(self, exchange: Exchange) -> None:
         """What is stopped now."""

@@ -28,6 +28,7 @@ CAUSES: dict[Cause, str] = {
     Cause.TENANT_CAP: "its tenant ran as many requests as it may",
     Cause.TENANT_PAUSED: "an operator had paused its tenant",
     Cause.AFFINITY: "it was held for the endpoint that has its cache or session",
+    Cause.NO_DECIDER: "it was not known which gateway decides, so nothing was sent",
     Cause.PAUSED: "an operator had paused sending, or drained the endpoints",
     Cause.TURN: "others were served first: higher bands, or tenants that had got less for their weight",
 }

@@ -22,7 +22,7 @@ from penstock.gateway.admin.events import EventLog, printable
 from penstock.gateway.admin.failing.advice import advice
 from penstock.gateway.admin.failing.incidents import Incidents
 from penstock.gateway.admin.failing.lately import FailureWindow
-from penstock.gateway.admin.headline import headline, tone
+from penstock.gateway.admin.headline import Around, Stop, sentences, tone
 from penstock.gateway.admin.history import History, answering
 from penstock.gateway.admin.reasons import cause_now, endpoint_why, model_why
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer
@@ -63,6 +63,7 @@ class GatewayFacts(msgspec.Struct, frozen=True):
     key_store: Callable[[], str | None] = lambda: None  #: why made keys can't be read
     share: Callable[[], ShownGroup | None] = lambda: None  #: how it stands among gateways that share; None: alone
     failures: Failures = msgspec.field(default_factory=Failures)
+    stops: Callable[[], Mapping[tuple[str, str], Stop]] = dict  #: whose word pauses and drains are, by verb and model
 
 
 class Watch:
@@ -78,6 +79,7 @@ class Watch:
         self._listeners: dict[Exchange, bool] = {}  # and whether each has yet to take what it was sent
         self._started_s = driver.now()
         self._before: dict[str, str] = {}  # endpoints' states at the last tick
+        self._since: dict[str, float] = {}  # when they were first seen in these
         self._was_draining = False
         self._episode = Episode()
         self._tick = 0
@@ -140,10 +142,19 @@ class Watch:
         shown = endpoints[:ENDPOINTS_SHOWN]
         queueing, there = self._facts.queueing(), answering(snapshot)
         edges = self._facts.edges()
-        away = [edge.name for edge in edges if edge.up_s is None]
         lately = self._last_minute.now(self._driver.now())
         share = self._facts.share()
-        group = "" if share is None else share.sentence
+        tenants = self._last_minute.by_tenant({flow.tenant for flow in snapshot.flows})
+        state_s = self._state_s(snapshot)
+        around = Around(
+            lately=lately,
+            queueing="" if queueing.enabled else queueing.why,
+            away=[edge.name for edge in edges if edge.up_s is None],
+            group="" if share is None else share.sentence,
+            state_s=state_s,
+            stops=self._facts.stops(),
+        )
+        said = sentences(snapshot, around)
         return {
             "version": self._facts.version,
             "settings": self._facts.config_hash(),
@@ -151,16 +162,15 @@ class Watch:
             "up_s": self._driver.now() - self._started_s,
             "loop_lag_s": self._facts.loop_lag_s(),
             "tasks": _tasks(),
-            "headline": headline(
-                *(snapshot, queueing.why if not queueing.enabled else "", lately), away=away, group=group
-            ),
+            "headline": " ".join(said),
+            "lead": said[0],
             "advice": advice(snapshot, lately),
             "lately": lately,
             "queueing": queueing,
             "edges": edges,
             "share": share,
             "policy_trouble": [trouble.now() for trouble in TROUBLES.values() if trouble.count],
-            "tone": tone(snapshot, lately, away=away, group=group),
+            "tone": tone(snapshot, around),
             "now": self._history.latest(),
             "draining": snapshot.draining,
             "paused": snapshot.paused,
@@ -178,10 +188,15 @@ class Watch:
             ],
             "models_more": snapshot.models_more,
             "bands": snapshot.bands,
-            "tenants": [short(flow) for flow in snapshot.flows],
+            "tenants": [
+                {**msgspec.structs.asdict(short(flow)), "went_wrong": tenants.get(flow.tenant, {})}
+                for flow in snapshot.flows
+            ],
             "tenants_more": snapshot.flows_more,
             "kv_usage_ceiling": snapshot.kv_usage_ceiling,
-            "endpoints": [_with_why(endpoint, endpoint_why(endpoint, snapshot)) for endpoint in shown],
+            "endpoints": [
+                {**_with_why(one, endpoint_why(one, snapshot)), "state_s": state_s.get(one.name)} for one in shown
+            ],
             "endpoints_more": len(endpoints) - len(shown),
             "requests": {
                 "waiting": [short(row) for row in snapshot.requests.waiting],
@@ -216,9 +231,21 @@ class Watch:
     def _snapshot(self) -> Snapshot:
         return self._driver.scheduler.snapshot(now=self._driver.now())
 
+    def _state_s(self, snapshot: Snapshot) -> dict[str, float]:
+        """For how long endpoints have been in their states: those whose states are as they were at the last look."""
+        now = self._driver.now()
+        return {
+            endpoint.name: now - self._since[endpoint.name]
+            for endpoint in snapshot.endpoints
+            if self._before.get(endpoint.name) == endpoint.state
+        }
+
     def _note_changes(self, snapshot: Snapshot, now: float) -> None:
         """Events that are found by comparing: endpoints that came, went, failed or recovered; work that had to wait."""
         states = {endpoint.name: endpoint.state for endpoint in snapshot.endpoints}
+        self._since = {
+            name: self._since[name] if self._before.get(name) == state else now for name, state in states.items()
+        }
         failures = {endpoint.name: endpoint.failure for endpoint in snapshot.endpoints}
         for name, state in states.items():
             before = self._before.get(name)

@@ -10,7 +10,7 @@ import shlex
 from penstock.core.explain.snapshot import EndpointSnapshot, Snapshot
 from penstock.core.values.cause import Cause
 from penstock.core.values.outcome import Reason
-from penstock.gateway.admin.failing.lately import WORDS, FailureGroup, Lately, of_note
+from penstock.gateway.admin.failing.lately import WORDS, FailureGroup, Lately, of_alarm, of_note
 from penstock.gateway.admin.reasons import MISSING, cause_now, short_name
 from penstock.gateway.telemetry.failures import Kind
 
@@ -33,6 +33,7 @@ WAITING: dict[Cause, str] = {
     Cause.TENANT_CAP: "Nothing, unless the tenant may run more: its `limits.running`.",
     Cause.TENANT_PAUSED: "`penstock tenant resume NAME` ends the pause.",
     Cause.AFFINITY: "Nothing: it is worth the wait. `routing.affinity_wait` says how long.",
+    Cause.NO_DECIDER: "See why no gateway is known to decide: `penstock decider show`, and the links between gateways.",
     Cause.PAUSED: "`penstock resume`, or `penstock endpoint resume NAME`, ends the pause.",
     Cause.TURN: "Nothing, as long as everybody gets the share that is meant: `weight`, bands and `min_share` say it.",
 }
@@ -70,12 +71,12 @@ def advice(snapshot: Snapshot, lately: Lately) -> str:
     if snapshot.draining:
         return "Nothing: it ends when what runs is over, or its time is."
     if snapshot.paused:
-        return "`penstock resume` ends the pause; until then requests wait."
+        return "`penstock resume`, or the page's button Resume, ends the pause; until then requests wait."
     if snapshot.drained:
-        return "`penstock resume` ends the drain; until then new requests are refused."
-    for kinds in ((Kind.BROKEN, Kind.FAILED), (Kind.REFUSED, Kind.EVICTED)):
-        if groups := of_note(lately, kinds):
-            return _failing(groups[0])
+        return "`penstock resume`, or the page's button Resume, ends the drain; until then new requests are refused."
+    failing = of_note(lately, (Kind.BROKEN, Kind.FAILED)) or of_alarm(lately)
+    if groups := failing or of_note(lately, (Kind.REFUSED, Kind.EVICTED)):
+        return _failing(groups[0])
     model = next((model for model in snapshot.models if model.waiting and model.cause is not None), None)
     cause = None if model is None else cause_now(model)
     drained = next((endpoint.name for endpoint in snapshot.endpoints if endpoint.state == "draining"), None)
@@ -107,6 +108,7 @@ def _in_words(failure: str) -> str:
 def _failing(group: FailureGroup) -> str:
     if group.reason in _TOO_MUCH and group.most:
         verb = f"`penstock tenant limit {shlex.quote(group.most)} --queued N`"
-        return f"Most are of {group.most}: {verb} lets fewer of them wait. {_MORE}, too. {_TOLD}"
+        which = "that timed out" if group.reason == Reason.QUEUE_TIMEOUT else "that were refused"
+        return f"Most requests {which} come from {group.most}: {verb} lets fewer of them wait. {_MORE}, too. {_TOLD}"
     where = short_name(group.endpoint) if group.endpoint else "the engines"
     return _REASONS.get(group.reason, "See the log of {}.").format(where)

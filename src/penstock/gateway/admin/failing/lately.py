@@ -6,7 +6,7 @@ A look adds its rows and takes those of a minute ago away, so the sum costs what
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -20,6 +20,8 @@ ROWS_SHOWN = 20
 TENANTS_NAMED = 3
 NAME_CHARS_MAX = 60
 SHARE_OF_NOTE = 0.01  # of the requests that ended: below it a failure is no reason to call anybody
+SHARE_OF_ALARM = 0.1  # of them: where one in ten gets no answer callers call, whatever the reason
+ALARM_LEAST = 5  # fewer may be one impatient client
 
 # What a reason says of requests. Those of `Kind.RETRIED` are failures of a dispatch.
 WORDS: dict[str, str] = {
@@ -144,6 +146,15 @@ class FailureWindow:
                     self._sum[row] -= number
         return rows
 
+    def by_tenant(self, tenants: Collection[str]) -> dict[str, dict[Kind, int]]:
+        """How many requests of each of these tenants went badly in the last minute, by what became of them."""
+        found: dict[str, dict[Kind, int]] = {}
+        for row, number in self._sum.items():
+            if row.tenant in tenants:
+                kinds = found.setdefault(row.tenant, {})
+                kinds[row.kind] = kinds.get(row.kind, 0) + number
+        return found
+
     def now(self, now: float) -> Lately:
         """As of the last look."""
         kinds: Counter[Kind] = Counter()
@@ -193,6 +204,16 @@ def of_note(lately: Lately, kinds: Iterable[Kind]) -> list[FailureGroup]:
     """The failures of these kinds that somebody should know of; none where all of them together are next to nothing."""
     groups = [group for group in lately.groups if group.kind in kinds and group.reason not in _THEIR_OWN]
     return groups if sum(group.count for group in groups) >= max(1.0, SHARE_OF_NOTE * lately.ended) else []
+
+
+def of_alarm(lately: Lately) -> list[FailureGroup]:
+    """The refusals and vain waits of the last minute, where they are so many that they are the matter; else none.
+
+    What gave its place to higher bands does not count: that is what the operator made bands for.
+    """
+    groups = [one for one in of_note(lately, (Kind.REFUSED, Kind.EVICTED)) if one.reason != Reason.DISPLACED]
+    total = sum(group.count for group in groups)
+    return groups if total >= max(ALARM_LEAST, SHARE_OF_ALARM * lately.ended) else []
 
 
 def said(group: FailureGroup) -> str:

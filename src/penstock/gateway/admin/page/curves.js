@@ -69,12 +69,20 @@ class Line {
 
 export class Curve {
   // `lines`: {name in the frames: what it is called in the caption, "" where there is but one}
-  constructor(parent, label, lines, format, { top, bad } = {}) {
+  constructor(parent, label, lines, format, { top, bad, means } = {}) {
     const figure = parent.appendChild(document.createElement("figure"));
+    if (means) figure.title = means;
     if (bad) figure.className = "failures";
     const caption = figure.appendChild(document.createElement("figcaption"));
-    caption.append(label, document.createElement("span"));
-    this.value = caption.lastChild;
+    caption.append(label);
+    const values = caption.appendChild(document.createElement("span"));
+    const several = Object.keys(lines).length > 1;
+    this.said = Object.keys(lines).map((_, which) => {
+      if (which) values.append(" · ");
+      // Of several lines each has a piece of itself before its value: that is their legend.
+      if (several) values.appendChild(document.createElement("i")).className = which ? "piece dashed" : "piece";
+      return values.appendChild(document.createElement("span"));
+    });
     this.canvas = figure.appendChild(document.createElement("canvas"));
     this.canvas.setAttribute("role", "img");
     this.canvas.setAttribute("aria-label", label);
@@ -173,10 +181,11 @@ export class Curve {
       return `${called ? `${called} ` : ""}${value == null ? "–" : this.format(value)}`;
     });
     const most = values.length > 1 ? "" : ` (max ${this.format(largest)})`; // of several the axis has to do
-    const written = `${parts.join(" · ")}${before == null ? most : ` (${ago(before)})`}`;
+    parts.push(parts.pop() + (before == null ? most : ` (${ago(before)})`));
+    const written = parts.join(" · ");
     if (written === this.written) return;
     this.written = written;
-    this.value.textContent = written;
+    this.said.forEach((node, which) => { node.textContent = parts[which]; });
     this.canvas.setAttribute("aria-label", `${this.label}: ${written}`);
   }
 }

@@ -2,6 +2,7 @@
 // only, so that no other site's page can act here.
 
 import { Curve, RANGES, within as place } from "./curves.js";
+import { MEANS, legend } from "./legend.js";
 import { Table, count, percent, seconds, text } from "./tables.js";
 
 const $ = (id) => document.getElementById(id);
@@ -11,7 +12,7 @@ const CAUSES = {
   engine_queue: "enough waits inside the engine", prefill_full: "enough prompt tokens are being computed",
   kv_full: "too little KV memory is free below the ceiling", pace: "it is slower per token than allowed", shunned: "it just refused this request",
   class_share: "the last slots and memory are kept for tenants under their share", tenant_paused: "an operator paused the tenant", tenant_cap: "the tenant runs as many as it may",
-  affinity: "held for the endpoint that has its cache or session", paused: "an operator stopped it",
+  affinity: "held for the endpoint that has its cache or session", no_decider: "it is not known which gateway decides, so nothing is sent", paused: "an operator stopped it",
   turn: "higher bands or tenants that got less go first",
 };
 const cause = (word, why) => (word ? `${word}: ${why ?? CAUSES[word] ?? ""}` : "");
@@ -40,7 +41,7 @@ const tables = {
     { title: "running", value: (m) => count(m.running), num: true },
     { title: "slots taken", hint: "at the endpoints in service that serve it, whatever the model of what runs there", value: (m) => `${count(Math.min(m.taken, m.slots))} of ${count(m.slots)}`, num: true, part: (m) => m.taken / (m.slots || 1) },
     { title: "oldest", value: oldest, num: true, by: (m) => m.oldest_wait_s },
-    { title: "waited p50 · p99 (last 256 sent)", hint: "in the queue, of those that were sent; who still waits does not count", value: (m) => `${seconds(m.wait_p50_s)} · ${seconds(m.wait_p99_s)}`, num: true, low: true },
+    { title: "waited p50 · p99 (last 256 sent)", hint: "in the queue, of those that were sent; who still waits does not count", value: (m) => (m.dispatched_total ? `${seconds(m.wait_p50_s)} · ${seconds(m.wait_p99_s)}` : "–"), num: true, low: true },
     { title: "endpoints", value: (m) => `${m.up} of ${m.endpoints}`, num: true, tone: (m) => (m.up < m.endpoints ? "bad" : "") },
     { title: "why they wait", value: (m) => (m.waiting ? cause(m.cause, m.why) : ""), wide: true },
     { title: "", verbs: (m) => stopVerbs(m.name) },
@@ -51,8 +52,8 @@ const tables = {
     { title: "waiting prompt tokens", hint: "of the prompts that wait, estimated", value: (b) => count(b.tokens), num: true, low: true },
     { title: "oldest", value: oldest, num: true },
     { title: "running", value: (b) => count(b.running), num: true },
-    { title: "share got", hint: "of the tokens all bands got over the last minute, by price", value: (b) => percent(b.share), num: true, part: (b) => b.share, mark: (b) => b.min_share || null },
-    { title: "promised", hint: "min_share: what the band gets while it has work, whatever waits above it", value: promised, wide: true, low: true },
+    { title: "share of tokens", hint: "of those that all bands got over the last minute, by price", value: (b) => percent(b.share), num: true, part: (b) => b.share, mark: (b) => b.min_share || null },
+    { title: "guaranteed", hint: MEANS.guaranteed, value: guaranteed, wide: true, low: true },
   ], { key: (b) => b.name, limit: 8, empty: "" }),
   tenants: new Table($("tenants"), [
     { title: "tenant", value: (t) => text(t.tenant), name: true },
@@ -60,14 +61,15 @@ const tables = {
     { title: "waiting", value: (t) => count(t.waiting), num: true, by: (t) => t.waiting, tone: (t) => (t.waiting ? "busy" : "") },
     { title: "oldest", value: oldest, num: true, by: (t) => (t.waiting ? t.oldest_wait_s : -1) },
     { title: "running", value: (t) => count(t.running), num: true, by: (t) => t.running },
-    { title: "share got", hint: "of the tokens all tenants got over the last minute, by price", value: (t) => percent(t.share_of_all), num: true, by: (t) => t.share_of_all, part: (t) => t.share_of_all },
+    { title: "went wrong", hint: MEANS["went wrong"], value: (t) => wrong(t).map(([number, said]) => `${count(number)} ${said}`).join(", "), wide: true, by: (t) => wrong(t).reduce((sum, [number]) => sum + number, 0), tone: (t) => (t.went_wrong.broken || t.went_wrong.failed ? "bad" : "busy") },
+    { title: "share of tokens", hint: "of those that all tenants got over the last minute, by price", value: (t) => percent(t.share_of_all), num: true, by: (t) => t.share_of_all, part: (t) => t.share_of_all },
     { title: "within its band: got, fair", hint: "of what its band got over the last minute; fair by weight, among the tenants of the band", value: within, wide: true, low: true },
     { title: "weight", value: (t) => String(t.weight), num: true, low: true, by: (t) => t.weight },
     { title: "", verbs: tenantVerbs },
   ], { key: (t) => `${t.band} ${t.tenant}`, limit: 15, empty: "Nobody asks for anything." }),
   endpoints: new Table($("endpoints"), [
     { title: "endpoint", value: (e) => text(e.name), name: true },
-    { title: "state", value: (e) => (STATES[e.state] ?? e.state) + (e.role === "both" ? "" : `, ${e.role} only`), tone: (e) => (e.state === "up" ? "" : ["down", "hung", "unproven", "stuck", "ejected"].includes(e.state) ? "bad" : "busy") },
+    { title: "state", value: stateOf, tone: (e) => (e.state === "up" ? "" : ["down", "hung", "unproven", "stuck", "ejected"].includes(e.state) ? "bad" : "busy") },
     { title: "running / slots", hint: "requests that Penstock has there now, from dispatch to the last byte", value: (e) => `${e.leases} / ${e.slots}${e.slots_auto ? " auto" : ""}`, num: true, part: (e) => e.leases / (e.slots || 1) },
     { title: "engine said", hint: "its own gauges, and how old that reading is, or why they are not believed; what was sent since is not in it", value: (e) => said(e), by: (e) => e.engine_waiting ?? -1, tone: (e) => (e.observed_s_ago > 5 ? "busy" : "") },
     { title: "KV used / ceiling", hint: "memory in use with what was sent since the reading; the line marks the ceiling, admission.max_kv_usage", value: (e) => (e.kv_usage_believed == null ? "–" : `${Math.round(e.kv_usage_believed * 100)} / ${percent(state.kv_usage_ceiling)}`), num: true, by: (e) => e.kv_usage_believed ?? -1, part: (e) => e.kv_usage_believed ?? 0, mark: (e) => (e.kv_usage_believed == null ? null : state.kv_usage_ceiling), hot: (e) => e.kv_usage_believed >= state.kv_usage_ceiling },
@@ -115,34 +117,45 @@ const tables = {
 
 const amount = (value) => (value > 0 && value < 10 ? String(Math.round(value * 10) / 10) : count(value));
 const drawn = $("curves");
+const curve = (label, lines, format, more = {}) => new Curve(drawn, label, lines, format, { ...more, means: MEANS[label] });
 const charts = [
-  new Curve(drawn, "waiting", { waiting: "" }, amount),
-  new Curve(drawn, "oldest wait", { oldest_s: "" }, seconds),
-  new Curve(drawn, "running", { running: "", slots: "slots" }, amount),
-  new Curve(drawn, "first token", { first_token_p50_s: "", first_token_p99_s: "p99" }, seconds),
-  new Curve(drawn, "sent / s", { sent_per_s: "" }, amount),
-  new Curve(drawn, "tokens / s", { tokens_per_s: "" }, amount),
-  new Curve(drawn, "fullest KV", { kv_max: "" }, percent, { top: 1 }),
-  new Curve(drawn, "refused / s", { refused_per_s: "" }, amount, { bad: true }),
-  new Curve(drawn, "waited in vain / s", { evicted_per_s: "" }, amount, { bad: true }),
-  new Curve(drawn, "broken streams / s", { broken_per_s: "" }, amount, { bad: true }),
-  new Curve(drawn, "failed / s", { failed_per_s: "" }, amount, { bad: true }),
-  new Curve(drawn, "tried again / s", { retried_per_s: "" }, amount, { bad: true }),
+  curve("waiting", { waiting: "" }, amount),
+  curve("oldest wait", { oldest_s: "" }, seconds),
+  curve("running", { running: "", slots: "slots" }, amount),
+  curve("first token", { first_token_p50_s: "p50", first_token_p99_s: "p99" }, seconds),
+  curve("sent to engines / s", { sent_per_s: "" }, amount),
+  curve("tokens / s", { tokens_per_s: "" }, amount),
+  curve("fullest KV memory", { kv_max: "" }, percent, { top: 1 }),
+  curve("refused / s", { refused_per_s: "" }, amount, { bad: true }),
+  curve("waited in vain / s", { evicted_per_s: "" }, amount, { bad: true }),
+  curve("broken streams / s", { broken_per_s: "" }, amount, { bad: true }),
+  curve("failed / s", { failed_per_s: "" }, amount, { bad: true }),
+  curve("tried again / s", { retried_per_s: "" }, amount, { bad: true }),
 ];
+legend($("legend"));
 const lines = charts.flatMap((chart) => chart.lines);
 let range = Number(localStorage.getItem("penstock-range")) || RANGES["10 min"];
 let pointed = null; // how far into the curves the pointer is, 0 to 1
 
-function promised(band) {
+function guaranteed(band) {
   if (band.min_share) return `${percent(band.min_share)} while it has work`;
   const above = state.bands.slice(0, state.bands.findIndex((b) => b.name === band.name));
-  return band.waiting && above.some((b) => b.waiting) ? "none: waits for higher bands" : "none";
+  return band.waiting && above.some((b) => b.waiting) ? "nothing: waits behind higher bands, by design" : "nothing";
+}
+
+// How many of a tenant's requests were refused and so on: whoever is hurt is marked, not only who waits.
+const wrong = (tenant) => FAILED.map(([kind, said]) => [tenant.went_wrong[kind] ?? 0, said]).filter(([number]) => number);
+
+function stateOf(endpoint) {
+  const state = endpoint.state === "draining" && !endpoint.leases ? "▲ drained" : STATES[endpoint.state] ?? endpoint.state;
+  const since = endpoint.state === "up" || endpoint.state_s == null ? "" : `, ${seconds(endpoint.state_s)}`;
+  return state + since + (endpoint.role === "both" ? "" : `, ${endpoint.role} only`);
 }
 
 function within(tenant) {
   if (tenant.is_alone) return "alone in its band";
   const got = percent(tenant.share);
-  const refused = state.lately.rows.some((f) => f.tenant === tenant.tenant && ["refused", "evicted"].includes(f.kind));
+  const refused = tenant.went_wrong.refused || tenant.went_wrong.evicted;
   // Who has less than is fair and yet hardly waits does not ask for more.
   const content = tenant.fair_share == null || (tenant.share < tenant.fair_share && tenant.oldest_wait_s < 1);
   if (content) return refused ? got : `${got}, gets all it asks for`;
@@ -176,6 +189,7 @@ function numbers(entries) {
       pair.append(document.createElement("dt"), document.createElement("dd"));
     }
     put(pair.firstChild, name);
+    if (MEANS[name]) pair.title = MEANS[name];
     put(pair.lastChild, value);
   });
 }
@@ -208,7 +222,9 @@ function show() {
   const began = performance.now();
   drawCurves(); // first, while the layout is clean: it asks for sizes
   put($("facts"), `${s.version} · settings ${s.settings.slice(0, 8)} · up ${seconds(s.up_s)} · loop lag ${(s.loop_lag_s * 1000).toFixed(1)} ms${decided(s.share)}${carried(s.edges)}`);
-  put($("sentence"), text(s.headline, 900));
+  const said = text(s.headline, 900);
+  put($("lead"), said.slice(0, s.lead.length));
+  put($("rest"), said.slice(s.lead.length));
   coded($("advice"), s.advice ? `→ ${text(s.advice, 400)}` : "");
   $("headline").title = s.queueing ? `Queueing: ${text(s.queueing.why, 600)}` : "";
   put($("tone"), TONES[s.tone] ?? s.tone);
@@ -216,10 +232,10 @@ function show() {
   document.title = s.waiting ? `${s.waiting} wait – Penstock` : "Penstock";
   numbers([
     ["waiting", count(s.waiting)], ["running", count(s.running)], ["slots taken", `${count(s.slots_taken)} of ${count(s.slots)}`],
-    ["oldest waits", s.waiting ? seconds(s.now.oldest_s) : "–"], ["sent", `${(s.now.sent_per_s ?? 0).toFixed(1)}/s`],
-    ["tokens", `${count(s.now.tokens_per_s ?? 0)}/s`],
-    ["first token", s.lately.first_token_p50_s == null ? "–" : `${seconds(s.lately.first_token_p50_s)}, p99 ${seconds(s.lately.first_token_p99_s)}`],
-    ["last minute", `${count(s.lately.ended)} ended, of them ${FAILED.map(([kind, said]) => `${count(s.lately[kind])} ${said}`).join(", ")}; ${count(s.lately.retried)} tried again`],
+    ["oldest wait", s.waiting ? seconds(s.now.oldest_s) : "–"], ["sent to engines / s", (s.now.sent_per_s ?? 0).toFixed(1)],
+    ["tokens / s", count(s.now.tokens_per_s ?? 0)],
+    ["first token", s.lately.first_token_p50_s == null ? "–" : `p50 ${seconds(s.lately.first_token_p50_s)}, p99 ${seconds(s.lately.first_token_p99_s)}`],
+    ["last minute", `${count(s.lately.ended)} requests ended, of them ${FAILED.map(([kind, said]) => `${count(s.lately[kind])} ${said}`).join(", ")}; ${count(s.lately.retried)} tried again`],
   ]);
   tables.failures.update(s.lately.rows.filter((f) => matches(f.tenant, f.endpoint, f.what, f.reason)), filter ? 0 : s.lately.rows_more);
   tables.models.update(s.models.filter((m) => matches(m.name, m.cause)), filter ? 0 : s.models_more);
@@ -310,7 +326,8 @@ function access(asked) {
 // Who may not look is told so, and shown nothing else, also nothing of what was shown before.
 function lock() {
   state = null;
-  put($("sentence"), "…");
+  put($("lead"), "…");
+  put($("rest"), "");
   document.body.classList.remove("writes");
   document.body.classList.add("locked");
 }
@@ -454,8 +471,8 @@ const VERBS = {
   explain: (id) => explain(id),
   bump: (id) => act("POST", `requests/${encodeURIComponent(id)}/bump`),
   cancel: async (id) => (await ask(`Cancel request ${text(id)}?`)) && act("POST", `requests/${encodeURIComponent(id)}/cancel`),
-  pause: async () => (await ask("Pause everything? Nothing more is sent; who comes waits.")) && act("POST", "pause", {}),
-  drain: async () => (await ask("Drain everything? New requests are refused; who waits is served.")) && act("POST", "drain", {}),
+  pause: async () => (await ask("Pause everything? Nothing more is sent; what comes waits.")) && act("POST", "pause", {}),
+  drain: async () => (await ask("Drain everything? New requests are refused; what waits is served.")) && act("POST", "drain", {}),
   resume: () => act("POST", "resume", {}),
   reload: async () => (await ask("Read the settings again? Bad ones change nothing.")) && act("POST", "reload", {}),
   "model-pause": async (model) => (await ask(`Pause ${text(model)}?`)) && act("POST", "pause", { model }),

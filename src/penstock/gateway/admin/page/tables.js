@@ -10,6 +10,7 @@ export function text(value, most = 80) {
 
 export function seconds(value) {
   if (value == null) return "–";
+  if (value === 0) return "0 s";
   if (value < 1) return `${Math.round(value * 1000)} ms`;
   if (value < 60) return `${value.toFixed(1)} s`;
   if (value < 3600) return `${Math.floor(value / 60)}m ${Math.floor(value % 60)}s`;
