@@ -220,7 +220,7 @@ async def test_this_machine_looks_and_sees_no_button_until_it_has_typed_the_toke
     await window.page.click('#endpoints button[data-verb="endpoint-drain"]')
     assert world.picture().endpoints[0].state == "up"
     await window.page.click("#ask-yes")
-    await window.says("▲ draining", "#endpoints")
+    await window.says("▲ drained", "#endpoints")
 
 
 async def test_a_tenant_is_paused_limited_and_cleared_after_a_question(world: World, window: Window) -> None:
@@ -263,7 +263,7 @@ async def test_it_asks_for_a_token_and_shows_nothing_without_one(world: World, w
     await window.page.keyboard.press("Enter")
     await window.page.click('#endpoints button[data-verb="endpoint-drain"]')
     await window.page.click("#ask-yes")
-    await window.says("▲ draining", "#endpoints")
+    await window.says("▲ drained", "#endpoints")
 
 
 async def test_names_stay_names(world: World, window: Window) -> None:

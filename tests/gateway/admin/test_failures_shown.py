@@ -202,7 +202,9 @@ def test_who_sends_most_of_a_flood_is_named_with_the_verb_that_holds_it() -> Non
     picture = minute.made.snapshot(now=1.0)
     verb = """`penstock tenant limit 'crawler'"'"'s' --queued N`"""
     told = advice(picture, minute.last.now(1.0))
-    assert told.startswith(f"Most requests that were refused come from crawler's: {verb} lets fewer of them wait.")
+    assert told.startswith(
+        f"Most requests that were refused come from crawler's: {verb} lets fewer of its requests wait"
+    )
     minute.happens(20, "team-a", Outcome.REJECTED, Reason.QUEUE_FULL)
     minute.look(2.0)
     assert "Most requests" not in advice(picture, minute.last.now(2.0)), "half each"

@@ -109,6 +109,7 @@ def _failing(group: FailureGroup) -> str:
     if group.reason in _TOO_MUCH and group.most:
         verb = f"`penstock tenant limit {shlex.quote(group.most)} --queued N`"
         which = "that timed out" if group.reason == Reason.QUEUE_TIMEOUT else "that were refused"
-        return f"Most requests {which} come from {group.most}: {verb} lets fewer of them wait. {_MORE}, too. {_TOLD}"
+        less = f"{verb} lets fewer of its requests wait, so that others find room"
+        return f"Most requests {which} come from {group.most}: {less}. {_MORE}, too. {_TOLD}"
     where = short_name(group.endpoint) if group.endpoint else "the engines"
     return _REASONS.get(group.reason, "See the log of {}.").format(where)

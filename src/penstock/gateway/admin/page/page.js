@@ -153,7 +153,7 @@ function stateOf(endpoint) {
 }
 
 function within(tenant) {
-  if (tenant.is_alone) return "alone in its band";
+  if (tenant.is_alone) return "alone";
   const got = percent(tenant.share);
   const refused = tenant.went_wrong.refused || tenant.went_wrong.evicted;
   // Who has less than is fair and yet hardly waits does not ask for more.
@@ -229,6 +229,7 @@ function show() {
   $("headline").title = s.queueing ? `Queueing: ${text(s.queueing.why, 600)}` : "";
   put($("tone"), TONES[s.tone] ?? s.tone);
   $("tone").className = s.tone;
+  $("stops").querySelector("[data-verb=resume]").classList.toggle("wanted", s.paused.length + s.drained.length > 0);
   document.title = s.waiting ? `${s.waiting} wait – Penstock` : "Penstock";
   numbers([
     ["waiting", count(s.waiting)], ["running", count(s.running)], ["slots taken", `${count(s.slots_taken)} of ${count(s.slots)}`],
