@@ -12,7 +12,7 @@ from penstock.core.values.lifecycle import State
 from penstock.core.values.observation import Observation
 from penstock.core.values.retry import Failure
 from penstock.core.values.settings import AdmissionSettings, BandSettings
-from penstock.gateway.admin.headline import DRAIN, PAUSE, Around, Stop, headline, sentences, tone
+from penstock.gateway.admin.headline import DRAIN, PAUSE, Around, StoppedBy, headline, sentences, tone
 from penstock.gateway.admin.reasons import WHY, endpoint_why, model_why
 from penstock.gateway.admin.story import CAUSES
 from penstock.sim.checks.invariants import CheckedScheduler
@@ -131,7 +131,7 @@ def test_whose_word_a_stop_is_and_since_when_is_told() -> None:
     made = scheduler(a=1)
     made.paused("m", now=0.0)
     made.drained(None, now=0.0)
-    around = Around(stops={(PAUSE, "m"): Stop("10.0.0.7", 90.0), (DRAIN, ALL): Stop("10.0.0.9", 4.0)})
+    around = Around(stops={(PAUSE, "m"): StoppedBy("10.0.0.7", 90.0), (DRAIN, ALL): StoppedBy("10.0.0.9", 4.0)})
     assert sentences(made.snapshot(now=1.0), around)[:2] == [
         "Paused by an operator (10.0.0.7, 1 min 30 s ago): m.",
         "Drained by an operator (10.0.0.9, 4.0 s ago): nothing new is let in.",

@@ -34,7 +34,7 @@ _WORDS = {
 PAUSE, DRAIN = "pause", "drain"
 
 
-class Stop(msgspec.Struct, frozen=True):
+class StoppedBy(msgspec.Struct, frozen=True):
     """A pause or a drain: whose word it is, and for how long it has held."""
 
     by: str  #: an address
@@ -49,7 +49,7 @@ class Around(msgspec.Struct, frozen=True):
     away: Sequence[str] = ()  #: workers that are being started again
     group: str = ""  #: what is wrong among gateways that share. It comes first, for it may explain all else
     state_s: Mapping[str, float] = {}  #: for how long endpoints have been in their states, by name
-    stops: Mapping[tuple[str, str], Stop] = {}  #: by verb and model; of what an operator of this process stopped
+    stops: Mapping[tuple[str, str], StoppedBy] = {}  #: by verb and model; of what an operator of this process stopped
 
 
 def headline(snapshot: Snapshot, around: Around | None = None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from penstock.core.dispatch.operator_pauses import TooManyStoppedError
 from penstock.core.explain.snapshot import ALL
 from penstock.core.values.lifecycle import State
-from penstock.gateway.admin.headline import DRAIN, PAUSE, Stop
+from penstock.gateway.admin.headline import DRAIN, PAUSE, StoppedBy
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer, body_of
 from penstock.gateway.admin.story import story
 from penstock.gateway.proxy.driver import Driver
@@ -61,10 +61,10 @@ class RequestVerbs:
 
     # --- all, or a model ------------------------------------------------------------------------------------------
 
-    def stops(self) -> dict[tuple[str, str], Stop]:
+    def stops(self) -> dict[tuple[str, str], StoppedBy]:
         """Whose word pauses and drains are, by verb and model (`ALL` for all)."""
         now = self._driver.now()
-        return {key: Stop(by, now - at_s) for key, (by, at_s) in self._stops.items()}
+        return {key: StoppedBy(by, now - at_s) for key, (by, at_s) in self._stops.items()}
 
     def _pause(self, exchange: Exchange, _: Mapping[str, str]) -> None:
         model = _model(exchange)

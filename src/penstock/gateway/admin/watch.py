@@ -22,7 +22,7 @@ from penstock.gateway.admin.events import EventLog, printable
 from penstock.gateway.admin.failing.advice import advice
 from penstock.gateway.admin.failing.incidents import Incidents
 from penstock.gateway.admin.failing.lately import FailureWindow
-from penstock.gateway.admin.headline import Around, Stop, sentences, tone
+from penstock.gateway.admin.headline import Around, StoppedBy, sentences, tone
 from penstock.gateway.admin.history import History, answering
 from penstock.gateway.admin.reasons import cause_now, endpoint_why, model_why
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer
@@ -63,7 +63,9 @@ class GatewayFacts(msgspec.Struct, frozen=True):
     key_store: Callable[[], str | None] = lambda: None  #: why made keys can't be read
     share: Callable[[], ShownGroup | None] = lambda: None  #: how it stands among gateways that share; None: alone
     failures: Failures = msgspec.field(default_factory=Failures)
-    stops: Callable[[], Mapping[tuple[str, str], Stop]] = dict  #: whose word pauses and drains are, by verb and model
+    stops: Callable[[], Mapping[tuple[str, str], StoppedBy]] = (
+        dict  #: whose word pauses and drains are, by verb and model
+    )
 
 
 class Watch:
