@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from penstock.config.load import ConfigError, from_mapping
+from penstock.core.values.rows import Allowance, Left
 from penstock.gateway.identity.callers import key_hash
 from penstock.gateway.identity.cors import EXPOSED
+from penstock.gateway.openai.errors import rate_limits
 from penstock.gateway.workers import office, worker
 from tests.gateway.conftest import CHAT, Answer, World, chat
 from tests.gateway.workers.beside import WorkerBeside
@@ -176,4 +178,6 @@ def test_every_header_of_ours_is_shown_to_pages() -> None:
     known = {name for name in EXPOSED if not name.startswith(("x-ratelimit-", "x-request-id"))}
     assert known <= {name for name in known if f'b"{name}"' in source}
     assert ours <= known, ours - known
-    assert 'b"x-ratelimit-limit-"' in source
+    left = Left(1, 1, 1.0)
+    rates = {name.decode() for name, _ in rate_limits(Allowance(left, left, left))}
+    assert rates == {name for name in EXPOSED if name.startswith("x-ratelimit-")}

@@ -110,7 +110,7 @@ def _in_band(flow: State) -> str:
 
 
 def endpoints(state: State, most: int) -> Table:
-    table = _table("endpoint", "state", ">sent/slots", ">KV/ceil", "", ">ms/tok", ">queues", ">age", "closed for")
+    table = _table("endpoint", "state", ">slots", ">KV/ceil", "", ">ms/tok", ">wait", ">age", "closed")
     for one in state["endpoints"][:most]:
         usage, age_s = one["kv_usage_believed"], one["observed_s_ago"]
         table.add_row(

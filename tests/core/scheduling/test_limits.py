@@ -7,6 +7,7 @@ import pytest
 
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.observation import Observation
+from penstock.core.values.request import Usage
 from penstock.core.values.settings import AdmissionSettings, Limits, QueueBounds
 from tests.core.drive import ends, request, scheduler, sent, the_lease
 
@@ -94,3 +95,15 @@ def test_a_prompt_beyond_its_bound_is_refused_before_it_costs_its_tenant_anythin
     assert allowance.tokens_day.remaining == 10_000
     enough = msgspec.structs.replace(request("enough", body_bytes=4_000), prompt_tokens_max=1_000)
     assert [name for name, _ in sent(made.arrived(enough, now=0.0))] == ["enough"]
+
+
+def test_short_prompts_teach_no_way_around_a_bound_on_long_ones() -> None:
+    """After some of two tokens a body of 1,500 bytes was taken for 31 tokens, and went through a bound of 50."""
+    made = scheduler(a=2)
+    for at in range(3):
+        lease = the_lease(made.arrived(request(f"short{at}", body_bytes=48), now=float(at)))
+        made.finished(lease, Usage(1, 5), now=float(at))
+    long = msgspec.structs.replace(request("long", body_bytes=1_500), prompt_tokens_max=50)
+    assert ends(made.arrived(long, now=9.0)) == [("long", "rejected", "context_length_exceeded")]
+    enough = msgspec.structs.replace(request("enough", body_bytes=1_500), prompt_tokens_max=188)
+    assert [name for name, _ in sent(made.arrived(enough, now=9.0))] == ["enough"]

@@ -131,6 +131,8 @@ async def test_a_misspelt_model_stops_nothing(world: World) -> None:
     await world.gateway()
     for name in ("pause", "drain"):
         await verb(world, name, {"modl": "sim"}, status=400)
+        refused = await verb(world, name, {"model": "simm"}, status=404)
+        assert refused["error"]["code"] == "model_not_found"
     assert (await world.chat()).status == 200
 
 

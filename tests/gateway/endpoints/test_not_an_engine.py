@@ -192,4 +192,8 @@ async def test_the_operators_word_counts_and_what_needs_it_is_told(
     )
     await world.until(lambda: "gives no sign of an engine" in caplog.text)
     assert [endpoint.state for endpoint in world.picture().endpoints] == ["up", "unproven"]
+    seen = (await world.ask("GET", "/admin/state")).json()
+    assert seen["slots"] == seen["endpoints"][1]["slots"], "the other one is sent nothing, so it has none"
+    assert "1 of 2 engines is up." in seen["headline"]
+    assert f"`penstock endpoint resume {seen['endpoints'][0]['name']}`" in seen["advice"]
     assert caplog.text.count("write `engine: openai` and its `models`") == 1

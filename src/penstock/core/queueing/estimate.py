@@ -29,6 +29,7 @@ from penstock.core.util.bounded_map import BoundedMap
 from penstock.core.values.request import Contents, Estimate, Request
 
 BYTES_PER_TOKEN = 4.0  # English prose in JSON; a first guess
+BYTES_PER_TOKEN_MOST = 8.0  # of prose, code and their JSON; more is blanks
 PICTURE_TOKENS = 765.0
 SOUND_TOKENS = 500.0
 VIDEO_TOKENS = 1000.0
@@ -53,6 +54,11 @@ _PIECES = (
 def contents_of(request: Request) -> Contents:
     """Returns what a request's body holds; all of it is text where nobody says."""
     return request.contents or Contents(request.body_bytes)
+
+
+def least_prompt_tokens(contents: Contents) -> float:
+    """Returns the tokens that a prompt has whatever was learned: short bodies, mostly braces, teach too low a ratio."""
+    return contents.text_bytes / BYTES_PER_TOKEN_MOST + contents.token_ids
 
 
 class _Average:

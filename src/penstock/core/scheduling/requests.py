@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from penstock.core.dispatch.disaggregation import whole_usage
 from penstock.core.queueing.entry import Entry
-from penstock.core.queueing.estimate import contents_of
+from penstock.core.queueing.estimate import contents_of, least_prompt_tokens
 from penstock.core.scheduling import ends, judging, returning, sending, waiting
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Action, Decode
@@ -40,8 +40,10 @@ class RequestFacts:
         if refusal is not None:
             return [ends.refuse(state, entry, refusal, now)]
         waiting.appraise(state, entry, now, came_s=now)
-        if request.prompt_tokens_max is not None and entry.estimate.prompt_tokens > request.prompt_tokens_max:
-            return [ends.refuse(state, entry, Reason.CONTEXT_LENGTH_EXCEEDED, now)]
+        if request.prompt_tokens_max is not None:
+            least = least_prompt_tokens(contents_of(request))
+            if max(least, entry.estimate.prompt_tokens) > request.prompt_tokens_max:
+                return [ends.refuse(state, entry, Reason.CONTEXT_LENGTH_EXCEEDED, now)]
         limit = state.quotas.admit(entry.account, tokens=entry.estimated_tokens, now=now)
         if limit is not None:
             return [ends.refuse(state, entry, Reason.TENANT_LIMIT, now, limit)]

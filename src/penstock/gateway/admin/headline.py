@@ -18,14 +18,13 @@ import msgspec
 from penstock.core.explain.snapshot import ALL, AWAY, BandSnapshot, EndpointSnapshot, Snapshot
 from penstock.core.values.outcome import Reason
 from penstock.gateway.admin.failing.lately import Lately, of_alarm, of_note, said
-from penstock.gateway.admin.reasons import MISSING, count, model_why, short_name
+from penstock.gateway.admin.reasons import MISSING, SERVING, count, model_why, short_name
 from penstock.gateway.telemetry.failures import Kind
 
 BANDS_NAMED_MAX = 3  # a sentence, not a table
 FAILURES_NAMED_MAX = 2
 
 _ASIDE = tuple(state for state in (*AWAY, "draining") if state not in MISSING)  # which pass, or are meant
-_SERVING = ("up", "held")
 _WORDS = {
     "ejected": "taken out after failures",
     "draining": "drained by an operator",
@@ -107,7 +106,7 @@ def _state(snapshot: Snapshot) -> list[str]:
         runs = f"Nothing waits, {count(snapshot.running, f'request{still} runs', f'requests{still} run')}."
     else:
         runs = "Nothing waits, nothing runs: the drain is complete." if still else "Idle: nothing waits, nothing runs."
-    up, of = sum(endpoint.state in _SERVING for endpoint in snapshot.endpoints), len(snapshot.endpoints)
+    up, of = sum(endpoint.state in SERVING for endpoint in snapshot.endpoints), len(snapshot.endpoints)
     return [runs, f"{up} of {of} engines {'is' if up == 1 else 'are'} up."] if of else [runs]
 
 

@@ -13,14 +13,14 @@ from collections import deque
 from collections.abc import Mapping
 
 from penstock.core.endpoints.roles import Role
-from penstock.core.explain.snapshot import AWAY, EndpointSnapshot, Snapshot
+from penstock.core.explain.snapshot import EndpointSnapshot, Snapshot
+from penstock.gateway.admin.reasons import SERVING
 from penstock.gateway.telemetry.failures import Failures, Kind
 
 SAMPLES_MAX = 3_600
 FINE_SAMPLES = 300
 COARSE_S = 10
 TOKENS_OVER = 10  # samples: tokens are counted as requests end, in lumps
-_OUT = (*AWAY, "draining")
 RATES = ("sent_per_s", "tokens_per_s", *(f"{kind}_per_s" for kind in Kind))
 TIMES = ("first_token_p50_s", "first_token_p99_s")  # NaN, null in JSON, where no stream began
 CURVES = ("waiting", "running", "slots", "oldest_s", "kv_max", *RATES, *TIMES)
@@ -77,7 +77,7 @@ class History:
 
 def answering(snapshot: Snapshot) -> list[EndpointSnapshot]:
     """The endpoints that are there to answer, so that their slots count: nothing new goes to the others."""
-    return [e for e in snapshot.endpoints if e.state not in _OUT and e.role != Role.PREFILL]
+    return [e for e in snapshot.endpoints if e.state in SERVING and e.role != Role.PREFILL]
 
 
 def _coarse(samples: list[float]) -> list[float]:

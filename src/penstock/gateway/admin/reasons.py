@@ -36,6 +36,7 @@ WHY: dict[Cause, str] = {
     Cause.TURN: "{model} is being handed out in turn",
 }
 assert WHY.keys() == set(Cause)
+SERVING = ("up", "held")  # states of endpoints that are sent what there is; held ones again within a moment
 MISSING = ("down", "hung", "unproven", "stuck", "ejected")  # states of endpoints that should be there and can't be used
 _COUNTED = (Cause.ENGINE_QUEUE, Cause.PREFILL_FULL, Cause.PACE, Cause.HELD)
 

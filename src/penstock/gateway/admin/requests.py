@@ -67,7 +67,7 @@ class RequestVerbs:
         return {key: StoppedBy(by, now - at_s) for key, (by, at_s) in self._stops.items()}
 
     def _pause(self, exchange: Exchange, _: Mapping[str, str]) -> None:
-        model = _model(exchange)
+        model = self._served(exchange)
         try:
             self._driver.tell(self._scheduler.paused(model, now=self._driver.now()))
         except TooManyStoppedError as error:
@@ -76,7 +76,7 @@ class RequestVerbs:
         self._stopped(exchange)
 
     def _drain(self, exchange: Exchange, _: Mapping[str, str]) -> None:
-        model = _model(exchange)
+        model = self._served(exchange)
         try:
             self._driver.tell(self._scheduler.drained(model, now=self._driver.now()))
         except TooManyStoppedError as error:
@@ -90,6 +90,14 @@ class RequestVerbs:
         for key in [key for key in self._stops if model in (None, key[1])]:
             del self._stops[key]
         self._stopped(exchange)
+
+    def _served(self, exchange: Exchange) -> str | None:
+        """The model that is to be stopped; None for all. One that no endpoint has is a slip of the pen, or an alias."""
+        model = _model(exchange)
+        if model is not None and self._scheduler.knows(model, now=self._driver.now()) is False:
+            message = f"No endpoint serves the model `{model[:200]}`. Aliases are stopped by the name of their model."
+            raise AdminError(404, "model_not_found", message, param="model")
+        return model
 
     def _note(self, verb: str, model: str | None, exchange: Exchange) -> None:
         """Remember whose word it is; of one that is said again, who said it first."""

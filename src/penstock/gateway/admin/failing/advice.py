@@ -41,7 +41,10 @@ assert WAITING.keys() == set(Cause)
 _STATES = {
     "down": "See whether {} runs, and what its log says",
     "hung": "Restart {}: it takes connections and answers none",
-    "unproven": "Look what answers at {}; if it is an engine, write `engine: openai` and its `models`",
+    "unproven": (
+        "Look what answers at {0}; if it is an engine, write `engine: openai` and its `models`,"
+        " or `penstock endpoint resume {0}` to try it again"
+    ),
     "stuck": "Restart {}: it runs requests and shows no movement; its log says why",
     "ejected": "See in the log of {} why it fails; it is tried again by itself",
 }
