@@ -27,7 +27,7 @@ EXPECTED = {
     "vllm-v0.facts": (5, 3, 0.25, 16000, 1000, 2.0, 100, 0.5),
     "vllm-dp2-lora.facts": (8, 2, 0.3, 32000, 150, None, None, None),
     "sglang-0.5.23-tp2-dp2-priority.facts": (8, 3, 0.3, 40000, 4500, 5.0, 490, 0.5),
-    "tgi-3.3.7.facts": (4, 6, 0.25, 16384, 970, 0.6, 30, None),
+    "tgi-3.3.7.facts": (4, 6, 0.25, 16384, 930, 0.6, 30, None),
     "trtllm-serve.facts": (9, 2, 0.6, 16000, 1200, 3.0, 150, 0.3),
     "triton.facts": (8, 2, 0.4, 16000, 24, None, None, None),
     "lmdeploy-0.18.facts": (3, 5, 0.7, None, 30, None, None, 0.2),

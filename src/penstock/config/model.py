@@ -269,7 +269,9 @@ class Observe(Section):
     """How often the engines' own gauges are read."""
 
     interval: values.Duration = setting(1.0, "Normally.", gt=0)
-    fast_interval: values.Duration = setting(0.5, "While requests wait for an endpoint that is near its limit.", gt=0)
+    fast_interval: values.Duration = setting(
+        0.5, "While requests wait for an endpoint near its limit, or its page shows nothing of what it owes.", gt=0
+    )
 
 
 class MetricsSection(Section):

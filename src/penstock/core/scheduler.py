@@ -124,9 +124,9 @@ class Scheduler:
         self.loads = questions.loads
 
     @property
-    def waits(self) -> bool:
-        """Whether any request waits."""
-        return self._state.queues.waiting > 0
+    def watches(self) -> bool:
+        """Whether gauges may be worth reading often, `wanted` says whose: requests wait, or an engine is in doubt."""
+        return self._state.queues.waiting > 0 or self._state.doubts
 
     @property
     def divides(self) -> bool:

@@ -28,7 +28,7 @@ TGI = Engine(
         kv_used=("tgi_batch_current_max_tokens",),
         kv_total=("tgi_batch_max_total_tokens",),
         kv_tokens=("tgi_batch_max_total_tokens",),
-        progress=("tgi_request_count", "tgi_request_success", 'tgi_batch_inference_count{method="decode"}'),
+        progress=("tgi_request_success", 'tgi_batch_inference_count{method="decode"}'),
         started="process_start_time_seconds",
         pace=("tgi_request_mean_time_per_token_duration",),
     ),

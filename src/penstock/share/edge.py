@@ -383,7 +383,7 @@ class Edge:
         return self.view.divides
 
     @property
-    def waits(self) -> bool:
+    def watches(self) -> bool:
         """Whom it matters to, observers, are with the decider."""
         return False
 

@@ -359,7 +359,8 @@ def test_progress_is_counted_from_when_the_prompt_before_was_done_with_seen_or_n
     ends_s = own.leases[8].prefill_end_s
     own.advance(ends_s)
     assert own.prefill.outstanding_tokens == 40_000
-    assert own.prefill.due_s == pytest.approx(ends_s + prefill_backlog.STEP_TOKENS / rate)
+    done_s = ends_s - prefill_backlog.BASE_S  # its engine was, sooner than that could have been seen
+    assert own.prefill.due_s == pytest.approx(done_s + prefill_backlog.STEP_TOKENS / rate)
     own.advance(ends_s + 2 * prefill_backlog.STEP_TOKENS / rate)
     own.observe(Observation(20.0, running=1, waiting=0, progress=9.0))
     assert own.prefill.outstanding_tokens == 40_000 - 2 * prefill_backlog.STEP_TOKENS
@@ -380,6 +381,20 @@ def answers_whole(own: Ledger, serial: int, tokens: int, at: float) -> None:
     own.first_token(each, at)
     own.answered(each, tokens, at)
     own.remove(each, at)
+
+
+@pytest.mark.parametrize("tokens", [1000, 10_000])
+def test_whole_prompts_that_follow_one_another_do_not_add_up(tokens: int) -> None:
+    """Two are always there, and as one is computed the next is sent: what is computed of the first counts no more."""
+    prefill, each_s = prefill_backlog.PrefillBacklog(), tokens / prefill_backlog.TOKENS_PER_S
+    assert not prefill.rate_known
+    for serial in range(60):
+        now = each_s * max(0.0, serial - 1.01)
+        prefill.advance(now)
+        prefill.add(lease(serial, at=now, prompt=tokens, streamed=False))
+        assert len(prefill.leases) <= 3, "two, and one that may take a step to be seen"
+    ends = [each.prefill_end_s for each in prefill.leases.values()]
+    assert max(ends) == pytest.approx(60 * each_s, abs=1.5 * each_s)
 
 
 def test_whole_answers_to_who_asked_for_streams_say_nothing_of_how_fast_prompts_are() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections import Counter
 
 import pytest
 from msgspec.structs import replace
@@ -321,12 +322,20 @@ class Whole(Shop):
     def __init__(self, *, answer_s: float = ANSWER_S, tells: str = "ab", prompt_tokens: int = 0) -> None:
         super().__init__(warm=False)
         self.answer_s, self.tells, self.prompt_tokens = answer_s, tells, prompt_tokens
-        self.steps = 0.0
+        self.steps = Counter[str]()
         self.sent_s: dict[str, float] = {}
+        self.first_tokens = Counter[str]()
+        self.begun_leases: set[int] = set()
+        self.lost: set[int] = set()  # leases whose requests no engine has
         self.serve(10.0, "a", "b")
 
-    def serve(self, for_s: float, *moving: str, every_s: float = 0.25, gauges: str = "ab") -> None:
-        """Requests come; who moves answers them, and shows it once a second, if its page is to be had at all."""
+    def serve(
+        self, for_s: float, *moving: str, every_s: float = 0.25, gauges: str = "ab", hangs: str = "", absent: str = ""
+    ) -> None:
+        """Requests come; who moves answers them, and shows it once a second, if its page is to be had at all.
+
+        Who `hangs` never begins what is sent to it now; where a page is `absent`, something else answers in its place.
+        """
         until_s, ask_s, read_s = self.now + for_s, self.now, self.now
         while self.now < until_s:
             self.now = round(self.now + 0.05, 6)
@@ -334,14 +343,25 @@ class Whole(Shop):
                 name = self.ask(streamed=False, prompt_tokens=self.prompt_tokens)
                 self.sent_s[name], ask_s = self.now, ask_s + every_s
             for name, dispatch in list(self.at.items()):
+                if dispatch.lease not in self.begun_leases | self.lost:
+                    (self.lost if dispatch.endpoint in hangs else self.begun_leases).add(dispatch.lease)
+                    self.first_tokens[dispatch.endpoint] += dispatch.endpoint not in hangs
+                    self.sent_s[name] = self.now
+                if dispatch.lease in self.lost:
+                    continue
                 if dispatch.endpoint in moving and self.now >= self.sent_s[name] + self.answer_s:
                     self.finish(name)
             if self.now >= read_s:
                 read_s += 1.0
-                for endpoint in set(self.tells) & set(gauges):
-                    here = sum(d.endpoint == endpoint for d in self.at.values())
-                    self.steps += endpoint in moving
-                    reading = Observation(self.now, here, 0, progress=self.steps if endpoint in moving else 0.0)
+                for endpoint in absent:
+                    self.carry_out(self.made.observed(endpoint, None, answered=True, now=self.now))
+                for endpoint in sorted((set(self.tells) & set(gauges)) - set(absent)):
+                    here = sum(d.endpoint == endpoint and d.lease not in self.lost for d in self.at.values())
+                    self.steps[endpoint] += here > 0
+                    reading = Observation(
+                        self.now, here, 0, progress=float(self.steps[endpoint]),
+                        first_token_s_total=0.0, first_tokens_total=float(self.first_tokens[endpoint]),
+                    )  # fmt: skip
                     if endpoint in moving or self.last.get(endpoint) is None:
                         self.last[endpoint] = reading
                     else:
@@ -399,3 +419,71 @@ def test_a_long_prompt_of_a_whole_answer_takes_its_time() -> None:
     shop.prompt_tokens = 50_000
     shop.serve(8.0, every_s=100.0)
     assert shop.taken_back == []
+
+
+def test_an_engine_that_begins_none_of_its_whole_answers_is_found_by_the_first_tokens_that_its_page_counts() -> None:
+    shop = Whole(answer_s=1.4)
+    shop.serve(2.5, "a", "b", hangs="a")
+    assert shop.state() == "stuck"
+    lost = [name for name, dispatch in shop.at.items() if dispatch.lease in shop.lost]
+    assert shop.taken_back
+    assert len(lost) <= 1, "but for the one that is tried"
+    assert {shop.at[name].endpoint for name in shop.taken_back if name in shop.at} <= {"b"}
+    assert all(shop.now - shop.sent_s[name] <= 1.5 for name in lost)
+
+
+def test_old_whole_answers_that_end_do_not_show_that_it_begins_new_ones() -> None:
+    shop = Whole(answer_s=5.0)
+    shop.serve(3.5, "a", "b", hangs="a")
+    assert shop.state() == "stuck", "though answers of before ended all the time"
+    assert shop.taken_back
+
+
+def test_what_has_begun_is_not_taken_back_from_an_engine_that_begins_nothing_new() -> None:
+    shop = Whole(answer_s=5.0)
+    old = {name for name, dispatch in shop.at.items() if dispatch.endpoint == "a"}
+    shop.serve(3.5, "a", "b", hangs="a")
+    assert old
+    assert not old & set(shop.taken_back)
+
+
+def test_a_page_that_shows_first_tokens_late_is_learned() -> None:
+    """Requests stand for 1.2 s where no gauge sees them, now and then: at most once that looks like no beginning."""
+    shop = Whole(answer_s=2.0)
+    taken_back = []
+    for _ in range(6):
+        shop.serve(1.2, "a", "b", hangs="a", every_s=0.6)
+        shop.begun_leases |= shop.lost
+        shop.lost.clear()
+        shop.first_tokens["a"] += 1
+        shop.serve(4.0, "a", "b", every_s=0.6)
+        taken_back.append(len(shop.taken_back))
+    assert taken_back[-1] == taken_back[1]
+
+
+def test_a_page_that_is_gone_while_something_answers_in_its_place_is_no_witness() -> None:
+    shop = Whole(answer_s=1.5)
+    shop.serve(1.4, "a", "b", every_s=1.5, absent="a")
+    shop.answer_s = 2.5  # and nothing ends for a while
+    shop.serve(10.0, "a", "b", every_s=1.5, absent="a")
+    assert shop.taken_back == []
+
+
+def test_a_queue_that_grows_on_its_page_does_not_show_that_an_engine_works() -> None:
+    shop = Shop()
+    streams(shop)
+    streams(shop, "b")
+    for waiting in range(1, 6):
+        shop.go_on(0.5, "b")
+        shop.made.observed("a", Observation(shop.now, 1, waiting, progress=7.0), now=shop.now)
+    assert shop.state() == "stuck"
+
+
+def test_a_page_that_showed_nothing_of_what_is_owed_is_read_often_until_it_does() -> None:
+    shop = Whole()
+    watches = [shop.made.watches]
+    shop.serve(1.1, "b", every_s=0.25)
+    watches.append(shop.made.watches)
+    assert [shop.made.wanted(name, now=shop.now) for name in "ab"] == [True, False]
+    shop.serve(3.0, "a", "b")
+    assert [*watches, shop.made.watches] == [False, True, False]

@@ -63,6 +63,21 @@ async def test_what_an_engine_begins_nothing_with_is_served_by_another(world: Wo
     assert len(bad.log.entries) == seen, "nothing new goes there"
 
 
+async def test_answers_that_do_not_stream_are_taken_back_as_the_page_shows_that_none_was_begun(world: World) -> None:
+    """By answers alone it would take twice as long as the longest of them."""
+    bad, good = await pair(world)
+    long_s = 2.0
+    await asyncio.gather(*(world.chat(tokens=round(long_s / 0.002)) for _ in range(2)))
+    fault(bad, "hang")
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    answers = await asyncio.gather(*(world.chat() for _ in range(4)))
+    assert loop.time() - began_s < 1.7 * long_s
+    assert [answer.status for answer in answers] == [200] * 4
+    assert {answer.header("x-penstock-endpoint") for answer in answers} == {at(good)}
+    assert await world.metric("penstock_requeues_total", reason="stuck") >= 2
+
+
 async def test_one_request_at_a_time_finds_out_that_it_moves_again(world: World) -> None:
     bad, good = await pair(world)
     fault(bad, "hang")

@@ -222,7 +222,7 @@ class Endpoint:
         if self.adaptive is None or not ledger.prefill.leases or not ledger.shows:
             return math.inf
         first = next(iter(ledger.prefill.leases.values()))
-        return max(self._look_s, first.dispatched_s + ledger.at_work.late_after_s(sure=ledger.credible(now)))
+        return max(self._look_s, first.dispatched_s + ledger.at_work.late_after_s(sure=self._denies_queue(now)))
 
     def looked(self, now: float, *, wanted: bool) -> bool:
         """Look at what our own answers show of its size. Returns True when the slots changed with it."""
@@ -239,8 +239,9 @@ class Endpoint:
         self._look_s = now + min(max(LOOK_STEPS * at_work.step_s, LOOK_S_MIN), LOOK_S_MAX)
         others = self._others_running(now)
         peak = at_work.look(now)
-        contradicts = ledger.credible(now)  # its gauges show no such queue, or they would have been gone by
-        waiting = at_work.overdue(ledger.prefill, now, sure=contradicts) if at_work.stands(peak) else 0
+        waiting = 0
+        if at_work.stands(peak):
+            waiting = at_work.overdue(ledger.prefill, now, sure=self._denies_queue(now))
         self.adaptive.slots = self.slots
         let = len(ledger.leases) - ledger.pending + others if wanted else self.slots
         return self._limited(
@@ -256,6 +257,17 @@ class Endpoint:
                 ran=at_work.best() + others,
             )
         )
+
+    def _denies_queue(self, now: float) -> bool:
+        """Whether its gauges say that what is late to begin does not wait.
+
+        They do if they were read since that was sent, and show none that waits, and at work all that began, and these.
+        """
+        ledger, base = self.ledger, self.ledger.base
+        if base is None or base.waiting > 0 or not ledger.credible(now):
+            return False
+        late = ledger.at_work.late(ledger.prefill, now, sent_before_s=base.asked_s)
+        return late > 0 and base.running >= ledger.at_work.running + late
 
     def _looked_at_whole(self, now: float, *, wanted: bool) -> bool:
         """The same, where answers do not stream: by how long they took."""

@@ -11,6 +11,8 @@ The last needs something to be sent. So where nothing but gauges keeps an endpoi
 it is tried: one request after two seconds, then one more at a time for each that begins in time, until they are too
 many for the gauges to be true. A request that begins late says that they may be: the next try comes later.
 
+Beside that they are asked whether the engine works: what moves only because requests come is left out.
+
 What was contradicted is believed again when it has shown for some readings what we see, too; what stood still, when it
 moves; what was gone, when it is back.
 """
@@ -74,19 +76,29 @@ class GaugeBelief:
         "_still",
         "_try_s",
         "_width",
+        "began_s",
         "closed_s",
+        "counted_s",
         "doubt",
         "kv_stood_s",
+        "no_page",
         "outstanding",
+        "ran_s",
         "stood_s",
+        "worked_s",
     )
 
     def __init__(self) -> None:
         self.doubt: Standing | None = None  #: why they are not believed
         self.closed_s: float | None = None  #: since when nothing but they keep it closed while somebody waits
         self.outstanding = 0  #: tries that have not begun
+        self.no_page = False  #: something answered when last asked for the page, and had none
         self.stood_s = math.inf  #: since when readings have been the same
         self.kv_stood_s = math.inf  #: and what they say of memory, whatever else moves
+        self.worked_s = -math.inf  #: when a reading was asked for that showed more than another queue,
+        self.counted_s = -math.inf  #: one whose counters had moved,
+        self.began_s = -math.inf  #: and one that counted another first token;
+        self.ran_s = -math.inf  #: where these are not told, one that showed anything at work
         self._kv_usage: float | None = None
         self._misses = 0
         self._still = 0  # readings in a row that did not move although answers went on
@@ -97,8 +109,12 @@ class GaugeBelief:
 
     # --- readings -----------------------------------------------------------------------------------------------
 
-    def missed(self) -> bool:
-        """Note that a reading was not to be had. Returns True if those before it count for nothing from now on."""
+    def missed(self, *, answered: bool = False) -> bool:
+        """Note that a reading was not to be had; `answered`: though something answered.
+
+        Returns True if those before it count for nothing from now on.
+        """
+        self.no_page = answered
         self._misses += 1
         if self._misses < MISSED:
             return False
@@ -106,9 +122,10 @@ class GaugeBelief:
         self._forget()
         return True
 
-    def moved(self, reading: Observation, own: int) -> None:
+    def moved(self, reading: Observation, own: int, *, before: Observation | None) -> None:
         """Take in a reading that differs from the one before it. `own`: so many of our requests were there then."""
         self._came()
+        self._note_work(before, reading)
         if reading.kv_usage != self._kv_usage:
             self._kv_usage, self.kv_stood_s = reading.kv_usage, reading.asked_s
         self._still, self.stood_s = 0, math.inf
@@ -119,6 +136,23 @@ class GaugeBelief:
             if self._agrees >= AGREES:
                 self.doubt = None
                 self._forget()
+
+    def _note_work(self, before: Observation | None, reading: Observation) -> None:
+        """Note what a reading shows of the engine's work. A queue grows before an engine that does nothing, too."""
+        at_s = reading.asked_s
+        if before is None:
+            self.worked_s = at_s
+            return
+        counted = reading.progress is not None and reading.progress != before.progress
+        if counted or (reading.running, reading.kv_usage) != (before.running, before.kv_usage):
+            self.worked_s = at_s
+        if counted:
+            self.counted_s = at_s
+        first_tokens, first_tokens_before = reading.first_tokens_total, before.first_tokens_total
+        if first_tokens is None or first_tokens_before is None:
+            self.ran_s = at_s if reading.running else self.ran_s
+        elif first_tokens > first_tokens_before:
+            self.began_s = at_s
 
     def stood(self, reading: Observation, *, previous_asked_s: float, base_asked_s: float, life_s: float) -> None:
         """A reading came that is the same as the one before it; our own answers last went on at `life_s`."""
@@ -131,7 +165,7 @@ class GaugeBelief:
             self.doubt = Standing.STILL
 
     def _came(self) -> None:
-        self._misses = 0
+        self._misses, self.no_page = 0, False
         if self.doubt is Standing.GONE:
             self.doubt = None
 

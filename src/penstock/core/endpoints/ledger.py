@@ -307,15 +307,17 @@ class Ledger:
                 break  # leases stand in dispatch order
             self._take_in(lease)
         self._net.begin(reading.asked_s)
-        self.belief.moved(reading, self.own_at_reading)
+        self.belief.moved(reading, self.own_at_reading, before=base)
         foreign = max(0.0, reading.running + reading.waiting - (len(self.leases) - self.pending - self._net.leases))
         self._foreign += 0.3 * (foreign - self._foreign)
         self._count_at_the_door(reading)
         return restarted
 
-    def missed(self) -> None:
-        """Note that a reading was not to be had. Several in a row end the belief in the last one."""
-        if self.belief.missed():
+    def missed(self, *, answered: bool = False) -> None:
+        """Note that a reading was not to be had; `answered`: though something answered. Several in a row end the belief
+        in the last one.
+        """
+        if self.belief.missed(answered=answered):
             self.base = None
             self._foreign = 0.0
             self._at_the_door = 0.0
@@ -392,7 +394,7 @@ class Ledger:
     @property
     def moved_s(self) -> float:
         """When the engine last showed that it works, by an answer or by its gauges."""
-        return max(self.life_s, self.gauges_moved_s)
+        return max(self.life_s, self.belief.worked_s)
 
     @property
     def own_at_reading(self) -> int:

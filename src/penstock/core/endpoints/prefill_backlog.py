@@ -59,13 +59,13 @@ class PrefillBacklog:
 
     def add(self, lease: Lease) -> None:
         """Add the prompt of a request that was sent, and predict on the lease when it is computed."""
-        queued = self.outstanding_tokens + lease.prompt_tokens
+        queued = round(self.left(lease.dispatched_s)) + lease.prompt_tokens
         lease.prefill_end_s = lease.dispatched_s + queued / self.rate + BASE_S
         lease.queued_tokens = queued
         self._sent += 1
         self._sent_queues += queued
         self.leases[lease.serial] = lease
-        self.outstanding_tokens = queued
+        self.outstanding_tokens += lease.prompt_tokens
         if not lease.streamed:
             self.due_s = min(self.due_s, lease.prefill_end_s)
         if len(self.leases) == 1:
@@ -99,7 +99,7 @@ class PrefillBacklog:
             return []
         ended = [x for x in self.leases.values() if not x.streamed and x.prefill_end_s <= now]
         for lease in ended:
-            self._free_s = max(self._free_s, lease.prefill_end_s)
+            self._free_s = max(self._free_s, lease.prefill_end_s - BASE_S)
             self.remove(lease)
         self.due_s = min([x.prefill_end_s for x in self.leases.values() if not x.streamed], default=math.inf)
         if self.leases and self.rate_known:
@@ -117,7 +117,7 @@ class PrefillBacklog:
         if not self.leases:
             return 0.0
         first = self._first
-        computed = min(first.prompt_tokens, (now - self._begun_s(first)) * self.rate)
+        computed = max(0.0, min(first.prompt_tokens, (now - self._begun_s(first)) * self.rate))
         return self.outstanding_tokens + first.computed_tokens - computed
 
     def overdue(self, now: float) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from itertools import takewhile
 
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.prefill_backlog import PrefillBacklog
@@ -247,6 +248,11 @@ class RunningEvidence:
     def late_after_s(self, *, sure: bool = False) -> float:
         """Returns after how long a first token is overdue; infinity while it is not known what is usual."""
         return max((SURELY_OVERDUE if sure else OVERDUE) * self.usual_s, OVERDUE_S_MIN)
+
+    def late(self, prefill: PrefillBacklog, now: float, *, sent_before_s: float) -> int:
+        """Returns how many streams that were sent before a time should have begun by now, whatever explains it."""
+        before_s = min(now - self.late_after_s(), sent_before_s)
+        return sum(lease.streamed for lease in takewhile(lambda x: x.dispatched_s < before_s, prefill.leases.values()))
 
     def overdue(self, prefill: PrefillBacklog, now: float, *, sure: bool = False) -> int:
         """Returns how many streams should have begun, so that they wait for a slot; 0 if prompts explain the wait.

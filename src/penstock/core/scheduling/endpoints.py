@@ -116,8 +116,11 @@ class EndpointFacts:
         """Use a drained endpoint again. Returns what is sent there."""
         return _drained(self._state, name, drained=False, now=now)
 
-    def observed(self, name: str, reading: Observation | None, *, now: float) -> list[Action]:
-        """Take in a `reading` of the endpoint's gauges; None: it could not be had."""
+    def observed(self, name: str, reading: Observation | None, *, answered: bool = False, now: float) -> list[Action]:
+        """Take in a `reading` of the endpoint's gauges; None: it could not be had.
+
+        `answered`: something came back all the same, so its process does not stand still.
+        """
         state = self._state
         endpoint = state.pool[name]
         epoch = endpoint.ledger.epoch
@@ -127,7 +130,7 @@ class EndpointFacts:
                 state.pool.changed()
             state.router.read(endpoint, restarted=endpoint.ledger.epoch != epoch)
         else:
-            endpoint.ledger.missed()
+            endpoint.ledger.missed(answered=answered)
         return sending.touched(state, endpoint, now)
 
     def moved(self, names: Iterable[str], *, now: float) -> list[Action]:

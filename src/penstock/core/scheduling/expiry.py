@@ -97,6 +97,7 @@ def _look_who_moves(state: SchedulerState, now: float, actions: list[Action]) ->
             state.queues.touch(endpoint)
         if movement.stuck_s is not None:
             _take_back(state, endpoint, now, actions)
+    state.doubts = state.look_s < math.inf and any(endpoint.movement.doubted for endpoint in state.pool)
 
 
 def _take_back(state: SchedulerState, endpoint: Endpoint, now: float, actions: list[Action]) -> None:

@@ -94,9 +94,13 @@ class Questions:
         ]
 
     def wanted(self, name: str, *, now: float) -> bool:
-        """True if requests wait that this endpoint, near its limit, could serve: its gauges matter now."""
+        """True if an endpoint's gauges matter now: requests wait that it, near its limit, could serve, or it is in
+        doubt whether it works.
+        """
         state = self._state
         endpoint = state.pool[name]
+        if endpoint.movement.doubted:
+            return True
         return endpoint.near_limit(now) and any(
             endpoint.serves(model) for band in state.queues.bands for model in band.tree.models()
         )

@@ -148,6 +148,7 @@ class SchedulerState:
         self.lease_serial = 0
         self.paced = self.has_pace_limit()
         self.look_s = math.inf  # when it is next looked at who moves
+        self.doubts = False  # whether some endpoint's page shows nothing of what it owes: the next ones will tell
         self.watcher: Watcher | None = None
         self.draining = False
         self.queue_until_s: float | None = None

@@ -43,6 +43,7 @@ class LoadReader:
         self._heard_s = -math.inf
         self._took_s = 0.0  # how long the engine took to answer with its last page
         self.facts = Facts()  #: what the last page told besides load
+        self.answered = False  #: anything came back the last time
         self.unsaid = False  #: the engine answered the last time, but without its load: no news, and no failure
         self.restarted = False  #: the last full reading came from another process than the one before
 
@@ -77,7 +78,7 @@ class LoadReader:
         """Read every signal of the engine. Returns None if no load could be read; see `unsaid` and `restarted`."""
         assert self._engine is not None
         asked_s = self._now()
-        self.unsaid = False
+        self.answered = self.unsaid = False
         reading = await self._page(asked_s)
         load = None
         if self._load_path and (reading is None or self._engine.load_leads):
@@ -98,7 +99,7 @@ class LoadReader:
         asked_s = self._now()
         if not (self._cheap and (self._engine.load_leads or self._last is None)):
             return await self.full()
-        self.unsaid = False
+        self.answered = self.unsaid = False
         return _fused(self._last, await self._load(), asked_s=asked_s)
 
     def heard(self, header: bytes) -> Glimpse | None:
@@ -118,6 +119,7 @@ class LoadReader:
             return None
         for path in (self._metrics_at,) if self._metrics_at else engine.metrics:
             answer = await self._get(path)
+            self.answered = self.answered or bool(answer.status)
             if answer.ok and (reading := pages.observation(answer.body, asked_s=asked_s)) is not None:
                 self._metrics_at = path
                 self._took_s = self._now() - asked_s
@@ -151,6 +153,7 @@ class LoadReader:
         assert self._engine is not None
         assert self._engine.load is not None
         answer = await self._ask(self._load_path)
+        self.answered = self.answered or bool(answer.status)
         load = self._engine.load(answer.json()) if answer.ok else None
         self.unsaid = load is not None and load.waiting is None
         if load is not None:

@@ -3,7 +3,7 @@
 There are two loops per endpoint, so that a metrics page which hangs never delays the probe that tells whether the
 engine is alive. What to ask and how to read it is a value in `engines/`; `identify.py` finds out which engine it is and
 what it serves, again after every restart; `load_reader.py` reads its load. Gauges are read every `interval`, and every
-`fast_interval` while requests wait for an endpoint near its limit.
+`fast_interval` while requests wait for an endpoint near its limit, or it is in doubt whether it works.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ class Observer:
         settings, driver, ended_s = self._settings, self._driver, self._driver.now()
         fast_s = min(settings.fast_interval_s, settings.interval_s)
         while not self._met and (left_s := ended_s + settings.interval_s - driver.now()) > 0:
-            if not driver.scheduler.waits:
+            if not driver.scheduler.watches:
                 await self._pause(self._look, left_s)
             elif (soon_s := ended_s + fast_s - driver.now()) > 0:
                 await self._pause(self._look, min(soon_s, left_s))
@@ -308,7 +308,8 @@ class Observer:
         else:
             reading = await reader.fast()
         if reading is not None or not reader.unsaid:
-            self._driver.tell(self._driver.scheduler.observed(self._name, reading, now=self._driver.now()))
+            answered, now = reader.answered, self._driver.now()
+            self._driver.tell(self._driver.scheduler.observed(self._name, reading, answered=answered, now=now))
 
     def _heard(self, header: bytes) -> None:
         part = self._reader.heard(header)

@@ -41,7 +41,7 @@ class Decides(Protocol):
     @property
     def divides(self) -> bool: ...
     @property
-    def waits(self) -> bool: ...
+    def watches(self) -> bool: ...
 
     def arrived(self, request: Request, *, now: float) -> list[Action]: ...
     def first_token(self, lease: int, *, well: bool = True, now: float) -> list[Action]: ...
@@ -75,8 +75,8 @@ class Driver(Generic[S_co]):
         self.scheduler = scheduler
         self.now = now
         self.draining = False
-        self.wakes: set[Callable[[], None]] = set()  #: called when somebody begins to wait, where nobody did
-        self._waited = False
+        self.wakes: set[Callable[[], None]] = set()  #: called when gauges begin to be worth reading often
+        self._watched = False
         self.took_movement: Callable[[], list[str]] = list  #: endpoints whose answers came further since last asked
         self._loop = asyncio.get_running_loop()
         self._journeys: dict[str, Journey] = {}
@@ -126,9 +126,9 @@ class Driver(Generic[S_co]):
                     self._carry_out(self._line.popleft())
             finally:
                 self._carrying_out = False
-        if self.scheduler.waits != self._waited:
-            self._waited = not self._waited
-            for wake in self.wakes if self._waited else ():
+        if self.scheduler.watches != self._watched:
+            self._watched = not self._watched
+            for wake in self.wakes if self._watched else ():
                 wake()
         self._arm()
 

@@ -248,6 +248,7 @@ SMALL: Final = frozenset(
         "whole/never-streams/200x100ms/20",
         "pages/frozen-overloaded/64x20ms/100",
         "pages/missing/4x50ms/100",
+        "pages/silent-queue/200x100ms/20",
         "flood/plain/8x20ms/20",
         "deadlines/slow-spell/30%/4x50ms/100",
         "pictures/8",

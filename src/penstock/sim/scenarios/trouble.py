@@ -23,13 +23,14 @@ from penstock.sim.scenarios.base import (
     run,
 )
 from penstock.sim.world.report import Measure, RunResult, at_least, at_most, percentile, ratio
-from penstock.sim.world.workload import Poisson, Stream
-from penstock.sim.world.world_values import Death, Freeze, SimulatedJourney
+from penstock.sim.world.workload import Lognormal, Poisson, Stream
+from penstock.sim.world.world_values import Death, Freeze, FreezeKind, SimulatedJourney
 
 OVERLOAD_TIMES = 1.75
 SHED_TARGET_S = 5.0
 FROZEN_S = 5.0
 DEADLINE_S = 5.0  # for the first token; the p99 at 85 % load is near 1 s
+SHORT = (Lognormal(100, 300), Lognormal(40, 100))  # answers that are there long before a freeze is over
 ESTIMATES_S = (5.0, 60.0)  # waits that Retry-After is judged by
 
 
@@ -142,8 +143,9 @@ def engine_death(setup: Setup) -> RunResult:
 
 
 def frozen_engine(setup: Setup) -> RunResult:
-    """Two engines at 40 % load; one stands still for 5 s while its gauges answer, and goes on. Then an engine that is
-    only silent over long prompts, which must not count as frozen.
+    """Two engines at 40 % load; one stands still for 5 s while its gauges answer, and goes on. The same with short
+    answers that do not stream, in each way to stand still. Then an engine that is only silent over long prompts, which
+    must not count as frozen.
     """
     pool = engines(2)
     streams = (load("chat", CHAT, 0.4 * capacity_per_s(pool, CHAT)),)
@@ -151,26 +153,59 @@ def frozen_engine(setup: Setup) -> RunResult:
     calm = run(setup, Variant("nothing happens", engines=pool), streams, warm_s=0.0)
     freeze = Variant("one stands still for 5 s", engines=pool, freezes=(Freeze("engine-0", at_s, FROZEN_S),))
     done = run(setup, freeze, streams, warm_s=0.0)
+    short = (replace(load("short", SHORT, 0.3 * capacity_per_s(pool, SHORT)), streamed=False),)
+    kinds = {
+        kind: run(
+            setup,
+            Variant(
+                f"not streamed, one {kind}",
+                engines=pool,
+                freezes=(Freeze("engine-0", at_s, FROZEN_S, kind),),
+                scrape_s=1.0,
+            ),
+            short,
+            warm_s=0.0,
+        )
+        for kind in FreezeKind
+    }
+    whole = run(setup, Variant("not streamed, nothing happens", engines=pool, scrape_s=1.0), short, warm_s=0.0)
     documents = (load("documents", LONG_PROMPTS, 0.6 * capacity_per_s(pool, LONG_PROMPTS)),)
     long = run(setup, Variant("long prompts, nothing happens", engines=pool), documents, warm_s=0.0)
     near = [j for j in done.journeys() if at_s - 1.0 <= j.job.at_s <= at_s + FROZEN_S]
-    taken_back = sum(j.requeues > 0 for j in done.world.done)
     measures = (
         Measure("later than 3 s, of those that came in the freeze or just before", _later(near, 3.0), at_most(0.02)),
         Measure("later than 3 s, of all", _later(done.journeys(), 3.0), at_most(0.02)),
-        Measure("taken back", taken_back, at_least(1)),
+        Measure("taken back", _taken_back(done), at_least(1)),
+        *[
+            Measure(
+                f"the same, not streamed, one {kind}",
+                _answered_later([j for j in each.journeys() if at_s <= j.job.at_s < at_s + FROZEN_S], 3.0),
+                at_most(0.02),
+            )
+            for kind, each in kinds.items()
+        ],
         Measure("failed", sum(j.outcome == "failed" for j in done.world.done), at_most(0)),
-        Measure("taken back where nothing happens", sum(j.requeues > 0 for j in calm.world.done), at_most(0)),
-        Measure("taken back of long prompts", sum(j.requeues > 0 for j in long.world.done), at_most(0)),
+        Measure("taken back where nothing happens", _taken_back(calm), at_most(0)),
+        Measure("taken back of whole answers where nothing happens", _taken_back(whole), at_most(0)),
+        Measure("taken back of long prompts", _taken_back(long), at_most(0)),
         Measure("leases that nobody holds", leaked(done), at_most(0)),
     )
-    lines = tuple(each.line("all") for each in (calm, done, long))
+    lines = tuple(each.line("all") for each in (calm, done, *kinds.values(), whole, long))
     return RunResult("frozen_engine", setup.seed, setup.duration_s, measures, lines)
 
 
 def _later(journeys: list[SimulatedJourney], than_s: float) -> float:
     """The share of requests whose first token took longer."""
     return ratio(sum(j.first_s is None or j.first_s - j.job.at_s > than_s for j in journeys), len(journeys))
+
+
+def _answered_later(journeys: list[SimulatedJourney], than_s: float) -> float:
+    """The share of requests whose whole answer took longer."""
+    return ratio(sum(j.ended_s is None or j.ended_s - j.job.at_s > than_s for j in journeys), len(journeys))
+
+
+def _taken_back(done: Run) -> int:
+    return sum(j.requeues > 0 for j in done.world.done)
 
 
 def cancel_storm(setup: Setup) -> RunResult:

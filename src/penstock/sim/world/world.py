@@ -28,8 +28,18 @@ from penstock.sim.lab.strange import PLAIN, value_at
 from penstock.sim.traces.baselines import Rival, RoundRobinPassthrough
 from penstock.sim.world import translate
 from penstock.sim.world.workload import ArrivalSource, InFlight, Job
-from penstock.sim.world.world_values import EngineNode, Sample, SimulatedJourney, TokensDone, Who, WorldSettings
+from penstock.sim.world.world_values import (
+    EngineNode,
+    Freeze,
+    FreezeKind,
+    Sample,
+    SimulatedJourney,
+    TokensDone,
+    Who,
+    WorldSettings,
+)
 
+PAGE_TIMEOUT_S = 2.0  # for a page that does not answer, as `observe.timeout` is by default
 EXPIRIES_MAX = 1000  # calls of `expire` between two events; more would be a busy loop
 PROGRESS_EVERY = 64  # tokens of one answer between two reports of it
 
@@ -120,7 +130,7 @@ class World:
             self.at(death.at_s + death.for_s, partial(self._revive, node))
             self.at(self.settings.probe_s, partial(self._probe, node))
         for freeze in self.settings.freezes:
-            self.at(freeze.at_s, partial(self._freeze, self.nodes[freeze.engine], freeze.at_s + freeze.for_s))
+            self.at(freeze.at_s, partial(self._freeze, self.nodes[freeze.engine], freeze))
         for spell in self.settings.spells:
             self.at(spell.at_s, partial(self._slow_down, spell.factor))
             self.at(spell.at_s + spell.for_s, partial(self._slow_down, 1.0))
@@ -269,16 +279,18 @@ class World:
         door_s = value_at(node.spec.strange.doors, self.now, 0.0)
         self.at(self.now + self.settings.network_s + door_s, partial(self._submit, journey, node, life, lease))
 
-    def _freeze(self, node: EngineNode, until_s: float) -> None:
-        node.frozen_until_s = until_s
+    def _freeze(self, node: EngineNode, freeze: Freeze) -> None:
+        node.freeze = freeze
 
     def _change_speed(self, node: EngineNode, factor: float) -> None:
         node.engine.slow_factor = factor
 
     def _submit(self, journey: SimulatedJourney, node: EngineNode, life: int, lease: int) -> None:
         job = journey.job
-        if journey.outcome:
-            return  # hung up on the way
+        if journey.outcome or journey.waits or journey.lease != lease:
+            return  # hung up, or taken back, on the way
+        if node.stands(self.now, FreezeKind.HANGS):
+            return
         failure = None
         if not node.alive or (life and node.life != life):
             failure = Failure.CONNECT
@@ -314,8 +326,8 @@ class World:
     def _step(self, node: EngineNode, life: int) -> None:
         if node.life != life:
             return
-        if self.now < node.frozen_until_s:
-            self.at(node.frozen_until_s, partial(self._step, node, life))
+        if node.freeze is not None and node.stands(self.now, FreezeKind.STANDS, FreezeKind.STOPPED):
+            self.at(node.freeze.at_s + node.freeze.for_s, partial(self._step, node, life))
             return
         node.stepping = False
         heard: list[tuple[SimulatedJourney, int, int, Progress]] = []
@@ -410,6 +422,10 @@ class World:
     def _ask_gauges(self, node: EngineNode) -> None:
         """Ask now; the engine reads its gauges half of `scrape_answer_s` later, the answer comes after all of it."""
         asked_s, way_s = self.now, self.settings.scrape_answer_s
+        if node.stands(asked_s, FreezeKind.STOPPED):
+            self.at(asked_s + PAGE_TIMEOUT_S, partial(self._heard_gauges, node, None))
+            self.at(asked_s + PAGE_TIMEOUT_S + self.settings.scrape_s, partial(self._ask_gauges, node))
+            return
 
         def look() -> None:
             reading = translate.observation(node, asked_s) if node.alive else None
@@ -419,7 +435,8 @@ class World:
         self.at(asked_s + self.settings.scrape_s, partial(self._ask_gauges, node))
 
     def _heard_gauges(self, node: EngineNode, reading: Observation | None) -> None:
-        self._tell(self.scheduler.observed(node.spec.name, reading, now=self.now))
+        answered = reading is None and node.alive and not node.stands(self.now, FreezeKind.STOPPED)
+        self._tell(self.scheduler.observed(node.spec.name, reading, answered=answered, now=self.now))
 
     def _sample(self) -> None:
         done = {who: [service.prompt_tokens, service.output_tokens] for who, service in self.service.items()}

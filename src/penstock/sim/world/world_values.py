@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from penstock.core.scheduler import SchedulerSettings
@@ -36,13 +37,26 @@ class Death:
     for_s: float
 
 
+class FreezeKind(StrEnum):
+    """What a frozen engine still does."""
+
+    STANDS = "stands"  #: it does nothing; its page answers, and does not move
+    STOPPED = "stopped"  #: its page does not answer either
+    HANGS = "hangs"  #: it goes on with what it has; what it is sent meanwhile is never heard of again
+
+
 @dataclass(frozen=True)
 class Freeze:
-    """An engine stands still for a while, and then goes on. Meanwhile its gauges answer, and do not move."""
+    """An engine stands still for a while, and then goes on."""
 
     engine: str
     at_s: float
     for_s: float
+    kind: FreezeKind = FreezeKind.STANDS
+
+    def holds(self, now: float, *kinds: FreezeKind) -> bool:
+        """True if it lasts at `now`, and is of one of these kinds."""
+        return self.kind in kinds and self.at_s <= now < self.at_s + self.for_s
 
 
 @dataclass(frozen=True)
@@ -137,5 +151,9 @@ class EngineNode:
     life: int = 0  #: the number of its process: events meant for an earlier process are void
     started_s: float = 1.0
     stepping: bool = False
-    frozen_until_s: float = 0.0
+    freeze: Freeze | None = None  #: the last that came over it
     journeys: dict[str, SimulatedJourney] = field(default_factory=dict)
+
+    def stands(self, now: float, *kinds: FreezeKind) -> bool:
+        """True if it stands still at `now`, in one of these ways."""
+        return self.freeze is not None and self.freeze.holds(now, *kinds)
