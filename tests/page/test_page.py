@@ -105,6 +105,8 @@ async def test_it_says_first_that_everything_is_drained_and_what_takes_it_back(w
     await window.says("2 requests still run.", "#rest")
     await window.says("■ attention", "#tone")
     await window.says("penstock resume", "#advice code")
+    assert await window.page.locator("#models button[data-verb]").count() == 0, "only Resume, above, takes it back"
+    assert await window.page.locator("#stops .wanted").text_content() == "Resume"
     await window.says("all it asks for", '#tenants tr[data-key$="team-b"]')
     told = await window.page.text_content('#tenants tr[data-key$="team-a"]') or ""
     assert "all it asks for" not in told, "one of its requests was just refused"

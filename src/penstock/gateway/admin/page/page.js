@@ -169,6 +169,7 @@ function said(endpoint) {
 }
 
 function stopVerbs(model) {
+  if (state.paused.includes("*") || state.drained.includes("*")) return []; // all of them: the buttons above take that back
   const stopped = state.paused.includes(model) || state.drained.includes(model);
   return stopped ? [["model-resume", "Resume"]] : [["model-pause", "Pause"], ["model-drain", "Drain"]];
 }
