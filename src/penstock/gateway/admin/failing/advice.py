@@ -70,7 +70,7 @@ def advice(snapshot: Snapshot, lately: Lately) -> str:
     if not snapshot.endpoints:
         return "`penstock endpoint add URL`, or `endpoints:` in the settings and `penstock reload`."
     if missing := [endpoint for endpoint in snapshot.endpoints if endpoint.state in MISSING]:
-        return _missing(missing, snapshot)
+        return _missing(missing, snapshot, lately)
     if snapshot.draining:
         return "Nothing: it ends when what runs is over, or its time is."
     if snapshot.paused:
@@ -88,18 +88,20 @@ def advice(snapshot: Snapshot, lately: Lately) -> str:
     return WAITING[cause] if cause is not None else ""
 
 
-def _missing(missing: list[EndpointSnapshot], snapshot: Snapshot) -> str:
+def _missing(missing: list[EndpointSnapshot], snapshot: Snapshot, lately: Lately) -> str:
     first = missing[0]
     others = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
     failure = f" ({_in_words(first.failure)})" if first.failure else ""
     todo = f"{_STATES[first.state].format(short_name(first.name))}{failure}{others}."
-    return f"{todo} {_meanwhile(snapshot)}"
+    return f"{todo} {_meanwhile(snapshot, lately)}"
 
 
-def _meanwhile(snapshot: Snapshot) -> str:
+def _meanwhile(snapshot: Snapshot, lately: Lately) -> str:
     """What becomes of the requests that a missing endpoint would have served."""
     if not any(endpoint.state == "up" for endpoint in snapshot.endpoints):
         return "Requests wait for it as long as they may."
+    if of_alarm(lately):
+        return "What is left is not enough: many get no answer."
     return "What is left is not enough: requests wait." if snapshot.waiting else "The others carry its work."
 
 
