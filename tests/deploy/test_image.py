@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,18 @@ def test_its_bill_of_materials_has_all_that_is_pinned(image: Image) -> None:
     there = {(part["name"].lower().replace("_", "-"), part["version"]) for part in bill["components"]}
     pinned = re.findall(r"^([a-z0-9_.-]+)==([^ ;]+)", Path("requirements.lock").read_text(), re.MULTILINE)
     assert {(name.lower().replace("_", "-"), version) for name, version in pinned} <= there
+
+
+def test_it_has_the_extras_that_its_recipe_names(image: Image) -> None:
+    recipe = re.search(r"^ARG EXTRAS=(.*)$", Path("deploy/Dockerfile").read_text(), re.MULTILINE)
+    assert recipe is not None
+    extras = tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"]
+    names = os.environ.get("EXTRAS", recipe[1])
+    wanted = [re.split(r"[\[>=]", each)[0] for extra in names.split(",") if extra for each in extras[extra]]
+    ask = f"import importlib.metadata as m; print(*[name for name in {wanted!r} if not m.version(name)])"
+    assert image.ran("python", "-c", ask) == "\n"
+    told = image.ran("python", "-c", "import jwt, redis; from jwt.algorithms import has_crypto; print(has_crypto)")
+    assert told == "True\n", "tokens of an issuer are signed, and a Valkey elects"
 
 
 def test_it_has_no_compiler_and_no_pip_and_owns_nothing_of_itself(image: Image) -> None:
