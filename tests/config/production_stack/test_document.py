@@ -268,6 +268,12 @@ def test_what_does_not_go_together_is_refused_in_words(words: str, at: str) -> N
     assert any(line.startswith(at) for line in told), told
 
 
+def test_a_list_that_is_too_short_is_told_once() -> None:
+    assert problems(STATIC.replace("llama,llama", "llama")) == [
+        "--static-models: names 1 for 2 backends (one for each, in the same order)"
+    ]
+
+
 def test_a_settings_problem_names_the_flag() -> None:
     assert "(from --root-path)" in problems(f"{STATIC} --root-path a/../b")[0]
 

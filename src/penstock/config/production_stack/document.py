@@ -224,6 +224,8 @@ class _Making:
                     self._wrong(flag, "names none of --static-model-labels", "nobody would have that role")
         elif self._routing in DIVIDED:
             self._wrong("--static-model-labels", f"is required with --routing-logic {self._routing}")
+        for endpoint in endpoints.values():
+            endpoint["models"] = endpoint["models"] or "auto"  # that one has none was told
         return list(endpoints.values())
 
     def _roles(self) -> dict[str, str]:
