@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 from typing import Any
 
 import pytest
@@ -48,6 +49,16 @@ async def test_an_added_endpoint_serves_what_waited_for_it(world: World) -> None
     assert (await waiting).header("x-penstock-endpoint") == "late"
     assert [model["id"] for model in (await world.ask("GET", "/v1/models")).json()["data"]] == ["sim"]
     assert (await admin(world, "GET", "")).json()["endpoints"][0]["source"] == "operator"
+
+
+async def test_the_log_says_why_an_endpoint_is_down(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "penstock.gateway.endpoints.observer")
+    places = {"closed": "http://127.0.0.1:1", "misspelt": "http://no.invalid:1"}
+    await world.gateway(endpoints=[{"url": url, "name": name} for name, url in places.items()])
+    await world.until(lambda: {state(world, name) for name in places} == {"down"})
+    told = [record.getMessage() for record in caplog.records if " is down" in record.getMessage()]
+    assert len(told) == 2
+    assert all(": [Errno " in line for line in told), told
 
 
 async def test_the_same_endpoint_is_not_added_twice(world: World) -> None:

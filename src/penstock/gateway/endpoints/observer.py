@@ -167,7 +167,8 @@ class Observer:
         if presence is Presence.UP and self._sleeps():
             presence = prober.presence = Presence.SLEEPING
         if presence is not before:
-            logger.info("endpoint %s is %s", self._name, presence)
+            why = "" if answer.failure is None else f": {answer.failure.error.detail}"
+            logger.info("endpoint %s is %s%s", self._name, presence, why)
         if presence is Presence.UP:
             self._driver.tell(scheduler.endpoint_up(self._name, now=self._driver.now()))
             if before is not Presence.UP:
