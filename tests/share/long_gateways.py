@@ -1,14 +1,12 @@
 """Many gateways in virtual time, for as long as is wanted: `python -m tests.share.long_gateways --requests 1000000`.
 
-Each seed is a world of its own; a seed that fails is told, and run again by itself with `--seed`, and `--kind`.
+Each seed is a world of its own for each kind of trouble; `--each N` is how many requests it has.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
-import traceback
 from collections import Counter
 from functools import partial
 from random import Random
@@ -19,6 +17,7 @@ from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.request import Request
 from penstock.core.values.settings import BandSettings, QueueBounds
 from penstock.share.gathering import GATHER_S
+from tests import long_run
 from tests.share.gateways import TTL_S, Gateways, Troubles
 from tests.share.virtual import BANDS, Chances
 
@@ -85,32 +84,14 @@ def _arrives(world: Gateways, request: Request, edge: str) -> None:
     world.arrive(edge, request, tokens=request.output_tokens_max or 16)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=10_000, help="in all worlds together")
-    parser.add_argument("--each", type=int, default=300, help="in each world")
-    parser.add_argument("--seed", type=int, help="this one alone")
-    parser.add_argument("--kind", choices=list(KINDS), help="of trouble; all kinds by turns where it is not said")
-    args = parser.parse_args()
-    seeds = [args.seed] if args.seed is not None else range(1, 2 + args.requests // args.each)
-    begun_s, failed, beyond, seen = time.monotonic(), 0, Counter[str](), Counter[str]()
-    for seed in seeds:
-        kind = args.kind or list(KINDS)[seed % len(KINDS)]
-        try:
-            world = tried(kind, seed, requests=args.each)
-        except Exception:
-            failed += 1
-            traceback.print_exc()
-            print(f"FAILED: python -m tests.share.long_gateways --each {args.each} --seed {seed} --kind {kind}")
-            continue
-        beyond[kind] = max(beyond[kind], world.most_beyond)
-        seen.update(world.seen)
-        seen.update(world.outcomes)
-        print(f"{seed} {kind}: {dict(world.seen)}; {world.paused_s:.1f} s without sending", flush=True)
-    print(f"{len(seeds)} worlds, {failed} failed, {time.monotonic() - begun_s:.0f} s; {dict(seen)}")
-    print(f"most requests of ours in an engine beyond its slots: {dict(beyond)}")
-    return 1 if failed else 0
+def _tried(kind: str, seed: int, args: argparse.Namespace) -> long_run.Tried:
+    world = tried(kind, seed, requests=args.each)
+    beyond = Counter({f"requests of ours in an engine beyond its slots ({kind})": world.most_beyond})
+    return long_run.Tried(args.each, Counter(world.seen) + world.outcomes, beyond)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = long_run.parser("tests.share.long_gateways", __doc__, kinds=KINDS)
+    parser.add_argument("--each", type=int, default=300, help="requests in each world")
+    parser.set_defaults(requests=10_000)
+    sys.exit(long_run.run(_tried, parser.parse_args()))

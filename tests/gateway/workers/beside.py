@@ -6,45 +6,19 @@ import argparse
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Sequence
 
+from penstock.gateway.workers.processes import WorkerProcess
 from penstock.gateway.workers.worker import WorkerLife
 
 
-class WorkerBeside:
+class WorkerBeside(WorkerProcess):
     """Stands where a `WorkerProcess` does."""
 
-    def __init__(
-        self,
-        name: str,
-        listening: Sequence[socket.socket],
-        *,
-        relay: str,
-        epoch: int,
-        linked: Callable[[socket.socket], None],
-        died: Callable[[int, str, float], None],
-    ) -> None:
-        self.name = name
-        self.pid = 0
-        self.starts = 0
-        self.life: WorkerLife | None = None
-        self._listening = listening
-        self._relay = relay
-        self._epoch = epoch
-        self._linked = linked
-        self._died = died
-        self._task: asyncio.Task[None] | None = None
-        self._ending = False
-
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+    life: WorkerLife | None = None
 
     def kill(self) -> None:
         if self.life is not None:
             self.life.link.end("killed")
-
-    def ending(self) -> None:
-        self._ending = True
 
     async def close(self, timeout_s: float) -> None:
         self._ending = True
