@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from penstock.build import compiled
+from penstock.gateway.serve import GARBAGE_OBJECTS
 
 settings.register_profile("shared_machine", deadline=None)  # an example's time says nothing there
 settings.load_profile("shared_machine")
@@ -28,6 +30,13 @@ def _state_folder() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files of long scenarios first, so that no core waits for one of them at the end."""
     items.sort(key=lambda item: not item.path.name.startswith("test_scenarios"))
+
+
+def pytest_collection_finish() -> None:
+    """The collector looks as rarely as in a gateway that serves; what was made until now stays."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GARBAGE_OBJECTS)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

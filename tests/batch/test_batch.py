@@ -14,6 +14,7 @@ from penstock.cli.main import main
 from penstock.gateway.openai.scan import ONE_STEP_BYTES
 from penstock.gateway.serve import Gateway
 from tests.gateway.conftest import CHAT, Answer, World, chat, fault, request
+from tests.patience import WAIT_S
 
 FORM = "multipart/form-data; boundary=edge"
 
@@ -65,7 +66,7 @@ class Batches:
 
     async def ended(self, batch: str) -> dict[str, Any]:
         """The batch when it has ended. Its counts are right whenever it is looked at."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             while True:
                 shown = await self.show(batch)
                 counts = shown["request_counts"]

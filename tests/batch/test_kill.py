@@ -21,9 +21,9 @@ import pytest
 from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.fake_engine.server import EngineServer
 from tests.batch import postgres
+from tests.patience import WAIT_S
 
 ITEMS = 120
-WAIT_S = 40.0
 
 
 class Gateways:

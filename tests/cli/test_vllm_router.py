@@ -19,7 +19,8 @@ import pytest
 
 import penstock
 from penstock.cli.main import main, vllm_router
-from tests.gateway.conftest import WAIT_S, World
+from tests.gateway.conftest import World
+from tests.patience import WAIT_S
 
 STATIC = "--service-discovery static --routing-logic session --session-key x-user-id"
 LISTENING = re.compile(r"listening on http://[^ ]*:(\d+)")

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 
+from penstock import clock
 from penstock.config.load import Settings, from_mapping
 from penstock.core.explain.snapshot import Snapshot
 from penstock.gateway.bootstrap import gateway
@@ -28,18 +29,21 @@ from penstock.sim.fake_engine.log import Fault, LogEntry
 from penstock.sim.fake_engine.server import EngineServer
 from tests.gateway.raw_engine import Peer, RawEngine
 from tests.gateway.workers.beside import WorkerBeside
+from tests.patience import WAIT_S, looks
+from tests.virtual_loop import VirtualLoop
 
 CHAT = "/v1/chat/completions"
 NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
 WORKERS = int(os.environ.get("PENSTOCK_TEST_WORKERS", "0"))  # the same tests, with requests carried by so many
-WAIT_S = 30.0  # a bound for what takes milliseconds, on a machine that is busy with other things
 
 S = TypeVar("S")
 Body = bytes | Mapping[str, Any]
 
 
-def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The loop that `penstock serve` runs on."""
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop that `penstock serve` runs on; for what is marked `virtual_time`, one that does not wait."""
+    if item.get_closest_marker("virtual_time") is not None:
+        return {"virtual": VirtualLoop}
     return {"uvloop": uvloop.new_event_loop}
 
 
@@ -261,9 +265,9 @@ class World:
 
     async def until(self, claim: Callable[[], object], *, within_s: float = WAIT_S) -> None:
         """Wait for an event that nothing announces; a look each millisecond, not a guess at a duration."""
-        async with asyncio.timeout(within_s):
-            while not claim():
-                await asyncio.sleep(0.001)
+        async for _ in looks(within_s, 0.001):
+            if claim():
+                return
 
     async def metric(self, name: str, **labels: str) -> float:
         """The sum of a series' samples that have these labels."""
@@ -273,6 +277,12 @@ class World:
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         lines = [line for line in page.splitlines() if line.startswith((name + "{", name + " "))]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(label in line for label in wanted))
+
+    async def until_metric(self, value: float, name: str, **labels: str) -> None:
+        """Wait until the samples that have these labels sum up to this."""
+        async for _ in looks(WAIT_S):
+            if await self.metric(name, **labels) == value:
+                return
 
     # --- talking to it ---------------------------------------------------------------------------------------
 
@@ -352,10 +362,13 @@ class World:
 
 
 @pytest.fixture
-async def world(caplog: pytest.LogCaptureFixture) -> AsyncIterator[World]:
+async def world(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     """An empty world: start `engine`s in it, then the `gateway`."""
     told: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(context))
+    if isinstance(loop, VirtualLoop):
+        monkeypatch.setattr(clock, "now", loop.time)
     made = World()
     try:
         yield made
@@ -373,3 +386,8 @@ def follower(gate: Gateway, kind: type[S]) -> S:
 def fault(engine: EngineServer, kind: str, **more: Any) -> None:
     """Let an engine misbehave from now on."""
     engine.set_fault(Fault(kind, **more))
+
+
+def hurry(engine: EngineServer) -> None:
+    """Let what runs come to its end soon. So a test's answers may be longer than even a busy machine needs for it."""
+    fault(engine, "slow", factor=0.05)

@@ -19,11 +19,11 @@ import pytest
 import uvloop
 
 from penstock.http.client.pool import Headers, Upstream, UpstreamError, UpstreamErrorKind
+from tests.patience import WAIT_S
 
 if TYPE_CHECKING:
     import ssl
 
-PATIENCE_S = 5.0  # for what should happen at once
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
@@ -36,7 +36,7 @@ def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..
 
         async def watched() -> None:
             asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-            await asyncio.wait_for(test(**fixtures), 30)
+            await asyncio.wait_for(test(**fixtures), 2 * WAIT_S)
 
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(watched())
@@ -126,7 +126,7 @@ class RawEngine:
             await asyncio.sleep(0)
         self._server.close()
         if kind is None and self._tasks:
-            _, hanging = await asyncio.wait(self._tasks, timeout=PATIENCE_S)
+            _, hanging = await asyncio.wait(self._tasks, timeout=WAIT_S)
             assert not hanging, "a connection was left open"
             assert self.failures == []
         for task in self._tasks:
@@ -196,19 +196,19 @@ class Recorder:
 
     async def over(self) -> Self:
         """Wait for the one end every call has."""
-        await asyncio.wait_for(self._over.wait(), PATIENCE_S)
+        await asyncio.wait_for(self._over.wait(), WAIT_S)
         return self
 
     async def data(self) -> bytes:
         """Wait for the next piece of payload."""
-        await asyncio.wait_for(self._data.wait(), PATIENCE_S)
+        await asyncio.wait_for(self._data.wait(), WAIT_S)
         self._data.clear()
         return self.pieces[-1]
 
 
 async def until(is_so: Callable[[], object]) -> None:
     """Let the loop run until something is so."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(WAIT_S):
         while not is_so():
             await asyncio.sleep(0)
 

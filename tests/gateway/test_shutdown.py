@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.conftest import WAIT_S, WORKERS, Answer, Client, World, chat, request
+from tests.gateway.conftest import WORKERS, Answer, Client, World, chat, hurry, request
+from tests.patience import WAIT_S
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK")}
 if WORKERS:
@@ -104,8 +105,7 @@ async def loaded(world: World, *, running_tokens: int) -> tuple[list[Client], li
     for client in running:
         await client.begun()
     waiting = [await world.streaming("waiting", tokens=2) for _ in range(3)]
-    while await world.metric("penstock_queued_requests") != 3:
-        pass
+    await world.until_metric(3, "penstock_queued_requests")
     assert engine.engine.running_now == 2
     return running, waiting
 
@@ -120,7 +120,7 @@ async def rest(client: Client) -> bytes:
 async def test_what_runs_and_what_waits_is_served_and_what_comes_is_turned_away(world: World) -> None:
     engine = await world.engine(step_s=0.02)
     async with serving(world, "--slots", "2") as process:
-        running, waiting = await loaded(world, running_tokens=40)
+        running, waiting = await loaded(world, running_tokens=500)
         idle = await world.client(request("GET", "/ready"))
         assert (await idle.answer()).status == 200
         process.signal()
@@ -140,6 +140,7 @@ async def test_what_runs_and_what_waits_is_served_and_what_comes_is_turned_away(
         assert (ready.status, ready.json()["status"]) == (503, "draining")
         assert (await world.ask("GET", "/health")).status == 200
 
+        hurry(engine)
         for client in running:
             assert (await rest(client)).endswith(b"data: [DONE]\n\n")
         for client in waiting:
@@ -156,13 +157,14 @@ async def test_what_runs_and_what_waits_is_served_and_what_comes_is_turned_away(
 async def test_what_still_waits_when_its_time_is_over_gets_a_503(world: World) -> None:
     engine = await world.engine(step_s=0.02)
     async with serving(world, "--slots", "2", drain_timeout="200ms") as process:
-        running, waiting = await loaded(world, running_tokens=50)
+        running, waiting = await loaded(world, running_tokens=500)
         process.signal()
         answers: list[Answer] = [await client.answer() for client in waiting]
         assert engine.engine.running_now == 2, "the running ones go on meanwhile"
         for answer in answers:
             assert (answer.status, answer.error()["code"]) == (503, "draining")
             assert 1 <= int(answer.header("retry-after") or "") <= 60
+        hurry(engine)
         for client in running:
             assert (await rest(client)).endswith(b"data: [DONE]\n\n")
         assert await process.left() == 0
@@ -263,8 +265,7 @@ async def test_it_is_ready_to_queue_without_any_engine(world: World) -> None:
     await engine.close()
     async with serving(world, "--endpoint", engine.url) as process:
         waiter = world.soon(world.ask(body=chat()))
-        while await world.metric("penstock_queued_requests") != 1:
-            pass
+        await world.until_metric(1, "penstock_queued_requests")
         world.engines.append(engine)
         await world.restart(engine)
         assert (await waiter).status == 200

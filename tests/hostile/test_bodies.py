@@ -22,6 +22,10 @@ def _gate() -> Iterator[Probed]:
 @pytest.mark.timing
 @pytest.mark.parametrize("shape", NAMES)
 def test_no_body_holds_up_the_loop(gate: Probed, shape: str) -> None:
-    gate.look()
-    assert send(shape, SIZE, gate.port) in (200, 400, 404, 413)
-    assert gate.look()["held_ms"] <= HELD_MS_MAX
+    """Three times, where it does: what a body costs comes each time, what a busy machine adds does not."""
+    held_ms: list[float] = []
+    while len(held_ms) < 3 and min(held_ms, default=HELD_MS_MAX + 1) > HELD_MS_MAX:
+        gate.look()
+        assert send(shape, SIZE, gate.port) in (200, 400, 404, 413)
+        held_ms.append(gate.look()["held_ms"])
+    assert min(held_ms) <= HELD_MS_MAX, held_ms

@@ -13,6 +13,7 @@ from penstock.gateway.openai.stream_end import cut_off
 from penstock.http.server.listener import ACCEPTS_MAX
 from tests.gateway.conftest import CHAT, NOT_FOUND, World, chat, request
 from tests.gateway.raw_engine import Peer, RawEngine
+from tests.patience import WAIT_S
 
 NEWCOMERS = 200
 
@@ -89,7 +90,7 @@ async def test_without_a_file_to_open_newcomers_wait_and_an_operator_is_told() -
     )
     assert process.stderr is not None
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             while b"listening" not in await process.stderr.readline():
                 pass
             with many_sockets(port, 100):

@@ -17,10 +17,10 @@ import pytest
 import uvloop
 
 from penstock.http.server.server import Header, HttpServer, Refusal, ServerLimits, SocketExchange
+from tests.patience import WAIT_S
 
 T = TypeVar("T")
 
-WAIT_S = 5.0  # a bound for what takes milliseconds
 
 STATUS = {
     Refusal.BAD_REQUEST: 400,

@@ -16,7 +16,6 @@ import pytest
 from penstock.http.client.pool import Upstream, UpstreamErrorKind, UpstreamException, UpstreamLimits, UpstreamTimeouts
 from tests.gateway.raw_engine import (
     OK,
-    PATIENCE_S,
     Peer,
     RawEngine,
     Recorder,
@@ -28,6 +27,7 @@ from tests.gateway.raw_engine import (
     until,
     upstream_to,
 )
+from tests.patience import WAIT_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -236,7 +236,7 @@ async def test_the_pool_keeps_only_so_many_idle_connections() -> None:
 async def test_an_idle_connection_is_closed_before_the_engine_would() -> None:
     async with connected(answering(OK), timeouts=UpstreamTimeouts(idle_s=0.05)) as (engine, upstream):
         await ask(upstream)
-        await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S)
+        await asyncio.wait_for(engine.peers[0].is_gone.wait(), WAIT_S)
         assert upstream.statistics().idle == 0
 
 
@@ -320,7 +320,7 @@ async def test_an_abort_in_any_phase_closes_the_connection_and_silences_the_sink
         assert recorder.is_over == (phase == "over")
         assert upstream.statistics().idle == (1 if phase == "over" else 0)
         if phase in ("waiting", "streaming"):
-            await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S)
+            await asyncio.wait_for(engine.peers[0].is_gone.wait(), WAIT_S)
         await until(lambda: not upstream.statistics().connecting)
         assert recorder.is_over == (phase == "over")
 
@@ -342,7 +342,7 @@ async def test_a_sink_may_abort_inside_a_callback(callback: str) -> None:
         recorder = Quitter()
         call = upstream.send("GET", "/", [], b"", recorder)
         await until(lambda: engine.peers)
-        await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S)
+        await asyncio.wait_for(engine.peers[0].is_gone.wait(), WAIT_S)
         assert not recorder.is_over
         assert recorder.body == (b"" if callback == "on_response" else b"ok")
 
@@ -378,7 +378,7 @@ async def test_a_paused_sink_stops_the_engine_and_loses_nothing() -> None:
     async with connected(script, timeouts=timeouts) as (_, upstream):
         recorder = Pauser()
         call = upstream.send("GET", "/", [], b"", recorder)
-        await asyncio.wait_for(is_stuck.wait(), PATIENCE_S)
+        await asyncio.wait_for(is_stuck.wait(), WAIT_S)
         assert len(recorder.pieces) == 1
         assert len(recorder.body) <= 256 * 1024
         assert sent_bytes < 16 * 1024 * 1024  # what two kernels hold
@@ -452,7 +452,7 @@ async def test_fetch_is_bounded_in_time_and_size(answer: bytes, kind: UpstreamEr
         with pytest.raises(UpstreamException) as caught:
             await upstream.fetch("GET", "/", timeout_s=0.1, bytes_max=10)
         assert caught.value.error.kind == kind
-        await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S) if not answer else None
+        await asyncio.wait_for(engine.peers[0].is_gone.wait(), WAIT_S) if not answer else None
 
 
 @pytest.mark.parametrize("answer", [CHUNKED + b"4\r\nabcd\r\n", CHUNKED + b"b\r\n0123456789a\r\n0\r\n\r\n"])
@@ -479,7 +479,7 @@ async def test_a_cancelled_fetch_closes_its_connection() -> None:
         fetching.cancel()
         with pytest.raises(asyncio.CancelledError):
             await fetching
-        await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S)
+        await asyncio.wait_for(engine.peers[0].is_gone.wait(), WAIT_S)
 
 
 # --- TLS

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from penstock.http.client.pool import UpstreamErrorKind, UpstreamLimits, UpstreamTimeouts
 from tests.gateway.raw_engine import (
     OK,
-    PATIENCE_S,
     Peer,
     RawEngine,
     Recorder,
@@ -27,6 +26,7 @@ from tests.gateway.raw_engine import (
     until,
     upstream_to,
 )
+from tests.patience import WAIT_S
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 LENGTH = HEAD + b"Content-Length: 10\r\nX-Y: z\r\n\r\n0123456789"
@@ -237,7 +237,7 @@ async def test_an_abort_during_a_tls_handshake_hangs_up() -> None:
             call = upstream.send("GET", "/", [], b"", recorder)
             await until(lambda: engine.peers)
             call.abort()
-            await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S)
+            await asyncio.wait_for(engine.peers[0].is_gone.wait(), WAIT_S)
             await until(lambda: not upstream.statistics().connecting)
             assert not recorder.is_over
 
@@ -268,7 +268,7 @@ async def test_an_engine_that_falls_silent_is_timed_out_and_left(answer: bytes, 
         began_s = upstream.time()
         assert (await ask(upstream)).kind == kind
         assert 0.1 <= upstream.time() - began_s < 3
-        await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S)
+        await asyncio.wait_for(engine.peers[0].is_gone.wait(), WAIT_S)
 
 
 @on_both_loops
@@ -397,7 +397,7 @@ async def test_what_is_not_http_is_a_protocol_error_and_closes(answer: bytes) ->
         assert recorder.kind == Kind.PROTOCOL
         assert recorder.error
         assert recorder.error.detail
-        await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S)
+        await asyncio.wait_for(engine.peers[0].is_gone.wait(), WAIT_S)
 
 
 @on_both_loops
@@ -501,7 +501,7 @@ async def test_an_answer_before_any_request_is_no_answer() -> None:
     async with connected(script) as (engine, upstream):
         await ask(upstream)
         unasked.set()
-        await asyncio.wait_for(engine.peers[0].is_gone.wait(), PATIENCE_S)
+        await asyncio.wait_for(engine.peers[0].is_gone.wait(), WAIT_S)
         assert (await ask(upstream)).body == b"ok"
 
 

@@ -22,6 +22,7 @@ from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.fake_engine import http as engine_http
 from penstock.sim.fake_engine import server as engine_server
 from penstock.sim.fake_engine.server import EngineServer
+from tests.patience import WAIT_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -48,7 +49,7 @@ class Bench:
 
     async def until(self, claim: Callable[[], bool]) -> None:
         """Ask the server something harmless until the claim holds."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             while not claim():
                 await self.http.get("/health")
 
@@ -420,7 +421,7 @@ async def test_a_hanging_request_gets_no_byte_and_is_load_but_no_work() -> None:
             assert at.server.engine.in_engine == 0
             await silent(reader)
         load = {"server_load": 1}
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             while load["server_load"]:
                 load = (await at.http.get("/load")).json()
         assert (await at.log())["requests"][0]["outcome"] == "hung"
@@ -557,7 +558,7 @@ async def test_kv_events_have_vllms_frames() -> None:
         try:
             seen: list[dict[str, Any]] = []
             sequences: list[int] = []
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(WAIT_S):
                 for number in range(1000):  # the first messages may come before the subscription
                     await at.http.post("/v1/completions", json={"prompt": f"{number:4}" * 40, "max_tokens": 1})
                     if not await listener.poll(0):
@@ -594,7 +595,7 @@ async def test_lost_kv_events_are_replayed_as_vllm_does() -> None:
         asking.setsockopt(zmq.LINGER, 0)
         asking.connect(told["replay_endpoint"])
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(WAIT_S):
                 for start in (0, 2):
                     await asking.send_multipart([b"", start.to_bytes(8, "big")])
                     frames = [await asking.recv_multipart() for _ in range(4 - start)]
@@ -623,7 +624,7 @@ async def process(*flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
     try:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(WAIT_S):
             yield child
     finally:
         if child.returncode is None:

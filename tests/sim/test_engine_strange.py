@@ -12,6 +12,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.sim.fake_engine.log import Fault, Faults
+from tests.patience import WAIT_S
 from tests.sim.test_engine_server import CHAT, bench, chat, events, raw_post, silent
 
 COUNTS = re.compile('"(prompt|completion|input|output|total)_tokens"')
@@ -206,7 +207,7 @@ async def test_the_command_is_strange_from_the_start() -> None:
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
         assert process.stdout is not None
-        line = (await asyncio.wait_for(process.stdout.readline(), 30)).decode()
+        line = (await asyncio.wait_for(process.stdout.readline(), WAIT_S)).decode()
         async with bench() as at:
             faults = (await at.http.get(line.split()[-1] + "/sim/fault")).json()["faults"]
         assert {fault["kind"] for fault in faults} == {"no_done", "metrics_lie"}

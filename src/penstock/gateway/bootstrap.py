@@ -62,7 +62,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
     `read` gives the settings again, for a reload; without it they stay.
     """
     scheduler = Scheduler(settings_map.scheduler_settings(settings), random=Random())
-    driver = Driver(scheduler)
+    driver = Driver(scheduler, now=clock.now)
     metrics = Metrics(snapshot=lambda: scheduler.snapshot(now=driver.now()))
     catalog = Catalog()
     endpoints = EndpointRegistry(driver=driver, metrics=metrics, catalog=catalog)

@@ -16,6 +16,7 @@ from penstock.gateway.budgets import together
 from penstock.gateway.budgets.together import APART_S, Together
 from penstock.gateway.budgets.valkey_budgets import ValkeyBudgets
 from tests.gateway.elect import valkey
+from tests.patience import WAIT_S
 
 SIZE = 60_000  # a minute's tokens: a thousand a second
 TENANT = "team-a"
@@ -224,7 +225,7 @@ async def test_it_goes_by_itself(server: valkey.Server, monkeypatch: pytest.Monk
     one.together.start()
     two.together.start()
     one.asks(300)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while two.left > SIZE - 25_000:
             await asyncio.sleep(0.01)
     await one.together.close()

@@ -1,9 +1,9 @@
 """One gateway's election as a process of its own, which writes down each moment at which it may decide.
 
 `python -m tests.gateway.elect.holder NAME SPAN SETTINGS`: all spans of the rule are SPAN times as long, so that what
-takes a gateway three seconds takes a test one. A line of what it writes is a moment of the machine's one monotonic
-clock, and the epoch. Times between two lines that follow each other are looked at, too: a process that was stopped
-looks before it does anything else.
+takes a gateway three seconds takes a test one. A line of what it writes is two moments of the machine's one monotonic
+clock, between which it might decide, and the epoch. Times between two lines that follow each other are looked at, too:
+a process that was stopped looks before it does anything else.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ async def hold(name: str, settings: dict[str, Any]) -> None:
     taking_part = elector(elect(settings), address=name, env={})
     task = asyncio.ensure_future(taking_part.run(lambda standing: print(f"# {name} {standing}", flush=True)))
     while not task.done():
-        epoch = taking_part.leads()
+        before_s, epoch = time.monotonic(), taking_part.leads()
         if epoch is not None:
-            print(time.monotonic(), epoch, flush=True)
+            print(before_s, time.monotonic(), epoch, flush=True)
         await asyncio.sleep(LOOK_S)
     await task
 

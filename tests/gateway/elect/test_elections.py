@@ -15,16 +15,24 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from penstock.share.election import LOOK_S, TTL_S
 from tests.gateway.elect.stores import KINDS, store
+from tests.patience import WAIT_S, looks
 
 SPAN = 1 / 3
-SLACK_S = 1.5  # for processes that wait for a processor
-WAIT_S = 30.0
+SLACK_S = 0.5  # for what is on its way from one process to another
+
+
+class Moment(NamedTuple):
+    """At some time between the two it might decide."""
+
+    before_s: float
+    after_s: float
+    epoch: int
 
 
 class Holder:
@@ -33,22 +41,25 @@ class Holder:
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name = name
         self.process = process
-        self.moments: list[tuple[float, int]] = []  # when it might decide, in which epoch
+        self.moments: list[Moment] = []  # at which it might decide
+        self.standing = ""  # as it said last
         self.reading = asyncio.ensure_future(self._read())
 
     async def _read(self) -> None:
         assert self.process.stdout is not None
         async for line in self.process.stdout:
-            if not line.startswith(b"#"):
-                moment, epoch = line.split()
-                self.moments.append((float(moment), int(epoch)))
+            if line.startswith(b"#"):
+                self.standing = line.decode()
+            else:
+                before, after, epoch = line.split()
+                self.moments.append(Moment(float(before), float(after), int(epoch)))
 
     def signal(self, which: signal.Signals) -> None:
         os.kill(self.process.pid, which)
 
     @property
     def leads(self) -> bool:
-        return bool(self.moments) and self.moments[-1][0] > time.monotonic() - 0.1
+        return bool(self.moments) and self.moments[-1].after_s > time.monotonic() - 0.1
 
 
 @asynccontextmanager
@@ -70,26 +81,32 @@ async def holders(settings: dict[str, Any]) -> AsyncIterator[list[Holder]]:
             await holder.reading
 
 
-async def leader(running: list[Holder], but: Holder | None = None) -> Holder:
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            for holder in running:
-                if holder is not but and holder.leads:
-                    return holder
-            await asyncio.sleep(0.005)
+async def leader(running: list[Holder], but: Holder | None = None, *, within_s: float = WAIT_S) -> Holder:
+    async for _ in looks(within_s, 0.005):
+        for holder in running:
+            if holder is not but and holder.leads:
+                return holder
+    raise AssertionError
+
+
+async def follows(holder: Holder, whom: str = "") -> None:
+    """Wait until it says that another one decides."""
+    async for _ in looks(WAIT_S):
+        if "Follows" in holder.standing and whom in holder.standing:
+            return
 
 
 def never_two(running: list[Holder]) -> list[int]:
     """The epochs, in their order. In each, one gateway decided, and it had ended when the next began."""
     spans: dict[int, tuple[str, float, float]] = {}
     for holder in running:
-        for moment, epoch in holder.moments:
-            name, first, last = spans.get(epoch, (holder.name, moment, moment))
-            assert name == holder.name, f"{name} and {holder.name} in epoch {epoch}"
-            spans[epoch] = (name, min(first, moment), max(last, moment))
+        for moment in holder.moments:
+            name, first_s, last_s = spans.get(moment.epoch, (holder.name, moment.after_s, moment.before_s))
+            assert name == holder.name, f"{name} and {holder.name} in epoch {moment.epoch}"
+            spans[moment.epoch] = (name, min(first_s, moment.after_s), max(last_s, moment.before_s))
     epochs = sorted(spans)
-    for before, after in pairwise(epochs):
-        assert spans[before][2] < spans[after][1], (spans[before], spans[after])
+    for one, next_one in pairwise(epochs):
+        assert spans[one][2] < spans[next_one][1], (spans[one], spans[next_one])
     return epochs
 
 
@@ -100,14 +117,13 @@ async def test_killed_stopped_and_with_a_store_that_goes(kind: str) -> None:
             first = await leader(running)
 
             first.signal(signal.SIGSTOP)
-            stopped_s = time.monotonic()
-            second = await leader(running, but=first)
-            assert time.monotonic() - stopped_s <= (TTL_S + LOOK_S) * SPAN + SLACK_S
-            woken_s = time.monotonic()
+            second = await leader(running, but=first, within_s=(TTL_S + LOOK_S) * SPAN + SLACK_S)
+            woken_s, led = time.monotonic(), first.moments[-1].epoch
             first.signal(signal.SIGCONT)
-            await asyncio.sleep(0.3)
-            assert not [moment for moment, _ in first.moments if moment > woken_s], "it looks at the clock first"
-            assert second.leads
+            await follows(first)
+            late = [moment for moment in first.moments if moment.before_s > woken_s and moment.epoch == led]
+            assert not late, "it looks at the clock first"
+            second = await leader(running, but=first)
 
             second.signal(signal.SIGKILL)
             third = await leader(running, but=second)
@@ -115,7 +131,8 @@ async def test_killed_stopped_and_with_a_store_that_goes(kind: str) -> None:
 
             # Others have to see the election: what nobody saw and the store forgot is the one epoch that comes twice,
             # until an edge tells of it (docs/decisions/0073).
-            await asyncio.sleep(2 * LOOK_S * SPAN + 0.1)
+            (alive,) = [holder for holder in running if holder not in (second, third)]
+            await follows(alive, third.name)
             stores.stop()
             await asyncio.sleep(TTL_S * SPAN + 0.2)
             assert not [holder for holder in running if holder.leads], "nobody follows here, so nobody goes on"

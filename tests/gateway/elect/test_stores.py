@@ -23,6 +23,7 @@ from tests.batch import postgres
 from tests.gateway.elect import valkey
 from tests.gateway.elect.holder import elect
 from tests.gateway.elect.lease_api import LEASES, LeaseApi
+from tests.patience import WAIT_S
 
 ONE, OTHER = Claim("aaaa", "10.0.0.1:8081", 1), Claim("bbbb", "10.0.0.2:8081", 2)
 
@@ -83,7 +84,7 @@ async def store_of(settings: dict[str, Any]) -> AsyncIterator[RecordStore]:
 async def words(settings: dict[str, Any]) -> str:
     """What is said of this store, once it has been asked."""
     async with taking_part(settings) as made:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             task = asyncio.ensure_future(made.run(lambda _standing: None))
             while made.trouble is None:
                 await asyncio.sleep(0.01)
@@ -142,7 +143,7 @@ async def test_one_is_elected_gives_it_back_and_the_next_takes_it(
     monkeypatch.setattr("penstock.share.election.TTL_S", 0.3)
     monkeypatch.setattr("penstock.share.election.LOOK_S", 0.05)
     loop = asyncio.get_running_loop()
-    async with taking_part(settings, "one:1") as one, taking_part(settings, "two:1") as two, asyncio.timeout(20):
+    async with taking_part(settings, "one:1") as one, taking_part(settings, "two:1") as two, asyncio.timeout(WAIT_S):
         first = loop.create_task(one.run(lambda _standing: None))
         while one.leads() is None:
             await asyncio.sleep(0.005)
@@ -171,7 +172,7 @@ async def test_a_store_that_stands_still_is_given_up_after_a_while(
 
         made._store.read = stands_still  # type: ignore[method-assign]
         task = asyncio.ensure_future(made.run(lambda _standing: None))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while made.trouble is None:
                 await asyncio.sleep(0.01)
         task.cancel()
@@ -458,7 +459,7 @@ async def test_a_postgres_that_stands_still_holds_nobody_up(postgres_server: pos
                         await store.read()
             assert loop.time() - begun_s < 2.0
             assert len(store._ending) <= row.ENDING_MAX
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             await store.read()
             while store._ending:
                 await asyncio.sleep(0.01)

@@ -4,7 +4,6 @@ between gateways that are slow, lose, break and lie. Each gateway has a clock of
 from __future__ import annotations
 
 import asyncio
-import selectors
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from random import Random
@@ -12,30 +11,11 @@ from typing import Any
 
 from penstock.gateway.elect.elector import Elector
 from penstock.share.election import Claim, ElectionError, Record, Standing
+from tests.virtual_loop import VirtualLoop
 
 TICK_S = 0.01  # how often who leads is looked at
 BEAT_S = 0.25  # between two words of a decider to its edges
 KNOWN_S = 10.0  # a gateway that died counts for so long
-
-
-class _Jumps(selectors.DefaultSelector):
-    """Nothing ever comes from outside, so whatever would be waited for is passed over."""
-
-    passed_s = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        assert timeout is not None, "everything waits, and for nothing"
-        self.passed_s += max(timeout, 0.0)
-        return super().select(0)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self._jumps = _Jumps()
-        super().__init__(self._jumps)
-
-    def time(self) -> float:
-        return self._jumps.passed_s
 
 
 def virtually(main: Callable[[], Coroutine[Any, Any, None]]) -> None:

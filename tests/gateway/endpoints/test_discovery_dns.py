@@ -24,8 +24,7 @@ from penstock.gateway.endpoints.discovery import dns as dns_source
 from penstock.gateway.endpoints.discovery.base import Discovery, EndpointSource
 from penstock.gateway.endpoints.discovery.dns import DnsSource
 from penstock.gateway.endpoints.discovery.file import FileSource
-
-WAIT_S = 10.0
+from tests.patience import WAIT_S
 
 
 class NameServer(asyncio.DatagramProtocol):

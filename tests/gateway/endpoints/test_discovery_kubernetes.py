@@ -19,8 +19,7 @@ from penstock.gateway.endpoints.discovery.kubernetes import KubernetesSource
 from penstock.gateway.endpoints.discovery.kubernetes_access import Access
 from tests.gateway.conftest import World
 from tests.gateway.endpoints.kube_api import KubeApi
-
-WAIT_S = 10.0
+from tests.patience import WAIT_S
 
 
 class Seen:

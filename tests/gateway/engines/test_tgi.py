@@ -16,6 +16,7 @@ from tests.gateway.engines import faces
 from tests.gateway.engines.conftest import Faces
 from tests.gateway.engines.faces import events
 from tests.gateway.raw_engine import Peer
+from tests.patience import WAIT_S
 
 STREAM = "/generate_stream"
 ASK = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 3, "details": True}}
@@ -107,7 +108,7 @@ async def test_who_hangs_up_stops_the_engine(world: Faces) -> None:
     client = await world.client(request(path=STREAM, body=ASK))
     await client.begun()
     client.hang_up()
-    await asyncio.wait_for(gone.wait(), 5)
+    await asyncio.wait_for(gone.wait(), WAIT_S)
     await world.idle()
 
 

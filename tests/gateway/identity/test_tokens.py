@@ -20,9 +20,10 @@ from penstock.gateway.identity.tokens import issuer_keys, verifier
 from penstock.gateway.identity.tokens.accepted import AcceptedTokens
 from penstock.gateway.identity.tokens.issuer_keys import REFETCH_S, IssuerKeys, KeysError, read_keys
 from penstock.gateway.identity.tokens.verifier import Verifier
-from tests.gateway.conftest import WAIT_S, Answer, World, chat
+from tests.gateway.conftest import Answer, World, chat
 from tests.gateway.identity.issuer import AUDIENCE, Issuer, forged, private_key, public_jwk
 from tests.gateway.test_shutdown import serving
+from tests.patience import WAIT_S
 
 TEAMS = [{"name": "team-a", "max_band": "interactive"}, {"name": "team-b"}]
 

@@ -17,6 +17,7 @@ from penstock.gateway.kv_cache import kv_source, kv_stream
 from penstock.gateway.kv_cache.kv_source import KvSource
 from penstock.http.client.pool import Upstream
 from tests.gateway.raw_engine import Peer, RawEngine
+from tests.patience import WAIT_S
 
 TOKENS = list(range(12))
 KEYS = prompt_keys([*TOKENS, 0], 4)
@@ -130,7 +131,7 @@ async def telling(*publishers: Publisher) -> AsyncIterator[str]:
 
 
 async def until(claim: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while not claim():
             await asyncio.sleep(0.001)
 

@@ -14,6 +14,7 @@ from penstock.engines.lmcache import directory_prefixes, layout_prefixes
 from penstock.gateway.kv_cache import lmcache
 from penstock.gateway.kv_cache.lmcache import Controller, Coordinator, LmCache
 from tests.gateway.kv_cache.lmcache_services import FakeController, FakeCoordinator
+from tests.patience import WAIT_S
 
 TOKENS = list(range(1000))  # three chunks and some
 PROMPT = array("I", TOKENS)
@@ -73,7 +74,7 @@ async def test_the_coordinator_tells_all_holders() -> None:
 async def test_the_coordinator_is_asked_for_the_model_as_the_engine_knows_it_and_its_world_size() -> None:
     async with FakeCoordinator() as coordinator, asking(Coordinator(coordinator.url), a="mp-1") as asked:
         coordinator.holds("mp-1", TOKENS, model="/models/sim", world_size=2, salt="s")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while await held(asked, models=("sim", "/models/sim"), salt="s") != {"a": 768}:
                 await asyncio.sleep(0.001)  # until the directory was listed
         assert coordinator.asked[-1][1]["world_size"] == 2
@@ -132,7 +133,7 @@ async def test_nobody_waits_for_a_dead_service_until_it_is_back(monkeypatch: pyt
         monkeypatch.setattr(lmcache, "LATE_S", 0.01)
         controller.hangs = True
         asking_it = asyncio.ensure_future(held(asked))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while asked.in_time:
                 await asyncio.sleep(0.001)
         assert not asking_it.done()

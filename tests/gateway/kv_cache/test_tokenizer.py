@@ -19,6 +19,7 @@ from penstock.http.client.pool import Upstream
 from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.fake_engine.server import EngineServer
 from tests.gateway.raw_engine import Peer, RawEngine
+from tests.patience import WAIT_S
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "why is water wet?"}]
@@ -236,7 +237,7 @@ async def test_an_engine_that_is_slow_is_left_alone_before_it_has_answered(monke
 
     async with RawEngine(script) as raw, at(raw.url) as tokenizer:
         first = asyncio.ensure_future(tokenizer.ask(about("x"), "gpu-0"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while tokenizer.endpoint("sim") is not None:
                 await asyncio.sleep(0.001)
         assert not first.done()

@@ -1,13 +1,12 @@
 """Who is served when there is too little for all: isolation, shares and priorities, over real sockets.
 
-Small versions of what the simulator shows in virtual time. Everything runs in one process on a machine that others
-use too, so nothing is compared with a number of milliseconds, only with another part of the same run.
+Small versions of what the simulator shows, by a whole gateway with its engines and clients. Time is virtual: what this
+machine needs for all of them shows in nothing that is compared.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
@@ -17,7 +16,7 @@ import pytest
 
 from tests.gateway.conftest import Answer, Client, World, chat, request
 
-pytestmark = pytest.mark.timing
+pytestmark = pytest.mark.virtual_time
 
 SLOTS = 64
 ENGINE: dict[str, Any] = {  # prompts take time, as they do; answers are paced by steps this machine can follow
@@ -93,14 +92,15 @@ async def light_load(world: World, name: str, seconds: float) -> list[float]:
     """Times to first token of eight tenants that each ask now and then: requests of the same sizes each time."""
     ttfts_s: list[float] = []
     random = Random("light")
+    now = asyncio.get_running_loop().time
 
     async def one(tenant: str, content: str) -> None:
-        began_s = time.monotonic()
+        began_s = now()
         body = chat(content, tokens=LIGHT_TOKENS, stream=True)
         client = await world.client(request(body=body, headers={"x-tenant-id": tenant}))
         try:
             assert (await client.begun()).status == 200
-            ttfts_s.append(time.monotonic() - began_s)
+            ttfts_s.append(now() - began_s)
             while await client.piece():
                 pass
         finally:
@@ -128,9 +128,9 @@ async def flooded(world: World, usages: list[Any]) -> None:
 
 
 async def test_light_tenants_hardly_notice_one_that_floods(world: World) -> None:
-    """Their p99 beside the flood was 1.0 to 2.4 times that alone in runs of this test, where pass-through makes them
-    wait for the whole backlog. The goal of 1.5 is not always reached with so many short requests (docs/results.md has
-    virtual time, where it is), so the test holds what is.
+    """Their p99 beside the flood is 1.7 times that alone, where pass-through makes them wait for the whole backlog. The
+    goal of 1.5 is not reached with so few and so short requests (docs/results.md has larger runs, where it is), so the
+    test holds what is.
     """
     await two_engines(world)
     await world.gateway(slots=SLOTS)
@@ -138,13 +138,10 @@ async def test_light_tenants_hardly_notice_one_that_floods(world: World) -> None
     async with backlog(world, FLOOD_REQUESTS, answers("flood", *FLOOD_TOKENS), "flood") as usages:
         await light_load(world, "warm", 1.0)
         await flooded(world, usages)
-        for attempt in ("first", "second"):  # this machine has hiccups, which do not come twice; a fault does
-            beside_s = await light_load(world, attempt, 3.5)
-            assert world.picture().waiting > 2 * SLOTS
-            ratio = p99(beside_s) / p99(alone_s)
-            if ratio <= 1.5:  # the goal
-                break
-    assert ratio <= 4.0, f"p99 to the first token: {p99(alone_s):.3f} s alone, {p99(beside_s):.3f} s beside the flood"
+        beside_s = await light_load(world, "beside", 3.5)
+        assert world.picture().waiting > 2 * SLOTS
+    ratio = p99(beside_s) / p99(alone_s)
+    assert ratio <= 2.0, f"p99 to the first token: {p99(alone_s):.3f} s alone, {p99(beside_s):.3f} s beside the flood"
 
 
 async def test_isolation_costs_next_to_no_throughput(world: World) -> None:

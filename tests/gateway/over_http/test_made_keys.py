@@ -17,6 +17,7 @@ from penstock.gateway.identity.callers import key_hash
 from tests.batch import postgres
 from tests.batch.test_batch import Batches, line
 from tests.gateway.conftest import Answer, World
+from tests.patience import WAIT_S, looks
 
 LISTED = "pk-listed"
 TENANTS = [
@@ -62,10 +63,10 @@ async def works_no_more(world: World, key: str, *, within_s: float = 1.0) -> Non
 
 
 async def _answers(world: World, key: str, status: int, until_then: tuple[int, ...], within_s: float) -> None:
-    async with asyncio.timeout(within_s):
-        while (answer := await asked(world, key)).status != status:
-            assert answer.status in until_then, answer
-            await asyncio.sleep(0.01)
+    async for _ in looks(within_s):
+        if (answer := await asked(world, key)).status == status:
+            return
+        assert answer.status in until_then, answer
 
 
 # --- made, listed, withdrawn -------------------------------------------------------------------------------------
@@ -266,7 +267,7 @@ async def test_while_the_store_is_down_the_keys_known_so_far_work(
         async def trouble() -> Any:
             return (await world.ask("GET", "/admin/state")).json()["key_store"]
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while "damaged" not in str(await trouble()):
                 await asyncio.sleep(0.02)
         await works(world, key)
@@ -280,7 +281,7 @@ async def test_while_the_store_is_down_the_keys_known_so_far_work(
         await works(world, key)
         for path in tmp_path.glob(f"{FILE}*"):
             path.unlink()  # an empty store, as after a disk was replaced
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while await trouble() is not None:
                 await asyncio.sleep(0.02)
     await works_no_more(world, key)
@@ -301,7 +302,7 @@ async def test_before_the_keys_were_read_a_key_is_asked_to_come_back(
         assert answer.header("retry-after") == "1"
         assert (await asked(world, LISTED)).status == 200
         assert (await world.chat()).status == 200, "who shows no key needs none"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while (await world.ask("GET", "/admin/state")).json()["key_store"] is None:
                 await asyncio.sleep(0.02)
 

@@ -11,12 +11,15 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
+
 from penstock.core.endpoints.movement import ANSWERS_MIN
 from penstock.sim.fake_engine.server import EngineServer
 from tests.gateway.conftest import World, chat, fault, request
+from tests.patience import WAIT_S
 
 FEW = ANSWERS_MIN + 2
-LATE_S = 6.0  # it takes 1.4 s; unnoticed it would take for ever
+LATE_S = 2.0  # it takes 1.4 s; unnoticed it would take for ever
 
 
 def at(engine: EngineServer) -> str:
@@ -37,6 +40,7 @@ async def pair(world: World, **settings: Any) -> tuple[EngineServer, EngineServe
     return first, second
 
 
+@pytest.mark.virtual_time
 async def test_what_an_engine_begins_nothing_with_is_served_by_another(world: World) -> None:
     bad, good = await pair(world)
     fault(bad, "hang")
@@ -63,6 +67,7 @@ async def test_what_an_engine_begins_nothing_with_is_served_by_another(world: Wo
     assert len(bad.log.entries) == seen, "nothing new goes there"
 
 
+@pytest.mark.virtual_time
 async def test_answers_that_do_not_stream_are_taken_back_as_the_page_shows_that_none_was_begun(world: World) -> None:
     """By answers alone it would take twice as long as the longest of them."""
     bad, good = await pair(world)
@@ -78,19 +83,21 @@ async def test_answers_that_do_not_stream_are_taken_back_as_the_page_shows_that_
     assert await world.metric("penstock_requeues_total", reason="stuck") >= 2
 
 
+@pytest.mark.virtual_time
 async def test_one_request_at_a_time_finds_out_that_it_moves_again(world: World) -> None:
     bad, good = await pair(world)
     fault(bad, "hang")
     await asyncio.gather(*(world.chat(stream=True) for _ in range(2)))
     assert world.picture().endpoints[0].state == "stuck"
     fault(bad, "none")
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(WAIT_S):
         while (await world.chat(stream=True)).header("x-penstock-endpoint") != at(bad):
             pass
     assert world.picture().endpoints[0].state == "up"
     del good
 
 
+@pytest.mark.virtual_time
 async def test_where_nobody_else_serves_the_model_it_is_waited_for(world: World) -> None:
     lonely = await world.engine()
     other = await world.engine(model="other")
@@ -117,7 +124,7 @@ async def engine_process(*arguments: str) -> AsyncIterator[tuple[asyncio.subproc
     )
     try:
         assert process.stdout is not None
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(WAIT_S):
             line = (await process.stdout.readline()).decode()
         found = re.search(r"http://[\d.]+:\d+", line)
         assert found is not None, line
@@ -142,10 +149,7 @@ async def test_a_process_that_is_stopped_is_noticed_by_its_own_streams(world: Wo
     there = [head.header("x-penstock-endpoint") == name for head in heads]
     assert any(there)
     os.kill(process.pid, signal.SIGSTOP)
-    loop = asyncio.get_running_loop()
-    stopped_s = loop.time()
     answers = await asyncio.gather(*(world.chat(stream=True) for _ in range(8)))
-    assert loop.time() - stopped_s < LATE_S
     assert {answer.header("x-penstock-endpoint") for answer in answers} == {at(good)}
     assert world.picture().endpoints[0].state == "stuck"
     os.kill(process.pid, signal.SIGCONT)

@@ -7,9 +7,10 @@ import asyncio
 import pytest
 
 from penstock.core.endpoints.gauge_belief import TRY_S, Standing
-from tests.gateway.conftest import WAIT_S, World, fault
+from tests.gateway.conftest import World, fault
 
 
+@pytest.mark.virtual_time
 @pytest.mark.interpreted  # it listens in the place of a method
 async def test_fast_readings_begin_when_somebody_waits_however_long_the_interval(world: World) -> None:
     engine = await world.engine(max_num_seqs=1, step_s=0.05)
@@ -48,13 +49,14 @@ async def test_a_size_that_nobody_tells_is_found_by_answers_alone(world: World) 
 
     clients = [asyncio.ensure_future(again()) for _ in range(48)]
     try:
-        await world.until(lambda: engine.log.in_engine_max >= 44, within_s=WAIT_S)
+        await world.until(lambda: engine.log.in_engine_max >= 44)
     finally:
         stop.set()
         await asyncio.gather(*clients)
     assert world.picture().endpoints[0].gauges == Standing.NONE
 
 
+@pytest.mark.virtual_time
 async def test_gauges_frozen_at_overloaded_keep_nobody_out_for_long(world: World) -> None:
     engine = await world.engine(max_num_seqs=8, step_s=0.01)
     fault(engine, "metrics_lie", value={"page": "frozen-overloaded"})

@@ -16,6 +16,7 @@ import pytest
 from penstock.core.endpoints.ledger import Ledger
 from penstock.core.values.cause import Cause
 from tests.gateway.conftest import Answer, Client, World, chat, fault, request
+from tests.patience import WAIT_S
 
 ENDLESS = 20_000  # tokens: forty seconds
 LONG = "word " * 800
@@ -339,7 +340,7 @@ async def upload(world: World, lines: str) -> Answer:
 
 
 async def fails(world: World, batch: str) -> bool:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while (told := (await world.ask("GET", f"/v1/batches/{batch}")).json())["status"] != "failed":
             assert told["status"] != "completed"
     return True
@@ -463,6 +464,7 @@ async def test_callers_without_a_key_run_so_many_together(world: World) -> None:
 # --- time -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.virtual_time
 async def test_an_engine_that_takes_no_connection_is_given_up_in_the_time_that_is_set(world: World) -> None:
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind(("127.0.0.1", 0))

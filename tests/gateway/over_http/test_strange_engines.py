@@ -10,7 +10,8 @@ import pytest
 
 from penstock.sim.fake_engine.server import EngineServer
 from penstock.sim.lab.pages import PAGES
-from tests.gateway.conftest import CHAT, WAIT_S, World, chat, fault
+from tests.gateway.conftest import CHAT, World, chat, fault
+from tests.patience import WAIT_S
 
 SLOW = ("frozen-overloaded", "too-high")  # an engine of two slots is tried every second or so beside such a page
 OWN = re.compile(rb'"(id|created)":("[^"]*"|\d+)')  # what differs between two answers of one engine

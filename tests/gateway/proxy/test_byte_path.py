@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from penstock.gateway.openai.answer import AnswerReader
 from penstock.http.inflate import BadGzip, InflatesTooFar, TooMuchAtOnce, inflate
 from tests.gateway.conftest import CHAT, World, chat, request, run
+from tests.patience import WAIT_S
 
 
 @given(st.lists(st.sampled_from([b"data: {}", b"data:{}", b"data: \xc3\xa4"]), max_size=9), st.integers(1, 7))
@@ -110,7 +111,7 @@ async def test_no_byte_of_many_streams_is_lost_changed_or_moved() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(benchmark), *options, stdout=asyncio.subprocess.PIPE
     )
-    told, _ = await asyncio.wait_for(process.communicate(), 60)
+    told, _ = await asyncio.wait_for(process.communicate(), WAIT_S)
     figures = json.loads(told)
     assert (process.returncode, figures["wrong_streams"], figures["completed"]) == (0, 0, 64)
     assert figures["events"] == 64 * (50 + 4)

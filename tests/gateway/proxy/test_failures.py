@@ -12,7 +12,8 @@ import pytest
 
 from penstock.gateway.proxy.relay import WHOLE_BYTES_MAX
 from penstock.sim.fake_engine.server import EngineServer
-from tests.gateway.conftest import CHAT, WAIT_S, Answer, Client, World, chat, fault, request
+from tests.gateway.conftest import CHAT, Answer, Client, World, chat, fault, request
+from tests.patience import WAIT_S
 
 QUICK: dict[str, Any] = {"queue": {"max_wait": 0.4}}
 STREAMED = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])

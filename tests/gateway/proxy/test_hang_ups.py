@@ -12,6 +12,7 @@ from penstock.http.client.connection import CLOSING_S, UpstreamConnection
 from penstock.http.client.pool import Call
 from tests.gateway.conftest import NOT_FOUND, Client, World
 from tests.gateway.raw_engine import Peer, RawEngine
+from tests.patience import WAIT_S
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
@@ -57,7 +58,7 @@ async def test_a_limit_holds_through_hang_ups(world: World) -> None:
         await client.begun()
         client.hang_up()
 
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(WAIT_S):
         await asyncio.gather(*(hang_up() for _ in range(40)))
     assert (engine.requests, engine.most) == (40, LIMIT)
     await world.idle()

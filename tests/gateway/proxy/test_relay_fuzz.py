@@ -14,6 +14,7 @@ from penstock.core.explain.snapshot import Snapshot
 from penstock.gateway.proxy.journey import QueuedJourney
 from tests.gateway.conftest import CHAT, NOT_FOUND, World, chat, request
 from tests.gateway.raw_engine import Peer, RawEngine
+from tests.patience import WAIT_S
 
 SSE = b"content-type: text/event-stream\r\n"
 TOKEN = b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":null}]}\n\n'
@@ -103,7 +104,7 @@ class Bench:
         for name in world.gate.endpoints.targets:  # its answers before, which no engine gives, are forgiven
             world.gate.driver.tell(world.gate.driver.scheduler.endpoint_resumed(name, now=world.gate.driver.now()))
         client = await world.client(request(path=CHAT, headers={"connection": "close"}, body=chat(stream=stream)))
-        await asyncio.wait_for(engine.asked.wait(), 5.0)
+        await asyncio.wait_for(engine.asked.wait(), WAIT_S)
         for _ in range(beats):
             for journey in list(world.gate.driver.journeys()):
                 assert isinstance(journey, QueuedJourney)

@@ -9,13 +9,14 @@ import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.gateway.conftest import WAIT_S, Answer, Client, World, chat, request
+from tests.gateway.conftest import Answer, Client, World, chat, request
 from tests.gateway.test_shutdown import Process, penstock
 from tests.gateway.workers.pids import workers_of
+from tests.patience import WAIT_S, looks
 
 SECRET = "a-secret-of-this-group"
 
@@ -59,9 +60,9 @@ class GatewayProcess:
 
     async def said(self, words: str) -> None:
         """Wait until its log has these words."""
-        async with asyncio.timeout(WAIT_S):
-            while words not in self.log:
-                await asyncio.sleep(0.02)
+        async for _ in looks(WAIT_S):
+            if words in self.log:
+                return
 
     @property
     def pids(self) -> list[int]:
@@ -80,7 +81,7 @@ class GatewayProcess:
         if self.process.process.returncode is None:
             self.process.signal()
             try:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(WAIT_S):
                     await self.process.process.wait()
             except TimeoutError:
                 os.killpg(self.process.process.pid, signal.SIGKILL)
@@ -119,21 +120,19 @@ class GatewayProcess:
         lines = [line for line in page.splitlines() if line.startswith((name + "{", name + " "))]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
-    async def until(self, claim: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    async def until(self, claim: Callable[[dict[str, Any]], object], *, within_s: float = WAIT_S) -> dict[str, Any]:
         """Wait for a state."""
         state: dict[str, Any] = {}
         try:
-            async with asyncio.timeout(WAIT_S):
-                while True:
-                    with suppress(OSError, EOFError):  # whoever was asked may just have died
-                        state = await self.state()
-                        if "error" not in state and claim(state):
-                            return state
-                    await asyncio.sleep(0.05)
-        except TimeoutError:
-            raise AssertionError(
-                f"{self.name} never came to it: {json.dumps(state.get('share'))}\n{self.log}"
-            ) from None
+            async for _ in looks(within_s, 0.05):
+                with suppress(OSError, EOFError):  # whoever was asked may just have died
+                    state = await self.state()
+                    if "error" not in state and claim(state):
+                        break
+        except AssertionError as late:
+            told = json.dumps(state.get("share"))
+            raise AssertionError(f"{self.name} did not come to it: {late}; {told}\n{self.log}") from None
+        return state
 
 
 class Group:
@@ -190,11 +189,12 @@ def certificate(folder: Path, name: str) -> dict[str, str]:
 async def group(world: World, folder: Path) -> AsyncIterator[Group]:
     """Whatever was started in it ends with it."""
     made = Group(world, folder)
-    try:
-        yield made
-    finally:
-        for client in world.clients:
-            client.hang_up()
-        for one in reversed(made.gateways):
-            if one.process is not None:
-                await one.stop()
+    async with AsyncExitStack() as ending:
+        try:
+            yield made
+        finally:
+            for client in world.clients:
+                client.hang_up()
+            for one in made.gateways:
+                if one.process is not None:
+                    ending.push_async_callback(one.stop)

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.gateway.conftest import World
+from tests.gateway.conftest import World, hurry
 from tests.gateway.elect import valkey
 from tests.gateway.elect.stores import KINDS, store
 from tests.gateway.share.group import GatewayProcess, group
 from tests.gateway.share.network import Way
 
-EXTRA_WAIT_S = 4.0  # that a request waits for at the most, because who decided about it died
+EXTRA_WAIT_S = 3.5  # that a request waits for at the most, because who decided about it died; in looks
 
 
 def elected(server: valkey.Server) -> dict[str, object]:
@@ -54,13 +53,13 @@ async def test_another_gateway_decides_within_seconds_and_no_stream_of_others_br
             for one in others:
                 await one.until(lambda state: state["waiting"] == 2)
             first.kill()
-            died_s = time.monotonic()
-            state = await others[0].until(lambda state: len(state["edges"]) == 3 and state["waiting"] == 2)
-            took_s = time.monotonic() - died_s
+            state = await others[0].until(
+                lambda state: len(state["edges"]) == 3 and state["waiting"] == 2, within_s=EXTRA_WAIT_S
+            )
             assert state["running"] == 4
-            assert took_s < EXTRA_WAIT_S
             runs[0].hang_up()  # a slot is free: whoever waits gets it from the one that decides now
             assert (await waits[0].answer()).body.endswith(b"data: [DONE]\n\n")
+            hurry(engine)
             for client in runs[1:]:
                 while await client.piece():
                     pass
@@ -83,7 +82,7 @@ async def test_whoever_decides_steps_down_when_told_to_and_what_runs_and_waits_g
             gateways = await made.start("gw1", "gw2", share=elected_by(stores.settings))
             first = await decider(gateways)
             second = next(one for one in gateways if one is not first)
-            runs = [await one.streaming(tokens=400) for one in (first, second, first, second)]
+            runs = [await one.streaming(tokens=1500) for one in (first, second, first, second)]
             for client in runs:
                 await client.begun()
             waits = [await one.streaming(tokens=2) for one in (first, second)]
@@ -98,6 +97,7 @@ async def test_whoever_decides_steps_down_when_told_to_and_what_runs_and_waits_g
             second.process.signal()
             await second.said("draining")
             await first.until(lambda state: state["share"]["name"] == first.name)
+            hurry(engine)
             for client in runs:
                 while await client.piece():
                     pass
@@ -125,15 +125,15 @@ async def test_a_store_that_is_stopped_and_comes_back_empty_changes_nothing(worl
             server.start()
             await asyncio.sleep(4)
             for one in gateways:
-                state = (await one.state())["share"]
-                assert (state["name"], state["trouble"]) == (first.name, None), one.log
+                state = (await one.until(lambda state: state["share"]["trouble"] is None))["share"]
+                assert state["name"] == first.name, one.log
                 assert (await one.chat()).status == 200
             assert engine.log.in_engine_max <= 4
 
 
 async def test_a_decider_that_stood_still_follows_whoever_was_elected_meanwhile(world: World, tmp_path: Path) -> None:
     """As a machine that swaps, or a process in a debugger: its workers go on, it knows nothing of the time."""
-    await world.engine(step_s=0.01)
+    engine = await world.engine(step_s=0.01)
     with valkey.server() as server:
         async with group(world, tmp_path) as made:
             gateways = await made.start("gw1", "gw2", share=elected(server))
@@ -151,6 +151,7 @@ async def test_a_decider_that_stood_still_follows_whoever_was_elected_meanwhile(
             await first.until(lambda state: state["share"]["name"] == second.name and len(state["edges"]) == 3)
             assert (await waits[0].answer()).body.endswith(b"data: [DONE]\n\n")
             await first.until(lambda state: state["running"] == 2)  # the end of an answer is told a moment later
+            hurry(engine)
             for client in runs:
                 while await client.piece():
                     pass
@@ -161,7 +162,7 @@ async def test_a_gateway_that_is_cut_off_serves_alone_and_then_with_the_others_a
     world: World, tmp_path: Path
 ) -> None:
     """The store says who decides, but there is no way to it: an `advertise` that leads nowhere for a while."""
-    await world.engine(step_s=0.01)
+    engine = await world.engine(step_s=0.01)
     with valkey.server() as server:
         async with group(world, tmp_path) as made, Way() as way:
             share = {**elected(server), "alone_after": "2s"}
@@ -183,6 +184,7 @@ async def test_a_gateway_that_is_cut_off_serves_alone_and_then_with_the_others_a
             way.mend()
             state = await second.until(lambda state: state["share"]["name"] == "gw1" and len(state["edges"]) == 3)
             assert state["running"] == 2
+            hurry(engine)
             for client in runs:
                 while await client.piece():
                     pass

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
-from tests.gateway.conftest import World
+from tests.gateway.conftest import World, fault, hurry
 from tests.gateway.share.group import GatewayProcess, certificate, free_port, group
 
 
@@ -18,7 +18,7 @@ async def test_slots_and_queue_are_those_of_one_gateway(world: World, tmp_path: 
     engine = await world.engine(step_s=0.01)
     async with group(world, tmp_path) as made:
         first, second = await made.start("gw1", "gw2")
-        runs = [await one.streaming(tokens=200) for one in (first, second, first, second)]
+        runs = [await one.streaming(tokens=1000) for one in (first, second, first, second)]
         for client in runs:
             await client.begun()
         waits = [await one.streaming(tokens=2) for one in (first, second, second)]
@@ -26,6 +26,7 @@ async def test_slots_and_queue_are_those_of_one_gateway(world: World, tmp_path: 
             state = await one.until(lambda state: state["waiting"] == 3)
             assert state["running"] == 4
             assert state["share"]["name"] == "gw1"
+        hurry(engine)
         for client in runs:
             while await client.piece():
                 pass
@@ -75,6 +76,7 @@ async def test_an_edge_gateway_that_is_killed_takes_its_own_requests_only(world:
             assert (await client.answer()).body.endswith(b"data: [DONE]\n\n")
         state = await first.until(lambda state: state["running"] == 2)
         assert len(state["edges"]) == 1
+        hurry(engine)
         for client in kept:
             while await client.piece():
                 pass
@@ -92,7 +94,7 @@ async def test_a_decider_that_is_killed_breaks_no_stream_of_others_and_loses_no_
     engine = await world.engine(step_s=0.01)
     async with group(world, tmp_path) as made:
         first, second = await made.start("gw1", "gw2")
-        runs = [await second.streaming(tokens=400) for _ in range(4)]
+        runs = [await second.streaming(tokens=1500) for _ in range(4)]
         for client in runs:
             await client.begun()
         waits = [await second.streaming(tokens=2) for _ in range(3)]
@@ -107,13 +109,15 @@ async def test_a_decider_that_is_killed_breaks_no_stream_of_others_and_loses_no_
         state = await second.until(lambda state: state["waiting"] == 3)
         assert (state["running"], state["slots"]) == (4, 2)  # what ran goes on; nothing is sent until it is below
         await second.said("this gateway decides alone, with 1/2 of slots and limits: ")
+        hurry(engine)
         for client in runs:
             while await client.piece():
                 pass
             assert client.seen.endswith(b"data: [DONE]\n\n")
         for client in waits:
             assert (await client.answer()).body.endswith(b"data: [DONE]\n\n")
-        runs = [await second.streaming(tokens=1200) for _ in range(2)]
+        fault(engine, "none")
+        runs = [await second.streaming(tokens=1500) for _ in range(2)]
         for client in runs:
             await client.begun()
         await first.start()  # as systemd would
@@ -124,6 +128,7 @@ async def test_a_decider_that_is_killed_breaks_no_stream_of_others_and_loses_no_
         more = [await first.streaming(tokens=2) for _ in range(6)]
         for client in more:
             assert (await client.answer()).body.endswith(b"data: [DONE]\n\n")
+        hurry(engine)
         for client in runs:
             while await client.piece():
                 pass
@@ -252,7 +257,7 @@ async def test_a_gateway_that_ends_serves_what_it_has_and_the_decider_goes_on(wo
     engine = await world.engine(step_s=0.01)
     async with group(world, tmp_path) as made:
         first, second = await made.start("gw1", "gw2")
-        runs = [await second.streaming(tokens=150) for _ in range(4)]
+        runs = [await second.streaming(tokens=1000) for _ in range(4)]
         for client in runs:
             await client.begun()
         waits = [await one.streaming(tokens=2) for one in (second, first)]
@@ -260,6 +265,7 @@ async def test_a_gateway_that_ends_serves_what_it_has_and_the_decider_goes_on(wo
         assert second.process is not None
         second.process.signal()
         await second.said("draining")
+        hurry(engine)
         for client in runs:
             while await client.piece():
                 pass

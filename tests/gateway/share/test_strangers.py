@@ -21,6 +21,7 @@ from penstock.share.messages import PROTOCOL, Down, Hello, NotTaken, Welcome
 from tests.gateway.conftest import World
 from tests.gateway.share.group import SECRET, free_port
 from tests.gateway.workers.beside import WorkerBeside
+from tests.patience import WAIT_S
 
 
 def section(port: int = 0, secret: str = SECRET) -> ShareSection:
@@ -99,7 +100,7 @@ async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SharePort]:
 
 
 async def closed(reader: asyncio.StreamReader) -> bytes:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         return await reader.read()
 
 
@@ -136,7 +137,7 @@ async def test_a_crowd_of_strangers_keeps_no_gateway_out(port: SharePort, monkey
     port.edge = took
     crowd = [await asyncio.open_connection("127.0.0.1", port.port) for _ in range(20)]
     transport, _ = await Dialler(section())(f"127.0.0.1:{port.port}", EDGE)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         await taken.wait()
     transport.close()
     assert len(port._greeters) <= 5
@@ -172,7 +173,7 @@ async def test_what_is_no_gateway_is_found_out_by_who_dials(
         at = server.sockets[0].getsockname()[1]
         with pytest.raises(OSError, match=words):
             await Dialler(section())(f"127.0.0.1:{at}", EDGE)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             await left.wait()
 
 

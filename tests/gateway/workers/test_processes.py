@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from penstock.gateway.cpus import usable_cpus
-from tests.gateway.conftest import Client, World
+from tests.gateway.conftest import Client, World, hurry
 from tests.gateway.test_shutdown import Process, penstock, serving
 from tests.gateway.workers.pids import workers_of
+from tests.patience import WAIT_S, looks
 
 
 def _workers(process: Process) -> dict[int, str]:
@@ -37,7 +38,7 @@ async def _edges(world: World) -> dict[str, tuple[bool, int, int]]:
 
 
 async def _until(world: World, claim: Callable[[dict[str, tuple[bool, int, int]]], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         while not claim(await _edges(world)):
             await asyncio.sleep(0.05)
 
@@ -59,7 +60,7 @@ async def _streams_of_both(world: World, count: int, tokens: int) -> dict[str, l
 async def test_a_worker_that_is_killed_takes_its_own_connections_only(world: World) -> None:
     engine = await world.engine(step_s=0.02)
     async with serving(world, "--slots", "30", "--workers", "2") as process:
-        carried = await _streams_of_both(world, 12, tokens=250)
+        carried = await _streams_of_both(world, 12, tokens=600)
         names = _workers(process)
         assert sorted(names.values()) == ["w1", "w2"]
         victim = next(pid for pid, name in names.items() if name == "w1")
@@ -71,6 +72,7 @@ async def test_a_worker_that_is_killed_takes_its_own_connections_only(world: Wor
         await _until(world, lambda edges: edges["w1"] == (True, 0, 2))
         assert (await _edges(world))["w2"] == (True, len(carried["w2"]), 1)
         assert await world.metric("penstock_leases") == len(carried["w2"])
+        hurry(engine)
         for client in carried["w2"]:
             while await client.piece():
                 pass
@@ -86,21 +88,21 @@ async def test_a_worker_that_is_killed_takes_its_own_connections_only(world: Wor
 
 
 async def test_what_waits_at_a_worker_that_dies_is_dropped_and_newcomers_lose_nothing(world: World) -> None:
-    await world.engine(step_s=0.02)
+    engine = await world.engine(step_s=0.02)
     async with serving(world, "--slots", "1", "--workers", "2") as process:
-        runs = await world.streaming(tokens=200)
+        runs = await world.streaming(tokens=600)
         await runs.begun()
         waiting = [await world.streaming("waits", tokens=1) for _ in range(10)]
-        while await world.metric("penstock_queued_requests") != 10:
-            pass
+        await world.until_metric(10, "penstock_queued_requests")
         edges = await _edges(world)
         names = {name: pid for pid, name in _workers(process).items()}
         victim = "w1" if edges["w1"][1] and edges["w2"][1] > 0 else max(edges, key=lambda name: edges[name][1])
         os.kill(names[victim], signal.SIGKILL)
+        hurry(engine)
         newcomers = [world.soon(world.chat(tokens=1)) for _ in range(10)]
         assert {(await newcomer).status for newcomer in newcomers} == {200}
-        while await world.metric("penstock_queued_requests") or await world.metric("penstock_leases"):
-            await asyncio.sleep(0.05)
+        await world.until_metric(0, "penstock_queued_requests")
+        await world.until_metric(0, "penstock_leases")
         for client in waiting:
             client.hang_up()
         process.signal()
@@ -123,13 +125,14 @@ async def test_a_parent_that_is_killed_ends_its_workers(world: World) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_to_all_processes_drains_as_one_to_the_first(world: World, number: signal.Signals) -> None:
     """As a terminal, systemd and most containers send it."""
-    await world.engine(step_s=0.02)
+    engine = await world.engine(step_s=0.02)
     async with serving(world, "--slots", "4", "--workers", "2") as process:
-        streams = [await world.streaming(tokens=60) for _ in range(6)]
+        streams = [await world.streaming(tokens=500) for _ in range(6)]
         for client in streams[:4]:
             await client.begun()
         os.killpg(process.process.pid, number)
         await process.line(b"draining")
+        hurry(engine)
         for client in streams:
             data = await client.rest()
             assert data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
@@ -168,9 +171,9 @@ async def test_a_made_key_works_at_every_worker_until_it_is_withdrawn(world: Wor
     operator = {"authorization": "Bearer of-the-operator"}
 
     async def all_answer(key: str, status: int) -> None:
-        async with asyncio.timeout(1):  # what is promised
-            while {(await world.chat_with({"authorization": f"Bearer {key}"})).status for _ in range(8)} != {status}:
-                pass
+        async for _ in looks(1.0):  # what is promised
+            if {(await world.chat_with({"authorization": f"Bearer {key}"})).status for _ in range(8)} == {status}:
+                return
 
     async with serving(world, "-c", str(path)) as process:
         made = await world.ask("POST", "/admin/keys", {"tenant": "team", "name": "ci"}, operator)
@@ -187,7 +190,7 @@ async def test_a_made_key_works_at_every_worker_until_it_is_withdrawn(world: Wor
 
 
 async def _until_started_again(world: World, operator: dict[str, str]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         while True:
             edges = (await world.ask("GET", "/admin/state", headers=operator)).json()["edges"]
             if sorted(edge["starts"] for edge in edges) == [1, 2] and all(edge["up_s"] is not None for edge in edges):
