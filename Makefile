@@ -1,6 +1,8 @@
 # One door per chore. `make demo` and `make test` need Python 3.11 (with venv), make and a package index.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
+# Bytecode is kept, whatever the environment says: a run of the tests starts Python some two hundred times.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo test compiled test-compiled test-deploy rehearse-alerts image chart wheels test-page test-clients shots test-postgres test-engines check
 .PHONY: soak chaos chaos-share fuzz bench lab docs generated completion lock clean
@@ -19,15 +21,13 @@ BIN := .venv/bin
 demo: .venv/core.stamp
 	$(BIN)/penstock demo $(ARGS)
 
-# All tests on all cores, half as many again at a time, for a third of their time they wait; those that measure times by
-# themselves; with ARGS only what they name.
+# All tests on all cores, half as many again at a time, for a third of their time they wait; with ARGS only what they name.
 WORKERS = $$($(BIN)/python -c "import os; print(max(1, os.cpu_count() * 3 // 2))")
 test: .venv/dev.stamp
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not timing and not static"
-	$(BIN)/python -m pytest -m timing
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not static"
 endif
 
 # The same, its hot modules compiled to C (docs/decisions/0019), in .venv-compiled: needs a C compiler, and takes two to
