@@ -22,7 +22,8 @@ demo: .venv/core.stamp
 	$(BIN)/penstock demo $(ARGS)
 
 # All tests on all cores, half as many again at a time, for a third of their time they wait; with ARGS only what they name.
-WORKERS = $$($(BIN)/python -c "import os; print(max(1, os.cpu_count() * 3 // 2))")
+# Never one worker alone: where that one hangs, nobody would go on.
+WORKERS = $$($(BIN)/python -c "import os; print(max(2, os.cpu_count() * 3 // 2))")
 test: .venv/dev.stamp
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)

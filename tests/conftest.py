@@ -6,6 +6,7 @@ import gc
 import os
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -37,6 +38,16 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE_OBJECTS)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str, sched: Any) -> None:
+    """A test that hung, and ended its worker, is not run again, as xdist does by file: it would hang as often."""
+    for file, tests in list(sched.workqueue.items()):
+        if crashitem in tests:
+            tests[crashitem] = True
+        if all(tests.values()):
+            del sched.workqueue[file]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
