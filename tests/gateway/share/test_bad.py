@@ -23,6 +23,7 @@ from tests.gateway.elect import valkey
 from tests.gateway.elect.lease_api import LeaseApi
 from tests.gateway.share.group import GatewayProcess, group
 from tests.gateway.share.test_strangers import section
+from tests.patience import WAIT_S
 
 
 def _hello(**other: Any) -> Hello:
@@ -34,7 +35,7 @@ async def _says(at: str, data: bytes) -> None:
     """A stranger at the port: whatever it says, it is closed."""
     reader, writer = await asyncio.open_connection(*at.rsplit(":", 1))
     writer.write(data)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         await reader.read()
     writer.close()
 
@@ -50,7 +51,7 @@ async def _links(at: str, *messages: Hello, then: bytes = b"") -> None:
     if then:
         assert link._transport is not None
         link._transport.write(then)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         await over.wait()
 
 
