@@ -88,11 +88,6 @@ ALONE: dict[str, dict[str, Any]] = {
     "keys that nobody has": {"identity": {"require_key": True}},
     "half of a certificate": {"tls": {"cert": __file__}},
     "a certificate that is not there": {"tls": {"cert": "/nowhere/cert.pem", "key": "/nowhere/key.pem"}},
-    "workers that can't follow KV events": {
-        "workers": 2,
-        "routing": {"locality": "kv_events"},
-        "endpoints": [ENDPOINT | {"kv_events": "auto"}],
-    },
     "a policy that nobody brings": {"routing": {"policy": POLICY}},
     "an address that is none": {"listen": "127.0.0.1:99999"},
     "a database without an address": {"batch": {"store": "postgres"}},
