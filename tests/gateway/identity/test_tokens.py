@@ -392,7 +392,7 @@ def test_no_more_tokens_are_remembered_than_there_is_room_for(monkeypatch: pytes
     made = Verifier(section(), Known("ec-1"), is_listed=bool)
     for number in range(8):
         assert isinstance(judge(made, signed(sub=f"s{number}")), Claims)
-    assert len(made._good) == 5
+    assert 0 < len(made._good) <= 5
 
 
 def test_names_beyond_the_bound_share_a_flow_but_never_files() -> None:

@@ -114,6 +114,14 @@ class GatewayProcess:
         told: dict[str, Any] = (await self.ask("GET", "/admin/state")).json()
         return told
 
+    async def step_down(self, token: str) -> None:
+        """Tell whoever decides to let another one: as soon as there is one, for a link may have to be made again."""
+        async for _ in looks(WAIT_S, 0.05):
+            told = await self.ask("POST", "/admin/decider/step-down", b"{}", {"authorization": f"Bearer {token}"})
+            if told.status == 200:
+                return
+            assert told.error()["message"] == "No other gateway is there to decide.", told
+
     async def metric(self, name: str) -> float:
         """The sum of a series' samples."""
         page = (await self.ask("GET", "/metrics")).body.decode()

@@ -88,8 +88,7 @@ async def test_whoever_decides_steps_down_when_told_to_and_what_runs_and_waits_g
             waits = [await one.streaming(tokens=2) for one in (first, second)]
             await second.until(lambda state: state["waiting"] == 2)
             token = (next(tmp_path.glob("gw*/penstock/*/admin-token"))).read_text().strip()
-            told = await second.ask("POST", "/admin/decider/step-down", b"{}", {"authorization": f"Bearer {token}"})
-            assert told.status == 200
+            await second.step_down(token)
             state = await first.until(lambda state: state["share"]["name"] == second.name and state["waiting"] == 2)
             assert state["running"] == 4
             # And as systemd ends it: the one that decides now hands over, and ends when its own clients are served.

@@ -154,6 +154,7 @@ async def test_words_that_make_no_sense_are_left_with_a_line(
 
 async def test_what_is_stopped_stays_so_when_the_decider_is_killed_or_steps_down(world: World, tmp_path: Path) -> None:
     engine = await world.engine(step_s=0.01)
+    await world.engine(model="other")
     name = engine.url.removeprefix("http://")
     with valkey.server() as server:
         async with group(world, tmp_path) as made:
@@ -169,7 +170,8 @@ async def test_what_is_stopped_stays_so_when_the_decider_is_killed_or_steps_down
 
             async def holds(one: GatewayProcess) -> None:
                 state = await one.until(lambda state: state["paused"] == ["other"] and len(state["edges"]) >= 1)
-                assert [row["state"] for row in state["endpoints"]] == ["draining"], state["endpoints"]
+                states = {row["name"]: row["state"] for row in state["endpoints"]}
+                assert states[name] == "draining", states
                 told = (await one.ask("GET", "/admin/tenants/team-a", headers=operator)).json()
                 assert told["paused"] == {"by": "operator", "until": "restart"}
                 assert told["limits"]["queued"] == {"value": 5, "by": "operator", "until": "restart", "settings": None}
@@ -194,7 +196,7 @@ async def test_what_is_stopped_stays_so_when_the_decider_is_killed_or_steps_down
             await first.start()  # it knows of nothing, and is told
             await first.until(lambda state: len(state["edges"]) == 3)
             await second.until(lambda state: len(state["edges"]) == 3)
-            await say(second, "decider/step-down")
+            await second.step_down(token)
             await first.until(lambda state: state["share"]["name"] == first.name)
             await holds(first)
             await say(first, f"endpoints/{name}/resume")
