@@ -10,7 +10,6 @@ from typing import Any
 from urllib.parse import quote
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -72,10 +71,6 @@ def _status(client: AdminClient, args: argparse.Namespace) -> int:
             console.print(line)
         if state["batches"]:
             console.print(views.batches(state, BATCHES_MAX))
-        if state["batch_store"]:
-            console.print(f"[red]files and batches are down[/]: {escape(state['batch_store'])}")
-        if state.get("key_store"):
-            console.print(f"[red]made keys can't be read, those known so far work[/]: {escape(state['key_store'])}")
     return EXIT_BUSY if args.check and state["tone"] != "ok" else 0
 
 

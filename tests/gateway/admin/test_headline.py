@@ -138,6 +138,17 @@ def test_whose_word_a_stop_is_and_since_when_is_told() -> None:
     ]
 
 
+def test_a_store_that_is_down_asks_for_attention() -> None:
+    """It stood in `status` alone, beside "ok"."""
+    made = scheduler(a=1)
+    around = Around(batch_store="disk full", key_store="damaged")
+    assert sentences(made.snapshot(now=0.0), around)[:2] == [
+        "Files and batches are down: disk full.",
+        "Made keys can't be read, those known so far work: damaged.",
+    ]
+    assert tone(made.snapshot(now=0.0), around) == "bad"
+
+
 def test_since_when_an_engine_is_missing_stands_in_the_lead() -> None:
     made = scheduler(a=1, b=1)
     made.endpoint_down("a", now=0.0)

@@ -17,12 +17,14 @@ import msgspec
 
 from penstock.core.explain.snapshot import ALL, AWAY, BandSnapshot, EndpointSnapshot, Snapshot
 from penstock.core.values.outcome import Reason
+from penstock.gateway.admin.events import printable
 from penstock.gateway.admin.failing.lately import Lately, of_alarm, of_note, said
 from penstock.gateway.admin.reasons import MISSING, SERVING, count, model_why, short_name
 from penstock.gateway.telemetry.failures import Kind
 
 BANDS_NAMED_MAX = 3  # a sentence, not a table
 FAILURES_NAMED_MAX = 2
+TROUBLE_CHARS_MAX = 120  # of what a store says
 
 _ASIDE = tuple(state for state in (*AWAY, "draining") if state not in MISSING)  # which pass, or are meant
 _WORDS = {
@@ -46,6 +48,8 @@ class Around(msgspec.Struct, frozen=True):
     lately: Lately | None = None  #: what failed in the last minute
     queueing: str = ""  #: why queueing is off
     away: Sequence[str] = ()  #: workers that are being started again
+    batch_store: str | None = None  #: why files and batches are down
+    key_store: str | None = None  #: why made keys can't be read
     group: str = ""  #: what is wrong among gateways that share. It comes first, for it may explain all else
     state_s: Mapping[str, float] = {}  #: for how long endpoints have been in their states, by name
     stops: Mapping[tuple[str, str], StoppedBy] = {}  #: by verb and model; of what an operator of this process stopped
@@ -71,7 +75,7 @@ def sentences(snapshot: Snapshot, around: Around | None = None) -> list[str]:
     workers = f"Away, and being started again: worker {', '.join(around.away)}." if around.away else ""
     alarm = _alarm(lately)
     refused = "" if alarm else _lately(lately, (Kind.REFUSED, Kind.EVICTED))
-    parts = [around.group, *missing, workers, *_stopped(snapshot, around)]
+    parts = [around.group, *missing, workers, *_stores(around), *_stopped(snapshot, around)]
     parts += [_lately(lately, (Kind.BROKEN, Kind.FAILED)), alarm, *state, refused, *_those(snapshot, _ASIDE, around)]
     return [part for part in parts if part]
 
@@ -80,7 +84,7 @@ def tone(snapshot: Snapshot, around: Around | None = None) -> str:
     """How bad it is: "ok", "busy" or "bad"."""
     around = around or Around()
     lately = around.lately
-    if around.group:
+    if around.group or _stores(around):
         return "bad"
     states = {endpoint.state for endpoint in snapshot.endpoints}
     dead = any(model.endpoints and not model.up for model in snapshot.models)
@@ -108,6 +112,17 @@ def _state(snapshot: Snapshot) -> list[str]:
         runs = "Nothing waits, nothing runs: the drain is complete." if still else "Idle: nothing waits, nothing runs."
     up, of = sum(endpoint.state in SERVING for endpoint in snapshot.endpoints), len(snapshot.endpoints)
     return [runs, f"{up} of {of} engines {'is' if up == 1 else 'are'} up."] if of else [runs]
+
+
+def _stores(around: Around) -> list[str]:
+    """Which stores don't answer, and what that means."""
+    said = []
+    if around.batch_store is not None:
+        said.append(f"Files and batches are down: {printable(around.batch_store, TROUBLE_CHARS_MAX)}.")
+    if around.key_store is not None:
+        why = printable(around.key_store, TROUBLE_CHARS_MAX)
+        said.append(f"Made keys can't be read, those known so far work: {why}.")
+    return said
 
 
 def _stopped(snapshot: Snapshot, around: Around) -> list[str]:

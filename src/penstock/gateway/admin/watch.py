@@ -152,6 +152,8 @@ class Watch:
             lately=lately,
             queueing="" if queueing.enabled else queueing.why,
             away=[edge.name for edge in edges if edge.up_s is None],
+            batch_store=(batch_store := self._facts.batch_store()),
+            key_store=(key_store := self._facts.key_store()),
             group="" if share is None else share.sentence,
             state_s=state_s,
             stops=self._facts.stops(),
@@ -206,8 +208,8 @@ class Watch:
                 "ended": [short(row) for row in snapshot.requests.ended],
             },
             "batches": self._facts.batches()[:BATCHES_SHOWN],
-            "batch_store": self._facts.batch_store(),
-            "key_store": self._facts.key_store(),
+            "batch_store": batch_store,
+            "key_store": key_store,
             "events": self._events.latest(EVENTS_SHOWN),
         }
 
