@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -30,6 +31,10 @@ def test_the_plain_wheel_and_the_sources_are_good(tmp_path: Path) -> None:
         said = email.message_from_bytes(wheel.read(f"{info}/METADATA"))
         scripts = wheel.read(f"{info}/entry_points.txt").decode()
         names = wheel.namelist()
+    with tarfile.open(made[1]) as sources:
+        top = {name.split("/")[1] for name in sources.getnames()}
+    tracked = {name.split("/")[0] for name in ran("git", "ls-files").splitlines()}
+    assert top - {"PKG-INFO", ".gitignore"} == tracked - {".ci", ".dockerignore", ".gitignore"}
     assert said["Name"] == "penstock-gateway"
     assert said["License-Expression"] == "Apache-2.0"
     assert said["Description-Content-Type"] == "text/markdown"
