@@ -15,6 +15,8 @@ from hypothesis import settings
 from penstock.build import compiled
 from penstock.gateway.serve import GARBAGE_OBJECTS
 
+LONG = ("share", "sim", "workers")  # folders
+
 settings.register_profile("shared_machine", deadline=None)  # an example's time says nothing there
 settings.load_profile("shared_machine")
 
@@ -29,8 +31,8 @@ def _state_folder() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files of long scenarios first, so that no core waits for one of them at the end."""
-    items.sort(key=lambda item: not item.path.name.startswith("test_scenarios"))
+    """Long scenarios first, then other worlds and what waits for processes: no core waits for one at the end."""
+    items.sort(key=lambda item: (not item.path.name.startswith("test_scenarios"), item.path.parent.name not in LONG))
 
 
 def pytest_collection_finish() -> None:

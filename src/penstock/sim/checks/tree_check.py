@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable
 
 from penstock.core.queueing.entry import Entry
@@ -14,41 +13,56 @@ from penstock.core.values.lifecycle import State
 class _Sums:
     """Sums over the entries below one node."""
 
+    __slots__ = ("backlog", "in_flight", "waiting", "work")
+
     def __init__(self) -> None:
         self.waiting = 0
         self.in_flight = 0
-        self.backlog: Counter[str] = Counter()
-        self.work: Counter[str] = Counter()
+        self.backlog: dict[str, int] = {}
+        self.work: dict[str, float] = {}
+
+    def add(self, other: _Sums) -> None:
+        self.waiting += other.waiting
+        self.in_flight += other.in_flight
+        for model, count in other.backlog.items():
+            self.backlog[model] = self.backlog.get(model, 0) + count
+            self.work[model] = self.work.get(model, 0) + other.work[model]
+
+
+_NONE = _Sums()
 
 
 def check_tree(tree: QueueTree, entries: Iterable[Entry]) -> None:
     """Assert that the sums of `tree` agree with `entries`, all of its band that have not ended."""
-    sums: dict[Node, _Sums] = {}
+    leaves: dict[Node, _Sums] = {}
     for entry in entries:
-        node: Node | None = entry.node_of()
+        leaf = entry.node_of()
+        if (own := leaves.get(leaf)) is None:
+            own = leaves[leaf] = _Sums()
+        if entry.state is State.WAITING:
+            model = entry.request.model
+            own.waiting += 1
+            own.backlog[model] = own.backlog.get(model, 0) + 1
+            own.work[model] = own.work.get(model, 0) + entry.charge.work
+        elif entry.lease is not None:
+            own.in_flight += 1
+    sums: dict[Node, _Sums] = {}
+    for leaf, own in leaves.items():
+        node: Node | None = leaf
         while node is not None:
-            below = sums.setdefault(node, _Sums())
-            if entry.state is State.WAITING:
-                below.waiting += 1
-                below.backlog[entry.request.model] += 1
-                below.work[entry.request.model] += entry.charge.work  # type: ignore[assignment]
-            elif entry.lease is not None:
-                below.in_flight += 1
+            if (below := sums.get(node)) is None:
+                below = sums[node] = _Sums()
+            below.add(own)
             node = node.parent
-    reached = _check_below(tree.root, sums)
-    assert reached == tree.nodes + 1, f"{reached - 1} nodes, counted as {tree.nodes}"
-    found = {node for node, _ in _walk(tree.root)}
+    found: set[Node] = set()
+    _check_below(tree.root, sums, found)
+    assert len(found) == tree.nodes + 1, f"{len(found) - 1} nodes, counted as {tree.nodes}"
     assert sums.keys() <= found, f"forgotten while in use: {[node.name for node in sums.keys() - found]}"
 
 
-def _walk(node: Node) -> Iterable[tuple[Node, int]]:
-    yield node, len(node.children)
-    for child in node.children.values():
-        yield from _walk(child)
-
-
-def _check_below(node: Node, sums: dict[Node, _Sums]) -> int:
-    own = sums.get(node) or _Sums()
+def _check_below(node: Node, sums: dict[Node, _Sums], found: set[Node]) -> None:
+    found.add(node)
+    own = sums.get(node, _NONE)
     assert (node.waiting, node.in_flight) == (own.waiting, own.in_flight), node.name
     assert node.backlog == own.backlog, node.name
     assert node.work.keys() == own.work.keys(), node.name
@@ -56,13 +70,16 @@ def _check_below(node: Node, sums: dict[Node, _Sums]) -> int:
     active = math.fsum(child.weight for child in node.children.values() if child.active)
     assert math.isclose(node.active_weight, active, rel_tol=1e-9, abs_tol=1e-6), node.name
     assert math.isfinite(node.tag), node.name
-    lined = Counter([model for child in node.children.values() for model in child.backlog])
+    lined: dict[str, int] = {}
+    for child in node.children.values():
+        for model in child.backlog:
+            lined[model] = lined.get(model, 0) + 1
     assert node.lined == lined, node.name
-    assert all(len(heap) <= 2 * lined[model] + 16 for model, heap in node.heaps.items()), (
+    assert all(len(heap) <= 2 * lined.get(model, 0) + 16 for model, heap in node.heaps.items()), (
         f"{node.name}'s heaps are full"
     )
     assert node.heaps.keys() <= node.backlog.keys(), f"{node.name} remembers models nobody waits for"
     assert all(leaf.live > 0 for leaf in node.leaves.values())
     for name, child in node.children.items():
         assert child.parent is node, name
-    return 1 + sum(_check_below(child, sums) for child in node.children.values())
+        _check_below(child, sums, found)
