@@ -57,6 +57,7 @@ class EndpointSnapshot(msgspec.Struct, frozen=True):
     pending: int  #: of these, for requests whose prompts are still being computed elsewhere
     given_up: int  #: slots that are not leased, and in which its engine still works for who hung up
     load: float
+    others: float  #: requests that are not ours, as its gauges show them on average
     engine_waiting: float | None  #: as last observed; None where nothing credible was
     engine_running: float | None
     kv_usage: float | None
@@ -260,6 +261,7 @@ def endpoint_now(
         pending=ledger.pending,
         given_up=ledger.abandoned.count(now),
         load=ledger.load(now),
+        others=ledger.foreign(now),
         engine_waiting=base.waiting if base is not None else None,
         engine_running=base.running if base is not None else None,
         kv_usage=base.kv_usage if base is not None else None,

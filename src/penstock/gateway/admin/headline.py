@@ -51,6 +51,7 @@ class Around(msgspec.Struct, frozen=True):
     batch_store: str | None = None  #: why files and batches are down
     key_store: str | None = None  #: why made keys can't be read
     group: str = ""  #: what is wrong among gateways that share. It comes first, for it may explain all else
+    strangers: str = ""  #: what requests of others there are on the engines
     state_s: Mapping[str, float] = {}  #: for how long endpoints have been in their states, by name
     stops: Mapping[tuple[str, str], StoppedBy] = {}  #: by verb and model; of what an operator of this process stopped
 
@@ -75,7 +76,7 @@ def sentences(snapshot: Snapshot, around: Around | None = None) -> list[str]:
     workers = f"Away, and being started again: worker {', '.join(around.away)}." if around.away else ""
     alarm = _alarm(lately)
     refused = "" if alarm else _lately(lately, (Kind.REFUSED, Kind.EVICTED))
-    parts = [around.group, *missing, workers, *_stores(around), *_stopped(snapshot, around)]
+    parts = [around.group, around.strangers, *missing, workers, *_stores(around), *_stopped(snapshot, around)]
     parts += [_lately(lately, (Kind.BROKEN, Kind.FAILED)), alarm, *state, refused, *_those(snapshot, _ASIDE, around)]
     return [part for part in parts if part]
 
@@ -95,7 +96,7 @@ def tone(snapshot: Snapshot, around: Around | None = None) -> str:
     refusing = lately is not None and of_note(lately, (Kind.REFUSED, Kind.EVICTED))
     held = snapshot.drained or snapshot.paused_tenants
     is_aside = not states.isdisjoint(_ASIDE)
-    return "busy" if snapshot.waiting or held or around.away or is_aside or refusing else "ok"
+    return "busy" if snapshot.waiting or held or around.away or around.strangers or is_aside or refusing else "ok"
 
 
 def _state(snapshot: Snapshot) -> list[str]:

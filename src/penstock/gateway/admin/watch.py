@@ -22,6 +22,7 @@ from penstock.gateway.admin.events import EventLog, printable
 from penstock.gateway.admin.failing.advice import advice
 from penstock.gateway.admin.failing.incidents import Incidents
 from penstock.gateway.admin.failing.lately import FailureWindow
+from penstock.gateway.admin.failing.strangers import Strangers
 from penstock.gateway.admin.headline import Around, StoppedBy, sentences, tone
 from penstock.gateway.admin.history import History, answering
 from penstock.gateway.admin.reasons import cause_now, endpoint_why, model_why
@@ -78,6 +79,7 @@ class Watch:
         self._history = History()
         self._last_minute = FailureWindow(facts.failures)
         self._incidents = Incidents(events)
+        self._strangers = Strangers()
         self._listeners: dict[Exchange, bool] = {}  # and whether each has yet to take what it was sent
         self._started_s = driver.now()
         self._before: dict[str, str] = {}  # endpoints' states at the last tick
@@ -113,6 +115,7 @@ class Watch:
         self._history.add(snapshot, self._facts.failures, now)
         self._note_changes(snapshot, now)
         self._incidents.look(self._last_minute.look(now), snapshot, now)
+        self._look_for_strangers(snapshot, now)
         self._tick += 1
         if self._listeners:
             self._send(self._frame(snapshot))
@@ -148,13 +151,15 @@ class Watch:
         share = self._facts.share()
         tenants = self._last_minute.by_tenant({flow.tenant for flow in snapshot.flows})
         state_s = self._state_s(snapshot)
+        group = "" if share is None else share.sentence
         around = Around(
             lately=lately,
             queueing="" if queueing.enabled else queueing.why,
             away=[edge.name for edge in edges if edge.up_s is None],
             batch_store=(batch_store := self._facts.batch_store()),
             key_store=(key_store := self._facts.key_store()),
-            group="" if share is None else share.sentence,
+            group=group,
+            strangers="" if group else self._strangers.sentence(self._driver.now()),
             state_s=state_s,
             stops=self._facts.stops(),
         )
@@ -229,6 +234,16 @@ class Watch:
     def _drop(self, exchange: Exchange) -> None:
         self._listeners.pop(exchange, None)
         exchange.on_disconnect = exchange.on_pause = exchange.on_resume = None
+
+    def _look_for_strangers(self, snapshot: Snapshot, now: float) -> None:
+        """Not while another gateway decides: its requests are ours, and not in these books."""
+        share = self._facts.share()
+        if share is not None and share.role != "leads":
+            self._strangers = Strangers()
+        elif line := self._strangers.look(snapshot.endpoints, now):
+            self._events.note("endpoint", line)
+            if self._strangers.said:
+                logger.warning("%s", line)
 
     # --- events ---------------------------------------------------------------------------------------------------
 

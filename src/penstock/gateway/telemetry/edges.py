@@ -33,6 +33,10 @@ class ShownGroup(Protocol):
     """How this gateway stands among those that share one queue."""
 
     @property
+    def role(self) -> str:
+        """`leads` where it decides for all."""
+
+    @property
     def sentence(self) -> str:
         """What is wrong, for people; empty: nothing."""
 
