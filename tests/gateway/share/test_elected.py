@@ -73,14 +73,13 @@ async def test_another_gateway_decides_within_seconds_and_no_stream_of_others_br
             assert state["share"]["name"] != first.name, "who decides goes on to"
 
 
-@pytest.mark.parametrize("kind", KINDS)
 async def test_whoever_decides_steps_down_when_told_to_and_what_runs_and_waits_goes_on(
-    world: World, tmp_path: Path, kind: str
+    world: World, tmp_path: Path
 ) -> None:
     engine = await world.engine(step_s=0.01)
-    with store(kind) as stores:
+    with valkey.server() as server:
         async with group(world, tmp_path) as made:
-            gateways = await made.start("gw1", "gw2", share=elected_by(stores.settings))
+            gateways = await made.start("gw1", "gw2", share=elected(server))
             first = await decider(gateways)
             second = next(one for one in gateways if one is not first)
             runs = [await one.streaming(tokens=1500) for one in (first, second, first, second)]
