@@ -53,7 +53,8 @@ class Way:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        ends = self._dialled_by(writer.get_extra_info("peername")[1]), self.name
+        # On a thread: a look at all open files takes long on a busy machine, and a decider renews its place meanwhile.
+        ends = await asyncio.to_thread(self._dialled_by, writer.get_extra_info("peername")[1]), self.name
         if self._is_cut(ends):
             while self._is_cut(ends):
                 await asyncio.sleep(0.01)
