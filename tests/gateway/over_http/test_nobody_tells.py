@@ -37,6 +37,7 @@ async def test_fast_readings_begin_when_somebody_waits_however_long_the_interval
     assert engine.log.in_engine_max == 1
 
 
+@pytest.mark.virtual_time
 async def test_a_size_that_nobody_tells_is_found_by_answers_alone(world: World) -> None:
     engine = await world.engine(max_num_seqs=64, step_s=0.01)
     endpoint = {"url": engine.url, "engine": "openai", "slots": "auto"}
