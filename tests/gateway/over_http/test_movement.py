@@ -151,7 +151,7 @@ async def test_a_process_that_is_stopped_is_noticed_by_its_own_streams(world: Wo
     os.kill(process.pid, signal.SIGSTOP)
     answers = await asyncio.gather(*(world.chat(stream=True) for _ in range(8)))
     assert {answer.header("x-penstock-endpoint") for answer in answers} == {at(good)}
-    assert world.picture().endpoints[0].state == "stuck"
+    await world.until(lambda: world.picture().endpoints[0].state == "stuck")
     os.kill(process.pid, signal.SIGCONT)
     for client in long:  # what had begun goes on where it was
         while await client.piece():
