@@ -48,6 +48,8 @@ class Holder:
     async def _read(self) -> None:
         assert self.process.stdout is not None
         async for line in self.process.stdout:
+            if not line.endswith(b"\n"):
+                return  # it was killed while it wrote
             if line.startswith(b"#"):
                 self.standing = line.decode()
             else:
@@ -77,6 +79,7 @@ async def holders(settings: dict[str, Any]) -> AsyncIterator[list[Holder]]:
         for holder in made:
             if holder.process.returncode is None:
                 holder.signal(signal.SIGKILL)
+        for holder in made:
             await holder.process.wait()
             await holder.reading
 
