@@ -20,7 +20,7 @@ from penstock.core.queueing.fairness.registry import POLICIES as FAIRNESS
 from penstock.core.queueing.ordering import ORDERINGS
 from penstock.core.routing.policies.registry import POLICIES as ROUTING
 from penstock.core.scheduler import SchedulerSettings
-from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject
+from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.values.observation import Observation
 from penstock.core.values.request import Request, Usage
 from penstock.core.values.retry import Failure
@@ -134,10 +134,16 @@ class Chaos:
                     self._serve(action)
                 case Abort():
                     self.at(self.now + 0.01, partial(self._hang_up, action.request_id))
+                case Requeue():
+                    self._taken_back(action.request_id)
                 case Reject() | Evict() | Fail():
                     assert action.retry_after_s is None or 1.0 <= action.retry_after_s <= 60.0
-                case _:
-                    pass
+
+    def _taken_back(self, request_id: str) -> None:
+        """What goes back to the queue is at no engine any more, though the engine may not have failed it."""
+        for engine in self.engines.values():
+            for lease in [number for number, sent in engine.leases.items() if sent.request_id == request_id]:
+                del engine.leases[lease]
 
     # --- clients ------------------------------------------------------------------------------------------------
 

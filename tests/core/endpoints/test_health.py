@@ -88,3 +88,13 @@ def test_only_a_probe_brings_it_back_and_with_a_clean_slate() -> None:
     ups.append(health.up)
     assert ups == [False, True]
     assert not health.ejected(0.0)
+
+
+def test_what_went_on_while_the_probe_went_wrong_is_no_part_of_the_trial() -> None:
+    health = fresh()
+    health.probed(up=False, now=0.0)
+    health.probed(up=True, now=0.0, leases=5)
+    assert not health.on_trial(6, 0.0)
+    assert health.on_trial(5 + TRIAL_LEASES, 0.0)
+    health.answered(slots=64)
+    assert not health.on_trial(5 + TRIAL_LEASES, 0.0)

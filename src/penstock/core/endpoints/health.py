@@ -103,24 +103,30 @@ class Health:
         if self._refusals >= HOLD_AFTER:
             self.held_until_s = now + min(HOLD_S * 2 ** (self._refusals - HOLD_AFTER), HOLD_S_MAX)
 
-    def probed(self, *, up: bool, presence: Presence = Presence.DOWN, now: float) -> None:
-        """Take in what a probe found; `presence` says how the endpoint is not up. One that returns is put on trial."""
+    def probed(self, *, up: bool, presence: Presence = Presence.DOWN, now: float, leases: int = 0) -> None:
+        """Take in what a probe found; `presence` says how the endpoint is not up.
+
+        One that returns is put on trial, beside the `leases` that it has: answers went on while a probe went wrong.
+        """
         if up and not self.up:
-            self.returned(now)
+            self.returned(now, leases)
         self.up = up
         self.presence = Presence.UP if up else presence
 
-    def returned(self, now: float) -> None:
-        """Put the endpoint on trial and forget its failures: a new process answers, or an old one came back."""
+    def returned(self, now: float, leases: int = 0) -> None:
+        """Put the endpoint on trial and forget its failures: a new process answers, or an old one came back.
+
+        `leases`: of the old one, which are not part of the trial.
+        """
         self.succeeded()
-        self._try_out(now)
+        self._try_out(now, leases)
 
     def on_trial(self, leases: int, now: float) -> bool:
         """True if the endpoint is on trial and has as many `leases` as it may have meanwhile."""
         return self.trial is not None and leases >= self.trial and now < self.trial_until_s
 
-    def _try_out(self, from_s: float) -> None:
-        self.trial, self.trial_until_s = TRIAL_LEASES, from_s + TRIAL_S
+    def _try_out(self, from_s: float, leases: int = 0) -> None:
+        self.trial, self.trial_until_s = TRIAL_LEASES + leases, from_s + TRIAL_S
 
     def ejected(self, now: float) -> bool:
         """True while the endpoint is left out because of its errors."""

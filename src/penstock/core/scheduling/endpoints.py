@@ -195,7 +195,7 @@ def _probed(
         endpoint.proof.returned()
     elif up:
         endpoint.proof.chance(now)
-    endpoint.health.probed(up=up, presence=presence, now=now)
+    endpoint.health.probed(up=up, presence=presence, now=now, leases=len(endpoint.ledger.leases))
     if up:
         state.router.answers(endpoint)
     else:
