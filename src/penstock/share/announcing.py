@@ -58,11 +58,7 @@ class EdgeMemory:
     def ended(self, request: Request, usage: Usage | None, output_tokens: int, now: float) -> None:
         """Note what a request got; where no engine told, `output_tokens` were seen."""
         flow = (request.band, request.flow, request.weights, request.account or request.tenant, request.prices)
-        found = self._flows.renewed(flow)
-        if found is None:
-            found = (flow, _Got())
-            self._flows.set(flow, found)
-        got = found[1]
+        got = self._flows.renewed_or(flow, lambda: (flow, _Got()))[1]
         if usage is None:
             usage = Usage(0, output_tokens)
         got.requests.add(1.0, now)

@@ -24,9 +24,9 @@ def test_reading_keeps_no_key_young_and_renewing_does() -> None:
     for at, key in enumerate("abcd"):
         made.set(key, at)
     assert (made.get("a"), made.renewed("b"), made.renewed("z")) == (0, 1, None)
-    made.set("e", 4)
+    assert (made.renewed_or("b", lambda: 7), made.renewed_or("e", lambda: 4)) == (1, 4)
     made.set("f", 5)
-    assert (made.get("a"), made.get("b")) == (None, 1)
+    assert (made.get("a"), made.get("b"), made.get("e")) == (None, 1, 4)
 
 
 def test_what_is_taken_out_or_cleared_is_forgotten() -> None:

@@ -59,11 +59,11 @@ class ReservedSlots:
 
     def arrived(self, model: str, now: float) -> None:
         """Note that a request of an under-share flow for `model` came while others waited."""
-        _of(self._arrivals, model).note(now)
+        self._arrivals.renewed_or(model, DecayingRate).note(now)
 
     def freed(self, model: str, now: float) -> None:
         """Note that a lease of `model` ended."""
-        _of(self._freed, model).note(now)
+        self._freed.renewed_or(model, DecayingRate).note(now)
 
     def under_share_come(self, model: str, now: float) -> bool:
         """True if requests of under-share flows came recently, while others waited; never if a fixed share is set."""
@@ -95,12 +95,3 @@ class ReservedSlots:
     def last_count(self, model: str) -> int:
         """Returns how many slots were reserved when that was last asked."""
         return self._counts.get(model, (0, 0, 0.0))[0]
-
-
-def _of(rates: BoundedMap[str, DecayingRate], model: str) -> DecayingRate:
-    """A model's rate, about to be noted: the one that was not for the longest time makes room for a new one."""
-    rate = rates.renewed(model)
-    if rate is None:
-        rate = DecayingRate()
-        rates.set(model, rate)
-    return rate

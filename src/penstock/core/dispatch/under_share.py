@@ -155,20 +155,12 @@ class UnderShare:
             head = next((x for x in line if not self._quotas.at_limit(x.account)), None)
         first = top(head.node_of()) if head is not None else None
         if head is not None and first is not None and self.under_share(first, model, now):
-            yield head  # mostly nobody asks for more
-            for entry in band.tree.in_order([model], first):
-                if entry is not head:
-                    yield entry
+            yield from _from_head(head, band, model, first)
         for node in in_fair_order(band.flows_under_share(model)):
             if not self.under_share(node, model, now):
                 band.no_longer_under_share(node, model)
             elif node is not first:
-                head = band.tree.head([model], node)
-                if head is not None:
-                    yield head
-                for entry in band.tree.in_order([model], node):
-                    if entry is not head:
-                        yield entry
+                yield from _from_head(band.tree.head([model], node), band, model, node)
 
     def _part(self, node: Node, parent: Node, now: float) -> float:
         """The share that a flow's weight gives it among those recently active."""
@@ -219,3 +211,12 @@ class UnderShare:
         if not ends_s and per_s > 0:
             ends_s = [(k + 1) / per_s for k in range(FREES_MAX)]
         return [max(end_s, step_s) for end_s in sorted(ends_s)[:FREES_MAX]]
+
+
+def _from_head(head: Entry | None, band: Band, model: str, flow: Node) -> Iterator[Entry]:
+    """The `head` of a flow, then the others in order: these are looked for when they are asked for, which is rare."""
+    if head is not None:
+        yield head
+    for entry in band.tree.in_order([model], flow):
+        if entry is not head:
+            yield entry

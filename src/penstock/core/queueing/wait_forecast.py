@@ -203,11 +203,7 @@ class WaitForecast:
         return by_slots or (drain if drain > RATE_MIN else None)
 
     def _of(self, model: str) -> _Model:
-        learned = self._models.renewed(model)
-        if learned is None:
-            learned = _Model()
-            self._models.set(model, learned)
-        return learned
+        return self._models.renewed_or(model, _Model)
 
 
 def _fading(node: Node, now: float) -> float:

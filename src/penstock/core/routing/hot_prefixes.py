@@ -26,11 +26,7 @@ class HotPrefixes:
 
     def used(self, key: Key, now: float) -> None:
         """Note that a request is sent whose longest prefix that is held anywhere has this `key`."""
-        uses = self._uses.renewed(key)
-        if uses is None:
-            uses = Decaying(FADE_S)
-            self._uses.set(key, uses)
-        uses.add(1.0, now)
+        self._uses.renewed_or(key, lambda: Decaying(FADE_S)).add(1.0, now)
 
     def uses(self, key: Key, now: float) -> float:
         """Returns how often a prefix was used recently; 0 if it is not remembered."""

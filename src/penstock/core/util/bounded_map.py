@@ -11,7 +11,7 @@ What is forgotten is let go a few keys at a time: to free 50,000 at once would h
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
@@ -21,7 +21,10 @@ LET_GO = 2  # with each key that joins: all are gone long before the next genera
 
 
 class BoundedMap(Generic[Key, Value]):
-    """At most `limit` keys with their values; of those that were set last, at least half as many."""
+    """At most `limit` keys with their values; of those that were set last, at least half as many.
+
+    Beside these, up to half as many values that are forgotten are held until they are let go.
+    """
 
     __slots__ = ("_elder", "_forgotten", "_generation", "_young")
 
@@ -43,6 +46,14 @@ class BoundedMap(Generic[Key, Value]):
         """The key's value, which counts as set now; None where it is not remembered."""
         value = self._young.get(key)
         if value is None and (value := self._elder.pop(key, None)) is not None:
+            self._join(key, value)
+        return value
+
+    def renewed_or(self, key: Key, new: Callable[[], Value]) -> Value:
+        """The key's value, which counts as set now; a `new` one where it is not remembered."""
+        value = self.renewed(key)
+        if value is None:
+            value = new()
             self._join(key, value)
         return value
 

@@ -246,18 +246,19 @@ class GroupRole:
 
     async def _lasting(self, work: Callable[[], Awaitable[None]]) -> None:
         """Run `work` again whenever it fails: by a fault of ours no gateway is to lose sight of the others for good."""
-        pause_s = FAULT_S
+        pause_s = 0.0
         while True:
             began_s = self._now()
             try:
                 await work()
             except Exception:
+                is_first = pause_s == 0.0 or self._now() - began_s > STEADY_S
+                pause_s = FAULT_S if is_first else min(2 * pause_s, FAULT_S_MAX)
                 logger.exception("share: a fault of ours; it is begun again in %g s", pause_s)
                 self._events.note("share", f"a fault of ours, which the log tells; begun again in {pause_s:g} s")
             else:
                 return  # it was closed
             await asyncio.sleep(pause_s)
-            pause_s = FAULT_S if self._now() - began_s > STEADY_S else min(2 * pause_s, FAULT_S_MAX)
 
     async def _watch(self) -> None:
         while True:
