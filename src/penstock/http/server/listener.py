@@ -4,7 +4,8 @@ uvloop's own server accepts one connection per turn. While 500 streams run, or s
 once, a turn takes tens of milliseconds, so the last of 200 new connections waits for seconds before its first byte is
 read. Nothing shows that wait: the client sees itself connected. Here one turn accepts up to `ACCEPTS_MAX` connections.
 At some 40 µs each that is a few milliseconds, which is also the most that a flood of new connections can cost the
-established ones in a turn.
+established ones in a turn. What is accepted in one turn is read in the next: a turn more would be a turn of everybody's
+tokens more before a newcomer's first byte.
 
 When the process can open no more files, new connections wait in the kernel's queue, and the log tells the operator.
 
@@ -128,15 +129,43 @@ class Listener:
                 self._wait_for_files(error)
                 return
             accepted.setblocking(False)  # noqa: FBT003 - the socket API's own signature
-            task = self._loop.create_task(self._begin(accepted, address))
+            brings = self._brings is not None and isinstance(address, tuple) and self._brings(address[0])
+            if self._ssl is None and not brings:
+                self._begin_at_once(accepted)
+                continue
+            task = self._loop.create_task(self._begin(accepted, address, brings=brings))
             self._beginnings.add(task)
             task.add_done_callback(self._beginnings.discard)
 
-    async def _begin(self, accepted: socket.socket, address: object) -> None:
+    def _begin_at_once(self, accepted: socket.socket) -> None:
+        """Begin a connection that brings nothing of its own before HTTP.
+
+        A task would take its first step in the next turn, and the connection be read in the one after. So the step is
+        taken here, and all that is left to wait for is the loop's `connection_made`, at the beginning of the next turn.
+        """
+        steps = self._loop.connect_accepted_socket(lambda: self._connection(None), accepted)
+
+        def made(_: object) -> None:
+            try:
+                steps.send(None)
+            except StopIteration:
+                pass
+            except OSError:
+                accepted.close()
+
+        try:
+            waiter: asyncio.Future[None] = steps.send(None)
+        except OSError:
+            accepted.close()
+        else:
+            waiter.add_done_callback(made)
+
+    async def _begin(self, accepted: socket.socket, address: object, *, brings: bool) -> None:
+        """Begin a connection whose first bytes are TLS's or a load balancer's."""
         connection = self._connection
         try:
             brought: Brought | None = None
-            if self._brings is not None and isinstance(address, tuple) and self._brings(address[0]):
+            if brings:
                 async with asyncio.timeout(self._begin_timeout_s()):
                     brought = Brought(await self._header(accepted))
             await self._loop.connect_accepted_socket(
