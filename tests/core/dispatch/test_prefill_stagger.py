@@ -32,10 +32,10 @@ class Case:
         for seconds in seen_s:
             self.stagger.sent(seconds)
 
-    def compute(self, at: int, seconds: float, *, now: float = 0.0) -> None:
+    def compute(self, at: int, seconds: float, *, now: float = 0.0, streamed: bool = True) -> None:
         """An endpoint is sent a prompt that takes so long."""
         ledger = self.endpoints[at].ledger
-        ledger.add(lease(len(ledger.leases), at=now, prompt=round(seconds * SECOND)))
+        ledger.add(lease(len(ledger.leases), at=now, prompt=round(seconds * SECOND), streamed=streamed))
 
     def allowed(self, seconds: float, now: float) -> list[str]:
         self.stagger.begin()
@@ -89,6 +89,15 @@ def test_nobody_waits_for_an_endpoint_that_is_alone_or_not_well_or_takes_far_lon
     case.compute(1, 2.0)
     case.endpoints[1].drained = True
     assert case.allowed(2.0, 0.0) == ["e0", "e1"]
+
+
+def test_what_shows_no_first_token_gets_further_at_an_endpoint_that_nobody_else_asks() -> None:
+    """As one whose slots are all taken: admission does not look at it before a lease ends."""
+    case = Case()
+    case.compute(1, 2.0, streamed=False)
+    case.compute(1, 2.0, streamed=False)
+    assert case.allowed(2.0, 2.9) == ["e1"]
+    assert case.allowed(2.0, 3.0) == ["e0", "e1"], "the first should be computed, the second half"
 
 
 def test_it_is_looked_at_again_no_sooner_than_a_step_takes() -> None:

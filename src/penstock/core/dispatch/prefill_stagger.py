@@ -93,9 +93,11 @@ class PrefillStagger:
         for endpoint in self._pool:
             if not endpoint.serves(model) or not self._pool.roles.computes(endpoint, model, whole=False):
                 continue
-            if self._pool.unhealthy(endpoint, now) is not None or endpoint.ledger.prefill.overdue(now):
-                continue
             prefill = endpoint.ledger.prefill
+            if now >= prefill.due_s:
+                endpoint.ledger.advance(now)  # nobody else asks one whose slots are all taken
+            if self._pool.unhealthy(endpoint, now) is not None or prefill.overdue(now):
+                continue
             done_s = prefill.left(now) / prefill.rate
             soonest = sorted([*soonest, (done_s, endpoint)], key=_first)[:2]
             within += done_s <= patience_s

@@ -200,6 +200,8 @@ class Oracle:
                     ahead.add((entry.node_of(), entry.request.model))
                     looked_at += 1
                     continue
+                if not known and self._may_be_too_far(entry, free, reserved, passed, now):
+                    ahead.add((entry.node_of(), entry.request.model))
                 if entry.affinity.may_wait and self._state.affinity.waits(entry, now):
                     continue
                 looked_at += 1
@@ -221,6 +223,13 @@ class Oracle:
         rest = [e for e in free if e not in reserved]
         fitting = [e for e in rest if self._fits(entry, e, now, known=known)]
         return self._allowed(entry, self._answered(entry, fitting, rest, now, known=known), now, known=known)
+
+    def _may_be_too_far(
+        self, entry: Entry, free: list[Endpoint], reserved: set[Endpoint], passed: list[Entry], now: float
+    ) -> bool:
+        """True if the pump may find that the request fits, but its flow is too far ahead: others are asked then."""
+        places = self._places(entry, free, reserved, now, known=True)
+        return bool(places) and not any(self._in_bound(entry, e, passed, now) for e in places)
 
     def _in_bound(self, entry: Entry, endpoint: Endpoint, passed: list[Entry], now: float) -> bool:
         """True if its flow, once the request is sent there, is at most K such requests ahead of those it passes."""
