@@ -348,6 +348,20 @@ def test_the_history_keeps_an_hour_and_thins_what_is_old_without_losing_a_spike(
     assert max(told["coarse"]["waiting"]) == 99
 
 
+@pytest.mark.parametrize("samples", [1, FINE_SAMPLES + 25, SAMPLES_MAX + 100])
+def test_the_history_is_told_in_the_order_in_which_it_was(samples: int) -> None:
+    history, picture = History(), _picture(waiting=0)
+    assert history.latest() == {}
+    for at in range(samples):
+        history.add(msgspec.structs.replace(picture, waiting=at), Failures(), float(at))
+    told: Any = history.curves()
+    kept = range(max(0, samples - SAMPLES_MAX), samples)
+    assert told["fine"]["waiting"] == list(kept[-FINE_SAMPLES:])
+    old = kept[:-FINE_SAMPLES]
+    assert told["coarse"]["waiting"] == list(old[len(old) % COARSE_S :])[COARSE_S - 1 :: COARSE_S]
+    assert history.latest()["waiting"] == samples - 1
+
+
 def _picture(waiting: int) -> Snapshot:
     empty = Scheduler(SchedulerSettings(), random=Random(1)).snapshot(now=0.0)
     return msgspec.structs.replace(empty, waiting=waiting)

@@ -1,8 +1,8 @@
 """The last hour in samples a second apart: what the curves are drawn from.
 
-One ring per curve, 3,600 numbers each, kept as bare ones: as objects they would weigh four times as much, and take an
-hour to do so. Whoever comes later gets the hour thinned: each second of the last minutes,
-before that every tenth, as the largest of the ten, so that no spike is lost.
+One ring per curve, 3,600 numbers each, kept as bare ones: as objects they would weigh four times as much. The rings are
+made whole at the start, so no memory grows for an hour. Whoever comes later gets the hour thinned: each second of the
+last minutes, before that every tenth, as the largest of the ten, so that no spike is lost.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class History:
     """One sample per tick."""
 
     def __init__(self) -> None:
-        self._rings: dict[str, array[float]] = {name: array("d") for name in CURVES}
+        self._rings: dict[str, array[float]] = {name: array("d", bytes(8 * SAMPLES_MAX)) for name in CURVES}
+        self._taken = 0  # samples in all: the next one's place in the rings is after as many
         self._last: tuple[float, list[int]] | None = None
         self._tokens: deque[tuple[float, int]] = deque(maxlen=TOKENS_OVER)
         self._rates: dict[str, float] = dict.fromkeys(RATES, 0.0)
@@ -59,20 +60,26 @@ class History:
             **dict(zip(TIMES, failures.first_tokens_s(now) or (math.nan, math.nan), strict=True)),
         }
         for name, ring in self._rings.items():
-            ring.append(round(values[name], 3))
-            if len(ring) > SAMPLES_MAX:
-                del ring[0]
+            ring[self._taken % SAMPLES_MAX] = round(values[name], 3)
+        self._taken += 1
 
     def latest(self) -> Mapping[str, float]:
-        return {name: ring[-1] for name, ring in self._rings.items() if ring}
+        """The last sample; nothing before there is one."""
+        return {name: ring[(self._taken - 1) % SAMPLES_MAX] for name, ring in self._rings.items() if self._taken}
 
     def curves(self) -> dict[str, object]:
         """All curves, oldest first: those of ten seconds, then those of one."""
+        samples = {name: self._in_order(ring) for name, ring in self._rings.items()}
         return {
             "coarse_s": COARSE_S,
-            "coarse": {name: _coarse(list(ring)[:-FINE_SAMPLES]) for name, ring in self._rings.items()},
-            "fine": {name: list(ring)[-FINE_SAMPLES:] for name, ring in self._rings.items()},
+            "coarse": {name: _coarse(each[:-FINE_SAMPLES]) for name, each in samples.items()},
+            "fine": {name: each[-FINE_SAMPLES:] for name, each in samples.items()},
         }
+
+    def _in_order(self, ring: array[float]) -> list[float]:
+        """The samples of a ring, oldest first."""
+        oldest = self._taken % SAMPLES_MAX if self._taken > SAMPLES_MAX else 0
+        return [*ring[oldest : self._taken], *ring[:oldest]]
 
 
 def answering(snapshot: Snapshot) -> list[EndpointSnapshot]:
