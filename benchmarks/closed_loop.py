@@ -19,14 +19,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from rig import free_port
+
 HERE = Path(__file__).parent / "proxies"
 READY_S_MAX = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @contextlib.contextmanager

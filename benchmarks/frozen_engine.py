@@ -20,10 +20,11 @@ import os
 import random
 import re
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator
+
+from rig import free_port
 
 LATE_S = 3.0
 STOPPED_S = 5.0
@@ -86,9 +87,7 @@ async def request(url: str, asked: list[tuple[float, float]], *, stream: bool, d
 
 
 async def run(kind: str, options: argparse.Namespace) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     engine = ("engine", "--port", "0", "--step-ms", "20", "--slots", str(options.slots))
     async with process(*engine) as bad, process(*engine) as good:
         urls = [await url_of(bad), await url_of(good)]

@@ -23,6 +23,8 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from rig import free_port
+
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
 TOKEN_S = 0.005
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -116,14 +118,6 @@ async def process(*command: str) -> AsyncIterator[asyncio.subprocess.Process]:
         with contextlib.suppress(ProcessLookupError):
             started.kill()
         await started.wait()
-
-
-def free_port() -> int:
-    import socket  # noqa: PLC0415
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.asynccontextmanager

@@ -19,7 +19,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections import Counter
@@ -27,6 +26,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
+
+from rig import free_port
 
 from penstock.config.load import from_mapping
 from penstock.gateway.bootstrap import gateway
@@ -46,21 +47,11 @@ WORDS = [
 ]  # fmt: skip
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 class Vllm:
     """One engine. It may be killed and started again, at the same ports."""
 
     def __init__(self, log: Path, blocks: int) -> None:
-        self.port, self._events, self._replay = free_ports(3)
+        self.port, self._events, self._replay = free_port(), free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = log
         self._blocks = blocks

@@ -13,7 +13,6 @@ import math
 import os
 import platform
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxies import engine, peers
+from rig import free_port
 
 HERE = Path(__file__).parent / "proxies"
 READY_S_MAX = 90.0
@@ -99,12 +99,6 @@ def running(command: list[str], log: Path, environment: dict[str, str] | None = 
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def answers(port: int, key: str) -> bool:

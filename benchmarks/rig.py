@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,12 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.ports import free_port
+
+__all__ = ["Gateway", "cpu_s_of", "free_port", "gateway", "machine", "started"]
 
 START_S_MAX = 30.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -87,12 +92,6 @@ def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[byt
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def machine() -> str:

@@ -33,7 +33,6 @@ import math
 import os
 import random
 import signal
-import socket
 import statistics
 import sys
 import tempfile
@@ -44,6 +43,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from rig import free_port
 
 from penstock.sim.fake_engine import text as engine_text
 
@@ -103,12 +103,6 @@ class Sample:
     rss_bytes: int
     files: int
     requests: int
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 class Soak:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -22,6 +21,7 @@ from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.fake_engine.server import EngineServer
 from tests.batch import postgres
 from tests.patience import WAIT_S
+from tests.ports import free_port
 
 ITEMS = 120
 
@@ -74,15 +74,9 @@ class Gateways:
 async def gateways(tmp_path: Path) -> AsyncIterator[Gateways]:
     async with AsyncExitStack() as stack:
         engine = EngineServer(EngineConfig(step_s=0.01), model="sim")
-        await engine.start(port=0)
+        await engine.start()
         stack.push_async_callback(engine.close)
         yield Gateways(tmp_path, engine, stack)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def client(port: int) -> openai.AsyncOpenAI:

@@ -18,6 +18,7 @@ import pytest
 
 from tests.clients.conftest import KEY, TOOL, calling_tools, client_library, overloaded, refusing, served
 from tests.gateway.conftest import World
+from tests.ports import free_port
 
 litellm = client_library("litellm")
 pytestmark = pytest.mark.filterwarnings("ignore")  # what it deprecates of its own
@@ -69,12 +70,8 @@ async def test_no_engine(world: World) -> None:
 @contextlib.asynccontextmanager
 async def proxy(base_url: str, folder: Path) -> AsyncIterator[str]:
     """LiteLLM's proxy as its own process, whose one model is Penstock's; skipped where its parts are not installed."""
-    import socket  # noqa: PLC0415
-
     pytest.importorskip("litellm.proxy.proxy_server", reason="litellm's proxy is not installed", exc_type=ImportError)
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    port = free_port()
     settings = {
         "model_list": [
             {

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from tests.deploy.programs import TOOLS
-from tests.deploy.site import Process, Prometheus, Site, free_port
+from tests.deploy.site import Process, Prometheus, Site
+from tests.ports import free_port
 
 ALERTS = Path("deploy/prometheus/alerts.yml")
 FASTER = 30

@@ -23,17 +23,11 @@ from typing import IO, Any
 import yaml
 
 from tests.deploy.programs import program
+from tests.ports import free_port
 
 START_S = 60.0  # a bound for what takes a second, on a machine that is busy with other things
 MODEL = "default"
 LISTENS = re.compile(r"listening on http://127\.0\.0\.1:(\d+)")
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 def until(what: Callable[[], object], told: str, within_s: float = START_S) -> None:

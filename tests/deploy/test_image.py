@@ -17,7 +17,8 @@ import pytest
 
 import penstock
 from tests.deploy.programs import missing, ran, said
-from tests.deploy.site import free_port, until
+from tests.deploy.site import until
+from tests.ports import free_port
 
 NAME = os.environ.get("IMAGE") or f"penstock:{penstock.__version__}"
 

@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 from tests.deploy.programs import CHART, said
-from tests.deploy.site import Site, free_port, until
+from tests.deploy.site import Site, until
+from tests.ports import free_port
 
 RATE = "15s"
 

@@ -30,6 +30,7 @@ from penstock.sim.fake_engine.server import EngineServer
 from tests.gateway.raw_engine import Peer, RawEngine
 from tests.gateway.workers.beside import WorkerBeside
 from tests.patience import WAIT_S, looks
+from tests.ports import free_port
 from tests.virtual_loop import VirtualLoop
 
 CHAT = "/v1/chat/completions"
@@ -180,7 +181,7 @@ class World:
 
     async def engine(self, *, port: int = 0, model: str = "sim", **config: Any) -> EngineServer:
         engine = EngineServer(EngineConfig(**{"step_s": 0.002, **config}), model=model)
-        await engine.start(port=port)
+        await engine.start(port=port or free_port())  # also where it dies, nobody else comes to its address
         self.engines.append(engine)
         return engine
 

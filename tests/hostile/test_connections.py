@@ -14,6 +14,7 @@ from penstock.http.server.listener import ACCEPTS_MAX
 from tests.gateway.conftest import CHAT, NOT_FOUND, World, chat, request
 from tests.gateway.raw_engine import Peer, RawEngine
 from tests.patience import WAIT_S
+from tests.ports import free_port
 
 NEWCOMERS = 200
 
@@ -71,9 +72,7 @@ async def test_without_a_file_to_open_newcomers_wait_and_an_operator_is_told() -
     def few_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = await asyncio.create_subprocess_exec(
         *(
             sys.executable,

@@ -27,6 +27,7 @@ from tests.gateway.raw_engine import (
     upstream_to,
 )
 from tests.patience import WAIT_S
+from tests.ports import free_port
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 LENGTH = HEAD + b"Content-Length: 10\r\nX-Y: z\r\n\r\n0123456789"
@@ -196,9 +197,7 @@ async def test_a_half_closed_engine_may_still_have_answered() -> None:
 
 @on_both_loops
 async def test_a_closed_port_and_a_hopeless_name_are_connect_errors() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    for url in (f"http://127.0.0.1:{port}", f"http://{'a' * 64}.example"):
+    for url in (f"http://127.0.0.1:{free_port()}", f"http://{'a' * 64}.example"):
         with upstream_to(url) as upstream:
             recorder = await ask(upstream)
             assert recorder.kind == Kind.CONNECT

@@ -10,6 +10,7 @@ from playwright.async_api import Page
 from tests.gateway.admin.test_admin_state import crowded, let_go
 from tests.gateway.conftest import World, chat, fault, request
 from tests.page.conftest import Window
+from tests.ports import free_port
 
 FRAME_MS_MAX = 100
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -200,13 +201,13 @@ async def test_what_the_curves_keep_is_bounded(world: World, window: Window) -> 
 
 async def test_it_comes_back_after_a_restart(world: World, window: Window) -> None:
     await world.engine()
-    gate = await world.gateway()
+    listen = f"127.0.0.1:{free_port()}"
+    gate = await world.gateway(listen=listen)
     await window.open(world)
     await window.says("live", "#link")
-    port = world.port
     await gate.close()
     await window.says("reconnecting", "#link")
-    await world.gateway(listen=f"127.0.0.1:{port}")
+    await world.gateway(listen=listen)
     await window.says("live", "#link")
     await window.says("Idle: nothing waits, nothing runs.")
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.ports import free_port
 
 _BLOCK = re.compile(r"(<!-- not run: [^>]+ -->\n)?```(sh|yaml)\n(.*?)```", re.DOTALL)
 _FILE = re.compile(r"# ([a-z-]+\.yaml)\n")
@@ -55,9 +56,3 @@ def run(text: str, folder: Path, *, timeout_s: float) -> tuple[str, str]:
             os.killpg(shell.pid, signal.SIGKILL)  # what it started, too
     assert shell.returncode == 0, err.read_text()[-2000:]
     return out.read_text(), err.read_text()
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.walkthrough.pages import free_port
+from tests.ports import free_port
 
 TO_MS = {"ms": 1, "s": 1000}
 

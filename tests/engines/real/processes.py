@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from tests.ports import free_port
 
 MODEL = "tiny-llama"
 HOME = Path(os.environ.get("PENSTOCK_ENGINES") or Path.home() / ".cache" / "penstock-engines")
@@ -36,12 +37,6 @@ ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", 
 def say(text: str) -> None:
     """Progress, past pytest's capture."""
     print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.__stderr__, flush=True)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def fetch(url: str, *, body: Any = None, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:

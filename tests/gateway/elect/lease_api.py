@@ -11,6 +11,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.ports import free_port
+
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/prod/leases"
 Object = dict[str, Any]
 
@@ -26,7 +28,7 @@ class LeaseApi:
         self.asked: list[tuple[str, str]] = []
         self.answers: list[tuple[int, bytes]] = []  # instead of the next
         self._lock = threading.Lock()
-        self._port = 0
+        self._port = free_port()
         self._server: ThreadingHTTPServer | None = None
         self.start()
 
@@ -38,7 +40,6 @@ class LeaseApi:
         """On the same port each time."""
         self._server = ThreadingHTTPServer(("127.0.0.1", self._port), _handler(self))
         self._server.daemon_threads = True
-        self._port = self._server.server_port
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def stop(self) -> None:

@@ -11,6 +11,7 @@ from penstock.core.explain.snapshot import EndpointSnapshot
 from penstock.gateway.proxy.target import Target
 from tests.gateway.conftest import World
 from tests.gateway.engines.faces import Face, Route
+from tests.ports import free_port
 
 
 class Faces(World):
@@ -22,7 +23,7 @@ class Faces(World):
 
     async def face(self, routes: dict[str, Route], *, port: int = 0, **more: Any) -> Face:
         made = Face(routes, **more)
-        await made.start(port)
+        await made.start(port or free_port())
         self.faces.append(made)
         return made
 

@@ -17,6 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
+from tests.ports import free_port
+
 AUDIENCE = "penstock"
 
 
@@ -38,7 +40,7 @@ class Issuer:
     def __init__(self, *keys: str) -> None:
         self.keys: list[dict[str, Any]] = [public_jwk(name) for name in keys]
         self.asked: list[str] = []  # paths
-        self.port = 0
+        self.port = free_port()
         self._server: asyncio.Server | None = None
         self._answering: set[asyncio.Task[None]] = set()
 
@@ -48,7 +50,6 @@ class Issuer:
 
     async def up(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = int(self._server.sockets[0].getsockname()[1])
 
     async def down(self) -> None:
         """Take no connection any more; up again, it has the same address."""

@@ -18,6 +18,7 @@ from penstock.gateway.kv_cache.kv_source import KvSource
 from penstock.http.client.pool import Upstream
 from tests.gateway.raw_engine import Peer, RawEngine
 from tests.patience import WAIT_S
+from tests.ports import free_port
 
 TOKENS = list(range(12))
 KEYS = prompt_keys([*TOKENS, 0], 4)
@@ -40,17 +41,15 @@ def stored(blocks: int, first: int = 0, life: int = 0) -> dict[str, Any]:
 class Publisher:
     """An engine's two sockets, on ports that outlive it. Numbers and payloads are the test's to choose."""
 
-    def __init__(self, ports: tuple[int, int] = (0, 0), *, replays: bool = True) -> None:
+    def __init__(self, ports: tuple[int, int] | None = None, *, replays: bool = True) -> None:
         self._context = zmq.asyncio.Context()
         self._pub, self._router = self._context.socket(zmq.PUB), self._context.socket(zmq.ROUTER)
-        self.ports = (self._bind(self._pub, ports[0]), self._bind(self._router, ports[1]))
+        self.ports = ports or (free_port(), free_port())
+        for socket, port in zip((self._pub, self._router), self.ports, strict=True):
+            socket.bind(f"tcp://127.0.0.1:{port}")
         self.number = 0
         self.kept: list[tuple[bytes, bytes]] = []
         self._task = asyncio.ensure_future(self._replay()) if replays else None
-
-    def _bind(self, socket: zmq.asyncio.Socket, port: int) -> int:
-        socket.bind(f"tcp://127.0.0.1:{port or '*'}")
-        return int(socket.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
     async def say(self, *events: object, lose: bool = False, payload: bytes | None = None) -> None:
         frames = self.number.to_bytes(8, "big"), payload or msgspec.msgpack.encode([0.0, list(events), 0])

@@ -9,6 +9,7 @@ from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.fake_engine.log import LogEntry
 from penstock.sim.fake_engine.server import EngineServer
 from tests.gateway.conftest import World
+from tests.ports import free_port
 
 PROMPT = "what the long story says " * 40
 
@@ -29,7 +30,7 @@ class Pair:
             kv_transfer_s=None if self.meet else kv_transfer_s,
             bootstrap_port=0 if self.meet and role == "prefill" else None,
         )
-        await engine.start()
+        await engine.start(port=free_port())
         self.world.engines.append(engine)
         labels = {"role": role}
         if engine.rooms is not None:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -17,15 +16,9 @@ from tests.gateway.conftest import Answer, Client, World, chat, request
 from tests.gateway.test_shutdown import Process, penstock
 from tests.gateway.workers.pids import workers_of
 from tests.patience import WAIT_S, looks
+from tests.ports import free_port
 
 SECRET = "a-secret-of-this-group"
-
-
-def free_port() -> int:
-    """A port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class GatewayProcess:

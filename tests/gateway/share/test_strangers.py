@@ -19,9 +19,10 @@ from penstock.gateway.workers.link import Link
 from penstock.share.frames import Frame, edge_reader, written
 from penstock.share.messages import PROTOCOL, Down, Hello, NotTaken, Welcome
 from tests.gateway.conftest import World
-from tests.gateway.share.group import SECRET, free_port
+from tests.gateway.share.group import SECRET
 from tests.gateway.workers.beside import WorkerBeside
 from tests.patience import WAIT_S
+from tests.ports import free_port
 
 
 def section(port: int = 0, secret: str = SECRET) -> ShareSection:
