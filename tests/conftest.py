@@ -23,10 +23,13 @@ settings.load_profile("shared_machine")
 
 @pytest.fixture(scope="session", autouse=True)
 def _state_folder() -> Iterator[None]:
-    """Gateways keep their own tokens here, and the commands find them here; nothing is left in anybody's home."""
+    """Gateways keep their own tokens here, and the commands find them here; nothing is left in anybody's home.
+
+    Nor is anything where temporary files are: what processes make there that are killed is made here.
+    """
     with tempfile.TemporaryDirectory(prefix="penstock-state-") as folder:
         without = {name: value for name, value in os.environ.items() if name != "STATE_DIRECTORY"}
-        with mock.patch.dict(os.environ, {**without, "XDG_STATE_HOME": folder}, clear=True):
+        with mock.patch.dict(os.environ, {**without, "XDG_STATE_HOME": folder, "TMPDIR": folder}, clear=True):
             yield
 
 

@@ -17,10 +17,6 @@ import pytest
 from tests.gateway.conftest import WORKERS, Answer, Client, World, chat, hurry, request
 from tests.patience import WAIT_S
 
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK")}
-if WORKERS:
-    ENVIRONMENT["PENSTOCK__WORKERS"] = str(WORKERS)
-
 
 class Process:
     """A running `penstock serve`."""
@@ -67,6 +63,9 @@ class Process:
 
 
 async def penstock(*arguments: str, **settings: str) -> Process:
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK")}
+    if WORKERS:
+        ours["PENSTOCK__WORKERS"] = str(WORKERS)
     return Process(
         await asyncio.create_subprocess_exec(
             sys.executable,
@@ -74,7 +73,7 @@ async def penstock(*arguments: str, **settings: str) -> Process:
             "penstock",
             *arguments,
             stderr=asyncio.subprocess.PIPE,
-            env=ENVIRONMENT | settings,
+            env=ours | settings,
             start_new_session=True,
         )
     )

@@ -29,7 +29,7 @@ from penstock.gateway.telemetry.edges import edge_levels
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.gateway.workers import counts
 from penstock.gateway.workers.board import Board
-from penstock.gateway.workers.handing import bands_of, document, private_folder
+from penstock.gateway.workers.handing import SOCKET, bands_of, document, private_folder
 from penstock.gateway.workers.link import Link
 from penstock.gateway.workers.place import EdgeNow, EdgePlace
 from penstock.gateway.workers.processes import WorkerProcess
@@ -132,7 +132,7 @@ class Office:
     def relay(self) -> str:
         """Where workers reach the paths that are answered here."""
         assert self._folder is not None
-        return str(self._folder / "http")
+        return str(self._folder / SOCKET)
 
     async def bind(self, host: str, port: int, backlog: int) -> None:
         """Listen, for those who will take the connections. OSError: the address is taken."""
