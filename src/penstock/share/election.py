@@ -176,10 +176,11 @@ class Contender:
         if self._record is None or record.version != self._record.version or now > self._looked_s + STOP_S:
             self._record, self._seen_s = record, now
         self._looked_s = now
-        self.trouble = self._forgotten(record)
         self.floor = max(self.floor, record.epoch)
         if record.epoch > self._epoch or (record.epoch == self._epoch and record.id not in ("", self.id)):
             self._sits = False  # another was elected
+        if self.claim(now) is None:  # else the trouble with the last claim is there until this one is taken
+            self.trouble = self._forgotten(record)
         self.at(now)
 
     def wrote(self, record: Record, sent_s: float, now: float) -> None:

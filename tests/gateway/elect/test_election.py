@@ -429,6 +429,25 @@ def test_who_was_elected_by_a_store_that_had_forgotten_is_looked_for_and_so_lear
     assert contender.at(10.0 + TTL_S) == Follows("new:1", 1)
 
 
+def test_a_store_that_only_reads_is_a_trouble_also_while_it_is_asked_again() -> None:
+    contender = Contender("me", "here:1", now=0.0)
+
+    def trouble_after(record: Record, now: float) -> str | None:
+        contender.saw(record, now)
+        return contender.trouble
+
+    for now in (0.0, TTL_S / 2, TTL_S):
+        contender.saw(Record(), now)
+    assert contender.claim(TTL_S) is not None
+    contender.failed("no rights to write", TTL_S)
+    assert trouble_after(Record(), TTL_S + 0.5) == "no rights to write", "what was read says nothing of that"
+    assert contender.at(TTL_S + 0.5) == Nobody("no rights to write")
+    another = Record("v1", "other", "there:1", 1)
+    assert trouble_after(another, TTL_S + 1.0) is None, "nothing is to be written"
+    contender.failed("no answer", TTL_S + 1.5)
+    assert trouble_after(another, TTL_S + 2.0) is None
+
+
 def test_the_loop_is_not_asked_to_spin_while_the_store_refuses() -> None:
     async def main() -> None:
         world = World(nodes=1)
