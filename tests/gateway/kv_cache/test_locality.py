@@ -203,6 +203,7 @@ async def test_a_service_that_talks_nonsense_costs_only_the_hit(world: World, br
     assert len({endpoint_of(answer) for answer in answers}) == 1
 
 
+@pytest.mark.virtual_time
 async def test_a_service_that_hangs_is_waited_for_once(world: World) -> None:
     controller = await world.beside(FakeController())
     await cluster(world, {"controller": controller.url})

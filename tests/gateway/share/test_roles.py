@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
+from unittest.mock import Mock
+
 import pytest
 
+from penstock.gateway.admin.events import EventLog
 from penstock.gateway.share import roles
 from penstock.gateway.share.roles import GroupRole
 from penstock.gateway.share.static import StaticElection
 from tests.gateway.conftest import World
-from tests.gateway.share.test_strangers import _beside, decider
+from tests.gateway.share.test_strangers import _beside, decider, section
 
 __all__ = ["_beside"]
 
@@ -60,3 +65,21 @@ async def test_a_fault_in_the_election_is_told_and_it_begins_again(
     assert (await world.chat()).status == 200
     assert sum("a fault of ours" in record.message for record in caplog.records) >= 1
     caplog.clear()
+
+
+@pytest.mark.virtual_time
+async def test_a_fault_after_it_went_well_for_long_is_the_first_again(caplog: pytest.LogCaptureFixture) -> None:
+    now, beside = asyncio.get_running_loop().time, Mock()
+    role = GroupRole(section(), beside, beside, beside, EventLog(), words=beside, now=now, drains=bool)
+    lasts_s = [0.0, 0.0, 0.0, 29.0, 31.0, 0.0, 31.0]  # each run, until its fault
+    runs = iter(lasts_s)
+
+    async def fails() -> None:
+        with suppress(StopIteration):
+            await asyncio.sleep(next(runs))
+            raise ZeroDivisionError("a fault of the test's")
+
+    await role._lasting(fails)
+    pauses_s = [0.5, 1.0, 2.0, 4.0, 0.5, 1.0, 0.5]
+    assert [record.message.rpartition(" in ")[2] for record in caplog.records] == [f"{pause:g} s" for pause in pauses_s]
+    assert now() == pytest.approx(sum(lasts_s) + sum(pauses_s))
