@@ -15,7 +15,13 @@ from hypothesis import settings
 from penstock.build import compiled
 from penstock.gateway.serve import GARBAGE_OBJECTS
 
-LONG = ("share", "sim", "workers")  # folders
+# Files that take long. By turns one that computes and one that waits for processes, so that both go on all the time.
+LONGEST = (
+    *("test_scenarios_shares.py", "test_elected.py", "test_scenarios.py", "test_store_cut_off.py", "test_group.py"),
+    *("test_scenarios_isolation.py", "test_partitions.py", "test_lab.py", "test_kills.py", "test_processes.py"),
+    *("test_virtual.py", "test_bad.py", "test_fleets.py", "test_words.py"),
+)
+LONG = ("share", "sim", "workers", "elect")  # folders
 
 settings.register_profile("shared_machine", deadline=None)  # an example's time says nothing there
 settings.load_profile("shared_machine")
@@ -34,8 +40,9 @@ def _state_folder() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long scenarios first, then other worlds and what waits for processes: no core waits for one at the end."""
-    items.sort(key=lambda item: (not item.path.name.startswith("test_scenarios"), item.path.parent.name not in LONG))
+    """The longest first, then other worlds and what waits for processes: no core waits for one at the end."""
+    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (ranks.get(item.path.name, len(ranks)), item.path.parent.name not in LONG))
 
 
 def pytest_collection_finish() -> None:
@@ -46,13 +53,13 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_handlecrashitem(crashitem: str, sched: Any) -> None:
-    """A test that hung, and ended its worker, is not run again, as xdist does by file: it would hang as often."""
-    for file, tests in list(sched.workqueue.items()):
-        if crashitem in tests:
-            tests[crashitem] = True
-        if all(tests.values()):
-            del sched.workqueue[file]
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Several processes are given whole files, and one may die."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tests.by_file import ByFile  # noqa: PLC0415 - not where one process runs all
+
+    return ByFile(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
