@@ -17,6 +17,7 @@ import pytest
 
 from penstock.cli.completion.command import SHELLS, script
 from penstock.cli.main import main, parser
+from tests.patience import WAIT_S
 
 TOO_OLD = "the commands have changed since: `make completion`"
 
@@ -104,7 +105,7 @@ def test_a_tab_in_a_real_bash(typed: str, completed: str, tmp_path: Path) -> Non
 
 def _until(terminal: int, text: str) -> None:
     """Read until the terminal shows it; a bound for what takes milliseconds."""
-    seen, end_s = "", time.monotonic() + 20.0
+    seen, end_s = "", time.monotonic() + WAIT_S
     while text not in seen:
         left_s = end_s - time.monotonic()
         assert left_s > 0, f"{text!r} did not come, but {seen!r}"

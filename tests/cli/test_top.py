@@ -27,6 +27,7 @@ from penstock.cli.top.keyboard import read
 from penstock.cli.top.wishes import KEYS, ORDERS, Wishes
 from tests.gateway.admin.test_admin_state import crowded, let_go
 from tests.gateway.conftest import World
+from tests.patience import WAIT_S
 
 ENTERS, LEAVES, SHOWS_CURSOR = "\x1b[?1049h", "\x1b[?1049l", "\x1b[?25h"
 
@@ -59,7 +60,7 @@ class Terminal:
         await asyncio.to_thread(self._until, texts)
 
     def _until(self, texts: tuple[str, ...]) -> None:
-        seen, end_s = "", time.monotonic() + 30
+        seen, end_s = "", time.monotonic() + WAIT_S
         while not all(text in seen for text in texts):
             left_s = end_s - time.monotonic()
             assert left_s > 0, f"{texts} did not come, but {seen[-3000:]!r}"
@@ -69,7 +70,7 @@ class Terminal:
 
     async def ended(self) -> int:
         """Its exit code. The terminal is as it was."""
-        code = await asyncio.to_thread(self.process.wait, 30)
+        code = await asyncio.to_thread(self.process.wait, WAIT_S)
         while select.select([self.ours], [], [], 0)[0]:
             self.shown += os.read(self.ours, 1 << 16).decode(errors="replace")
         assert termios.tcgetattr(self.theirs) == self.before, "echo and line mode are as they were"

@@ -15,6 +15,7 @@ from penstock.sim.checks.invariants import CheckedScheduler
 from tests.core.chaos import Chaos
 from tests.core.shop import PATIENT, Customer, Shop
 from tests.core.test_scheduler_properties import THREE_BANDS
+from tests.patience import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 DIGEST = "import hashlib; from tests.core.test_determinism import trace; print(hashlib.md5(trace(7).encode()).digest())"
@@ -41,7 +42,7 @@ def test_nothing_depends_on_the_order_of_hashes() -> None:
             capture_output=True,
             check=True,
             text=True,
-            timeout=60,
+            timeout=10 * WAIT_S,  # it computes for two seconds
         ).stdout
         for seed in ("1", "2")
     }

@@ -83,7 +83,7 @@ async def bench(config: EngineConfig = PACE, **settings: Any) -> AsyncIterator[B
     server = EngineServer(config, **settings)
     await server.start()
     try:
-        async with httpx2.AsyncClient(base_url=server.url, timeout=5) as http:
+        async with httpx2.AsyncClient(base_url=server.url, timeout=WAIT_S) as http:
             yield Bench(server, http)
     finally:
         await server.close()
@@ -288,7 +288,7 @@ async def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> 
     assert engine_http.KEEP_ALIVE_S == 5.0
     monkeypatch.setattr(engine_http, "KEEP_ALIVE_S", 0.05)
     async with bench() as at, at.raw(b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n") as (reader, _):
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(WAIT_S):
             assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
 
 

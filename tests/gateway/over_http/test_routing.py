@@ -149,6 +149,7 @@ async def test_the_requests_of_a_session_go_to_one_engine(
     assert len(set.union(*lives.values())) > 1
 
 
+@pytest.mark.virtual_time
 async def test_a_session_waits_for_its_engine_and_then_moves(world: World) -> None:
     for _ in range(2):
         await world.engine(step_s=0.01)

@@ -151,6 +151,7 @@ async def test_two_requests_with_one_id_are_two_requests(world: World) -> None:
     assert [entry.outcome for entry in world.seen()] == ["finished"] * 3
 
 
+@pytest.mark.virtual_time
 async def test_an_answer_says_where_it_came_from_and_how_long_it_waited(world: World) -> None:
     await world.engine(step_s=0.03)
     await world.gateway(slots=1, endpoints=[{"url": world.engines[0].url, "name": "gpu-0", "slots": 1}])
