@@ -124,7 +124,7 @@ class Chaos:
         else:
             raise AssertionError("the scheduler asks for time again and again")
         if until < math.inf:
-            self.scheduler.check(now=until)
+            self.scheduler.check_later(now=until)
 
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:

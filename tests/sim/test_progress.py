@@ -12,7 +12,7 @@ import pytest
 
 from penstock.sim.scenarios.simulate_cli import LEFT_FROM_S, ProgressLine
 
-COMMAND = [sys.executable, "-m", "penstock", "simulate", "--scenario", "weights", "--duration", "60"]
+COMMAND = [sys.executable, "-m", "penstock", "simulate", "--scenario", "scarce_memory", "--duration", "60"]
 
 
 class Clock:
@@ -71,7 +71,7 @@ def run(*words: str) -> tuple[bytes, bytes]:
 
 def test_what_is_printed_is_the_same_to_the_byte() -> None:
     printed, said = run()
-    assert b"weights, seed 1, " in said
+    assert b"scarce_memory, seed 1, " in said
     assert b" of 60 simulated seconds, " in said
     assert said.endswith(b"\r\x1b[K"), "the line is gone at the end"
     without = subprocess.run(COMMAND, capture_output=True, check=False)

@@ -241,7 +241,7 @@ def test_the_list_names_every_scenario(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_json_gives_one_object_per_seed(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["simulate", "--scenario", "users", "--seeds", "1,2", "--duration", "90", "--json"])
+    main(["simulate", "--scenario", "scarce_memory", "--seeds", "1,2", "--duration", "60", "--json"])
     results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [result["seed"] for result in results] == [1, 2]
     assert all(result["measures"] and result["lines"] for result in results)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.scheduler import SchedulerSettings
+from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.core.values.actions import Action, Dispatch
 from penstock.core.values.settings import EndpointSpec
 from penstock.sim.checks.invariants import CheckedScheduler
@@ -26,14 +26,15 @@ def shares(
     service_s: float = 10.0,
     sessions: bool = False,
     slower: str = "",
+    kind: type[Scheduler] = Scheduler,
 ) -> dict[str, float]:
     """The part of the requests that each endpoint gets.
 
     They come at random, so many that on average `in_flight` run, and take from half to one and a half times
-    `service_s`, or three times that at an endpoint that is `slower`.
+    `service_s`, or three times that at an endpoint that is `slower`. A checked scheduler takes three times as long.
     """
     draw = Random(7)
-    made = CheckedScheduler(SchedulerSettings(routing=routing, wait_s_max=1e6), random=Random(1))
+    made = kind(SchedulerSettings(routing=routing, wait_s_max=1e6), random=Random(1))
     for name, weight in weights.items():
         spec = EndpointSpec(name=name, slots=slots, models=frozenset({"m"}), weight=weight)
         made.endpoint_added(spec, now=0.0)
@@ -77,7 +78,7 @@ def test_three_to_one_is_three_of_four_while_slots_are_free(routing: str, in_fli
 def test_other_policies_go_by_weight_where_nothing_they_go_by_differs(
     routing: str, sessions: bool, in_flight: int, off: float
 ) -> None:
-    found = shares(routing, {"a": 3.0, "b": 1.0}, in_flight=in_flight, sessions=sessions)
+    found = shares(routing, {"a": 3.0, "b": 1.0}, in_flight=in_flight, sessions=sessions, kind=CheckedScheduler)
     assert found["a"] == pytest.approx(0.75, abs=off)
 
 
@@ -94,7 +95,7 @@ def test_a_batch_and_a_prompt_weigh_less_where_the_weight_is_more() -> None:
 
 @pytest.mark.parametrize("routing", ["round_robin", "least_loaded"])
 def test_with_all_slots_taken_slots_rule(routing: str) -> None:
-    found = shares(routing, {"a": 3.0, "b": 1.0}, in_flight=16, slots=4, requests=500)
+    found = shares(routing, {"a": 3.0, "b": 1.0}, in_flight=16, slots=4, requests=500, kind=CheckedScheduler)
     assert found["a"] == pytest.approx(0.5, abs=0.02)
 
 

@@ -265,7 +265,7 @@ async def test_only_the_names_of_the_settings_are_labels(world: World) -> None:
     assert page.count(series + "{") == 3
 
 
-def test_twenty_thousand_users_of_one_key_cost_what_a_thousand_cost() -> None:
+def test_five_thousand_users_of_one_key_cost_what_a_thousand_cost() -> None:
     settings = from_mapping(
         {"tenants": [TEAM_A], "fairness": {"levels": ["tenant", "user"]}, "identity": {"max_dynamic": 1000}}
     )
@@ -275,7 +275,7 @@ def test_twenty_thousand_users_of_one_key_cost_what_a_thousand_cost() -> None:
     scheduler.endpoint_added(EndpointSpec("e", 8, frozenset({"sim"}), {}, adaptive_slots=False), now=0.0)
     headers = {b"authorization": f"Bearer {KEY}".encode()}
     flows = set()
-    for n in range(20_000):
+    for n in range(5_000):
         now = n / 1000
         key = callers.key(headers.get, lambda _: False)
         caller = callers.identify(key, headers.get, "192.0.2.1", user=f"user-{n}", now=now)

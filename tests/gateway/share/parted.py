@@ -63,7 +63,7 @@ class Parted:
 
 @asynccontextmanager
 async def parted(world: World, folder: Path) -> AsyncIterator[Parted]:
-    engine = await world.engine(step_s=0.02)
+    engine = await world.engine(step_s=0.05)
     with valkey.server() as server:
         async with group(world, folder) as made, network(NAMES, str(server.socket)) as net:
             for name in NAMES:
@@ -75,7 +75,7 @@ async def parted(world: World, folder: Path) -> AsyncIterator[Parted]:
 
             async def asks(gateway: GatewayProcess) -> None:
                 while not over.is_set():
-                    await callers.ask(gateway, tokens=20)
+                    await callers.ask(gateway, tokens=12)
 
             load = [asyncio.create_task(asks(gateway)) for gateway in one.gateways for _ in range(4)]
             try:

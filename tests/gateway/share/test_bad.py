@@ -148,25 +148,23 @@ async def test_a_decider_of_an_epoch_that_is_over_is_not_followed(world: World, 
 
 @contextmanager
 def _bad_stores() -> Iterator[dict[str, tuple[dict[str, Any], str]]]:
-    """What `share.elect` says of stores with which no election is possible, and what is to be told of each."""
+    """What `share.elect` says of stores with which no election is possible, and what is to be told of each.
+
+    One that does not let them in, one that may only be read, one that is not there; the words for all that stores may
+    be are in `elect/test_stores.py`.
+    """
     with ExitStack() as stack:
-        wants, reads, cluster = (
-            stack.enter_context(valkey.server(*options)) for options in ((), (), ("--cluster-enabled", "yes"))
-        )
+        wants = stack.enter_context(valkey.server())
         wants.say("CONFIG", "SET", "requirepass", "open-sesame")
-        reads.say("REPLICAOF", "127.0.0.1", "1")
         api = LeaseApi()
         stack.callback(api.stop)
         api.verbs = {"get"}
         lease = {"server": api.url, "token": api.token, "namespace": "prod", "lease": "gate"}
         yield {
-            "password": ({"valkey": {"url": wants.url}}, "it wants a password"),
             "wrong password": (
                 {"valkey": {"url": wants.url.replace("unix://", "unix://:not-this@")}},
                 "it does not take this user and password",
             ),
-            "read-only": ({"valkey": {"url": reads.url}}, "it is a replica that only reads"),
-            "cluster": ({"valkey": {"url": cluster.url}}, "it is a node of a cluster"),
             "no rights": ({"kubernetes": lease}, "the account needs the verbs get, create and update on leases"),
             "nobody there": ({"valkey": {"url": "valkey://127.0.0.1:1"}}, "penstock:decider in Valkey: Error"),
         }

@@ -15,7 +15,9 @@ from tests.gateway.share.group import GatewayProcess, certificate, group
 from tests.ports import free_port
 
 
-async def test_slots_and_queue_are_those_of_one_gateway(world: World, tmp_path: Path) -> None:
+async def test_slots_and_queue_are_those_of_one_gateway_and_one_that_ends_serves_what_it_has(
+    world: World, tmp_path: Path
+) -> None:
     engine = await world.engine(step_s=0.01)
     async with group(world, tmp_path) as made:
         first, second = await made.start("gw1", "gw2")
@@ -34,6 +36,26 @@ async def test_slots_and_queue_are_those_of_one_gateway(world: World, tmp_path: 
             assert client.seen.endswith(b"data: [DONE]\n\n")
         for client in waits:
             assert (await client.answer()).body.endswith(b"data: [DONE]\n\n")
+        assert engine.log.in_engine_max == 4
+
+        fault(engine, "none")
+        runs = [await second.streaming(tokens=1000) for _ in range(4)]
+        for client in runs:
+            await client.begun()
+        waits = [await one.streaming(tokens=2) for one in (second, first)]
+        await first.until(lambda state: state["waiting"] == 2)
+        assert second.process is not None
+        second.process.signal()
+        await second.said("draining")
+        hurry(engine)
+        for client in runs:
+            while await client.piece():
+                pass
+            assert client.seen.endswith(b"data: [DONE]\n\n")
+        for client in waits:
+            assert (await client.answer()).body.endswith(b"data: [DONE]\n\n")
+        await second.said("stopped")
+        assert (await first.chat()).status == 200
         assert engine.log.in_engine_max == 4
 
 
@@ -138,29 +160,25 @@ async def test_a_decider_that_is_killed_breaks_no_stream_of_others_and_loses_no_
         assert len(engine.log.entries) == 4 + 3 + 2 + 6, "nothing was sent twice"
 
 
-async def test_another_secret_is_told_at_both_ends_and_each_serves_alone(world: World, tmp_path: Path) -> None:
+async def test_another_secret_and_other_settings_are_told_at_both_ends_and_each_serves_alone(
+    world: World, tmp_path: Path
+) -> None:
     await world.engine()
     async with group(world, tmp_path) as made:
-        first, second = made.made("gw1"), made.made("gw2", share={"secret": "another-secret-of-nobody"})
-        await asyncio.gather(first.start(), second.start())
+        first = made.made("gw1")
+        secret = made.made("gw2", share={"secret": "another-secret-of-nobody"})
+        settings = made.made("gw3", queue={"max_requests": 7})
+        await asyncio.gather(first.start(), secret.start(), settings.start())
         await first.said("was closed: it has another secret (share.secret)")
-        await second.said(f"no link to {first.share}, which decides: it has another secret (share.secret)")
-        state = await second.until(lambda state: state["share"]["role"] == "alone")
-        assert "it has another secret" in state["headline"]
-        assert (await second.chat()).status == (await first.chat()).status == 200
-
-
-async def test_two_gateways_with_different_settings_do_not_share_and_say_so(world: World, tmp_path: Path) -> None:
-    await world.engine()
-    async with group(world, tmp_path) as made:
-        first, second = made.made("gw1"), made.made("gw2", queue={"max_requests": 7})
-        await asyncio.gather(first.start(), second.start())
-        words = "two gateways with different settings"
-        await first.said(words)
-        await second.said(words)
-        assert words in (await second.until(lambda state: state["share"]["role"] == "alone"))["headline"]
-        assert words in (await first.until(lambda state: state["tone"] == "bad"))["headline"]
-        assert (await second.chat()).status == (await first.chat()).status == 200
+        await secret.said(f"no link to {first.share}, which decides: it has another secret (share.secret)")
+        differ = "two gateways with different settings"
+        await first.said(differ)
+        await settings.said(differ)
+        for one, words in ((secret, "it has another secret"), (settings, differ)):
+            state = await one.until(lambda state: state["share"]["role"] == "alone")
+            assert words in state["headline"]
+        assert differ in (await first.until(lambda state: state["tone"] == "bad"))["headline"]
+        assert {(await one.chat()).status for one in (first, secret, settings)} == {200}
 
 
 async def test_an_address_that_nobody_reaches_is_told_and_the_gateway_serves_alone(
@@ -252,27 +270,3 @@ async def test_operators_see_the_whole_at_any_gateway(
         assert "reloaded" not in first.log
         assert (await first.metric("penstock_share_decides"), await second.metric("penstock_share_decides")) == (1, 0)
         assert await second.metric("penstock_share_gateways") == 2
-
-
-async def test_a_gateway_that_ends_serves_what_it_has_and_the_decider_goes_on(world: World, tmp_path: Path) -> None:
-    engine = await world.engine(step_s=0.01)
-    async with group(world, tmp_path) as made:
-        first, second = await made.start("gw1", "gw2")
-        runs = [await second.streaming(tokens=1000) for _ in range(4)]
-        for client in runs:
-            await client.begun()
-        waits = [await one.streaming(tokens=2) for one in (second, first)]
-        await first.until(lambda state: state["waiting"] == 2)
-        assert second.process is not None
-        second.process.signal()
-        await second.said("draining")
-        hurry(engine)
-        for client in runs:
-            while await client.piece():
-                pass
-            assert client.seen.endswith(b"data: [DONE]\n\n")
-        for client in waits:
-            assert (await client.answer()).body.endswith(b"data: [DONE]\n\n")
-        await second.said("stopped")
-        assert (await first.chat()).status == 200
-        assert engine.log.in_engine_max == 4

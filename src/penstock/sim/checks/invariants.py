@@ -219,6 +219,7 @@ class CheckedScheduler(Scheduler):
         super().__init__(settings, random=random)
         self.books = Books()
         self._facts = 0
+        self._thorough_at = -1  # how many facts there had been when all was checked last
         self._ran: Counter[str] = Counter()  # requests of each tenant at engines when limits last changed
         self._waited: set[str] = set()  # who waited when settings last changed
         self._oracle = Oracle(self.inspect())
@@ -374,6 +375,17 @@ class CheckedScheduler(Scheduler):
         self._check_tenants()
         for band in self._state.queues.bands:
             check_tree(band.tree, [entry for entry in self._state.entries.values() if entry.request.band == band.rank])
+        self._thorough_at = self._facts
+        self._check_time(now)
+
+    def check_later(self, *, now: float) -> None:
+        """The same while time alone has passed since the last fact: what was found then still stands."""
+        if self._thorough_at == self._facts:
+            self._check_time(now)
+        else:
+            self.check(now=now)
+
+    def _check_time(self, now: float) -> None:
         due_s = self.next_deadline()
         if due_s is None or due_s > now:  # else time has something to say first
             self._oracle.check_nobody_waits_in_vain(now)

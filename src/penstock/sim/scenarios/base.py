@@ -48,6 +48,7 @@ class Setup:
     duration_s: float
     checked: bool = False
     progress: Callable[[str, float, float], None] | None = None  #: variant, simulated seconds, of how many
+    without: frozenset[str] = frozenset()  #: variants that are left out, of those that are there for comparison only
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,8 @@ def grouping(setup: Setup) -> RunResult:
         for group in (0, GROUP):
             watch = BoundWatch() if suffix else None
             name = ("followers" if group else "none") + suffix
+            if name in setup.without:
+                continue
             done = _run(setup, name, group, prices, watch)
             runs.append(done)
             measures += _measures(done, setup, name, watch)

@@ -65,6 +65,7 @@ def compare(
     return [
         run(setup, variant, streams, warm_s=min(WARM_S, setup.duration_s / 4), watch=watches.get(variant.name))
         for variant in (alone, through, *variants)
+        if variant.name not in setup.without
     ]
 
 
