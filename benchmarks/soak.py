@@ -9,13 +9,14 @@ and then leases, waiting requests, tasks and files must be back where they were.
     python benchmarks/soak.py --minutes 120          # the verdict is the exit status; 0 is well
 
 Memory is the gateway's resident set, every two seconds, under load and at rest. It is told as a slope (least squares)
-over what follows the first third, ten minutes at most, with its standard error. What is learned of prompts is bounded,
-and an engine's death empties what is known of it: some megabytes come and go within minutes. So neighbouring samples
-are no evidence of their own: the slope is that of the means of three minutes each, and its error counts these. Most
-prompts are long enough to fill what is learned by then, and faults come with requests, not with time: else memory would
-follow the load, and a busier hour look like a leak. On a machine so slow that it is not full by then, the slope begins
-where it is. Told beside it: the slope of memory at rest, and how the file of batches grew, of which SQLite keeps up to
-4 MiB in memory: an ended batch is a row there for thirty days.
+over what follows the warm-up: the first third, ten minutes at most, and on a slow machine until `WARM_REQUESTS`, half
+of the run at most. What is learned of prompts is bounded, and an engine's death empties what is known of it: some
+megabytes come and go within minutes, and an allocator keeps what it had at most. So most prompts are long enough to
+fill what is learned within half of the warm-up, and no engine dies before that; in the other half memory settles.
+Neighbouring samples are no evidence of their own: the slope is that of the means of three minutes each, and its
+standard error counts these. Faults come with requests, not with time: else memory would follow the load, and a busier
+hour look like a leak. Told beside it: the slope of memory at rest, and how the file of batches grew, of which SQLite
+keeps up to 4 MiB in memory: an ended batch is a row there for thirty days.
 
 Memory is judged from half an hour on; below, an ordinary warm-up is steeper than any leak worth the name. It is
 `MISSED` where it surely grows by more than the goal (by two standard errors), `ok` where it surely does not, else
@@ -50,7 +51,8 @@ from penstock.sim.fake_engine import text as engine_text
 SLOPE_MB_PER_H_MAX = 1.0
 JUDGED_FROM_S = 1800.0
 WARM_S_MAX = 600.0
-WARM_REQUESTS = 60_000  # by then all that is learned has been at its bounds
+FULL_REQUESTS = 30_000  # by then all that is learned is at its bounds
+WARM_REQUESTS = 2 * FULL_REQUESTS  # and by then it is what it stays beside engines that die
 SAMPLE_S = 2.0
 REST_EVERY_S = 180.0  # all load stops, and what is held is counted; memory's means are over as long
 PATIENCE_S = 90.0  # for one answer; longer than any wait that the settings below allow
@@ -124,6 +126,7 @@ class Soak:
         self.under_way = 0
         self.rests: list[dict[str, float]] = []
         self.began_s = time.monotonic()
+        self.warm_s: float | None = None  # since then, as samples have it; None: it is warming up
 
     # --- processes ------------------------------------------------------------------------------------------------
 
@@ -345,7 +348,8 @@ class Soak:
                 await asyncio.sleep(0.05)
             turn += 1
             port = self.rng.choice(self.engine_ports)
-            if turn % 12 == 0:
+            full = self.serial >= FULL_REQUESTS or time.monotonic() - self.began_s >= self.args.minutes * 60 / 4
+            if turn % 12 == 0 and full:
                 self.engines[port].kill()
                 await self.engines[port].wait()
                 await asyncio.sleep(self.rng.random() * 2)
@@ -363,8 +367,13 @@ class Soak:
                 await self.ask("POST", "/sim/fault", b'{"kind": "none"}', port=port)
 
     async def sampling(self) -> None:
+        seconds = self.args.minutes * 60
         while True:
-            self.samples.append(self.sample())
+            self.samples.append(sample := self.sample())
+            past_s = sample.at_s - self.began_s
+            settled = sample.requests >= WARM_REQUESTS or past_s >= seconds / 2
+            if self.warm_s is None and past_s >= min(seconds / 3, WARM_S_MAX) and settled:
+                self.warm_s = sample.at_s
             await asyncio.sleep(SAMPLE_S)
 
     def sample(self) -> Sample:
@@ -443,11 +452,11 @@ class Soak:
             print(f"{count:10}  {what}")
         for what in self.tally.wrong:
             print(f"WRONG: {what}")
-        warm_s = self.began_s + min(seconds / 3, WARM_S_MAX)
-        warm_s = max(warm_s, next((s.at_s for s in self.samples if s.requests >= WARM_REQUESTS), warm_s))
-        slope, error = least_squares(means([(s.at_s, s.rss_bytes / 1e6) for s in self.samples if s.at_s >= warm_s]))
+        assert self.warm_s is not None, "half of the run is over"
+        warm = [(s.at_s, s.rss_bytes / 1e6) for s in self.samples if s.at_s >= self.warm_s]
+        slope, error = least_squares(means(warm))
         slope, error = slope * 3600, error * 3600
-        warm_s -= self.began_s
+        warm_s = self.warm_s - self.began_s
         resting = [(rest["at_s"], rest["rss_mb"]) for rest in self.rests if rest["at_s"] >= warm_s]
         at_rest, rest_error = least_squares(resting)
         print(f"memory: {slope:+.2f} MB/h (standard error {error:.2f}) after the first {warm_s:.0f} s")
