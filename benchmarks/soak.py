@@ -12,11 +12,12 @@ Memory is the gateway's resident set, every two seconds, under load and at rest.
 over what follows the warm-up: the first third, ten minutes at most, and on a slow machine until `WARM_REQUESTS`, half
 of the run at most. What is learned of prompts is bounded, and an engine's death empties what is known of it: some
 megabytes come and go within minutes, and an allocator keeps what it had at most. So most prompts are long enough to
-fill what is learned within half of the warm-up, and no engine dies before that; in the other half memory settles.
-Neighbouring samples are no evidence of their own: the slope is that of the means of three minutes each, and its
-standard error counts these. Faults come with requests, not with time: else memory would follow the load, and a busier
-hour look like a leak. Told beside it: the slope of memory at rest, and how the file of batches grew, of which SQLite
-keeps up to 4 MiB in memory: an ended batch is a row there for thirty days.
+fill what is learned within half of the warm-up, and no engine dies before that; in the other half memory settles, and
+later on engines die seldom enough for it to be full again between them. Neighbouring samples are no evidence of their
+own: the slope is that of the means of three minutes each, and its standard error counts these. Faults come with
+requests, not with time: else memory would follow the load, and a busier hour look like a leak. Told beside it: the
+slope of memory at rest, and how the file of batches grew, of which SQLite keeps up to 4 MiB in memory: an ended batch
+is a row there for thirty days.
 
 Memory is judged from half an hour on; below, an ordinary warm-up is steeper than any leak worth the name. It is
 `MISSED` where it surely grows by more than the goal (by two standard errors), `ok` where it surely does not, else
@@ -53,6 +54,7 @@ JUDGED_FROM_S = 1800.0
 WARM_S_MAX = 600.0
 FULL_REQUESTS = 30_000  # by then all that is learned is at its bounds
 WARM_REQUESTS = 2 * FULL_REQUESTS  # and by then it is what it stays beside engines that die
+DEATH_TURNS = 40  # faults from one engine's death to the next: some 12,000 requests
 SAMPLE_S = 2.0
 REST_EVERY_S = 180.0  # all load stops, and what is held is counted; memory's means are over as long
 PATIENCE_S = 90.0  # for one answer; longer than any wait that the settings below allow
@@ -341,7 +343,7 @@ class Soak:
 
     async def weather(self) -> None:
         """Engines misbehave, one at a time, and now and then one dies."""
-        turn = 0
+        turn = death = 0
         while True:
             due = self.serial + self.rng.random() * 2 * self.args.fault_every
             while self.serial < due or self.calm.is_set():  # noqa: ASYNC110 - requests tell nobody
@@ -349,7 +351,8 @@ class Soak:
             turn += 1
             port = self.rng.choice(self.engine_ports)
             full = self.serial >= FULL_REQUESTS or time.monotonic() - self.began_s >= self.args.minutes * 60 / 4
-            if turn % 12 == 0 and full:
+            if full and turn >= death:
+                death = turn + DEATH_TURNS
                 self.engines[port].kill()
                 await self.engines[port].wait()
                 await asyncio.sleep(self.rng.random() * 2)
