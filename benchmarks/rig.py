@@ -14,9 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tests.ports import free_port
+from ports import free_port
 
 __all__ = ["Gateway", "cpu_s_of", "free_port", "gateway", "machine", "started"]
 
