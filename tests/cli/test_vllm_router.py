@@ -54,6 +54,14 @@ def test_wrong_flags_are_told_at_once_and_nothing_starts(capsys: pytest.CaptureF
     assert [line.split(": ")[1] for line in err.splitlines()][:2] == ["--bogus", "--static-models"]
 
 
+def test_what_shows_only_where_it_runs_is_told_by_the_name_that_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    """It said "penstock:", as outside a cluster."""
+    code, _, err = said(capsys, f"{STATIC} --static-backends http://a:1 --static-models m --host 192.0.2.1 --port 1")
+    assert code != 0
+    assert err.splitlines()[-1].startswith("vllm-router: ")
+    assert "penstock: " not in err
+
+
 def test_help_and_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, _ = said(capsys, "--help")
     assert code == 0

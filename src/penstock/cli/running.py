@@ -19,10 +19,20 @@ from penstock.gateway.fitness import cannot_listen
 from penstock.gateway.serve import Gateway, StartError
 
 
-def serve(settings: Settings, read: Callable[[], Settings], log_level: str, *, follows: Path | None = None) -> int:
-    """Run until it is stopped; returns the exit code. `follows`: a file whose every change is a reload."""
+def serve(
+    settings: Settings,
+    read: Callable[[], Settings],
+    log_level: str,
+    *,
+    follows: Path | None = None,
+    command: str = "penstock",
+) -> int:
+    """Run until it is stopped; returns the exit code.
+
+    `follows`: a file whose every change is a reload. `command`: what was typed, which stands before what is told.
+    """
     for warning in (*role_warnings(settings), *effect_warnings(settings)):
-        print(f"penstock: warning: {warning}", file=sys.stderr)
+        print(f"{command}: warning: {warning}", file=sys.stderr)
     logs.configure(log_level)
     logs.use(settings.log.format)
 
@@ -36,13 +46,13 @@ def serve(settings: Settings, read: Callable[[], Settings], log_level: str, *, f
             runner.run(run())
     except ConfigError as error:  # what only shows where it runs
         for problem in error.problems:
-            print(f"penstock: {problem.line()}", file=sys.stderr)
+            print(f"{command}: {problem.line()}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"penstock: {cannot_listen(settings.listen, error)}", file=sys.stderr)
+        print(f"{command}: {cannot_listen(settings.listen, error)}", file=sys.stderr)
         return 1
     except StartError as error:
-        print(f"penstock: {error}", file=sys.stderr)
+        print(f"{command}: {error}", file=sys.stderr)
         return 1
     return 0
 

@@ -55,7 +55,7 @@ def _serve(words: Sequence[str], found: RouterFlags, settings: Settings) -> int:
         return _settings(router(words, os.environ))
 
     file = None if found.follows is None else Path(found.follows)
-    return serve(settings, read, found.log_level, follows=file)
+    return serve(settings, read, found.log_level, follows=file, command="vllm-router")
 
 
 def _notes(found: RouterFlags) -> list[str]:
