@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.endpoints.proof import CLOSED_S, ERRORS_MAX, PAUSE_S, PAUSE_S_MAX, STRIKES_MAX
+from penstock.core.endpoints.proof import CLOSED_S, ERRORS_MAX, PAUSE_S, PAUSE_S_MAX, STRIKES_MAX, WORD_S
 from penstock.core.scheduler import Scheduler
 from penstock.core.values.actions import Action, Dispatch
 from penstock.core.values.outcome import Reason
@@ -60,6 +60,49 @@ def test_a_stranger_gets_one_request_at_a_time_until_it_answers_one_well() -> No
         assert made.arrived(request(f"r{at}"), now=0.1) == []
     actions = made.first_token(leases(first)[0], now=0.2)
     assert len(sent(actions)) == 4, "the first token is proof enough"
+
+
+def by_word(made: Scheduler, name: str, *, slots: int = 8) -> None:
+    """An endpoint that the operator alone vouches for."""
+    spec = EndpointSpec(name=name, slots=slots, models=frozenset("m"), vouched=True, by_word=True)
+    made.endpoint_added(spec, now=0.0)
+
+
+def test_a_file_server_that_the_operator_took_for_an_engine_gets_no_more_requests_than_a_stranger() -> None:
+    """It got as many as it had slots, before the first was answered."""
+    made = scheduler(a=2)
+    by_word(made, "files")
+    actions = [action for at in range(12) for action in made.arrived(request(f"r{at}"), now=0.0)]
+    got = 0
+    while actions:
+        action = actions.pop(0)
+        if isinstance(action, Dispatch) and action.endpoint == "files":
+            got += 1
+            actions += made.failed(action.lease, Failure.NOT_AN_ENGINE, now=0.01)
+        elif isinstance(action, Dispatch):
+            actions += made.finished(action.lease, GOOD, now=0.02)
+    assert got == STRIKES_MAX
+    assert not made.proven("files")
+
+
+@pytest.mark.parametrize("sign", ["an answer", "a first token", "a list", "a moment"])
+def test_an_engine_that_the_operator_vouches_for_has_all_its_slots_with_the_first_sign(sign: str) -> None:
+    made = scheduler()
+    by_word(made, "mine")
+    first = [action for at in range(8) for action in made.arrived(request(f"r{at}"), now=0.0)]
+    assert len(sent(first)) == STRIKES_MAX
+    if sign == "an answer":
+        assert len(sent(made.finished(leases(first)[0], GOOD, now=0.1))) == 5
+    elif sign == "a first token":
+        assert len(sent(made.first_token(leases(first)[0], now=0.1))) == 5
+    elif sign == "a list":
+        assert len(sent(made.endpoint_changed("mine", models=["m"], vouched=True, now=0.1))) == 5
+    else:
+        now, went = 0.0, list[tuple[str, str]]()
+        while not went:
+            now = made.next_deadline() or 2 * WORD_S
+            went = sent(made.expire(now=now))
+        assert (now, len(went)) == (WORD_S, 5), "what takes so long is no file server"
 
 
 def test_an_error_that_streams_is_no_proof() -> None:

@@ -108,6 +108,22 @@ async def test_of_500_requests_at_most_three_reach_what_is_no_engine_and_none_fa
     assert "no engine, as far as its answers show" in (await world.ask("GET", "/admin/state")).json()["headline"]
 
 
+@pytest.mark.parametrize("site", ["a file server", "a login", "one page for all"])
+async def test_what_the_operator_took_for_an_engine_by_mistake_gets_no_more_requests(world: World, site: str) -> None:
+    """It got as many as were under way before the first was answered."""
+    engine = await world.engine(max_num_seqs=16)
+    other = await world.beside(Site(*SITES[site]))
+    world.engines.clear()
+    word = {"engine": "openai", "models": ["sim"], "slots": 16}
+    await world.gateway(endpoints=[{"url": other.url, **word}, {"url": engine.url, "slots": 16}])
+    world.engines.append(engine)
+    await world.until(lambda: world.picture().endpoints[1].models)
+    answers = await asyncio.gather(*[world.chat(f"hello {at}", tokens=1) for at in range(24)])
+    assert [answer.status for answer in answers] == [200] * 24
+    assert 1 <= len(other.posts) <= STRIKES_MAX
+    assert world.picture().endpoints[0].state == "unproven"
+
+
 async def test_an_engine_that_is_loading_and_answers_404_and_503_serves_as_soon_as_it_does(world: World) -> None:
     """It is alone, and its probe, its list and its answers say different things on the way."""
     site = await world.beside(Site(always(http(404, PAGE)), always(http(404, PAGE))))

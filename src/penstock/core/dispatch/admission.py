@@ -174,6 +174,8 @@ def lifts_s(cause: Cause, endpoint: Endpoint, *, now: float) -> float:
     if cause is Cause.SLOTS_FULL and len(endpoint.ledger.leases) >= endpoint.slots:
         return math.inf  # a lease has to end
     if cause is Cause.UNPROVEN:
+        if (first_s := endpoint.first_until_s) > now:
+            return first_s
         return endpoint.proof.try_s if endpoint.proof.try_s > now else math.inf  # a lease has to end
     if cause is Cause.RETURNING:
         return endpoint.health.trial_until_s

@@ -57,7 +57,7 @@ class Endpoint:
         self.ledger = Ledger(slots=spec.slots, stale_after_s=stale_after_s, epoch=epoch)
         self.health = Health(health, up=True)
         self.movement = Movement()
-        self.proof = Proof(vouched=spec.vouched)
+        self.proof = Proof(vouched=spec.vouched, by_word=spec.by_word)
         self.left_to_others: frozenset[str] | None = None  # models, where it was seen through; None: nothing is
         self.left_all_to_others = False  # to one that serves any model
         self.drained = False  # by an operator: nothing new goes there
@@ -113,6 +113,14 @@ class Endpoint:
             }
             self._usual, self._own = usual, replace(usual, **{k: v for k, v in own.items() if v is not None})
         return self._own
+
+    @property
+    def first_until_s(self) -> float:
+        """Until when it gets nothing because its first requests are waited for (`proof.py`); minus infinity: it may."""
+        leases = self.ledger.leases
+        if not self.proof.by_word or not leases:
+            return -math.inf
+        return self.proof.first_until_s(len(leases), next(iter(leases.values())).began_s)
 
     def stuck(self, now: float) -> bool:
         """True if the engine shows no movement, so that nothing may go there now."""

@@ -112,7 +112,7 @@ class Pool:
             return Cause.NO_BACKEND
         if endpoint.drained:
             return Cause.PAUSED
-        if endpoint.proof.waits(len(endpoint.ledger.leases), now):
+        if endpoint.proof.waits(len(endpoint.ledger.leases), now) or now < endpoint.first_until_s:
             return Cause.UNPROVEN
         if now < health.held_until_s:
             return Cause.HELD

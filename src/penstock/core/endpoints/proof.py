@@ -3,7 +3,9 @@
 A file server, a login page or an ingress without a route answers faster than any engine could, and whoever looks for
 the least loaded endpoint finds it idle: it would swallow all traffic. So an endpoint is an engine when something
 vouches for it (it lists models, its engine was recognised, or the operator wrote `engine: openai` and its `models`),
-or when it has answered well. Until then it is tried with one request at a time.
+or when it has answered well. Until then it is tried with one request at a time. Where the operator's word is all that
+vouches for it, it gets at first as many at a time as it has strikes left, until one is answered or a moment is over: so
+a file server that was taken for an engine by mistake gets no more requests than any other, and an engine hardly waits.
 
 Answers that no engine gives (`Failure.NOT_AN_ENGINE`) are strikes. A good answer forgives them; so many in a row close
 the endpoint, whatever vouched for it: from then on it is sent nothing that another endpoint serves. What only it may
@@ -13,11 +15,14 @@ case: an honest engine that was judged too early is never locked out for good.
 
 from __future__ import annotations
 
+import math
+
 STRIKES_MAX = 3
 PAUSE_S = 1.0  # after a strike; doubles with each, so that callers hear of a mistake rather than of our patience
 PAUSE_S_MAX = 8.0  # an engine that begins to serve at last is found within that
 CLOSED_S = 300.0  # until it is tried with a request that others would serve; doubles each time it fails
 CLOSED_S_MAX = 3600.0
+WORD_S = 1.0  # that the first requests are waited for, where only the operator vouches: a file server takes less
 ERRORS_MAX = 16  # refusals in a row by an endpoint whose peers answered as many well meanwhile
 ERROR_S = 0.1  # each faster than that: a chain of honest errors is told apart by what its peers did
 
@@ -30,6 +35,7 @@ class Proof:
         "_errors",
         "_well_before",
         "answered",
+        "by_word",
         "closed",
         "closed_until_s",
         "strikes",
@@ -37,8 +43,9 @@ class Proof:
         "vouched",
     )
 
-    def __init__(self, *, vouched: bool = True) -> None:
+    def __init__(self, *, vouched: bool = True, by_word: bool = False) -> None:
         self.vouched = vouched  #: something says that it is an engine
+        self.by_word = by_word  #: and that is the operator alone
         self.answered = False  #: it gave a good answer since it came, or came back
         self.closed = False  #: seen through: it is sent nothing that another serves
         self.closed_until_s = 0.0
@@ -53,15 +60,29 @@ class Proof:
         """True if the endpoint is taken for an engine."""
         return not self.closed and (self.vouched or self.answered)
 
+    @property
+    def settled(self) -> bool:
+        """True if another good answer would tell nothing new."""
+        return self.stands and (self.answered or not self.by_word)
+
+    def first_until_s(self, leases: int, oldest_s: float) -> float:
+        """Until when it gets nothing because its first requests are waited for; `oldest_s`: when the oldest was sent.
+
+        Minus infinity: it gets more.
+        """
+        if self.answered or not self.by_word or self.closed or leases < STRIKES_MAX - self.strikes:
+            return -math.inf
+        return oldest_s + WORD_S
+
     def waits(self, leases: int, now: float) -> bool:
         """Whether it gets nothing now because it has yet to prove itself: one request at a time, and with pauses."""
         return not self.stands and (leases > 0 or now < self.try_s)
 
-    def vouch(self, *, vouched: bool) -> None:
+    def vouch(self, *, vouched: bool, by_word: bool = False) -> None:
         """Somebody vouches for it, or nobody any more. A word that is new forgives what was before."""
         if vouched and not self.vouched:
             self.forgive()
-        self.vouched = vouched
+        self.vouched, self.by_word = vouched, by_word
 
     def forgive(self) -> None:
         """Forget what speaks against it."""

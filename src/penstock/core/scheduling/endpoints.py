@@ -48,6 +48,7 @@ class EndpointFacts:
         models: Iterable[str] | None = None,
         tells_models: bool | None = None,
         vouched: bool | None = None,
+        by_word: bool = False,
         slots: int | Literal["auto"] | None = None,
         told_slots: int | None = None,
         lingers: bool | None = None,
@@ -59,7 +60,8 @@ class EndpointFacts:
         """Note what an endpoint told (what it serves, or that it can't tell; how many it runs), or what was set. None:
         as before.
 
-        `vouched`: whether anything says that it is an engine, before it has answered a request (`proof.py`).
+        `vouched`: whether anything says that it is an engine, before it has answered a request (`proof.py`); `by_word`:
+        that is the operator alone.
         `slots` are set by hand and stay; `auto` gives them back to what the engine tells, or to finding out. `lingers`:
         its engine goes on with requests that are abandoned (`endpoints/abandoned_slots.py`).
         """
@@ -70,7 +72,7 @@ class EndpointFacts:
         if tells_models is not None:
             endpoint.tells_models = tells_models
         if vouched is not None:
-            endpoint.proof.vouch(vouched=vouched)
+            endpoint.proof.vouch(vouched=vouched, by_word=by_word)
         if slots is not None:
             endpoint.set_slots(slots)
         if told_slots is not None:

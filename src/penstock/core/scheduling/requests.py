@@ -76,7 +76,7 @@ class RequestFacts:
             return []
         endpoint.first_token(held, now)
         sending.look_at(state, endpoint, now)
-        if well and not endpoint.proof.stands:
+        if well and not endpoint.proof.settled:
             judging.well(state, endpoint, now)
         if len(endpoint.ledger.leases) >= endpoint.slots and not state.stagger.made_wait:
             return []  # closed before and after, and nobody waits elsewhere for its prompt to be computed

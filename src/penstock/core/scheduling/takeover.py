@@ -86,7 +86,7 @@ class TakeoverFacts:
             sending.take_on(state, entry, underway, now)
             state.recorder.took_over(entry, underway.endpoint, now - came_s, now - underway.running_s, now)
             endpoint = state.pool.get(underway.endpoint)
-            if underway.begun and endpoint is not None and not endpoint.proof.stands:
+            if underway.begun and endpoint is not None and not endpoint.proof.settled:
                 judging.well(state, endpoint, now)
             return []
         state.recorder.came(entry, now - came_s)

@@ -32,6 +32,7 @@ class EndpointSpec(msgspec.Struct, frozen=True):
     weight: float = 1.0  #: its share of the requests, compared with other endpoints'
     limits: EndpointLimits = EndpointLimits()
     vouched: bool = True  #: something says that it is an engine: it need not prove it
+    by_word: bool = False  #: and that is the operator alone
 
 
 class BandSettings(msgspec.Struct, frozen=True):

@@ -86,7 +86,7 @@ class Observer:
         self._met = False  # the engine became known since the gauges were last read
         self._told: list[str] | None = None  # the names of the models that the endpoint told last
         self._told_slots: int | None = None  # what the scheduler was told last
-        self._vouched: bool | None = None  # what the scheduler was told last
+        self._vouched: tuple[bool, bool] | None = None  # what the scheduler was told last; and if the engine shows it
         self._list_trouble = ""  # what was logged last about the list of models
         self.engine: Engine | None = None  #: None until it is known
         self.facts = Facts()
@@ -263,13 +263,15 @@ class Observer:
         if not (lists or listing.absent or listing.foreign):
             return  # no answer this time
         recognised = self._configured is None and self.engine is not None and self.engine is not OPENAI
-        vouched = lists or recognised or (self._configured is not None and not self._asks_models)
-        if vouched == self._vouched:
+        shown = lists or recognised
+        vouched = shown or (self._configured is not None and not self._asks_models)
+        if (vouched, shown) == self._vouched:
             return
-        self._vouched = vouched
+        self._vouched = vouched, shown
         if not vouched:
             logger.warning("endpoint %s: %s", self._name, UNPROVEN)
-        self._driver.tell(self._driver.scheduler.endpoint_changed(self._name, vouched=vouched, now=self._driver.now()))
+        scheduler, now, by_word = self._driver.scheduler, self._driver.now(), vouched and not shown
+        self._driver.tell(scheduler.endpoint_changed(self._name, vouched=vouched, by_word=by_word, now=now))
 
     def _tell_slots(self) -> None:
         slots = self.facts.slots or self._reader.facts.slots

@@ -336,7 +336,8 @@ class EndpointRegistry:
             price=endpoint.price,
             weight=endpoint.weight,
             limits=limits_of(endpoint),
-            vouched=endpoint.engine != "auto" and models is not None,
+            vouched=(by_word := endpoint.engine != "auto" and models is not None),
+            by_word=by_word,
         )
         self.changed()
         self._driver.tell(self._driver.scheduler.endpoint_added(spec, now=self._driver.now()))

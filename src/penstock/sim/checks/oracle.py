@@ -405,6 +405,8 @@ class Oracle:
         proof = endpoint.proof
         if (proof.closed or not (proof.vouched or proof.answered)) and (endpoint.ledger.leases or now < proof.try_s):
             return False
+        if now < endpoint.first_until_s:
+            return False
         if now >= health.ejected_until_s:
             leases = endpoint.ledger.leases
             return (
