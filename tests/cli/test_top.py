@@ -272,3 +272,24 @@ async def test_the_picture_fits_the_terminal_with_its_foot(world: World, height:
         assert lines[0].startswith("trying again: cannot reach it")
     assert views.headline(told).plain
     await let_go(clients)
+
+
+def test_what_operators_stopped_has_a_mark_of_its_own() -> None:
+    state = {"tone": "bad", "headline": "Drained.", "lead": "Drained.", "advice": ""}
+    assert views.headline(state).plain == "■ attention Drained."
+    assert views.headline({**state, "by_operators": True}).plain == "◆ stopped Drained."
+    assert [views._state(name, "both").plain for name in ("up", "down", "drained")] == ["● up", "■ down", "◆ drained"]
+
+
+async def test_numbers_of_ten_seconds_are_told_from_those_of_the_minute(world: World) -> None:
+    """First tokens of ten seconds stood behind "last minute"."""
+    await world.engine()
+    await world.gateway(queue={"max_requests": 40})
+    await (await world.streaming()).answer()
+    state = (await world.ask("GET", "/admin/state")).json()
+    assert views.numbers(state).plain.startswith("waiting 0 of at most 40 · running 0 · ")
+    assert " · last 10 s: " in views.numbers(state).plain
+    assert "first token p50 " in views.numbers(state).plain
+    (line,) = views.lately(state)
+    assert line.plain.startswith("last minute: ended ")
+    assert line.plain.endswith(" · evicted 0 · broken off 0 · unanswered 0 · tried again 0")

@@ -67,7 +67,7 @@ async def test_it_drains_an_endpoint_and_cancels_a_request(world: World, window:
     await window.open(world)
     await window.page.click('#endpoints button[data-verb="endpoint-drain"]')
     await window.page.click("#ask-yes")
-    await window.says("▲ draining", "#endpoints")
+    await window.says("◆ draining", "#endpoints")
     assert world.picture().endpoints[0].state == "draining"
     await window.says("drain (by 127.0.0.1)", "#events")
     await window.page.click('#requests tr[data-key="w0"] button[data-verb="cancel"]')
@@ -100,11 +100,11 @@ async def test_it_says_first_that_everything_is_drained_and_what_takes_it_back(w
     await window.page.click('#stops button[data-verb="drain"]')
     await window.page.click("#ask-yes")
     await window.says("Being drained by an operator (127.0.0.1, ")
-    await window.says(" ago): nothing new is let in.")
+    await window.says("ago): nothing new is let in.")
     assert (await world.chat_with({"x-tenant-id": "team-a"})).error()["code"] == "draining"
-    await window.says(" ago): nothing new is let in, 1 request refused for it in the last minute.", "#lead")
+    await window.says("ago): nothing new is let in, 1 request refused for it in the last minute.", "#lead")
     await window.says("2 requests still run.", "#rest")
-    await window.says("■ attention", "#tone")
+    await window.says("◆ stopped", "#tone")
     await window.says("penstock resume", "#advice code")
     assert await window.page.locator("#models button[data-verb]").count() == 0, "only Resume, above, takes it back"
     assert await window.page.locator("#stops .wanted").text_content() == "Resume"
@@ -117,7 +117,7 @@ async def test_it_shows_failures_with_whose_they_are(world: World, window: Windo
     engine = await world.engine()
     await world.gateway(queue={"max_wait": 0.2})
     await window.open(world)
-    await window.says("Nothing failed in the last minute.", "#failures")
+    await window.says("Nothing went wrong in the last minute.", "#failures")
     fault(engine, "die", count=1, after_bytes=200)
     broken = await world.ask(body=chat(tokens=50, stream=True), headers={"x-tenant-id": "nightly"})
     assert b"stream_broken" in broken.body
@@ -131,6 +131,59 @@ async def test_it_shows_failures_with_whose_they_are(world: World, window: Windo
     await window.says("1 broken off", '#tenants tr[data-key$="nightly"]')
     await window.page.wait_for_function(
         "() => /broken streams.*max 1/.test(document.querySelector('#curves').textContent)"
+    )
+
+
+async def test_an_operators_word_looks_other_than_a_fault_in_both_themes(world: World, window: Window) -> None:
+    """Both were orange; a row of a model was red for either."""
+    engines = [await world.engine() for _ in range(2)]
+    await world.gateway()
+    await window.open(world)
+    shade = "(where) => getComputedStyle(document.querySelector(where)).color"
+    rows = [f'#endpoints tr[data-key="{engine.url.removeprefix("http://")}"]' for engine in engines]
+    away = "#models td:nth-child(7)"
+    await window.page.click(f'{rows[0]} button[data-verb="endpoint-drain"]')
+    await window.page.click("#ask-yes")
+    await window.says("◆ drained", rows[0])
+    await window.says("1 of 2", away)
+    drained: dict[str, str] = {}
+    for theme in ("light", "dark"):
+        await window.page.emulate_media(color_scheme=theme)
+        drained[theme] = await window.page.evaluate(shade, f"{rows[0]} td.hand")
+        assert await window.page.evaluate(shade, f"{away}.hand") == drained[theme]
+    await engines[1].close()
+    world.engines.remove(engines[1])
+    await window.says("■ down", rows[1])
+    assert await window.page.locator("#endpoints tbody tr").first.get_attribute("data-key") in rows[1]
+    await window.says("0 of 2", away)
+    for theme, by_hand in drained.items():
+        await window.page.emulate_media(color_scheme=theme)
+        fault = await window.page.evaluate(shade, f"{rows[1]} td.bad")
+        assert fault != by_hand
+        assert await window.page.evaluate(shade, f"{away}.bad") == fault
+    await window.says("■ attention", "#tone")
+
+
+async def test_a_number_and_its_unit_stay_on_one_line(world: World, window: Window) -> None:
+    """At 390 pixels "%" and "ago" began lines."""
+    await world.engine()
+    await world.gateway()
+    await window.open(world)
+    shown = await window.page.evaluate(
+        """async () => {
+          const { percent, seconds, whole } = await import("./tables.js");
+          return [percent(0.5), seconds(14.2), seconds(0.02), whole("down (for 14.2 s), 3 ms ago, 90 % of 5 slots")];
+        }"""
+    )
+    assert shown == ["50\xa0%", "14.2\xa0s", "20\xa0ms", "down (for 14.2\xa0s), 3\xa0ms\xa0ago, 90\xa0% of 5 slots"]
+
+
+async def test_a_range_of_which_there_is_less_says_since_when(world: World, window: Window) -> None:
+    await world.engine()
+    await world.gateway()
+    await window.open(world)
+    await window.page.wait_for_function(
+        "() => /^there is only .* of it yet, since \\d\\d:/.test(document.querySelector('#span').textContent)"
     )
 
 
@@ -175,7 +228,7 @@ async def test_words_numbers_and_lines_are_explained(world: World, window: Windo
     assert not await window.page.is_visible("#legend dl")
     await window.page.click("#legend summary")
     assert await window.page.is_visible("#legend dl")
-    await window.says("A request's tokens count when it ends", "#legend")
+    await window.says("Of answers that stream they count as they come", "#legend")
     await window.page.set_viewport_size({"width": 390, "height": 844})
     assert await window.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
@@ -223,7 +276,7 @@ async def test_this_machine_looks_and_sees_no_button_until_it_has_typed_the_toke
     await window.page.click('#endpoints button[data-verb="endpoint-drain"]')
     assert world.picture().endpoints[0].state == "up"
     await window.page.click("#ask-yes")
-    await window.says("▲ drained", "#endpoints")
+    await window.says("◆ drained", "#endpoints")
 
 
 async def test_a_tenant_is_paused_limited_and_cleared_after_a_question(world: World, window: Window) -> None:
@@ -266,7 +319,7 @@ async def test_it_asks_for_a_token_and_shows_nothing_without_one(world: World, w
     await window.page.keyboard.press("Enter")
     await window.page.click('#endpoints button[data-verb="endpoint-drain"]')
     await window.page.click("#ask-yes")
-    await window.says("▲ drained", "#endpoints")
+    await window.says("◆ drained", "#endpoints")
 
 
 async def test_names_stay_names(world: World, window: Window) -> None:

@@ -18,6 +18,7 @@ from penstock.gateway.admin.headline import seconds
 from penstock.gateway.admin.reasons import MISSING
 
 MARKS = {"ok": ("● ok", "bold blue"), "busy": ("▲ busy", "bold yellow"), "bad": ("■ attention", "bold red")}
+STOPPED = ("◆ stopped", "bold magenta")  # by operators: no fault
 DOUBTS_SHOWN = 3  # lines of `status` and `top`
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
@@ -29,30 +30,31 @@ def plain(value: object, chars_max: int = 120) -> str:
 
 
 def headline(state: State) -> Text:
-    mark, style = MARKS.get(state["tone"], MARKS["bad"])
+    mark, style = STOPPED if state.get("by_operators") else MARKS.get(state["tone"], MARKS["bad"])
     words, lead = plain(state["headline"], 900), len(state["lead"])
     said = Text.assemble((mark, style), " ", (words[:lead], "bold"), words[lead:])
     return said.append(f" → {plain(state['advice'], 300)}") if state["advice"] else said
 
 
 def numbers(state: State) -> Text:
-    now = state["now"]
+    now, most, told = state["now"], state.get("waiting_max"), state["lately"]
+    bound = "" if most is None else f" of at most {most:,}"
+    p50_s, p99_s = told["first_token_p50_s"], told["first_token_p99_s"]
+    first = "" if p50_s is None else f", first token p50 {seconds(p50_s)}, p99 {seconds(p99_s)}"
     return Text(
-        f"waiting {state['waiting']:,} · running {state['running']:,}"
+        f"waiting {state['waiting']:,}{bound} · running {state['running']:,}"
         f" · slots {state['slots_taken']:,} of {state['slots']:,} taken"
         f" · sent {now.get('sent_per_s', 0):.1f}/s · refused {now.get('refused_per_s', 0):.1f}/s"
-        f" · {now.get('tokens_per_s', 0):,.0f} tokens/s"
+        f" · last 10 s: {now.get('tokens_per_s', 0):,.0f} tokens/s{first}"
     )
 
 
 def lately(state: State, most: int = 0) -> list[Text]:
     """How the last minute went, in a line; and in the next ones what failed most often, and whose it was."""
     told = state["lately"]
-    p50_s, p99_s = told["first_token_p50_s"], told["first_token_p99_s"]
-    first = "" if p50_s is None else f" · first token {seconds(p50_s)}, p99 {seconds(p99_s)}"
     line = Text(
         f"last minute: ended {told['ended']:,} · refused {told['refused']:,} · evicted {told['evicted']:,}"
-        f" · broken {told['broken']:,} · failed {told['failed']:,} · retried {told['retried']:,}{first}"
+        f" · broken off {told['broken']:,} · unanswered {told['failed']:,} · tried again {told['retried']:,}"
     )
     rows = [
         Text(plain(f"  {row['count']:,} {row['tenant'] or 'unknown'}: {row['what']}{_at(row)} ({row['reason']})"))
@@ -67,7 +69,7 @@ def _at(row: State) -> str:
 
 
 def models(state: State, most: int) -> Table:
-    table = _table("model", ">wait", ">run", ">slots", ">oldest", ">p50", ">p99", ">up", "why they wait")
+    table = _table("model", ">wait", ">run", ">slots", ">oldest", ">p50 10s", ">p99", ">up", "why they wait")
     for model in state["models"][:most]:
         table.add_row(
             _name(model["name"], 20),
@@ -75,8 +77,7 @@ def models(state: State, most: int) -> Table:
             str(model["running"]),
             f"{min(model['taken'], model['slots'])}/{model['slots']}",
             seconds(model["oldest_wait_s"]) if model["waiting"] else "",
-            seconds(model["wait_p50_s"]) if model["dispatched_total"] else "–",
-            seconds(model["wait_p99_s"]) if model["dispatched_total"] else "–",
+            *("–" if model[key] is None else seconds(model[key]) for key in ("wait_p50_s", "wait_p99_s")),
             f"{model['up']}/{model['endpoints']}",
             (model["cause"] or "") if model["waiting"] else "",
         )
@@ -278,6 +279,8 @@ def _state(state: str, role: str) -> Text:
     only = "" if role == "both" else f", {plain(role, 8)}"
     if state == "up":
         return Text(f"● up{only}")
+    if state in ("draining", "drained"):
+        return Text(f"◆ {state}{only}", style="bold magenta")  # an operator's word, and no fault
     is_bad = state in MISSING
     return Text(f"{'■' if is_bad else '▲'} {plain(state, 12)}{only}", style="bold red" if is_bad else "bold yellow")
 

@@ -121,6 +121,7 @@ class Scheduler:
         self.budgets = questions.budgets
         self.explain = questions.explain
         self.snapshot = questions.snapshot
+        self.tokens_under_way = questions.tokens_under_way
         self.loads = questions.loads
 
     @property

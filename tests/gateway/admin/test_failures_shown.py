@@ -239,8 +239,29 @@ def test_the_last_failure_of_an_endpoint_that_is_missing_is_told_in_words() -> N
     assert told.startswith("See whether a runs, and what its log says (it could not be reached).")
 
 
+def test_tokens_count_as_they_come_and_not_when_their_answers_end() -> None:
+    """The rate rose as an engine died, for what its streams had made was counted at their ends."""
+    history, made = History(), scheduler(a=4)
+
+    def rate(now: float) -> float:
+        history.add(made.snapshot(now=now), Failures(), now, made.tokens_under_way())
+        return history.latest()["tokens_per_s"]
+
+    leases = [the_lease(made.arrived(request(f"r{at}", prompt_tokens=40), now=0.0)) for at in range(2)]
+    assert rate(0.0) == 0.0
+    assert rate(1.0) == 0.0, "nothing came yet"
+    for lease in leases:
+        made.first_token(lease, now=1.0)
+        made.progressed(lease, 160, now=1.5)
+    assert rate(2.0) == pytest.approx(2 * (40 + 160) / 2.0)
+    made.failed(leases[0], Retry.BROKEN, now=2.5)
+    made.finished(leases[1], Usage(40, 200), now=2.5)
+    assert made.tokens_under_way() == 0
+    assert rate(4.0) == pytest.approx((2 * (40 + 160) + 40) / 4.0), "of all that, the end told of 40 more"
+
+
 def test_tokens_that_come_in_lumps_are_a_rate_over_ten_samples() -> None:
-    """It said "0 tokens/s" while 15 requests ran, for they are counted as requests end."""
+    """As those of answers that do not stream do: it said "0 tokens/s" while 15 requests ran."""
     history, made = History(), scheduler(a=4)
     rates = []
     for at in range(14):
@@ -304,6 +325,22 @@ def test_the_minutes_rows_are_the_most_frequent_and_few() -> None:
     lately = minute.last.now(1.0)
     assert (len(lately.rows), lately.rows_more, lately.refused) == (ROWS_SHOWN, 100 - ROWS_SHOWN, 5_050)
     assert (lately.rows[0].tenant, lately.rows[0].count) == ("t99", 100)
+
+
+def test_what_left_the_queue_unsent_has_one_word() -> None:
+    """It was "waited in vain" above, "lost their place" beside, and "displaced" behind."""
+    minute = Minute()
+    for at, reason in enumerate((Reason.QUEUE_TIMEOUT, Reason.DISPLACED, Reason.OVERLOAD)):
+        minute.happens(3 - at, "a", Outcome.EVICTED, reason)
+    minute.happens(1, "a", Outcome.REJECTED, Reason.OVERLOAD)
+    minute.look(1.0)
+    lately = minute.last.now(1.0)
+    assert [(row.kind, row.what) for row in lately.rows] == [
+        ("evicted", "evicted: timed out waiting"),
+        ("evicted", "evicted: displaced by higher bands"),
+        ("evicted", "evicted: too much at once"),
+        ("refused", "refused: too much at once"),
+    ]
 
 
 def test_every_reason_and_every_failure_of_a_dispatch_has_its_words() -> None:

@@ -11,8 +11,8 @@ from penstock.core.values.cause import Cause
 from penstock.core.values.lifecycle import State
 from penstock.core.values.observation import Observation
 from penstock.core.values.retry import Failure
-from penstock.core.values.settings import AdmissionSettings, BandSettings
-from penstock.gateway.admin.headline import DRAIN, PAUSE, Around, StoppedBy, headline, sentences, tone
+from penstock.core.values.settings import AdmissionSettings, BandSettings, QueueBounds
+from penstock.gateway.admin.headline import DRAIN, PAUSE, Around, StoppedBy, headline, is_by_operators, sentences, tone
 from penstock.gateway.admin.reasons import WHY, endpoint_why, model_why
 from penstock.gateway.admin.story import CAUSES
 from penstock.sim.checks.invariants import CheckedScheduler
@@ -271,6 +271,47 @@ def test_a_model_that_nobody_serves_is_not_said_to_have_endpoints() -> None:
     made.endpoint_removed("a", now=0.0)
     made.arrived(request("w"), now=0.0)
     assert said(made, 1.0) == "Holding 1: no endpoint serves m. Oldest 1.0 s."
+
+
+def test_a_full_queue_says_what_is_full_and_which_setting_bounds_it() -> None:
+    """It said "Holding 40", and that so many were refused because the queue is full: of how many?"""
+    bands = (BandSettings("high", requests_max=3), BandSettings("low"))
+    settings = SchedulerSettings(bands=bands, bounds=QueueBounds(requests_max=10, tokens_max=1_000))
+    made = scheduler(settings, a=1)
+    the_lease(made.arrived(request("r"), now=0.0))
+    for at in range(2):
+        made.arrived(request(f"h{at}"), now=0.0)
+    assert "The queue is" not in said(made, 1.0)
+    made.arrived(request("h2"), now=0.0)
+    assert "The queue is full: 3 of at most 3 requests (bands.high.max_requests)." in said(made, 1.0)
+    for at in range(6):
+        made.arrived(request(f"w{at}", band=1, prompt_tokens=10), now=0.0)
+    assert "The queue is full: 9 of at most 10 requests (queue.max_requests), 3 of" in said(made, 1.0)
+    made.cancelled("h0", now=1.0)
+    made.arrived(request("w6", band=1, prompt_tokens=10), now=1.0)
+    assert "The queue is nearly full: 9 of at most 10 requests (queue.max_requests)." in said(made, 1.0)
+    made.arrived(request("w7", band=1, prompt_tokens=900), now=1.0)
+    assert " of at most 1,000 prompt tokens (queue.max_tokens)." in said(made, 1.0)
+
+
+def test_what_operators_stopped_is_told_from_a_fault() -> None:
+    """A drained gateway looked as one whose engines are dead."""
+    made = scheduler(a=1, b=1)
+    assert not is_by_operators(made.snapshot(now=0.0))
+    for stop in (made.paused, made.drained):
+        stop(None, now=0.0)
+        picture = made.snapshot(now=0.0)
+        assert (tone(picture), is_by_operators(picture)) == ("bad", True)
+        made.resumed(None, now=0.0)
+    for name in "ab":
+        made.endpoint_drained(name, now=0.0)
+    picture = made.snapshot(now=0.0)
+    assert (tone(picture), is_by_operators(picture)) == ("bad", True), "no endpoint is left, by an operator's word"
+    made.endpoint_down("a", now=0.0)
+    assert not is_by_operators(made.snapshot(now=0.0)), "one of them is missing by itself"
+    made.endpoint_removed("a", now=0.0)
+    made.endpoint_removed("b", now=0.0)
+    assert not is_by_operators(made.snapshot(now=0.0))
 
 
 def test_who_has_most_of_what_waits_is_named() -> None:

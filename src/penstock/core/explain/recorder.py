@@ -189,7 +189,7 @@ class Recorder:
         meter.running += 1
         model.running += 1
         model.dispatched += 1
-        model.waits_s.append(entry.queue.waited_s)
+        model.waits_s.append((now, entry.queue.waited_s))
         # A policy that counts nothing has no shares of its own to show.
         trail.counted = entry.charge.cost or entry.charge.work
         shares.add(meter, trail.counted, now)

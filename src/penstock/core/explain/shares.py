@@ -22,7 +22,8 @@ SCALE_FOR_S = 0.1  # how long one factor serves: an exponential per request woul
 RESCALE_S = 300 * SHARE_WINDOW_S  # e^300 is far from a float's end, and so is a day's service times it
 METERS_MAX = 25_000  # tenants are bounded at the door (configured ones and `max_dynamic`); this only makes sure
 MODELS_MAX = 1_000
-WAITS_KEPT = 256  # per model, for the quantiles of the wait
+WAITS_KEPT = 256  # per model, for the quantiles of the wait,
+WAITS_S = 10.0  # of so many seconds: as first tokens are told, beside which they stand
 ALONE_SHARE = 0.98  # of its band's service: who was there before fades out within some minutes
 SHOWN_MAX = 50  # tenants in a snapshot; the others are counted
 
@@ -68,19 +69,19 @@ class ModelMeter:
         self.tried = 0  # sent although they were forecast to miss their deadlines
         self.prompt_tokens = 0
         self.output_tokens = 0
-        self.waits_s: deque[float] = deque(maxlen=WAITS_KEPT)  # in the queue, of the latest dispatches
+        self.waits_s: deque[tuple[float, float]] = deque(maxlen=WAITS_KEPT)  # latest dispatches: when, after how long
 
     @property
     def real(self) -> bool:
         """Whether an engine has answered for the model: else its name may be a caller's mistake."""
         return self.prompt_tokens + self.output_tokens > 0
 
-    def wait_quantiles_s(self) -> tuple[float, float]:
-        """Returns the median of the latest waits, and what 99 in 100 of them stay under; 0 and 0 without any."""
-        ordered = sorted(self.waits_s)
-        if not ordered:
-            return 0.0, 0.0
-        return ordered[len(ordered) // 2], ordered[int(0.99 * len(ordered))]
+    def wait_quantiles_s(self, now: float) -> tuple[float, float] | None:
+        """Returns the median of the waits that ended with a dispatch in the last seconds, and what 99 in 100 of them
+        stay under; None if nothing was sent.
+        """
+        ordered = sorted([waited_s for at_s, waited_s in self.waits_s if now - at_s <= WAITS_S])
+        return (ordered[len(ordered) // 2], ordered[int(0.99 * len(ordered))]) if ordered else None
 
 
 class Shares:

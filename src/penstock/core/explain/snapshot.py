@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from typing import Literal
 
 import msgspec
 
@@ -26,11 +27,12 @@ from penstock.core.explain.shares import ModelMeter, Shares, oldest_s
 from penstock.core.explain.wait_causes import Line, Waits
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.queues import Queues
 from penstock.core.values.cause import Cause
 from penstock.core.values.lifecycle import State
 from penstock.core.values.outcome import Reason
 from penstock.core.values.rows import FlowSnapshot, SourceSnapshot, TenantSnapshot
-from penstock.core.values.settings import AdmissionSettings, EndpointLimits
+from penstock.core.values.settings import AdmissionSettings, EndpointLimits, QueueBounds
 
 MODELS_SHOWN = 50
 _SIZES = (Cause.KV_FULL, Cause.PREFILL_FULL)  # what may keep a request from an endpoint that takes smaller ones
@@ -101,6 +103,15 @@ class BandSnapshot(msgspec.Struct, frozen=True):
     min_share: float  #: of it, promised while the band has work; 0: none
 
 
+class BoundSnapshot(msgspec.Struct, frozen=True):
+    """A bound of what may wait, and how much does."""
+
+    of: Literal["requests", "bytes", "tokens"]
+    band: str | None  #: None: of all bands together
+    now: int
+    most: int
+
+
 class HeadSnapshot(msgspec.Struct, frozen=True):
     """The request that goes next for a model."""
 
@@ -127,8 +138,8 @@ class ModelSnapshot(msgspec.Struct, frozen=True):
     kv_usage_min: float | None  #: over the endpoints that tell; where one cause holds at some, over these
     kv_usage_max: float | None
     oldest_wait_s: float
-    wait_p50_s: float  #: in the queue, of the last few hundred that were sent
-    wait_p99_s: float
+    wait_p50_s: float | None  #: in the queue, of those sent in the last ten seconds; None: nothing was
+    wait_p99_s: float | None
     dispatched_total: int
     ended_total: int
     refused_total: int
@@ -187,6 +198,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     requests: RequestRows
     sources: list[SourceSnapshot]  #: of what is cached where
     paused_tenants: list[str] = []
+    bounds: list[BoundSnapshot] = []  #: none where queueing is off
 
 
 ALL = "*"  #: all models, where those that are paused or drained are named
@@ -218,6 +230,24 @@ def band_now(band: Band, share: float, now: float) -> BandSnapshot:
         share=share,
         min_share=band.settings.min_share,
     )
+
+
+def bounds_now(queues: Queues, bounds: QueueBounds) -> list[BoundSnapshot]:
+    """Returns the bounds of all that waits, then those that bands have of their own."""
+    rows = [
+        BoundSnapshot("requests", None, queues.waiting, bounds.requests_max),
+        BoundSnapshot("bytes", None, queues.bytes, bounds.bytes_max),
+        BoundSnapshot("tokens", None, queues.tokens, bounds.tokens_max),
+    ]
+    for band in queues.bands:
+        own, name = band.settings, band.settings.name
+        if own.requests_max is not None:
+            rows.append(BoundSnapshot("requests", name, band.tree.waiting, own.requests_max))
+        if own.bytes_max is not None:
+            rows.append(BoundSnapshot("bytes", name, band.bytes, own.bytes_max))
+        if own.tokens_max is not None:
+            rows.append(BoundSnapshot("tokens", name, band.tokens, own.tokens_max))
+    return rows
 
 
 class Misfit(msgspec.Struct, frozen=True):
@@ -337,7 +367,7 @@ def _model_now(
     where = [e for e in endpoints if first is not None and _closed(first.band, e, cause)]
     usages = [usage for e in where or endpoints if (usage := e.ledger.kv_usage(now)) is not None]
     answering = [e for e in endpoints if e.in_service and e.role is not Role.PREFILL]
-    p50_s, p99_s = meter.wait_quantiles_s()
+    waits_s = meter.wait_quantiles_s(now)
     return ModelSnapshot(
         name=meter.name,
         waiting=waiting,
@@ -353,8 +383,8 @@ def _model_now(
         kv_usage_min=min(usages, default=None),
         kv_usage_max=max(usages, default=None),
         oldest_wait_s=oldest_s([next(iter(line.entries.values())) for line in lines], now),
-        wait_p50_s=p50_s,
-        wait_p99_s=p99_s,
+        wait_p50_s=waits_s and waits_s[0],
+        wait_p99_s=waits_s and waits_s[1],
         dispatched_total=meter.dispatched,
         ended_total=meter.ended,
         refused_total=meter.refused,

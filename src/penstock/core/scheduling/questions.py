@@ -12,6 +12,7 @@ from penstock.core.explain.explanation import Explanation
 from penstock.core.explain.snapshot import (
     Snapshot,
     band_now,
+    bounds_now,
     endpoint_now,
     models_now,
     queues_of,
@@ -218,7 +219,16 @@ class Questions:
             requests=requests_now(queues.bands, state.leases, state.recorder, now),
             sources=state.router.sources.snapshot(now),
             paused_tenants=sorted(state.quotas.paused_names()),
+            bounds=bounds_now(queues, state.settings.bounds) if state.settings.queue_enabled else [],
         )
+
+    def tokens_under_way(self) -> int:
+        """Returns the tokens that have come of answers that stream, with those of their prompts, as estimated.
+
+        When an answer ends they count for its model, and no longer here. Asking costs per running request.
+        """
+        begun = [entry for entry in self._state.leases.values() if entry.charge.output_seen]
+        return sum([entry.estimate.prompt_tokens + entry.charge.output_seen for entry in begun])
 
 
 def _load(endpoint: Endpoint, now: float) -> float:

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from penstock.core.explain.snapshot import ALL, AWAY, BandSnapshot, EndpointSnapshot, Snapshot
+from penstock.core.explain.snapshot import ALL, AWAY, BandSnapshot, EndpointSnapshot, ModelSnapshot, Snapshot
 from penstock.core.values.outcome import Reason
 from penstock.gateway.admin.events import printable
 from penstock.gateway.admin.failing.lately import Lately, of_alarm, of_note, said
-from penstock.gateway.admin.reasons import MISSING, SERVING, count, model_why, short_name
+from penstock.gateway.admin.reasons import MISSING, SERVING, bounds_met, count, model_why, short_name
 from penstock.gateway.telemetry.failures import Kind
 
 BANDS_NAMED_MAX = 3  # a sentence, not a table
@@ -99,6 +99,27 @@ def tone(snapshot: Snapshot, around: Around | None = None) -> str:
     return "busy" if snapshot.waiting or held or around.away or around.strangers or is_aside or refusing else "ok"
 
 
+def is_by_operators(snapshot: Snapshot, around: Around | None = None) -> bool:
+    """Whether a tone of "bad" is but what operators did: everything is paused, drained or shutting down, by their word.
+
+    Somebody has to look at it all the same, but it is no fault.
+    """
+    if not snapshot.endpoints or tone(snapshot, around) != "bad":
+        return False
+    there = [msgspec.structs.replace(e, state="up") if e.state == "draining" else e for e in snapshot.endpoints]
+    models = [msgspec.structs.replace(m, up=m.up or _is_drained(m, snapshot)) for m in snapshot.models]
+    running = msgspec.structs.replace(
+        snapshot, draining=False, paused=[], drained=[], endpoints=there, models=models, waiting=0
+    )
+    return tone(running, around) != "bad"
+
+
+def _is_drained(model: ModelSnapshot, snapshot: Snapshot) -> int:
+    """How many of a model's endpoints are drained and would else be there; 0 where one of them is away by itself."""
+    serving = [e for e in snapshot.endpoints if e.models is None or model.name in e.models]
+    return len(serving) if all(e.state in (*SERVING, "draining") for e in serving) else 0
+
+
 def _state(snapshot: Snapshot) -> list[str]:
     """What waits and what runs, and where."""
     if snapshot.draining:
@@ -175,7 +196,7 @@ def _alarm(lately: Lately | None) -> str:
         return ""
     first, *others = groups[:FAILURES_NAMED_MAX]
     whose = f" ({first.whose})" if first.whose else ""
-    were = "were " if first.what.startswith("refused") else ""
+    were = "were " if first.what.startswith(("refused", "evicted")) else ""
     lead = (
         f"{first.count:,} of {count(lately.ended, 'request', 'requests')} in the last minute {were}{first.what}{whose}"
     )
@@ -188,7 +209,7 @@ def _holding(snapshot: Snapshot) -> list[str]:
     oldest = f"Oldest {seconds(longest.oldest_wait_s)}{f' ({longest.name})' if len(bands) > 1 else ''}."
     models = [model for model in snapshot.models if model.waiting]
     if not models:
-        return [f"Holding {snapshot.waiting:,}.", oldest]
+        return [f"Holding {snapshot.waiting:,}.", bounds_met(snapshot), oldest]
     first = models[0]
     others = len(models) - 1 + snapshot.models_more
     more = f" ({first.waiting:,} of them; {count(others, 'other model', 'other models')} too)" if others else ""
@@ -196,7 +217,7 @@ def _holding(snapshot: Snapshot) -> list[str]:
     if len(bands) == 1 and (len(snapshot.flows) > 1 or snapshot.flows_more):
         holding += _whose(snapshot, bands[0], ", {}")
     by_band = _by_band(snapshot, bands, one_line=not others) if len(bands) > 1 else ""
-    return [f"{holding}: {model_why(first, snapshot)}{more}.", by_band, oldest]
+    return [f"{holding}: {model_why(first, snapshot)}{more}.", by_band, bounds_met(snapshot), oldest]
 
 
 def _by_band(snapshot: Snapshot, bands: list[BandSnapshot], *, one_line: bool) -> str:

@@ -20,7 +20,7 @@ from penstock.gateway.telemetry.failures import Failures, Kind
 SAMPLES_MAX = 3_600
 FINE_SAMPLES = 300
 COARSE_S = 10
-TOKENS_OVER = 10  # samples: tokens are counted as requests end, in lumps
+TOKENS_OVER = 10  # samples: answers tell their growth in steps, and those that do not stream at their ends
 RATES = ("sent_per_s", "tokens_per_s", *(f"{kind}_per_s" for kind in Kind))
 TIMES = ("first_token_p50_s", "first_token_p99_s")  # NaN, null in JSON, where no stream began
 CURVES = ("waiting", "running", "slots", "oldest_s", "kv_max", *RATES, *TIMES)
@@ -36,10 +36,13 @@ class History:
         self._tokens: deque[tuple[float, int]] = deque(maxlen=TOKENS_OVER)
         self._rates: dict[str, float] = dict.fromkeys(RATES, 0.0)
 
-    def add(self, snapshot: Snapshot, failures: Failures, now: float) -> None:
-        """Take a sample. Rates are over the time since the one before, that of tokens over ten."""
+    def add(self, snapshot: Snapshot, failures: Failures, now: float, under_way: int = 0) -> None:
+        """Take a sample. Rates are over the time since the one before, that of tokens over ten.
+
+        `under_way`: tokens of answers that have not ended, which count from now on.
+        """
         sent = sum(endpoint.dispatches_total for endpoint in snapshot.endpoints)
-        tokens = sum(model.prompt_tokens_total + model.output_tokens_total for model in snapshot.models)
+        tokens = under_way + sum([model.prompt_tokens_total + model.output_tokens_total for model in snapshot.models])
         totals = [sent, tokens, *failures.totals.values()]
         if self._last is not None and now > self._last[0]:
             passed_s = now - self._last[0]

@@ -8,13 +8,11 @@ from importlib import resources
 from penstock.gateway.admin.routes import AdminRoutes
 from penstock.http.server.server import Exchange, Header
 
+_SCRIPTS = ("page", "columns", "curves", "legend", "link", "seen", "tables", "verbs", "words")
 _FILES = {
     "/admin/": ("index.html", b"text/html; charset=utf-8"),
     "/admin/page.css": ("page.css", b"text/css; charset=utf-8"),
-    "/admin/page.js": ("page.js", b"text/javascript; charset=utf-8"),
-    "/admin/curves.js": ("curves.js", b"text/javascript; charset=utf-8"),
-    "/admin/tables.js": ("tables.js", b"text/javascript; charset=utf-8"),
-    "/admin/legend.js": ("legend.js", b"text/javascript; charset=utf-8"),
+    **{f"/admin/{name}.js": (f"{name}.js", b"text/javascript; charset=utf-8") for name in _SCRIPTS},
 }
 # Nothing from elsewhere, nothing inline, no frames: names that callers chose can't become anything but text.
 _POLICY = (

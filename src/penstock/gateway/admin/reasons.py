@@ -6,11 +6,13 @@ A bare "full" beside 80 % would be taken for a mistake.
 
 from __future__ import annotations
 
-from penstock.core.explain.snapshot import ALL, EndpointSnapshot, ModelSnapshot, Snapshot
+from penstock.core.explain.snapshot import ALL, BoundSnapshot, EndpointSnapshot, ModelSnapshot, Snapshot
 from penstock.core.values.cause import Cause
 from penstock.gateway.admin.events import printable
 
 NAME_CHARS_MAX = 60
+NEARLY = 0.9  # of a bound: in bytes and tokens it is hardly ever met to the last one
+MIB = 1 << 20
 
 # What a cause means for a model: `{model}` waits because …
 WHY: dict[Cause, str] = {
@@ -88,6 +90,24 @@ def _slots(model: ModelSnapshot) -> str:
         taken += f" ({model.endpoints - model.up} of {model.endpoints} out of service)"
     over = model.taken - model.slots
     return f"{taken}, and {count(over, 'request', 'requests')} more run there" if over > 0 else taken
+
+
+def bounds_met(snapshot: Snapshot) -> str:
+    """Which bounds of the queue are met, or next to it, so that newcomers are refused. Empty: none."""
+    near = [bound for bound in snapshot.bounds if bound.now and bound.now >= NEARLY * bound.most]
+    if not near:
+        return ""
+    full = "full" if any(bound.now >= bound.most for bound in near) else "nearly full"
+    return f"The queue is {full}: {', '.join(map(_bound, near))}."
+
+
+def _bound(bound: BoundSnapshot) -> str:
+    """How much there is of what is bounded, and the setting that bounds it."""
+    if bound.of == "bytes":
+        amount = f"{bound.now / MIB:,.1f} of at most {bound.most / MIB:,.1f} MiB"
+    else:
+        amount = f"{bound.now:,} of at most {bound.most:,} {'requests' if bound.of == 'requests' else 'prompt tokens'}"
+    return f"{amount} ({'queue' if bound.band is None else f'bands.{bound.band}'}.max_{bound.of})"
 
 
 def endpoint_why(endpoint: EndpointSnapshot, snapshot: Snapshot) -> str | None:

@@ -23,9 +23,9 @@ from penstock.gateway.admin.failing.advice import advice
 from penstock.gateway.admin.failing.incidents import Incidents
 from penstock.gateway.admin.failing.lately import FailureWindow
 from penstock.gateway.admin.failing.strangers import Strangers
-from penstock.gateway.admin.headline import Around, StoppedBy, sentences, tone
+from penstock.gateway.admin.headline import Around, StoppedBy, is_by_operators, sentences, tone
 from penstock.gateway.admin.history import History, answering
-from penstock.gateway.admin.reasons import cause_now, endpoint_why, model_why
+from penstock.gateway.admin.reasons import MISSING, cause_now, endpoint_why, model_why
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.queueing import Queueing
@@ -112,7 +112,7 @@ class Watch:
     def tick(self) -> None:
         """Look once."""
         snapshot, now = self._snapshot(), self._driver.now()
-        self._history.add(snapshot, self._facts.failures, now)
+        self._history.add(snapshot, self._facts.failures, now, self._driver.scheduler.tokens_under_way())
         self._note_changes(snapshot, now)
         self._incidents.look(self._last_minute.look(now), snapshot, now)
         self._look_for_strangers(snapshot, now)
@@ -180,12 +180,14 @@ class Watch:
             "share": share,
             "policy_trouble": [trouble.now() for trouble in TROUBLES.values() if trouble.count],
             "tone": tone(snapshot, around),
+            "by_operators": is_by_operators(snapshot, around),
             "now": self._history.latest(),
             "draining": snapshot.draining,
             "paused": snapshot.paused,
             "drained": snapshot.drained,
             "paused_tenants": [printable(name, NAME_CHARS_MAX) for name in snapshot.paused_tenants[:TENANTS_SHOWN]],
             "waiting": snapshot.waiting,
+            "waiting_max": next((bound.most for bound in snapshot.bounds if bound.of == "requests"), None),
             "running": snapshot.running,
             "slots": sum([endpoint.slots for endpoint in there]),
             "slots_taken": sum([min(endpoint.leases, endpoint.slots) for endpoint in there]),
@@ -312,5 +314,8 @@ def _with_why(row: msgspec.Struct, why: str | None) -> dict[str, object]:
     return {**msgspec.structs.asdict(row), "why": why}
 
 
-def _troubled_first(endpoint: EndpointSnapshot) -> tuple[bool, bool]:
-    return endpoint.state == "up", endpoint.closed is None
+def _troubled_first(endpoint: EndpointSnapshot) -> tuple[int, bool]:
+    """Faults, what passes by itself, what operators did, and then those that are up."""
+    state = endpoint.state
+    rank = 0 if state in MISSING else 3 if state == "up" else 2 if state == "draining" else 1
+    return rank, endpoint.closed is None

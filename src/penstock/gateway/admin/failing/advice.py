@@ -54,7 +54,7 @@ _TOO_MUCH = (Reason.QUEUE_FULL, Reason.OVERLOAD, Reason.QUEUE_TIMEOUT)
 _REASONS: dict[str, str] = {
     Reason.QUEUE_FULL: _SHORT,
     Reason.OVERLOAD: _SHORT,
-    Reason.QUEUE_TIMEOUT: f"{_SHORT} They waited in vain for `queue.max_wait`.",
+    Reason.QUEUE_TIMEOUT: f"{_SHORT} They were evicted after `queue.max_wait`.",
     Reason.DEADLINE_INFEASIBLE: f"{_MORE}, or longer deadlines.",
     Reason.DEADLINE_MISSED: f"{_MORE}, or longer deadlines.",
     Reason.DISPLACED: "Nothing, if bands are as they are meant: higher ones took the places.",

@@ -42,7 +42,7 @@ WORDS: dict[str, str] = {
     Reason.OVERLOAD: "refused: too much at once",
     Reason.QUEUE_TIMEOUT: "timed out waiting",
     Reason.DEADLINE_MISSED: "missed their deadline waiting",
-    Reason.DISPLACED: "lost their place to higher bands",
+    Reason.DISPLACED: "displaced by higher bands",
     Reason.NO_ENDPOINT: "found no endpoint in service",
     Reason.DRAINING: "refused: nothing new is let in",
     Reason.STORAGE_FULL: "refused: the storage is full",
@@ -186,7 +186,7 @@ class FailureWindow:
                     printable(row.tenant, NAME_CHARS_MAX),
                     printable(row.endpoint, NAME_CHARS_MAX),
                     number,
-                    words(row.kind, row.reason, row.limit),
+                    _of_row(row.kind, row.reason, row.limit),
                     row.limit,
                 )
                 for row, number in self._sum.most_common(ROWS_SHOWN)
@@ -197,7 +197,14 @@ class FailureWindow:
 
 def words(kind: Kind, reason: str, limit: str = "") -> str:
     """What happened, for people."""
-    return WORDS.get(reason, f"{kind}: {reason}") + (f" ({limit})" if limit else "")
+    said = WORDS.get(reason, f"{kind}: {reason}") + (f" ({limit})" if limit else "")
+    return said.replace("refused: ", "evicted: ", 1) if kind is Kind.EVICTED else said
+
+
+def _of_row(kind: Kind, reason: str, limit: str) -> str:
+    """The same where it stands alone: with the outcome before it, by whose name it is counted."""
+    said = words(kind, reason, limit)
+    return said if kind is not Kind.EVICTED or said.startswith("evicted: ") else f"evicted: {said}"
 
 
 def of_note(lately: Lately, kinds: Iterable[Kind]) -> list[FailureGroup]:
@@ -207,7 +214,7 @@ def of_note(lately: Lately, kinds: Iterable[Kind]) -> list[FailureGroup]:
 
 
 def of_alarm(lately: Lately) -> list[FailureGroup]:
-    """The refusals and vain waits of the last minute, where they are so many that they are the matter; else none.
+    """The refusals and evictions of the last minute, where they are so many that they are the matter; else none.
 
     What gave its place to higher bands does not count: that is what the operator made bands for.
     """

@@ -18,7 +18,7 @@ function rounded(most) {
 
 function ago(seconds) {
   if (seconds < 1) return "now";
-  return seconds < 90 ? `−${Math.round(seconds)} s` : `−${Math.round(seconds / 60)} min`;
+  return seconds < 90 ? `−${Math.round(seconds)}\u00a0s` : `−${Math.round(seconds / 60)}\u00a0min`;
 }
 
 class Line {

@@ -1,6 +1,8 @@
 // A table that is updated in place: rows are kept by key, and only what changed is written. All text goes in as
 // textContent, so a name can be anything and stays a name.
 
+import { put } from "./seen.js";
+
 const PRINTABLE = /[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 
 export function text(value, most = 80) {
@@ -8,13 +10,16 @@ export function text(value, most = 80) {
   return plain.length > most ? plain.slice(0, most - 1) + "…" : plain;
 }
 
+// A number and its unit stay on one line: the spaces between them are no-break spaces.
+export const whole = (said) => said.replace(/(\d) (?=(?:%|ms|s|min|h|MiB)(?!\w))|([\d\w]) (?=ago\b)/g, "$1$2\u00a0");
+
 export function seconds(value) {
   if (value == null) return "–";
-  if (value === 0) return "0 s";
-  if (value < 1) return `${Math.round(value * 1000)} ms`;
-  if (value < 60) return `${value.toFixed(1)} s`;
-  if (value < 3600) return `${Math.floor(value / 60)}m ${Math.floor(value % 60)}s`;
-  return `${Math.floor(value / 3600)}h ${Math.floor((value % 3600) / 60)}m`;
+  if (value === 0) return "0\u00a0s";
+  if (value < 1) return `${Math.round(value * 1000)}\u00a0ms`;
+  if (value < 60) return `${value.toFixed(1)}\u00a0s`;
+  if (value < 3600) return `${Math.floor(value / 60)}m\u00a0${Math.floor(value % 60)}s`;
+  return `${Math.floor(value / 3600)}h\u00a0${Math.floor((value % 3600) / 60)}m`;
 }
 
 export function count(value) {
@@ -24,9 +29,7 @@ export function count(value) {
   return Math.round(value).toLocaleString("en");
 }
 
-export const percent = (value) => (value == null ? "–" : `${Math.round(value * 100)} %`);
-
-const put = (node, value) => { if (node.textContent !== value) node.textContent = value; };
+export const percent = (value) => (value == null ? "–" : `${Math.round(value * 100)}\u00a0%`);
 
 function setClass(node, value) { if (node.className !== value) node.className = value; }
 

@@ -1,0 +1,116 @@
+// The tables: which columns each has, and what stands in them.
+
+import { MEANS } from "./legend.js";
+import { $, seen } from "./seen.js";
+import { Table, count, percent, seconds, text } from "./tables.js";
+import { awayTone, badness, cause, guaranteed, stateOf, wrong } from "./words.js";
+
+const oldest = (row) => (row.waiting ? seconds(row.oldest_wait_s) : "");
+
+function within(tenant) {
+  if (tenant.is_alone) return "alone";
+  const got = percent(tenant.share);
+  const refused = tenant.went_wrong.refused || tenant.went_wrong.evicted;
+  // Who has less than is fair and yet hardly waits does not ask for more.
+  const content = tenant.fair_share == null || (tenant.share < tenant.fair_share && tenant.oldest_wait_s < 1);
+  if (content) return refused ? got : `${got}, gets all it asks for`;
+  return `${got}, fair ${percent(tenant.fair_share)}`;
+}
+
+function said(endpoint) {
+  if (endpoint.observed_s_ago == null) return "nothing yet";
+  if (endpoint.gauges !== "believed") return endpoint.gauges.replace("_", " ");
+  return `${count(endpoint.engine_running)} run, ${count(endpoint.engine_waiting)} queue, ${seconds(endpoint.observed_s_ago)}\u00a0ago`;
+}
+
+function stopVerbs(model) {
+  if (seen.frame.paused.includes("*") || seen.frame.drained.includes("*")) return []; // all of them: the buttons above take that back
+  const stopped = seen.frame.paused.includes(model) || seen.frame.drained.includes(model);
+  return stopped ? [["model-resume", "Resume"]] : [["model-pause", "Pause"], ["model-drain", "Drain"]];
+}
+
+function tenantVerbs(tenant) {
+  const pauses = seen.frame.paused_tenants.includes(tenant.tenant) ? ["tenant-resume", "Resume"] : ["tenant-pause", "Pause"];
+  return [pauses, ["tenant-limit", "Limit"], ["tenant-cancel", "Cancel"]];
+}
+
+export const tables = {
+  models: new Table($("models"), [
+    { title: "model", value: (m) => text(m.name), name: true },
+    { title: "waiting", value: (m) => count(m.waiting), num: true, by: (m) => m.waiting, tone: (m) => (m.waiting ? "busy" : "") },
+    { title: "running", value: (m) => count(m.running), num: true },
+    { title: "slots taken", hint: "at the endpoints in service that serve it, whatever the model of what runs there", value: (m) => `${count(Math.min(m.taken, m.slots))} of ${count(m.slots)}`, num: true, part: (m) => m.taken / (m.slots || 1) },
+    { title: "oldest", value: oldest, num: true, by: (m) => m.oldest_wait_s },
+    { title: "waited p50 · p99 (10 s)", hint: "in the queue, of those that were sent in the last ten seconds, at most 256; who still waits does not count", value: (m) => (m.wait_p50_s == null ? "–" : `${seconds(m.wait_p50_s)} · ${seconds(m.wait_p99_s)}`), num: true, low: true },
+    { title: "endpoints", value: (m) => `${m.up} of ${m.endpoints}`, num: true, tone: awayTone },
+    { title: "why they wait", value: (m) => (m.waiting ? cause(m.cause, m.why) : ""), wide: true },
+    { title: "", verbs: (m) => stopVerbs(m.name) },
+  ], { key: (m) => m.name, limit: 12, empty: "No model is known yet." }),
+  bands: new Table($("bands"), [
+    { title: "band", value: (b) => text(b.name), name: true },
+    { title: "waiting", value: (b) => count(b.waiting), num: true, tone: (b) => (b.waiting ? "busy" : "") },
+    { title: "waiting prompt tokens", hint: "of the prompts that wait, estimated", value: (b) => count(b.tokens), num: true, low: true },
+    { title: "oldest", value: oldest, num: true },
+    { title: "running", value: (b) => count(b.running), num: true },
+    { title: "share of tokens", hint: "of those that all bands got over the last minute, by price", value: (b) => percent(b.share), num: true, part: (b) => b.share, mark: (b) => b.min_share || null },
+    { title: "guaranteed", hint: MEANS.guaranteed, value: guaranteed, wide: true, low: true },
+  ], { key: (b) => b.name, limit: 8, empty: "" }),
+  tenants: new Table($("tenants"), [
+    { title: "tenant", value: (t) => text(t.tenant), name: true },
+    { title: "band", value: (t) => text(t.band) },
+    { title: "waiting", value: (t) => count(t.waiting), num: true, by: (t) => t.waiting, tone: (t) => (t.waiting ? "busy" : "") },
+    { title: "oldest", value: oldest, num: true, by: (t) => (t.waiting ? t.oldest_wait_s : -1) },
+    { title: "running", value: (t) => count(t.running), num: true, by: (t) => t.running },
+    { title: "went wrong", hint: MEANS["went wrong"], value: (t) => wrong(t).map(([number, said]) => `${count(number)} ${said}`).join(", "), wide: true, by: (t) => wrong(t).reduce((sum, [number]) => sum + number, 0), tone: (t) => (t.went_wrong.broken || t.went_wrong.failed ? "bad" : "busy") },
+    { title: "share of tokens", hint: "of those that all tenants got over the last minute, by price", value: (t) => percent(t.share_of_all), num: true, by: (t) => t.share_of_all, part: (t) => t.share_of_all },
+    { title: "within its band: got, fair", hint: "of what its band got over the last minute; fair by weight, among the tenants of the band", value: within, wide: true, low: true },
+    { title: "weight", value: (t) => String(t.weight), num: true, low: true, by: (t) => t.weight },
+    { title: "", verbs: tenantVerbs },
+  ], { key: (t) => `${t.band} ${t.tenant}`, limit: 15, empty: "Nobody asks for anything." }),
+  endpoints: new Table($("endpoints"), [
+    { title: "endpoint", value: (e) => text(e.name), name: true },
+    { title: "state", value: stateOf, tone: (e) => badness(e.state) },
+    { title: "running / slots", hint: "requests that Penstock has there now, from dispatch to the last byte", value: (e) => `${e.leases} / ${e.slots}${e.slots_auto ? " auto" : ""}`, num: true, part: (e) => e.leases / (e.slots || 1) },
+    { title: "engine said", hint: "its own gauges, and how old that reading is, or why they are not believed; what was sent since is not in it", value: (e) => said(e), by: (e) => e.engine_waiting ?? -1, tone: (e) => (e.observed_s_ago > 5 ? "busy" : "") },
+    { title: "KV used / ceiling", hint: "memory in use with what was sent since the reading; the line marks the ceiling, admission.max_kv_usage", value: (e) => (e.kv_usage_believed == null ? "–" : `${Math.round(e.kv_usage_believed * 100)} / ${percent(seen.frame.kv_usage_ceiling)}`), num: true, by: (e) => e.kv_usage_believed ?? -1, part: (e) => e.kv_usage_believed ?? 0, mark: (e) => (e.kv_usage_believed == null ? null : seen.frame.kv_usage_ceiling), hot: (e) => e.kv_usage_believed >= seen.frame.kv_usage_ceiling },
+    { title: "KV tokens free", hint: "below the ceiling", value: (e) => count(e.kv_tokens_free), num: true, low: true, by: (e) => e.kv_tokens_free ?? -1 },
+    { title: "ms / token", value: (e) => (e.time_per_output_token_s ? (e.time_per_output_token_s * 1000).toFixed(1) : "–"), num: true, low: true },
+    { title: "takes nothing because", value: (e) => cause(e.closed, e.why), wide: true, low: true },
+    { title: "last failure", value: (e) => (e.failure ? `${e.failure}, ${seconds(e.failed_s_ago)}\u00a0ago` : ""), low: true },
+    { title: "", verbs: (e) => [e.state === "draining" ? ["endpoint-resume", "Resume"] : ["endpoint-drain", "Drain"], ["endpoint-slots", "Slots"], ["endpoint-remove", "Remove"]] },
+  ], { key: (e) => e.name, limit: 8, empty: "No endpoint is configured or discovered." }),
+  requests: new Table($("listed"), [
+    { title: "id", value: (r) => text(r.id, 40), name: true },
+    { title: "tenant", value: (r) => text(r.tenant, 40), name: true },
+    { title: "band", value: (r) => text(r.band), low: true },
+    { title: "model", value: (r) => text(r.model, 40), name: true, low: true },
+    { title: "state", value: (r) => (r === seen.eldest ? `${r.state}, oldest` : r.state), tone: (r) => (["rejected", "evicted", "failed"].includes(r.state) ? "bad" : "") },
+    { title: "waited", value: (r) => seconds(r.waited_s), num: true, by: (r) => r.waited_s },
+    { title: "age", hint: "since it came; of those that ended, from then to the end", value: (r) => seconds(r.age_s), num: true, low: true, by: (r) => r.age_s },
+    { title: "prompt tokens", hint: "estimated until it ends", value: (r) => count(r.prompt_tokens), num: true, low: true, by: (r) => r.prompt_tokens },
+    { title: "answered", hint: "tokens so far", value: (r) => count(r.output_tokens), num: true, low: true, by: (r) => r.output_tokens },
+    { title: "why", value: (r) => (r.cause ? cause(r.cause) : r.reason ?? (r.endpoint ? `at ${text(r.endpoint, 40)}` : "")) + (r.requeues ? ` (requeued ${r.requeues}×)` : ""), wide: true },
+    { title: "", verbs: (r) => [["explain", "Explain"], ...(r.state === "waiting" ? [["bump", "Bump"]] : []), ...(["waiting", "running", "streaming"].includes(r.state) ? [["cancel", "Cancel"]] : [])] },
+  ], { key: (r) => r.id, limit: 20, empty: "None." }),
+  batches: new Table($("batches"), [
+    { title: "batch", value: (b) => text(b.id, 40), name: true },
+    { title: "tenant", value: (b) => text(b.tenant, 40), name: true },
+    { title: "status", value: (b) => b.status },
+    { title: "done", value: (b) => `${count(b.completed)} of ${count(b.total)}`, num: true, part: (b) => (b.completed + b.failed) / b.total },
+    { title: "failed", value: (b) => count(b.failed), num: true, low: true },
+    { title: "per s", hint: "all batches of the tenant together", value: (b) => b.per_s.toFixed(1), num: true, low: true },
+    { title: "done in", hint: "at the present pace", value: (b) => (b.estimated_end == null ? "–" : seconds(Math.max(0, b.estimated_end - seen.frame.at))), num: true },
+    { title: "window", hint: "what is left of it", value: (b) => (b.misses_window ? `${seconds(Math.max(0, b.deadline - seen.frame.at))}, will be missed` : seconds(Math.max(0, b.deadline - seen.frame.at))), num: true, tone: (b) => (b.misses_window ? "bad" : "") },
+  ], { key: (b) => b.id, limit: 12, empty: "None." }),
+  failures: new Table($("failures"), [
+    { title: "requests", value: (f) => count(f.count), num: true, by: (f) => f.count },
+    { title: "whose", value: (f) => text(f.tenant || "unknown", 40), name: true },
+    { title: "what became of them", value: (f) => `${f.what} (${f.reason})`, wide: true, tone: (f) => (["broken", "failed"].includes(f.kind) ? "bad" : "") },
+    { title: "at", value: (f) => text(f.endpoint, 40), name: true },
+  ], { key: (f) => `${f.kind} ${f.reason} ${f.endpoint} ${f.tenant}`, limit: 8, empty: "Nothing went wrong in the last minute." }),
+  events: new Table($("events"), [
+    { title: "at", value: (e) => new Date(e.at * 1000).toLocaleTimeString("en-GB"), num: false },
+    { title: "kind", value: (e) => e.kind, low: true },
+    { title: "what", value: (e) => text(e.text, 320), wide: true },
+  ], { key: (e) => e.serial, limit: 12, empty: "Nothing happened yet." }),
+};
