@@ -41,8 +41,9 @@ function drawCurves() {
   const { at } = seen.frame;
   let span = 0;
   for (const chart of charts) span = chart.draw(at, { first, second, bad, line, dim, ink }, range, pointed) || span;
-  const since = new Date((at - span) * 1000).toLocaleTimeString("en-GB");
-  put($("span"), span && span < range * 0.99 ? `there is only ${seconds(span)} of it yet, since ${since}` : "");
+  const there = Math.min(span, at - (charts[0].since() ?? at)); // the axes have ten seconds from the first moment on
+  const since = new Date((at - there) * 1000).toLocaleTimeString("en-GB");
+  put($("span"), span && there < range * 0.99 ? `there is only ${seconds(there)} of it yet, since ${since}` : "");
 }
 
 for (const [label, length] of Object.entries(RANGES)) {
