@@ -21,7 +21,7 @@ from penstock.gateway.openai.fields import Read
 from penstock.gateway.openai.forms import read_form
 from penstock.gateway.openai.routes import ROUTES, PathKind, api_of, route
 from penstock.gateway.openai.splice import Spliced, remove_in_bytes, set_in_bytes
-from penstock.gateway.openai.stream_end import TAIL_BYTES, ended_well
+from penstock.gateway.openai.stream_end import TAIL_BYTES, cut_off, ended_well, tells_error
 from penstock.gateway.proxy.headers import request_headers, response_headers
 from tests.gateway.conftest import run
 
@@ -357,3 +357,39 @@ def test_a_missing_finish_reason_is_a_failure_only_where_the_engine_gives_them()
 
 def test_the_tail_has_room_for_many_choices() -> None:
     assert ended_well(CHAT, (TOKEN * 1000 + STOP * 32 + USAGE + DONE)[-TAIL_BYTES:])
+
+
+@pytest.mark.parametrize(
+    ("tail", "is_cut"),
+    [
+        (TOKEN + b'data: {"a":', True),
+        (b"data: x", True),
+        (TOKEN + b"data: [DONE", True),
+        (TOKEN + b"data: [DONE]", False),
+        (TOKEN + b'data: {"a":1}', False),
+        (TOKEN + b'data: {"a":1}\r', False),
+        (TOKEN + b"data:", False),
+        (TOKEN + b"event: x", False),
+        (TOKEN + b"data: x\n", False),
+        (b"", False),
+    ],
+)
+def test_a_last_event_without_an_end_is_cut_off(tail: bytes, is_cut: bool) -> None:
+    assert cut_off(tail) is is_cut
+
+
+@pytest.mark.parametrize(
+    ("tail", "tells"),
+    [
+        (b'data: {"error":{"message":"x"}}\n\n', True),
+        (TOKEN + b'data:{"object":"error"}\n\n', True),
+        (TOKEN + b'data:{"object": "error"}\n\n', True),
+        (TOKEN + b"event: response.failed\n", True),
+        (TOKEN + b"event:error\r\n", True),
+        (TOKEN + b'data: {"content":"error, and what failed"}\n\n', False),
+        (TOKEN + QUOTED, False),
+        (TOKEN + DONE, False),
+    ],
+)
+def test_only_an_event_of_its_own_tells_an_error(tail: bytes, tells: bool) -> None:
+    assert tells_error(tail) is tells

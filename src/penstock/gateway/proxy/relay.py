@@ -224,8 +224,7 @@ class Relay:
         if path not in finishes and self._answer.gives_finish_reason(path):
             finishes.add(path)
         well = self._answer.ended_well(path, finishes=path in finishes)
-        silent = not self._answer.tells_error() and (self._answer.tells_abort() or not ends_itself(path))
-        if not well and silent and self._may_insert():
+        if not well and self._ends_silently(path) and self._may_insert():
             self.exchange.write(self._broken_event(api_of(path), Reason.STREAM_BROKEN))
         self.exchange.write(self._answer.rest())
         self.exchange.end()
@@ -233,6 +232,10 @@ class Relay:
             self.succeeded(status)
         else:
             self.failed(Failure.BROKEN, "a stream that did not end well")
+
+    def _ends_silently(self, path: str) -> bool:
+        """Whether an answer that did not end well says nothing of it to the client."""
+        return not self._answer.tells_error() and (self._answer.tells_abort() or not ends_itself(path))
 
     def on_error(self, error: UpstreamError, /) -> None:
         self._call = None
