@@ -8,7 +8,6 @@ from penstock.core.values.request import Request, Usage
 from penstock.core.values.retry import Failure
 from penstock.core.values.rows import Allowance, Left
 from penstock.share.edge import Edge
-from penstock.share.frames import Frame
 from penstock.share.messages import (
     Allowed,
     Arrived,
@@ -19,7 +18,9 @@ from penstock.share.messages import (
     Failed,
     Finished,
     FirstToken,
+    Frame,
     Loads,
+    Moved,
     Places,
     Progressed,
     Stop,
@@ -169,16 +170,39 @@ def test_what_is_not_about_requests_is_for_whoever_runs_the_edge() -> None:
     assert Desk().edge.take(Frame(1, [Stop()]), now=0.0) == ([], [Stop()])
 
 
-def test_growth_is_told_in_steps_and_to_the_token_where_nothing_else_tells_it() -> None:
+def test_growth_is_told_in_steps_with_what_moved_and_to_the_token_where_nothing_else_tells_it() -> None:
     desk = Desk()
     number = desk.sent()
-    for tokens in (33, 65, 97, 129, 140):
+    for tokens in (33, 65, 80):
         desk.edge.progressed(5, tokens, now=0.1)
-    assert desk.said == [Progressed(number, 5, 65), Progressed(number, 5, 129)]
-    desk.edge.finished(5, None, now=0.2)
-    assert desk.said[2:] == [Progressed(number, 5, 140), Finished(number, 5, None)]
+    assert desk.said == []  # nobody is woken for it
+    desk.edge.moved(["e"], now=0.1)
+    assert desk.said == [Progressed(number, 5, 80), Moved(["e"])]
+    desk.edge.progressed(5, 143, now=0.2)
+    desk.edge.moved([], now=0.2)
+    assert desk.said[2:] == []
+    desk.edge.progressed(5, 144, now=0.3)
+    desk.edge.finished(5, None, now=0.3)
+    assert desk.said[2:] == [Progressed(number, 5, 144), Finished(number, 5, None)]
+    desk.edge.moved([], now=0.4)
+    assert desk.said[4:] == []
+
+
+def test_growth_is_told_at_once_where_a_limit_on_the_pace_is_held_against_it() -> None:
+    desk = Desk()
     desk.hear(Loads([0.5], paced=True))
-    other = desk.sent("other", lease=6)
-    desk.edge.progressed(6, 9, now=0.3)
-    desk.edge.finished(6, Usage(1, 9), now=0.4)
-    assert desk.said == [Progressed(other, 6, 9), Finished(other, 6, Usage(1, 9))]
+    number = desk.sent()
+    desk.edge.progressed(5, 9, now=0.3)
+    desk.edge.finished(5, Usage(1, 9), now=0.4)
+    assert desk.said == [Progressed(number, 5, 9), Finished(number, 5, Usage(1, 9))]
+
+
+def test_growth_of_an_answer_that_was_taken_back_meanwhile_is_not_told() -> None:
+    desk = Desk()
+    number = desk.sent()
+    desk.edge.progressed(5, 70, now=0.1)
+    assert desk.hear(Told(number, Requeue("r", "stuck"))) == [Requeue("r", "stuck")]
+    desk.hear(Told(number, Dispatch("r", "e", 6, 0.1)))
+    desk.edge.progressed(6, 10, now=0.2)
+    desk.edge.moved(["e"], now=0.2)
+    assert desk.said == [Moved(["e"])]

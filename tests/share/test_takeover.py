@@ -15,7 +15,7 @@ from penstock.core.values.settings import BandSettings
 from penstock.share.announcing import PREFIX_KEYS_MAX
 from penstock.share.decider import CUT_S, EPOCH_BITS, Phase
 from penstock.share.edge import Edge
-from penstock.share.frames import Frame, LinkError
+from penstock.share.frames import LinkError
 from penstock.share.gathering import GATHER_S
 from penstock.share.messages import (
     Announced,
@@ -27,6 +27,7 @@ from penstock.share.messages import (
     Endpoints,
     Finished,
     FirstToken,
+    Frame,
     Members,
     RunsHere,
     Told,

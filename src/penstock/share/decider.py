@@ -40,17 +40,18 @@ from penstock.share.messages import (
     FirstToken,
     FoundBlocks,
     FoundCached,
-    Homes,
     LeaseFact,
     Members,
     Moved,
+    OfLease,
+    OfRequest,
     PassedOn,
+    Piece,
     Places,
     Progressed,
     PromptComputed,
     RequestFact,
     RunsHere,
-    ServedHere,
     WaitsHere,
     WherePlaced,
 )
@@ -361,13 +362,10 @@ class Decider:
 
     def take(self, seat: Seat, fact: Fact | Announcement) -> list[Action]:
         """Tell the scheduler one fact. What it returns has to be carried out before the next. `LinkError`: nonsense."""
-        if not seat.announced:
-            if isinstance(fact, Announcing | WaitsHere | RunsHere | ServedHere | Homes | Announced):
-                return self._announces(seat, fact)
-            if seat.pieces is None or seat.pieces.end is None:
-                raise LinkError("a fact before the announcement is over")
-        if isinstance(fact, Announcing | WaitsHere | RunsHere | ServedHere | Homes | Announced):
-            raise LinkError("an announcement where facts are due")
+        if isinstance(fact, Piece):
+            return self._announces(seat, fact)
+        if not seat.announced and (seat.pieces is None or seat.pieces.end is None):
+            raise LinkError("a fact before the announcement is over")
         if isinstance(fact, Arrived):
             fact = self._valid(seat, fact)
         if (self._holds or self._phase is not Phase.DECIDING) and self._puts_off(seat, fact):
@@ -381,23 +379,22 @@ class Decider:
         """Whether a fact is for later: while edges are heard all are; while it holds, those about newcomers."""
         if self._phase is not Phase.DECIDING or isinstance(fact, Arrived):
             return True
-        return isinstance(fact, LeaseFact | RequestFact) and fact.number not in seat.requests
+        return isinstance(fact, OfLease | OfRequest) and fact.number not in seat.requests
 
     def _take(self, seat: Seat, fact: Fact, came_s: float) -> list[Action]:
         now = self._now()
-        match fact:
-            case Arrived():
-                return self._arrived(seat, fact, came_s, now)
-            case Moved():
-                return self._scheduler.moved(fact.endpoints, now=now)
-            case WherePlaced():
-                self._tell_places(seat, fact, now)
-                return []
+        if isinstance(fact, Arrived):
+            return self._arrived(seat, fact, came_s, now)
+        if isinstance(fact, Moved):
+            return self._scheduler.moved(fact.endpoints, now=now)
+        if isinstance(fact, WherePlaced):
+            self._tell_places(seat, fact, now)
+            return []
         remote = seat.requests.get(fact.number)
         if remote is None:
             seat.stale += 1
             return []
-        if isinstance(fact, Cancelled | FoundBlocks | FoundCached):
+        if isinstance(fact, OfRequest):
             return self._about_request(remote, fact, now)
         if remote.lease is None or fact.lease != remote.told:
             return self._stale(seat, remote, fact, now)
@@ -417,15 +414,15 @@ class Decider:
     def _about_lease(self, remote: Remote, lease: int, fact: LeaseFact, now: float) -> list[Action]:
         scheduler = self._scheduler
         match fact:
-            case Progressed():
-                return scheduler.progressed(lease, fact.output_tokens, now=now)
-            case FirstToken():
-                return scheduler.first_token(lease, well=fact.well, now=now)
-            case PassedOn():
-                return scheduler.passed_on(lease, now=now)
             case Finished():
                 self.forget(remote)
                 return scheduler.finished(lease, fact.usage, refused=fact.refused, now=now)
+            case FirstToken():
+                return scheduler.first_token(lease, well=fact.well, now=now)
+            case Progressed():
+                return scheduler.progressed(lease, fact.output_tokens, now=now)
+            case PassedOn():
+                return scheduler.passed_on(lease, now=now)
             case Failed():
                 remote.lease = None
                 return scheduler.failed(lease, fact.failure, answering=fact.answering, now=now)

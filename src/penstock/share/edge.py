@@ -28,7 +28,6 @@ from penstock.core.values.request import Request, Usage
 from penstock.core.values.retry import Failure, final_reason
 from penstock.core.values.rows import Allowance
 from penstock.share.announcing import EdgeMemory, announce
-from penstock.share.frames import Frame
 from penstock.share.messages import (
     Allowed,
     Announcement,
@@ -43,6 +42,7 @@ from penstock.share.messages import (
     FirstToken,
     FoundBlocks,
     FoundCached,
+    Frame,
     Loads,
     Members,
     Moved,
@@ -57,9 +57,7 @@ from penstock.share.messages import (
 from penstock.share.view import View
 
 NAME_CHARACTERS_MAX = 4096  # of a model: clients may write what they like, and no engine has one of a longer name
-PROGRESS_TOKENS = (
-    64  # an answer's growth is told in such steps, unless a limit on the time per token is held against it
-)
+PROGRESS_TOKENS = 64  # growth is told in such steps, unless a limit on the time per token is held against it
 WAITING_MAX = 10_000  # as `queue.max_requests` is by default
 RETRY_AFTER_S = 2.0  # for those who find too many waiting here: a decider is there within seconds
 MOVED_INTERVAL_S = 0.1  # how often it is said which endpoints' answers go on: less than half of `movement.CHECK_S`
@@ -122,6 +120,7 @@ class Edge:
         self.stale = 0  #: frames of a decider that another one has followed
         self._last_number = 0
         self._moved_s = 0.0
+        self._grown: dict[int, HeldRequest] = {}  # by a step or more since it was told
 
     # --- deciders come and go -----------------------------------------------------------------------------------
 
@@ -272,8 +271,12 @@ class Edge:
     def progressed(self, lease: int, output_tokens: int, *, now: float) -> list[Action]:  # noqa: ARG002
         held = self._leases[lease]
         held.output_tokens = output_tokens
-        if not held.loose and (output_tokens >= held.told_tokens + PROGRESS_TOKENS or self.view.paced):
+        if held.loose:
+            return []
+        if self.view.paced:
             self._tell_progress(held, lease)
+        elif output_tokens >= held.told_tokens + PROGRESS_TOKENS:
+            self._grown[held.number] = held  # told with `moved`: the decider is not woken for it
         return []
 
     def prefilled(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
@@ -351,8 +354,16 @@ class Edge:
         return []
 
     def moved(self, names: Iterable[str], *, now: float) -> list[Action]:
-        """Answers of these endpoints have come further. Said a few times a second; ask `wants_moved` before."""
+        """Answers of these endpoints have come further; whose have grown is said with it.
+
+        Said a few times a second; ask `wants_moved` before.
+        """
         self._moved_s = now
+        grown, self._grown = self._grown, {}
+        for held in grown.values():
+            grown_by = held.output_tokens - held.told_tokens
+            if held.lease is not None and not held.loose and grown_by >= PROGRESS_TOKENS:
+                self._tell_progress(held, held.lease)
         if named := list(names):
             self._send(Moved(named))
         return []

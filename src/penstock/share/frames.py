@@ -13,7 +13,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from penstock.share.messages import PROTOCOL, Down, Hello, Up
+from penstock.share.messages import PROTOCOL, Down, Frame, Hello, Up
 
 FRAME_BYTES_MAX: Final = 32 * 1024 * 1024  # a thousand tenants' settings are some 300 KB
 MESSAGES_MAX: Final = 512  # in one frame that we write; a turn that has more to say writes several
@@ -24,13 +24,6 @@ M = TypeVar("M")
 
 class LinkError(Exception):
     """What came is nothing that a peer of ours sends. The text says what it was."""
-
-
-class Frame(msgspec.Struct, Generic[M], array_like=True, frozen=True):
-    """What one turn of a loop had to say."""
-
-    epoch: int
-    messages: list[M]
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -62,22 +55,27 @@ class FrameReader(Generic[M]):
     def feed(self, data: bytes) -> list[Frame[M]]:
         """The frames that are whole now. A `LinkError` says why the link can't go on."""
         kept = self._kept
-        kept += data
+        if kept:
+            kept += data
+        here: bytes | bytearray = kept or data  # mostly whole frames: then nothing is kept
         frames: list[Frame[M]] = []
         at = 0
-        while len(kept) - at >= _LENGTH_BYTES:
-            size = int.from_bytes(kept[at : at + _LENGTH_BYTES], "big")
+        while len(here) - at >= _LENGTH_BYTES:
+            size = int.from_bytes(here[at : at + _LENGTH_BYTES], "big")
             if size > FRAME_BYTES_MAX:
                 raise LinkError(f"a frame of {size} bytes was announced; at most {FRAME_BYTES_MAX} are taken")
             end = at + _LENGTH_BYTES + size
-            if len(kept) < end:
+            if len(here) < end:
                 break
-            frames.append(self._read(bytes(kept[at + _LENGTH_BYTES : end])))
+            frames.append(self._read(here[at + _LENGTH_BYTES : end]))
             at = end
-        del kept[:at]
+        if here is kept:
+            del kept[:at]
+        else:
+            kept += data[at:]
         return frames
 
-    def _read(self, payload: bytes) -> Frame[M]:
+    def _read(self, payload: bytes | bytearray) -> Frame[M]:
         try:
             return self._decoder.decode(payload)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:  # a name in no UTF-8 is a ValueError
@@ -109,7 +107,7 @@ def _differs(protocol: object, version: object) -> str:
     return f"the other end speaks {told}, this one {PROTOCOL}: run one version"
 
 
-def _other_version(payload: bytes) -> str | None:
+def _other_version(payload: bytes | bytearray) -> str | None:
     """Where what came is the hello of another protocol: that."""
     try:
         _, ((name, protocol, version, *_), *_) = msgspec.msgpack.decode(payload)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 
 from penstock.core.values.request import Request, ServiceGot
-from penstock.core.values.settings import Prices
 from penstock.share.edge import NAME_CHARACTERS_MAX
 from penstock.share.frames import LinkError
 from penstock.share.messages import Announced, Announcement, Announcing, Homes, RunsHere, ServedHere, WaitsHere
@@ -20,6 +20,7 @@ GATHER_S = 0.5  # that whoever has not announced is waited for
 REQUESTS_MAX = 200_000  # of one edge
 ROWS_MAX = 50_000  # of what it remembers, of each kind
 NUMBER_MAX = 1 << 62
+INF: Final = math.inf
 
 
 def checked(request: Request, *, bands: Sequence[str], here: Sequence[str], levels: int) -> Request:
@@ -27,16 +28,20 @@ def checked(request: Request, *, bands: Sequence[str], here: Sequence[str], leve
 
     `LinkError`: what that takes on trust from a gateway of its own is not so.
     """
-    names = (request.id, request.model, request.tenant, request.account, *request.flow)
-    if any(len(name) > NAME_CHARACTERS_MAX for name in names):
+    if max(map(len, (request.id, request.model, request.tenant, request.account, *request.flow))) > NAME_CHARACTERS_MAX:
         raise LinkError("a request with a name that is too long")
     path = len(request.flow)
     # Those without a key stand together, a level further down.
     if len(request.weights) != path or not levels <= path <= levels + 1:
         raise LinkError(f"a request with {path} fairness levels, where there are {levels}")
-    prices = request.prices or Prices()
-    numbers = (request.deadline_s or 0.0, request.locate_s, prices.prompt, prices.cached_prompt, prices.completion)
-    if request.body_bytes < 0 or not all(map(math.isfinite, (*request.weights, *numbers))) or min(request.weights) <= 0:
+    sane = request.body_bytes >= 0 and -INF < request.locate_s < INF
+    for weight in request.weights:
+        sane = sane and 0.0 < weight < INF
+    if request.deadline_s is not None:
+        sane = sane and -INF < request.deadline_s < INF
+    if (prices := request.prices) is not None:
+        sane = sane and all(map(math.isfinite, (prices.prompt, prices.cached_prompt, prices.completion)))
+    if not sane:
         raise LinkError("a request with a weight, a size or a time that is none")
     band = band_here(request.band, bands, here)
     return request if band == request.band else msgspec.structs.replace(request, band=band)

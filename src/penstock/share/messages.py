@@ -10,6 +10,8 @@ spans, never moments: the clocks of two machines have nothing in common.
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
 import msgspec
 
 from penstock.core.values.actions import Action
@@ -23,6 +25,27 @@ PROTOCOL = 3  # of this file: two that differ in it do not talk
 
 class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=str.lower):
     """An array, its name in front."""
+
+
+class ForScheduler(_Message, frozen=True):
+    """What the decider takes: a fact, or a piece of an announcement. What kind it is is asked of every message."""
+
+
+class Piece(ForScheduler, frozen=True):
+    """Of an announcement."""
+
+
+class OfRequest(ForScheduler, frozen=True):
+    """A fact about a request, whether it has a lease or not."""
+
+    number: int
+
+
+class OfLease(ForScheduler, frozen=True):
+    """A fact about a request's lease."""
+
+    number: int
+    lease: int
 
 
 # --- how a link begins --------------------------------------------------------------------------------------------
@@ -56,13 +79,13 @@ class NotTaken(_Message, frozen=True):
 # --- announcements: up, after the welcome and before any fact ------------------------------------------------------
 
 
-class Announcing(_Message, frozen=True):
+class Announcing(Piece, frozen=True):
     """An edge says all that it holds, from here to `Announced`."""
 
     bands: list[str]  #: by their names, highest first: ranks in its requests mean these
 
 
-class WaitsHere(_Message, frozen=True):
+class WaitsHere(Piece, frozen=True):
     """A request waits here. Its deadline is how long it has left."""
 
     number: int
@@ -71,7 +94,7 @@ class WaitsHere(_Message, frozen=True):
     waited_s: float  #: in queues, all visits together
 
 
-class RunsHere(_Message, frozen=True):
+class RunsHere(Piece, frozen=True):
     """A lease goes on here, whoever granted it. Its number stays what it is to this edge."""
 
     number: int
@@ -81,20 +104,20 @@ class RunsHere(_Message, frozen=True):
     underway: Underway
 
 
-class ServedHere(_Message, frozen=True):
+class ServedHere(Piece, frozen=True):
     """What flows got here in the last minute."""
 
     services: list[ServiceGot]
 
 
-class Homes(_Message, frozen=True):
+class Homes(Piece, frozen=True):
     """Where requests went lately, the oldest first."""
 
     sessions: list[tuple[str, str, str]]  #: model, session, endpoint
     prefixes: list[tuple[str, tuple[int, ...]]]  #: endpoint, keys
 
 
-class Announced(_Message, frozen=True):
+class Announced(Piece, frozen=True):
     """That is all, and facts follow."""
 
     edges: list[str]  #: as `Members` said last: whom to wait for
@@ -104,70 +127,61 @@ class Announced(_Message, frozen=True):
 # --- facts: up ----------------------------------------------------------------------------------------------------
 
 
-class Arrived(_Message, frozen=True):
+class Arrived(ForScheduler, frozen=True):
     """A request came. Its deadline is how long it has left."""
 
     number: int
     request: Request
 
 
-class FirstToken(_Message, frozen=True):
-    number: int
-    lease: int
+class FirstToken(OfLease, frozen=True):
+    """A stream has begun."""
+
     well: bool = True  #: it is no error that came
 
 
-class PassedOn(_Message, frozen=True):
-    number: int
-    lease: int
+class PassedOn(OfLease, frozen=True):
+    """A part of an answer that does not stream has reached its client."""
 
 
-class Progressed(_Message, frozen=True):
-    number: int
-    lease: int
+class Progressed(OfLease, frozen=True):
+    """A stream has grown."""
+
     output_tokens: int
 
 
-class PromptComputed(_Message, frozen=True):
-    number: int
-    lease: int
+class PromptComputed(OfLease, frozen=True):
+    """The prompt of a divided request is computed."""
+
     usage: Usage | None = None
 
 
-class Finished(_Message, frozen=True):
+class Finished(OfLease, frozen=True):
     """The request is answered: the edge has forgotten it."""
 
-    number: int
-    lease: int
     usage: Usage | None = None
     refused: bool = False  #: with an error
 
 
-class Failed(_Message, frozen=True):
-    number: int
-    lease: int
+class Failed(OfLease, frozen=True):
     failure: Failure
     answering: bool = False
 
 
-class Cancelled(_Message, frozen=True):
+class Cancelled(OfRequest, frozen=True):
     """Nothing more has to be decided about the request: its client is gone, or its answer can't be taken back."""
 
-    number: int
 
-
-class FoundBlocks(_Message, frozen=True):
+class FoundBlocks(OfRequest, frozen=True):
     """`located`: the keys of the prompt's token blocks."""
 
-    number: int
     keys: list[int]
     block_tokens: int
 
 
-class FoundCached(_Message, frozen=True):
+class FoundCached(OfRequest, frozen=True):
     """`cached`: how much of the prompt each endpoint holds."""
 
-    number: int
     tokens: dict[str, int]
     source: Source
 
@@ -178,7 +192,7 @@ class Following(_Message, frozen=True):
     settings: str  #: hash
 
 
-class Moved(_Message, frozen=True):
+class Moved(ForScheduler, frozen=True):
     """Answers of these endpoints have come further since the last such message."""
 
     endpoints: list[str]
@@ -204,7 +218,7 @@ class LoadHeader(_Message, frozen=True):
     header: bytes
 
 
-class WherePlaced(_Message, frozen=True):
+class WherePlaced(ForScheduler, frozen=True):
     """Where do these requests stand in the queue? Asked for all who wait for a sign, at most every tick."""
 
     numbers: list[int]
@@ -373,3 +387,12 @@ Down = (
     | Drain
     | Stop
 )
+
+M = TypeVar("M")
+
+
+class Frame(msgspec.Struct, Generic[M], array_like=True, frozen=True):
+    """What one turn of a loop had to say."""
+
+    epoch: int
+    messages: list[M]

@@ -16,8 +16,8 @@ from penstock.gateway.share.dial import EDGE, Dialler, SharePort
 from penstock.gateway.share.greeting import NAME, NONCE_BYTES, GreetingError, dialing, listening
 from penstock.gateway.workers import office, worker
 from penstock.gateway.workers.link import Link
-from penstock.share.frames import Frame, edge_reader, written
-from penstock.share.messages import PROTOCOL, Down, Hello, NotTaken, Welcome
+from penstock.share.frames import edge_reader, written
+from penstock.share.messages import PROTOCOL, Down, Frame, Hello, NotTaken, Welcome
 from tests.gateway.conftest import World
 from tests.gateway.share.group import SECRET
 from tests.gateway.workers.beside import WorkerBeside

@@ -22,8 +22,8 @@ from penstock.gateway.share.dial import SharePort
 from penstock.gateway.workers.link import Link
 from penstock.gateway.workers.office import Office
 from penstock.gateway.workers.place import EdgePlace
-from penstock.share.frames import Frame, decider_reader, why_not
-from penstock.share.messages import Hello, NotTaken, Up
+from penstock.share.frames import decider_reader, why_not
+from penstock.share.messages import Frame, Hello, NotTaken, Up
 
 logger = logging.getLogger(__name__)
 

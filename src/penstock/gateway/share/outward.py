@@ -18,8 +18,8 @@ from penstock.core.values.actions import Action
 from penstock.gateway.share.dial import EDGE, Dialler
 from penstock.gateway.workers.link import Link
 from penstock.share.edge import Edge
-from penstock.share.frames import Frame, edge_reader
-from penstock.share.messages import Down, Hello, NotTaken, Welcome
+from penstock.share.frames import edge_reader
+from penstock.share.messages import Down, Frame, Hello, NotTaken, Welcome
 
 logger = logging.getLogger(__name__)
 

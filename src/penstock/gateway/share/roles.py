@@ -30,8 +30,7 @@ from penstock.gateway.share.words import OperatorWords
 from penstock.gateway.workers.office import Office
 from penstock.share.edge import Edge
 from penstock.share.election import Election, Follows, Leads, Standing
-from penstock.share.frames import Frame
-from penstock.share.messages import PROTOCOL, Down, EdgeStanding, Heard, Hello, OperatorsSaid
+from penstock.share.messages import PROTOCOL, Down, EdgeStanding, Frame, Heard, Hello, OperatorsSaid
 
 logger = logging.getLogger(__name__)
 

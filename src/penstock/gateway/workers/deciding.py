@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.core.values.actions import Action
 from penstock.gateway.workers.link import Link
 from penstock.share.edge import Edge
-from penstock.share.frames import Frame
-from penstock.share.messages import Down, Hello, WhoDecides
+from penstock.share.messages import Down, Frame, Hello, WhoDecides
 
 if TYPE_CHECKING:
     from penstock.config.sections.share import ShareSection

@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar, cast
 
-from penstock.share.frames import Frame, FrameReader, LinkError, written
+from penstock.share.frames import FrameReader, LinkError, written
+from penstock.share.messages import Frame
 
 BUFFER_BYTES_MAX: Final = 64 * 1024 * 1024  # that the other end has not taken: some 500,000 actions
 

@@ -35,15 +35,18 @@ from penstock.gateway.workers.place import EdgeNow, EdgePlace
 from penstock.gateway.workers.processes import WorkerProcess
 from penstock.http.server.listener import bound
 from penstock.share.decider import Decider
-from penstock.share.frames import Frame, decider_reader, why_not
+from penstock.share.frames import decider_reader, why_not
 from penstock.share.messages import (
     AnswerMade,
+    Aside,
     Counted,
     Disowned,
     Down,
     Drain,
     EdgeStanding,
     Following,
+    ForScheduler,
+    Frame,
     Heard,
     Hello,
     LoadHeader,
@@ -305,8 +308,15 @@ class Office:
         """What an edge that was greeted says."""
         place.heard_s = self._driver.now()
         self.awake()
+        was = self.decider.phase
         for message in frame.messages:
-            self._do(place, frame.epoch, message)
+            if not isinstance(message, ForScheduler):
+                self._do(place, message)
+            elif (seat := place.seat) is not None and frame.epoch >= place.epoch:
+                self._driver.tell(self.decider.take(seat, message))
+            # else it was said to another decider, or before this one decided for the edge, and is announced again
+        if self.decider.phase != was:
+            self._arm()
 
     def _leave(self, other: EdgePlace, why: str) -> None:
         link = other.link
@@ -349,7 +359,7 @@ class Office:
         link: Link[Up] = Link(
             decider_reader(),
             epoch=self._decides.epoch,
-            heard=lambda frame: self._heard(worker, frame),
+            heard=partial(self._heard, worker),
             lost=lambda why: self._lost(worker, why),
         )
         worker.linked(link, self._driver.now())
@@ -380,13 +390,11 @@ class Office:
     # --- what they say --------------------------------------------------------------------------------------------
 
     def _heard(self, worker: EdgePlace, frame: Frame[Up]) -> None:
-        worker.heard_s = self._driver.now()
-        self.awake()
-        for message in frame.messages:
-            if not worker.greeted or isinstance(message, Hello):
-                self._greet(worker, message)
-            else:
-                self._do(worker, frame.epoch, message)
+        if not worker.greeted and frame.messages:
+            self._greet(worker, frame.messages[0])
+            frame = Frame(frame.epoch, frame.messages[1:])
+        if worker.greeted:
+            self.heard(worker, frame)
 
     def _greet(self, worker: EdgePlace, message: Up) -> None:
         link = worker.link
@@ -414,7 +422,7 @@ class Office:
         if self._driver.draining or self._ending:
             worker.say(Drain())
 
-    def _do(self, place: EdgePlace, epoch: int, message: Up) -> None:
+    def _do(self, place: EdgePlace, message: Aside | Hello) -> None:
         match message:
             case EdgeStanding():
                 self._stands(place, message)
@@ -430,14 +438,8 @@ class Office:
             case Unreachable() | Disowned() | LoadHeader():
                 self._board.heard(message)
             case Hello():
-                pass
-            case _:
-                # What was said to another decider, or before this one decided for the edge, is announced again.
-                if place.seat is not None and epoch >= place.epoch:
-                    was = self.decider.phase
-                    self._driver.tell(self.decider.take(place.seat, message))
-                    if self.decider.phase != was:
-                        self._arm()
+                if place.is_ours:
+                    self._greet(place, message)
 
     def _follows(self, place: EdgePlace, settings: str) -> None:
         place.settings = settings

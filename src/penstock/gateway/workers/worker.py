@@ -53,7 +53,7 @@ from penstock.gateway.workers.relayed import Relayed
 from penstock.gateway.workers.targets import WorkerTargets
 from penstock.http.server.server import HttpServer
 from penstock.share.edge import Edge
-from penstock.share.frames import Frame, edge_reader
+from penstock.share.frames import edge_reader
 from penstock.share.messages import (
     PROTOCOL,
     AnswerMade,
@@ -62,12 +62,14 @@ from penstock.share.messages import (
     EdgeStanding,
     Endpoints,
     Following,
+    Frame,
     Heard,
     Hello,
     NewKeys,
     NewSettings,
     NotTaken,
     Stop,
+    Told,
     Welcome,
     WhoDecides,
 )
@@ -160,13 +162,14 @@ class Worker:
 
     def heard(self, frame: Frame[Down]) -> list[Down]:
         """Do what the first process says. Returns what is about the worker as a whole."""
-        for message in frame.messages:
+        beside = [message for message in frame.messages if not isinstance(message, Told)]  # mostly none
+        for message in beside:
             if isinstance(message, WhoDecides):
                 self.deciding.obey(message)
         if self.deciding.is_home and frame.epoch >= self._edge.epoch:
             self._decided(frame)
         rest: list[Down] = []
-        for message in frame.messages:
+        for message in beside:
             match message:
                 case Endpoints():
                     self.targets.keys(message.rows)

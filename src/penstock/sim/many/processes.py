@@ -17,12 +17,13 @@ from penstock.core.values.observation import Observation
 from penstock.core.values.settings import EndpointSpec
 from penstock.share.decider import Decider
 from penstock.share.edge import Edge
-from penstock.share.frames import Frame, decider_reader, edge_reader, written
+from penstock.share.frames import decider_reader, edge_reader, written
 from penstock.share.messages import (
     PROTOCOL,
     Down,
     EndpointRow,
     Endpoints,
+    Frame,
     Hello,
     Loads,
     NotTaken,
