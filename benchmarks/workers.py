@@ -3,9 +3,12 @@
 Interleaved rounds before the same pre-rendered engines; ratios within one run are what counts. CPU is that of the whole
 process tree, from /proc; the decider's is that of its first process, which carries no bytes. How much room the engines
 and the load generator leave is printed beside each throughput: on a machine whose cores are all taken, throughput says
-how the CPU is shared and nothing else.
+how the CPU is shared and nothing else. Two figures say what such a machine can't show: the CPU of the busiest process
+for each request or chunk (its inverse is what they could serve, each on a core of its own); with `--quota`, as root,
+the throughput where each process may use a small part of a core, so that engines and load generator have the rest.
 
     python benchmarks/workers.py --seconds 3 --rounds 3
+    python benchmarks/workers.py --seconds 4 --rounds 3 --scenarios 0.3k-64,stream-512 --quota 0.05
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import urllib.request
 from pathlib import Path
 
 from overhead import HERE, SCENARIOS, Figures, Proxy, Scenario, await_answer, free_port, running
-from proxies import peers
+from proxies import cpu, peers, quota
 
 NAMES = ("0.3k-64", "stream-64", "latency")
 
@@ -39,8 +42,11 @@ def start(workers: int, ports: list[int], folder: Path, stack: contextlib.ExitSt
 
 
 def measure(proxy: Proxy, scenario: Scenario, args: argparse.Namespace) -> Figures:
-    figures = proxy.measure(scenario, scenario.seconds(args.seconds), args.warm_up)
+    with quota.limited(cpu.tree(proxy.pid), args.quota) if args.quota else contextlib.nullcontext():
+        figures = proxy.measure(scenario, scenario.seconds(args.seconds), args.warm_up)
     units = max(1.0, figures["events"] if scenario.stream_step_ms else figures["requests"])
+    carried_s = (figures["cpu_s"] - figures["root_cpu_s"]) / int(proxy.name)  # by each worker; 0: there are none
+    figures["busiest_us"] = max(figures["root_cpu_s"], carried_s) * 1e6 / units
     figures["root_us"] = figures["root_cpu_s"] * 1e6 / max(1.0, figures["requests"])
     figures["rate"] = units / figures["wall_s"]
     figures["client_share"] = figures["client_cpu_s"] / figures["wall_s"]
@@ -54,6 +60,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--warm-up", type=float, default=1.0)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--quota", type=float, default=0.0, help="of a core, that each process may use; 0: all of it")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     scenarios = [scenario for scenario in SCENARIOS if scenario.name in args.scenarios.split(",")]
@@ -86,6 +93,7 @@ def report(rows: list[dict[str, object]], names: list[str], workers: str) -> Non
     for name in names:
         unit = "chunk" if name.startswith("stream") else "request"
         titles = {"cpu_us": f"CPU µs per {unit}, all processes", "root_us": "CPU µs per request, first process"}
+        titles |= {"busiest_us": f"CPU µs per {unit}, busiest process"}
         titles |= {"rate": f"{unit}s per second", "p50_ms": "p50, ms", "client_share": "load generator, cores"}
         for figure, title in titles.items():
             one, many = (
