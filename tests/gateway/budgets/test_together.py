@@ -14,7 +14,7 @@ from penstock.core.queueing.quotas import DAY_S, MINUTE_S, Quotas
 from penstock.core.values.settings import Limits
 from penstock.gateway.budgets import together
 from penstock.gateway.budgets.together import APART_S, Together
-from penstock.gateway.budgets.valkey_budgets import ValkeyBudgets
+from penstock.gateway.budgets.valkey_budgets import BudgetsError, Use, ValkeyBudgets
 from tests.gateway.elect import valkey
 from tests.patience import WAIT_S
 
@@ -230,3 +230,30 @@ async def test_it_goes_by_itself(server: valkey.Server, monkeypatch: pytest.Monk
             await asyncio.sleep(0.01)
     await one.together.close()
     await two.together.close()
+
+
+async def test_a_client_that_swallows_a_cancellation_does_not_keep_it_from_ending(
+    server: valkey.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(together, "EVERY_S", 0.01)
+    (one,) = await clusters(server, 1)
+    told, asked, swallowed = one.bank.told, asyncio.Event(), asyncio.Event()
+
+    async def swallows(uses: list[Use]) -> tuple[int, list[float]]:
+        if not swallowed.is_set():
+            asked.set()
+            try:
+                await asyncio.sleep(WAIT_S)
+            except asyncio.CancelledError:
+                swallowed.set()
+                raise BudgetsError("it was cancelled") from None
+        return await told(uses)
+
+    monkeypatch.setattr(together, "ANSWER_S", WAIT_S)
+    monkeypatch.setattr(one.bank, "told", swallows)
+    one.together.start()
+    async with asyncio.timeout(WAIT_S):
+        await asked.wait()
+        monkeypatch.setattr(together, "ANSWER_S", 0.5)
+        await one.together.close()
+    assert swallowed.is_set()

@@ -91,9 +91,9 @@ class Together:
 
     async def close(self) -> None:
         """Tell the last, and end."""
-        if self._task is not None:
+        while self._task is not None and not self._task.done():  # a client may take the first for an error of its own
             self._task.cancel()
-            await asyncio.wait([self._task])
+            await asyncio.wait([self._task], timeout=ANSWER_S)
         await self.tell()
         await self._bank.close()
 
