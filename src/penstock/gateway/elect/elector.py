@@ -104,9 +104,9 @@ class Elector:
     async def close(self) -> None:
         self._contender.steps_down(self._now(), rest_s=math.inf)
         self._tell()
-        if self._task is not None and not self._task.done():
+        while self._task is not None and not self._task.done():  # a client may take the first for an error of its own
             self._task.cancel()
-            await asyncio.wait([self._task])
+            await asyncio.wait([self._task], timeout=ATTEMPT_S)
         with contextlib.suppress(ElectionError, TimeoutError):  # then it lapses
             await self._give_back(await self._read())
         await self._store.close()
