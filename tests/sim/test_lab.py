@@ -13,8 +13,8 @@ from penstock.config.load import Settings
 from penstock.gateway.settings_map import scheduler_settings
 from penstock.sim.engine.values import EngineGauges
 from penstock.sim.lab import pages
-from penstock.sim.lab.cells import CELLS, SMALL, Cell
-from penstock.sim.lab.matrix import Way, default_settings, run_cell, run_way
+from penstock.sim.lab.cells import CELLS, QUEUE_MAX, SMALL, Cell
+from penstock.sim.lab.matrix import OF_TOLD_MIN, Way, default_settings, run_cell, run_way
 from penstock.sim.lab.pages import PageWays, StrangePage
 from penstock.sim.lab.strange import Strange, stalls, value_at
 
@@ -130,6 +130,16 @@ def test_a_page_that_lies_keeps_no_engine_idle_where_answers_come_whole(page: st
     row = run_cell(CELLS[f"pages/{page}/whole/64x20ms/100"], 1)
     assert row.of_through >= 0.75, row  # it takes some answers to find out; it was 0.00 and 0.02
     assert row.told_of_through >= 0.93, row
+
+
+@pytest.mark.parametrize(
+    "name", ["doors/door-jumps/64x20ms/100", "pages/late-8s/4x50ms/100", "pages/late-8s/whole/64x20ms/100"]
+)
+def test_what_is_seen_late_halts_no_engine(name: str) -> None:
+    """Requests that stood before it for 2 s, and pages of 8 s ago: it was 0.90, 0.94 and 0.84."""
+    row = run_cell(CELLS[name], 1)
+    assert row.of_told >= OF_TOLD_MIN, row
+    assert row.queue_p99 <= QUEUE_MAX, row
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))

@@ -164,6 +164,33 @@ def test_running_requests_of_others_leave_fewer_slots() -> None:
     assert own.engine_queue(4, 1.5) == 1
 
 
+def test_a_late_page_shows_ours_that_have_gone_and_nobody_else() -> None:
+    """What may have been ours some seconds ago is not others': else nothing is sent for as long as the page is late."""
+    own = Ledger(stale_after_s=5.0, slots=64)
+    own.tries_sizes = True
+    for serial in range(100):
+        own.add(lease(serial, at=0.0))
+    own.observe(Observation(1.0, running=64, waiting=30))  # six have yet to reach it
+    for serial in range(90):
+        own.remove(own.leases[serial], 2.0)
+    own.observe(Observation(3.0, running=64, waiting=36))
+    assert own.load(3.0) == 10
+    assert own.engine_queue(64, 3.0) == 0.0
+    own.observe(Observation(3.5, running=64, waiting=36 + 20))
+    assert own.load(3.5) == 120, "so many were never ours"
+    assert own.engine_queue(64, 3.5) == 56
+
+
+def test_a_page_that_always_shows_more_than_ours_shows_others() -> None:
+    own = ledger(a=0.0, b=0.0, c=0.0, d=0.0, e=0.0, f=0.0)
+    own.tries_sizes = True
+    own.observe(Observation(1.0, running=8, waiting=0))
+    for serial in (1, 2, 3, 4):
+        own.remove(own.leases[serial], 1.5)
+    own.observe(Observation(2.0, running=4, waiting=0))
+    assert own.load(2.0) == 4, "two of them others', as before"
+
+
 def test_a_waiter_that_leaves_relieves_the_engine_queue_once() -> None:
     own = ledger(a=0.0, b=0.0, c=0.5)
     own.observe(Observation(1.0, running=2, waiting=3))

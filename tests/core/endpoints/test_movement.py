@@ -330,11 +330,19 @@ class Whole(Shop):
         self.serve(10.0, "a", "b")
 
     def serve(
-        self, for_s: float, *moving: str, every_s: float = 0.25, gauges: str = "ab", hangs: str = "", absent: str = ""
+        self,
+        for_s: float,
+        *moving: str,
+        every_s: float = 0.25,
+        gauges: str = "ab",
+        hangs: str = "",
+        absent: str = "",
+        denies: str = "",
     ) -> None:
         """Requests come; who moves answers them, and shows it once a second, if its page is to be had at all.
 
-        Who `hangs` never begins what is sent to it now; where a page is `absent`, something else answers in its place.
+        Who `hangs` never begins what is sent to it now; where a page is `absent`, something else answers in its place;
+        one that `denies` says that nothing is there, whatever is, and counts nothing further.
         """
         until_s, ask_s, read_s = self.now + for_s, self.now, self.now
         while self.now < until_s:
@@ -362,7 +370,9 @@ class Whole(Shop):
                         self.now, here, 0, progress=float(self.steps[endpoint]),
                         first_token_s_total=0.0, first_tokens_total=float(self.first_tokens[endpoint]),
                     )  # fmt: skip
-                    if endpoint in moving or self.last.get(endpoint) is None:
+                    if endpoint in denies:
+                        reading = replace(self.last[endpoint], asked_s=self.now, running=0.0)
+                    elif endpoint in moving or self.last.get(endpoint) is None:
                         self.last[endpoint] = reading
                     else:
                         reading = replace(self.last[endpoint], asked_s=self.now)
@@ -467,6 +477,14 @@ def test_a_page_that_is_gone_while_something_answers_in_its_place_is_no_witness(
     shop.answer_s = 2.5  # and nothing ends for a while
     shop.serve(10.0, "a", "b", every_s=1.5, absent="a")
     assert shop.taken_back == []
+
+
+@pytest.mark.parametrize("answer_s", [1.2, 2.0, 4.0])
+def test_a_page_that_denies_what_it_had_counted_is_no_witness(answer_s: float) -> None:
+    shop = Whole(answer_s=answer_s)
+    shop.serve(8.0, "a", "b", every_s=0.5, denies="a")
+    assert shop.taken_back == []
+    assert shop.state() == "up"
 
 
 def test_a_queue_that_grows_on_its_page_does_not_show_that_an_engine_works() -> None:

@@ -68,6 +68,27 @@ def test_a_first_token_is_overdue_when_others_took_a_third_of_the_time() -> None
     assert at_work.overdue(prefill, 10.0, sure=True) == 1
 
 
+def test_what_a_later_one_has_overtaken_waits_for_no_slot() -> None:
+    """Engines begin with what came first, so what is late beside newer ones that began stands somewhere else."""
+    at_work, prefill = RunningEvidence(), PrefillBacklog()
+    sent = [lease(number, at=0.1 * number, prompt=1) for number in range(4)]
+    for each in sent:
+        prefill.add(each)
+
+    def begins(each: Lease, now: float) -> None:
+        prefill.remove(each)
+        at_work.begun(each, now)
+
+    begins(sent[0], 0.1)
+    assert at_work.overdue(prefill, 1.0) == 3
+    begins(sent[2], 1.0)
+    assert at_work.overdue(prefill, 1.1) == 1, "the last one: it may still be its turn"
+    begins(sent[3], 1.1)
+    assert at_work.overdue(prefill, 9.0) == 0
+    prefill.add(lease(9, at=9.0, prompt=1))
+    assert at_work.overdue(prefill, 20.0) == 1
+
+
 def test_a_long_prompt_that_is_computed_explains_a_wait() -> None:
     at_work, prefill = RunningEvidence(), PrefillBacklog()
     first = lease(1, at=0.0, prompt=1)
@@ -156,6 +177,24 @@ def test_a_whole_answer_that_no_stream_spoke_for_leaves_nothing_behind() -> None
     stream.first_token_s = 2.1
     at_work.begun(stream, 2.1)
     assert at_work.running == 1
+
+
+def test_how_long_whole_answers_waited_is_a_share_of_their_time_however_short_some_are() -> None:
+    """By Little's law 80 of 100 run where answers are at work for 4 s of 5. Of short ones most is the wait."""
+    at_work = RunningEvidence()
+
+    def look(waited_s: float, *, ends: int = 40) -> tuple[float, float] | None:
+        for number in range(ends):
+            one, tokens = lease(number, at=0.0, streamed=False), 1 if number % 2 else 77  # and one each: 40 on average
+            at_work.sent(one, 100)
+            at_work.answered(one, tokens, waited_s + 0.1 * (tokens + 1))
+        return at_work.look_whole(10.0)
+
+    assert look(0.0) == (100, 100)
+    assert look(1.0, ends=12) is None, "fewer than an eighth of those there: it is chance which ones ended"
+    ran, beside = look(1.0, ends=28) or (0.0, 0.0)
+    assert beside == 100
+    assert ran == pytest.approx(80.0)
 
 
 def test_lengths_that_are_not_told_vary_and_are_no_queue() -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from penstock.core.endpoints.adaptive_slots import STEP_SHARE, AdaptiveSlots, Witness
+from penstock.core.endpoints.adaptive_slots import AdaptiveSlots, Witness
 from penstock.core.endpoints.gauge_belief import Standing
 from penstock.core.endpoints.health import Health
 from penstock.core.endpoints.lease import Lease
@@ -26,8 +26,8 @@ SLOW_START_SHARE = 0.125  # of what runs: four at a time take too long to find a
 SLOW_START_ENDS = 16  # whole answers that ran at once: more are let in by what ends show
 SLOW_START_S = 1.0  # what does not begin by then does not stream, or waits, which is looked at by itself
 AGREED_MIN = 4.0  # requests that one witness says wait, and the other never saw run: no accident of a moment
-COUNTED = 0.6  # of ours: gauges of the last step's end leave out those that ended with it
-BATCH_SLOWS = 0.5  # of the speed alone: what an engine may lose with as many as it runs at once
+COUNTED = 0.75  # of ours, with those that ended lately: the rest may be on their way
+COUNTED_ALL = 0.9  # a queue of more than a few would show
 STEP_SHARE_BLIND = 1.0  # where nothing but ends shows anything, a whole answer's time later: twice as many, as in TCP
 LOOK_S_MIN = 0.05  # between two looks at what our answers show; a step or two of most engines
 LOOK_STEPS = 2.0
@@ -55,6 +55,7 @@ class Endpoint:
         self.meets = bootstrap_port_of(spec.labels) is not None  # who answers is sent the request with it, not after
         self.first_epoch = epoch
         self.ledger = Ledger(slots=spec.slots, stale_after_s=stale_after_s, epoch=epoch)
+        self.ledger.tries_sizes = spec.adaptive_slots
         self.health = Health(health, up=True)
         self.movement = Movement()
         self.proof = Proof(vouched=spec.vouched, by_word=spec.by_word)
@@ -168,6 +169,7 @@ class Endpoint:
         if gateways > 1:
             self._whole = self.slots, self.adaptive
             self.slots, self.adaptive = part(self.slots, gateways), None
+        self.ledger.tries_sizes = self.adaptive is not None
 
     def near_limit(self, now: float) -> bool:
         """True if a newer reading may open or close the endpoint: by some measure of admission it is not idle."""
@@ -195,8 +197,7 @@ class Endpoint:
         self.adaptive.slots = self.slots
         per_step = sent / (reading.asked_s - before.asked_s) * ledger.pace.time_per_output_token_s(now)
         at_work = ledger.at_work
-        foreign = max(0.0, reading.running + reading.waiting - ledger.own_at_reading)
-        self._foreign_running = [*self._foreign_running[1:], min(foreign, reading.running)]
+        self._foreign_running = [*self._foreign_running[1:], min(ledger.others, reading.running)]
         shows = ledger.shows
         ran = at_work.best() + self._others_running(now) if shows else 0.0
         beyond = ledger.own_at_reading + self._others_running(now) - ran  # were sent, and never seen to run at once
@@ -281,34 +282,35 @@ class Endpoint:
         """The same, where answers do not stream: by how long they took."""
         ledger = self.ledger
         found = ledger.at_work.look_whole(now)
-        if found is None:
-            return False
         assert self.adaptive is not None
+        counted = self._counted(now) if self.adaptive.knows(now) else 0.0
+        if found is None or counted >= COUNTED_ALL:
+            return False
         (ran, beside), others = found, self._others_running(now)
-        waiting = beside - ran
-        if ledger.credible(now) and ran > beside * BATCH_SLOWS:
-            waiting = 0.0  # the engine says that none waits, and many at a time may just be slower
+        most = self.slots if ran < beside else math.inf  # it is an estimate: a queue is no reason for more slots
         self.adaptive.slots = self.slots
         return self._limited(
             self.adaptive.observed(
                 witness=Witness.ANSWERS,
                 at_s=now,
-                running=ran + others,
-                waiting=waiting,
+                running=min(ran + others, most),
+                waiting=beside - ran,
                 arrivals=0.0,
                 load=ledger.load(now),
                 let=beside + others if wanted else self.slots,  # when those were sent whose answers came
-                ran=ledger.at_work.best() + others,
-                may_grow=not self._counts_ours(now),
-                step_share=STEP_SHARE if ledger.credible(now) else STEP_SHARE_BLIND,
+                ran=min(ledger.at_work.best() + others, most),
+                may_grow=counted < COUNTED,
+                step_share=STEP_SHARE_BLIND,
             )
         )
 
-    def _counts_ours(self, now: float) -> bool:
-        """Whether the engine's gauges show about as many as we have there: then they tell of it sooner than ends do."""
+    def _counted(self, now: float) -> float:
+        """The share of what we have there that its gauges show: what they show they tell of sooner than ends do."""
         ledger = self.ledger
-        base = ledger.base if ledger.credible(now) else None
-        return base is not None and base.running + base.waiting >= COUNTED * ledger.own_at_reading
+        if ledger.base is None or not ledger.credible(now):
+            return 0.0
+        shown = ledger.base.running + ledger.base.waiting + ledger.at_work.ended_lately(now)
+        return shown / max(1, ledger.own_at_reading)
 
     def fills_until_s(self, now: float) -> float:
         """Returns until when to send nothing more to an engine of unknown size; minus infinity: it may be sent more.

@@ -80,8 +80,10 @@ class GaugeBelief:
         "closed_s",
         "counted_s",
         "doubt",
+        "knew_s",
         "kv_stood_s",
         "no_page",
+        "ours_s",
         "outstanding",
         "ran_s",
         "stood_s",
@@ -98,7 +100,9 @@ class GaugeBelief:
         self.worked_s = -math.inf  #: when a reading was asked for that showed more than another queue,
         self.counted_s = -math.inf  #: one whose counters had moved,
         self.began_s = -math.inf  #: and one that counted another first token;
-        self.ran_s = -math.inf  #: where these are not told, one that showed anything at work
+        self.ran_s = -math.inf  #: where these are not told, one that showed anything at work;
+        self.knew_s = -math.inf  #: and one that showed at least as many as were there of ours,
+        self.ours_s = -math.inf  #: or at most as many, so that it need not show others'
         self._kv_usage: float | None = None
         self._misses = 0
         self._still = 0  # readings in a row that did not move although answers went on
@@ -126,6 +130,11 @@ class GaugeBelief:
         """Take in a reading that differs from the one before it. `own`: so many of our requests were there then."""
         self._came()
         self._note_work(before, reading)
+        shown = reading.running + reading.waiting
+        if shown >= own:
+            self.knew_s = reading.asked_s
+        if shown <= own:
+            self.ours_s = reading.asked_s
         if reading.kv_usage != self._kv_usage:
             self._kv_usage, self.kv_stood_s = reading.kv_usage, reading.asked_s
         self._still, self.stood_s = 0, math.inf

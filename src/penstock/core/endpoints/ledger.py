@@ -32,6 +32,7 @@ OWN_QUEUE_MIN = 4  # requests of ours: fewer run at once in any engine, so none 
 FOREIGN_DECAY_S = 30.0  # a neighbour's load is forgotten over about a long answer's time
 FROZEN_S = 30.0  # longer than the longest standstill measured on a busy engine (11 s), shorter than patience
 READ_KEPT = 0.9  # of the longest time between two readings, per reading: a single late one is soon forgotten
+MOST_KEPT_S = 10.0  # up to twice that: engines' pages are seconds late, and stood still for 11 s
 REVIEW_S = 1.0  # how often a fading estimate of others' load is looked at again; it halves in 20 s
 
 
@@ -64,6 +65,11 @@ class Ledger:
         self._entered = 0  # own requests seen to begin since the base was asked, less those that ended
         self._entered_max = 0
         self._foreign = 0.0
+        self.tries_sizes = False  #: nobody told its slots: at times more is sent than fits, to find out
+        self.others = 0.0  #: requests of others that the last reading showed
+        self._only_ours = False  # all that it showed may be ours
+        self._most = self._most_before = 0  # of ours that were there at once in this while, and in the one before
+        self._most_s = -math.inf  # since when this while lasts
         self._at_the_door = 0.0  # others' requests that the last reading's gauges did not show yet
         self._load = 0.0  # what `load` said last, good until then or until something happens
         self._load_until_s = -math.inf
@@ -85,6 +91,7 @@ class Ledger:
         self.reserved += 1
         self.unseen[lease.serial] = lease
         self.prefill.add(lease)
+        self._most_there(lease.dispatched_s)
         self._note(lease.dispatched_s, 1, lease.tokens)
 
     def reserve(self, lease: Lease) -> None:
@@ -308,8 +315,8 @@ class Ledger:
             self._take_in(lease)
         self._net.begin(reading.asked_s)
         self.belief.moved(reading, self.own_at_reading, before=base)
-        foreign = max(0.0, reading.running + reading.waiting - (len(self.leases) - self.pending - self._net.leases))
-        self._foreign += 0.3 * (foreign - self._foreign)
+        self._tell_ours(reading)
+        self._foreign += 0.3 * (self.others - self._foreign)
         self._count_at_the_door(reading)
         return restarted
 
@@ -401,6 +408,25 @@ class Ledger:
         """Own requests that had been sent there when the last reading that moved was asked for."""
         return len(self.leases) - self.pending - self._net.leases
 
+    def _most_there(self, now: float) -> int:
+        """The most of ours that were there at once recently."""
+        if now >= self._most_s + MOST_KEPT_S:
+            self._most_before, self._most, self._most_s = self._most, 0, now
+        self._most = max(self._most, len(self.leases) - self.pending)
+        return max(self._most, self._most_before)
+
+    def _tell_ours(self, reading: Observation) -> None:
+        """Tell how many of those that a reading shows are others'.
+
+        A page may be seconds late, and then shows ours that have gone. Where the slots are told no more are sent than
+        fit, and that matters little. Else what may have been ours recently, on a page that has shown nobody else's at
+        some time since, is ours: nothing would be sent where more was than fits until the page shows the end of it.
+        """
+        shown, recently_s = reading.running + reading.waiting, reading.asked_s - 2.0 * MOST_KEPT_S
+        only_ours = self.tries_sizes and self.belief.ours_s >= recently_s
+        self._only_ours = only_ours and shown <= self._most_there(reading.asked_s)
+        self.others = 0.0 if self._only_ours else max(0.0, shown - self.own_at_reading)
+
     # --- what follows from both ---------------------------------------------------------------------------------
 
     def judged_stale_after(self, stale_after_s: float) -> None:
@@ -434,7 +460,7 @@ class Ledger:
             base = self.base
             assert base is not None
             told = base.running + base.waiting + self._net.leases + self.pending
-            self._load = (own if own > told else told) + self._at_the_door
+            self._load = (own if own > told or self._only_ours else told) + self._at_the_door
             self._load_until_s = self.asked_s + self.stale_after_s
             if self.gauges_moved_s + FROZEN_S >= now:
                 self._load_until_s = min(self._load_until_s, self.gauges_moved_s + FROZEN_S)
@@ -455,7 +481,10 @@ class Ledger:
         if base is not None and base.waiting > 0 and credible:
             # It queues, so it ran all it could then, whatever we believed of its size. More began than ended since:
             # it can run so many more (or `waiting` had only counted what came in since its last step).
-            return max(0.0, base.waiting + self._net.leases + self.abandoned.count(now) - self._entered_max)
+            waiting = base.waiting + self._net.leases + self.abandoned.count(now) - self._entered_max
+            if self._only_ours:
+                waiting = min(waiting, len(self.leases) - self.pending + self.abandoned.count(now) - base.running)
+            return max(0.0, waiting)
         unseen, abandoned = len(self.unseen), self.abandoned.count(now)
         if not unseen and not abandoned:
             return 0.0
@@ -465,7 +494,8 @@ class Ledger:
         elif base is None or not credible:
             others = self.foreign(now)
         else:
-            others = max(0.0, base.running - (own - self.pending - self._net.leases)) + self._at_the_door
+            others = 0.0 if self._only_ours else max(0.0, base.running - self.own_at_reading)
+            others += self._at_the_door
         # What works for nobody may also keep out one of ours that should be at work by now.
         free = slots - (own - unseen) - others - abandoned
         return max(0.0, unseen - max(free, float(-abandoned)))

@@ -252,6 +252,10 @@ class Movement:
         if begun_s <= owed.dispatched_s - IDLE_S:
             return  # its page does not tell, or it may have to load its model
         idle = base.running + base.waiting == 0
+        if idle and (
+            next(iter(ledger.leases.values())).dispatched_s < belief.knew_s or ledger.life_s > base.asked_s + UNSEEN_S
+        ):
+            return  # it had counted what is still there, or what was answered since it said that nothing is there
         self._owed_s = max(self._owed_s, (ledger.asked_s if idle else belief.counted_s) - since_s)
         if self.warm and self._owed_s >= UNSEEN_S and _has_room(ledger, now):
             patience_s = self._page_patience_s(ledger, self._owed_gap_s, now)

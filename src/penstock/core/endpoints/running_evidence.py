@@ -33,6 +33,7 @@ LEARN = 0.1  # of the difference: some ten first tokens show what is usual
 BEST_KEPT_S = 5.0  # some seconds of a mix of requests: the most at work varies with it
 STANDS = 0.95  # of the most that ran recently: those that run stand still there
 ENDS_MIN = 3  # whole answers that a look needs: what a token takes varies
+ENDS_SHARE = 0.125  # and of those there
 ENDS_UNTOLD_MIN = 12  # where it is not told how long they are, which varies more
 ENDS_UNTOLD_SHARE = 0.5  # and of those there, of whom the short ones end first
 LEARN_LOOK = 0.5  # of the difference: two or three looks show what is usual
@@ -48,15 +49,17 @@ class RunningEvidence:
     """What the answers of one engine process show."""
 
     __slots__ = (
-        "_answers", "_beside", "_best", "_best_before", "_best_s", "_ended", "_ends", "_looked_s", "_peak", "_took_s",
-        "_unshown", "_untold", "_whole", "_whole_running", "_whole_step_s", "_within", "ends_per_s", "running",
-        "shown", "step_s", "usual_s",
+        "_answers", "_begun_sent_s", "_beside", "_best", "_best_before", "_best_s", "_ended", "_ends", "_looked_s",
+        "_peak", "_tokens", "_took_s", "_unshown", "_untold", "_whole", "_whole_running", "_whole_step_s", "_within",
+        "ends_per_s", "running", "shown", "step_s", "usual_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self._answers = self._untold = self._within = 0  # whole answers since the last look, those without a length,
-        self._took_s = self._beside = 0.0  # what they took for a token, and how many were there when they were sent
+        self._took_s = self._beside = 0.0  # what they took, and how many were there when they were sent
+        self._tokens = 0  # of them, and one each
         self._whole_step_s = 0.0  # what a token takes in whole answers where nobody waits, the way there among it
+        self._begun_sent_s = -math.inf  # when the stream was sent that was sent last of those that have begun
         self.running = 0  #: that have begun and have not ended, as streams show
         self._unshown: dict[int, float] = {}  # sent, do not stream, and no stream sent after them has begun: since when
         self._whole_running: set[int] = set()  # do not stream, and one sent after them has
@@ -90,6 +93,7 @@ class RunningEvidence:
         self._count(lease)
         self.shown += 1
         self._note(now)
+        self._begun_sent_s = max(self._begun_sent_s, lease.dispatched_s)
         if not tells:
             return
         took_s = now - lease.dispatched_s
@@ -145,13 +149,14 @@ class RunningEvidence:
                 self._learn_step((now - began_s) / (tokens - 1))
 
     def _came_whole(self, lease: Lease, tokens: int, now: float) -> None:
-        took_s = (now - lease.dispatched_s) / (tokens + 1)
+        took_s = now - lease.dispatched_s
         if tokens:
-            self._learn_step(took_s)
+            self._learn_step(took_s / (tokens + 1))
         self._answers += 1
         self.shown += lease.first_token_s is None
         self._untold += not tokens
         self._took_s += took_s
+        self._tokens += tokens + 1
         self._beside += lease.beside
         self._within += lease.within_proven
 
@@ -199,8 +204,8 @@ class RunningEvidence:
         answers = self._answers
         if answers < (ENDS_UNTOLD_MIN if self._untold else ENDS_MIN):
             return None
-        took_s, beside = self._took_s / answers, self._beside / answers
-        if self._untold and answers < ENDS_UNTOLD_SHARE * beside:
+        took_s, beside = self._took_s / self._tokens, self._beside / answers
+        if answers < (ENDS_UNTOLD_SHARE if self._untold else ENDS_SHARE) * beside:
             return None
         usual_s = self._whole_step_s
         if usual_s == 0.0:
@@ -214,6 +219,7 @@ class RunningEvidence:
         self._peak = max(self._peak, int(ran if self._untold else share * beside))
         self._answers = self._untold = self._within = 0
         self._took_s = self._beside = 0.0
+        self._tokens = 0
         self.look(now)
         return ran, beside
 
@@ -251,20 +257,17 @@ class RunningEvidence:
 
     def late(self, prefill: PrefillBacklog, now: float, *, sent_before_s: float) -> int:
         """Returns how many streams that were sent before a time should have begun by now, whatever explains it."""
-        before_s = min(now - self.late_after_s(), sent_before_s)
-        return sum(lease.streamed for lease in takewhile(lambda x: x.dispatched_s < before_s, prefill.leases.values()))
+        return len(self._next_before(prefill, min(now - self.late_after_s(), sent_before_s)))
+
+    def _next_before(self, prefill: PrefillBacklog, before_s: float) -> list[Lease]:
+        """The streams sent before a time whose turn it is. What a later one has overtaken waits for no slot."""
+        sent = takewhile(lambda x: x.dispatched_s < before_s, prefill.leases.values())  # they stand in dispatch order
+        return [lease for lease in sent if lease.streamed and lease.dispatched_s >= self._begun_sent_s]
 
     def overdue(self, prefill: PrefillBacklog, now: float, *, sure: bool = False) -> int:
         """Returns how many streams should have begun, so that they wait for a slot; 0 if prompts explain the wait.
 
         `sure`: be slower to say so, because another witness says that none waits.
         """
-        before_s = now - self.late_after_s(sure=sure)
-        late, oldest_s = 0, now
-        for lease in prefill.leases.values():
-            if lease.dispatched_s >= before_s:
-                break  # they stand in dispatch order
-            if lease.streamed:
-                late += 1
-                oldest_s = min(oldest_s, lease.dispatched_s)
-        return late if late and not prefill.explains(now - oldest_s) else 0
+        late = self._next_before(prefill, now - self.late_after_s(sure=sure))
+        return len(late) if late and not prefill.explains(now - late[0].dispatched_s) else 0
