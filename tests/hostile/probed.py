@@ -42,10 +42,10 @@ class Probed:
 
 
 @contextlib.contextmanager
-def probed(settings: Mapping[str, Any], *, name: str = "gateway") -> Iterator[Probed]:
-    """A gateway with these settings, or (`name`) an `engine` that answers all it is sent at once."""
+def probed(settings: Mapping[str, Any], *, name: str = "gateway", python: str = sys.executable) -> Iterator[Probed]:
+    """A gateway with these settings, or (`name`) an `engine` that answers all it is sent at once; `python`: whose."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.hostile.probed", name, json.dumps(settings)],
+        [python, "-m", "tests.hostile.probed", name, json.dumps(settings)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
