@@ -15,7 +15,6 @@ import contextlib
 import itertools
 import json
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ import uvloop
 
 from tests.hostile.bodies import SHAPES
 from tests.hostile.probed import probed
+from tests.ports import free_port
 
 ENGINE = Path(__file__).parents[2] / "benchmarks" / "proxies" / "engine.py"
 STEP_MS = 50
@@ -119,9 +119,7 @@ def sending(port: int, kib: float, rate: float) -> Iterator[list[str]]:
 @contextlib.contextmanager
 def engine() -> Iterator[int]:
     """One that steps all its streams at once; its port."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = int(one.getsockname()[1])
+    port = free_port()
     with subprocess.Popen([sys.executable, str(ENGINE), str(port)]) as process:
         try:
             for _ in range(200):
