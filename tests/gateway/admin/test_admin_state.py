@@ -206,7 +206,7 @@ async def test_a_queue_is_an_event_when_it_begins_and_when_it_is_over(world: Wor
     assert episode.look(picture, began_s) is None  # nobody has waited for long
     later = msgspec.structs.replace(picture.bands[-2], waiting=3, oldest_wait_s=2.5)
     long = msgspec.structs.replace(picture, bands=[later])
-    assert episode.look(long, began_s + 2.5) == "queue began 2.5 s ago: sim has all slots taken, 1 of 1 on 1 engine"
+    assert episode.look(long, began_s + 2.5) == "queue for 2.5 s by now: sim has all slots taken, 1 of 1 on 1 engine"
     assert episode.look(long, began_s + 3.5) is None
     over = episode.look(msgspec.structs.replace(picture, bands=[]), began_s + 12.0)
     assert over == "queue over after 12.0 s: 3 waited at the most, the longest wait was 2.5 s"

@@ -30,7 +30,7 @@ class Episode:
                 return None
             self._began_s, self._most, self._longest_s = now - oldest_s, snapshot.waiting, oldest_s
             why = next((model_why(model, snapshot) for model in snapshot.models if model.waiting), "")
-            return f"queue began {seconds(oldest_s)} ago{f': {why}' if why else ''}"
+            return f"queue for {seconds(oldest_s)} by now{f': {why}' if why else ''}"
         self._most = max(self._most, snapshot.waiting)
         self._longest_s = max(self._longest_s, oldest_s)
         if oldest_s > SHORT_S:

@@ -120,7 +120,8 @@ export class Curve {
     this.axes(context, colours, { inner, tall, height, width, span, top, y });
     // Points further apart than the next one could be have nothing between them.
     const gap = Math.max(3, (inner / span) * (span > RANGES["1 min"] * 5 ? 2.2 * STEP_S : 2.2));
-    drawn.forEach((columns, which) => this.line(context, columns, y, gap, which ? colours.second : this.bad ? colours.bad : colours.first, which));
+    const first = !this.bad ? colours.first : largest > 0 ? colours.bad : colours.dim; // where nothing went wrong nothing is red
+    drawn.forEach((columns, which) => this.line(context, columns, y, gap, which ? colours.second : first, which));
     const seen = at == null ? null : Math.round(at * (inner - 1));
     if (seen != null) {
       context.strokeStyle = colours.ink;

@@ -133,7 +133,7 @@ function show() {
     ["waiting", s.waiting_max == null ? count(s.waiting) : `${count(s.waiting)} of at most ${count(s.waiting_max)}`],
     ["running", count(s.running)], ["slots taken", `${count(s.slots_taken)} of ${count(s.slots)}`],
     ["oldest wait", s.waiting ? seconds(s.now.oldest_s) : "–"], ["sent to engines / s", (s.now.sent_per_s ?? 0).toFixed(1)],
-    ["tokens / s (10 s)", count(s.now.tokens_per_s ?? 0), "tokens / s"],
+    ["tokens in and out / s (10 s)", count(s.now.tokens_per_s ?? 0), "tokens / s"],
     ["first token (10 s)", lately.first_token_p50_s == null ? "–" : `p50 ${seconds(lately.first_token_p50_s)}, p99 ${seconds(lately.first_token_p99_s)}`, "first token"],
     ["last minute", `${count(lately.ended)} requests ended, of them ${WRONG.map(([kind, word]) => `${count(lately[kind])} ${word}`).join(", ")}; ${count(lately.retried)} tried again`],
   ]);
