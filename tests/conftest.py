@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -37,6 +38,17 @@ def _state_folder() -> Iterator[None]:
         without = {name: value for name, value in os.environ.items() if name != "STATE_DIRECTORY"}
         with mock.patch.dict(os.environ, {**without, "XDG_STATE_HOME": folder, "TMPDIR": folder}, clear=True):
             yield
+
+
+@pytest.fixture(autouse=True)
+def _logs() -> Iterator[None]:
+    """A command that is run in this process logs to where it is captured, which is closed when its test is over."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    for handler in [handler for handler in root.handlers if handler.get_name() == "penstock"]:
+        root.removeHandler(handler)
+    root.setLevel(level)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

