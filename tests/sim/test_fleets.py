@@ -37,14 +37,14 @@ def test_a_deciders_death_breaks_no_other_gateways_stream_and_makes_nobody_wait_
 
 
 def test_without_store_and_decider_each_decides_alone_and_is_one_queue_again_afterwards() -> None:
-    setup = Setup(1, 66.0)
+    setup = Setup(1, 90.0)  # less would leave some seconds after it, in which some get what they missed
     calm = harmed(setup, "nothing happens", ())
     measures = cut_measures(setup, "all three", harmed(setup, "all three", cases(setup)["all three"]), calm)
     found = {measure.name.partition(":")[0]: measure for measure in measures}
     assert all(measure.met for measure in measures), [measure for measure in measures if not measure.met]
     assert found["deciders at a time"].value == 4
     assert found["Jain meanwhile"].value > 0.9
-    assert found["Jain after"].value > 0.85, "over some seconds, in which some get what they missed"
+    assert found["Jain after"].value > 0.97
 
 
 def test_one_that_was_elected_while_another_decided_alone_in_the_same_epoch_gets_it_back() -> None:

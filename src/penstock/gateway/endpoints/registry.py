@@ -327,6 +327,7 @@ class EndpointRegistry:
             self._catalog.configured(name, sorted(models))
             self._metrics.models_known(sorted(models))
         slots = self._parts.slots_initial if endpoint.slots == "auto" else endpoint.slots
+        by_word = endpoint.engine != "auto" and models is not None
         spec = EndpointSpec(
             name,
             slots,
@@ -336,7 +337,7 @@ class EndpointRegistry:
             price=endpoint.price,
             weight=endpoint.weight,
             limits=limits_of(endpoint),
-            vouched=(by_word := endpoint.engine != "auto" and models is not None),
+            vouched=by_word,
             by_word=by_word,
         )
         self.changed()
