@@ -446,7 +446,7 @@ async def test_fetch_returns_a_whole_answer() -> None:
         (CHUNKED + b"b\r\n0123456789a\r\n0\r\n\r\n", UpstreamErrorKind.PROTOCOL),
     ],
 )
-@on_both_loops
+@pytest.mark.virtual_time  # which ends a call only where nothing is left to be read
 async def test_fetch_is_bounded_in_time_and_size(answer: bytes, kind: UpstreamErrorKind) -> None:
     async with connected(answering(answer)) as (engine, upstream):
         with pytest.raises(UpstreamException) as caught:

@@ -33,7 +33,10 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
 LENGTH = HEAD + b"Content-Length: 10\r\nX-Y: z\r\n\r\n0123456789"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n1\r\nf\r\n0\r\nT: 1\r\n\r\n"
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-QUICK = UpstreamTimeouts(connect_s=0.1, first_byte_s=0.1, between_bytes_s=0.1)
+QUICK_TO_CONNECT = UpstreamTimeouts(connect_s=0.1)
+QUICK_TO_BEGIN = UpstreamTimeouts(connect_s=WAIT_S, first_byte_s=0.1)
+QUICK_BETWEEN = UpstreamTimeouts(connect_s=WAIT_S, between_bytes_s=0.1)
+QUICK = UpstreamTimeouts(connect_s=WAIT_S, first_byte_s=0.1, between_bytes_s=0.1)
 Kind = UpstreamErrorKind
 
 
@@ -215,7 +218,7 @@ async def test_a_port_that_does_not_accept_times_out() -> None:
         for filler in fillers:
             filler.setblocking(False)
             filler.connect_ex(server.getsockname())
-        with upstream_to(f"http://127.0.0.1:{server.getsockname()[1]}", timeouts=QUICK) as upstream:
+        with upstream_to(f"http://127.0.0.1:{server.getsockname()[1]}", timeouts=QUICK_TO_CONNECT) as upstream:
             assert (await ask(upstream)).kind == Kind.CONNECT_TIMEOUT
         for filler in fillers:
             filler.close()
@@ -224,7 +227,7 @@ async def test_a_port_that_does_not_accept_times_out() -> None:
 @on_both_loops
 async def test_a_tls_handshake_that_is_never_answered_times_out() -> None:
     async with RawEngine(Peer.gone) as engine:
-        with upstream_to(engine.url.replace("http:", "https:"), timeouts=QUICK) as upstream:
+        with upstream_to(engine.url.replace("http:", "https:"), timeouts=QUICK_TO_CONNECT) as upstream:
             assert (await ask(upstream)).kind == Kind.CONNECT_TIMEOUT
 
 
@@ -263,10 +266,11 @@ async def test_an_engine_that_falls_silent_is_timed_out_and_left(answer: bytes, 
         await peer.send(answer)
         await peer.gone()
 
-    async with connected(script, timeouts=QUICK) as (engine, upstream):
+    timeouts = QUICK_TO_BEGIN if kind is Kind.FIRST_BYTE_TIMEOUT else QUICK_BETWEEN
+    async with connected(script, timeouts=timeouts) as (engine, upstream):
         began_s = upstream.time()
         assert (await ask(upstream)).kind == kind
-        assert 0.1 <= upstream.time() - began_s < 3
+        assert upstream.time() - began_s >= 0.1
         await asyncio.wait_for(engine.peers[0].is_gone.wait(), WAIT_S)
 
 
@@ -293,7 +297,7 @@ async def test_dripping_a_head_does_not_extend_the_time_to_the_first_byte() -> N
         while not (await asyncio.wait([gone], timeout=0.01))[0]:
             await peer.send(b"y")
 
-    async with connected(script, timeouts=QUICK) as (_, upstream):
+    async with connected(script, timeouts=QUICK_TO_BEGIN) as (_, upstream):
         assert (await ask(upstream)).kind == Kind.FIRST_BYTE_TIMEOUT
 
 
@@ -319,7 +323,7 @@ async def test_an_engine_that_does_not_read_a_large_body_is_timed_out() -> None:
     async def script(peer: Peer) -> None:
         await finish.wait()
 
-    async with connected(script, timeouts=QUICK) as (_, upstream):
+    async with connected(script, timeouts=QUICK_TO_BEGIN) as (_, upstream):
         recorder = await ask(upstream, "POST", "/", [], bytes(32 * 1024 * 1024))
         assert recorder.kind == Kind.FIRST_BYTE_TIMEOUT
         finish.set()
