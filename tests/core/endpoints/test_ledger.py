@@ -167,7 +167,7 @@ def test_running_requests_of_others_leave_fewer_slots() -> None:
 def test_a_late_page_shows_ours_that_have_gone_and_nobody_else() -> None:
     """What may have been ours some seconds ago is not others': else nothing is sent for as long as the page is late."""
     own = Ledger(stale_after_s=5.0, slots=64)
-    own.tries_sizes = True
+    own.others.tries_sizes = True
     for serial in range(100):
         own.add(lease(serial, at=0.0))
     own.observe(Observation(1.0, running=64, waiting=30))  # six have yet to reach it
@@ -183,7 +183,7 @@ def test_a_late_page_shows_ours_that_have_gone_and_nobody_else() -> None:
 
 def test_a_page_that_always_shows_more_than_ours_shows_others() -> None:
     own = ledger(a=0.0, b=0.0, c=0.0, d=0.0, e=0.0, f=0.0)
-    own.tries_sizes = True
+    own.others.tries_sizes = True
     own.observe(Observation(1.0, running=8, waiting=0))
     for serial in (1, 2, 3, 4):
         own.remove(own.leases[serial], 1.5)

@@ -55,7 +55,7 @@ class Endpoint:
         self.meets = bootstrap_port_of(spec.labels) is not None  # who answers is sent the request with it, not after
         self.first_epoch = epoch
         self.ledger = Ledger(slots=spec.slots, stale_after_s=stale_after_s, epoch=epoch)
-        self.ledger.tries_sizes = spec.adaptive_slots
+        self.ledger.others.tries_sizes = spec.adaptive_slots
         self.health = Health(health, up=True)
         self.movement = Movement()
         self.proof = Proof(vouched=spec.vouched, by_word=spec.by_word)
@@ -169,7 +169,7 @@ class Endpoint:
         if gateways > 1:
             self._whole = self.slots, self.adaptive
             self.slots, self.adaptive = part(self.slots, gateways), None
-        self.ledger.tries_sizes = self.adaptive is not None
+        self.ledger.others.tries_sizes = self.adaptive is not None
 
     def near_limit(self, now: float) -> bool:
         """True if a newer reading may open or close the endpoint: by some measure of admission it is not idle."""
@@ -197,7 +197,7 @@ class Endpoint:
         self.adaptive.slots = self.slots
         per_step = sent / (reading.asked_s - before.asked_s) * ledger.pace.time_per_output_token_s(now)
         at_work = ledger.at_work
-        self._foreign_running = [*self._foreign_running[1:], min(ledger.others, reading.running)]
+        self._foreign_running = [*self._foreign_running[1:], min(ledger.others.shown, reading.running)]
         shows = ledger.shows
         ran = at_work.best() + self._others_running(now) if shows else 0.0
         beyond = ledger.own_at_reading + self._others_running(now) - ran  # were sent, and never seen to run at once

@@ -23,16 +23,15 @@ from penstock.core.endpoints.abandoned_slots import AbandonedSlots
 from penstock.core.endpoints.gauge_belief import IN_TIME_S, GaugeBelief, Standing
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.net_in_flight import NetInFlight
+from penstock.core.endpoints.others_load import OthersLoad
 from penstock.core.endpoints.prefill_backlog import PrefillBacklog
 from penstock.core.endpoints.running_evidence import OVERDUE, RunningEvidence
 from penstock.core.endpoints.tpot import Tpot
 from penstock.core.values.observation import Glimpse, Observation
 
 OWN_QUEUE_MIN = 4  # requests of ours: fewer run at once in any engine, so none of them waits for another
-FOREIGN_DECAY_S = 30.0  # a neighbour's load is forgotten over about a long answer's time
 FROZEN_S = 30.0  # longer than the longest standstill measured on a busy engine (11 s), shorter than patience
 READ_KEPT = 0.9  # of the longest time between two readings, per reading: a single late one is soon forgotten
-MOST_KEPT_S = 10.0  # up to twice that: engines' pages are seconds late, and stood still for 11 s
 REVIEW_S = 1.0  # how often a fading estimate of others' load is looked at again; it halves in 20 s
 
 
@@ -64,13 +63,7 @@ class Ledger:
         self._net = NetInFlight()  # what we sent, less what ended, since the base was asked
         self._entered = 0  # own requests seen to begin since the base was asked, less those that ended
         self._entered_max = 0
-        self._foreign = 0.0
-        self.tries_sizes = False  #: nobody told its slots: at times more is sent than fits, to find out
-        self.others = 0.0  #: requests of others that the last reading showed
-        self._only_ours = False  # all that it showed may be ours
-        self._most = self._most_before = 0  # of ours that were there at once in this while, and in the one before
-        self._most_s = -math.inf  # since when this while lasts
-        self._at_the_door = 0.0  # others' requests that the last reading's gauges did not show yet
+        self.others = OthersLoad()  #: whose requests the readings show
         self._load = 0.0  # what `load` said last, good until then or until something happens
         self._load_until_s = -math.inf
 
@@ -91,7 +84,7 @@ class Ledger:
         self.reserved += 1
         self.unseen[lease.serial] = lease
         self.prefill.add(lease)
-        self._most_there(lease.dispatched_s)
+        self.others.sent(len(self.leases) - self.pending, lease.dispatched_s)
         self._note(lease.dispatched_s, 1, lease.tokens)
 
     def reserve(self, lease: Lease) -> None:
@@ -130,7 +123,7 @@ class Ledger:
         if last is not None and last.dispatched_s > lease.dispatched_s:
             self.leases, self.unseen = _in_dispatch_order(self.leases), _in_dispatch_order(self.unseen)
             self.prefill.leases = _in_dispatch_order(self.prefill.leases)
-        self._foreign = max(0.0, self._foreign - 1.0)  # as which it was counted until now
+        self.others.taken_on()
         self._load_until_s = -math.inf
         if self.base is None or lease.dispatched_s >= self.base.asked_s:
             self._note(now, 1, lease.tokens)
@@ -294,7 +287,7 @@ class Ledger:
             self.read_every_s = max(READ_KEPT * self.read_every_s, reading.asked_s - previous_asked_s)
         self._judge_again()
         base = self.base
-        self._at_the_door = 0.0
+        self.others.at_the_door = 0.0
         if base is not None and reading.same_as(base):
             self.belief.stood(reading, previous_asked_s=previous_asked_s, base_asked_s=base.asked_s, life_s=self.life_s)
             self._count_at_the_door(reading)
@@ -315,8 +308,13 @@ class Ledger:
             self._take_in(lease)
         self._net.begin(reading.asked_s)
         self.belief.moved(reading, self.own_at_reading, before=base)
-        self._tell_ours(reading)
-        self._foreign += 0.3 * (self.others - self._foreign)
+        self.others.read(
+            reading.running + reading.waiting,
+            reading.asked_s,
+            sent=self.own_at_reading,
+            ours=len(self.leases) - self.pending,
+            only_ours_s=self.belief.ours_s,
+        )
         self._count_at_the_door(reading)
         return restarted
 
@@ -326,8 +324,8 @@ class Ledger:
         """
         if self.belief.missed(answered=answered):
             self.base = None
-            self._foreign = 0.0
-            self._at_the_door = 0.0
+            self.others.forget()
+            self.others.at_the_door = 0.0
             self._judge_again()
 
     def _judge_again(self) -> None:
@@ -344,7 +342,7 @@ class Ledger:
     def _count_at_the_door(self, reading: Observation) -> None:
         """Others' requests that came since the engine's last step: its gauges will show them when the next one ends."""
         if reading.in_all is not None:
-            self._at_the_door = max(0.0, reading.in_all + self.pending - self.load(reading.asked_s))
+            self.others.at_the_door = max(0.0, reading.in_all + self.pending - self.load(reading.asked_s))
             self._load_until_s = -math.inf
 
     def glimpse(self, part: Glimpse, now: float) -> None:
@@ -382,7 +380,7 @@ class Ledger:
         self.at_work = RunningEvidence()
         self.at_work.running = sum(lease.first_token_s is not None for lease in self.leases.values())
         self.prefill.restarted(previous_asked_s)
-        self._foreign = 0.0
+        self.others.forget()
 
     def credible(self, now: float) -> bool:
         """True if the last reading may still be used: it is recent, and does not stand still while it claims work."""
@@ -408,25 +406,6 @@ class Ledger:
         """Own requests that had been sent there when the last reading that moved was asked for."""
         return len(self.leases) - self.pending - self._net.leases
 
-    def _most_there(self, now: float) -> int:
-        """The most of ours that were there at once recently."""
-        if now >= self._most_s + MOST_KEPT_S:
-            self._most_before, self._most, self._most_s = self._most, 0, now
-        self._most = max(self._most, len(self.leases) - self.pending)
-        return max(self._most, self._most_before)
-
-    def _tell_ours(self, reading: Observation) -> None:
-        """Tell how many of those that a reading shows are others'.
-
-        A page may be seconds late, and then shows ours that have gone. Where the slots are told no more are sent than
-        fit, and that matters little. Else what may have been ours recently, on a page that has shown nobody else's at
-        some time since, is ours: nothing would be sent where more was than fits until the page shows the end of it.
-        """
-        shown, recently_s = reading.running + reading.waiting, reading.asked_s - 2.0 * MOST_KEPT_S
-        only_ours = self.tries_sizes and self.belief.ours_s >= recently_s
-        self._only_ours = only_ours and shown <= self._most_there(reading.asked_s)
-        self.others = 0.0 if self._only_ours else max(0.0, shown - self.own_at_reading)
-
     # --- what follows from both ---------------------------------------------------------------------------------
 
     def judged_stale_after(self, stale_after_s: float) -> None:
@@ -448,8 +427,8 @@ class Ledger:
         """Returns how many requests of others are believed to be on the endpoint when no reading is to be had."""
         if self.gauges_moved_s == -math.inf or self.belief.doubt is not None:
             return 0.0  # it never told, or what it told is not believed
-        faded = self._foreign * math.exp(-max(0.0, now - self.gauges_moved_s) / FOREIGN_DECAY_S)
-        return min(faded, max(0.0, self.slots - 1.0))  # what was read last never fills an endpoint by itself
+        # What was read last never fills an endpoint by itself.
+        return min(self.others.usual(now - self.gauges_moved_s), max(0.0, self.slots - 1.0))
 
     def load(self, now: float) -> float:
         """Returns how many requests are believed to be on the endpoint, running or waiting, ours and others'."""
@@ -460,7 +439,7 @@ class Ledger:
             base = self.base
             assert base is not None
             told = base.running + base.waiting + self._net.leases + self.pending
-            self._load = (own if own > told or self._only_ours else told) + self._at_the_door
+            self._load = (own if own > told or self.others.none else told) + self.others.at_the_door
             self._load_until_s = self.asked_s + self.stale_after_s
             if self.gauges_moved_s + FROZEN_S >= now:
                 self._load_until_s = min(self._load_until_s, self.gauges_moved_s + FROZEN_S)
@@ -482,7 +461,7 @@ class Ledger:
             # It queues, so it ran all it could then, whatever we believed of its size. More began than ended since:
             # it can run so many more (or `waiting` had only counted what came in since its last step).
             waiting = base.waiting + self._net.leases + self.abandoned.count(now) - self._entered_max
-            if self._only_ours:
+            if self.others.none:
                 waiting = min(waiting, len(self.leases) - self.pending + self.abandoned.count(now) - base.running)
             return max(0.0, waiting)
         unseen, abandoned = len(self.unseen), self.abandoned.count(now)
@@ -494,8 +473,8 @@ class Ledger:
         elif base is None or not credible:
             others = self.foreign(now)
         else:
-            others = 0.0 if self._only_ours else max(0.0, base.running - self.own_at_reading)
-            others += self._at_the_door
+            others = 0.0 if self.others.none else max(0.0, base.running - self.own_at_reading)
+            others += self.others.at_the_door
         # What works for nobody may also keep out one of ours that should be at work by now.
         free = slots - (own - unseen) - others - abandoned
         return max(0.0, unseen - max(free, float(-abandoned)))

@@ -21,6 +21,7 @@ from penstock import clock
 from penstock.core.scheduler import Scheduler
 from penstock.core.values.rows import Budget
 from penstock.gateway.budgets.valkey_budgets import BudgetsError, Use
+from penstock.gateway.cancelling import cancel
 
 logger = logging.getLogger(__name__)
 
@@ -91,9 +92,7 @@ class Together:
 
     async def close(self) -> None:
         """Tell the last, and end."""
-        while self._task is not None and not self._task.done():  # a client may take the first for an error of its own
-            self._task.cancel()
-            await asyncio.wait([self._task], timeout=ANSWER_S)
+        await cancel(self._task, wait_s=ANSWER_S)
         await self.tell()
         await self._bank.close()
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock import clock
+from penstock.gateway.cancelling import cancel
 from penstock.share.election import Claim, Contender, ElectionError, Follows, Leads, Record, RecordStore, Standing
 
 logger = logging.getLogger(__name__)
@@ -104,9 +105,7 @@ class Elector:
     async def close(self) -> None:
         self._contender.steps_down(self._now(), rest_s=math.inf)
         self._tell()
-        while self._task is not None and not self._task.done():  # a client may take the first for an error of its own
-            self._task.cancel()
-            await asyncio.wait([self._task], timeout=ATTEMPT_S)
+        await cancel(self._task, wait_s=ATTEMPT_S)
         with contextlib.suppress(ElectionError, TimeoutError):  # then it lapses
             await self._give_back(await self._read())
         await self._store.close()
