@@ -84,6 +84,10 @@ class AdaptiveSlots:
         """True if the engine was recently seen to queue, so that its size is about known."""
         return now < self._known_until_s
 
+    def suspects(self, witness: Witness) -> bool:
+        """True if the last that a witness told looked like a queue. Meanwhile the limit does not grow."""
+        return self._queues[witness].excess > 0.0
+
     def unlearn(self) -> None:
         """Start again: what showed the engine's size was not true."""
         self.slots = max(self.slots, self._first)

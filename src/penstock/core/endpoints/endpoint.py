@@ -26,6 +26,7 @@ SLOW_START_SHARE = 0.125  # of what runs: four at a time take too long to find a
 SLOW_START_ENDS = 16  # whole answers that ran at once: more are let in by what ends show
 SLOW_START_S = 1.0  # what does not begin by then does not stream, or waits, which is looked at by itself
 AGREED_MIN = 4.0  # requests that one witness says wait, and the other never saw run: no accident of a moment
+SURPLUS_MIN = 2  # may wait inside it: as many as bands let wait there by default
 COUNTED = 0.75  # of ours, with those that ended lately: the rest may be on their way
 COUNTED_ALL = 0.9  # a queue of more than a few would show
 STEP_SHARE_BLIND = 1.0  # where nothing but ends shows anything, a whole answer's time later: twice as many, as in TCP
@@ -66,6 +67,7 @@ class Endpoint:
         self._slots_by_hand = not spec.adaptive_slots
         self._gateways = 1  # that decide, each with its part of the slots
         self._whole: tuple[int, AdaptiveSlots | None] | None = None  # then: what is set aside for later
+        self.overfull = False  #: its slots were found to be fewer, and ours there may be more than these (`surplus`)
         self._begins_slowly = spec.adaptive_slots  # nobody ever said how many it runs
         self.dispatches_total = 0
         self.turn = 0.0  # among equals the least is next: it moves on with each request that is sent there
@@ -228,8 +230,10 @@ class Endpoint:
     def looks_s(self, now: float) -> float:
         """Returns when to look again at what our own answers show, even if no answer comes; infinity: no need to."""
         ledger = self.ledger
-        if self.adaptive is None or not ledger.prefill.leases or not ledger.shows:
+        if self.adaptive is None or not ledger.shows:
             return math.inf
+        if not ledger.prefill.leases:  # what looked like a queue is gone: that is seen at the next look, which lets grow
+            return self._look_s if self.adaptive.suspects(Witness.ANSWERS) else math.inf
         first = next(iter(ledger.prefill.leases.values()))
         return max(self._look_s, first.dispatched_s + ledger.at_work.late_after_s(sure=self._denies_queue(now)))
 
@@ -334,12 +338,26 @@ class Endpoint:
             return -math.inf
         return next(iter(ledger.unseen.values())).dispatched_s + SLOW_START_S
 
+    def surplus(self, now: float) -> list[Lease]:
+        """Returns those of ours that wait inside it beyond a few, the last sent first.
+
+        More were sent than its slots were found to be since. None where it is not seen which ones wait, because answers
+        come whole; where its page says that none does; and where it goes on with what nobody waits for.
+        """
+        ledger, self.overfull = self.ledger, False
+        over = len(ledger.leases) - ledger.pending - self.slots - SURPLUS_MIN
+        if over <= 0 or self.adaptive is None or not ledger.shows or ledger.abandoned.lingers or self._denies_queue(now):
+            return []
+        waiting = [lease for lease in ledger.prefill.leases.values() if lease.streamed]
+        return waiting[-over:][::-1]
+
     def _others_running(self, now: float) -> float:
         return min(self._foreign_running) if self.ledger.credible(now) else 0.0
 
     def _limited(self, slots: int) -> bool:
         changed = slots != self.slots
         if changed:
+            self.overfull |= slots < self.slots
             self.slots = slots
         return changed
 

@@ -130,6 +130,8 @@ class EndpointFacts:
             wanted = endpoint.adaptive is not None and state.pump.wants_slots(endpoint)
             if endpoint.observed(reading, now, wanted=wanted):
                 state.pool.changed()
+                if endpoint.overfull:
+                    state.look_again(endpoint, now)
             state.router.read(endpoint, restarted=endpoint.ledger.epoch != epoch)
         else:
             endpoint.ledger.missed(answered=answered)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 
-from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.movement import CHECK_S, LATE_S
-from penstock.core.queueing.entry import Entry
-from penstock.core.scheduling import ends, returning, sending, waiting
+from penstock.core.scheduling import ends, recalling, sending, waiting
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Abort, Action
 from penstock.core.values.cause import Cause
 from penstock.core.values.outcome import Reason
-
-RECALLS_MAX = 2  # of one request: each time the work of a prompt may be lost
 
 
 class TimeFacts:
@@ -54,7 +50,10 @@ def _let_time_pass(state: SchedulerState, now: float, actions: list[Action]) -> 
             endpoint = state.pool.get(key)
             if endpoint is not None:
                 state.queues.touch(endpoint)
-                sending.look_at(state, endpoint, now)
+                sending.look(state, endpoint, now)
+                if endpoint.overfull:
+                    recalling.surplus(state, endpoint, now, actions)
+                state.look_again(endpoint, endpoint.looks_s(now))
             continue
         entry = state.queues.find(key)
         if entry is not None:
@@ -96,37 +95,5 @@ def _look_who_moves(state: SchedulerState, now: float, actions: list[Action]) ->
             endpoint.failure, endpoint.failed_s = Cause.STUCK, now
             state.queues.touch(endpoint)
         if movement.stuck_s is not None:
-            _take_back(state, endpoint, now, actions)
+            recalling.from_stuck(state, endpoint, now, actions)
     state.doubts = state.look_s < math.inf and any(endpoint.movement.doubted for endpoint in state.pool)
-
-
-def _take_back(state: SchedulerState, endpoint: Endpoint, now: float, actions: list[Action]) -> None:
-    """What has no first byte at a stuck endpoint goes back to the queue, where it can be served elsewhere."""
-    movement, ledger = endpoint.movement, endpoint.ledger
-    for lease in list(ledger.leases.values()):
-        if lease.first_token_s is not None or lease.pending or lease.passed_on:
-            continue
-        entry = state.leases[lease.serial]
-        if movement.gives_up(lease, ledger, now) and _may_be_taken_back(state, entry, now):
-            movement.gave_up(lease, now)
-            state.router.failed(entry, lease)
-            sending.release(state, entry, now, abandoned=True)
-            entry.own_retry().recalls += 1
-            returning.requeue(state, entry, now, actions, failure=None, endpoint=endpoint)
-
-
-def _may_be_taken_back(state: SchedulerState, entry: Entry, now: float) -> bool:
-    """Whether another endpoint may serve it, and in time."""
-    request = entry.request
-    if entry.retry.recalls >= RECALLS_MAX or not entry.whole or request.pinned is not None or request.home is not None:
-        return False
-    if entry.queue.wait_s_max <= entry.queue.waited_s or not sending.in_time(state, entry, now):
-        return False
-    others = [
-        e for e in sending.usable(state, entry, now) if e.movement.stuck_s is None and not entry.excludes(e.name, now)
-    ]
-    if not state.settings.queue_enabled and (
-        state.quotas.at_limit(entry.account) or not state.pauses.sends(entry.model)
-    ):
-        return False
-    return bool(others)

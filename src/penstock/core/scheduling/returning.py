@@ -27,18 +27,18 @@ def requeue(
     now: float,
     actions: list[Action],
     *,
-    failure: Failure | None,
+    failure: Failure | Cause,
     endpoint: Endpoint | None,
 ) -> None:
     """Let a request wait again with its age kept, away from the endpoint that did not serve it.
 
-    `failure`: None where that endpoint shows no movement; `endpoint`: None where it is gone.
+    `failure`: a cause where it was taken back (`recalling.py`); in that endpoint's own queue it may wait again.
+    `endpoint`: None where it is gone.
     """
     state.charges.refund(state.tree_of(entry), entry)
     state.promised.settle(entry, 0.0)
-    cause = Cause.STUCK if failure is None else failure
-    state.recorder.requeued(entry, cause, endpoint.name if endpoint is not None else "", now)
-    if endpoint is not None:
+    state.recorder.requeued(entry, failure, endpoint.name if endpoint is not None else "", now)
+    if endpoint is not None and failure is not Cause.ENGINE_QUEUE:
         avoid_s = math.inf if failure in FREE_ELSEWHERE else AVOID_S
         if failure is Failure.BUSY:
             avoid_s = min(REFUSED_AVOID_S * 2 ** min(entry.retry.refusals - 1, 16), REFUSED_AVOID_S_MAX)
@@ -52,11 +52,11 @@ def requeue(
         if state.quotas.at_limit(entry.account):
             elsewhere = []
     if not state.settings.queue_enabled and not over and not elsewhere and not state.pauses.halted:
-        assert failure is not None, "what can't wait is taken back only where it can go elsewhere"
+        assert isinstance(failure, Failure), "what can't wait is taken back only where it can go elsewhere"
         ends.fail(state, entry, failure, now, actions)  # it can't wait, so this was its last answer
         return
     entry.move(Event.REQUEUED)
-    actions.append(Requeue(entry.request.id, cause))
+    actions.append(Requeue(entry.request.id, failure))
     left_s = entry.queue.wait_s_max - entry.queue.waited_s
     if elsewhere:
         actions.append(sending.dispatch(state, entry, elsewhere, now))

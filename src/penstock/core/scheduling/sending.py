@@ -38,13 +38,17 @@ def touched(state: SchedulerState, endpoint: Endpoint, now: float) -> list[Actio
 
 
 def look_at(state: SchedulerState, endpoint: Endpoint, now: float) -> None:
+    """Look at what our own answers show of the endpoint's size, and see to it that what follows from it is done."""
+    if endpoint.adaptive is not None:
+        look(state, endpoint, now)
+        state.look_again(endpoint, now if endpoint.overfull else endpoint.looks_s(now))
+
+
+def look(state: SchedulerState, endpoint: Endpoint, now: float) -> None:
     """Look at what our own answers show of the endpoint's size; nothing if its size was told or set."""
-    if endpoint.adaptive is None:
-        return
     if endpoint.look_due(now) and endpoint.looked(now, wanted=state.pump.wants_slots(endpoint)):
         state.pool.changed()
         state.queues.touch(endpoint)
-    state.look_again(endpoint, endpoint.looks_s(now))
 
 
 def hand_out(state: SchedulerState, now: float, actions: list[Action]) -> None:

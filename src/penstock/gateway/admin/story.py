@@ -84,6 +84,8 @@ def _requeued(step: Requeued) -> str:
     endpoint = step.endpoint or "its endpoint"
     if step.failure == Cause.STUCK:
         return f"After {seconds(step.at_s)} {endpoint} showed no movement: taken back, to be asked for elsewhere."
+    if step.failure == Cause.ENGINE_QUEUE:
+        return f"After {seconds(step.at_s)} it waited in the queue of {endpoint}: taken back, to wait here."
     return f"After {seconds(step.at_s)} {endpoint} failed it ({step.failure}): back to the queue."
 
 

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from penstock.config.model import Settings
 from penstock.core.explain.snapshot import Snapshot
 from penstock.core.values.actions import Decode, Dispatch, Requeue
+from penstock.core.values.cause import Cause
 from penstock.core.values.outcome import Outcome, Reason
 from penstock.core.values.request import Usage
 from penstock.core.values.retry import Failure
@@ -245,7 +246,8 @@ class Metrics:
 
     def requeued(self, journey: QueuedJourney, action: Requeue) -> None:
         self._requeues.labels(action.cause).inc()
-        self.failures.retried(journey.caller.tenant, journey.endpoint, action.cause)
+        if action.cause != Cause.ENGINE_QUEUE:  # nothing failed: more was sent than its engine turned out to run
+            self.failures.retried(journey.caller.tenant, journey.endpoint, action.cause)
 
     def fell_back(self, model: str, to: str) -> None:
         """A request that a model could not take goes to the next of its fallbacks. Both are names of the settings."""

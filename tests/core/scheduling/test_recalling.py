@@ -1,0 +1,116 @@
+"""What waits inside an engine that turned out to be smaller comes back to the queue; what may run there does not."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Any
+
+import pytest
+
+from penstock.core.endpoints.endpoint import SURPLUS_MIN
+from penstock.core.scheduling.recalling import RECALLS_MAX
+from penstock.core.values.actions import Action, Dispatch, Requeue
+from penstock.core.values.observation import Observation
+from penstock.core.values.request import Usage
+from penstock.core.values.settings import EndpointSpec
+from penstock.sim.checks.invariants import CheckedScheduler
+from tests.core.drive import request, scheduler, until
+from tests.core.shop import PATIENT
+
+STEP_S = 0.1
+SIZE = 48
+
+
+class Engine:
+    """Runs `SIZE` requests for as long as it is told to, queues the rest, and tells its gauges each second."""
+
+    def __init__(self, *, lies: bool = False, lingers: bool = False) -> None:
+        self.made: CheckedScheduler = scheduler(PATIENT)
+        self.lies = lies
+        self.now = 0.0
+        self.running: dict[int, str] = {}
+        self.waiting: deque[tuple[int, str]] = deque()
+        self.began: Counter[str] = Counter()
+        self.recalled: list[str] = []
+        self.served: list[str] = []
+        self.steps = 0
+        spec = EndpointSpec("e", 16, frozenset("m"), adaptive_slots=True)
+        self.take(self.made.endpoint_added(spec, now=0.0))
+        if lingers:
+            self.take(self.made.endpoint_changed("e", lingers=True, now=0.0))
+
+    def ask(self, count: int, **more: Any) -> None:
+        for _ in range(count):
+            name = f"r{len(self.made.inspect().entries) + len(self.served)}"
+            self.take(self.made.arrived(request(name, streamed=True, **more), now=self.now))
+
+    def take(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Dispatch):
+                self.waiting.append((action.lease, action.request_id))
+            elif isinstance(action, Requeue):
+                assert action.cause == "engine_queue"
+                self.recalled.append(action.request_id)
+                there = [each for each in self.waiting if each[1] == action.request_id]
+                assert there, "it had begun"
+                assert there == [self.waiting[-1]], "the last one first"
+                self.waiting.pop()
+
+    def run(self, seconds: float) -> None:
+        for _ in range(round(seconds / STEP_S)):
+            self.now += STEP_S
+            self.steps += 1
+            while self.waiting and len(self.running) < SIZE:
+                lease, name = self.waiting.popleft()
+                self.running[lease] = name
+                self.began[name] += 1
+                self.take(self.made.first_token(lease, now=self.now))
+            if self.steps % round(1.0 / STEP_S) == 0:
+                running, waiting = len(self.running), len(self.waiting)
+                if self.lies:
+                    running, waiting = running + waiting, 0
+                reading = Observation(self.now, running, waiting, progress=float(self.steps))
+                self.take(self.made.observed("e", reading, now=self.now))
+            self.take(until(self.made, self.now))
+
+    def end(self, count: int) -> None:
+        for lease in list(self.running)[:count]:
+            self.served.append(self.running.pop(lease))
+            self.take(self.made.finished(lease, Usage(10, 200), now=self.now))
+
+
+def test_what_waits_beyond_a_few_comes_back_the_last_first() -> None:
+    engine = Engine()
+    engine.ask(100)
+    engine.run(10.0)
+    assert len(engine.running) == SIZE
+    assert engine.recalled
+    assert len(engine.waiting) <= SURPLUS_MIN
+
+
+def test_all_are_served_once_and_hardly_any_is_sent_three_times() -> None:
+    engine = Engine()
+    engine.ask(300)
+    for _ in range(100):
+        engine.run(1.0)
+        engine.end(8)
+    assert sorted(engine.served) == sorted(f"r{number}" for number in range(300))
+    assert set(engine.began.values()) == {1}
+    assert max(Counter(engine.recalled).values()) <= RECALLS_MAX
+
+
+@pytest.mark.parametrize("engine", [Engine(lies=True), Engine(lingers=True)], ids=["says-none-waits", "lingers"])
+def test_nothing_comes_back_where_the_engine_says_that_none_waits_or_goes_on_for_nobody(engine: Engine) -> None:
+    engine.ask(100)
+    engine.run(10.0)
+    assert len(engine.waiting) > SURPLUS_MIN, "nothing was in question"
+    assert not engine.recalled
+
+
+def test_what_has_a_deadline_stays_where_it_is() -> None:
+    """In the queue it might be refused for it."""
+    engine = Engine()
+    engine.ask(100, deadline_s=1000.0)
+    engine.run(10.0)
+    assert len(engine.running) == SIZE
+    assert not engine.recalled

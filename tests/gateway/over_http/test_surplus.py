@@ -1,0 +1,41 @@
+"""An engine of unknown size is sent too much once: what waits inside it then comes back, and is served in turn."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.core.endpoints.endpoint import SURPLUS_MIN
+from tests.gateway.conftest import World
+
+SLOTS = 64
+CALLERS = 96
+LONG = 200
+STEP_S = 0.05
+
+
+@pytest.mark.virtual_time
+async def test_what_was_sent_beyond_what_an_engine_runs_comes_back(world: World) -> None:
+    engine = await world.engine(max_num_seqs=SLOTS, step_s=STEP_S)
+    await world.gateway(slots="auto")
+    most = [0]
+
+    async def watch() -> None:
+        while True:
+            await asyncio.sleep(STEP_S)
+            most.append(engine.engine.waiting_now)
+
+    watching = asyncio.create_task(watch())
+    asked = [asyncio.create_task(world.chat(tokens=LONG, stream=True)) for _ in range(CALLERS)]
+    await asyncio.sleep(STEP_S * LONG / 2)
+    watching.cancel()
+    assert max(most) > SURPLUS_MIN, "nothing was in question"
+    assert most[-1] <= SURPLUS_MIN
+    answers = await asyncio.gather(*asked)
+    assert [answer.status for answer in answers] == [200] * CALLERS
+    assert {len(answer.events()) for answer in answers} == {len(answers[0].events())}, "nobody is told twice"
+    recalled = await world.metric("penstock_requeues_total", reason="engine_queue")
+    assert recalled > 0
+    stories = [(await world.ask("GET", f"/admin/requests/{a.header('x-request-id')}")).json()["story"] for a in answers]
+    assert sum("taken back, to wait here" in line for story in stories for line in story) == recalled
