@@ -211,7 +211,7 @@ class RetryRecord:
 
     def __init__(self) -> None:
         self.attempts = 0  #: failed dispatches that cost an attempt
-        self.recalls = 0  #: how often it was taken back from an engine that showed no movement
+        self.recalls = 0  #: how often it was taken back from an engine
         self.refusals = 0  #: how often an engine turned it away as one too many
         self.excluded: dict[str, float] = {}  #: endpoints that refused or failed it, and until when
 
