@@ -22,7 +22,7 @@ from penstock.core.values.settings import AdmissionSettings, EndpointLimits, End
 ARRIVALS_MAX = 2.0  # requests expected to come during one engine step; more is not told apart from a queue
 FOREIGN_READINGS = 4  # in which others' requests have to be seen: one may just show ends that we have yet to hear of
 SLOW_START = 4  # requests: every engine runs so many
-SLOW_START_SHARE = 0.125  # of what runs: four at a time take too long to find an engine of hundreds
+SLOW_START_SHARE = 0.25  # of what runs: four at a time take too long to find an engine of hundreds
 SLOW_START_ENDS = 16  # whole answers that ran at once: more are let in by what ends show
 SLOW_START_S = 1.0  # what does not begin by then does not stream, or waits, which is looked at by itself
 AGREED_MIN = 4.0  # requests that one witness says wait, and the other never saw run: no accident of a moment
