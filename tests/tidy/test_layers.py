@@ -18,7 +18,7 @@ from tests.tidy.test_imports import imports
 
 CORE = Path(__file__).parents[2] / "src/penstock/core"
 ROOM = CORE / "scheduling"
-TRANSITIONS = ("ends", "sending", "waiting", "judging", "returning")
+TRANSITIONS = ("ends", "sending", "waiting", "judging", "returning", "recalling")
 FACTS = ("requests", "endpoints", "operators", "takeover", "expiry", "questions")
 LAYERS = ("inspection", "state", *TRANSITIONS, "reconfigure", FACTS)  # from the lowest up; facts don't know each other
 LINES_MAX = 350

@@ -232,7 +232,7 @@ class Endpoint:
         ledger = self.ledger
         if self.adaptive is None or not ledger.shows:
             return math.inf
-        if not ledger.prefill.leases:  # what looked like a queue is gone: that is seen at the next look, which lets grow
+        if not ledger.prefill.leases:  # what looked like a queue is gone: the next look sees it, and lets it grow
             return self._look_s if self.adaptive.suspects(Witness.ANSWERS) else math.inf
         first = next(iter(ledger.prefill.leases.values()))
         return max(self._look_s, first.dispatched_s + ledger.at_work.late_after_s(sure=self._denies_queue(now)))
@@ -346,7 +346,9 @@ class Endpoint:
         """
         ledger, self.overfull = self.ledger, False
         over = len(ledger.leases) - ledger.pending - self.slots - SURPLUS_MIN
-        if over <= 0 or self.adaptive is None or not ledger.shows or ledger.abandoned.lingers or self._denies_queue(now):
+        if over <= 0 or self.adaptive is None or ledger.abandoned.lingers:
+            return []
+        if not ledger.shows or self._denies_queue(now):
             return []
         waiting = [lease for lease in ledger.prefill.leases.values() if lease.streamed]
         return waiting[-over:][::-1]
