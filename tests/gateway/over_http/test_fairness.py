@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from penstock.sim.fake_engine.log import LogEntry
 from tests.gateway.conftest import Answer, Client, World, chat, request
 
 pytestmark = pytest.mark.virtual_time
@@ -250,8 +251,17 @@ async def test_batch_work_gets_all_idle_slots_and_gives_way_to_the_rest(world: W
     assert order == ["batch"] * 4 + ["standard"] * 6 + ["batch"] * 8
 
 
-async def test_batch_work_is_sent_only_while_the_engine_queue_is_empty(world: World) -> None:
+async def test_batch_work_is_sent_only_while_the_engine_queue_is_empty(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = await world.engine(step_s=0.01, max_num_seqs=2)
+    entered, waited = engine.log.open, []
+
+    def enters(**request: Any) -> LogEntry:
+        waited.append(engine.engine.waiting_now)
+        return entered(**request)
+
+    monkeypatch.setattr(engine.log, "open", enters)
     await world.gateway(slots=8)
     running = [await world.streaming(tokens=3000) for _ in range(2)]
     for client in running:
@@ -266,9 +276,8 @@ async def test_batch_work_is_sent_only_while_the_engine_queue_is_empty(world: Wo
     running[0].hang_up()
     assert [answer.status for answer in await asyncio.gather(inside, another, batch)] == [200] * 3
     running[1].hang_up()
-    ahead, last = list(engine.log.entries)[2:4], engine.log.entries[-1]
-    assert b'"batch"' in bytes(last.body or b"")
-    assert last.arrived >= max(entry.started or 0.0 for entry in ahead)
+    assert b'"batch"' in bytes(engine.log.entries[-1].body or b"")
+    assert waited[-2:] == [1, 0], "the one before it waited behind another one"
 
 
 async def test_a_higher_band_displaces_the_youngest_of_the_lowest_when_the_queue_is_full(world: World) -> None:

@@ -60,7 +60,7 @@ async def _streams_of_both(world: World, count: int, tokens: int) -> dict[str, l
 async def test_a_worker_that_is_killed_takes_its_own_connections_only(world: World) -> None:
     engine = await world.engine(step_s=0.02)
     async with serving(world, "--slots", "30", "--workers", "2") as process:
-        carried = await _streams_of_both(world, 12, tokens=600)
+        carried = await _streams_of_both(world, 12, tokens=3000)  # a minute; a worker is back in seconds
         names = _workers(process)
         assert sorted(names.values()) == ["w1", "w2"]
         victim = next(pid for pid, name in names.items() if name == "w1")
