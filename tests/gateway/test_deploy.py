@@ -65,7 +65,7 @@ async def test_every_series_and_label_that_dashboard_and_alerts_use_is_exported(
 
 def test_every_word_that_dashboard_and_alerts_look_for_exists() -> None:
     words = {
-        "reason": {*Reason, *Failure},
+        "reason": {*Reason, *Failure, Cause.ENGINE_QUEUE, Cause.STUCK},
         "outcome": set(Outcome),
         "state": set(STATES),
         "instance": {"$instance"},

@@ -166,7 +166,7 @@ async def test_a_gateway_that_is_cut_off_serves_alone_and_then_with_the_others_a
     world: World, tmp_path: Path
 ) -> None:
     """The store says who decides, but there is no way to it: an `advertise` that leads nowhere for a while."""
-    engine = await world.engine(step_s=0.01)
+    engine = await world.engine(step_s=0.1)  # answers of minutes, until all is hurried
     with valkey.server() as server:
         async with group(world, tmp_path) as made, Way() as way:
             share = {**elected(server), "alone_after": "2s"}
@@ -188,7 +188,7 @@ async def test_a_gateway_that_is_cut_off_serves_alone_and_then_with_the_others_a
             way.mend()
             state = await second.until(lambda state: state["share"]["name"] == "gw1" and len(state["edges"]) == 3)
             assert state["running"] == 2
-            hurry(engine)
+            hurry(engine, 200)
             for client in runs:
                 while await client.piece():
                     pass

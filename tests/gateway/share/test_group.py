@@ -114,7 +114,7 @@ async def test_a_decider_that_is_killed_breaks_no_stream_of_others_and_loses_no_
     world: World, tmp_path: Path
 ) -> None:
     """Nobody else may decide here, so the other gateway does for itself, until the decider is back."""
-    engine = await world.engine(step_s=0.01)
+    engine = await world.engine(step_s=0.1)  # answers of minutes, until all is hurried
     async with group(world, tmp_path) as made:
         first, second = await made.start("gw1", "gw2")
         runs = [await second.streaming(tokens=1500) for _ in range(4)]
@@ -132,7 +132,7 @@ async def test_a_decider_that_is_killed_breaks_no_stream_of_others_and_loses_no_
         state = await second.until(lambda state: state["waiting"] == 3 and state["slots"] == 2)
         assert state["running"] == 4  # what ran goes on; nothing is sent until it is below
         await second.said("this gateway decides alone, with 1/2 of slots and limits: ")
-        hurry(engine)
+        hurry(engine, 200)
         for client in runs:
             while await client.piece():
                 pass
@@ -151,7 +151,7 @@ async def test_a_decider_that_is_killed_breaks_no_stream_of_others_and_loses_no_
         more = [await first.streaming(tokens=2) for _ in range(6)]
         for client in more:
             assert (await client.answer()).body.endswith(b"data: [DONE]\n\n")
-        hurry(engine)
+        hurry(engine, 200)
         for client in runs:
             while await client.piece():
                 pass
