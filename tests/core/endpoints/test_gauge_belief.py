@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from penstock.core.endpoints.gauge_belief import AGREES, CONTRADICTED, STILL_S, TRY_S, TRY_S_MAX, Standing
 from penstock.core.scheduler import SchedulerSettings
-from penstock.core.values.actions import Action
+from penstock.core.values.actions import Action, Dispatch
 from penstock.core.values.observation import Observation
 from penstock.core.values.settings import BandSettings
 from penstock.sim.checks.invariants import CheckedScheduler
@@ -183,3 +183,22 @@ def test_a_try_that_waits_for_gauges_to_stand_still_is_armed_for_that_moment() -
         assert now < 1.0 + 2 * TRY_S
         actions = made.expire(now=now)
     assert now == pytest.approx(1.0 + TRY_S)
+
+
+@pytest.mark.parametrize(("shown", "gauges"), [(11, "believed"), (9, "short")])
+def test_a_page_that_shows_less_than_half_of_ours_closes_nothing(shown: int, gauges: str) -> None:
+    """It is of another engine behind the same address, or of one rank: what waits there is not in our way."""
+    made = scheduler(SETTINGS, a=64)
+    for number in range(20):
+        (action,) = made.arrived(request(f"r{number}", streamed=True), now=0.0)
+        assert isinstance(action, Dispatch)
+        made.first_token(action.lease, now=0.1)
+    for second in range(1, 8):
+        reading = Observation(float(second), running=shown - 3, waiting=3, progress=float(second))
+        made.observed("a", reading, now=float(second))
+    assert standing(made, 7.0) == gauges
+    assert bool(sent(made.arrived(request("next", streamed=True), now=7.0))) is (gauges == "short")
+    for second in range(8, 13):
+        reading = Observation(float(second), running=21, waiting=0, progress=float(second))
+        made.observed("a", reading, now=float(second))
+    assert standing(made, 12.0) == "believed"

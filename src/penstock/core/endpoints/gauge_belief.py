@@ -5,6 +5,8 @@ closed for what they say. So what they say is held against what we see ourselves
 
 - *Gone*: a page that was not to be had twice in a row counts for nothing, nor does what it said of others.
 - *Standing still*: answers go on, and the engine's own counters do not move. The page is of another time.
+- *Short*: it shows less than half of what we know to be there. It is of another engine, of a part of this one, or of a
+  time that is over; the next reading may be better.
 - *Contradicted*: it says that requests wait, or that there is no room, and what is sent there begins at once.
 
 The last needs something to be sent. So where nothing but gauges keeps an endpoint closed while somebody waits for it,
@@ -33,6 +35,10 @@ IN_TIME_S = 1.0  # for a first token, while it is not known what is usual there
 CONTRADICTED = 8  # requests more than a true gauge would allow; some may begin at once by luck
 TRIES_UNDECIDED = 4  # at a time, where nothing tells whether they waited
 AGREES = 10  # readings in a row
+SHORT_SHARE = 0.5  # of ours that were there before the reading before it
+SHORT_MIN = 4  # of these: fewer may just have ended
+SHORT_NO_MORE = 0.75
+SHORT_READINGS = 3  # in a row, to think so and to think otherwise: a page that is late catches up
 OTHERS_MIN = 4.0  # requests that came or went while the page was asked for
 OTHERS_SHARE = 0.25
 KV_USAGE_FULL = 0.9  # what would close it again for its memory is not what made it believable
@@ -47,6 +53,7 @@ class Standing(StrEnum):
     GONE = "gone"
     STILL = "standing_still"
     CONTRADICTED = "contradicted"
+    SHORT = "short"  #: it shows less than half of what is there of ours
 
 
 def why(standing: Standing, base: Observation | None, now: float) -> str:
@@ -62,6 +69,8 @@ def why(standing: Standing, base: Observation | None, now: float) -> str:
         return f"its page has shown {seen} for {now - base.asked_s:.0f} s, while its answers go on"
     if standing is Standing.CONTRADICTED:
         return f"its page says {seen}, and what is sent there begins at once all the same"
+    if standing is Standing.SHORT:
+        return f"its page says {seen}, and that is less than half of what we have there"
     return f"it last showed anything new {now - base.asked_s:.0f} s ago ({seen})"
 
 
@@ -73,6 +82,7 @@ class GaugeBelief:
         "_kv_usage",
         "_late",
         "_misses",
+        "_shorts",
         "_still",
         "_try_s",
         "_width",
@@ -86,6 +96,7 @@ class GaugeBelief:
         "ours_s",
         "outstanding",
         "ran_s",
+        "short",
         "stood_s",
         "worked_s",
     )
@@ -94,6 +105,8 @@ class GaugeBelief:
         self.doubt: Standing | None = None  #: why they are not believed
         self.closed_s: float | None = None  #: since when nothing but they keep it closed while somebody waits
         self.outstanding = 0  #: tries that have not begun
+        self.short = False  #: its readings show less than half of what is there of ours
+        self._shorts = 0  # readings in a row that speak for the other
         self.no_page = False  #: something answered when last asked for the page, and had none
         self.stood_s = math.inf  #: since when readings have been the same
         self.kv_stood_s = math.inf  #: and what they say of memory, whatever else moves
@@ -126,8 +139,12 @@ class GaugeBelief:
         self._forget()
         return True
 
-    def moved(self, reading: Observation, own: int, *, before: Observation | None) -> None:
-        """Take in a reading that differs from the one before it. `own`: so many of our requests were there then."""
+    def moved(self, reading: Observation, own: int, *, inside: int, before: Observation | None) -> None:
+        """Take in a reading that differs from the one before it.
+
+        `own`: so many of our requests were there then; `inside`: those of them that had been sent before the reading
+        before it.
+        """
         self._came()
         self._note_work(before, reading)
         shown = reading.running + reading.waiting
@@ -145,6 +162,14 @@ class GaugeBelief:
             if self._agrees >= AGREES:
                 self.doubt = None
                 self._forget()
+        self._note_short(shown, inside)
+
+    def _note_short(self, shown: float, inside: int) -> None:
+        is_less = inside >= SHORT_MIN and shown < SHORT_SHARE * inside
+        turns = shown >= SHORT_NO_MORE * inside if self.short else is_less
+        self._shorts = self._shorts + 1 if turns else 0
+        if self._shorts >= SHORT_READINGS:
+            self.short, self._shorts = not self.short, 0
 
     def _note_work(self, before: Observation | None, reading: Observation) -> None:
         """Note what a reading shows of the engine's work. A queue grows before an engine that does nothing, too."""

@@ -307,7 +307,8 @@ class Ledger:
                 break  # leases stand in dispatch order
             self._take_in(lease)
         self._net.begin(reading.asked_s)
-        self.belief.moved(reading, self.own_at_reading, before=base)
+        inside = len(self.leases) - self.pending - len(self.unseen)
+        self.belief.moved(reading, self.own_at_reading, inside=min(inside, self.own_at_reading), before=base)
         self.others.read(
             reading.running + reading.waiting,
             reading.asked_s,
@@ -337,6 +338,8 @@ class Ledger:
             return self.belief.doubt
         if self.base is None:
             return Standing.NONE
+        if self.belief.short:
+            return Standing.SHORT
         return Standing.BELIEVED if self.credible(now) else Standing.OLD
 
     def _count_at_the_door(self, reading: Observation) -> None:
@@ -386,7 +389,7 @@ class Ledger:
         """True if the last reading may still be used: it is recent, and does not stand still while it claims work."""
         if now < self._sure_until_s:
             return True
-        if self.belief.doubt is not None:
+        if self.belief.doubt is not None or self.belief.short:
             return False
         base, stale_s, frozen_s = self.base, self.asked_s + self.stale_after_s, self.gauges_moved_s + FROZEN_S
         if base is None or now >= stale_s:
