@@ -270,7 +270,7 @@ async def test_an_engine_that_falls_silent_is_timed_out_and_left(answer: bytes, 
     async with connected(script, timeouts=timeouts) as (engine, upstream):
         began_s = upstream.time()
         assert (await ask(upstream)).kind == kind
-        assert upstream.time() - began_s >= 0.1
+        assert 0.1 <= upstream.time() - began_s < 3
         await asyncio.wait_for(engine.peers[0].is_gone.wait(), WAIT_S)
 
 

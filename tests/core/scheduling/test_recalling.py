@@ -6,6 +6,7 @@ from collections import Counter, deque
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.core.endpoints.endpoint import SURPLUS_MIN
 from penstock.core.scheduling.recalling import RECALLS_MAX
@@ -19,13 +20,14 @@ from tests.core.shop import PATIENT
 
 STEP_S = 0.1
 SIZE = 48
+FOUND_FULL_S = 0.9  # from the first request until more than a few wait inside, of which nothing has come back
 
 
 class Engine:
     """Runs `SIZE` requests for as long as it is told to, queues the rest, and tells its gauges each second."""
 
-    def __init__(self, *, lies: bool = False, lingers: bool = False) -> None:
-        self.made: CheckedScheduler = scheduler(PATIENT)
+    def __init__(self, *, lies: bool = False, lingers: bool = False, wait_s_max: float = PATIENT.wait_s_max) -> None:
+        self.made: CheckedScheduler = scheduler(replace(PATIENT, wait_s_max=wait_s_max))
         self.lies = lies
         self.now = 0.0
         self.running: dict[int, str] = {}
@@ -99,8 +101,9 @@ def test_all_are_served_once_and_hardly_any_is_sent_three_times() -> None:
     assert max(Counter(engine.recalled).values()) <= RECALLS_MAX
 
 
-@pytest.mark.parametrize("engine", [Engine(lies=True), Engine(lingers=True)], ids=["says-none-waits", "lingers"])
-def test_nothing_comes_back_where_the_engine_says_that_none_waits_or_goes_on_for_nobody(engine: Engine) -> None:
+@pytest.mark.parametrize("oddity", ["lies", "lingers"])
+def test_nothing_comes_back_where_the_engine_says_that_none_waits_or_goes_on_for_nobody(oddity: str) -> None:
+    engine = Engine(**{oddity: True})
     engine.ask(100)
     engine.run(10.0)
     assert len(engine.waiting) > SURPLUS_MIN, "nothing was in question"
@@ -113,4 +116,40 @@ def test_what_has_a_deadline_stays_where_it_is() -> None:
     engine.ask(100, deadline_s=1000.0)
     engine.run(10.0)
     assert len(engine.running) == SIZE
+    assert not engine.recalled
+
+
+@pytest.mark.parametrize("event", ["nothing", "drain", "halted"])
+def test_what_would_not_be_sent_again_stays_where_it_is(event: str) -> None:
+    engine = Engine()
+    engine.ask(100)
+    engine.run(FOUND_FULL_S)
+    assert len(engine.waiting) > SURPLUS_MIN
+    assert not engine.recalled
+    if event == "drain":
+        engine.take(engine.made.drain(queue_until_s=100.0, stop_at_s=100.0, now=engine.now))
+    elif event == "halted":
+        engine.take(engine.made.halted(now=engine.now))
+    engine.run(5.0)
+    assert bool(engine.recalled) == (event == "nothing")
+
+
+@pytest.mark.parametrize(("wait_s_max", "comes_back"), [(4 * FOUND_FULL_S, True), (1.3 * FOUND_FULL_S, False)])
+def test_what_waited_half_of_what_it_may_stays_where_it_is(wait_s_max: float, comes_back: bool) -> None:
+    """Back in the queue its time would be up."""
+    engine = Engine(wait_s_max=wait_s_max)
+    engine.ask(100)
+    engine.run(FOUND_FULL_S)
+    assert len(engine.waiting) > SURPLUS_MIN, "nothing was in question"
+    engine.run(5.0)
+    assert bool(engine.recalled) == comes_back
+
+
+def test_what_came_back_twice_stays_where_it_is() -> None:
+    engine = Engine()
+    engine.ask(100)
+    for entry in engine.made.inspect().entries.values():
+        entry.own_retry().recalls = RECALLS_MAX
+    engine.run(10.0)
+    assert len(engine.waiting) > SURPLUS_MIN, "nothing was in question"
     assert not engine.recalled

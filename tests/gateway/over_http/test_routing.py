@@ -113,12 +113,12 @@ async def test_a_shorter_beginning_is_found_again_where_the_settings_say_so(worl
         return {where(await world.ask(path="/v1/completions", body=body)) for body in bodies}
 
     await world.gateway(routing={"policy": "prefix", "prefix_chunk": 128})
-    found = [await homes(letter) for letter in "abcdfghijklm"]  # each goes to either by chance
-    assert [len(each) for each in found] == [1] * 12
+    found = [await homes(letter) for letter in "abcdefghijklmnopqrst"]  # each goes to either by chance
+    assert [len(each) for each in found] == [1] * 20
     assert len(set.union(*found)) == 2, "what shares nothing is spread"
     world.document["routing"] = {"policy": "prefix"}
     await world.gate.reload()
-    assert len(await homes("e")) == 2
+    assert 2 in [len(await homes(letter)) for letter in "uvw"], "each body goes to either by chance"
 
 
 # --- sessions ---------------------------------------------------------------------------------------------------------

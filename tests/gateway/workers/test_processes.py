@@ -19,6 +19,8 @@ from tests.gateway.test_shutdown import Process, penstock, serving
 from tests.gateway.workers.pids import workers_of
 from tests.patience import WAIT_S, looks
 
+STREAMS_MAX = 80  # whoever wakes first accepts: on a machine with nothing else to do that may be the same one often
+
 
 def _workers(process: Process) -> dict[int, str]:
     """The workers' processes, and what they are called."""
@@ -29,9 +31,6 @@ def _alive(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
-
-
-STREAMS_MAX = 80  # whoever wakes first accepts: on a machine with nothing else to do that may be the same one often
 
 
 async def _edges(world: World) -> dict[str, tuple[bool, int, int]]:

@@ -326,7 +326,6 @@ class Ledger:
         if self.belief.missed(answered=answered):
             self.base = None
             self.others.forget()
-            self.others.at_the_door = 0.0
             self._judge_again()
 
     def _judge_again(self) -> None:

@@ -54,7 +54,7 @@ class OthersLoad:
 
     def forget(self) -> None:
         """What the readings showed is believed no longer."""
-        self._usual = 0.0
+        self._usual = self.at_the_door = 0.0
 
     def usual(self, for_s: float) -> float:
         """Returns how many are believed to be there when nothing was read `for_s`."""
