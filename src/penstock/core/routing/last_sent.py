@@ -35,11 +35,21 @@ def _depths() -> tuple[int, ...]:
 DEPTHS = _depths()
 
 
+class _Place:
+    """Where a prompt went: one for all of its keys. Compiled, a tuple would be made anew for each of them."""
+
+    __slots__ = ("endpoint", "keys")
+
+    def __init__(self, endpoint: int, keys: int) -> None:
+        self.endpoint = endpoint
+        self.keys = keys  # that had been sent to the endpoint by then, in all
+
+
 class LastSent:
     """Key → the endpoint that a prompt with it was sent to last, and how many keys had been sent there by then."""
 
     def __init__(self) -> None:
-        self._last: dict[Key, tuple[int, int]] = {}
+        self._last: dict[Key, _Place] = {}
         self._sent: dict[int, int] = {}  # keys, in all, by endpoint
         self.found = [FOUND] * AGES  #: by age, the share of what was looked for by this alone, and was there
         self._looks = [0] * AGES
@@ -57,15 +67,15 @@ class LastSent:
                 break
             last = self._last.get(prefix[depth - 1])
             if last is not None:
-                endpoint, then = last
-                return Sought(endpoint, depth, min(AGES - 1, (self._sent[endpoint] - then).bit_length()))
+                age = min(AGES - 1, (self._sent[last.endpoint] - last.keys).bit_length())
+                return Sought(last.endpoint, depth, age)
         return None
 
     def sent(self, prefix: Sequence[Key], endpoint: int) -> None:
         """Note that a prompt goes to `endpoint` now."""
         last = self._last
         self._sent[endpoint] = sent = self._sent.get(endpoint, 0) + len(prefix)
-        here = (endpoint, sent)
+        here = _Place(endpoint, sent)
         for depth in _within(prefix):
             key = prefix[depth - 1]
             last.pop(key, None)
@@ -79,7 +89,7 @@ class LastSent:
         """Forget that a prompt was sent to `endpoint`: it was not computed there."""
         for depth in _within(prefix):
             last = self._last.get(prefix[depth - 1])
-            if last is not None and last[0] == endpoint:
+            if last is not None and last.endpoint == endpoint:
                 del self._last[prefix[depth - 1]]
 
     def cleared(self, endpoint: int) -> None:
@@ -87,7 +97,7 @@ class LastSent:
 
         Seldom, and some milliseconds of work.
         """
-        self._last = {key: last for key, last in self._last.items() if last[0] != endpoint}
+        self._last = {key: last for key, last in self._last.items() if last.endpoint != endpoint}
         self._sent.pop(endpoint, None)
 
     def expected(self, sought: Sought) -> int:
