@@ -5,7 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import pytest
+
 from tests.gateway.conftest import World, chat
+
+pytestmark = pytest.mark.virtual_time
 
 BANDS: list[dict[str, Any]] = [
     {"name": "standard", "ordering": "shortest_first"},

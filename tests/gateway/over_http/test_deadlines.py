@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from tests.gateway.conftest import Answer, World, chat, fault
+
+pytestmark = pytest.mark.virtual_time
 
 SLO = "x-slo-ttft-ms"
 

@@ -15,6 +15,8 @@ from penstock.gateway.proxy.arrival import FALLS_BACK, Arrival, Fallback
 from penstock.gateway.proxy.journey import QueuedJourney
 from tests.gateway.conftest import Answer, Client, World, fault, request
 
+pytestmark = pytest.mark.virtual_time
+
 BIG_FALLS_BACK = {"big": {"fallback": ["small"]}}
 
 

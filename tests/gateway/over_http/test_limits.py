@@ -8,6 +8,8 @@ import pytest
 
 from tests.gateway.conftest import Answer, World, chat, fault
 
+pytestmark = pytest.mark.virtual_time
+
 
 def tally(answers: list[Answer]) -> dict[int, int]:
     return {status: sum(answer.status == status for answer in answers) for status in {a.status for a in answers}}

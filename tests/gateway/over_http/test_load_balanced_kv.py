@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from penstock.sim.fake_engine.log import Fault
 from penstock.sim.fake_engine.text import tokenize
 from tests.gateway.conftest import CHAT, Answer, Client, World, chat, request
 from tests.gateway.kv_cache.lmcache_services import FakeController
+
+pytestmark = pytest.mark.virtual_time
 
 PROMPT = "all the rivers run into the sea " * 150  # more than four chunks of 256 tokens
 TOKENS = tokenize(json.dumps(chat(PROMPT)["messages"]).encode())

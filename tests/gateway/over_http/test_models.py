@@ -9,6 +9,8 @@ import pytest
 
 from tests.gateway.conftest import Answer, World, request
 
+pytestmark = pytest.mark.virtual_time
+
 KEYS = {"capped": "sha256:" + "1" * 64}
 LEVELS = {"levels": ["tenant", "model"]}
 

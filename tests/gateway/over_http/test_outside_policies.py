@@ -21,6 +21,8 @@ from penstock.core.queueing.ordering import ORDERINGS
 from penstock.core.routing.policies.registry import POLICIES as ROUTING
 from tests.gateway.conftest import World
 
+pytestmark = pytest.mark.virtual_time
+
 CODE = """
 from penstock.policies import Fairness, Routing, least_loaded
 

@@ -14,6 +14,8 @@ from penstock.core.values.retry import Failure
 from penstock.gateway.queueing import queueing
 from tests.gateway.conftest import World, fault
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def switch(world: World, *, on: bool, **settings: Any) -> None:
     world.document |= {"queue": {"enabled": on}, **settings}

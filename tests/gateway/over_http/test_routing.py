@@ -14,6 +14,8 @@ from penstock.gateway.openai.fields import Text
 from penstock.gateway.openai.prefix_keys import cut_at, keys
 from tests.gateway.conftest import Answer, World, chat, fault
 
+pytestmark = pytest.mark.virtual_time
+
 SYSTEM = "You are the keeper of a weir. " * 80  # some 2,400 bytes: four chunks
 
 

@@ -13,6 +13,8 @@ from penstock.sim.lab.pages import PAGES
 from tests.gateway.conftest import CHAT, World, chat, fault
 from tests.patience import WAIT_S
 
+pytestmark = pytest.mark.virtual_time
+
 SLOW = ("frozen-overloaded", "too-high")  # an engine of two slots is tried every second or so beside such a page
 OWN = re.compile(rb'"(id|created)":("[^"]*"|\d+)')  # what differs between two answers of one engine
 

@@ -9,6 +9,8 @@ import pytest
 from penstock.core.values.cause import Cause
 from tests.gateway.conftest import CHAT, World, chat, request
 
+pytestmark = pytest.mark.virtual_time
+
 LIMITS: list[dict[str, Any]] = [
     {"admission": {"max_time_per_output_token": "20ms"}},
     {"bands": [{"name": "standard", "max_time_per_output_token": "20ms"}]},
