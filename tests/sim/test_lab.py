@@ -122,6 +122,7 @@ def test_every_small_cell_is_there() -> None:
 MISSES = {  # goals that small cells do not reach yet: no others may be missed
     "whole/never-streams/200x100ms/20": {"queue"},  # until the first answers came whole nothing shows anything
     "whole/says-nothing/64x20ms/100": {"queue"},  # whole ones without usage or gauges show only a long one
+    "flood/plain/8x20ms/20": {"light"},  # 0.19 s for 0.11 of one that is told; both were 0.24 and more before 0085
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.sim.scenarios.registry import SCENARIOS, Setup
 from tests.sim.goals import held, kept, result
 
 
@@ -53,7 +54,11 @@ def test_the_stated_bound_holds_at_every_event() -> None:
 
 
 def test_followers_of_the_same_prefix_bring_the_first_token_sooner() -> None:
-    kept("grouping", 60.0, "mean TTFT")
+    """In one minute that is chance: 0.94 to 1.03 of three seeds, 0.92 to 0.95 in five."""
+    without = frozenset({"none, cached at full price", "followers, cached at full price"})
+    ran = SCENARIOS["grouping"].run(Setup(1, 150.0, without=without))
+    (ratio,) = [m for m in ran.measures if m.name == "mean TTFT: followers / none"]
+    assert ratio.met, ratio
 
 
 def test_with_followers_the_bound_of_fairness_holds_as_stated() -> None:

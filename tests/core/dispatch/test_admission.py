@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from penstock.core.dispatch.admission import closed, lifts_s, misfit
+from penstock.core.dispatch.admission import OVER_SHARE_PREFILL_TOKENS, closed, lifts_s, misfit, over_share_room
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.queueing.entry import Entry
 from penstock.core.values.cause import Cause
@@ -85,6 +85,18 @@ def test_what_is_too_large_for_the_kv_memory_left_does_not_fit() -> None:
     assert misfit(large, at, SETTINGS, now=1.0) is Cause.KV_FULL
     assert misfit(small, at, SETTINGS, now=1.0) is None
     assert misfit(large, at, SETTINGS, now=9.0) is None  # what was read is too old
+
+
+def test_what_stands_on_its_way_to_the_engine_is_not_before_it() -> None:
+    """A flow over its share may have a step's prompts before the engine, and what that computes on the way."""
+    at = endpoint()
+    at.ledger.add(lease(1, prompt=500))
+    at.ledger.at_work.step_s = 0.05
+    prefill = at.ledger.prefill
+    plenty = (math.inf, math.inf)
+    assert over_share_room(plenty, at)[0] == OVER_SHARE_PREFILL_TOKENS - 500
+    prefill.beside_s, prefill.rate, prefill.rate_known = 1.15, 10_000.0, True
+    assert over_share_room(plenty, at)[0] == pytest.approx(OVER_SHARE_PREFILL_TOKENS - 500 + 10_000)
 
 
 def test_shunned() -> None:

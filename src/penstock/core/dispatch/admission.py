@@ -138,11 +138,12 @@ def over_share_room(room: Room, endpoint: Endpoint) -> Room:
     arriving.
 
     An engine computes prompts first come, first served, so what an over-share flow has put before it is what an
-    under-share request waits for.
+    under-share request waits for. What stands elsewhere on its way there, nobody waits for.
     """
     ledger, (prefill_tokens, tokens) = endpoint.ledger, room
     if outstanding := ledger.prefill.outstanding_tokens:
-        prefill_tokens = min(prefill_tokens, OVER_SHARE_PREFILL_TOKENS - outstanding)
+        on_the_way = ledger.prefill.on_the_way_tokens(ledger.at_work.step_s)
+        prefill_tokens = min(prefill_tokens, OVER_SHARE_PREFILL_TOKENS + on_the_way - outstanding)
     capacity = ledger.base.kv_capacity_tokens if ledger.base is not None else None
     return prefill_tokens, tokens - OVER_SHARE_KV_SHARE * capacity if capacity else tokens
 

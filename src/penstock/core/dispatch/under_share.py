@@ -170,9 +170,15 @@ class UnderShare:
         return node.weight / (active if active > lately else lately)
 
     def _asked_for_less(self, node: Node, part: float, now: float) -> bool:
-        """Whether a flow asked for no more than that part of the work recently, give or take."""
+        """Whether a flow asked for no more than that part of the work recently, give or take.
+
+        It may be twice that part, but has to leave others at least half of theirs, if there are any: a client that asks
+        again when it was answered asks for no more than it gets, and a flood of these for all but what others ask.
+        """
+        if part >= 1.0:
+            return True
         asked = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S)
-        return asked <= DEMAND_PLAY * self._served.at(now) * part
+        return asked <= self._served.at(now) * min(DEMAND_PLAY * part, 1.0 - (1.0 - part) / DEMAND_PLAY)
 
     # --- what is reserved for them ------------------------------------------------------------------------------
 

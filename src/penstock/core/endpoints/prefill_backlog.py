@@ -32,6 +32,7 @@ SPREAD_MIN = 0.25  # of their mean length: of equally long ones it can't be said
 BASE_S = 0.05  # one engine step and the way there and back
 STEP_TOKENS = 2048  # how far most engines get with a prompt in one step: progress is counted in these
 EXPLAINED = 1 / 3  # of a wait: the speed varies with the prompts by as much
+LEARN = 0.1  # of the difference: some ten first tokens show what is usual
 BEST_KEPT = 0.999  # of the highest speed, per sample: one that a queue in the engine makes look low is still known then
 EPSILON = 1e-9  # what rounding may take from a whole step
 
@@ -47,6 +48,7 @@ class PrefillBacklog:
         self.best_rate = 0.0  #: the highest that was learned, slowly forgotten
         self.rate_known = False  #: whether that was seen often enough to go by
         self.due_s = math.inf  #: when `advance` has something to do
+        self.beside_s: float | None = None  #: what a first token takes beside computing, a step of the engine among it
         self._free_s = -math.inf  # when the last prompt was done with
         self._tokens = TOKENS_PER_S * GUESS_S
         self._seconds = GUESS_S
@@ -73,6 +75,7 @@ class PrefillBacklog:
 
     def first_token(self, lease: Lease, now: float) -> None:
         """Note that a prompt is computed, as its first token shows; learn the engine's speed from it."""
+        self._learn_beside(lease, now - lease.dispatched_s)
         elapsed_s = now - self._begun_s(lease) - BASE_S
         self._free_s, self._own_until_s = now, now + OWN_KEPT_S
         self._learn(lease.prompt_tokens, elapsed_s)
@@ -217,6 +220,7 @@ class PrefillBacklog:
         self.rate, self.best_rate, self.rate_known = TOKENS_PER_S, 0.0, False
         self._tokens, self._seconds, self._samples = TOKENS_PER_S * GUESS_S, GUESS_S, 0.0
         self._own_until_s = -math.inf
+        self.beside_s = None
         self.due_s = min(
             [lease.prefill_end_s for lease in self.leases.values() if not lease.streamed], default=math.inf
         )
@@ -233,6 +237,30 @@ class PrefillBacklog:
         self.rate = max(1.0, self._tokens / self._seconds)
         self.rate_known = self._samples >= SAMPLES_MIN
         self.best_rate = max(self.rate, BEST_KEPT**weight * self.best_rate)
+
+    def _learn_beside(self, lease: Lease, took_s: float) -> None:
+        """What is before an engine, a guard or a router or a long way, shows where next to no prompt is, and takes no
+        longer than any first token does. In a queue of prompts it can't be told from computing slowly.
+        """
+        if self.beside_s is not None:
+            self.beside_s = min(self.beside_s, took_s)
+        if lease.queued_tokens > SAMPLE_TOKENS:
+            return
+        sample_s = max(0.0, took_s - lease.queued_tokens / max(self.best_rate, self.rate))
+        if self.beside_s is None:
+            self.beside_s = sample_s
+        elif lease.within_proven:
+            self.beside_s += LEARN * (sample_s - self.beside_s)
+
+    def on_the_way_tokens(self, step_s: float) -> float:
+        """Returns how many tokens of prompts may be between here and an engine that computes none of them yet.
+
+        As many as it computes in the time that a first token takes beside computing and two of its steps: the rest of
+        one, and a whole one.
+        """
+        if self.beside_s is None or not self.rate_known:
+            return 0.0
+        return max(0.0, self.beside_s - BASE_S - 2.0 * step_s) * max(self.best_rate, self.rate)
 
 
 class _Line:
