@@ -115,7 +115,7 @@ class Network:
         wanted = f"{port:04X}"
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         inodes = {row[9] for row in rows if row[1].rpartition(":")[2] == wanted}
-        for name, gateway in self.gateways.items():
+        for name, gateway in list(self.gateways.items()):  # on a thread: more may be added meanwhile
             for pid in gateway.pids if gateway.process is not None else ():
                 if _has_socket(pid, inodes):
                     return name
