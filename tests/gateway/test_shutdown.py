@@ -94,7 +94,8 @@ async def serving(world: World, *arguments: str, **queue: str) -> AsyncIterator[
     finally:
         if process.process.returncode is None:
             os.killpg(process.process.pid, signal.SIGKILL)
-            await process.process.wait()
+        async with asyncio.timeout(WAIT_S):
+            await process.process.communicate()  # until the last of them is gone: a loop cannot close with an open pipe
 
 
 async def loaded(world: World, *, running_tokens: int) -> tuple[list[Client], list[Client]]:

@@ -213,7 +213,7 @@ async def test_the_command_is_strange_from_the_start() -> None:
         assert {fault["kind"] for fault in faults} == {"no_done", "metrics_lie"}
     finally:
         process.terminate()
-        await process.wait()
+        await process.communicate()
 
 
 def test_a_strange_way_that_the_command_does_not_know_is_said(capsys: pytest.CaptureFixture[str]) -> None:

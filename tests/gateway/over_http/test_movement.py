@@ -133,7 +133,7 @@ async def engine_process(*arguments: str) -> AsyncIterator[tuple[asyncio.subproc
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGCONT)
             process.kill()
-        await process.wait()
+        await process.communicate()
 
 
 async def test_a_process_that_is_stopped_is_noticed_by_its_own_streams(world: World) -> None:
