@@ -24,6 +24,8 @@ LONGEST = (
 )
 LONG = ("share", "sim", "workers", "elect")  # folders
 
+gc.disable()  # until all tests are collected: nearly all that is made until then stays
+
 settings.register_profile("shared_machine", deadline=None)  # an example's time says nothing there
 settings.load_profile("shared_machine")
 
@@ -62,6 +64,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE_OBJECTS)
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

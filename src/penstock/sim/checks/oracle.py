@@ -290,9 +290,9 @@ class Oracle:
             return False
         if not self.computes(entry, endpoint):
             return False
-        prefill_tokens, tokens = self._room(entry, endpoint, now, known=known)
         prompt_alone = endpoint.role is Role.PREFILL and not entry.whole
         needed = entry.estimate.prompt_tokens if prompt_alone else entry.estimated_tokens
+        prefill_tokens, tokens = self._room(entry, endpoint, now, known=known)
         if entry.uncached_at(endpoint.index) > prefill_tokens or needed > tokens:
             return False
         return self._leaves_one_clear(entry, endpoint, now, known=known)
@@ -326,12 +326,12 @@ class Oracle:
 
     def computes(self, entry: Entry, endpoint: Endpoint) -> bool:
         """True if its role lets an endpoint compute a request's prompt."""
+        if endpoint.role is Role.BOTH:
+            return True
         well = [e for e in self._state.pool if e.in_service and e.serves(entry.request.model)]
         if endpoint.role is Role.PREFILL:
             return not entry.whole and any(e.role is Role.DECODE for e in well)
-        if endpoint.role is Role.DECODE:
-            return entry.whole or not any(e.role is Role.PREFILL for e in well)
-        return True
+        return entry.whole or not any(e.role is Role.PREFILL for e in well)
 
     def _known_open(self, entry: Entry) -> list[Endpoint]:
         state = self._state

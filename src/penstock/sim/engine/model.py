@@ -210,10 +210,16 @@ class EngineModel:
         for sequence in self._plan:
             if sequence.phase != RUNNING:
                 continue  # aborted while the step ran
-            sequence.computed += sequence.chunk
+            computed = sequence.computed = sequence.computed + sequence.chunk
             sequence.chunk = 0
-            if sequence.computed < sequence.tokens:
+            if computed < sequence.tokens:
                 continue  # more of its prompt is to be computed
+            if 0 < sequence.said < sequence.output - 1:  # as mostly: neither its first nor its last token
+                sequence.said += 1
+                sequence.tokens += 1
+                said += 1
+                events.append(sequence.progress)
+                continue
             first = sequence.said == 0
             if first:
                 self._prompt_tokens += sequence.request.prompt_tokens
@@ -322,13 +328,16 @@ class EngineModel:
                 break
             if sequence.phase != RUNNING:
                 continue  # preempted a moment ago, for a request before it
-            chunk = min(sequence.tokens - sequence.computed, budget)
-            if sequence.computed + chunk > sequence.room:
+            computed = sequence.computed
+            chunk = sequence.tokens - computed
+            if chunk > budget:
+                chunk = budget
+            if computed + chunk > sequence.room:
                 budget += self._make_room(sequence, chunk)
                 if sequence.phase != RUNNING:
                     continue
             if sequence.published < len(sequence.hashes):
-                self._publish(sequence, sequence.computed + chunk)
+                self._publish(sequence, computed + chunk)
             sequence.chunk = chunk
             budget -= chunk
             plan.append(sequence)

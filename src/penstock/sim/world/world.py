@@ -332,6 +332,7 @@ class World:
         node.stepping = False
         heard: list[tuple[SimulatedJourney, int, int, Progress]] = []
         journeys = node.journeys
+        may_move = node.spec.strange.streams  # as far as is not known yet
         for progress in node.engine.step(self.now):
             journey = journeys[progress.id]
             if journey.prefills:
@@ -339,12 +340,13 @@ class World:
                 done = partial(self._prefilled, journey, journey.lease, progress)
                 self.at(self.now + self.settings.network_s, done)
                 continue
-            if journey.job.stream.streamed and node.spec.strange.streams:
+            if may_move and journey.job.stream.streamed:
                 self._moved[node.spec.name] = None
+                may_move = False
             tokens = journey.output_tokens = journey.output_tokens + progress.tokens
             if progress.finish_reason is not None:
                 del journeys[progress.id]
-            elif not progress.first and tokens % PROGRESS_EVERY:
+            elif tokens % PROGRESS_EVERY and not progress.first:
                 continue
             heard.append((journey, journey.lease, tokens, progress))
         if heard:
