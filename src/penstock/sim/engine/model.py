@@ -329,9 +329,8 @@ class EngineModel:
             if sequence.phase != RUNNING:
                 continue  # preempted a moment ago, for a request before it
             computed = sequence.computed
-            chunk = sequence.tokens - computed
-            if chunk > budget:
-                chunk = budget
+            left = sequence.tokens - computed
+            chunk = left if left < budget else budget
             if computed + chunk > sequence.room:
                 budget += self._make_room(sequence, chunk)
                 if sequence.phase != RUNNING:
