@@ -201,6 +201,8 @@ def _odd() -> Iterator[Cell]:
         yield Cell(f"clients/fewer-than-slots/{name}", slots, step_s, answer, clients=0.8)
         yield Cell(f"clients/four-times/{name}", slots, step_s, answer, clients=4.0)
         yield Cell(f"others/half/{name}", slots, step_s, answer, foreign=0.5)
+    for slots, answer, prompt in ((64, 4, 100), (64, 8, 500), (256, 8, 100), (256, 8, 500)):
+        yield Cell(f"prompts/{slots}/{prompt}+{answer}", slots, None, answer, prompt, half_whole=True, window_s=60.0)
     for slots in (8, 64, 256):
         yield Cell(f"pictures/{slots}", slots, None, 100, 1000, picture_bytes=400_000, window_s=90.0)
         for documents, caches in ((8, True), (8, False)):
