@@ -262,7 +262,7 @@ def body(data: bytes) -> None:
         return
     for read in (small, large):
         renamed = bodies.replace_model(read.body, "other")
-        asking = bodies.ask_usage(renamed, peek.stream_options)
+        asking = bodies.ask_usage(renamed, peek)
         changed = _written(renamed if asking is None else asking)
         assert bodies.peek(changed).model == "other"
         before, after = _json(data), _json(changed)

@@ -276,7 +276,7 @@ def test_reasons_without_words_of_their_own_are_those_whose_words_are_made_on_th
     made_on_the_spot = {"bad_request", "unauthorized", "forbidden", "model_not_found", "endpoint_not_found"}
     made_on_the_spot.add("context_length_exceeded")
     never_sent = {"cancelled", "client_gone"}
-    at_the_door = {"client_timeout", "request_too_large", "header_too_large"}
+    at_the_door = {"client_timeout", "request_too_large", "header_too_large", "unsupported_encoding"}
     assert {str(r) for r in Reason} - {str(r) for r in errors.MESSAGE} == made_on_the_spot | never_sent | at_the_door
 
 

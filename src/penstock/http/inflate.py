@@ -1,7 +1,8 @@
-"""How is a gzip body unpacked without being flooded by it? In steps, and each piece is counted before it is kept.
+"""How is a packed body unpacked without being flooded by it? In steps, and each piece is counted before it is kept.
 
 A kilobyte may unpack to a megabyte, so there are three bounds: the size of one body, its size as a multiple of the
-packed one, and the size of all bodies in memory together.
+packed one, and the size of all bodies in memory together. gzip and deflate are unpacked, which the standard library
+can do; any other coding is refused with the names of these (RFC 9110, 15.5.16).
 """
 
 from __future__ import annotations
@@ -10,13 +11,20 @@ import zlib
 from collections.abc import Callable, Generator
 from io import BytesIO
 
+TAKEN = b"gzip, deflate"  # as an `accept-encoding` says it
 RATIO_MAX = 100  # text packs to a tenth, the same sentence again and again to a fiftieth
 RATIO_FREE_BYTES = 1024 * 1024  # up to this size the ratio does not count
+MEMBERS_MAX = 1000  # of one gzip body: a 64 MiB body in bgzip's blocks of 64 KiB
 _STEP_BYTES = 256 * 1024  # takes half a millisecond
+_GZIP, _ZLIB, _RAW = 31, 15, -15  # zlib's `wbits`
 
 
-class BadGzip(Exception):  # noqa: N818 - it says what it is
-    """The body is not valid gzip. The text says why, and is shown to the caller."""
+class BadPacking(Exception):  # noqa: N818 - it says what it is
+    """The body is not what its `content-encoding` says. The text says why, and is shown to the caller."""
+
+
+class UnknownPacking(Exception):  # noqa: N818
+    """The body is in a coding that is not unpacked here. The text says so, and is shown to the caller."""
 
 
 class InflatesTooFar(Exception):  # noqa: N818
@@ -27,16 +35,43 @@ class TooMuchAtOnce(Exception):  # noqa: N818
     """This body and all others in memory together would be too many bytes."""
 
 
-def inflate(body: bytes, bytes_max: int, hold: Callable[[int], bool]) -> Generator[None, None, bytes]:
-    """Unpack a gzip body step by step: yields after each step, returns the whole content at the end.
+def coding_of(header: bytes) -> str:
+    """Returns `gzip` or `deflate`, as a `content-encoding` says; empty if the body is not packed.
+
+    Raises `UnknownPacking`.
+    """
+    codings = [coding for part in header.split(b",") if (coding := part.strip().lower()) not in (b"", b"identity")]
+    if not codings:
+        return ""
+    if len(codings) > 1:
+        raise UnknownPacking(f"The body is packed several times; once is taken ({TAKEN.decode()}).")
+    if codings[0] in (b"gzip", b"x-gzip"):
+        return "gzip"
+    if codings[0] == b"deflate":
+        return "deflate"
+    raise UnknownPacking(f"The body's content-encoding is not supported; these are: {TAKEN.decode()}.")
+
+
+def inflate(body: bytes, coding: str, bytes_max: int, hold: Callable[[int], bool]) -> Generator[None, None, bytes]:
+    """Unpack a body step by step: yields after each step, returns the whole content at the end.
 
     `hold` is asked with each piece's size before the piece is kept; it returns False when that is too much. Raises
-    `BadGzip`, `InflatesTooFar` (over `bytes_max` or over the ratio) or `TooMuchAtOnce` (`hold` said no).
+    `BadPacking`, `InflatesTooFar` (over `bytes_max` or over the ratio) or `TooMuchAtOnce` (`hold` said no).
     """
     ratio_max = max(RATIO_FREE_BYTES, RATIO_MAX * len(body))
-    inflater = zlib.decompressobj(wbits=31)
-    whole, packed, at, size = BytesIO(), memoryview(body), 0, 0
-    while not inflater.eof:
+    wbits = _GZIP if coding == "gzip" else _deflate_bits(body)
+    inflater = zlib.decompressobj(wbits)
+    whole, packed, at, size, members = BytesIO(), memoryview(body), 0, 0, 1
+    while True:
+        if inflater.eof:
+            left = inflater.unused_data or packed[at:]
+            if not left:
+                return whole.getvalue()
+            if wbits != _GZIP or members >= MEMBERS_MAX:
+                raise BadPacking(f"The body is not valid {coding}: bytes follow its end.")
+            members += 1
+            at -= len(inflater.unused_data)
+            inflater = zlib.decompressobj(wbits)
         data: bytes | memoryview = inflater.unconsumed_tail
         if not data:
             data = packed[at : at + _STEP_BYTES]
@@ -44,7 +79,7 @@ def inflate(body: bytes, bytes_max: int, hold: Callable[[int], bool]) -> Generat
         try:
             piece = inflater.decompress(data, _STEP_BYTES)
         except zlib.error:
-            raise BadGzip("The body is not valid gzip.") from None
+            raise BadPacking(f"The body is not valid {coding}.") from None
         size += len(piece)
         if size > bytes_max:
             raise InflatesTooFar(f"The body unpacks to more than {bytes_max} bytes.")
@@ -54,8 +89,11 @@ def inflate(body: bytes, bytes_max: int, hold: Callable[[int], bool]) -> Generat
             raise TooMuchAtOnce
         whole.write(piece)
         if not piece and not data and not inflater.eof:
-            raise BadGzip("The body is not one whole gzip member.")
+            raise BadPacking(f"The body is not valid {coding}: it breaks off.")
         yield
-    if inflater.unused_data or at < len(body):
-        raise BadGzip("The body is not one whole gzip member.")
-    return whole.getvalue()
+
+
+def _deflate_bits(body: bytes) -> int:
+    """`deflate` is zlib's format by the standard; some clients leave its two bytes of header out (RFC 1950, 2.2)."""
+    zlibs = len(body) >= 2 and body[0] & 0x0F == 8 and (body[0] << 8 | body[1]) % 31 == 0
+    return _ZLIB if zlibs else _RAW

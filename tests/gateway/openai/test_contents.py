@@ -108,11 +108,11 @@ BODIES: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     ),
     "completions, token ids": (
         {"model": "m", "prompt": list(range(1000, 3000))},
-        {"token_ids": 2000, "text_bytes": 28},
+        {"token_ids": 2000, "text_bytes": 0},
     ),
     "completions, lists of token ids": (
         {"model": "m", "prompt": [[1, 2, 3], [4], [5, 6]]},
-        {"token_ids": 6, "inputs": 3, "answers": 3, "text_bytes": 28},
+        {"token_ids": 6, "inputs": 3, "answers": 3, "text_bytes": 0},
     ),
     "completions, several prompts": (
         {"model": "m", "prompt": ["one, two", 'three ", " four', "five"], "n": 2, "best_of": 3},
@@ -123,12 +123,29 @@ BODIES: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "embeddings, many inputs": ({"model": "m", "input": ["some text"] * 2000}, {"inputs": 2000, "answers": 2000}),
     "embeddings, token ids": (
         {"model": "m", "input": [[7] * 100] * 50},
-        {"token_ids": 5000, "inputs": 50, "answers": 50, "text_bytes": 27},
+        {"token_ids": 5000, "inputs": 50, "answers": 50, "text_bytes": 0},
     ),
     "sglang, token ids": (
         {"model": "m", "input_ids": [1, 2, 3], "sampling_params": {"n": 2}},
-        {"token_ids": 3, "answers": 2, "text_bytes": 59},
+        {"token_ids": 3, "answers": 2, "text_bytes": 0},
     ),
+    "sglang, token ids of several prompts": (
+        {"model": "m", "input_ids": [[1, 2], [3]], "sampling_params": [{"n": 1}, {"n": 1}]},
+        {"token_ids": 3, "inputs": 2, "answers": 2, "text_bytes": 0},
+    ),
+    "vllm, from tokens to tokens": ({"model": "m", "token_ids": [7] * 99}, {"token_ids": 99, "text_bytes": 0}),
+    "vllm, token ids of a prompt": ({"prompt_token_ids": [7] * 99}, {"token_ids": 99, "text_bytes": 0}),
+    "detokenize": ({"model": "m", "tokens": [7] * 99}, {"token_ids": 99, "text_bytes": 0}),
+    "chat and token ids": (
+        {**user(TEXT), "input_ids": [7] * 99},
+        {"token_ids": 99, "text_bytes": len(json.dumps(user(TEXT)["messages"]))},
+    ),
+    "token ids and much beside them": (
+        {"prompt": [7] * 99, "unknown": "x" * 5000},
+        {"token_ids": 99, "text_bytes": 5000 + 23 - 1024},
+    ),
+    "llama.cpp, token ids and text mixed": ({"prompt": [7, "word " * 50, 8]}, {}),
+    "llama.cpp, prompts of ids and of text": ({"prompt": [[7, 8, 9], "word " * 50]}, {}),
     "sglang, picture": ({"model": "m", "text": "What is this?", "image_data": b64(PNG)}, {"pictures": 1}),
     "tgi, Markdown picture": (
         {"inputs": f"![]({url('image/png', PNG)})What is this?", "parameters": {"best_of": 2}},
@@ -261,3 +278,8 @@ def test_a_file_is_never_taken_for_the_model() -> None:
 def test_a_form_that_names_its_model_twice_is_refused() -> None:
     with pytest.raises(BadBody, match="more than once"):
         of_form(form(('name="model"', b"one"), ('name="model"', b"two")), "/v1/audio/transcriptions")
+
+
+def test_an_indented_list_of_token_ids_is_one_too() -> None:
+    raw = json.dumps({"model": "m", "input": [[7, 8], [9]]}, indent=12).encode()
+    assert read(raw, pooled=True).contents == Contents(0, token_ids=3, inputs=2, answers=0)

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from penstock.core.values.request import Usage
 from penstock.gateway.openai.answer import HEAD_BYTES, HELD_BYTES_MAX, AnswerReader
-from penstock.gateway.openai.body import BadBody, peek
-from penstock.gateway.openai.splice import add_field, set_in_bytes
+from penstock.gateway.openai.body import BadBody, ask_usage, peek, read_large
+from penstock.gateway.openai.splice import Spliced, add_field, set_in_bytes
 from penstock.gateway.openai.usage import read_usage
-from tests.gateway.conftest import CHAT, World, chat, request
+from tests.gateway.conftest import CHAT, World, chat, request, run
 
 COMPLETIONS = "/v1/completions"
 ASKS: dict[str, Any] = {"stream_options": {"include_usage": True}}
@@ -95,14 +95,41 @@ async def test_to_ask_for_no_usage_hides_it_and_does_not_switch_accounting_off(w
     assert (await tokens(world))["prompt"] > 0
 
 
-async def test_wishes_that_are_not_understood_pass_as_they_are(world: World) -> None:
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ('{"step_usage_chunks": true}', {"step_usage_chunks": True, "include_usage": True}),
+        ('{ "include_usage": false, "x": 1 }', {"include_usage": True, "x": 1}),
+        ('{"x":{"include_usage":false},"include_usage":null}', {"x": {"include_usage": False}, "include_usage": True}),
+        ('{"include_usage":true,"include_usage":false}', {"include_usage": True}),
+        ('{"continuous_usage_stats":true}', {"continuous_usage_stats": False, "include_usage": True}),
+        ('null, "stream_options": {"x": 1}', {"x": 1, "include_usage": True}),
+    ],
+)  # fmt: skip
+async def test_other_stream_options_are_kept_and_usage_is_asked_for(
+    world: World, given: str, sent: dict[str, Any]
+) -> None:
     engine = await world.engine()
     await world.gateway()
-    odd = await world.chat(stream=True, stream_options={"include_usage": False, "continuous_usage_stats": True})
-    assert odd.status == 200
-    assert b'"continuous_usage_stats": true' in bytes(engine.log.entries[0].body or b"")
-    assert b'"include_usage": false' in bytes(engine.log.entries[0].body or b"")
-    assert (await world.chat(stream=True, stream_options="all")).status == 400, "the engine's own refusal"
+    body = (json.dumps(chat(stream=True))[:-1] + f', "stream_options": {given}}}').encode()
+    answer = await world.ask(body=body)
+    assert answer.status == 200
+    assert b"usage" not in answer.body
+    assert json.loads(bytes(engine.log.entries[-1].body or b""))["stream_options"] == sent
+    large = run(read_large(body, pooled=False))
+    asking = ask_usage(large.body, large.peek)
+    assert isinstance(asking, Spliced)
+    assert json.loads(b"".join(asking.pieces()))["stream_options"] == sent
+    assert (await tokens(world))["prompt"] > 0
+
+
+async def test_wishes_that_are_not_understood_pass_as_they_are(world: World) -> None:
+    settings, requests = await world.scripted(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+    await world.gateway(endpoints=[settings])
+    for options in ("x", [], [{"include_usage": False}], 1, True, {"include_usage": "yes", "x": 1}):
+        body = json.dumps(chat(stream=True, stream_options=options)).encode()
+        await world.ask(body=body)
+        assert requests[-1].endswith(body)
 
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"], ids=["LF", "CRLF"])

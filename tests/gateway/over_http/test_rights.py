@@ -113,6 +113,30 @@ async def test_a_prompt_that_is_longer_than_its_key_may_send_is_refused(world: W
     assert await world.metric("penstock_rejections_total", reason="context_length_exceeded") == 2
 
 
+TOKEN_IDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "embeddings": ("/v1/embeddings", {"input": [123456] * 100, "encoding_format": "float", "dimensions": 256}),
+    "several embeddings": ("/v1/embeddings", {"input": [[123456] * 50, [7] * 50]}),
+    "completions": ("/v1/completions", {"prompt": [[1, 2], [3] * 98], "max_tokens": 5, "stop": ["\n"]}),
+    "sglang": ("/generate", {"input_ids": [123456] * 100, "sampling_params": {"max_new_tokens": 5}}),
+    "vllm": ("/inference/v1/generate", {"token_ids": [123456] * 100, "sampling_params": {"max_tokens": 5}}),
+}
+
+
+@pytest.mark.parametrize(("path", "body"), TOKEN_IDS.values(), ids=TOKEN_IDS)
+async def test_token_ids_are_held_against_the_bound_by_their_number(
+    world: World, path: str, body: dict[str, Any]
+) -> None:
+    endpoint, requests = await world.scripted(OK)
+    await world.gateway(endpoints=[endpoint], **narrow(max_prompt_tokens=100))
+    assert (await world.ask(path=path, body={"model": "sim", **body}, headers=BEARER)).status == 200
+    more = {
+        name: [*value, value[0]] if name in ("input", "prompt") or "ids" in name else value
+        for name, value in body.items()
+    }
+    await refused(world, path, {"model": "sim", **more}, code="context_length_exceeded")
+    assert len(requests) == 1
+
+
 # --- answers -----------------------------------------------------------------------------------------------------
 
 

@@ -32,6 +32,7 @@ class Reason(StrEnum):
     METHOD_NOT_ALLOWED = "method_not_allowed"
     CLIENT_TIMEOUT = "client_timeout"
     REQUEST_TOO_LARGE = "request_too_large"
+    UNSUPPORTED_ENCODING = "unsupported_encoding"
     HEADER_TOO_LARGE = "header_too_large"
     WEBSOCKET_UNSUPPORTED = "websocket_unsupported"
     QUEUE_FULL = "queue_full"

@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.gateway.openai import scan
 from penstock.gateway.openai.contents import contents, weigh
-from penstock.gateway.openai.fields import NOTHING, SEVERAL, Fields, Own, Peek, Plain, Read
+from penstock.gateway.openai.fields import NOTHING, SEVERAL, TOKEN_IDS, Fields, Own, Peek, Plain, Read
 from penstock.gateway.openai.splice import Body, Spliced, add_field, set_field, set_in_bytes
 
 VALUE_BYTES_MAX = 4096  # of what is built of a field: names, numbers, a few options
@@ -23,8 +23,9 @@ _decode = msgspec.json.Decoder(Fields).decode
 _decode_plain = msgspec.json.Decoder(Plain).decode
 _decode_own = msgspec.json.Decoder(Own).decode
 _value = msgspec.json.Decoder().decode
-_ASKING = b'{"include_usage":true}'
-_NOT_ASKING: tuple[object, ...] = (None, {}, {"include_usage": None}, {"include_usage": False})
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_ASKING = {"include_usage": b"true"}
+_ASKING_ONCE = {**_ASKING, "continuous_usage_stats": b"false"}  # vLLM adds usage to each chunk if both are true
 
 
 class BadBody(Exception):  # noqa: N818 - it says what it is
@@ -48,13 +49,31 @@ def peek(body: bytes) -> Peek:
             str(body, "utf-8")
     except RecursionError:
         raise BadBody("The body is nested too deeply.") from None
-    except UnicodeDecodeError as error:
-        raise BadBody(f"The body is not valid UTF-8 (byte {error.start}).") from None
-    except msgspec.ValidationError:
-        raise BadBody("The body is not a JSON object.") from None
-    except msgspec.DecodeError as error:
-        raise BadBody(f"The body is not valid JSON: {error}.") from None
+    except (UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise _unreadable(body, error) from None
     return _peek_plain(fields) if isinstance(fields, Plain) else _peek(fields)
+
+
+def _unreadable(body: bytes, error: Exception) -> BadBody:
+    """What is wrong with a body that can't be read: first of all its encoding, if that is no UTF-8."""
+    if body[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in body[:2]:
+        return BadBody("The body is not valid UTF-8: it looks like UTF-16 or UTF-32. JSON is sent as UTF-8.")
+    if isinstance(error, UnicodeDecodeError):
+        return BadBody(f"The body is not valid UTF-8 (byte {error.start}).")
+    if isinstance(error, scan.Malformed):
+        return BadBody(str(error))
+    if isinstance(error, msgspec.ValidationError):
+        return BadBody("The body is not a JSON object.")
+    try:
+        scan.at_once(scan.check_surrogates(body))
+    except scan.Malformed as half:
+        return BadBody(str(half))
+    return BadBody(f"The body is not valid JSON: {error}.")
+
+
+def unmarked(body: bytes) -> bytes:
+    """Returns the body without a byte order mark, which most engines' parsers skip and some refuse (RFC 8259, 8.1)."""
+    return body[len(_BYTE_ORDER_MARK) :] if body.startswith(_BYTE_ORDER_MARK) else body
 
 
 def read(body: bytes, *, pooled: bool) -> Read:
@@ -68,14 +87,13 @@ def read_large(body: bytes, *, pooled: bool) -> Generator[None, None, Read]:
     """Read a large body, in steps. `pooled`: its answer is no text. Raises `BadBody`."""
     try:
         fields = yield from scan.scan(body)
-    except scan.Malformed as malformed:
-        raise BadBody(str(malformed)) from None
-    except UnicodeDecodeError:
-        raise BadBody("The body is not valid UTF-8.") from None
+    except (scan.Malformed, UnicodeDecodeError) as error:
+        raise _unreadable(body, error) from None
     spliced = Spliced(body, fields)
     found = _peek(spliced.fields(Fields))
     assert found.text is not None
-    spans = [span for name in SEVERAL if (span := fields.last(name)) is not None]
+    names = SEVERAL if found.text.messages is NOTHING else TOKEN_IDS
+    spans = [span for name in names if (span := fields.last(name)) is not None]
     weighed = yield from weigh(body, found.text, spans, 0 if pooled else found.answers)
     return Read(found, spliced, weighed)
 
@@ -187,13 +205,24 @@ def replace_model(body: Body, model: str) -> Body:
     )
 
 
-def ask_usage(body: Body, stream_options: object) -> Body | None:
-    """Returns the same body, asking for the usage of a stream; None if the caller asks for it, or has other wishes."""
-    if stream_options is msgspec.UNSET and not isinstance(body, Spliced):
-        return add_field(body, "stream_options", _ASKING)
-    if stream_options is msgspec.UNSET or stream_options in _NOT_ASKING:
-        return set_field(body, "stream_options", _ASKING)
-    return None
+def ask_usage(body: Body, peek: Peek) -> Body | None:
+    """Returns the same body, asking for the usage of a stream; None if the caller asks for it, or for something that
+    is no object.
+    """
+    options, asking = peek.stream_options, _ASKING
+    raw: bytes | msgspec.Raw = b"{}"
+    if isinstance(options, dict):
+        if options.get("include_usage") not in (None, False):
+            return None
+        if options.get("continuous_usage_stats"):
+            asking = _ASKING_ONCE
+        assert isinstance(peek.text, Plain | Fields)
+        raw = peek.text.stream_options
+    elif options is msgspec.UNSET and not isinstance(body, Spliced):
+        return add_field(body, "stream_options", b'{"include_usage":true}')
+    elif options is not msgspec.UNSET and options is not None:
+        return None
+    return set_field(body, "stream_options", set_in_bytes(bytes(raw), asking))
 
 
 def is_multipart(content_type: bytes | None) -> bool:

@@ -15,8 +15,10 @@ import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import islice
 
+import msgspec
+
 from penstock.core.values.request import Contents
-from penstock.gateway.openai.fields import NOTHING, Text
+from penstock.gateway.openai.fields import NOTHING, SEVERAL, TOKEN_IDS, Text
 from penstock.gateway.openai.scan import Span
 
 PIECES_MAX = 10_000  # counted in one go; engines take some hundreds
@@ -48,8 +50,9 @@ _BEFORE_PART = b"{ \n\r\t"
 _LISTS = 4  # looked at, which takes half a microsecond
 _END_BYTES = 1024  # the address of a picture, and a short text after it
 _LOOKS = 8  # for data where it is a part of the body that matters
-_HEAD_BYTES = 32  # as much as `_SEVERAL` may match
-_SEVERAL = re.compile(rb'\s{0,9}\[\s{0,9}(?:(")|(\d)|\[\s{0,9}(\d))')
+_BESIDE_BYTES = 1024  # beside token ids: a model's name and options, which are no prompt; more of it counts as text
+_HEAD_BYTES = 256  # as much as `_SEVERAL` may match: lists come indented, too
+_SEVERAL = re.compile(rb'\s{0,80}\[\s{0,80}(?:(")|(\d)|\[\s{0,80}(\d))')
 _DOCUMENT = 3  # the kind of what is no picture, sound or video
 
 #: Data that was found: where it begins and ends, and its kind in `Pieces`.
@@ -58,6 +61,8 @@ Found = tuple[int, int, int]
 Pieces = tuple[int, int, int, int]
 #: Inputs, token ids, and the bytes of those ids.
 Inputs = tuple[int, int, int]
+#: Of a list: its commas, brackets that open, places between two strings, and quotes.
+Counts = tuple[int, int, int, int]
 
 _NO_PIECES: Pieces = (0, 0, 0, 0)
 
@@ -78,14 +83,14 @@ def contents(body: bytes, text: Text, answers: int) -> Contents:
         at = _first_part(body)
         pieces = _NO_PIECES if at < 0 else _typed(body, at, len(body))
     inputs = (1, 0, 0)
-    if not chat:
-        for raw in (text.prompt, text.input, text.inputs, text.input_ids, text.documents, text.text_2):
-            if raw is not NOTHING and _SEVERAL.match(bytes(memoryview(raw)[:_HEAD_BYTES])) is not None:
-                given = bytes(raw)
-                kind = _SEVERAL.match(given)
-                assert kind is not None, "the beginning is the same"
-                inputs = _larger(inputs, _inputs(kind, len(given), *_count(given, 0, len(given))))
-    elif not found and pieces is _NO_PIECES:
+    for name in TOKEN_IDS if chat else SEVERAL:
+        raw: msgspec.Raw = getattr(text, name)
+        if raw is not NOTHING and _SEVERAL.match(bytes(memoryview(raw)[:_HEAD_BYTES])) is not None:
+            given = bytes(raw)
+            kind = _SEVERAL.match(given)
+            assert kind is not None, "the beginning is the same"
+            inputs = _larger(inputs, _inputs(kind, len(given), _count(given, 0, len(given))))
+    if chat and not found and pieces is _NO_PIECES and not inputs[1]:
         return Contents(len(body), 0, 0, 0, 0, 0, 1, answers)
     return _whole(body, found, pieces, inputs, text=text, answers=answers)
 
@@ -109,19 +114,22 @@ def weigh(body: bytes, text: Text, spans: Sequence[Span], answers: int) -> Gener
     for begin, end in spans:
         kind = _SEVERAL.match(body, begin, end)
         if kind is not None:
-            counts = [0, 0, 0]
+            counts: Counts = (0, 0, 0, 0)
             for at in range(begin, end, _STEP_BYTES):
                 step = _count(body, at, min(at + _STEP_BYTES, end))
-                counts = [one + other for one, other in zip(counts, step, strict=True)]
+                counts = (counts[0] + step[0], counts[1] + step[1], counts[2] + step[2], counts[3] + step[3])
                 yield
-            inputs = _larger(inputs, _inputs(kind, end - begin, *counts))
+            inputs = _larger(inputs, _inputs(kind, end - begin, counts))
     return _whole(body, found, pieces, inputs, text=text, answers=answers)
 
 
 def _whole(
     body: bytes, found: Sequence[Found], pieces: Pieces, inputs: Inputs, *, text: Text, answers: int
 ) -> Contents:
-    text_bytes = len(body) - inputs[2]
+    text_bytes = len(body)
+    if inputs[1]:
+        told = sum([len(memoryview(getattr(text, name))) for name in Text.__struct_fields__]) - inputs[2]
+        text_bytes = max(0, told, text_bytes - inputs[2] - _BESIDE_BYTES)
     if inputs[0] > 1 and (text.query is not NOTHING or text.text_1 is not NOTHING):  # asked of each of them again
         question = max(len(bytes(text.query)), len(bytes(text.text_1)))
         text_bytes += (inputs[0] - 1) * min(question, _QUESTION_BYTES_MAX)
@@ -140,15 +148,17 @@ def _whole(
 # --- several inputs -----------------------------------------------------------------------------------------
 
 
-def _count(body: bytes, begin: int, end: int) -> tuple[int, int, int]:
-    """Commas, brackets that open, and what stands between two strings."""
+def _count(body: bytes, begin: int, end: int) -> Counts:
     between = body.count(b'","', begin, end) + body.count(b'", "', begin, end)
-    return body.count(b",", begin, end), body.count(b"[", begin, end), between
+    return body.count(b",", begin, end), body.count(b"[", begin, end), between, body.count(b'"', begin, end)
 
 
-def _inputs(kind: re.Match[bytes], size: int, commas: int, brackets: int, between: int) -> Inputs:
+def _inputs(kind: re.Match[bytes], size: int, counts: Counts) -> Inputs:
+    commas, brackets, between, quotes = counts
     if kind[1] is not None:
         return 1 + between, 0, 0
+    if quotes:  # ids and text mixed, as llama.cpp takes them: all of it counts as text
+        return 1, 0, 0
     return (1 if kind[2] is not None else max(1, brackets - 1)), commas + 1, size
 
 

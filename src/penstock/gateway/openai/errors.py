@@ -29,6 +29,7 @@ STATUS: dict[Reason, int] = {
     Reason.METHOD_NOT_ALLOWED: 405,
     Reason.CLIENT_TIMEOUT: 408,
     Reason.REQUEST_TOO_LARGE: 413,
+    Reason.UNSUPPORTED_ENCODING: 415,
     Reason.HEADER_TOO_LARGE: 431,
     Reason.WEBSOCKET_UNSUPPORTED: 426,
     Reason.QUEUE_FULL: 429,

@@ -23,7 +23,11 @@ class Text(msgspec.Struct, gc=False):
     prompt: msgspec.Raw = NOTHING
     input: msgspec.Raw = NOTHING
     inputs: msgspec.Raw = NOTHING  #: TGI's
+    text: msgspec.Raw = NOTHING  #: SGLang's
     input_ids: msgspec.Raw = NOTHING  #: SGLang's
+    prompt_token_ids: msgspec.Raw = NOTHING  #: vLLM's
+    token_ids: msgspec.Raw = NOTHING  #: vLLM's, from tokens to tokens
+    tokens: msgspec.Raw = NOTHING  #: of what is to become text again
     query: msgspec.Raw = NOTHING  #: what is asked of each of
     documents: msgspec.Raw = NOTHING
     text_1: msgspec.Raw = NOTHING  #: vLLM's for scores: what is compared with each of
@@ -33,8 +37,10 @@ class Text(msgspec.Struct, gc=False):
     lora_path: msgspec.Raw = NOTHING  #: SGLang's adapter; elsewhere it is the model
 
 
+#: Those of token ids and nothing else.
+TOKEN_IDS = ("input_ids", "prompt_token_ids", "token_ids", "tokens")
 #: Those that may hold several inputs.
-SEVERAL = ("prompt", "input", "inputs", "input_ids", "documents", "text_2")
+SEVERAL = ("prompt", "input", "inputs", "text", "documents", "text_2", *TOKEN_IDS)
 
 
 class Fields(Text, gc=False):

@@ -12,8 +12,11 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Generator
+from typing import TypeVar
 
 import msgspec
+
+T = TypeVar("T")
 
 ONE_STEP_BYTES = 256 * 1024  # a parser in C is done with the worst of these in a millisecond
 FIELDS_MAX = 10_000  # at the top level; APIs have some dozens
@@ -40,6 +43,9 @@ def _flat(levels: int) -> bytes:
 
 _FLAT = re.compile(_flat(_FLAT_LEVELS), re.DOTALL)
 _IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_PAIRED = re.compile(  # text in which each escaped surrogate has its other half
+    rb"(?:[^\\]++|\\(?:[^u]|u(?![dD][89a-fA-F])|u[dD][89abAB]..\\u[dD][c-fC-F]))*+", re.DOTALL
+)
 _SPACE = re.compile(rb"[ \t\r\n]*+")
 _KEY = re.compile(rb"(" + _STRING + rb")\s{0,99}+:", re.DOTALL)
 _SCALAR = re.compile(rb"[\-+.0-9eEtrufalsn]*+")
@@ -73,6 +79,7 @@ class FoundFields:
 def scan(body: bytes) -> Generator[None, None, FoundFields]:
     """The fields of a body. Yields between steps. Raises `Malformed`, and UnicodeDecodeError."""
     yield from _check_utf8(body)
+    yield from check_surrogates(body)
     fields = FoundFields()
     at = yield from _skip(_SPACE, body, 0)
     if body[at : at + 1] != b"{":
@@ -114,6 +121,20 @@ def _check_utf8(body: bytes) -> Generator[None, None, None]:
             decoder.decode(piece)
         yield
     decoder.decode(b"", True)  # noqa: FBT003 - its own word for the end
+
+
+def check_surrogates(body: bytes) -> Generator[None, None, None]:
+    """Refuse half of a surrogate pair: it is no character, so that an engine's tokenizer fails on it. In steps."""
+    at = 0
+    while True:
+        found = _PAIRED.match(body, at, at + _STEP_BYTES)
+        assert found is not None, "it matches nothing, too"
+        if found.end() >= len(body):
+            return
+        if found.end() == at:
+            raise Malformed(f"The body holds half of a surrogate pair, which is no character (byte {at}).")
+        at = found.end()
+        yield
 
 
 def _skip(what: re.Pattern[bytes], body: bytes, at: int) -> Generator[None, None, int]:
@@ -206,13 +227,17 @@ def _string_end(body: bytes, at: int) -> Generator[None, None, int]:
 
 def value_end(body: bytes, at: int) -> int:
     """Returns where the value ends that begins at `at`, in a small body."""
-    steps = _value_end(body, at)
+    return at_once(_value_end(body, at))
+
+
+def at_once(steps: Generator[None, None, T]) -> T:
+    """Take all steps through a small body, and return their result."""
     while True:
         try:
             next(steps)
         except StopIteration as done:
-            end: int = done.value
-            return end
+            result: T = done.value
+            return result
 
 
 def unquoted(text: bytes, at: int) -> str:

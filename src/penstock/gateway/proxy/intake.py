@@ -41,7 +41,8 @@ from penstock.gateway.proxy.slices import Slices
 from penstock.gateway.proxy.target import Target
 from penstock.gateway.proxy.ties import RESPONSES_PATH, Affinities
 from penstock.gateway.telemetry.reporting import Reporting
-from penstock.http.inflate import BadGzip, InflatesTooFar, TooMuchAtOnce, inflate
+from penstock.http.inflate import TAKEN as PACKINGS
+from penstock.http.inflate import BadPacking, InflatesTooFar, TooMuchAtOnce, UnknownPacking, coding_of, inflate
 from penstock.http.server.server import Exchange, SocketExchange
 
 if TYPE_CHECKING:
@@ -93,24 +94,27 @@ class Intake:
 
     def take(self, exchange: SocketExchange, route: Route) -> None:
         """Let a request in that came over a connection, once its body is here."""
-        encoding = exchange.header(b"content-encoding")
-        if encoding is not None and exchange.repeats(b"content-encoding"):
-            message = "The body's content-encoding is given more than once."
-            self._refusals.refuse(exchange, Reason.BAD_REQUEST, message)
-        elif encoding is None or encoding.strip().lower() == b"identity":
-            self._parse(Arrival(exchange, route, self._refusals.request_id(exchange)), exchange.body)
-        elif encoding.strip().lower() in (b"gzip", b"x-gzip"):
-            self._inflate(exchange, route, exchange.body)
+        coding, encoding = "", exchange.header(b"content-encoding")
+        if encoding is not None:
+            if exchange.repeats(b"content-encoding"):  # which is a list of them, whatever it is written as
+                encoding = b",".join([value for name, value in exchange.headers if name.lower() == b"content-encoding"])
+            try:
+                coding = coding_of(encoding)
+            except UnknownPacking as unknown:
+                extra = [(b"accept-encoding", PACKINGS)]
+                self._refusals.refuse(exchange, Reason.UNSUPPORTED_ENCODING, str(unknown), extra=extra)
+                return
+        if coding:
+            self._inflate(exchange, route, coding, exchange.body)
         else:
-            message = "The body's content-encoding is not supported; gzip is."
-            self._refusals.refuse(exchange, Reason.BAD_REQUEST, message)
+            self._parse(Arrival(exchange, route, self._refusals.request_id(exchange)), exchange.body)
 
     def submit(self, exchange: Exchange, route: Route, caller: Caller, journey: type[QueuedJourney]) -> None:
         """Let a request in that was made inside, by the way of all others, as `caller`."""
         arrival = Arrival(exchange, route, self._refusals.request_id(exchange), caller)
         self._parse(arrival, exchange.body, journey)
 
-    def _inflate(self, exchange: SocketExchange, route: Route, packed: bytes) -> None:
+    def _inflate(self, exchange: SocketExchange, route: Route, coding: str, packed: bytes) -> None:
         """Unpack a body, and go on with it."""
         exchange.body = b""
 
@@ -118,7 +122,7 @@ class Intake:
             self._parse(Arrival(exchange, route, self._refusals.request_id(exchange), inflated=True), body)
 
         def failed(failure: Exception) -> None:
-            if isinstance(failure, BadGzip):
+            if isinstance(failure, BadPacking):
                 self._refusals.refuse(exchange, Reason.BAD_REQUEST, str(failure))
             elif isinstance(failure, InflatesTooFar):
                 self._refusals.refuse(exchange, Reason.REQUEST_TOO_LARGE, str(failure))
@@ -128,7 +132,7 @@ class Intake:
             else:
                 _broken(exchange, failure)
 
-        steps = inflate(packed, self._body_bytes_max, exchange.hold)
+        steps = inflate(packed, coding, self._body_bytes_max, exchange.hold)
         self._slices.do(steps, done=done, failed=failed, gone=lambda: exchange.over)
 
     # --- parse ------------------------------------------------------------------------------------------------
@@ -138,6 +142,8 @@ class Intake:
         exchange, pooled = arrival.exchange, arrival.route.pooled
         content_type = exchange.header(b"content-type")
         form = bodies.is_multipart(content_type)
+        if not form:
+            body = bodies.unmarked(body)
         if len(body) <= ONE_STEP_BYTES and not form:
             try:
                 read = bodies.read(body, pooled=pooled)
@@ -279,7 +285,7 @@ class Intake:
         request = self._tied(arrival, caller, 0.0 if search is None else search.wait_s)
         injected_usage = False
         if self._asks_usage and arrival.route.tells_usage and arrival.peek.stream:
-            asking = bodies.ask_usage(body, arrival.peek.stream_options)
+            asking = bodies.ask_usage(body, arrival.peek)
             if asking is not None:
                 arrival.body, injected_usage = asking, True
         exchange.body = b""  # the journey has it; a renamed or unpacked one would be held twice
